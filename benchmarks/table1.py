@@ -1,0 +1,307 @@
+"""Whether FP16 with Casts beats FP32: Table 1 of the Campo paper against the datasheet estimate.
+
+The 18 rows come from "Campo: Cost-Aware Performance Optimization for Mixed-Precision Neural
+Network Training", USENIX ATC 2022, Table 1 (TensorFlow 1.15, RTX 2080 Ti). Each is built as a
+graph of one node and estimated for ``rtx2080ti``. Nothing is fitted to the rows.
+
+Run ``python benchmarks/table1.py``: it prints the table and writes ``results/table1.md``.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from campo_onnx.calibrate.datasheet import device
+from campo_onnx.calibrate.roofline import estimate
+from campo_onnx.ir.ports import Ports
+from campo_onnx.ir.precision import Precision
+from campo_onnx.ir.view import FLOAT, GraphView, OpKey, OpNode, TensorInfo, TensorKind
+
+RESULT = Path(__file__).parent / "results" / "table1.md"
+DEVICE = "rtx2080ti"
+BATCH = 64
+
+READING = """\
+How the paper's tuples are read:
+
+- MatMul (M, K, K, N): both operands' shapes one after the other. The inner sizes of all three rows agree.
+- BiasAdd (N, C, C): activations (N, C) and bias (C).
+- Convolutions and pools (N, H, W, C): the layer's input; for the two backprops the input of the forward
+  layer. Filters are not given; they are taken from the Inception-v3 layer with that input (3x3/2 to 32,
+  3x3 to 32 and 64, 5x5 to 64 for 48 channels, 1x1 to 64 for 192, 3x3 to 96 on 35x35 padded to 37x37;
+  max pools 3x3/2, and 3x3/1 on 8x8).
+
+FP16 + Cast adds one Cast for every tensor that the operation reads or writes, as the paper does."""
+
+FINDINGS = """\
+What it teaches:
+
+- The paper's FP32 times are {least:.1f} to {most:.0f} times ours (median {median:.0f}).
+  Its BiasAdd on half a megabyte takes 0.25 ms: framework, not GPU. Absolute times do not carry over;
+  which precision wins may.
+- Framework time is in both precisions, but a Cast is a node with framework time of its own: BiasAdd's
+  Casts cost {cast_low_us:.0f} to {cast_high_us:.0f} us each, whatever they move.
+  We assume {assumed_us:.0f} us: C_I has to be measured on the runtime in use.
+- Tensor cores: {same_cores} of {rows} rows agree. In the others the channels are multiples of 8, so NVIDIA's
+  rule admits tensor cores, yet the paper saw none: eligible is not chosen. Of the {wrong} rows where the
+  winner differs, {wrong_cores} are such rows; in the rest the Casts move more bytes than the operation, but
+  the paper's times are too long for bytes to have been the limit.
+- For comparison: "always FP32" is right in {fp32_wins} of {rows} rows, "always FP16" in {fp16_wins}."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Times of one operation, the paper's or ours."""
+
+    fp16_ms: float
+    fp16_cast_ms: float
+    fp32_ms: float
+    on_tensor_cores: bool
+
+    @property
+    def winner(self) -> str:
+        """The faster precision, Casts included."""
+        return "FP16" if self.fp16_cast_ms < self.fp32_ms else "FP32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One ONNX operator on tensors of given shapes."""
+
+    op: OpKey
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...] | None, ...]  # None: not asked for
+    attributes: dict[str, Any] = field(default_factory=dict)
+    idle_inputs: frozenset[int] = frozenset()  # the schema wants them, the paper's operation has none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A row of Table 1: what the paper writes and measured, and the node that stands for it."""
+
+    op: str
+    size: tuple[int, ...]
+    paper: Times
+    node: Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A convolution of Inception-v3: square images, square filters."""
+
+    size: int
+    channels: int
+    filters: int
+    kernel: int
+    output_size: int
+
+    @property
+    def data(self) -> tuple[int, ...]:
+        """Shape of the input."""
+        return (BATCH, self.channels, self.size, self.size)
+
+    @property
+    def weight(self) -> tuple[int, ...]:
+        """Shape of the filters."""
+        return (self.filters, self.channels, self.kernel, self.kernel)
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """Shape of the output."""
+        return (BATCH, self.filters, self.output_size, self.output_size)
+
+
+def conv(layer: Layer) -> Node:
+    return Node(op=OpKey("", "Conv"), inputs=(layer.data, layer.weight), outputs=(layer.output,))
+
+
+def backprop_filter(layer: Layer) -> Node:
+    return Node(
+        op=OpKey("com.microsoft", "ConvGrad"),
+        inputs=(layer.output, layer.data, layer.weight),
+        outputs=(None, layer.weight),
+        idle_inputs=frozenset({2}),
+    )
+
+
+def backprop_input(layer: Layer) -> Node:
+    return Node(
+        op=OpKey("com.microsoft", "ConvGrad"),
+        inputs=(layer.output, layer.data, layer.weight),
+        outputs=(layer.data, None),
+        idle_inputs=frozenset({1}),
+    )
+
+
+def matmul(m: int, k: int, n: int) -> Node:
+    return Node(op=OpKey("", "MatMul"), inputs=((m, k), (k, n)), outputs=((m, n),))
+
+
+def bias_add(channels: int) -> Node:
+    shape = (BATCH, channels)
+    return Node(op=OpKey("", "Add"), inputs=(shape, (channels,)), outputs=(shape,))
+
+
+def max_pool(size: int, channels: int, pooled: int) -> Node:
+    return Node(
+        op=OpKey("", "MaxPool"),
+        inputs=((BATCH, channels, size, size),),
+        outputs=((BATCH, channels, pooled, pooled),),
+        attributes={"kernel_shape": [3, 3]},
+    )
+
+
+def row(
+    op: str, size: tuple[int, ...], times_ms: tuple[float, float, float], on_tensor_cores: bool, node: Node
+) -> Row:
+    fp16_ms, fp16_cast_ms, fp32_ms = times_ms
+    paper = Times(
+        fp16_ms=fp16_ms, fp16_cast_ms=fp16_cast_ms, fp32_ms=fp32_ms, on_tensor_cores=on_tensor_cores
+    )
+    return Row(op=op, size=size, paper=paper, node=node)
+
+
+STEM_1 = Layer(size=299, channels=3, filters=32, kernel=3, output_size=149)
+STEM_2 = Layer(size=149, channels=32, filters=32, kernel=3, output_size=147)
+STEM_3 = Layer(size=147, channels=32, filters=64, kernel=3, output_size=147)
+BRANCH_5X5 = Layer(size=35, channels=48, filters=64, kernel=5, output_size=35)
+BRANCH_1X1 = Layer(size=35, channels=192, filters=64, kernel=1, output_size=35)
+BRANCH_3X3 = Layer(size=37, channels=96, filters=96, kernel=3, output_size=35)
+
+FILTER = "Conv2DBackpropFilter"
+INPUT = "Conv2DBackpropInput"
+
+TABLE_1 = (
+    row("MatMul", (2048, 8, 8, 1024), (0.312, 0.353, 0.323), True, matmul(2048, 8, 1024)),
+    row("MatMul", (64, 1001, 1001, 2048), (0.412, 0.524, 0.427), False, matmul(64, 1001, 2048)),
+    row("MatMul", (2048, 1024, 1024, 1024), (0.414, 0.584, 0.888), True, matmul(2048, 1024, 1024)),
+    row("Conv2D", (64, 35, 35, 48), (2.707, 2.795, 3.664), True, conv(BRANCH_5X5)),
+    row("Conv2D", (64, 147, 147, 32), (28.965, 29.249, 29.487), False, conv(STEM_3)),
+    row("Conv2D", (64, 299, 299, 3), (57.879, 58.944, 60.098), False, conv(STEM_1)),
+    row(FILTER, (64, 299, 299, 3), (8.690, 9.773, 10.246), False, backprop_filter(STEM_1)),
+    row(FILTER, (64, 149, 149, 32), (6.013, 7.988, 7.011), False, backprop_filter(STEM_2)),
+    row(FILTER, (64, 35, 35, 192), (0.786, 0.948, 0.871), True, backprop_filter(BRANCH_1X1)),
+    row(INPUT, (64, 37, 37, 96), (3.954, 4.049, 6.943), True, backprop_input(BRANCH_3X3)),
+    row(INPUT, (64, 149, 149, 32), (15.561, 16.828, 15.696), False, backprop_input(STEM_2)),
+    row(INPUT, (64, 35, 35, 192), (5.234, 5.939, 10.060), True, backprop_input(BRANCH_1X1)),
+    row("BiasAdd", (64, 1001, 1001), (0.252, 0.317, 0.255), False, bias_add(1001)),
+    row("BiasAdd", (64, 4096, 4096), (0.294, 0.323, 0.298), False, bias_add(4096)),
+    row("BiasAdd", (64, 9216, 9216), (0.299, 0.342, 0.311), False, bias_add(9216)),
+    row("MaxPool", (64, 35, 35, 288), (1.849, 2.072, 1.793), False, max_pool(35, 288, 17)),
+    row("MaxPool", (64, 17, 17, 768), (1.399, 1.542, 1.402), False, max_pool(17, 768, 8)),
+    row("MaxPool", (64, 8, 8, 2048), (0.825, 1.128, 0.981), False, max_pool(8, 2048, 8)),
+)
+
+
+def estimate_row(node: Node) -> Times:
+    """Estimate one operation alone, with a Cast for everything it reads and writes."""
+    view, ports = one_node_view(node)
+    table = estimate(view, {"node": ports}, device(DEVICE), Precision.FP16)
+    cost = table.nodes["node"]
+    cast_tensors = [view.nodes[0].inputs[i] for i in ports.low_inputs]
+    cast_tensors += [view.nodes[0].outputs[i] for i in ports.low_outputs]
+    cast_us = sum(table.cast.cast_us(view.tensors[tensor].elements or 0) for tensor in cast_tensors)
+    return Times(
+        fp16_ms=cost.low_us / 1e3,
+        fp16_cast_ms=(cost.low_us + cast_us) / 1e3,
+        fp32_ms=cost.fp32_us / 1e3,
+        on_tensor_cores=cost.on_tensor_cores,
+    )
+
+
+def one_node_view(node: Node) -> tuple[GraphView, Ports]:
+    """Build a graph of the node alone, all of whose FP32 tensors go low with it."""
+    inputs = tuple(f"in{i}" for i in range(len(node.inputs)))
+    outputs = tuple("" if shape is None else f"out{i}" for i, shape in enumerate(node.outputs))
+    shapes = dict(zip((*inputs, *outputs), (*node.inputs, *node.outputs), strict=True))
+    shapes.pop("", None)
+    view = GraphView(
+        nodes=(OpNode(name="node", op=node.op, inputs=inputs, outputs=outputs, attributes=node.attributes),),
+        tensors={
+            name: TensorInfo(name=name, dtype=FLOAT, shape=shape, kind=TensorKind.ACTIVATION)
+            for name, shape in shapes.items()
+        },
+        inputs=inputs,
+        outputs=tuple(name for name in outputs if name),
+        opset={"": 20, "com.microsoft": 1},
+    )
+    ports = Ports(
+        low_inputs=frozenset(range(len(inputs))) - node.idle_inputs,
+        low_outputs=frozenset(i for i, name in enumerate(outputs) if name),
+    )
+    return view, ports
+
+
+def report(estimates: tuple[Times, ...]) -> str:
+    lines = [
+        "# Table 1 of the Campo paper against the datasheet estimate (RTX 2080 Ti)",
+        "",
+        READING,
+        "",
+        "Times in ms, each `paper / ours`.",
+        "",
+        "| operation | size | FP16 | FP16 + Cast | FP32 | tensor cores | faster | agree |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row, ours in zip(TABLE_1, estimates, strict=True):
+        paper = row.paper
+        lines.append(
+            f"| {row.op} | {row.size} "
+            f"| {paper.fp16_ms:.3f} / {ours.fp16_ms:.3f} "
+            f"| {paper.fp16_cast_ms:.3f} / {ours.fp16_cast_ms:.3f} "
+            f"| {paper.fp32_ms:.3f} / {ours.fp32_ms:.3f} "
+            f"| {yes(paper.on_tensor_cores)} / {yes(ours.on_tensor_cores)} "
+            f"| {paper.winner} / {ours.winner} | {yes(paper.winner == ours.winner)} |"
+        )
+    return "\n".join([*lines, "", findings(estimates), "", score(estimates), ""])
+
+
+def yes(flag: bool) -> str:
+    return "yes" if flag else "no"
+
+
+def findings(estimates: tuple[Times, ...]) -> str:
+    rows = len(TABLE_1)
+    slower = [row.paper.fp32_ms / ours.fp32_ms for row, ours in zip(TABLE_1, estimates, strict=True)]
+    casts_us = [
+        (row.paper.fp16_cast_ms - row.paper.fp16_ms) * 1e3 / 3  # two inputs, one output
+        for row in TABLE_1
+        if row.op == "BiasAdd"
+    ]
+    same_cores = [
+        row.paper.on_tensor_cores == ours.on_tensor_cores
+        for row, ours in zip(TABLE_1, estimates, strict=True)
+    ]
+    right = [row.paper.winner == ours.winner for row, ours in zip(TABLE_1, estimates, strict=True)]
+    fp32_wins = sum(row.paper.winner == "FP32" for row in TABLE_1)
+    return FINDINGS.format(
+        least=min(slower),
+        most=max(slower),
+        median=median(slower),
+        cast_low_us=min(casts_us),
+        cast_high_us=max(casts_us),
+        assumed_us=device(DEVICE).launch_us,
+        same_cores=sum(same_cores),
+        wrong=rows - sum(right),
+        wrong_cores=sum(not same and not agree for same, agree in zip(same_cores, right, strict=True)),
+        rows=rows,
+        fp32_wins=fp32_wins,
+        fp16_wins=rows - fp32_wins,
+    )
+
+
+def score(estimates: tuple[Times, ...]) -> str:
+    agreed = sum(row.paper.winner == ours.winner for row, ours in zip(TABLE_1, estimates, strict=True))
+    return f"Score: the estimate picks the paper's winner in {agreed} of {len(TABLE_1)} rows."
+
+
+def main() -> None:
+    text = report(tuple(estimate_row(row.node) for row in TABLE_1))
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(text, encoding="utf-8")
+    print(text, end="")
+
+
+if __name__ == "__main__":
+    main()

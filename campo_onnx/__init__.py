@@ -1,0 +1,67 @@
+"""Cost-aware mixed precision for ONNX training graphs.
+
+>>> from campo_onnx import Options, Precision, device, oplists, optimize  # doctest: +SKIP
+>>> result = optimize("step.onnx", Options(device=device("h200"), lists=oplists("campo")))  # doctest: +SKIP
+>>> result.plan.speedup, result.model  # doctest: +SKIP
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from campo_onnx.calibrate.datasheet import device
+    from campo_onnx.calibrate.device import Device
+    from campo_onnx.errors import CampoError
+    from campo_onnx.ir.exporter import export_model
+    from campo_onnx.ir.precision import Precision
+    from campo_onnx.optimize.oplists import OpLists
+    from campo_onnx.optimize.oplists import resolve as oplists
+    from campo_onnx.optimize.plan import Plan
+    from campo_onnx.pipeline import Optimized, Options, optimize
+
+try:
+    __version__ = version("campo-onnx")
+except PackageNotFoundError:  # run from a source tree that is not installed, as on an offline GPU host
+    __version__ = "0+source"
+
+# Where each public name lives. Loaded on first use, so that `import campo_onnx` stays light.
+_HOME = {
+    "CampoError": "campo_onnx.errors:CampoError",
+    "Device": "campo_onnx.calibrate.device:Device",
+    "OpLists": "campo_onnx.optimize.oplists:OpLists",
+    "Optimized": "campo_onnx.pipeline:Optimized",
+    "Options": "campo_onnx.pipeline:Options",
+    "Plan": "campo_onnx.optimize.plan:Plan",
+    "Precision": "campo_onnx.ir.precision:Precision",
+    "device": "campo_onnx.calibrate.datasheet:device",
+    "export_model": "campo_onnx.ir.exporter:export_model",
+    "oplists": "campo_onnx.optimize.oplists:resolve",
+    "optimize": "campo_onnx.pipeline:optimize",
+}
+
+__all__ = [
+    "CampoError",
+    "Device",
+    "OpLists",
+    "Optimized",
+    "Options",
+    "Plan",
+    "Precision",
+    "__version__",
+    "device",
+    "export_model",
+    "oplists",
+    "optimize",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'campo_onnx' has no attribute {name!r}")
+    module, _, attribute = _HOME[name].partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

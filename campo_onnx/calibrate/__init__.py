@@ -1,0 +1,1 @@
+"""What a node and a Cast cost on a device."""

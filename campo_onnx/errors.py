@@ -1,0 +1,87 @@
+"""Every error a user can meet, each with the exit code of the command line.
+
+A message says what happened, where, why, and what to do about it. Anything that is not a
+:class:`CampoError` is a bug of ours (exit code 1).
+"""
+
+from typing import ClassVar
+
+
+class CampoError(Exception):
+    """Base of every error that is the input's or the machine's, not ours.
+
+    Parameters
+    ----------
+    what
+        What went wrong, with the name of the thing it went wrong with.
+    why
+        The reason, as far as it is known.
+    remedy
+        What the user can do about it.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, why: str = "", remedy: str = "") -> None:
+        self.what = what
+        self.why = why
+        self.remedy = remedy
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        message = self.what
+        if self.why:
+            message += f": {self.why}"
+        if not message.endswith("."):
+            message += "."
+        if self.remedy:
+            message += f" {self.remedy}"
+        return message
+
+
+class UsageError(CampoError):
+    """The command or call was put together wrongly (an option, a list file, an output path)."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class ModelError(CampoError):
+    """The file is not a valid ONNX model."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class UnsupportedModelError(CampoError):
+    """The model is valid, but holds something this version does not handle."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class ProfileError(CampoError):
+    """A profile, calibration or measurement store is unreadable or damaged."""
+
+    exit_code: ClassVar[int] = 5
+
+
+class DeviceMismatchError(CampoError):
+    """A profile or calibration belongs to another device or version."""
+
+    exit_code: ClassVar[int] = 6
+
+
+class PlanMismatchError(CampoError):
+    """A plan does not fit the model it is applied to."""
+
+    exit_code: ClassVar[int] = 7
+
+
+class DeviceUnavailableError(CampoError):
+    """The device asked for cannot be used on this machine."""
+
+    exit_code: ClassVar[int] = 8
+
+
+class CheckFailedError(CampoError):
+    """A check of a mixed-precision graph failed."""
+
+    exit_code: ClassVar[int] = 9

@@ -1,0 +1,1 @@
+"""Reading, describing and writing ONNX graphs."""

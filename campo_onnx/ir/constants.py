@@ -1,0 +1,179 @@
+"""Values of constants: reading them a piece at a time, and asking whether a precision holds them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+
+from campo_onnx.errors import ModelError
+from campo_onnx.ir.precision import Precision
+
+_CHUNK_ELEMENTS = 1 << 22
+_FEW_ELEMENTS = 16  # up to here every value counts: learning rates, epsilons, masks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalData:
+    """Where the bytes of an initializer lie outside the model file.
+
+    Parameters
+    ----------
+    path
+        The data file.
+    offset_bytes, length_bytes
+        The part of it.
+    """
+
+    path: Path
+    offset_bytes: int
+    length_bytes: int
+
+
+def is_external(tensor: TensorProto) -> bool:
+    """Whether the tensor's bytes lie outside the model file."""
+    return tensor.data_location == TensorProto.EXTERNAL
+
+
+def external_data(tensor: TensorProto, folder: Path | None) -> ExternalData:
+    """Find the bytes of an external tensor.
+
+    Parameters
+    ----------
+    tensor
+        An initializer with external data.
+    folder
+        Folder of the model file; None for a model that came without one.
+
+    Raises
+    ------
+    ModelError
+        If the file is missing, too short, or lies outside the model's folder.
+    """
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    if folder is None:
+        raise ModelError(
+            f"initializer {tensor.name!r} keeps its data in the file {location!r}",
+            why="the model was passed in memory, so its folder is unknown",
+            remedy="Pass the path of the model file instead.",
+        )
+    path = (folder / location).resolve()
+    if not location or not path.is_relative_to(folder.resolve()):
+        raise ModelError(
+            f"initializer {tensor.name!r} points to the data file {location!r} outside the model's folder",
+            remedy="Save the model with its external data beside it.",
+        )
+    itemsize = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    length = int(entries.get("length", np.prod(tuple(tensor.dims), dtype=np.int64) * itemsize))
+    offset = int(entries.get("offset", 0))
+    if not path.is_file():
+        raise ModelError(
+            f"the data file {path} of initializer {tensor.name!r} is missing",
+            remedy="Copy it beside the model, under the same name.",
+        )
+    if path.stat().st_size < offset + length:
+        raise ModelError(
+            f"the data file {path} ends before the data of initializer {tensor.name!r}",
+            why=f"it has {path.stat().st_size} bytes, {offset + length} are needed",
+            remedy="Copy the whole file again.",
+        )
+    return ExternalData(path=path, offset_bytes=offset, length_bytes=length)
+
+
+def chunks(tensor: TensorProto, folder: Path | None) -> Iterator[NDArray[Any]]:
+    """Read a constant piece by piece, flattened; external data is mapped, never loaded whole."""
+    if is_external(tensor):
+        data = external_data(tensor, folder)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        if not data.length_bytes:
+            return
+        flat: NDArray[Any] = np.memmap(
+            data.path, dtype, "r", data.offset_bytes, (data.length_bytes // dtype.itemsize,)
+        )
+    else:
+        flat = numpy_helper.to_array(tensor).reshape(-1)
+    for start in range(0, flat.size, _CHUNK_ELEMENTS):
+        yield flat[start : start + _CHUNK_ELEMENTS]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstantLoss:
+    """What a precision would lose of a constant.
+
+    Parameters
+    ----------
+    overflows
+        Whether a finite value becomes infinite; otherwise values become zero or subnormal.
+    reason
+        Which value of which constant.
+    """
+
+    overflows: bool
+    reason: str
+
+
+def loss_in(precision: Precision, tensor: TensorProto, folder: Path | None) -> ConstantLoss | None:
+    """Say what `precision` would lose of an FP32 constant.
+
+    Overflow is a loss in a tensor of any size; infinities are kept as they are. A nonzero that
+    becomes zero or subnormal is a loss where it matters: any value of a tensor of up to 16
+    elements (a learning rate, an epsilon), and in a larger one only when no value at all is
+    normal, since small values beside large ones are lost in every sum they take part in anyway.
+
+    Returns
+    -------
+    ConstantLoss or None
+        None when the precision holds the constant.
+    """
+    any_normal, any_nonzero, elements = False, False, 0
+    for chunk in chunks(tensor, folder):
+        magnitude = np.abs(chunk.astype(np.float32, copy=False))
+        finite = magnitude[np.isfinite(magnitude)]
+        largest = float(finite.max(initial=0.0))
+        if largest > precision.largest:
+            reason = f"its constant {tensor.name!r} holds {largest:.4g}, which overflows {precision.value}"
+            return ConstantLoss(overflows=True, reason=reason)
+        normal = finite >= precision.smallest_normal
+        nonzero = finite > 0
+        elements += chunk.size
+        any_normal |= bool(normal.any())
+        any_nonzero |= bool(nonzero.any())
+        if chunk.size <= _FEW_ELEMENTS and (nonzero & ~normal).any():
+            value = float(finite[nonzero & ~normal][0])
+            reason = f"its constant {tensor.name!r} holds {value:.4g}, too small for {precision.value}"
+            return ConstantLoss(overflows=False, reason=reason)
+    if elements > _FEW_ELEMENTS and any_nonzero and not any_normal:
+        reason = f"every value of its constant {tensor.name!r} is too small for {precision.value}"
+        return ConstantLoss(overflows=False, reason=reason)
+    return None
+
+
+def constants_of(graph: onnx.GraphProto) -> Mapping[str, TensorProto]:
+    """Initializers and outputs of Constant nodes, by tensor name."""
+    found = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            tensor = _constant_node_value(node)
+            if tensor is not None:
+                found[node.output[0]] = tensor
+    return found
+
+
+def _constant_node_value(node: onnx.NodeProto) -> TensorProto | None:
+    attribute = node.attribute[0]
+    if attribute.name == "value":
+        tensor = TensorProto()
+        tensor.CopyFrom(attribute.t)
+    elif attribute.name in ("value_float", "value_floats"):
+        tensor = numpy_helper.from_array(np.asarray(onnx.helper.get_attribute_value(attribute), np.float32))
+    elif attribute.name in ("value_int", "value_ints"):
+        tensor = numpy_helper.from_array(np.asarray(onnx.helper.get_attribute_value(attribute), np.int64))
+    else:
+        return None  # strings and sparse tensors have no precision
+    tensor.name = node.output[0]
+    return tensor

@@ -1,0 +1,158 @@
+"""Write a model: checked, atomic, with external data streamed and never loaded whole."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import onnx
+from onnx import TensorProto
+
+from campo_onnx.errors import UsageError
+from campo_onnx.ir.constants import chunks, is_external
+from campo_onnx.ir.convert import SOURCE_TYPE_KEY
+
+_ALIGNMENT_BYTES = 4096  # external tensors start on a page, so that they can be mapped
+_INLINE_LIMIT_BYTES = 1 << 30  # protobuf ends at 2 GiB; initializers move out of the file well before
+_INLINE_ALWAYS_BYTES = 1024
+
+
+def check_destination(target: Path, *, force: bool, source: Path | None = None) -> None:
+    """Find out before any work whether `target` can be written.
+
+    Raises
+    ------
+    UsageError
+        If it is a folder, its folder is missing or not writable, or it exists and `force` is off.
+    """
+    if target.is_dir():
+        raise UsageError(f"the output {target} is a folder", remedy="Name a file in it.")
+    if not target.parent.is_dir():
+        raise UsageError(
+            f"the folder {target.parent} of the output does not exist", remedy="Create it first."
+        )
+    if source is not None and target.exists() and source.exists() and target.samefile(source):
+        if not force:
+            raise UsageError(
+                f"the output {target} is the input itself",
+                remedy="Choose another name, or pass --force to overwrite it.",
+            )
+    elif target.exists() and not force:
+        raise UsageError(
+            f"the output {target} exists", remedy="Choose another name, or pass --force to overwrite it."
+        )
+    if not os.access(target.parent, os.W_OK):
+        raise UsageError(
+            f"the output {target} cannot be written", why=f"no permission to write into {target.parent}"
+        )
+
+
+def export_model(model: onnx.ModelProto, target: Path, *, folder: Path | None = None) -> None:
+    """Write a model beside its final place, check it in full, then move it there.
+
+    Parameters
+    ----------
+    model
+        The model; its external data, if any, refers to files in `folder`.
+    target
+        Where to write. External data goes to ``<target>.data``.
+    folder
+        Folder of the model the external data comes from.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be written (a full disk, a missing permission).
+    onnx.checker.ValidationError, onnx.shape_inference.InferenceError
+        If the model is invalid: a bug of ours, unless the given model was invalid already.
+    """
+    try:
+        with _workshop(target.parent) as workshop:
+            draft, data = workshop / target.name, workshop / f"{target.name}.data"
+            written = _with_data_beside(model, data, folder)
+            with draft.open("wb") as file:
+                file.write(written.SerializeToString(deterministic=True))
+                file.flush()
+                os.fsync(file.fileno())
+            onnx.checker.check_model(str(draft), full_check=True)
+            if data.exists():
+                os.replace(data, target.with_name(data.name))
+            os.replace(draft, target)
+    except OSError as error:
+        raise UsageError(
+            f"{target} cannot be written", why=error.strerror or str(error), remedy="Nothing was left behind."
+        ) from error
+
+
+@contextmanager
+def _workshop(parent: Path) -> Iterator[Path]:
+    """Make a folder beside the target, so that moving out of it is atomic; remove it at the end."""
+    workshop = Path(tempfile.mkdtemp(prefix=".campo-onnx-", dir=parent))
+    try:
+        yield workshop
+    finally:
+        shutil.rmtree(workshop, ignore_errors=True)
+
+
+def _with_data_beside(model: onnx.ModelProto, data: Path, folder: Path | None) -> onnx.ModelProto:
+    """Stream external tensors, and inline ones of a model near protobuf's limit, into `data`."""
+    inline_bytes = sum(len(t.raw_data) for t in model.graph.initializer)
+    outside = {
+        t.name
+        for t in model.graph.initializer
+        if is_external(t) or (inline_bytes > _INLINE_LIMIT_BYTES and len(t.raw_data) > _INLINE_ALWAYS_BYTES)
+    }
+    if not outside:
+        return model
+    written = onnx.ModelProto()
+    written.CopyFrom(model)
+    with data.open("wb") as file:
+        for tensor in written.graph.initializer:
+            if tensor.name in outside:
+                _move_out(tensor, file, data.name, folder)
+    return written
+
+
+def _move_out(tensor: TensorProto, file: BinaryIO, location: str, folder: Path | None) -> None:
+    file.write(b"\0" * (-file.tell() % _ALIGNMENT_BYTES))
+    offset = file.tell()
+    target_dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    for chunk in chunks(_as_stored(tensor), folder):
+        file.write(chunk.astype(target_dtype, copy=False).tobytes())
+    length = file.tell() - offset
+    tensor.ClearField("raw_data")
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+
+
+def _as_stored(tensor: TensorProto) -> TensorProto:
+    """Describe the bytes as they lie outside now, before conversion."""
+    source_type = {e.key: e.value for e in tensor.external_data}.get(SOURCE_TYPE_KEY)
+    if source_type is None:
+        return tensor
+    stored = TensorProto()
+    stored.CopyFrom(tensor)
+    stored.data_type = int(source_type)
+    return stored
+
+
+def export_text(text: str, target: Path) -> None:
+    """Write a text file beside its final place, then move it there.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be written.
+    """
+    try:
+        with _workshop(target.parent) as workshop:
+            draft = workshop / target.name
+            draft.write_text(text, encoding="utf-8")
+            os.replace(draft, target)
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written", why=error.strerror or str(error)) from error

@@ -1,0 +1,182 @@
+"""Matrix products inside a node: their geometry from shapes and attributes alone.
+
+A formula takes the node and the shapes it needs, and returns the products; nothing else is read.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from campo_onnx.ir.view import OpNode
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmShape:
+    """A matrix product ``(m, k) @ (k, n)``; for a convolution the implicit one.
+
+    Parameters
+    ----------
+    m, n, k
+        Rows and columns of the result, and the length of the sums.
+    batch
+        Independent products of this shape: leading dimensions, or the groups of a convolution.
+    steps
+        Products that follow one another and cannot run at once: the time steps of an RNN.
+    channels
+        Input and output channels per group; empty for a plain product.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    steps: int = 1
+    channels: tuple[int, ...] = ()
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of all batches and steps."""
+        return 2.0 * self.m * self.n * self.k * self.batch * self.steps
+
+    def is_aligned(self, multiple: int = 8) -> bool:
+        """Whether tensor cores take it unpadded.
+
+        FP16 and BF16 want 16 bytes, so multiples of 8, of M, N and K, and for a convolution of
+        the input and output channels of each group; TF32 wants multiples of 4.
+
+        Examples
+        --------
+        >>> GemmShape(m=64, n=1001, k=2048).is_aligned()
+        False
+        >>> GemmShape(m=9, n=64, k=576, channels=(64, 64)).is_aligned()
+        True
+        """
+        return all(dim % multiple == 0 for dim in self.channels or (self.m, self.n, self.k))
+
+
+def matmul(node: OpNode, a: Shape, b: Shape) -> tuple[GemmShape, ...]:
+    """NumPy's matmul, with the transpositions of FusedMatMul, which leave vectors alone."""
+    if len(a) == 1:
+        a = (1, *a)
+    else:
+        a = _transposed(a, node.attributes.get("transA", 0), node.attributes.get("transBatchA", 0))
+    if len(b) == 1:
+        b = (*b, 1)
+    else:
+        b = _transposed(b, node.attributes.get("transB", 0), node.attributes.get("transBatchB", 0))
+    *batch_a, m, k = a
+    *batch_b, _, n = b
+    if math.prod(batch_b) == 1:  # one matrix for all rows: a single tall product
+        return (GemmShape(m=math.prod(batch_a) * m, n=n, k=k),)
+    return (GemmShape(m=m, n=n, k=k, batch=math.prod(_broadcast(batch_a, batch_b))),)
+
+
+def _transposed(shape: Shape, swap_last: int, first_to_rows: int) -> Shape:
+    if first_to_rows:
+        shape = (*shape[1:-1], shape[0], shape[-1])
+    return (*shape[:-2], shape[-1], shape[-2]) if swap_last else shape
+
+
+def _broadcast(a: Iterable[int], b: Iterable[int]) -> list[int]:
+    left, right = list(a), list(b)
+    rank = max(len(left), len(right))
+    pairs = zip([1] * (rank - len(left)) + left, [1] * (rank - len(right)) + right, strict=True)
+    return [y if x == 1 else x for x, y in pairs]
+
+
+def gemm(node: OpNode, a: Shape, b: Shape) -> tuple[GemmShape, ...]:
+    """Gemm: matrices, with transA and transB."""
+    m, k = reversed(a) if node.attributes.get("transA", 0) else a
+    n = b[0] if node.attributes.get("transB", 0) else b[1]
+    return (GemmShape(m=m, n=n, k=k),)
+
+
+def conv(node: OpNode, weight: Shape, output: Shape) -> tuple[GemmShape, ...]:
+    """Forward: output positions x filters, summed over the receptive field."""
+    group = int(node.attributes.get("group", 1))
+    filters = weight[0] // group
+    rows = output[0] * math.prod(output[2:])
+    channels = (weight[1], filters)
+    return (GemmShape(m=rows, n=filters, k=math.prod(weight[1:]), batch=group, channels=channels),)
+
+
+def conv_transpose(node: OpNode, data: Shape, weight: Shape) -> tuple[GemmShape, ...]:
+    """Input positions x (output channels and kernel), summed over input channels.
+
+    As many FLOPs as the Conv it is the input gradient of.
+    """
+    group = int(node.attributes.get("group", 1))
+    depth = weight[0] // group
+    rows = data[0] * math.prod(data[2:])
+    channels = (depth, weight[1])
+    return (GemmShape(m=rows, n=math.prod(weight[1:]), k=depth, batch=group, channels=channels),)
+
+
+def conv_grad(node: OpNode, grad: Shape, weight: Shape) -> tuple[GemmShape, ...]:
+    """Gradients of Conv(X, W) that are asked for: outputs 0 (X) and 1 (W)."""
+    group = int(node.attributes.get("group", 1))
+    filters = weight[0] // group
+    rows = grad[0] * math.prod(grad[2:])
+    field = math.prod(weight[1:])
+    channels = (weight[1], filters)
+    gradients = (
+        GemmShape(m=rows, n=field, k=filters, batch=group, channels=channels),
+        GemmShape(m=filters, n=field, k=rows, batch=group, channels=channels),
+    )
+    return tuple(gemm for gemm, output in zip(gradients, node.outputs, strict=False) if output)
+
+
+_RNN_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+
+
+def rnn(node: OpNode, data: Shape, weight: Shape, recurrence: Shape) -> tuple[GemmShape, ...]:
+    """Two products: all time steps by the input weights at once, then step by step the recurrence."""
+    steps, batch = (data[1], data[0]) if node.attributes.get("layout", 0) else data[:2]
+    directions, _, width = weight
+    hidden = recurrence[2]
+    gates = _RNN_GATES[node.op.op_type] * hidden
+    return (
+        GemmShape(m=steps * batch, n=gates, k=width, batch=directions),
+        GemmShape(m=batch, n=gates, k=hidden, batch=directions, steps=steps),
+    )
+
+
+def einsum(node: OpNode, *shapes: Shape) -> tuple[GemmShape, ...]:
+    """Pairwise from left to right; a single operand is only moved and summed: no product."""
+    terms, result = _einsum_terms(node.attributes["equation"], shapes)
+    sizes: dict[str, int] = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        for label, size in zip(term, shape, strict=True):
+            sizes[label] = max(sizes.get(label, 1), size)
+    gemms = []
+    left = set(terms[0])
+    for position, term in enumerate(terms[1:], start=1):
+        right = set(term)
+        kept = set(result).union(*terms[position + 1 :])
+        m, n = _size(left - right, sizes), _size(right - left, sizes)
+        k, batch = _size((left & right) - kept, sizes), _size(left & right & kept, sizes)
+        gemms.append(GemmShape(m=m, n=n, k=k, batch=batch))
+        left = (left | right) & kept
+    return tuple(gemms)
+
+
+def _size(labels: set[str], sizes: Mapping[str, int]) -> int:
+    return math.prod(sizes[label] for label in labels)
+
+
+def _einsum_terms(equation: str, shapes: tuple[Shape, ...]) -> tuple[list[str], str]:
+    """Split an equation into operand and result labels; ``...`` becomes digits, from the right."""
+    operands, arrow, result = equation.replace(" ", "").partition("->")
+    terms, widest = [], ""
+    for term, shape in zip(operands.split(","), shapes, strict=True):
+        hidden = len(shape) - len(term.replace("...", ""))
+        labels = "".join(str(i) for i in reversed(range(hidden)))
+        widest = max(widest, labels, key=len)
+        terms.append(term.replace("...", labels))
+    if not arrow:
+        joined = "".join(terms)
+        return terms, widest + "".join(sorted(x for x in set(joined) - set(widest) if joined.count(x) == 1))
+    return terms, result.replace("...", widest)

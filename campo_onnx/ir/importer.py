@@ -1,0 +1,199 @@
+"""From a file or ModelProto to a normalized model and its view.
+
+Normalized means: local functions inlined, every node named uniquely, nodes in topological order.
+Nothing else changes, so the model can be written back as the user knows it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.inliner
+from google.protobuf.message import DecodeError
+from onnx import TensorProto
+
+from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
+from campo_onnx.ir import shapes
+from campo_onnx.ir.constants import constants_of
+from campo_onnx.ir.sort import name_nodes, outer_reads, sort_nodes
+from campo_onnx.ir.stamp import Stamp, read_stamp
+from campo_onnx.ir.view import FLOAT, GraphView, OpKey, OpNode, TensorInfo, TensorKind
+
+OLDEST_OPSET = 13
+"""The oldest standard opset read: axes of Squeeze and ReduceSum are inputs from here on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """A model ready to be planned and rewritten.
+
+    Parameters
+    ----------
+    model
+        The normalized model; external data is not loaded.
+    view
+        What planning looks at.
+    constants
+        Initializers and outputs of Constant nodes by name; their bytes may lie outside.
+    folder
+        Where external data lies; None for a model that was passed in memory.
+    stamp
+        What an earlier run of campo-onnx wrote into this very graph, or None.
+    """
+
+    model: onnx.ModelProto
+    view: GraphView
+    constants: Mapping[str, TensorProto] = field(default_factory=dict)
+    folder: Path | None = None
+    stamp: Stamp | None = None
+
+
+def import_model(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | None = None) -> Imported:
+    """Read a training graph.
+
+    Parameters
+    ----------
+    source
+        Path of an ONNX file, or a model in memory (which is copied, never changed).
+    dims
+        Sizes of symbolic dimensions, as ``{"batch": 64}``.
+
+    Raises
+    ------
+    UsageError
+        If the file does not exist, or a dimension is unbound or unknown.
+    ModelError
+        If the file is not a valid ONNX model.
+    UnsupportedModelError
+        If the opset is too old, or nothing is FP32.
+    """
+    if isinstance(source, onnx.ModelProto):
+        model, folder = onnx.ModelProto(), None
+        model.CopyFrom(source)
+        title = "the model"
+    else:
+        path = Path(source)
+        model, folder = _load(path), path.resolve().parent
+        title = str(path)
+    _check_opset(model, title)
+    stamp = read_stamp(model)
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    name_nodes(model.graph)
+    sort_nodes(model.graph)
+    constants = constants_of(model.graph)
+    view = _view_of(model, shapes.infer(model, dims or {}))
+    if not any(info.dtype == FLOAT for info in view.tensors.values()):
+        raise UnsupportedModelError(
+            f"{title} has no FP32 tensor",
+            why="there is nothing to lower",
+            remedy="Export the training step in FP32 and optimize that file.",
+        )
+    return Imported(model=model, view=view, constants=constants, folder=folder, stamp=stamp)
+
+
+def _load(path: Path) -> onnx.ModelProto:
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", remedy="Name the .onnx file in it.")
+    try:
+        payload = path.read_bytes()
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist", remedy="Check the path of the model.") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read", why=error.strerror or str(error)) from None
+    if not payload:
+        raise ModelError(f"{path} is empty", remedy="Export the model again.")
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(payload)
+    except DecodeError:
+        raise ModelError(
+            f"{path} is not an ONNX model",
+            why="it does not parse; it is truncated or of another format",
+            remedy="Export or copy the model again.",
+        ) from None
+    if not model.ir_version or not model.graph.node:
+        raise ModelError(
+            f"{path} is not an ONNX model",
+            why="it holds no graph" if model.ir_version else "it has no IR version",
+            remedy="Export or copy the model again.",
+        )
+    return model
+
+
+def _check_opset(model: onnx.ModelProto, title: str) -> None:
+    versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+    if "" not in versions:
+        raise ModelError(f"{title} imports no opset of the standard domain", remedy="Export the model again.")
+    if versions[""] < OLDEST_OPSET:
+        raise UnsupportedModelError(
+            f"{title} uses opset {versions['']}",
+            why=f"campo-onnx reads opset {OLDEST_OPSET} and newer",
+            remedy="Export at opset 20, or convert the file with onnx.version_converter.",
+        )
+    newest = onnx.defs.onnx_opset_version()
+    if versions[""] > newest:
+        raise UnsupportedModelError(
+            f"{title} uses opset {versions['']}",
+            why=f"the installed onnx {onnx.__version__} knows opsets up to {newest}",
+            remedy="Install a newer onnx, or export at opset 20.",
+        )
+
+
+def _view_of(model: onnx.ModelProto, types: shapes.TensorTypes) -> GraphView:
+    graph = model.graph
+    outputs = tuple(value.name for value in graph.output)
+    inputs = tuple(value.name for value in graph.input)
+    constants = {tensor.name for tensor in graph.initializer}
+    constants |= {n.output[0] for n in graph.node if n.op_type == "Constant" and n.domain in ("", "ai.onnx")}
+    is_output = frozenset(outputs)
+
+    def kind(name: str) -> TensorKind:
+        if name in is_input:
+            return TensorKind.INPUT
+        return TensorKind.CONSTANT if name in constants else TensorKind.ACTIVATION
+
+    is_input = frozenset(inputs)
+    return GraphView(
+        nodes=tuple(_node_of(node) for node in graph.node),
+        tensors={
+            name: TensorInfo(
+                name=name,
+                dtype=dtype,
+                shape=types.shapes.get(name),
+                kind=kind(name),
+                is_output=name in is_output,
+            )
+            for name, dtype in types.dtypes.items()
+        },
+        inputs=inputs,
+        outputs=outputs,
+        opset={"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import},
+        values=types.values,
+    )
+
+
+def _node_of(node: onnx.NodeProto) -> OpNode:
+    return OpNode(
+        name=node.name,
+        op=OpKey("" if node.domain == "ai.onnx" else node.domain, node.op_type),
+        inputs=tuple(node.input),
+        outputs=tuple(node.output),
+        captures=outer_reads(node),
+        attributes={a.name: _attribute_value(a) for a in node.attribute if not _is_graph(a)},
+    )
+
+
+def _is_graph(attribute: onnx.AttributeProto) -> bool:
+    return attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+
+
+def _attribute_value(attribute: onnx.AttributeProto) -> Any:
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, TensorProto):
+        return onnx.numpy_helper.to_array(value)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value

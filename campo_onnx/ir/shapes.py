@@ -1,0 +1,304 @@
+"""Types and static shapes of every tensor of a training graph, once its input sizes are bound.
+
+What is known of a tensor comes from, best first:
+
+1. inference from the inputs of the node (ONNX's rules, :mod:`campo_onnx.ir.contrib_shapes`, and
+   :mod:`campo_onnx.ir.fold` for the values of shape arithmetic);
+2. ONNX Runtime's naming rule: ``<tensor>_grad`` has the shape of ``<tensor>``;
+3. what the model declares (``value_info`` and graph outputs).
+
+A declared shape that contradicts an inferred one loses: it may be left over from another batch
+size, while inference follows from the sizes bound now. One exception: the element types of ``ATen``
+and ``PythonOp`` outputs are taken as declared, because ONNX Runtime knows no other source.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TypeProto
+from onnx.defs import OpSchema
+from onnx.shape_inference import InferenceError
+
+from campo_onnx.errors import ModelError
+from campo_onnx.ir.constants import constants_of, is_external
+from campo_onnx.ir.contrib_shapes import Operands, TensorSpec, contrib_rule
+from campo_onnx.ir.dims import bind_type, check_dims, static_shape
+from campo_onnx.ir.fold import INTEGERS, Shape, Value, fold, is_small, may_fold
+from campo_onnx.ir.sort import outer_reads
+
+_TYPED_BY_DECLARATION = frozenset({"ATen", "PythonOp", "PythonOpGrad"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorTypes:
+    """What is known of every tensor of the main graph, by name.
+
+    Parameters
+    ----------
+    dtypes
+        ``TensorProto.DataType``; 0 when unknown or not a tensor (a sequence, say).
+    shapes
+        Static dimensions, or None when unknown.
+    values
+        Constants of any type and computed integer tensors, of at most
+        :data:`campo_onnx.ir.fold.MAX_ELEMENTS` elements. External data is never read.
+    """
+
+    dtypes: Mapping[str, int]
+    shapes: Mapping[str, Shape | None]
+    values: Mapping[str, Value]
+
+
+def infer(model: ModelProto, dims: Mapping[str, int]) -> TensorTypes:
+    """Infer the type and static shape of every tensor of the main graph.
+
+    The model is not modified, and large initializers are not copied.
+
+    Parameters
+    ----------
+    model
+        Nodes in topological order, names unique, local functions inlined; external data need not
+        be loaded.
+    dims
+        Size of each symbolic dimension. A dimension of a graph input without a name is called
+        ``<input>[<axis>]``.
+
+    Raises
+    ------
+    UsageError
+        If a size of a graph input is missing, is not positive, or names no dimension.
+    ModelError
+        If the inputs of a node contradict each other or its operator.
+    """
+    check_dims(model.graph, dims)
+    opsets = {_standard(opset.domain): opset.version for opset in model.opset_import}
+    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    known = _Known(dims=dims, opsets=opsets, opset_imports=imports)
+    for info in (*model.graph.value_info, *model.graph.output):
+        known.declared[info.name] = bind_type(info.type, dims)
+    _infer_globally(model, known)
+    for node in model.graph.node:
+        if any(name and name not in known.shapes for name in node.output):
+            _resolve(node, known)
+        if may_fold(node):
+            _fold(node, known)
+    names = [*known.types, *(name for node in model.graph.node for name in node.output if name)]
+    return TensorTypes(
+        dtypes=MappingProxyType({name: known.spec(name).dtype for name in names}),
+        shapes=MappingProxyType({name: known.shapes.get(name) for name in names}),
+        values=MappingProxyType(known.values),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Known:
+    """What has been found out so far."""
+
+    dims: Mapping[str, int]
+    opsets: Mapping[str, int]
+    opset_imports: Sequence[OperatorSetIdProto]
+    types: dict[str, TypeProto] = field(default_factory=dict)
+    shapes: dict[str, Shape] = field(default_factory=dict)  # static ones only
+    values: dict[str, Value] = field(default_factory=dict)
+    declared: dict[str, TypeProto] = field(default_factory=dict)
+    # Tensors that rest on a name or a declaration, directly or not: a contradiction there is no proof
+    # that the model is wrong.
+    assumed: set[str] = field(default_factory=set)
+
+    def record(self, name: str, tensor: TypeProto) -> None:
+        self.types[name] = tensor
+        shape = static_shape(tensor)
+        if shape is not None:
+            self.shapes[name] = shape
+
+    def spec(self, name: str) -> TensorSpec:
+        found = self.types.get(name)
+        return TensorSpec(found.tensor_type.elem_type if found else 0, self.shapes.get(name))
+
+
+# --- one global pass of ONNX's own inference -----------------------------------------------------
+
+
+def _infer_globally(model: ModelProto, known: _Known) -> None:
+    slim = _slim_copy(model, known)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(slim, data_prop=True, strict_mode=False)
+    except InferenceError as error:
+        raise ModelError(
+            "ONNX cannot infer the shapes of the model", why=_readable(error), remedy=_CHECK_REMEDY
+        ) from error
+    for info in inferred.graph.value_info:
+        known.record(info.name, info.type)
+
+
+def _slim_copy(model: ModelProto, known: _Known) -> ModelProto:
+    """Copy what inference needs: inputs bound, large constants as mere inputs, nothing declared."""
+    graph = model.graph
+    # From IR 4 on an initializer need not be an input as well.
+    slim = ModelProto(ir_version=max(model.ir_version, 4), graph=GraphProto(name=graph.name))
+    slim.opset_import.extend(known.opset_imports)
+    constants = constants_of(graph)
+    for name, tensor in constants.items():
+        known.record(name, onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims))
+        if is_small(tensor.dims) and not is_external(tensor):
+            known.values[name] = _value_of(tensor)
+            slim.graph.initializer.add().CopyFrom(tensor)
+        else:
+            slim.graph.input.add(name=name, type=known.types[name])
+    for sparse in graph.sparse_initializer:
+        name = sparse.values.name
+        known.record(name, onnx.helper.make_tensor_type_proto(sparse.values.data_type, sparse.dims))
+        slim.graph.input.add(name=name, type=known.types[name])
+    for info in graph.input:
+        if info.name not in known.types:
+            known.record(info.name, bind_type(info.type, known.dims, info.name))
+            slim.graph.input.add(name=info.name, type=known.types[info.name])
+    for node in graph.node:
+        if node.op_type != "Constant" or node.output[0] not in constants:
+            slim.graph.node.add().CopyFrom(node)
+            slim.graph.node[-1].domain = _standard(node.domain)
+    return slim
+
+
+def _value_of(tensor: TensorProto) -> Value:
+    try:
+        return onnx.numpy_helper.to_array(tensor)
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"Constant {tensor.name!r} is damaged", why=str(error), remedy="Export the model again."
+        ) from error
+
+
+# --- one pass over what is left ------------------------------------------------------------------
+
+
+def _resolve(node: NodeProto, known: _Known) -> None:
+    rests_on_assumption = bool(known.assumed.intersection(node.input))
+    found: Mapping[str, TypeProto] = {}
+    try:
+        found = _infer_outputs(node, known)
+    except (InferenceError, ValueError, LookupError) as error:
+        if not rests_on_assumption:
+            raise _contradiction(node, known, error) from error
+    for name in filter(None, node.output):
+        if name in known.shapes:
+            continue
+        if name in found:
+            known.record(name, found[name])
+        declared_dtype = known.declared[name].tensor_type.elem_type if name in known.declared else 0
+        if declared_dtype and node.op_type in _TYPED_BY_DECLARATION:
+            known.record(name, _tensor_type(TensorSpec(declared_dtype, known.shapes.get(name))))
+        if name not in known.shapes:
+            _assume(name, known)
+        elif rests_on_assumption:
+            known.assumed.add(name)
+
+
+def _infer_outputs(node: NodeProto, known: _Known) -> Mapping[str, TypeProto]:
+    """Types of the outputs as far as they follow from the inputs; raises where these disagree."""
+    domain = _standard(node.domain)
+    version = known.opsets.get(domain, 1)
+    if onnx.defs.has(node.op_type, version, domain):
+        return _infer_by_schema(node, onnx.defs.get_schema(node.op_type, version, domain), known)
+    rule = contrib_rule(node)
+    if rule is None:
+        return {}
+    specs = rule(
+        Operands(
+            node=node,
+            specs=tuple(known.spec(name) for name in node.input),
+            values=tuple(known.values.get(name) for name in node.input),
+        )
+    )
+    pairs = zip(node.output, specs, strict=False)
+    return {name: _tensor_type(spec) for name, spec in pairs if name and spec.dtype}
+
+
+def _infer_by_schema(node: NodeProto, schema: OpSchema, known: _Known) -> Mapping[str, TypeProto]:
+    types = {name: known.types[name] for name in (*node.input, *outer_reads(node)) if name in known.types}
+    if any(name and not _has_type(types.get(name)) for name in node.input):
+        return {}
+    values = {name: known.values[name] for name in node.input if name in known.values}
+    return onnx.shape_inference.infer_node_outputs(
+        schema,
+        node,
+        types,
+        input_data={name: onnx.numpy_helper.from_array(value) for name, value in values.items()},
+        opset_imports=list(known.opset_imports),
+    )
+
+
+def _assume(name: str, known: _Known) -> None:
+    """Take the shape from the naming rule or the declaration, keeping a type that was inferred."""
+    declared = known.declared.get(name, TypeProto())
+    found = known.types.get(name, declared)
+    if found.WhichOneof("value") not in (None, "tensor_type"):
+        known.types[name] = found
+        return
+    forward = name.removesuffix("_grad")
+    by_name = known.spec(forward) if forward != name else TensorSpec()
+    shape = by_name.shape if by_name.shape is not None else static_shape(declared)
+    dtype = found.tensor_type.elem_type or declared.tensor_type.elem_type or by_name.dtype
+    if shape is None and name in known.types:
+        return  # what was inferred may at least tell the rank
+    known.record(name, _tensor_type(TensorSpec(dtype, shape)))
+    known.assumed.add(name)
+
+
+def _fold(node: NodeProto, known: _Known) -> None:
+    standard = not _standard(node.domain)
+    for name in filter(None, node.output):
+        spec = known.spec(name)
+        if spec.dtype not in INTEGERS or (standard and (spec.shape is None or not is_small(spec.shape))):
+            return
+    shapes = [known.shapes.get(name) for name in node.input]
+    values = [known.values.get(name) for name in node.input]
+    folded = fold(node, shapes, values, known.opsets.get("", 1))
+    for name, value in zip(node.output, folded, strict=False):
+        if name and value is not None:
+            known.values[name] = value
+            dtype = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+            known.record(name, _tensor_type(TensorSpec(dtype, value.shape)))
+            if known.assumed.intersection(node.input):
+                known.assumed.add(name)
+
+
+# --- types and messages --------------------------------------------------------------------------
+
+
+def _standard(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _tensor_type(spec: TensorSpec) -> TypeProto:
+    return onnx.helper.make_tensor_type_proto(spec.dtype, spec.shape)
+
+
+def _has_type(found: TypeProto | None) -> bool:
+    return found is not None and (not found.HasField("tensor_type") or found.tensor_type.elem_type != 0)
+
+
+_CHECK_REMEDY = "Check the model with onnx.checker.check_model(model, full_check=True)."
+
+
+def _contradiction(node: NodeProto, known: _Known, error: Exception) -> ModelError:
+    inputs = (f"{name}: {_spelled(known.spec(name))}" for name in node.input if name)
+    given = " ".join(f"--dim {name}={size}" for name, size in known.dims.items())
+    return ModelError(
+        f"The inputs of node {node.name!r} ({node.op_type}) do not fit together",
+        why=f"{_readable(error)} ({', '.join(inputs)})",
+        remedy=f"Are these sizes meant: {given}?" if given else _CHECK_REMEDY,
+    )
+
+
+def _spelled(spec: TensorSpec) -> str:
+    shape = "of unknown shape" if spec.shape is None else "x".join(map(str, spec.shape)) or "scalar"
+    return f"{TensorProto.DataType.Name(spec.dtype)} {shape}"
+
+
+def _readable(error: Exception) -> str:
+    """Drop ONNX's own error names: what is left says what disagrees."""
+    return re.sub(r"\[\w+Error\]\s*|\(op_type:[^)]*\):\s*|Inference error\(s\):\s*", "", str(error)).strip()

@@ -1,0 +1,112 @@
+"""Names and order of nodes: unique names, topological order, and who reads what from outside."""
+
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+
+import onnx
+
+from campo_onnx.errors import ModelError
+
+
+def name_nodes(graph: onnx.GraphProto) -> None:
+    """Give every node of `graph` a name of its own, in place; the first of several keeps it.
+
+    ONNX Runtime refuses repeated names, and profiles are joined to nodes by name.
+    """
+    taken = {node.name for node in graph.node if node.name}
+    seen: set[str] = set()
+    for node in graph.node:
+        if node.name and node.name not in seen:
+            seen.add(node.name)
+            continue
+        node.name = fresh(node.name or node.op_type, taken)
+        taken.add(node.name)
+        seen.add(node.name)
+
+
+def fresh(stem: str, taken: set[str]) -> str:
+    """Find a name close to `stem` that is not in `taken`.
+
+    Examples
+    --------
+    >>> fresh("x", {"x", "x_1"})
+    'x_2'
+    >>> fresh("y", {"x"})
+    'y'
+    """
+    if stem not in taken:
+        return stem
+    number = 1
+    while f"{stem}_{number}" in taken:
+        number += 1
+    return f"{stem}_{number}"
+
+
+def sort_nodes(graph: onnx.GraphProto) -> None:
+    """Put the nodes of `graph` into topological order, in place; a sorted graph stays as it is.
+
+    Raises
+    ------
+    ModelError
+        If a tensor is made twice or by nobody, or nodes wait for each other.
+    """
+    known = {""} | {value.name for value in graph.input} | {t.name for t in graph.initializer}
+    known |= {sparse.values.name for sparse in graph.sparse_initializer}
+    producer: dict[str, int] = {}
+    for index, node in enumerate(graph.node):
+        for tensor in node.output:
+            if tensor and (tensor in producer or tensor in known):
+                raise ModelError(
+                    f"the tensor {tensor!r} is made twice, the second time by node {node.name!r}"
+                )
+            if tensor:
+                producer[tensor] = index
+    reads = [(*node.input, *outer_reads(node)) for node in graph.node]
+    for node, tensors in zip(graph.node, reads, strict=True):
+        for tensor in tensors:
+            if tensor not in known and tensor not in producer:
+                raise ModelError(
+                    f"node {node.name!r} ({node.op_type}) reads the tensor {tensor!r}, which nothing makes",
+                    remedy="The file is damaged or was cut out of a larger graph; export it again.",
+                )
+    for value in graph.output:
+        if value.name not in known and value.name not in producer:
+            raise ModelError(f"the graph output {value.name!r} is made by no node")
+    if all(producer.get(t, -1) < i for i, tensors in enumerate(reads) for t in tensors):
+        return
+    sorter: TopologicalSorter[int] = TopologicalSorter()
+    for index, tensors in enumerate(reads):
+        sorter.add(index, *(producer[t] for t in tensors if t in producer))
+    try:
+        order = list(sorter.static_order())
+    except CycleError as error:
+        names = [graph.node[i].name for i in error.args[1]]
+        raise ModelError(f"the nodes {', '.join(names)} wait for each other") from None
+    nodes = [graph.node[i] for i in order]
+    copies = [onnx.NodeProto() for _ in nodes]
+    for copy, node in zip(copies, nodes, strict=True):
+        copy.CopyFrom(node)
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+def outer_reads(node: onnx.NodeProto) -> tuple[str, ...]:
+    """List the tensors that bodies of a node (If, Loop, Scan) read from outside."""
+    found: dict[str, None] = {}
+    for body in _bodies(node):
+        own = {value.name for value in body.input} | {t.name for t in body.initializer}
+        for inner in body.node:
+            for tensor in (*inner.input, *outer_reads(inner)):
+                if tensor and tensor not in own:
+                    found[tensor] = None
+            own.update(inner.output)
+        found.update(dict.fromkeys(v.name for v in body.output if v.name not in own))
+    return tuple(found)
+
+
+def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            yield from attribute.graphs

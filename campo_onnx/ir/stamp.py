@@ -1,0 +1,65 @@
+"""The mark an optimized graph carries, so that optimizing it again changes nothing.
+
+A mixed graph looks to a planner like a graph with free casts in it; planned again, some of its
+FP32 nodes would now pay. The stamp says that this very graph is already a decision.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+import onnx
+
+STAMP_KEY = "campo_onnx"
+"""Key of the stamp among the model's metadata."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What was decided when the graph was written.
+
+    Parameters
+    ----------
+    strategy, lists, device, low
+        How it was planned; `low` is the low precision's name.
+    digest
+        :func:`structure_digest` of the graph as written; another one means it was edited since.
+    """
+
+    strategy: str
+    lists: str
+    device: str
+    low: str
+    digest: str
+
+
+def structure_digest(graph: onnx.GraphProto) -> str:
+    """Fingerprint of nodes, their order, edges and attributes."""
+    digest = hashlib.sha256()
+    for node in graph.node:
+        row = [node.op_type, node.domain, node.name, list(node.input), list(node.output)]
+        digest.update(json.dumps(row).encode())
+        for attribute in sorted(node.attribute, key=lambda a: a.name):
+            digest.update(attribute.SerializeToString(deterministic=True))
+    return digest.hexdigest()
+
+
+def read_stamp(model: onnx.ModelProto) -> Stamp | None:
+    """Return the stamp of a model, or None when it has none or was edited since."""
+    for entry in model.metadata_props:
+        if entry.key == STAMP_KEY:
+            try:
+                stamp = Stamp(**json.loads(entry.value))
+            except (ValueError, TypeError):
+                return None  # written by another version: plan afresh
+            return stamp if stamp.digest == structure_digest(model.graph) else None
+    return None
+
+
+def write_stamp(model: onnx.ModelProto, stamp: Stamp) -> None:
+    """Put the stamp into the model, in place of an older one."""
+    kept = [entry for entry in model.metadata_props if entry.key != STAMP_KEY]
+    entries = [(entry.key, entry.value) for entry in kept]
+    del model.metadata_props[:]
+    for key, value in (*entries, (STAMP_KEY, json.dumps(asdict(stamp), sort_keys=True))):
+        model.metadata_props.add(key=key, value=value)

@@ -1,0 +1,223 @@
+"""A read-only view of a training graph: what every later stage looks at.
+
+The view owns no protobuf. It is made once by :mod:`campo_onnx.ir.importer`; nothing downstream
+reads the file again or infers shapes again. Everything is keyed by name.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+FLOAT = int(TensorProto.FLOAT)
+
+
+class OpKey(NamedTuple):
+    """What an operator is called: ``("", "Conv")`` or ``("com.microsoft", "ConvGrad")``.
+
+    Examples
+    --------
+    >>> OpKey("com.microsoft", "ConvGrad").label
+    'com.microsoft:ConvGrad'
+    >>> OpKey.parse("Conv")
+    OpKey(domain='', op_type='Conv')
+    """
+
+    domain: str
+    op_type: str
+
+    @property
+    def label(self) -> str:
+        """The name as users write it: the domain is left out for standard ops."""
+        return f"{self.domain}:{self.op_type}" if self.domain else self.op_type
+
+    @classmethod
+    def parse(cls, label: str) -> "OpKey":
+        """Read :attr:`label` back."""
+        domain, _, op_type = label.rpartition(":")
+        return cls("" if domain == "ai.onnx" else domain, op_type)
+
+
+class TensorKind(Enum):
+    """Where a tensor comes from."""
+
+    INPUT = "input"
+    CONSTANT = "constant"  # an initializer, or the output of a Constant node
+    ACTIVATION = "activation"
+
+
+class Use(NamedTuple):
+    """One reading of a tensor: the node's name and the position among its inputs."""
+
+    node: str
+    position: int  # CAPTURE when a subgraph of the node reads the tensor from outside
+
+
+CAPTURE = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInfo:
+    """Type and shape of one tensor.
+
+    Parameters
+    ----------
+    name
+        Name in the graph.
+    dtype
+        ``TensorProto.DataType``; ``UNDEFINED`` (0) when unknown or not a tensor (a sequence, say).
+    shape
+        Static dimensions, or None when unknown.
+    kind
+        Where it comes from.
+    is_output
+        Whether it is an output of the graph.
+    """
+
+    name: str
+    dtype: int
+    shape: tuple[int, ...] | None
+    kind: TensorKind
+    is_output: bool = False
+
+    @property
+    def is_graph_io(self) -> bool:
+        """Whether the tensor is an input or output of the graph."""
+        return self.is_output or self.kind is TensorKind.INPUT
+
+    @property
+    def elements(self) -> int | None:
+        """Number of elements, or None when the shape is unknown."""
+        return None if self.shape is None else math.prod(self.shape)
+
+    @property
+    def itemsize_bytes(self) -> float:
+        """Bytes of one element as stored (half a byte for 4-bit types, 0 when unknown)."""
+        return _itemsize_bytes(self.dtype)
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes of the whole tensor; 0 when the shape or type is unknown."""
+        return (self.elements or 0) * self.itemsize_bytes
+
+
+def _itemsize_bytes(dtype: int) -> float:
+    if dtype in (TensorProto.UNDEFINED, TensorProto.STRING):
+        return 0.0
+    if dtype in (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1):
+        return 0.5
+    return float(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpNode:
+    """One node of the graph.
+
+    Parameters
+    ----------
+    name
+        Unique, never empty.
+    op
+        Domain and type.
+    inputs, outputs
+        Tensor names by position; an omitted optional one is ``""``, at any position.
+    captures
+        Tensors that bodies of this node (If, Loop, Scan) read from outside.
+    attributes
+        Attribute values as Python and NumPy values; graphs are left out.
+    """
+
+    name: str
+    op: OpKey
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    captures: tuple[str, ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphView:
+    """A training graph: nodes in topological order, tensors, and who makes and reads what.
+
+    Parameters
+    ----------
+    nodes
+        In topological order.
+    tensors
+        Every tensor of the main graph by name.
+    inputs, outputs
+        Names of the graph's inputs (without initializers) and outputs, in order.
+    opset
+        Version by domain; ``""`` is the standard domain.
+    values
+        Values of the constants that are small enough to look at (indices, shapes, scalars).
+    """
+
+    nodes: tuple[OpNode, ...]
+    tensors: Mapping[str, TensorInfo]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    opset: Mapping[str, int]
+    values: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    @cached_property
+    def node(self) -> Mapping[str, OpNode]:
+        """Nodes by name."""
+        return MappingProxyType({node.name: node for node in self.nodes})
+
+    @cached_property
+    def producer(self) -> Mapping[str, OpNode]:
+        """The node that makes a tensor; graph inputs and initializers have none."""
+        return MappingProxyType({t: node for node in self.nodes for t in node.outputs if t})
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[Use, ...]]:
+        """Readings of each tensor, in topological order; a tensor nobody reads is absent."""
+        uses: dict[str, list[Use]] = {}
+        for node in self.nodes:
+            for index, tensor in enumerate(node.inputs):
+                if tensor:
+                    uses.setdefault(tensor, []).append(Use(node.name, index))
+            for tensor in node.captures:
+                uses.setdefault(tensor, []).append(Use(node.name, CAPTURE))
+        return MappingProxyType({tensor: tuple(found) for tensor, found in uses.items()})
+
+    def is_float32(self, tensor: str) -> bool:
+        """Whether the tensor exists and holds FP32."""
+        info = self.tensors.get(tensor)
+        return info is not None and info.dtype == FLOAT
+
+    def shape(self, tensor: str) -> tuple[int, ...] | None:
+        """Shape of a tensor, or None when it, or its shape, is unknown."""
+        info = self.tensors.get(tensor)
+        return None if info is None else info.shape
+
+    @cached_property
+    def digest(self) -> str:
+        """Fingerprint of nodes, edges, attributes and shapes: tells whether a plan fits a graph."""
+        digest = hashlib.sha256()
+        for tensor in (*self.inputs, *self.outputs):
+            info = self.tensors[tensor]
+            digest.update(f"{tensor}:{info.dtype}:{info.shape}\n".encode())
+        for node in self.nodes:
+            row: list[Any] = [node.name, node.op.label, node.inputs, node.outputs, node.captures]
+            row.append(sorted((k, _fingerprint(v)) for k, v in node.attributes.items()))
+            digest.update(json.dumps(row).encode())
+            digest.update(str([self.shape(t) for t in node.outputs]).encode())
+        return digest.hexdigest()
+
+
+def _fingerprint(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
+    return repr(value)

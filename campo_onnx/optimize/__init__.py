@@ -1,0 +1,1 @@
+"""Deciding each node's precision, and writing the decision into the graph."""

@@ -1,0 +1,70 @@
+"""The class of every node: what the lists say of its operator, and what pattern rules say of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from campo_onnx.ir.view import GraphView, Use
+from campo_onnx.optimize.oplists import OpClass, OpLists
+from campo_onnx.optimize.patterns import PATTERN_RULES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeClass:
+    """Class of one node and, where a pattern rule or its constants decided, why."""
+
+    op_class: OpClass
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classification:
+    """Classes of all nodes.
+
+    Parameters
+    ----------
+    classes
+        By node name.
+    contained
+        Readings through which a deny node's unsafety does not spread.
+    taint_through_decisions
+        Whether comparison results, masks and indices carry unsafety, as they do in TensorFlow.
+    """
+
+    classes: Mapping[str, NodeClass]
+    contained: frozenset[Use]
+    taint_through_decisions: bool
+
+
+def classify(
+    view: GraphView, lists: OpLists, update: frozenset[str], overflowing: Mapping[str, str]
+) -> Classification:
+    """Classify every node of a graph.
+
+    Parameters
+    ----------
+    view
+        The graph.
+    lists
+        Four lists and the names of the pattern rules that go with them.
+    update
+        Nodes of the weight update (:func:`campo_onnx.optimize.safety.weight_update`).
+    overflowing
+        Nodes with a constant the low precision overflows on, with the reason: what they compute
+        (a mask of -3e38, say) would overflow downstream too, so they are deny.
+    """
+    classes = {node.name: NodeClass(op_class=lists.class_of(node.op)) for node in view.nodes}
+    contained: frozenset[Use] = frozenset()
+    from_patterns: dict[str, NodeClass] = {}
+    for name in lists.patterns:
+        findings = PATTERN_RULES[name](view, update)
+        contained |= findings.contained
+        for node, (op_class, reason) in findings.classes.items():
+            # Of two rules that disagree, the one that keeps FP32 is right.
+            if node not in from_patterns or op_class is OpClass.DENY:
+                from_patterns[node] = NodeClass(op_class=op_class, reason=reason)
+    unsafe = {n: NodeClass(op_class=OpClass.DENY, reason=reason) for n, reason in overflowing.items()}
+    return Classification(
+        classes=classes | from_patterns | unsafe,
+        contained=contained,
+        taint_through_decisions=lists.taint_through_decisions,
+    )

@@ -1,0 +1,116 @@
+"""The walks that strategies are made of: taint, between, flood. Pure functions over node names."""
+
+from collections.abc import Callable, Iterator
+
+from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.optimize.classify import Classification
+from campo_onnx.optimize.oplists import OpClass
+
+_GRAY = (OpClass.INFER, OpClass.CLEAR)
+
+
+def taint(view: GraphView, classification: Classification) -> frozenset[str]:
+    """Find infer and clear nodes that a deny node makes unsafe (traverse 2; TensorFlow's pass 2).
+
+    A node is tainted when it lies on a path from a deny node to a deny or infer node through infer
+    and clear nodes; so a tail of clear nodes that leads to allow nodes only is spared.
+
+    Returns
+    -------
+    frozenset
+        Names of tainted nodes, without the deny nodes themselves.
+    """
+    class_of = {name: found.op_class for name, found in classification.classes.items()}
+    leads_on = _clear_leading_to_infer_or_deny(view, classification, class_of)
+    tainted: set[str] = set()
+    pending = [node for node in view.nodes if class_of[node.name] is OpClass.DENY]
+    while pending:
+        for reader in _carried_to(pending.pop(), view, classification):
+            name = reader.name
+            if name in tainted or class_of[name] not in _GRAY:
+                continue
+            if class_of[name] is OpClass.INFER or name in leads_on:
+                tainted.add(name)
+                pending.append(reader)
+    return frozenset(tainted)
+
+
+def _carried_to(node: OpNode, view: GraphView, classification: Classification) -> Iterator[OpNode]:
+    """Yield the nodes that unsafety spreads to in one step."""
+    for tensor in node.outputs:
+        if not tensor or not (classification.taint_through_decisions or view.is_float32(tensor)):
+            continue
+        for use in view.consumers.get(tensor, ()):
+            if use not in classification.contained:
+                yield view.node[use.node]
+
+
+def _clear_leading_to_infer_or_deny(
+    view: GraphView, classification: Classification, class_of: dict[str, OpClass]
+) -> frozenset[str]:
+    found: set[str] = set()
+    for node in reversed(view.nodes):
+        if class_of[node.name] is OpClass.CLEAR and any(
+            reader.name in found or class_of[reader.name] in (OpClass.INFER, OpClass.DENY)
+            for reader in _carried_to(node, view, classification)
+        ):
+            found.add(node.name)
+    return frozenset(found)
+
+
+def between(view: GraphView, low: frozenset[str], may_pass: Callable[[str], bool]) -> frozenset[str]:
+    """Find the nodes on paths from a low node to a low node (traverse 3; TensorFlow's pass 3).
+
+    Parameters
+    ----------
+    view
+        The graph.
+    low
+        Nodes that are low already; paths start and end there.
+    may_pass
+        Whether a path may lead through a node, which then becomes low.
+    """
+    forward = _reach(view, low, may_pass, readers)
+    return forward & _reach(view, low, lambda name: name in forward, writers)
+
+
+def flood(view: GraphView, low: frozenset[str], may_pass: Callable[[str], bool]) -> frozenset[str]:
+    """Find what can be reached from low nodes, up or down, through nodes that `may_pass`."""
+    return _reach(view, low, may_pass, neighbours)
+
+
+def _reach(
+    view: GraphView,
+    start: frozenset[str],
+    may_pass: Callable[[str], bool],
+    step: Callable[[OpNode, GraphView], Iterator[OpNode]],
+) -> frozenset[str]:
+    found: set[str] = set()
+    pending = [view.node[name] for name in start]
+    while pending:
+        for node in step(pending.pop(), view):
+            if node.name not in found and node.name not in start and may_pass(node.name):
+                found.add(node.name)
+                pending.append(node)
+    return frozenset(found)
+
+
+def readers(node: OpNode, view: GraphView) -> Iterator[OpNode]:
+    """Yield the nodes that read an FP32 output of `node`."""
+    for tensor in node.outputs:
+        if view.is_float32(tensor):
+            for use in view.consumers.get(tensor, ()):
+                yield view.node[use.node]
+
+
+def writers(node: OpNode, view: GraphView) -> Iterator[OpNode]:
+    """Yield the nodes that make an FP32 input of `node`."""
+    for tensor in node.inputs:
+        if tensor in view.producer and view.is_float32(tensor):
+            yield view.producer[tensor]
+
+
+def neighbours(node: OpNode, view: GraphView) -> Iterator[OpNode]:
+    """Yield readers and writers of `node`."""
+    yield from readers(node, view)
+    yield from writers(node, view)

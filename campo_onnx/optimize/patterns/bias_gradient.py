@@ -1,0 +1,39 @@
+"""ReduceSum that computes the gradient of a bias or scale: TensorFlow's BiasAddGrad, not Sum."""
+
+from campo_onnx.ir.view import GraphView, OpKey
+from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.patterns.findings import Findings
+
+_SUMS = frozenset({OpKey("", "ReduceSum"), OpKey("com.microsoft", "ReduceSumTraining")})
+_MOVES = frozenset(
+    OpKey("", op) for op in ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+)
+
+
+def bias_gradient(view: GraphView, update: frozenset[str]) -> Findings:
+    """Find sums whose result only leaves the graph or feeds the weight update."""
+    classes = {}
+    for node in view.nodes:
+        if node.op not in _SUMS or not view.is_float32(node.outputs[0]):
+            continue
+        before = view.tensors[node.inputs[0]].elements
+        after = view.tensors[node.outputs[0]].elements
+        if before and after and after < before and _only_leaves(node.outputs[0], view, update):
+            classes[node.name] = (OpClass.INFER, "sums the gradient of a bias or scale")
+    return Findings(classes=classes)
+
+
+def _only_leaves(tensor: str, view: GraphView, update: frozenset[str]) -> bool:
+    pending, leaves = [tensor], False
+    while pending:
+        tensor = pending.pop()
+        leaves |= view.tensors[tensor].is_output
+        for use in view.consumers.get(tensor, ()):
+            reader = view.node[use.node]
+            if reader.name in update:
+                leaves = True
+            elif reader.op in _MOVES and use.position == 0:
+                pending.append(reader.outputs[0])
+            else:
+                return False
+    return leaves

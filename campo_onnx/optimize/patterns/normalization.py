@@ -1,0 +1,85 @@
+"""Pieces of decomposed normalizations (batch, layer, group, RMS) and of their gradients.
+
+Their signature, whatever the framework: a reduction whose small result, after some arithmetic of
+its own size, is broadcast back onto a tensor of the size that was reduced.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from campo_onnx.ir.view import GraphView, OpKey, OpNode, Use
+from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.patterns.findings import Findings
+
+_LINEAR = frozenset(
+    {OpKey("", "ReduceMean"), OpKey("", "ReduceSum"), OpKey("com.microsoft", "ReduceSumTraining")}
+)
+_SQUARING = frozenset({OpKey("", "ReduceL2"), OpKey("", "ReduceSumSquare")})
+_VECTOR_OPS = frozenset(
+    OpKey("", op)
+    for op in (
+        *("Add", "Sub", "Mul", "Div", "Sqrt", "Reciprocal", "Pow", "Neg", "Max", "Clip"),
+        *("Reshape", "Squeeze", "Unsqueeze", "Identity", "Expand", "Transpose"),
+    )
+)
+_BROADCASTS = frozenset(OpKey("", op) for op in ("Add", "BatchNormalization", "Div", "Mul", "Sub"))
+
+
+def normalization(view: GraphView, update: frozenset[str]) -> Findings:
+    """Find statistics, the squares they are made of, and where they are broadcast back.
+
+    A reduction of the values themselves is infer, as it is inside the framework's own
+    normalization. Squares and what sums them stay FP32, since x * x overflows FP16 from 256 on.
+    Neither spreads unsafety onto the tensor the statistic is broadcast onto.
+    """
+    classes: dict[str, tuple[OpClass, str]] = {}
+    contained: set[Use] = set()
+    for node in view.nodes:
+        if node.op not in _LINEAR | _SQUARING or not view.is_float32(node.outputs[0]):
+            continue
+        before = view.tensors[node.inputs[0]].elements
+        after = view.tensors[node.outputs[0]].elements
+        if not before or not after or after >= before:
+            continue
+        broadcasts = frozenset(_broadcasts_back(node, before, after, view))
+        if not broadcasts:
+            continue
+        contained |= broadcasts
+        square = _square_before(node, view)
+        if node.op in _SQUARING or square is not None:
+            classes[node.name] = (OpClass.DENY, "sums squares in a normalization")
+        else:
+            classes[node.name] = (OpClass.INFER, "a statistic of a normalization")
+        if square is not None:
+            classes[square.name] = (OpClass.DENY, "squares in a normalization")
+    return Findings(classes=classes, contained=frozenset(contained))
+
+
+def _broadcasts_back(node: OpNode, before: int, after: int, view: GraphView) -> Iterator[Use]:
+    """Yield the readings in which the statistic meets a tensor of the reduced one's size."""
+    pending, seen = [node.outputs[0]], {node.outputs[0]}
+    while pending:
+        for use in view.consumers.get(pending.pop(), ()):
+            reader = view.node[use.node]
+            elements = view.tensors[reader.outputs[0]].elements if reader.outputs[0] else None
+            if elements is None:
+                continue
+            if elements == before and reader.op in _BROADCASTS:
+                yield use
+            elif elements <= after and reader.op in _VECTOR_OPS and reader.outputs[0] not in seen:
+                seen.add(reader.outputs[0])
+                pending.append(reader.outputs[0])
+
+
+def _square_before(node: OpNode, view: GraphView) -> OpNode | None:
+    maker = view.producer.get(node.inputs[0])
+    if maker is None:
+        return None
+    if maker.op == OpKey("", "Mul") and maker.inputs[0] == maker.inputs[1]:
+        return maker
+    if maker.op == OpKey("", "Pow"):
+        exponent = view.values.get(maker.inputs[1])
+        if exponent is not None and exponent.size == 1 and np.ravel(exponent)[0] == 2:
+            return maker
+    return None

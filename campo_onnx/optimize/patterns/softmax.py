@@ -1,0 +1,39 @@
+"""Softmax, fused or in pieces: its exponentials and its result are bounded by 1."""
+
+from campo_onnx.ir.view import GraphView, OpKey, Use
+from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.patterns.findings import Findings
+
+_VIEWS = frozenset(OpKey("", op) for op in ("Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
+
+
+def softmax(view: GraphView, update: frozenset[str]) -> Findings:
+    """Find Exp(x - max(x)), which lies in (0, 1], and what reads a softmax.
+
+    1. Exp of a value minus its row's maximum becomes infer.
+    2. What reads a Softmax reads values in [0, 1], however unsafe the softmax's own input is.
+
+    The sum of a row and the division by it form a statistic that is broadcast back: the rule
+    :func:`~campo_onnx.optimize.patterns.normalization.normalization` finds those, and likewise
+    the row sums in softmax's gradient.
+    """
+    classes: dict[str, tuple[OpClass, str]] = {}
+    contained: set[Use] = set()
+    for node in view.nodes:
+        if node.op == OpKey("", "Softmax"):
+            contained.update(view.consumers.get(node.outputs[0], ()))
+        elif node.op == OpKey("", "Exp"):
+            shift = view.producer.get(node.inputs[0])
+            if shift is None or shift.op != OpKey("", "Sub"):
+                continue
+            if _maximum_of(shift.inputs[1], view) == shift.inputs[0]:
+                classes[node.name] = (OpClass.INFER, "Exp inside a softmax, bounded by 1")
+    return Findings(classes=classes, contained=frozenset(contained))
+
+
+def _maximum_of(tensor: str, view: GraphView) -> str | None:
+    """Return the tensor whose ReduceMax `tensor` is, looking through views."""
+    maker = view.producer.get(tensor)
+    while maker is not None and maker.op in _VIEWS:
+        maker = view.producer.get(maker.inputs[0])
+    return maker.inputs[0] if maker is not None and maker.op == OpKey("", "ReduceMax") else None

@@ -1,0 +1,264 @@
+"""The plan: a value that says which node runs in which precision, where casts go, and why.
+
+It owns no graph. It prints, diffs, saves and loads; :mod:`campo_onnx.optimize.rewrite` carries it
+out and decides nothing.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from campo_onnx.errors import PlanMismatchError, UsageError
+from campo_onnx.ir.precision import Precision
+from campo_onnx.ir.view import FLOAT, GraphView
+from campo_onnx.optimize.problem import Assignment, Problem, Verdict
+
+FORMAT_VERSION = 1
+"""Version of the plan file; raised when a reader of the old one would misread the new one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Precision of one node.
+
+    Parameters
+    ----------
+    node, op_type, op_class
+        The node, its operator's label and its class (``allow``, ``infer``, ``clear``, ``deny``,
+        ``unlisted``, ``unknown``).
+    precision
+        ``fp32``, ``fp16`` or ``bf16``; ``-`` for a node that computes no floating point we change.
+    decided_by, reason
+        Who decided, and why.
+    gain_us
+        What low precision saves on this node before casts (also where it was not chosen).
+    cast_us
+        Time of the casts at its inputs and outputs in this plan.
+    """
+
+    node: str
+    op_type: str
+    op_class: str
+    precision: str
+    decided_by: str
+    reason: str
+    gain_us: float
+    cast_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCast:
+    """One Cast, shared by every consumer that wants the tensor in `dst`.
+
+    Parameters
+    ----------
+    tensor
+        Name of the tensor in FP32.
+    src, dst
+        Precisions it is cast from and to.
+    consumers
+        Nodes that read the result; empty when only the graph's caller does.
+    cast_us
+        Predicted time.
+    """
+
+    tensor: str
+    src: str
+    dst: str
+    consumers: tuple[str, ...]
+    cast_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A decision for every node of one graph on one device.
+
+    Parameters
+    ----------
+    strategy, lists
+        How it was decided.
+    device, source
+        The device it was decided for, and where the costs come from (``datasheet``: an estimate).
+    low
+        The low precision, ``fp16`` or ``bf16``.
+    fp32_us, predicted_us
+        Predicted step of the given graph and of the planned one.
+    casts, pads, decisions
+        What to insert, and the precision of every node.
+    digest
+        Fingerprint of the graph it fits.
+    lower_bound_us
+        What no assignment under the same lists, safety rules and costs can go below; None where
+        the strategy proves nothing. Equal to `predicted_us` but for rounding when optimal.
+    """
+
+    strategy: str
+    lists: str
+    device: str
+    source: str
+    low: str
+    fp32_us: float
+    predicted_us: float
+    casts: tuple[PlannedCast, ...]
+    pads: tuple[Mapping[str, Any], ...]
+    decisions: tuple[Decision, ...]
+    digest: str
+    lower_bound_us: float | None = None
+
+    @cached_property
+    def low_nodes(self) -> frozenset[str]:
+        """Nodes this plan turns low (those that were low in the given graph not included)."""
+        return frozenset(
+            d.node for d in self.decisions if d.precision == self.low and d.decided_by != "graph"
+        )
+
+    @property
+    def cast_us(self) -> float:
+        """Predicted time of all inserted casts."""
+        return sum(cast.cast_us for cast in self.casts)
+
+    @property
+    def speedup(self) -> float:
+        """Predicted FP32 step over predicted step."""
+        return self.fp32_us / self.predicted_us if self.predicted_us else 1.0
+
+    def to_json(self) -> str:
+        """Write the plan as JSON, one decision a line so that plans diff well."""
+        document: dict[str, Any] = {"format_version": FORMAT_VERSION}
+        document |= {name: getattr(self, name) for name in ("strategy", "lists", "device", "source", "low")}
+        document |= {
+            name: getattr(self, name) for name in ("fp32_us", "predicted_us", "lower_bound_us", "digest")
+        }
+        head = json.dumps(document, indent=1)[:-2]
+        for name in ("casts", "pads", "decisions"):
+            rows = (row if isinstance(row, Mapping) else asdict(row) for row in getattr(self, name))
+            lines = ",\n  ".join(json.dumps(row) for row in rows)
+            head += f',\n "{name}": [' + (f"\n  {lines}\n ]" if lines else "]")
+        return head + "\n}\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, title: str = "the plan") -> "Plan":
+        """Read a plan back.
+
+        Raises
+        ------
+        UsageError
+            If the text is no plan, or one of another format version.
+        """
+        try:
+            document = json.loads(text)
+            version = document.pop("format_version")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UsageError(
+                f"{title} is not a plan file", remedy="Write one with: campo-onnx optimize MODEL --plan FILE"
+            ) from None
+        if version != FORMAT_VERSION:
+            raise UsageError(
+                f"{title} has format version {version}",
+                why=f"this version reads {FORMAT_VERSION}",
+                remedy="Plan the model again.",
+            )
+        try:
+            document["casts"] = tuple(
+                PlannedCast(**row | {"consumers": tuple(row["consumers"])}) for row in document["casts"]
+            )
+            document["decisions"] = tuple(Decision(**row) for row in document["decisions"])
+            document["pads"] = tuple(document["pads"])
+            return cls(**document)
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"{title} is damaged", why=str(error), remedy="Plan the model again.") from None
+
+    def check_fits(self, view: GraphView) -> None:
+        """Raise PlanMismatchError unless the plan was made for this very graph."""
+        if self.digest != view.digest:
+            raise PlanMismatchError(
+                "the plan does not fit the model",
+                why="nodes, shapes or attributes changed since it was made",
+                remedy="Plan the model again, with the same --dim options.",
+            )
+
+
+def make_plan(problem: Problem, assignment: Assignment, *, strategy: str, lists: str) -> Plan:
+    """Turn a strategy's answer into a plan.
+
+    Parameters
+    ----------
+    problem
+        The question.
+    assignment
+        The answer.
+    strategy, lists
+        Names to record.
+    """
+    low = assignment.low
+    casts = tuple(_casts(problem, low))
+    cast_us_by_tensor = {cast.tensor: cast.cast_us for cast in casts}
+    decisions = []
+    for node in problem.view.nodes:
+        verdict = problem.fixed.get(node.name) or assignment.verdicts[node.name]
+        decisions.append(
+            Decision(
+                node=node.name,
+                op_type=node.op.label,
+                op_class=problem.op_class(node.name).value,
+                precision=_precision(problem, node.name, low, verdict),
+                decided_by=verdict.decided_by,
+                reason=verdict.reason,
+                gain_us=problem.costs.nodes[node.name].gain_us,
+                cast_us=sum(cast_us_by_tensor.get(e.tensor, 0.0) for e in problem.edges_of(node.name)),
+            )
+        )
+    return Plan(
+        strategy=strategy,
+        lists=lists,
+        device=problem.costs.device,
+        source=problem.costs.source,
+        low=problem.low.value,
+        fp32_us=problem.predicted_us(frozenset()),
+        predicted_us=problem.predicted_us(low),
+        casts=casts,
+        pads=(),
+        decisions=tuple(decisions),
+        digest=problem.view.digest,
+        lower_bound_us=assignment.lower_bound_us,
+    )
+
+
+def _casts(problem: Problem, low: frozenset[str]) -> list[PlannedCast]:
+    casts = []
+    for edge in problem.edges.values():
+        if edge.is_cast_down(low):
+            consumers = tuple(reader for reader in edge.readers if reader in low)
+            src, dst = Precision.FP32, problem.low
+        elif edge.is_cast_up(low):
+            consumers = tuple(
+                dict.fromkeys(
+                    use.node
+                    for use in problem.view.consumers.get(edge.tensor, ())
+                    if use.position not in problem.ports[use.node].any_inputs
+                    and (use.node not in low or use.position not in problem.ports[use.node].low_inputs)
+                )
+            )
+            src, dst = problem.low, Precision.FP32
+        else:
+            continue
+        casts.append(
+            PlannedCast(
+                tensor=edge.tensor, src=src.value, dst=dst.value, consumers=consumers, cast_us=edge.cast_us
+            )
+        )
+    return casts
+
+
+def _precision(problem: Problem, node: str, low: frozenset[str], verdict: Verdict) -> str:
+    if node in low:
+        return problem.low.value
+    op_node = problem.view.node[node]
+    tensors = [t for t in (*op_node.inputs, *op_node.outputs) if t]
+    dtypes = {problem.view.tensors[t].dtype for t in tensors}
+    if FLOAT in dtypes:
+        return Precision.FP32.value
+    found = [p.value for p in (Precision.FP16, Precision.BF16) if p.onnx_dtype in dtypes]
+    return found[0] if found else "-"

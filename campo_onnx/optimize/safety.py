@@ -1,0 +1,124 @@
+"""What stays FP32 whatever the lists and the costs say: the loss and the weight update."""
+
+from collections.abc import Iterable, Mapping
+
+from campo_onnx.ir.view import GraphView, OpKey, OpNode, TensorKind
+from campo_onnx.optimize.oplists import OpClass, OpLists
+
+_ELEMENTWISE = frozenset(
+    OpKey("", op)
+    for op in (
+        *("Abs", "Add", "Cast", "Clip", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Pow"),
+        *("Reciprocal", "Sign", "Sqrt", "Sub", "Sum", "Where"),
+    )
+)
+_NORMALIZATIONS = frozenset(
+    OpKey("", op)
+    for op in (
+        *("BatchNormalization", "GroupNormalization", "InstanceNormalization"),
+        *("LayerNormalization", "RMSNormalization"),
+    )
+)
+_LOSS_HEADS = frozenset({OpKey("", "LogSoftmax"), OpKey("", "Softmax")})
+
+
+def weight_update(view: GraphView) -> frozenset[str]:
+    """Find the nodes that write new parameters, optimizer state or running statistics.
+
+    A graph output is a new version of a graph input of its shape when the input reaches it through
+    elementwise nodes of that shape. The update is what computes it from there back to where the
+    gradient leaves the network (a MatMul, a reduction, a Transpose).
+    """
+    found: set[str] = set()
+    inputs_by_shape: dict[tuple[int, ...], set[str]] = {}
+    for tensor in view.inputs:
+        if view.is_float32(tensor) and (shape := view.shape(tensor)) is not None:
+            inputs_by_shape.setdefault(shape, set()).add(tensor)
+    for output in view.outputs:
+        shape = view.shape(output)
+        if shape is None or not view.is_float32(output) or shape not in inputs_by_shape:
+            continue
+        region, reads = _elementwise_region(output, shape, view)
+        if reads & inputs_by_shape[shape]:
+            found |= region
+    return frozenset(found)
+
+
+def _elementwise_region(output: str, shape: tuple[int, ...], view: GraphView) -> tuple[set[str], set[str]]:
+    """Walk back from `output` through elementwise nodes of `shape` or of one element."""
+    region: set[str] = set()
+    reads: set[str] = set()
+    pending = [output]
+    while pending:
+        tensor = pending.pop()
+        node = view.producer.get(tensor)
+        if node is None or node.name in region:
+            continue
+        fits = view.shape(tensor) == shape or view.tensors[tensor].elements == 1
+        if node.op in _ELEMENTWISE and fits:
+            region.add(node.name)
+            reads.update(node.inputs)
+            pending.extend(t for t in node.inputs if t)
+    return region, reads
+
+
+def loss(view: GraphView, lists: OpLists) -> frozenset[str]:
+    """Find the nodes that compute the loss from the network's last result.
+
+    The loss is a graph output of one FP32 element: the one called ``loss``, or the first that no
+    graph input turns into by an update. The walk back from it stops before tensor-core operations
+    and normalizations, and behind a softmax or the sum of two whole tensors (a residual branch).
+    """
+    start = _loss_output(view)
+    if start is None:
+        return frozenset()
+    region: set[str] = set()
+    pending = [start]
+    while pending:
+        node = view.producer.get(pending.pop())
+        if node is None or node.name in region:
+            continue
+        if lists.class_of(node.op) is OpClass.ALLOW or node.op in _NORMALIZATIONS:
+            continue
+        region.add(node.name)
+        if node.op not in _LOSS_HEADS and not _joins_two_tensors(node, view):
+            pending.extend(t for t in node.inputs if view.is_float32(t))
+    return frozenset(region)
+
+
+def _loss_output(view: GraphView) -> str | None:
+    scalars = [
+        t for t in view.outputs if view.is_float32(t) and view.tensors[t].elements == 1 and t in view.producer
+    ]
+    named = [t for t in scalars if "loss" in t.lower() and "scale" not in t.lower()]
+    return next(iter(named or scalars), None)
+
+
+def _joins_two_tensors(node: OpNode, view: GraphView) -> bool:
+    if node.op != OpKey("", "Add"):
+        return False
+    shapes = {view.shape(t) for t in node.inputs}
+    kinds = {view.tensors[t].kind for t in node.inputs}
+    return (
+        len(shapes) == 1 and kinds == {TensorKind.ACTIVATION} and view.tensors[node.outputs[0]].elements != 1
+    )
+
+
+def protected(view: GraphView, lists: OpLists) -> Mapping[str, str]:
+    """Say which nodes stay FP32 for safety.
+
+    Returns
+    -------
+    mapping
+        Reason by node name.
+    """
+    reasons = dict.fromkeys(loss(view, lists), "computes the loss")
+    reasons |= dict.fromkeys(weight_update(view), "updates weights, optimizer state or statistics")
+    return reasons
+
+
+def scalar_inputs(view: GraphView, tensors: Iterable[str]) -> tuple[str, ...]:
+    """Pick the graph inputs of one element: hyperparameters whose magnitude the graph does not tell."""
+    return tuple(
+        t for t in tensors if t and view.tensors[t].kind is TensorKind.INPUT and view.tensors[t].elements == 1
+    )

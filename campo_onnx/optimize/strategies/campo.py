@@ -1,0 +1,144 @@
+"""Campo: four traverses that ask what a Cast costs (Campo, section 4.3)."""
+
+from collections.abc import Iterable
+
+from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.passes import between, neighbours, taint
+from campo_onnx.optimize.problem import Assignment, Problem, Verdict
+from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
+
+_GRAY = (OpClass.INFER, OpClass.CLEAR)
+
+
+def campo(problem: Problem) -> Assignment:
+    """Decide by the paper's four traverses, unrefined; all FP32 where that is predicted faster."""
+    verdicts = listed_verdicts(problem)
+    first = traverse_1(problem)
+    verdicts |= first.verdicts
+    low = first.low
+    tainted = traverse_2(problem)
+    for name in tainted:
+        verdicts[name] = Verdict(decided_by="traverse-2", reason="downstream of a deny node")
+    found = traverse_3(problem, low, tainted)
+    for name in found:
+        verdicts[name] = Verdict(decided_by="traverse-3", reason="between low nodes, so it saves their casts")
+    low |= found
+    fourth = traverse_4(problem, low, tainted)
+    verdicts |= fourth.verdicts
+    low |= fourth.low
+    for node in problem.view.nodes:
+        if problem.is_free(node.name) and node.name not in verdicts:
+            verdicts[node.name] = Verdict(decided_by="traverse-3", reason="not between low nodes")
+    if problem.predicted_us(low) >= problem.predicted_us(frozenset()):
+        never_worse = Verdict(
+            decided_by="never-worse", reason="the whole assignment is predicted no faster than FP32"
+        )
+        verdicts |= dict.fromkeys(low, never_worse)
+        low = frozenset()
+    return Assignment(low=low, verdicts={k: v for k, v in verdicts.items() if problem.is_free(k)})
+
+
+def traverse_1(problem: Problem) -> Assignment:
+    """Allow nodes: low where FP16 time plus casts beats FP32 time.
+
+    Casts of inputs count unless the input is low already (made low, or cast for an earlier node);
+    casts of outputs always count, since no reader is decided yet.
+
+    Returns
+    -------
+    Assignment
+        Of the free allow nodes.
+    """
+    verdicts: dict[str, Verdict] = {}
+    low: set[str] = set()
+    has_low_version: set[str] = set()
+    for node in problem.view.nodes:
+        name = node.name
+        if not has_class(problem, name, OpClass.ALLOW):
+            continue
+        cost, ports = problem.costs.nodes[name], problem.ports[name]
+        inputs = {node.inputs[i] for i in ports.low_inputs} & problem.edges.keys()
+        outputs = {node.outputs[i] for i in ports.low_outputs} & problem.edges.keys()
+        to_cast = {
+            t
+            for t in inputs
+            if problem.edges[t].producer not in low
+            and problem.edges[t].twin is None
+            and t not in has_low_version
+        }
+        cast_us = sum(problem.edges[t].cast_us for t in (*sorted(to_cast), *sorted(outputs)))
+        pays = cost.low_us + cast_us < cost.fp32_us
+        verdicts[name] = Verdict(
+            decided_by="traverse-1",
+            reason=f"{'gains' if pays else 'would gain only'} {cost.gain_us:.1f} us, casts cost {cast_us:.1f} us",
+        )
+        if pays:
+            low.add(name)
+            has_low_version |= to_cast
+    return Assignment(low=frozenset(low), verdicts=verdicts)
+
+
+def traverse_2(problem: Problem) -> frozenset[str]:
+    """Infer and clear nodes that a deny node makes unsafe."""
+    tainted = taint(problem.view, problem.classification)
+    return frozenset(name for name in tainted if problem.is_free(name))
+
+
+def traverse_3(problem: Problem, low: frozenset[str], tainted: frozenset[str]) -> frozenset[str]:
+    """Infer and clear nodes between low nodes.
+
+    The paper extends TensorFlow's pass here, whose rule is "between"; read literally, as every
+    remaining infer and clear node, nothing would be left for traverse 4.
+    """
+    return between(problem.view, low, lambda name: name not in tainted and has_class(problem, name, *_GRAY))
+
+
+def traverse_4(problem: Problem, low: frozenset[str], tainted: frozenset[str]) -> Assignment:
+    """Clear nodes connected to a low node through clear nodes: each group low if it pays.
+
+    A group is decided as a whole: what its nodes gain against the change of all casts at its
+    boundary.
+
+    Returns
+    -------
+    Assignment
+        Of the nodes looked at.
+    """
+    verdicts: dict[str, Verdict] = {}
+    low_now = set(low)
+    for group in _clear_groups(problem, low, tainted):
+        gain_us = sum(problem.costs.nodes[name].gain_us for name in group)
+        edges = {edge.tensor: edge for name in group for edge in problem.edges_of(name)}
+        before_us = sum(edge.boundary_us(low_now) for edge in edges.values())
+        after_us = sum(edge.boundary_us(low_now | group) for edge in edges.values())
+        pays = gain_us > after_us - before_us
+        reason = (
+            f"{'gains' if pays else 'would gain only'} {gain_us:.1f} us in a group of {len(group)} clear nodes, "
+            f"casts change by {after_us - before_us:+.1f} us"
+        )
+        verdicts |= dict.fromkeys(group, Verdict(decided_by="traverse-4", reason=reason))
+        if pays:
+            low_now |= group
+    return Assignment(low=frozenset(low_now - low), verdicts=verdicts)
+
+
+def _clear_groups(problem: Problem, low: frozenset[str], tainted: frozenset[str]) -> Iterable[frozenset[str]]:
+    """Yield connected groups of remaining clear nodes that touch a low node, in graph order."""
+
+    def remains(name: str) -> bool:
+        return name not in low and name not in tainted and has_class(problem, name, OpClass.CLEAR)
+
+    seen: set[str] = set()
+    for node in problem.view.nodes:
+        if node.name in seen or not remains(node.name):
+            continue
+        group, touches, pending = {node.name}, False, [node]
+        while pending:
+            for other in neighbours(pending.pop(), problem.view):
+                touches |= other.name in low
+                if other.name not in group and remains(other.name):
+                    group.add(other.name)
+                    pending.append(other)
+        seen |= group
+        if touches:
+            yield frozenset(group)

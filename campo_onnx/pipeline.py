@@ -1,0 +1,142 @@
+"""The straight line: import, classify, cost, decide, rewrite. Everything it calls is a value or a function."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from campo_onnx.calibrate.costs import CostTable
+from campo_onnx.calibrate.device import Device
+from campo_onnx.calibrate.roofline import estimate
+from campo_onnx.errors import UsageError
+from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ir.ports import ports_of
+from campo_onnx.ir.precision import Precision
+from campo_onnx.optimize.classify import classify
+from campo_onnx.optimize.eligibility import OVERFLOW, fixed_nodes
+from campo_onnx.optimize.oplists import OpLists
+from campo_onnx.optimize.plan import Plan, make_plan
+from campo_onnx.optimize.problem import Problem, edges_of_graph
+from campo_onnx.optimize.rewrite import rewrite
+from campo_onnx.optimize.safety import protected, weight_update
+from campo_onnx.optimize.strategies import STRATEGIES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What to decide with.
+
+    Parameters
+    ----------
+    device
+        The device to plan for.
+    lists
+        The op lists.
+    strategy
+        Name of a strategy.
+    low
+        The low precision.
+    keep_fp32
+        Regular expressions for node names or operators that stay FP32.
+    dims
+        Sizes of symbolic dimensions.
+    """
+
+    device: Device
+    lists: OpLists
+    strategy: str = "campo"
+    low: Precision = Precision.FP16
+    keep_fp32: tuple[str, ...] = ()
+    dims: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimized:
+    """What :func:`optimize` returns.
+
+    Parameters
+    ----------
+    model
+        The mixed-precision model; the given one where nothing was worth changing.
+    plan
+        Every decision.
+    problem
+        What was decided about, with costs and classes: reports and explanations read it.
+    imported
+        The given model as imported.
+    """
+
+    model: onnx.ModelProto
+    plan: Plan
+    problem: Problem
+    imported: Imported
+
+    @property
+    def was_optimized_before(self) -> bool:
+        """Whether the given model was a result of campo-onnx already, so that nothing changed."""
+        return self.imported.stamp is not None
+
+
+def optimize(source: str | Path | onnx.ModelProto, options: Options) -> Optimized:
+    """Turn an exported FP32 training graph into a mixed-precision one.
+
+    Parameters
+    ----------
+    source
+        Path of the model, or the model itself, which is not changed.
+    options
+        What to decide with.
+
+    Raises
+    ------
+    campo_onnx.errors.CampoError
+        For anything wrong with the model or the options; see its subclasses.
+    """
+    imported = import_model(source, options.dims)
+    problem = pose(imported, options)
+    plan = decide(problem, imported, options)
+    if imported.stamp is not None:
+        return Optimized(model=imported.model, plan=plan, problem=problem, imported=imported)
+    return Optimized(model=rewrite(imported, plan), plan=plan, problem=problem, imported=imported)
+
+
+def pose(imported: Imported, options: Options) -> Problem:
+    """Pose the question: classes, costs, and what is not up for decision."""
+    view = imported.view
+    ports = {node.name: ports_of(node, view, options.low) for node in view.nodes}
+    fixed = fixed_nodes(
+        imported,
+        ports,
+        low=options.low,
+        provider=options.device.provider,
+        protected=protected(view, options.lists),
+        keep_fp32=options.keep_fp32,
+    )
+    overflowing = {name: v.reason for name, v in fixed.items() if v.decided_by == OVERFLOW}
+    costs: CostTable = estimate(view, ports, options.device, options.low)
+    return Problem(
+        view=view,
+        low=options.low,
+        classification=classify(view, options.lists, weight_update(view), overflowing),
+        ports=ports,
+        fixed=fixed,
+        costs=costs,
+        edges=edges_of_graph(view, ports, costs, options.low),
+    )
+
+
+def decide(problem: Problem, imported: Imported, options: Options) -> Plan:
+    """Answer the question with the chosen strategy; a stamped graph keeps its earlier answer."""
+    if options.strategy not in STRATEGIES:
+        raise UsageError(
+            f"{options.strategy!r} is no strategy", remedy=f"Choose one of: {', '.join(STRATEGIES)}."
+        )
+    stamp = imported.stamp
+    strategy = "fp32" if stamp is not None else options.strategy
+    return make_plan(
+        problem,
+        STRATEGIES[strategy](problem),
+        strategy=options.strategy if stamp is None else stamp.strategy,
+        lists=options.lists.name if stamp is None else stamp.lists,
+    )

@@ -1,0 +1,1 @@
+"""The command line of campo-onnx; ships as the package ``campo_onnx_cli``."""

@@ -1,0 +1,68 @@
+"""The program: its commands, its version, and how errors leave it."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from campo_onnx import __version__
+from campo_onnx.errors import CampoError
+from campo_onnx_cli.devices import devices
+from campo_onnx_cli.explain import explain
+from campo_onnx_cli.optimize import optimize
+from campo_onnx_cli.render import print_bug, print_error, print_line
+
+TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
+
+app = typer.Typer(
+    name="campo-onnx",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=(
+        "Exit codes: 0 ok, 1 a bug of ours, 2 usage, 3 bad model, 4 unsupported model, "
+        "5 bad profile or calibration, 6 device mismatch, 7 plan does not fit the model, "
+        "8 device unavailable, 9 check failed."
+    ),
+)
+app.command()(optimize)
+app.command()(explain)
+app.command()(devices)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print_line(f"campo-onnx {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Mixed precision for ONNX training graphs: never slower, never less accurate.
+
+    Takes an exported FP32 training step (forward, loss, backward, maybe the update), asks for every
+    node whether FP16 pays for the casts it needs, and writes the step back in mixed precision.
+
+    Start with: [bold]campo-onnx optimize step.onnx -o mixed.onnx --device h200[/bold]
+    """
+
+
+def run() -> None:
+    """Run the program; an error leaves as one message and the documented exit code."""
+    try:
+        app()
+    except CampoError as error:
+        print_error(str(error))
+        sys.exit(error.exit_code)
+    except Exception as error:
+        if os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        print_bug(error, TRACEBACK_VARIABLE)
+        sys.exit(1)

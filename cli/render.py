@@ -1,0 +1,199 @@
+"""Everything the program prints. Results go to stdout, the rest to stderr."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from campo_onnx.calibrate.device import Device
+    from campo_onnx.optimize.plan import Decision, Plan, PlannedCast
+    from campo_onnx.optimize.report import Report
+
+_OPS_SHOWN = 12
+_PIPED_WIDTH = 110
+
+
+def _stdout() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
+
+
+def _stderr() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_line(text: str) -> None:
+    """Print one line of result."""
+    _stdout().print(escape(text))
+
+
+def print_json(text: str) -> None:
+    """Print a document as it is."""
+    sys.stdout.write(text)
+
+
+def print_note(text: str) -> None:
+    """Tell the user something beside the result."""
+    _stderr().print(escape(text), style="dim")
+
+
+def print_error(message: str) -> None:
+    """Print an error: one message."""
+    _stderr().print(f"[bold red]error:[/bold red] {escape(message)}")
+
+
+def print_bug(error: Exception, traceback_variable: str) -> None:
+    """Print an error that is ours."""
+    _stderr().print(
+        f"[bold red]bug:[/bold red] {escape(type(error).__name__)}: {escape(str(error))}\n"
+        f"This is a fault of campo-onnx, not of your model. Set {traceback_variable}=1 for the traceback "
+        "to report."
+    )
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show that something goes on, while it does."""
+    with _stderr().status(escape(what)):
+        yield
+
+
+def print_report(report: "Report", *, output: Path, plan: Path | None) -> None:
+    """Print what was won, what casts cost, and what stayed FP32."""
+    console, made = _stdout(), report.plan
+    console.print(_headline(made), style="bold")
+    console.print(_totals(report))
+    if report.low_nodes:
+        console.print(_ops_table(report))
+    console.print(_kept_table(report))
+    if report.unknown_ops:
+        names = ", ".join(f"{op} {count}" for op, count in report.unknown_ops)
+        console.print(
+            f"Unknown to the lists, kept FP32: {escape(names)}. Class them with --allow, --infer, ..."
+        )
+    written = f"Wrote {output}" + (f" and {plan}" if plan else "")
+    console.print(escape(written))
+
+
+def _headline(plan: "Plan") -> str:
+    known = "estimate from public figures" if plan.source == "datasheet" else plan.source
+    return escape(f"{plan.device} ({known}), strategy {plan.strategy}, lists {plan.lists}, {plan.low}")
+
+
+def _totals(report: "Report") -> Table:
+    plan = report.plan
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    step = f"{_time(plan.fp32_us)} -> {_time(plan.predicted_us)}"
+    verdict = (
+        f"{plan.speedup:.2f}x" if report.casts_down + report.casts_up or report.low_nodes else "unchanged"
+    )
+    if plan.predicted_us > plan.fp32_us:
+        verdict += ", slower than FP32: the strategy campo would not do this"
+    table.add_row("predicted step", f"{step}  ({verdict})")
+    table.add_row("nodes", f"{report.low_nodes} of {report.float_nodes} in {plan.low}")
+    share = plan.cast_us / plan.predicted_us if plan.predicted_us else 0.0
+    table.add_row(
+        "casts",
+        f"{len(plan.casts)} ({report.casts_down} to {plan.low}, {report.casts_up} back), "
+        f"{_time(plan.cast_us)}, {share:.1%} of the step",
+    )
+    return table
+
+
+def _ops_table(report: "Report") -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="Where the time goes (casts apart)", title_justify="left")
+    table.add_column("operator")
+    for column in (f"{report.plan.low} nodes", "fp32", "planned", "saved"):
+        table.add_column(column, justify="right")
+    rest = report.ops[_OPS_SHOWN:]
+    for row in report.ops[:_OPS_SHOWN]:
+        _add_ops(table, row.op_type, row.low_nodes, row.nodes, row.fp32_us, row.planned_us)
+    if rest:
+        fp32_us, planned_us = sum(r.fp32_us for r in rest), sum(r.planned_us for r in rest)
+        low_nodes, nodes = sum(r.low_nodes for r in rest), sum(r.nodes for r in rest)
+        _add_ops(table, f"{len(rest)} more operators", low_nodes, nodes, fp32_us, planned_us)
+    return table
+
+
+def _add_ops(table: Table, name: str, low_nodes: int, nodes: int, fp32_us: float, planned_us: float) -> None:
+    saved = f"{(fp32_us - planned_us) / fp32_us:.0%}" if fp32_us else ""
+    table.add_row(escape(name), f"{low_nodes}/{nodes}", _time(fp32_us), _time(planned_us), saved)
+
+
+def _kept_table(report: "Report") -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="What stayed FP32, and why", title_justify="left")
+    table.add_column("why", max_width=56)
+    table.add_column("nodes", justify="right")
+    table.add_column("time", justify="right")
+    table.add_column("operators")
+    for row in report.kept:
+        table.add_row(escape(row.why), str(row.nodes), _time(row.fp32_us), escape(row.op_types))
+    return table
+
+
+def print_decisions(plan: "Plan", decisions: Sequence["Decision"]) -> None:
+    """Print some decisions of a plan, one a row."""
+    table = Table(box=box.SIMPLE_HEAD, title="The decisions that matter most", title_justify="left")
+    for column in ("node", "operator", "precision", "fp16 saves", "casts", "decided by", "reason"):
+        table.add_column(column.replace("fp16", plan.low), overflow="fold")
+    for d in decisions:
+        table.add_row(
+            escape(d.node),
+            escape(d.op_type),
+            d.precision,
+            _time(d.gain_us),
+            _time(d.cast_us),
+            d.decided_by,
+            escape(d.reason),
+        )
+    _stdout().print(_headline(plan), style="bold")
+    _stdout().print(table)
+
+
+def print_decision(plan: "Plan", decision: "Decision", casts: Sequence["PlannedCast"]) -> None:
+    """Print one decision in full."""
+    console = _stdout()
+    console.print(_headline(plan), style="bold")
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_row("node", f"{escape(decision.node)} ({escape(decision.op_type)}, {decision.op_class})")
+    table.add_row("precision", decision.precision)
+    table.add_row("decided by", decision.decided_by)
+    table.add_row("reason", escape(decision.reason))
+    table.add_row(f"{plan.low} saves", f"{_time(decision.gain_us)} before casts")
+    table.add_row("casts", f"{_time(decision.cast_us)} at its inputs and outputs")
+    for cast in casts:
+        table.add_row("", escape(f"{cast.tensor}: {cast.src} -> {cast.dst}, {_time(cast.cast_us)}"))
+    console.print(table)
+
+
+def print_devices(devices: Sequence["Device"]) -> None:
+    """Print the devices that can be planned for."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("name", "device", "known by", "fp32", "tf32", "fp16 tensor", "memory", "source"):
+        table.add_column(column, justify="right" if column in ("fp32", "tf32", "memory") else "left")
+    for d in devices:
+        table.add_row(
+            d.name,
+            d.title,
+            d.kind.value,
+            _tflops(d.fp32_flops_per_s),
+            _tflops(d.tf32_flops_per_s),
+            _tflops(d.fp16_tensor_flops_per_s),
+            f"{d.memory_bandwidth_bytes_per_s / 1e9:,.0f} GB/s",
+            escape(d.source),
+        )
+    _stdout().print(table)
+
+
+def _tflops(flops_per_s: float | None) -> str:
+    return "-" if flops_per_s is None else f"{flops_per_s / 1e12:g} T"
+
+
+def _time(us: float) -> str:
+    return f"{us / 1000:,.2f} ms" if abs(us) >= 1000 else f"{us:,.1f} us"

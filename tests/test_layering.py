@@ -1,0 +1,102 @@
+"""Imports go one way, heavy packages are imported only in their rooms, and importing is light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# A room may import from its own row and those above it.
+ROOMS = (
+    "campo_onnx.errors",
+    "campo_onnx.ir",
+    "campo_onnx.runtime",
+    "campo_onnx.calibrate",
+    "campo_onnx.optimize",
+    "campo_onnx.pipeline",
+    "campo_onnx.training",
+    "campo_onnx.export",
+    "campo_onnx.integrations",
+    "campo_onnx_cli",
+)
+
+# Who may import a package that is heavy or belongs to one room only.
+HOMES = {
+    "onnx_graphsurgeon": ("campo_onnx.ir.edit", "campo_onnx.optimize.rewrite"),
+    "onnxruntime": ("campo_onnx.runtime",),
+    "rich": ("campo_onnx_cli.render",),
+    "typer": ("campo_onnx_cli",),
+    "torch": ("campo_onnx.export.torch", "campo_onnx.integrations.ortmodule"),
+    "jax": ("campo_onnx.export.jax",),
+}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for folder, package in (("campo_onnx", "campo_onnx"), ("cli", "campo_onnx_cli")):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            found[".".join((package, *(p for p in parts if p != "__init__")))] = path
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+    return found
+
+
+def is_in(module: str, room: str) -> bool:
+    return module == room or module.startswith(room + ".")
+
+
+def rank(module: str) -> int | None:
+    return next((i for i, room in enumerate(ROOMS) if is_in(module, room)), None)
+
+
+@pytest.mark.parametrize(("module", "path"), modules().items(), ids=list(modules()))
+def test_imports_go_one_way(module: str, path: Path) -> None:
+    if module == "campo_onnx":
+        return  # the package itself names its public parts and loads them on first use
+    for imported in imports(path):
+        if rank(imported) is not None:
+            assert rank(module) is not None, f"{module} is in no room"
+            assert rank(imported) <= rank(module), f"{module} imports {imported}, which stands above it"
+
+
+@pytest.mark.parametrize(("module", "path"), modules().items(), ids=list(modules()))
+def test_heavy_packages_stay_in_their_rooms(module: str, path: Path) -> None:
+    for imported in imports(path):
+        homes = HOMES.get(imported.partition(".")[0])
+        if homes is not None:
+            assert any(is_in(module, home) for home in homes), f"{module} imports {imported}"
+
+
+def loaded_after(statement: str) -> set[str]:
+    program = f"import sys\n{statement}\nprint(*sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in answer.stdout.split()}
+
+
+HEAVY = {"onnxruntime", "torch", "typer", "onnx", "onnx_graphsurgeon", "scipy", "polars"}
+
+
+def test_importing_the_package_is_light() -> None:
+    assert not loaded_after("import campo_onnx") & HEAVY
+
+
+def test_lightness_can_fail() -> None:
+    assert loaded_after("import campo_onnx; campo_onnx.optimize") & HEAVY
+
+
+def test_help_does_not_load_onnx() -> None:
+    program = "import campo_onnx_cli.main"
+    assert not loaded_after(program) & (HEAVY - {"typer"})
