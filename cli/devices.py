@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from campo_onnx_cli.render import print_devices, print_json
+from .render import print_devices, print_json
 
 
 def devices(

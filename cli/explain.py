@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from campo_onnx.errors import UsageError
-from campo_onnx_cli.render import print_decision, print_decisions, print_json
+from .render import print_decision, print_decisions, print_json
 
 _MOST_IMPORTANT = 10
 

@@ -8,10 +8,10 @@ import typer
 
 from campo_onnx import __version__
 from campo_onnx.errors import CampoError
-from campo_onnx_cli.devices import devices
-from campo_onnx_cli.explain import explain
-from campo_onnx_cli.optimize import optimize
-from campo_onnx_cli.render import print_bug, print_error, print_line
+from .devices import devices
+from .explain import explain
+from .optimize import optimize
+from .render import print_bug, print_error, print_line
 
 TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
 

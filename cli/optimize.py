@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from campo_onnx.errors import UsageError
-from campo_onnx_cli.render import print_json, print_note, print_report, working
+from .render import print_json, print_note, print_report, working
 
 _INPUT = "Input"
 _DECISION = "How to decide"

@@ -159,10 +159,9 @@ def _solve(network: _Network) -> _Cut:
         (scaled, (np.array(network.tails), np.array(network.heads))), shape=(network.size, network.size)
     )
     result = maximum_flow(graph, _SOURCE, _SINK)
-    residual = graph - result.flow
-    residual.data = np.maximum(residual.data, 0)
-    residual.eliminate_zeros()
-    reached = frozenset(breadth_first_order(residual, _SOURCE, return_predecessors=False).tolist())
+    left = csr_array(graph - result.flow)
+    left.eliminate_zeros()  # a saturated arc leads nowhere
+    reached = frozenset(breadth_first_order(left, _SOURCE, return_predecessors=False).tolist())
     low = frozenset(name for name, vertex in network.vertex.items() if vertex in reached)
     # Capacities were rounded down, so every cut is at least as dear as its scaled value.
     return _Cut(low=low, lower_bound_us=network.constant_us + result.flow_value / scale)
