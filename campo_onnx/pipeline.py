@@ -1,7 +1,8 @@
-"""The straight line: import, classify, cost, decide, rewrite. Everything it calls is a value or a function."""
+"""The straight line: import, classify, cost, decide, rewrite."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -20,7 +21,8 @@ from campo_onnx.optimize.plan import Plan, make_plan
 from campo_onnx.optimize.problem import Problem, edges_of_graph
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.safety import protected, weight_update
-from campo_onnx.optimize.strategies import STRATEGIES
+from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, STRATEGIES
+from campo_onnx.optimize.strategies.fine_grained import fine_grained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,8 @@ class Options:
         The op lists.
     strategy
         Name of a strategy.
+    margin_us
+        For the strategy fine-grained: by how much FP32 must win to be kept.
     low
         The low precision.
     keep_fp32
@@ -45,7 +49,8 @@ class Options:
 
     device: Device
     lists: OpLists
-    strategy: str = "campo"
+    strategy: str = DEFAULT_STRATEGY
+    margin_us: float = 1000.0
     low: Precision = Precision.FP16
     keep_fp32: tuple[str, ...] = ()
     dims: Mapping[str, int] = field(default_factory=dict)
@@ -133,10 +138,12 @@ def decide(problem: Problem, imported: Imported, options: Options) -> Plan:
             f"{options.strategy!r} is no strategy", remedy=f"Choose one of: {', '.join(STRATEGIES)}."
         )
     stamp = imported.stamp
-    strategy = "fp32" if stamp is not None else options.strategy
+    strategy = STRATEGIES["fp32" if stamp is not None else options.strategy]
+    if strategy is fine_grained:
+        strategy = partial(fine_grained, margin_us=options.margin_us)
     return make_plan(
         problem,
-        STRATEGIES[strategy](problem),
+        strategy(problem),
         strategy=options.strategy if stamp is None else stamp.strategy,
         lists=options.lists.name if stamp is None else stamp.lists,
     )

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from campo_onnx.errors import UsageError
+
 from .render import print_decision, print_decisions, print_json
 
 _MOST_IMPORTANT = 10
@@ -23,7 +24,7 @@ def explain(
 ) -> None:
     """Say why a node has the precision it has: its list, its gain, its casts, and who decided.
 
-    Example: [bold]campo-onnx explain plan.json node_mm_12[/bold]
+    Example: `campo-onnx explain plan.json node_mm_12`
     """
     import json as json_format
     from dataclasses import asdict

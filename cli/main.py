@@ -8,6 +8,8 @@ import typer
 
 from campo_onnx import __version__
 from campo_onnx.errors import CampoError
+
+from .compare import compare
 from .devices import devices
 from .explain import explain
 from .optimize import optimize
@@ -18,7 +20,7 @@ TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
 app = typer.Typer(
     name="campo-onnx",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=(
@@ -28,6 +30,7 @@ app = typer.Typer(
     ),
 )
 app.command()(optimize)
+app.command()(compare)
 app.command()(explain)
 app.command()(devices)
 
@@ -50,7 +53,7 @@ def main(
     Takes an exported FP32 training step (forward, loss, backward, maybe the update), asks for every
     node whether FP16 pays for the casts it needs, and writes the step back in mixed precision.
 
-    Start with: [bold]campo-onnx optimize step.onnx -o mixed.onnx --device h200[/bold]
+    Start with: `campo-onnx optimize step.onnx -o mixed.onnx --device h200`
     """
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from campo_onnx.calibrate.device import Device
+    from campo_onnx.comparison import Comparison
     from campo_onnx.optimize.plan import Decision, Plan, PlannedCast
     from campo_onnx.optimize.report import Report
 
@@ -135,6 +136,40 @@ def _kept_table(report: "Report") -> Table:
     for row in report.kept:
         table.add_row(escape(row.why), str(row.nodes), _time(row.fp32_us), escape(row.op_types))
     return table
+
+
+def print_comparison(comparison: "Comparison", *, plot: Path | None) -> None:
+    """Print strategies side by side."""
+    console, baseline_us = _stdout(), comparison.baseline.plan.predicted_us
+    first = comparison.rows[0].plan
+    known = "estimates from public figures" if first.source == "datasheet" else first.source
+    console.print(escape(f"{first.device} ({known}), {first.low}"), style="bold")
+    table = Table(box=box.SIMPLE_HEAD)
+    baseline = comparison.baseline.plan
+    for column in ("strategy", "lists"):
+        table.add_column(column, no_wrap=True)
+    for column in ("low", "casts", "cast time", "predicted", "x fp32"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for column in (f"x {baseline.strategy} {baseline.lists}", "tensor cores", "measured"):
+        table.add_column(column, justify="right")
+    for row in comparison.rows:
+        plan = row.plan
+        table.add_row(
+            plan.strategy,
+            escape(plan.lists),
+            str(len(plan.low_nodes)),
+            str(len(plan.casts)),
+            _time(plan.cast_us),
+            _time(plan.predicted_us),
+            f"{plan.speedup:.2f}",
+            f"{baseline_us / plan.predicted_us:.2f}",
+            f"{row.tensor_core_share:.0%}",
+            "-" if row.measured_us is None else _time(row.measured_us),
+            style="bold" if plan.strategy == "optimal" else None,
+        )
+    console.print(table)
+    if plot is not None:
+        console.print(escape(f"Wrote {plot}"))
 
 
 def print_decisions(plan: "Plan", decisions: Sequence["Decision"]) -> None:

@@ -18,6 +18,7 @@ ROOMS = (
     "campo_onnx.calibrate",
     "campo_onnx.optimize",
     "campo_onnx.pipeline",
+    "campo_onnx.comparison",
     "campo_onnx.training",
     "campo_onnx.export",
     "campo_onnx.integrations",

@@ -8,13 +8,13 @@ in :data:`SAFETY_DENY`.
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.view import OpKey
@@ -63,6 +63,7 @@ SAFETY_DENY = frozenset(OpKey.parse(op) for op in f"{_LOSSES} {_UPDATES} {_CONTR
 """Losses, weight updates and control flow: no file and no option puts them on a list that goes low."""
 
 _Tables = Mapping[OpClass, frozenset[OpKey]]
+_Where = Callable[[str], str]  # the place of a word that is wrong, for messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ class OpLists:
     Parameters
     ----------
     name
-        Name of the preset or of the user's file.
+        Name of the preset or of the user's file; overrides show in it.
     title
         One line for people.
     allow, infer, clear, deny, unlisted
@@ -103,15 +104,7 @@ class OpLists:
     safety_deny: frozenset[OpKey] = SAFETY_DENY
 
     def __post_init__(self) -> None:
-        fault = _fault(self.tables, self.safety_deny)
-        if fault is not None:
-            raise UsageError(f"op lists {self.name}: {fault.what}", why=fault.why, remedy=fault.remedy)
-        for pattern in self.patterns:
-            if pattern not in PATTERNS:
-                raise UsageError(
-                    f"op lists {self.name}: unknown pattern rule {pattern!r}",
-                    remedy=_suggestion(pattern, PATTERNS),
-                )
+        _check(self.tables, self.patterns, self.safety_deny, lambda _: f"op lists {self.name}")
 
     @property
     def tables(self) -> _Tables:
@@ -141,7 +134,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def preset(name: str) -> OpLists:
-    """Lists that come with the package.
+    """Return lists that come with the package.
 
     Raises
     ------
@@ -178,11 +171,11 @@ def load(path: str | Path) -> OpLists:
             why=f"byte {error.start} is not UTF-8",
             remedy="Save the file as UTF-8.",
         ) from error
-    return _parse(_ListFile(path=str(path), text=text), path.stem)
+    return _parse(_ListFile(path=str(path), text=text), path.name)
 
 
 def resolve(name_or_path: str) -> OpLists:
-    """Lists by the name of a preset or, for anything that ends in ``.toml`` or exists, by path.
+    """Return the preset of this name or, for anything that ends in ``.toml`` or exists, load the file.
 
     Raises
     ------
@@ -203,7 +196,7 @@ def with_overrides(
     clear: Sequence[str] = (),
     deny: Sequence[str] = (),
 ) -> OpLists:
-    """Lists with some operators moved.
+    """Move operators from list to list.
 
     Parameters
     ----------
@@ -219,62 +212,75 @@ def with_overrides(
         When a name is malformed, is given for two lists, or is in :data:`SAFETY_DENY` and would
         be released.
     """
-    labels = {OpClass.ALLOW: allow, OpClass.INFER: infer, OpClass.CLEAR: clear, OpClass.DENY: deny}
-    for label in (label for given in labels.values() for label in given):
-        if not _LABEL.fullmatch(label):
-            raise UsageError(f"{label!r} does not name an operator", remedy=_LABEL_REMEDY)
-    moves = {op_class: frozenset(map(OpKey.parse, given)) for op_class, given in labels.items()}
-    fault = _fault(moves, lists.safety_deny)
-    if fault is not None:
-        raise UsageError(f"op lists, as overridden: {fault.what}", why=fault.why, remedy=fault.remedy)
+
+    def where(_: str) -> str:
+        return "op list options"
+
+    given = {OpClass.ALLOW: allow, OpClass.INFER: infer, OpClass.CLEAR: clear, OpClass.DENY: deny}
+    moves = {op_class: _op_keys(labels, where) for op_class, labels in given.items()}
+    _check(moves, (), lists.safety_deny, where)
     if not any(moves.values()):
         return lists
-    return _moved(lists, moves, title=f"{lists.title}, with overrides")
+    overridden = replace(lists, name=f"{lists.name} with overrides", title=f"{lists.title}, with overrides")
+    return _moved(overridden, moves)
+
+
+def _moved(lists: OpLists, moves: _Tables) -> OpLists:
+    named = frozenset[OpKey]().union(*moves.values())
+    tables = {c: (ops - named) | moves.get(c, frozenset()) for c, ops in lists.tables.items()}
+    return replace(
+        lists,
+        allow=tables[OpClass.ALLOW],
+        infer=tables[OpClass.INFER],
+        clear=tables[OpClass.CLEAR],
+        deny=tables[OpClass.DENY],
+        unlisted=tables[OpClass.UNLISTED],
+    )
+
+
+def _check(tables: _Tables, patterns: Iterable[str], safety_deny: frozenset[OpKey], where: _Where) -> None:
+    found: dict[OpKey, OpClass] = {}
+    for op_class, op in ((op_class, op) for op_class, ops in tables.items() for op in sorted(ops)):
+        label, table = op.label, op_class.value
+        if op in found:
+            raise UsageError(
+                f"{where(label)}: {label} is on two lists, {found[op].value} and {table}",
+                remedy="Leave it on one of them.",
+            )
+        if op in safety_deny and op_class in (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR):
+            raise UsageError(
+                f"{where(label)}: {label} cannot be on the list {table}",
+                why="losses, weight updates and control flow stay FP32",
+                remedy="Take it off that list.",
+            )
+        found[op] = op_class
+    for pattern in patterns:
+        if pattern not in PATTERNS:
+            what = f"{where(pattern)}: unknown pattern rule {pattern!r}"
+            raise UsageError(what, remedy=_suggestion(pattern, PATTERNS))
 
 
 _LABEL = re.compile(r"(?:[A-Za-z_][\w.-]*:)?[A-Za-z_]\w*", re.ASCII)
-_LABEL_REMEDY = "Write the operator's type, as in Exp, with its domain if that is not ONNX's own, as in com.microsoft:ConvGrad."
 
 
-def _moved(lists: OpLists, moves: _Tables, *, title: str) -> OpLists:
-    named = frozenset[OpKey]().union(*moves.values())
-    tables = {
-        op_class.value: (ops - named) | moves.get(op_class, frozenset())
-        for op_class, ops in lists.tables.items()
-    }
-    return replace(lists, title=title, **tables)
+def _op_keys(labels: Iterable[str], where: _Where) -> frozenset[OpKey]:
+    for label in labels:
+        if not _LABEL.fullmatch(label):
+            raise UsageError(
+                f"{where(label)}: {label!r} does not name an operator",
+                remedy="Write Exp or, outside the standard domain, com.microsoft:ConvGrad.",
+            )
+    return frozenset(map(OpKey.parse, labels))
 
 
-class _Fault(NamedTuple):
-    op: OpKey
-    what: str
-    why: str
-    remedy: str
-
-
-def _fault(tables: _Tables, safety_deny: frozenset[OpKey]) -> _Fault | None:
-    found: dict[OpKey, OpClass] = {}
-    for op_class, ops in tables.items():
-        for op in sorted(ops):
-            if op in found:
-                what = f"{op.label} is on two lists, {found[op].value} and {op_class.value}"
-                return _Fault(op, what, "", "Leave it on one of them.")
-            if op in safety_deny and op_class in (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR):
-                what = f"{op.label} cannot be on the list {op_class.value}"
-                why = "losses, weight updates and control flow stay FP32"
-                return _Fault(op, what, why, "Take it off that list.")
-            found[op] = op_class
-    return None
-
-
-def _suggestion(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, known := tuple(known), n=1)
+def _suggestion(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
     return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
 
 
 _T = TypeVar("_T", str, bool, list[object], dict[str, object])
-_TOP_KEYS = ("title", "source", "extends", *(op_class.value for op_class in TABLES), "rules")
 _KIND = {str: "a string", bool: "true or false", list: "a list of strings", dict: "a table"}
+_TOP_KEYS = ("title", "source", "extends", *(op_class.value for op_class in TABLES), "rules")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,51 +288,48 @@ class _ListFile:
     path: str
     text: str
 
-    def error(self, what: str, *, at: str = "", why: str = "", remedy: str = "") -> UsageError:
-        """Error that points at the last line on which the word `at` stands outside a comment."""
-        word = re.compile(rf"(?<![\w.:]){re.escape(at)}(?![\w.:])")
-        lines = [n for n, line in enumerate(self.text.splitlines(), 1) if word.search(line.partition("#")[0])]
-        where = f"{self.path}:{lines[-1]}" if at and lines else self.path
-        return UsageError(f"{where}: {what}", why=why, remedy=remedy)
+    def where(self, word: str) -> str:
+        """Path and last line on which `word` stands outside a comment; the path alone if none does."""
+        whole = re.compile(rf"(?<![\w.:]){re.escape(word)}(?![\w.:])")
+        numbered = enumerate(self.text.splitlines(), start=1)
+        lines = [number for number, line in numbered if whole.search(line.partition("#")[0])]
+        return f"{self.path}:{lines[-1]}" if lines else self.path
 
     def read(self) -> dict[str, object]:
         try:
             data = tomllib.loads(self.text)
         except tomllib.TOMLDecodeError as error:
-            raise self.error("this is not TOML", why=str(error)) from error
+            raise UsageError(f"{self.path}: this is not TOML", why=str(error)) from error
         self.expect_keys(data, _TOP_KEYS, "the file")
         return data
 
-    def expect_keys(self, table: Mapping[str, object], known: Iterable[str], where: str) -> None:
+    def expect_keys(self, table: Mapping[str, object], known: Sequence[str], inside: str) -> None:
         for key in table:
-            if key not in (known := tuple(known)):
-                raise self.error(f"unknown key {key!r} in {where}", at=key, remedy=_suggestion(key, known))
+            if key not in known:
+                what = f"{self.where(key)}: unknown key {key!r} in {inside}"
+                raise UsageError(what, remedy=_suggestion(key, known))
 
     def get(self, table: Mapping[str, object], key: str, default: _T) -> _T:
         value = table.get(key, default)
         if not isinstance(value, type(default)):
-            raise self.error(f"{key!r} must be {_KIND[type(default)]}", at=key, why=f"it is {value!r}")
+            what = f"{self.where(key)}: {key!r} must be {_KIND[type(default)]}"
+            raise UsageError(what, why=f"it is {value!r}")
         return value
 
     def strings(self, table: Mapping[str, object], key: str) -> tuple[str, ...]:
-        found = []
-        for value in self.get(table, key, []):
-            if not isinstance(value, str):
-                raise self.error(f"{key!r} must be {_KIND[list]}", at=key, why=f"{value!r} is in it")
-            found.append(value)
-        return tuple(found)
+        values = self.get(table, key, [])
+        strings = tuple(value for value in values if isinstance(value, str))
+        if len(strings) < len(values):
+            raise UsageError(f"{self.where(key)}: {key!r} must be {_KIND[list]}", why=f"it is {values!r}")
+        return strings
 
     def ops(self, data: Mapping[str, object], name: str) -> frozenset[OpKey]:
         table = self.get(data, name, {})
         self.expect_keys(table, ("meaning", "ops"), f"[{name}]")
         self.get(table, "meaning", "")
         if "ops" not in table:
-            raise self.error(f"[{name}] has no 'ops'", at=name, remedy="Add ops = [...], empty if need be.")
-        labels = self.strings(table, "ops")
-        for label in labels:
-            if not _LABEL.fullmatch(label):
-                raise self.error(f"{label!r} does not name an operator", at=label, remedy=_LABEL_REMEDY)
-        return frozenset(map(OpKey.parse, labels))
+            raise UsageError(f"{self.where(name)}: [{name}] has no 'ops'", remedy="Add it; it may be empty.")
+        return _op_keys(self.strings(table, "ops"), self.where)
 
 
 def _parse(file: _ListFile, name: str) -> OpLists:
@@ -335,34 +338,29 @@ def _parse(file: _ListFile, name: str) -> OpLists:
     title = file.get(data, "title", f"{base.title}, changed by {name}")
     file.get(data, "source", "")
     moves = {op_class: file.ops(data, op_class.value) for op_class in TABLES if op_class.value in data}
-    fault = _fault(moves, base.safety_deny)
-    if fault is not None:
-        raise file.error(fault.what, at=fault.op.label, why=fault.why, remedy=fault.remedy)
     rules = file.get(data, "rules", {})
     file.expect_keys(rules, ("patterns", "taint_through_decisions"), "[rules]")
     patterns = file.strings(rules, "patterns") if "patterns" in rules else base.patterns
-    for pattern in patterns:
-        if pattern not in PATTERNS:
-            remedy = _suggestion(pattern, PATTERNS)
-            raise file.error(f"unknown pattern rule {pattern!r}", at=pattern, remedy=remedy)
     decisions = file.get(rules, "taint_through_decisions", base.taint_through_decisions)
-    moved = _moved(base, moves, title=title)
-    return replace(moved, name=name, patterns=patterns, taint_through_decisions=decisions)
+    _check(moves, patterns, base.safety_deny, file.where)
+    changed = replace(base, name=name, title=title, patterns=patterns, taint_through_decisions=decisions)
+    return _moved(changed, moves)
 
 
 def _base(file: _ListFile, data: Mapping[str, object], name: str) -> OpLists:
-    """Lists that a file starts from: the preset it extends, or empty ones."""
+    """Return the lists that a file starts from: the preset it extends, or empty ones."""
     if "extends" in data:
         extended = file.get(data, "extends", "")
         if extended not in preset_names():
-            remedy = _suggestion(extended, preset_names())
-            raise file.error(
-                f"there are no op lists named {extended!r} to extend", at="extends", remedy=remedy
-            )
+            what = f"{file.where('extends')}: there are no op lists named {extended!r} to extend"
+            raise UsageError(what, remedy=_suggestion(extended, preset_names()))
         return preset(extended)
     for key in ("title", "allow", "infer", "clear", "deny"):
         if key not in data:
-            remedy = 'Add it, or begin the file with extends = "campo" to change a preset.'
-            raise file.error(f"{key!r} is missing", why="the file extends no preset", remedy=remedy)
+            raise UsageError(
+                f"{file.path}: {key!r} is missing",
+                why="the file extends no preset",
+                remedy='Add it, or begin the file with extends = "campo" to change a preset.',
+            )
     empty = frozenset[OpKey]()
     return OpLists(name=name, title="", allow=empty, infer=empty, clear=empty, deny=empty)

@@ -70,7 +70,7 @@ def traverse_1(problem: Problem) -> Assignment:
         pays = cost.low_us + cast_us < cost.fp32_us
         verdicts[name] = Verdict(
             decided_by="traverse-1",
-            reason=f"{'gains' if pays else 'would gain only'} {cost.gain_us:.1f} us, casts cost {cast_us:.1f} us",
+            reason=f"{_verb(pays)} {cost.gain_us:.1f} us, casts cost {cast_us:.1f} us",
         )
         if pays:
             low.add(name)
@@ -113,7 +113,7 @@ def traverse_4(problem: Problem, low: frozenset[str], tainted: frozenset[str]) -
         after_us = sum(edge.boundary_us(low_now | group) for edge in edges.values())
         pays = gain_us > after_us - before_us
         reason = (
-            f"{'gains' if pays else 'would gain only'} {gain_us:.1f} us in a group of {len(group)} clear nodes, "
+            f"{_verb(pays)} {gain_us:.1f} us in a group of {len(group)} clear nodes, "
             f"casts change by {after_us - before_us:+.1f} us"
         )
         verdicts |= dict.fromkeys(group, Verdict(decided_by="traverse-4", reason=reason))
@@ -142,3 +142,7 @@ def _clear_groups(problem: Problem, low: frozenset[str], tainted: frozenset[str]
         seen |= group
         if touches:
             yield frozenset(group)
+
+
+def _verb(pays: bool) -> str:
+    return "gains" if pays else "would gain only"

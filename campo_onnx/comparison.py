@@ -1,0 +1,126 @@
+"""Every strategy side by side on one graph."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from campo_onnx.calibrate.costs import CostTable
+from campo_onnx.errors import UsageError
+from campo_onnx.ir.importer import import_model
+from campo_onnx.optimize.oplists import OpLists, preset
+from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.strategies import STRATEGIES
+from campo_onnx.pipeline import Options, decide, pose
+
+ROWS: tuple[tuple[str, str], ...] = (
+    ("fp32", "campo"),
+    ("tf-amp", "tf115"),
+    ("tf-amp", "tf2"),
+    ("torch-amp", "pytorch"),
+    ("nvidia-amp", "nvidia"),
+    ("tf-amp", "campo"),
+    ("fine-grained", "campo"),
+    ("campo", "campo"),
+    ("optimal", "campo"),
+)
+"""Strategies, each with its own lists; tf-amp also with ours, to tell lists and costs apart."""
+
+BASELINE = ("tf-amp", "tf115")
+"""The row that speed-ups over TF_AMP refer to: the paper's baseline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonRow:
+    """One strategy on the graph.
+
+    Parameters
+    ----------
+    plan
+        What it decides.
+    tensor_core_us
+        Predicted time of its low nodes on tensor cores. FP32 nodes do not count, though they may
+        run there as TF32.
+    measured_us
+        Measured step; None where no device was there to measure on.
+    """
+
+    plan: Plan
+    tensor_core_us: float
+    measured_us: float | None = None
+
+    @property
+    def tensor_core_share(self) -> float:
+        """Share of the predicted step (the paper's tensor-core utilization)."""
+        return self.tensor_core_us / self.plan.predicted_us if self.plan.predicted_us else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All strategies on one graph.
+
+    Parameters
+    ----------
+    rows
+        In the order of :data:`ROWS`.
+    costs
+        What all of them were judged by.
+    """
+
+    rows: tuple[ComparisonRow, ...]
+    costs: CostTable
+
+    @property
+    def baseline(self) -> ComparisonRow:
+        """The row of TF_AMP."""
+        first = next((r for r in self.rows if (r.plan.strategy, r.plan.lists) == BASELINE), None)
+        return first or next(r for r in self.rows if r.plan.strategy == BASELINE[0])
+
+
+def compare(
+    source: str | Path | onnx.ModelProto, options: Options, *, lists: OpLists | None = None
+) -> Comparison:
+    """Let every strategy plan the same graph.
+
+    Parameters
+    ----------
+    source
+        The FP32 training step.
+    options
+        Device, precision, dimensions, nodes to keep; strategy and lists are each row's own.
+    lists
+        Lists for all strategies, in place of each one's own.
+
+    Raises
+    ------
+    UsageError
+        If the graph is a result of campo-onnx already.
+    """
+    imported = import_model(source, options.dims)
+    if imported.stamp is not None:
+        raise UsageError(
+            "the model is a result of campo-onnx already",
+            why="no strategy would change it",
+            remedy="Compare on the FP32 file it was made from.",
+        )
+    chosen = _rows(lists)
+    problems = {
+        name: pose(imported, replace(options, lists=row_lists))
+        for name, row_lists in {row_lists.name: row_lists for _, row_lists in chosen}.items()
+    }
+    rows = []
+    for strategy, row_lists in chosen:
+        problem = problems[row_lists.name]
+        plan = decide(problem, imported, replace(options, strategy=strategy, lists=row_lists))
+        nodes = (problem.costs.nodes[name] for name in plan.low_nodes)
+        rows.append(
+            ComparisonRow(plan=plan, tensor_core_us=sum(n.low_us for n in nodes if n.on_tensor_cores))
+        )
+    return Comparison(rows=tuple(rows), costs=next(iter(problems.values())).costs)
+
+
+def _rows(lists: OpLists | None) -> Sequence[tuple[str, OpLists]]:
+    if lists is not None:
+        return [(strategy, lists) for strategy in reversed(list(STRATEGIES))]
+    return [(strategy, preset(name)) for strategy, name in ROWS]

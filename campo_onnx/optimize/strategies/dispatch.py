@@ -1,0 +1,63 @@
+"""Deciding node by node in the order of execution, as a framework does when it runs eagerly."""
+
+from collections.abc import Callable
+
+from campo_onnx.ir.view import OpNode, TensorKind
+from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.problem import Assignment, Problem, Verdict
+from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
+
+Follows = Callable[[OpNode, "Dispatched"], bool]
+"""Whether a node on neither list is low, given what ran before it."""
+
+
+class Dispatched:
+    """What has run so far.
+
+    Parameters
+    ----------
+    problem
+        The graph and its classes.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.low: set[str] = set()
+
+    def data(self, node: OpNode) -> tuple[str, ...]:
+        """Inputs whose precision counts: those that can be low, without constants."""
+        tensors = (node.inputs[i] for i in sorted(self.problem.ports[node.name].low_inputs))
+        return tuple(t for t in tensors if self.problem.view.tensors[t].kind is not TensorKind.CONSTANT)
+
+    def is_low(self, tensor: str) -> bool:
+        """Whether a tensor is made low."""
+        edge = self.problem.edges.get(tensor)
+        return edge is not None and edge.producer in self.low
+
+
+def dispatch(problem: Problem, follows: Follows, *, rule: str) -> Assignment:
+    """Run through the graph once: allow nodes low, deny nodes FP32, the rest by `follows`.
+
+    Parameters
+    ----------
+    problem
+        The question.
+    follows
+        Decides infer and clear nodes.
+    rule
+        What `follows` does, in words.
+    """
+    verdicts = listed_verdicts(problem)
+    so_far = Dispatched(problem)
+    for node in problem.view.nodes:
+        name = node.name
+        if has_class(problem, name, OpClass.ALLOW):
+            is_low, why = True, "on the allow list"
+        elif has_class(problem, name, OpClass.INFER, OpClass.CLEAR):
+            is_low, why = follows(node, so_far), rule
+        else:
+            continue
+        verdicts[name] = Verdict(decided_by="dispatch", reason=why)
+        if is_low:
+            so_far.low.add(name)
+    return Assignment(low=frozenset(so_far.low), verdicts=verdicts)

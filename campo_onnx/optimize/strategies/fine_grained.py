@@ -1,0 +1,39 @@
+"""Fine-grained selection: both precisions of every node, low unless FP32 wins by a margin."""
+
+from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.passes import taint
+from campo_onnx.optimize.problem import Assignment, Problem, Verdict
+from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
+
+
+def fine_grained(problem: Problem, *, margin_us: float = 1000.0) -> Assignment:
+    """Compare each node's two times, casts left out of account.
+
+    Parameters
+    ----------
+    problem
+        The question. The method is meant for measured times; with others it decides by those.
+    margin_us
+        FP32 is kept where it is faster by more than this; the paper's margin is 1 ms.
+    """
+    verdicts = listed_verdicts(problem)
+    tainted = taint(problem.view, problem.classification)
+    low: set[str] = set()
+    for node in problem.view.nodes:
+        name = node.name
+        if not problem.is_free(name):
+            continue
+        if name in tainted:
+            verdicts[name] = Verdict(decided_by="taint", reason="downstream of a deny node")
+        elif has_class(problem, name, OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR):
+            gain_us = problem.costs.nodes[name].gain_us
+            wins = -gain_us > margin_us
+            verdicts[name] = Verdict(
+                decided_by="margin",
+                reason=f"FP32 wins by {-gain_us:.1f} us"
+                if wins
+                else f"FP32 does not win by {margin_us:g} us (low gains {gain_us:.1f} us)",
+            )
+            if not wins:
+                low.add(name)
+    return Assignment(low=frozenset(low), verdicts=verdicts)

@@ -1,0 +1,1 @@
+"""Running graphs: the only place that imports ONNX Runtime."""

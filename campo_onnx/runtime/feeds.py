@@ -1,0 +1,228 @@
+"""Inputs for a graph: made up so that it runs as it would on data, or read from a file.
+
+An index beyond its table, a negative variance or a mask that is no mask would stop a step or make
+it take another path. So what each input is read for is traced through the graph.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.ir.view import GraphView, OpNode, TensorInfo
+
+Feeds = dict[str, NDArray[Any]]
+
+# Ops through which a value passes unchanged: what their readers want holds for their input, too.
+_PASSING_OPS = """
+    Reshape Squeeze Unsqueeze Flatten Identity Transpose Expand Tile Slice Split Cast Concat Where Pad
+    Gather GatherElements GatherND
+"""
+_PASSES = frozenset(_PASSING_OPS.split())
+# An argument that must be positive: by op, the position.
+_POSITIVE = frozenset(
+    [("Sqrt", 0), ("Log", 0), ("Reciprocal", 0), ("Div", 1), ("BatchNormalization", 4), ("Pow", 0)]
+)
+# Arithmetic that keeps a positive value positive, as in sqrt(variance + epsilon).
+_KEEPS_SIGN = frozenset(["Add", "Mul"])
+_DROPOUT_RATIO = ("Dropout", 1)
+_SCALAR = 0.01  # a learning rate, a temperature, a loss weight
+_RATIO = 0.1
+_FEW = 2  # integers nobody indexes with are masks, segments and counters
+
+
+class _Wanted(NamedTuple):
+    """What the readers of a tensor need of its values."""
+
+    below: int | None = None  # integers stay below this
+    positive: bool = False
+    ratio: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Scale of made-up floating-point values.
+
+    Parameters
+    ----------
+    weights
+        Standard deviation of values nobody asks anything of.
+    positive
+        Range of values that must be positive; within (0, 1) they pass for probabilities, too.
+    """
+
+    weights: float = 0.05
+    positive: tuple[float, float] = (0.05, 0.95)
+
+
+def synthesize(view: GraphView, *, seed: int = 0, spread: Spread | None = None) -> Feeds:
+    """Make up a value for every input of a graph.
+
+    Parameters
+    ----------
+    view
+        The graph, with static shapes.
+    seed
+        Of the generator: the same seed gives the same values.
+    spread
+        Scale of floating-point values.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If an input has no static shape, or a type nothing can be made up for.
+    """
+    generator = np.random.default_rng(seed)
+    scale = spread or Spread()
+    return {name: _value(view.tensors[name], view, generator, scale) for name in view.inputs}
+
+
+def read_feeds(path: Path, view: GraphView) -> Feeds:
+    """Read inputs from an .npz file, one array per input.
+
+    Inputs the file does not name are an error, and so are arrays no input is called after.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be read, or names, shapes or types do not fit; the message lists them.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            given = {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist", remedy="Check the path of --inputs.") from None
+    except (OSError, ValueError, BadZipFile, AttributeError) as error:
+        raise UsageError(
+            f"{path} is not an .npz file", why=str(error), remedy="Write it with numpy.savez."
+        ) from None
+    problems = [f"input {name!r} is missing" for name in view.inputs if name not in given]
+    problems += [f"{name!r} is no input of the graph" for name in given if name not in view.inputs]
+    for name in view.inputs:
+        if name in given:
+            problems += _misfit(given[name], view.tensors[name])
+    if problems:
+        raise UsageError(
+            f"{path} does not fit the graph",
+            why="; ".join(problems[:5]) + ("; ..." if len(problems) > 5 else ""),
+            remedy="Give one array per input, named after it.",
+        )
+    return {name: np.ascontiguousarray(given[name]) for name in view.inputs}
+
+
+def _misfit(array: NDArray[Any], info: TensorInfo) -> Iterator[str]:
+    dtype = helper.tensor_dtype_to_np_dtype(info.dtype)
+    if array.dtype != dtype:
+        yield f"{info.name!r} is {array.dtype}, and the graph wants {dtype}"
+    if info.shape is not None and array.shape != info.shape:
+        yield f"{info.name!r} has shape {array.shape}, and the graph wants {info.shape}"
+
+
+def _value(info: TensorInfo, view: GraphView, generator: np.random.Generator, spread: Spread) -> NDArray[Any]:
+    if info.shape is None or info.dtype in (TensorProto.UNDEFINED, TensorProto.STRING):
+        raise UnsupportedModelError(
+            f"no value can be made up for the input {info.name!r}",
+            why="its shape is unknown" if info.dtype else "its type is unknown",
+            remedy="Give real inputs with --inputs data.npz.",
+        )
+    wanted = _wanted(view, info.name)
+    dtype = helper.tensor_dtype_to_np_dtype(info.dtype)
+    if info.dtype == TensorProto.BOOL:
+        return generator.integers(0, 2, info.shape).astype(bool)
+    if np.issubdtype(dtype, np.integer):
+        return generator.integers(0, max(1, wanted.below or _FEW), info.shape).astype(dtype)
+    if wanted.ratio:
+        return np.full(info.shape, _RATIO, dtype)
+    if not info.shape:
+        return np.asarray(_SCALAR, dtype)
+    if wanted.positive:
+        return generator.uniform(*spread.positive, info.shape).astype(dtype)
+    # A float32 draw needs half the memory of the default, which matters for an embedding table.
+    drawn = generator.standard_normal(info.shape, dtype=np.float32)
+    drawn *= spread.weights
+    return drawn.astype(dtype, copy=False)
+
+
+def _wanted(view: GraphView, tensor: str) -> _Wanted:
+    """Follow a tensor to everything that asks something of its values."""
+    bounds: list[int] = []
+    positive = ratio = False
+    seen, todo = {tensor}, [tensor]
+    while todo:
+        current = todo.pop()
+        for use in view.consumers.get(current, ()):
+            node = view.node[use.node]
+            bound = index_bound(node, use.position, view)
+            if bound is not None:
+                bounds.append(bound)
+            positive |= (node.op.op_type, use.position) in _POSITIVE
+            ratio |= (node.op.op_type, use.position) == _DROPOUT_RATIO
+            if _passes(node, use.position, bound, view):
+                fresh = [t for t in node.outputs if t and t not in seen]
+                seen.update(fresh)
+                todo += fresh
+    return _Wanted(min(bounds, default=None), positive, ratio)
+
+
+def _passes(node: OpNode, position: int, bound: int | None, view: GraphView) -> bool:
+    """Whether the readers of a node's output read the value at `position` of its inputs."""
+    op_type = node.op.op_type
+    if op_type in _KEEPS_SIGN:
+        # Only towards something tiny, an epsilon: elsewhere the other operand decides.
+        return any(t in view.values and view.values[t].size == 1 for t in node.inputs)
+    if op_type not in _PASSES or bound is not None:
+        return False
+    if op_type == "Where":
+        return position in (1, 2)
+    return position == 0 or op_type == "Concat"
+
+
+def index_bound(node: OpNode, position: int, view: GraphView) -> int | None:
+    """Size of what an input of a node is an index into; None when it is no index.
+
+    Parameters
+    ----------
+    node
+        A node of `view`.
+    position
+        The input.
+    view
+        Where shapes and small values are.
+
+    Examples
+    --------
+    The second input of ``Gather(table[1000, 64], indices)`` along axis 0 stays below 1000.
+    """
+    op_type = node.op.op_type
+    shape = view.shape(node.inputs[0]) if node.inputs else None
+    if shape is None:
+        return None
+    if position == 1 and op_type in _ALONG_AXIS:
+        axis = int(node.attributes.get("axis", 0))
+        return shape[axis] if shape else None
+    if position == 1 and op_type in ("GatherND", "ScatterND"):
+        return min(shape, default=None)
+    if op_type == "OneHot" and position == 0:
+        depth = view.values.get(node.inputs[1])
+        return int(depth.reshape(-1)[0]) if depth is not None and depth.size else None
+    if position == 1 and op_type in _LABELLED:
+        return shape[1] if len(shape) > 1 else None
+    if position == 1 and op_type in _LABELLED_LAST:
+        return shape[-1]
+    if op_type == "GatherGrad" and position == 1:
+        table = view.values.get(node.inputs[0])  # the shape of what was gathered from
+        return int(table[int(node.attributes.get("axis", 0))]) if table is not None else None
+    return None
+
+
+_ALONG_AXIS = frozenset(["Gather", "GatherElements", "ScatterElements", "Scatter", "ShrunkenGather"])
+_LABELLED = frozenset(
+    ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLossInternal"]
+)
+_LABELLED_LAST = frozenset(["SparseSoftmaxCrossEntropy"])

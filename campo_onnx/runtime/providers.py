@@ -1,0 +1,195 @@
+"""Which execution providers work here, and what identifies the machine they run on.
+
+Timings belong to a machine and its software: :class:`Machine` is what they are filed under.
+"""
+
+import contextlib
+import io
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from campo_onnx.errors import DeviceUnavailableError, UsageError
+
+ORT_NAME = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+"""What ONNX Runtime calls each provider."""
+
+_AMPERE = 8  # major compute capability from which FP32 products run as TF32 by default
+_TIMEOUT_S = 10
+_CPU_WHEEL = "the installed ONNX Runtime was built for CPUs only"
+_REMEDY = (
+    "Install onnxruntime-gpu and CUDA's and cuDNN's libraries (pip's or PyTorch's), or choose --device cpu."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A provider with everything that changes how long a node takes on it.
+
+    Parameters
+    ----------
+    provider
+        ``"cuda"`` or ``"cpu"``.
+    device
+        What the driver or the operating system calls it.
+    driver, cuda
+        Versions of driver and CUDA; ``""`` on a CPU.
+    ort
+        Version of ONNX Runtime.
+    tf32
+        Whether FP32 products run as TF32.
+    threads
+        Threads of one node on a CPU; 0 on a GPU.
+    """
+
+    provider: str
+    device: str
+    driver: str
+    cuda: str
+    ort: str
+    tf32: bool
+    threads: int
+
+    def is_same_device(self, other: "Machine") -> bool:
+        """Whether timings of both describe the same device, whatever the software."""
+        return (self.provider, self.device) == (other.provider, other.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gpu:
+    name: str
+    driver: str
+    compute_capability: str
+
+
+def choose_provider(wanted: str) -> str:
+    """Turn ``auto``, ``cpu`` or ``cuda`` into a provider that works here.
+
+    Raises
+    ------
+    UsageError
+        If there is no such choice.
+    DeviceUnavailableError
+        If CUDA is asked for and cannot be used; the message says why.
+    """
+    if wanted == "auto":
+        return "cpu" if cuda_problem() else "cuda"
+    if wanted not in ORT_NAME:
+        raise UsageError(f"{wanted!r} is no provider", remedy="Choose auto, cpu or cuda.")
+    if wanted == "cuda" and (why := cuda_problem()):
+        raise DeviceUnavailableError("the CUDA provider cannot be used", why=why, remedy=_REMEDY)
+    return wanted
+
+
+def machine(provider: str, threads: int = 0) -> Machine:
+    """Identify this machine.
+
+    Parameters
+    ----------
+    provider
+        A provider that :func:`choose_provider` returned.
+    threads
+        Threads per node on a CPU; 0 takes all cores that this process may use.
+    """
+    if provider == "cpu":
+        return Machine(
+            provider=provider,
+            device=cpu_name(),
+            driver="",
+            cuda="",
+            ort=ort.__version__,
+            tf32=False,
+            threads=threads or cores(),
+        )
+    gpu = _gpu() or _Gpu("an NVIDIA GPU", "unknown", "0.0")
+    is_ampere = int(gpu.compute_capability.partition(".")[0] or 0) >= _AMPERE
+    return Machine(
+        provider=provider,
+        device=gpu.name,
+        driver=gpu.driver,
+        cuda=_cuda_version(),
+        ort=ort.__version__,
+        tf32=is_ampere and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0",
+        threads=0,
+    )
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """Name of the processor as the operating system tells it."""
+    table = Path("/proc/cpuinfo")
+    if table.is_file():
+        for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine() or "a CPU"
+
+
+@cache
+def cuda_problem() -> str:
+    """Why the CUDA provider cannot be used; ``""`` when it can.
+
+    Libraries that pip packages or PyTorch brought along are loaded first. ONNX Runtime falls back
+    to the CPU without an error when something is missing, so a session is opened to find out.
+    """
+    if ORT_NAME["cuda"] not in ort.get_available_providers():
+        return _CPU_WHEEL
+    if _gpu() is None:
+        return "no NVIDIA GPU answers (nvidia-smi lists none)"
+    heard = io.StringIO()
+    with contextlib.redirect_stdout(heard):  # it prints what it cannot find
+        ort.preload_dlls()
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(_probe(), options, providers=[ORT_NAME["cuda"]])
+    except Exception as error:  # whatever the driver and its libraries raise: all of it means "no"
+        return str(error).strip()
+    if ORT_NAME["cuda"] in session.get_providers():
+        return ""
+    return "its libraries do not load" + (f" ({heard.getvalue().strip()})" if heard.getvalue() else "")
+
+
+def _probe() -> bytes:
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"], name="relu")], "probe", value[:1], value[1:]
+    )
+    opset = [helper.make_opsetid("", 20)]
+    return bytes(helper.make_model(graph, opset_imports=opset, ir_version=10).SerializeToString())
+
+
+@cache
+def _gpu() -> _Gpu | None:
+    """The GPU that CUDA takes first, or None."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    query = [program, "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
+    if first:
+        query.append(f"--id={first}")
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+    except (subprocess.SubprocessError, OSError):
+        return None
+    fields = [field.strip() for field in next(iter(answer.stdout.splitlines()), "").split(",")]
+    return _Gpu(*fields) if len(fields) == 3 else None
+
+
+def _cuda_version() -> str:
+    return str(getattr(ort, "cuda_version", "") or "unknown")

@@ -1,0 +1,87 @@
+"""Running a graph once, and values that stay on a device between runs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from campo_onnx.errors import ModelError
+from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.sessions import RUNTIME_ERRORS, open_session
+
+
+def run(
+    model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]], machine: Machine, *, folder: Path | None = None
+) -> dict[str, NDArray[Any]]:
+    """Run a graph once, node by node as it is written.
+
+    Parameters
+    ----------
+    model
+        The graph.
+    feeds
+        A value for every input.
+    machine
+        Where to run it.
+    folder
+        Folder of the model's external data.
+
+    Returns
+    -------
+    dict
+        Outputs by name.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If ONNX Runtime cannot load the graph.
+    ModelError
+        If it fails to run it.
+    """
+    session = open_session(model, machine, folder=folder, strict=False)
+    names = [output.name for output in session.get_outputs()]
+    try:
+        values = session.run(names, dict(feeds))
+    except RUNTIME_ERRORS as error:
+        raise ModelError("the graph fails while it runs", why=str(error).strip()) from None
+    return dict(zip(names, values, strict=True))
+
+
+def on_device(array: NDArray[Any], machine: Machine) -> ort.OrtValue:
+    """Copy an array to the device."""
+    # On a CPU the value would share the array's memory, and a step writes into its state.
+    return ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C"), machine.provider, 0)
+
+
+def from_device(value: ort.OrtValue) -> NDArray[Any]:
+    """Copy a value back from the device."""
+    return np.array(value.numpy())
+
+
+def run_bound(session: ort.InferenceSession, binding: ort.IOBinding, cuda_graph: int | None = None) -> None:
+    """Run one step on bound values.
+
+    Parameters
+    ----------
+    session, binding
+        A loaded graph, and where its inputs and outputs lie.
+    cuda_graph
+        Which of the session's CUDA graphs to capture or replay; a binding with other addresses
+        needs one of its own. None launches node by node.
+
+    Raises
+    ------
+    ModelError
+        If a node fails.
+    """
+    options = ort.RunOptions()
+    if cuda_graph is not None:
+        options.add_run_config_entry("gpu_graph_id", str(cuda_graph))
+    try:
+        session.run_with_iobinding(binding, options)
+    except RUNTIME_ERRORS as error:
+        raise ModelError("the training step fails while it runs", why=str(error).strip()) from None

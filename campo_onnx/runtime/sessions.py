@@ -1,0 +1,200 @@
+"""Sessions that run a graph node by node as it is written, on one provider.
+
+ONNX Runtime would otherwise fuse, fold and move nodes; then neither times nor precisions could be
+told apart by node.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import TensorProto
+from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.runtime.providers import ORT_NAME, Machine
+
+RUNTIME_ERRORS = (
+    *(state.EPFail, state.EngineError, state.Fail, state.InvalidArgument, state.InvalidGraph),
+    *(state.InvalidProtobuf, state.ModelLoaded, state.NoModel, state.NotImplemented),
+    *(state.RuntimeException, RuntimeError),
+)
+"""What ONNX Runtime raises when it refuses to load or run a model."""
+
+_ERRORS_ONLY = 3
+_QUIET = 4
+_TYPES = {
+    "tensor(float)": TensorProto.FLOAT,
+    "tensor(float16)": TensorProto.FLOAT16,
+    "tensor(bfloat16)": TensorProto.BFLOAT16,
+    "tensor(int64)": TensorProto.INT64,
+    "tensor(int32)": TensorProto.INT32,
+    "tensor(bool)": TensorProto.BOOL,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """Where ONNX Runtime put one node."""
+
+    node: str
+    op_type: str
+    provider: str
+
+
+def session_options(machine: Machine, *, trace_to: Path | None = None) -> ort.SessionOptions:
+    """Make options under which a graph runs one node after another, as it is written.
+
+    Parameters
+    ----------
+    machine
+        Where it is to run, with how many threads.
+    trace_to
+        Prefix of the profile file to write, or None for no profile.
+    """
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.intra_op_num_threads = machine.threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = _QUIET
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if trace_to is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(trace_to)
+    return options
+
+
+def open_session(
+    model: onnx.ModelProto,
+    machine: Machine,
+    *,
+    folder: Path | None = None,
+    trace_to: Path | None = None,
+    cuda_graph: bool = False,
+    strict: bool = True,
+) -> ort.InferenceSession:
+    """Load a model on one provider.
+
+    Parameters
+    ----------
+    model
+        The model; nodes have unique names.
+    machine
+        Where to run it.
+    folder
+        Folder of the model's external data.
+    trace_to
+        Prefix of the profile file, or None.
+    cuda_graph
+        Whether CUDA captures the launches and replays them.
+    strict
+        Whether every node must run on the provider. ONNX Runtime would otherwise put a node it
+        has no kernel for on the CPU, and copy its tensors there and back.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If ONNX Runtime refuses the model, or runs a node of it elsewhere although `strict`.
+    """
+    options = session_options(machine, trace_to=trace_to)
+    if folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    name = ORT_NAME[machine.provider]
+    provider: Any = name
+    if machine.provider == "cuda":
+        if strict:
+            options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        provider = (name, {"enable_cuda_graph": "1" if cuda_graph else "0"})
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=[provider])
+    except RUNTIME_ERRORS as error:
+        raise UnsupportedModelError(
+            "ONNX Runtime cannot load the graph",
+            why=_first_line(error),
+            remedy="Export with standard operators at opset 20 (gradients as well), and check the file with "
+            "onnx.checker.",
+        ) from None
+    if strict and (stray := strays(assignments(session), machine.provider)):
+        first = stray[0]
+        raise UnsupportedModelError(
+            f"{len(stray)} nodes would not run on the {machine.provider} provider",
+            why=f"ONNX Runtime puts {first.node!r} ({first.op_type}) on {first.provider}",
+        )
+    return session
+
+
+def assignments(session: ort.InferenceSession) -> tuple[Assignment, ...]:
+    """List where ONNX Runtime put each node."""
+    return tuple(
+        Assignment(node=node.name, op_type=node.op_type, provider=part.ep_name)
+        for part in session.get_provider_graph_assignment_info()
+        for node in part.get_nodes()
+    )
+
+
+def strays(assigned: Iterable[Assignment], provider: str) -> tuple[Assignment, ...]:
+    """Nodes that run elsewhere than on `provider`, and copies between providers."""
+    name = ORT_NAME[provider]
+    return tuple(a for a in assigned if a.provider != name or a.op_type.startswith("Memcpy"))
+
+
+def bind(
+    session: ort.InferenceSession, feeds: Mapping[str, NDArray[Any]], provider: str
+) -> Callable[[], None]:
+    """Put inputs on the device once, and return what runs one step on them.
+
+    Parameters
+    ----------
+    session
+        A loaded model.
+    feeds
+        A value for every input. Arrays of 16-bit types are taken as they are.
+    provider
+        Where inputs and outputs live.
+
+    Returns
+    -------
+    callable
+        Runs one step and waits for it; results stay on the device. It raises
+        :class:`UnsupportedModelError` if a node fails.
+    """
+    binding = session.io_binding()
+    kept = {}  # ONNX Runtime does not keep the arrays alive
+    for name, array in feeds.items():
+        kept[name] = _ort_value(array)
+        binding.bind_ortvalue_input(name, kept[name])
+    for output in session.get_outputs():
+        dtype = _TYPES.get(output.type)
+        if dtype is not None and all(isinstance(size, int) for size in output.shape):
+            # A fixed address, which CUDA graphs need, and no allocation inside the step.
+            value = ort.OrtValue.ortvalue_from_shape_and_type(output.shape, int(dtype), provider, 0)
+            binding.bind_ortvalue_output(output.name, value)
+        else:
+            binding.bind_output(output.name, provider)
+
+    def step(_alive: Any = (kept, feeds)) -> None:
+        try:
+            session.run_with_iobinding(binding)
+        except RUNTIME_ERRORS as error:
+            raise UnsupportedModelError(
+                "ONNX Runtime failed to run the graph", why=_first_line(error)
+            ) from None
+
+    return step
+
+
+def _ort_value(array: NDArray[Any]) -> ort.OrtValue:
+    dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    if dtype != TensorProto.BFLOAT16:
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), int(dtype))
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,142 @@
+"""Timing: warm up, repeat, take the median, and say how much it scatters."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """A measured time.
+
+    Parameters
+    ----------
+    median_us
+        The time.
+    spread_us
+        Interquartile range of the repeats.
+    repeats
+        How many there were.
+    """
+
+    median_us: float
+    spread_us: float
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How long to measure.
+
+    Parameters
+    ----------
+    warmup
+        Runs that do not count.
+    repeats
+        Runs that count, at most.
+    least
+        Runs that count, at least, however long they take.
+    budget_s
+        Time after which no further run is begun.
+    """
+
+    warmup: int = 2
+    repeats: int = 30
+    least: int = 5
+    budget_s: float = 0.5
+
+
+def timing_of(samples_us: Sequence[float]) -> Timing:
+    """Summarize repeats.
+
+    Examples
+    --------
+    >>> timing_of([3.0, 1.0, 2.0, 100.0]).median_us
+    2.5
+    """
+    low, median, high = np.percentile(np.asarray(samples_us, np.float64), (25, 50, 75))
+    return Timing(median_us=float(median), spread_us=float(high - low), repeats=len(samples_us))
+
+
+def measure(step: Step, effort: Effort) -> Timing:
+    """Time one step."""
+    for _ in range(effort.warmup):
+        step()
+    return timing_of([sample for (sample,) in _rounds((step,), effort)])
+
+
+def slope(few: Step, many: Step, extra: int, effort: Effort) -> Timing:
+    """Time one copy of a node: two models with different numbers of copies, and their difference.
+
+    What every run costs (the call, the wait for the device) falls out. Both models take turns, so
+    that a slow moment of the machine hits both.
+
+    Parameters
+    ----------
+    few, many
+        Steps of the two models.
+    extra
+        Copies that `many` has more than `few`.
+    effort
+        How long to measure.
+    """
+    for _ in range(effort.warmup):
+        few()
+        many()
+    return timing_of([(b - a) / extra for a, b in _rounds((few, many), effort)])
+
+
+def interleaved(steps: Sequence[Step], effort: Effort) -> tuple[Timing, ...]:
+    """Time several steps in turns."""
+    for _ in range(effort.warmup):
+        for step in steps:
+            step()
+    return tuple(map(timing_of, zip(*_rounds(steps, effort), strict=True)))
+
+
+def copies_for(step_us: float, *, node_bytes: float, limit_bytes: float, target_us: float = 400.0) -> int:
+    """How many further copies of a node make a difference that can be measured.
+
+    Parameters
+    ----------
+    step_us
+        Time of one copy, roughly.
+    node_bytes
+        What one copy reads and writes.
+    limit_bytes
+        Memory that copies may take in all.
+    target_us
+        Difference aimed at: far above the clock and the jitter of a call.
+
+    Examples
+    --------
+    >>> copies_for(100.0, node_bytes=1e6, limit_bytes=1e9)
+    4
+    >>> copies_for(1.0, node_bytes=1e9, limit_bytes=2e9)
+    1
+    """
+    wanted = math.ceil(target_us / max(step_us, 1.0))
+    affordable = int(limit_bytes // max(node_bytes, 1.0)) - 1
+    return max(1, min(wanted, affordable, _MOST_COPIES))
+
+
+_MOST_COPIES = 32
+
+
+def _rounds(steps: Sequence[Step], effort: Effort) -> list[tuple[float, ...]]:
+    """Microseconds of every step in every round."""
+    rounds: list[tuple[float, ...]] = []
+    end = time.perf_counter() + effort.budget_s
+    while len(rounds) < effort.repeats and (len(rounds) < effort.least or time.perf_counter() < end):
+        times = []
+        for step in steps:
+            began = time.perf_counter_ns()
+            step()
+            times.append((time.perf_counter_ns() - began) / 1000)
+        rounds.append(tuple(times))
+    return rounds

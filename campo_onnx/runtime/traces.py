@@ -1,0 +1,119 @@
+"""ONNX Runtime's own profile of repeated steps: time of every node.
+
+True on the CPU provider. On CUDA the published wheels record when a kernel was launched, not how
+long it ran, so this is for CPUs only.
+"""
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.sessions import bind, open_session
+from campo_onnx.runtime.timing import Timing, timing_of
+
+_SUFFIX = "_kernel_time"
+_STEP = "SequentialExecutor::Execute"
+_RUN = "model_run"
+_EVENTS_KEPT = 900_000  # ONNX Runtime drops events beyond a million
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Times of repeated steps.
+
+    Parameters
+    ----------
+    nodes
+        By node name. A node that ONNX Runtime replaced by others (a function it inlined) or took
+        out (a Constant) is missing.
+    step
+        The whole step as ONNX Runtime timed it.
+    """
+
+    nodes: Mapping[str, Timing]
+    step: Timing
+
+    @property
+    def nodes_us(self) -> float:
+        """Sum of all nodes."""
+        return sum(timing.median_us for timing in self.nodes.values())
+
+
+def trace(
+    model: onnx.ModelProto,
+    feeds: Mapping[str, NDArray[Any]],
+    machine: Machine,
+    *,
+    steps: int,
+    warmup: int = 2,
+    folder: Path | None = None,
+    on_step: Callable[[], None] | None = None,
+) -> Trace:
+    """Run a graph some times under ONNX Runtime's profiler.
+
+    Parameters
+    ----------
+    model
+        The graph; every node has a name.
+    feeds
+        A value for every input.
+    machine
+        Where to run; a CPU.
+    steps, warmup
+        Steps that count, and those before them that do not.
+    folder
+        Folder of external data.
+    on_step
+        Called after every step.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If ONNX Runtime cannot load or run the graph.
+    """
+    affordable = _EVENTS_KEPT // (len(model.graph.node) + 4)
+    steps = max(1, min(steps, affordable - warmup))
+    with tempfile.TemporaryDirectory(prefix="campo-onnx-") as workshop:
+        session = open_session(model, machine, folder=folder, trace_to=Path(workshop) / "trace")
+        step = bind(session, feeds, machine.provider)
+        for _ in range(warmup + steps):
+            step()
+            if on_step is not None:
+                on_step()
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    return read_events(events, skip=warmup)
+
+
+def read_events(events: list[dict[str, Any]], *, skip: int = 0) -> Trace:
+    """Collect times per node from profile events.
+
+    Parameters
+    ----------
+    events
+        The parsed profile; durations are whole microseconds.
+    skip
+        Steps at the beginning that do not count.
+    """
+    nodes: dict[str, list[float]] = defaultdict(list)
+    whole: list[float] = []
+    last_us = 0.0
+    for event in events:
+        name = event.get("name", "")
+        if event.get("cat") == "Node" and name.endswith(_SUFFIX):
+            nodes[name.removesuffix(_SUFFIX)].append(float(event["dur"]))
+        elif name == _STEP:
+            last_us = float(event["dur"])  # bodies of control flow are timed too, and end earlier
+        elif name == _RUN:
+            whole.append(last_us)
+    return Trace(
+        nodes={name: timing_of(times[skip:]) for name, times in nodes.items() if times[skip:]},
+        step=timing_of(whole[skip:]),
+    )

@@ -1,0 +1,240 @@
+"""What a mixed graph computes, on a machine without FP16 arithmetic.
+
+ONNX Runtime's CPU provider runs FP16 nodes in FP32 and drops the Casts around them, so running a
+mixed graph there says nothing about its numerics. :func:`emulate` writes the rounding down as Casts
+that the provider keeps.
+"""
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+from numpy.typing import NDArray
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.ir.precision import Precision
+from campo_onnx.ir.shapes import infer
+from campo_onnx.ir.sort import fresh, name_nodes, outer_reads, sort_nodes
+from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.run import run
+
+_LOW = frozenset({Precision.FP16.onnx_dtype, Precision.BF16.onnx_dtype})
+
+# They convert or make values and compute none: ONNX Runtime runs them in the low precision as they are.
+_NATIVE = frozenset({"Cast", "Constant", "ConstantOfShape"})
+
+# ONNX Runtime takes a Cast of this name for one of its own that loses nothing, and drops it.
+_DROPPED_PREFIX = "InsertedPrecisionFreeCast_"
+
+_RANDOM = frozenset(
+    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"}
+    | {"RandomUniformLike"}
+)
+
+
+def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelProto:
+    """Turn a mixed graph into one that computes in FP32 and rounds where the mixed one does.
+
+    A node with low inputs or outputs becomes the FP32 node on the same values, and each of its low
+    outputs is rounded by a Cast, to nearest with ties to even, overflowing to infinity and with
+    subnormals. This is FP32 accumulation and low storage, what CUDA kernels do unless told
+    otherwise; sums, differences, products, quotients and square roots are then those of IEEE
+    arithmetic in the low precision, to the bit.
+
+    Every low tensor keeps its name and type, as the result of its Cast; the FP32 copy that nodes
+    read is called ``<name>_widened``. So the interface stays as it is, low inputs and outputs
+    included.
+
+    Parameters
+    ----------
+    model
+        A graph with FP16 or BF16 tensors; not changed. One without is returned as a copy.
+    dims
+        Sizes of symbolic dimensions.
+
+    Returns
+    -------
+    onnx.ModelProto
+        To be run with graph optimizations off: fusions look through Casts and delete them.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If a body of If, Loop or Scan holds or reads a low tensor, or a node reads the bits of one.
+    """
+    emulated = ModelProto()
+    emulated.CopyFrom(model)
+    if emulated.functions:
+        emulated = onnx.inliner.inline_local_functions(emulated)
+    graph = emulated.graph
+    name_nodes(graph)
+    sort_nodes(graph)
+    work = _Emulation(infer(emulated, dims or {}).dtypes, graph)
+    for node in graph.node:
+        work.add(node)
+    del graph.node[:]
+    graph.node.extend(work.nodes)
+    return emulated
+
+
+class _Emulation:
+    """One run of :func:`emulate`: the nodes written so far, and the FP32 copy of each low tensor."""
+
+    def __init__(self, dtypes: Mapping[str, int], graph: GraphProto) -> None:
+        self.nodes: list[NodeProto] = []
+        self._dtypes = dtypes
+        self._widened: dict[str, str] = {}
+        self._taken_tensors = set(dtypes)
+        self._taken_nodes = {node.name for node in graph.node}
+
+    def add(self, given: NodeProto) -> None:
+        """Write one node, in FP32 if it was low."""
+        node = NodeProto()
+        node.CopyFrom(given)
+        if node.name.startswith(_DROPPED_PREFIX):
+            node.name = self._node_name(f"kept_{node.name}")
+        if node.op_type in _NATIVE and node.domain in ("", "ai.onnx"):
+            self.nodes.append(node)
+            self._remember_widening(node)
+            return
+        _refuse_bodies(node, self._dtypes)
+        reads_low = any(self._is_low(tensor) for tensor in node.input)
+        if reads_low and node.op_type == "BitCast":
+            raise UnsupportedModelError(
+                f"node {node.name!r} (BitCast) reads the bits of a low tensor",
+                why="its FP32 copy has other bits",
+                remedy="Keep it out of low precision.",
+            )
+        node.input[:] = [self._widen(t) if self._is_low(t) else t for t in given.input]
+        node.output[:] = [self._tensor_name(f"{t}_exact") if self._is_low(t) else t for t in given.output]
+        if node.output != given.output:
+            for attribute in node.attribute:
+                if attribute.name == "dtype" and attribute.i in _LOW:
+                    attribute.i = TensorProto.FLOAT
+        self.nodes.append(node)
+        for exact, rounded in zip(node.output, given.output, strict=True):
+            if exact != rounded:
+                self._cast(exact, rounded, self._dtypes[rounded], f"round_{rounded}")
+
+    def _is_low(self, tensor: str) -> bool:
+        return self._dtypes.get(tensor) in _LOW
+
+    def _widen(self, tensor: str) -> str:
+        if tensor not in self._widened:
+            self._widened[tensor] = self._tensor_name(f"{tensor}_widened")
+            self._cast(tensor, self._widened[tensor], TensorProto.FLOAT, f"widen_{tensor}")
+        return self._widened[tensor]
+
+    def _remember_widening(self, node: NodeProto) -> None:
+        """Let later readers of a low tensor share a Cast to FP32 that the graph has already."""
+        is_widening = node.op_type == "Cast" and self._is_low(node.input[0])
+        if is_widening and self._dtypes.get(node.output[0]) == TensorProto.FLOAT:
+            self._widened.setdefault(node.input[0], node.output[0])
+
+    def _cast(self, source: str, target: str, to: int, name: str) -> None:
+        node = onnx.helper.make_node("Cast", [source], [target], name=self._node_name(name), to=to)
+        self.nodes.append(node)
+
+    def _tensor_name(self, stem: str) -> str:
+        name = fresh(stem, self._taken_tensors)
+        self._taken_tensors.add(name)
+        return name
+
+    def _node_name(self, stem: str) -> str:
+        name = fresh(stem, self._taken_nodes)
+        self._taken_nodes.add(name)
+        return name
+
+
+def _refuse_bodies(node: NodeProto, dtypes: Mapping[str, int]) -> None:
+    bodies = [body for a in node.attribute for body in (a.g, *a.graphs) if body.node]
+    if not bodies:
+        return
+    outside = (*node.input, *node.output, *outer_reads(node))
+    if any(dtypes.get(t) in _LOW for t in outside) or any(map(_makes_low, bodies)):
+        raise UnsupportedModelError(
+            f"node {node.name!r} ({node.op_type}) computes in low precision inside a body",
+            why="bodies of If, Loop and Scan are not emulated",
+            remedy="Keep bodies and what they read in FP32, as campo-onnx does.",
+        )
+
+
+def _makes_low(body: GraphProto) -> bool:
+    """Whether a low tensor arises in a body: in a constant, a node that states its type, or further in."""
+    if any(tensor.data_type in _LOW for tensor in body.initializer):
+        return True
+    return any(_states_low(attribute) for node in body.node for attribute in node.attribute)
+
+
+def _states_low(attribute: AttributeProto) -> bool:
+    if attribute.name in ("to", "dtype") and attribute.i in _LOW:
+        return True
+    return attribute.t.data_type in _LOW or any(map(_makes_low, (attribute.g, *attribute.graphs)))
+
+
+def drift(
+    fp32_model: ModelProto,
+    mixed_model: ModelProto,
+    feeds: Mapping[str, NDArray[Any]],
+    *,
+    threads: int = 0,
+) -> dict[str, float]:
+    """Compare what a mixed graph computes with what the FP32 graph computes, on a CPU.
+
+    The mixed graph is emulated. Random nodes without a seed get the same one in both graphs, made
+    from their name, so that both draw the same dropout masks.
+
+    Parameters
+    ----------
+    fp32_model, mixed_model
+        The graph as exported, and in mixed precision, with static shapes and the same outputs.
+    feeds
+        A value for every input.
+    threads
+        Threads per node; 0 takes all cores.
+
+    Returns
+    -------
+    dict
+        Relative L2 error ``||mixed - fp32|| / ||fp32||`` by output; 0 where both are the same,
+        infinite where the mixed output is not finite although the FP32 one is.
+    """
+    here = machine("cpu", threads)
+    expected = run(_seeded(fp32_model), feeds, here)
+    actual = run(_seeded(emulate(mixed_model)), feeds, here)
+    return {name: relative_l2(actual[name], expected[name]) for name in expected}
+
+
+def relative_l2(actual: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Relative L2 error of an array, in FP64.
+
+    Examples
+    --------
+    >>> relative_l2(np.array([3.0, 4.4]), np.array([3.0, 4.0]))
+    0.08
+    """
+    a, e = (np.asarray(value, np.float64) for value in (actual, expected))
+    differs = ~((a == e) | (np.isnan(a) & np.isnan(e)))
+    if not differs.any():
+        return 0.0
+    if not np.isfinite(a[differs]).all() or not np.isfinite(e[differs]).all():
+        return float("inf")
+    size = float(np.linalg.norm(e[np.isfinite(e)]))
+    error = float(np.linalg.norm((a - e)[differs]))
+    return round(error / size, 15) if size else float("inf")
+
+
+def _seeded(model: ModelProto) -> ModelProto:
+    seeded = ModelProto()
+    seeded.CopyFrom(model)
+    for node in seeded.graph.node:
+        if node.op_type in _RANDOM and all(attribute.name != "seed" for attribute in node.attribute):
+            # A float holds integers up to 2^24.
+            node.attribute.append(
+                onnx.helper.make_attribute("seed", float(zlib.crc32(node.name.encode()) >> 8))
+            )
+    return seeded

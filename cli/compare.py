@@ -1,0 +1,114 @@
+"""``campo-onnx compare``: every strategy side by side."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import (
+    DECISION,
+    OUTPUT,
+    DeviceOption,
+    DimOption,
+    ForceOption,
+    KeepFp32Option,
+    LowPrecision,
+    MarginOption,
+    ModelArgument,
+    PrecisionOption,
+    dimensions,
+)
+from .render import print_comparison, print_json, print_note, working
+
+
+def compare(
+    model: ModelArgument,
+    dim: DimOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = LowPrecision.FP16,
+    lists: Annotated[
+        str | None,
+        typer.Option(
+            "--lists",
+            metavar="NAME|FILE",
+            help="One preset or file for all strategies, in place of each one's own lists.",
+            rich_help_panel=DECISION,
+        ),
+    ] = None,
+    keep_fp32: KeepFp32Option = None,
+    margin_us: MarginOption = 1000.0,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE.svg",
+            help="Draw where the time goes, one bar a strategy.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=OUTPUT)
+    ] = False,
+    force: ForceOption = False,
+) -> None:
+    """Show what every strategy would make of a training step: casts, predicted step, speed-up.
+
+    Nothing is written but the picture. Example: `campo-onnx compare bert.onnx --device v100`
+    """
+    import json as json_format
+
+    from campo_onnx.calibrate.detect import resolve_device
+    from campo_onnx.comparison import compare as run_comparison
+    from campo_onnx.ir.exporter import check_destination, export_text
+    from campo_onnx.ir.precision import Precision
+    from campo_onnx.optimize.chart import chart
+    from campo_onnx.optimize.oplists import preset, resolve
+    from campo_onnx.pipeline import Options
+
+    if plot is not None:
+        check_destination(plot, force=force, source=model)
+    planned_for, note = resolve_device(device)
+    if note:
+        print_note(note)
+    options = Options(
+        device=planned_for,
+        lists=preset("campo"),
+        margin_us=margin_us,
+        low=Precision(precision.value),
+        keep_fp32=tuple(keep_fp32 or ()),
+        dims=dimensions(dim),
+    )
+    with working(f"comparing strategies on {model.name} for {planned_for.name}"):
+        comparison = run_comparison(model, options, lists=None if lists is None else resolve(lists))
+    if plot is not None:
+        plans = [row.plan for row in comparison.rows]
+        title = f"{model.name} on {planned_for.name}: predicted step"
+        export_text(chart(plans, comparison.costs, title=title), plot)
+    if json:
+        rows = [
+            {
+                "strategy": row.plan.strategy,
+                "lists": row.plan.lists,
+                "low_nodes": len(row.plan.low_nodes),
+                "casts": len(row.plan.casts),
+                "cast_us": row.plan.cast_us,
+                "predicted_us": row.plan.predicted_us,
+                "lower_bound_us": row.plan.lower_bound_us,
+                "tensor_core_share": row.tensor_core_share,
+                "measured_us": row.measured_us,
+            }
+            for row in comparison.rows
+        ]
+        first = comparison.rows[0].plan
+        document = {
+            "format_version": 1,
+            "model": str(model),
+            "device": first.device,
+            "source": first.source,
+            "low": first.low,
+            "fp32_us": first.fp32_us,
+            "strategies": rows,
+        }
+        print_json(json_format.dumps(document, indent=1) + "\n")
+    else:
+        print_comparison(comparison, plot=plot)

@@ -1,0 +1,86 @@
+"""Options that several commands share, and how their texts become values."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from campo_onnx.errors import UsageError
+
+INPUT = "Input"
+DECISION = "How to decide"
+OUTPUT = "Output"
+
+
+class LowPrecision(StrEnum):
+    """The low precisions on offer."""
+
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+
+ModelArgument = Annotated[
+    Path, typer.Argument(help="The exported FP32 training step (.onnx).", show_default=False)
+]
+DimOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dim",
+        metavar="NAME=SIZE",
+        help="Size of a symbolic dimension, e.g. `--dim batch=64`. Costs are judged at this size; "
+        "a written file keeps the symbol. Repeatable.",
+        rich_help_panel=INPUT,
+    ),
+]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help="The device to plan for; `campo-onnx devices` lists them. `auto`: the GPU "
+        "of this machine if its figures are known, else h200.",
+        rich_help_panel=DECISION,
+    ),
+]
+PrecisionOption = Annotated[
+    LowPrecision, typer.Option("--precision", help="The low precision.", rich_help_panel=DECISION)
+]
+KeepFp32Option = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keep-fp32",
+        metavar="REGEX",
+        help="Keep nodes in FP32 whose whole name or operator matches. Repeatable.",
+        rich_help_panel=DECISION,
+    ),
+]
+MarginOption = Annotated[
+    float,
+    typer.Option(
+        "--margin-us",
+        min=0.0,
+        help="For fine-grained: microseconds by which FP32 must win to be kept.",
+        rich_help_panel=DECISION,
+    ),
+]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Overwrite existing files.", rich_help_panel=OUTPUT)
+]
+
+
+def dimensions(texts: list[str] | None) -> dict[str, int]:
+    """Read ``NAME=SIZE`` texts.
+
+    Raises
+    ------
+    UsageError
+        If one is not of that form, or a name comes twice.
+    """
+    found: dict[str, int] = {}
+    for text in texts or ():
+        name, separator, size = (part.strip() for part in text.partition("="))
+        if not separator or not name or not size.lstrip("-").isdigit():
+            raise UsageError(f"--dim {text!r} is not NAME=SIZE", remedy="Write, for example, --dim batch=64.")
+        if found.setdefault(name, int(size)) != int(size):
+            raise UsageError(f"--dim gives {name!r} two sizes, {found[name]} and {size}")
+    return found

@@ -1,0 +1,463 @@
+import re
+import tomllib
+from pathlib import Path
+
+import onnx
+import pytest
+
+from campo_onnx.errors import UsageError
+from campo_onnx.ir.view import OpKey
+from campo_onnx.optimize.oplists import (
+    PATTERNS,
+    SAFETY_DENY,
+    TABLES,
+    OpClass,
+    OpLists,
+    load,
+    preset,
+    preset_names,
+    resolve,
+    with_overrides,
+)
+
+PRESETS = preset_names()
+LISTS_DIR = Path(__file__).parents[2] / "campo_onnx" / "optimize" / "lists"
+DOC = Path(__file__).parents[2] / "docs" / "op-lists.md"
+
+# Every operator of eight exported training graphs (MLP, CNNs, ResNet-50, BERT; PyTorch's exporter) and of
+# three gradient graphs of ONNX Runtime (ORTModule and its offline artifacts).
+IN_TRAINING_GRAPHS = """
+    Add BatchNormalization Cast Constant ConstantOfShape Conv ConvTranspose Div Dropout Equal Erf Exp Expand
+    Flatten Gather GatherElements Gelu Gemm Identity LayerNormalization Less LessOrEqual LogSoftmax MatMul
+    MaxPool MaxPoolGrad Mul Neg Not RandomUniform Range Reciprocal ReduceMean ReduceMin ReduceSum Relu Reshape
+    ScatterElements Shape Slice Softmax SoftmaxCrossEntropyLoss Sqrt Squeeze Sub Sum Transpose Unsqueeze Where
+    com.microsoft:BatchNormInternal com.microsoft:BatchNormalizationGrad com.microsoft:BroadcastGradientArgs
+    com.microsoft:ConcatTraining com.microsoft:ConvGrad com.microsoft:DropoutGrad com.microsoft:FusedMatMul
+    com.microsoft:Gelu com.microsoft:GeluGrad com.microsoft:InPlaceAccumulatorV2
+    com.microsoft:LayerNormalizationGrad com.microsoft:ReluGrad com.microsoft:SoftmaxCrossEntropyLossGrad
+    com.microsoft:SoftmaxCrossEntropyLossInternal com.microsoft:SoftmaxCrossEntropyLossInternalGrad
+    com.microsoft:SoftmaxGrad_13 com.microsoft:YieldOp org.pytorch.aten:ATen
+"""
+
+NEWEST_OPSET_PLACED = 26
+
+
+def keys(labels: str) -> set[OpKey]:
+    return {OpKey.parse(label) for label in labels.split()}
+
+
+def placed(lists: OpLists) -> frozenset[OpKey]:
+    return frozenset().union(*lists.tables.values())
+
+
+def differences(a: OpLists, b: OpLists) -> dict[tuple[str, str], set[OpKey]]:
+    found: dict[tuple[str, str], set[OpKey]] = {}
+    for op in placed(a) | placed(b):
+        pair = (a.class_of(op).value, b.class_of(op).value)
+        if pair[0] != pair[1]:
+            found.setdefault(pair, set()).add(op)
+    return found
+
+
+def minimal(**tables: str) -> str:
+    """Text of a complete list file."""
+    tables = {"allow": "", "infer": "", "clear": "", "deny": ""} | tables
+    quoted = {name: ", ".join(f'"{op}"' for op in ops.split()) for name, ops in tables.items()}
+    return 'title = "t"\n' + "\n".join(f"[{name}]\nops = [{ops}]" for name, ops in quoted.items())
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(text: str | bytes) -> Path:
+        path = tmp_path / "mine.toml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write_file
+
+
+# Presets
+
+
+def test_preset_names():
+    assert {"campo", "tf115", "tf2"} <= set(preset_names())
+    assert list(preset_names()) == sorted(preset_names())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_operator_of_real_training_graphs_is_placed_once(name):
+    lists = preset(name)
+    for op in keys(IN_TRAINING_GRAPHS):
+        assert sum(op in ops for ops in lists.tables.values()) == 1, op.label
+        assert lists.class_of(op) is not OpClass.UNKNOWN
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_whole_standard_operator_set_is_placed(name):
+    schemas = [s for s in onnx.defs.get_all_schemas_with_history() if s.domain == ""]
+    first = {s.name: min(t.since_version for t in schemas if t.name == s.name) for s in schemas}
+    standard = {op for op, version in first.items() if version <= NEWEST_OPSET_PLACED}
+    assert {op for op in standard if preset(name).class_of(OpKey("", op)) is OpClass.UNKNOWN} == set()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_place_the_same_operators(name):
+    assert placed(preset(name)) == placed(preset("campo"))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_files_state_meanings_and_repeat_nothing(name):
+    tables = tomllib.loads((LISTS_DIR / f"{name}.toml").read_text(encoding="utf-8"))
+    listed = [tables[op_class.value] for op_class in TABLES]
+    assert all(table["meaning"] for table in listed)
+    labels = [label for table in listed for label in table["ops"]]
+    assert len(labels) == len(set(labels))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_preset_lets_a_safety_operator_go_low(name):
+    lists = preset(name)
+    assert {lists.class_of(op) for op in SAFETY_DENY} <= {OpClass.DENY, OpClass.UNLISTED}
+
+
+def test_campo_denies_all_safety_operators_but_control_flow():
+    assert SAFETY_DENY - preset("campo").deny == keys("If Loop Scan SequenceMap")
+
+
+def test_rules_of_presets():
+    assert preset("campo").patterns == PATTERNS
+    assert preset("tf115").patterns == preset("tf2").patterns == ()
+    assert not preset("campo").taint_through_decisions
+    assert preset("tf115").taint_through_decisions
+    assert preset("tf2").taint_through_decisions
+
+
+def test_tf115_and_tf2_differ_as_documented():
+    assert differences(preset("tf115"), preset("tf2")) == {
+        ("deny", "infer"): keys(
+            "Log Softmax LogSoftmax com.microsoft:SoftmaxGrad com.microsoft:SoftmaxGrad_13 "
+            "com.microsoft:LogSoftmaxGrad com.microsoft:LogSoftmaxGrad_13"
+        ),
+        ("unlisted", "allow"): keys(
+            "Einsum Attention "
+            "com.microsoft:FusedConv com.microsoft:Attention com.microsoft:MultiHeadAttention"
+        ),
+        ("unlisted", "infer"): keys("Selu Softsign"),
+    }
+
+
+def test_campo_and_tf2_differ_as_documented():
+    found = differences(preset("tf2"), preset("campo"))
+    unlisted_in_tf2 = {pair: found.pop(pair) for pair in list(found) if pair[0] == "unlisted"}
+    assert found == {
+        ("infer", "deny"): keys("Log ReduceProd"),
+        ("deny", "infer"): keys("Mean"),
+        ("clear", "deny"): keys("ScatterND com.microsoft:GatherGrad"),
+        ("clear", "unlisted"): keys("SequenceAt SequenceInsert ConcatFromSequence SplitToSequence"),
+    }
+    assert set(unlisted_in_tf2) == {("unlisted", name) for name in ("allow", "infer", "clear", "deny")}
+
+
+def test_tables_of_the_documentation_agree_with_the_presets():
+    rows = re.findall(r"^\| (`[^|]+) \| (\w+) \| (\w+) \| ", DOC.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) == 8
+    sides = [("tf115", "tf2")] * 3 + [("tf2", "campo")] * 5
+    for (ops, *classes), names in zip(rows, sides, strict=True):
+        for label in re.findall(r"`(\w+)`", ops):
+            domains = [d for d in ("", "com.microsoft") if OpKey(d, label) in placed(preset("campo"))]
+            assert domains, label
+            for domain in domains:
+                assert [preset(n).class_of(OpKey(domain, label)).value for n in names] == classes
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("Conv", OpClass.ALLOW),
+        ("Softmax", OpClass.INFER),
+        ("LayerNormalization", OpClass.INFER),
+        ("com.microsoft:GeluGrad", OpClass.INFER),
+        ("Cast", OpClass.CLEAR),
+        ("com.microsoft:DropoutGrad", OpClass.CLEAR),
+        ("Exp", OpClass.DENY),
+        ("ReduceSum", OpClass.DENY),
+        ("ScatterElements", OpClass.DENY),
+        ("RandomUniform", OpClass.DENY),
+        ("com.microsoft:YieldOp", OpClass.UNLISTED),
+        ("org.pytorch.aten:ATen", OpClass.UNLISTED),
+        ("If", OpClass.UNLISTED),
+        ("com.microsoft:Conv", OpClass.UNKNOWN),  # the domain counts
+        ("NoSuchOp", OpClass.UNKNOWN),
+    ],
+)
+def test_class_of_in_campo(label, expected):
+    assert preset("campo").class_of(OpKey.parse(label)) is expected
+
+
+def test_unknown_preset_suggests_the_nearest():
+    with pytest.raises(UsageError, match=r"no op lists named 'camp'. Did you mean 'campo'"):
+        preset("camp")
+
+
+# OpLists
+
+
+def lists_of(**tables: str) -> OpLists:
+    named = {"allow": "", "infer": "", "clear": "", "deny": ""} | tables
+    return OpLists(name="n", title="t", **{name: frozenset(keys(ops)) for name, ops in named.items()})
+
+
+def test_overlap_names_operator_and_lists():
+    with pytest.raises(UsageError, match="op lists n: Exp is on two lists, infer and unlisted"):
+        lists_of(infer="Exp", unlisted="Exp Log")
+
+
+@pytest.mark.parametrize("table", ["allow", "infer", "clear"])
+@pytest.mark.parametrize("op", ["SoftmaxCrossEntropyLoss", "com.microsoft:InPlaceAccumulatorV2", "Loop"])
+def test_lists_cannot_release_safety_operators(table, op):
+    with pytest.raises(UsageError, match=f"{op} cannot be on the list {table}"):
+        lists_of(**{table: op})
+
+
+def test_safety_operators_are_denied_when_no_list_names_them():
+    lists = lists_of(allow="Conv")
+    assert {lists.class_of(op) for op in SAFETY_DENY} == {OpClass.DENY}
+    assert lists.class_of(OpKey("", "Exp")) is OpClass.UNKNOWN
+
+
+def test_unknown_pattern_is_refused():
+    empty = frozenset()
+    with pytest.raises(UsageError, match=r"unknown pattern rule 'softmaxx'. Did you mean 'softmax'"):
+        OpLists(
+            name="n", title="t", allow=empty, infer=empty, clear=empty, deny=empty, patterns=("softmaxx",)
+        )
+
+
+# Overrides
+
+
+def test_overrides_move_and_add():
+    before = preset("campo")
+    after = with_overrides(before, deny=["Tanh"], allow=["my.domain:Fused"], clear=["Exp"], infer=["Sin"])
+    assert differences(before, after) == {
+        ("infer", "deny"): keys("Tanh"),
+        ("unknown", "allow"): keys("my.domain:Fused"),
+        ("deny", "clear"): keys("Exp"),
+        ("unlisted", "infer"): keys("Sin"),
+    }
+    assert (after.patterns, after.taint_through_decisions) == (
+        before.patterns,
+        before.taint_through_decisions,
+    )
+    assert after.name == "campo with overrides"
+    assert preset("campo") == before
+
+
+def test_no_overrides_change_nothing():
+    lists = preset("tf2")
+    assert with_overrides(lists) is lists
+
+
+def test_the_standard_domain_may_be_spelled_out():
+    assert with_overrides(preset("campo"), allow=["ai.onnx:Exp"]).class_of(OpKey("", "Exp")) is OpClass.ALLOW
+
+
+def test_an_operator_cannot_be_overridden_twice():
+    with pytest.raises(UsageError, match="Exp is on two lists, allow and deny"):
+        with_overrides(preset("campo"), allow=["Exp"], deny=["ai.onnx:Exp"])
+
+
+def test_overrides_cannot_release_safety_operators():
+    with pytest.raises(
+        UsageError, match="SGDOptimizerV2 cannot be on the list allow: losses, weight updates"
+    ):
+        with_overrides(preset("campo"), allow=["com.microsoft:SGDOptimizerV2"])
+
+
+def test_safety_operators_may_be_denied_again():
+    after = with_overrides(preset("campo"), deny=["Loop", "SoftmaxCrossEntropyLoss"])
+    assert differences(preset("campo"), after) == {("unlisted", "deny"): keys("Loop")}
+
+
+@pytest.mark.parametrize("label", ["", "Exp ", "com.microsoft:", ":Exp", "a::Exp", "Conv.*", "3D", "Größe"])
+def test_malformed_operator_names_are_refused(label):
+    with pytest.raises(UsageError, match="does not name an operator"):
+        with_overrides(preset("campo"), deny=[label])
+
+
+# Files
+
+
+def test_complete_file(write):
+    lists = load(write(minimal(allow="MatMul com.microsoft:ConvGrad", deny="Exp")))
+    assert lists.name == "mine.toml"
+    assert lists.title == "t"
+    assert lists.allow == keys("MatMul com.microsoft:ConvGrad")
+    assert lists.deny == keys("Exp")
+    assert lists.infer == lists.clear == lists.unlisted == frozenset()
+    assert lists.patterns == ()
+    assert lists.taint_through_decisions
+    assert lists.class_of(OpKey("", "Relu")) is OpClass.UNKNOWN
+
+
+def test_file_with_byte_order_mark_and_windows_line_ends(write):
+    text = minimal(allow="MatMul").replace("\n", "\r\n")
+    assert load(write(b"\xef\xbb\xbf" + text.encode())).allow == keys("MatMul")
+
+
+def test_extending_moves_operators_and_keeps_the_rest(write):
+    lists = load(write('extends = "campo"\n[allow]\nops = ["Exp", "my:Op"]\n[unlisted]\nops = ["Tanh"]'))
+    assert differences(preset("campo"), lists) == {
+        ("deny", "allow"): keys("Exp"),
+        ("unknown", "allow"): keys("my:Op"),
+        ("infer", "unlisted"): keys("Tanh"),
+    }
+    assert lists.patterns == PATTERNS
+    assert not lists.taint_through_decisions
+    assert lists.title == f"{preset('campo').title}, changed by mine.toml"
+
+
+def test_extending_may_replace_the_rules(write):
+    lists = load(write('extends = "campo"\ntitle = "x"\n[rules]\npatterns = ["gelu"]\n'))
+    assert lists.patterns == ("gelu",)
+    assert not lists.taint_through_decisions
+    assert lists.title == "x"
+    assert load(write('extends = "tf2"\n[rules]\ntaint_through_decisions = false')).patterns == ()
+
+
+BAD_FILES = {
+    "not TOML": ("title = \n", r"mine.toml: this is not TOML: .*line 1"),
+    "unknown key": (
+        'extends = "campo"\ntitel = "x"',
+        r"mine.toml:2: unknown key 'titel' in the file. .*'title'",
+    ),
+    "unknown table": ('extends = "campo"\n[denied]\nops = []', r"mine.toml:2: unknown key 'denied'.*'deny'"),
+    "unknown key in a table": (
+        'extends = "campo"\n[deny]\nop = []',
+        r"mine.toml:3: unknown key 'op' in \[deny\]. Did you mean 'ops'",
+    ),
+    "unknown rule": (
+        'extends = "campo"\n[rules]\npattern = []',
+        r"mine.toml:3: unknown key 'pattern' in \[rules\]",
+    ),
+    "unknown key, nothing near": (
+        'zzz = 1\nextends = "campo"',
+        r"mine.toml:1: .*Known: title, source, extends",
+    ),
+    "title is a number": ('extends = "campo"\ntitle = 3', r"mine.toml:2: 'title' must be a string: it is 3"),
+    "source is a list": ('extends = "campo"\nsource = []', r"mine.toml:2: 'source' must be a string"),
+    "extends is a list": ('extends = ["campo"]', r"mine.toml:1: 'extends' must be a string"),
+    "table is a list": ('extends = "campo"\ndeny = ["Exp"]', r"mine.toml:2: 'deny' must be a table"),
+    "rules is a list": ('extends = "campo"\nrules = []', r"mine.toml:2: 'rules' must be a table"),
+    "ops is a string": (
+        'extends = "campo"\n[deny]\nops = "Exp"',
+        r"mine.toml:3: 'ops' must be a list of strings",
+    ),
+    "ops holds a number": (
+        'extends = "campo"\n[deny]\nops = ["Exp", 1]',
+        r"mine.toml:3: 'ops' must be a list",
+    ),
+    "ops is missing": ('extends = "campo"\n[deny]\nmeaning = "m"', r"mine.toml:2: \[deny\] has no 'ops'"),
+    "meaning is a number": (
+        'extends = "campo"\n[deny]\nmeaning = 1\nops = []',
+        r"mine.toml:3: 'meaning' must",
+    ),
+    "patterns is a string": (
+        'extends = "campo"\n[rules]\npatterns = "gelu"',
+        r"mine.toml:3: 'patterns' must be",
+    ),
+    "decisions is a string": (
+        'extends = "campo"\n[rules]\ntaint_through_decisions = "no"',
+        r"mine.toml:3: 'taint_through_decisions' must be true or false",
+    ),
+    "unknown pattern": (
+        'extends = "campo"\n[rules]\npatterns = ["gelu",\n"softmx"]',
+        r"mine.toml:4: unknown pattern rule 'softmx'. Did you mean 'softmax'",
+    ),
+    "malformed operator": (
+        'extends = "campo"\n[deny]\nops = ["Exp",\n"Conv 2D"]',
+        r"mine.toml:4: 'Conv 2D' does not name an operator",
+    ),
+    "unknown base": (
+        'extends = "tf3"',
+        r"mine.toml:1: there are no op lists named 'tf3' to extend. Did you mean",
+    ),
+    "overlap": (
+        'extends = "campo"\n[allow]\nops = ["Exp"]\n[deny]\nops = [\n"Exp"] # Exp\n# Exp',
+        r"mine.toml:6: Exp is on two lists, allow and deny",
+    ),
+    "overlap in a complete file": (
+        minimal(infer="Exp", clear="Exp"),
+        r"Exp is on two lists, infer and clear",
+    ),
+    "releases a loss": (
+        'extends = "campo"\n[infer]\nops = ["SoftmaxCrossEntropyLoss"]',
+        r"mine.toml:3: SoftmaxCrossEntropyLoss cannot be on the list infer",
+    ),
+    "releases an update": (
+        minimal(clear="com.microsoft:AdamWOptimizer"),
+        r"AdamWOptimizer cannot be on the list",
+    ),
+    "no title": (
+        minimal().replace('title = "t"', ""),
+        r"mine.toml: 'title' is missing: the file extends no preset",
+    ),
+    "no deny table": ('title = "t"\n[allow]\nops=[]\n[infer]\nops=[]\n[clear]\nops=[]', r"'deny' is missing"),
+    "empty": ("", r"'title' is missing"),
+    "not UTF-8": (b'title = "\xff"', r"cannot read the op lists .*mine.toml: byte 9 is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_bad_files_say_what_and_where(write, case):
+    text, message = BAD_FILES[case]
+    path = write(text)
+    with pytest.raises(UsageError, match=message) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_unreadable_files(tmp_path):
+    with pytest.raises(
+        UsageError, match=r"cannot read the op lists .*none.toml: No such file.*presets: campo, "
+    ):
+        load(tmp_path / "none.toml")
+    with pytest.raises(UsageError, match="cannot read the op lists"):
+        load(tmp_path)
+
+
+def test_resolve(write, tmp_path, monkeypatch):
+    assert resolve("tf2") == preset("tf2")
+    path = write(minimal(allow="MatMul"))
+    assert resolve(str(path)) == load(path)
+    path.rename(tmp_path / "no-suffix")
+    assert resolve(str(tmp_path / "no-suffix")).allow == keys("MatMul")
+    with pytest.raises(UsageError, match="cannot read"):
+        resolve("missing.toml")
+    with pytest.raises(UsageError, match=r"no op lists named 'tf22'. Did you mean 'tf2'"):
+        resolve("tf22")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tf2").mkdir()
+    assert resolve("tf2") == preset("tf2")  # a folder of that name does not hide the preset
+
+
+# Documentation
+
+
+def test_examples_of_the_documentation_load(write):
+    complete, extending = re.findall(r"```toml\n(.*?)```", DOC.read_text(encoding="utf-8"), re.DOTALL)
+    lists = load(write(complete))
+    assert lists.title == "Matrix products only"
+    assert lists.allow == keys("MatMul Gemm com.microsoft:FusedMatMul")
+    assert lists.patterns == ("bias-gradient",)
+    changed = differences(preset("campo"), load(write(extending)))
+    assert changed == {
+        ("unknown", "allow"): keys("my.domain:FusedAttention"),
+        ("infer", "deny"): keys("Tanh Sigmoid"),
+    }
+
+
+def test_documentation_describes_every_pattern_and_preset():
+    text = DOC.read_text(encoding="utf-8")
+    assert tuple(re.findall(r"^\*\*([\w-]+)\.\*\*", text, re.MULTILINE)) == PATTERNS
+    assert set(re.findall(r"\*\*`(\w+)`\*\*", text)) == set(PRESETS)

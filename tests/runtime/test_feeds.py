@@ -1,0 +1,158 @@
+"""Inputs that are valid for a graph, made up or read."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.ir.importer import import_model
+from campo_onnx.ir.view import GraphView, OpKey, OpNode, TensorInfo, TensorKind
+from campo_onnx.runtime.feeds import read_feeds, synthesize
+
+DATA = Path(__file__).parent.parent / "data"
+F, I, B = int(TensorProto.FLOAT), int(TensorProto.INT64), int(TensorProto.BOOL)
+Shape = tuple[int, ...]
+
+
+def graph(
+    inputs: dict[str, tuple[int, Shape | None]],
+    *nodes: tuple[str, list[str], str, Shape],
+    values: dict[str, np.ndarray] | None = None,
+) -> GraphView:
+    tensors = {
+        name: TensorInfo(name=name, dtype=dtype, shape=shape, kind=TensorKind.INPUT)
+        for name, (dtype, shape) in inputs.items()
+    }
+    made = []
+    for label, read, output, shape in nodes:
+        made.append(OpNode(name=output, op=OpKey.parse(label), inputs=tuple(read), outputs=(output,)))
+        tensors[output] = TensorInfo(name=output, dtype=F, shape=shape, kind=TensorKind.ACTIVATION)
+    for name, value in (values or {}).items():
+        tensors[name] = TensorInfo(name=name, dtype=F, shape=value.shape, kind=TensorKind.CONSTANT)
+    return GraphView(
+        nodes=tuple(made),
+        tensors=tensors,
+        inputs=tuple(inputs),
+        outputs=(made[-1].name,) if made else (),
+        opset={"": 20},
+        values=values or {},
+    )
+
+
+def test_indices_stay_inside_the_table_also_behind_a_reshape() -> None:
+    view = graph(
+        {"table": (F, (7, 3)), "ids": (I, (4, 50))},
+        ("Reshape", ["ids", "shape"], "flat", (200,)),
+        ("Gather", ["table", "flat"], "rows", (200, 3)),
+    )
+    ids = synthesize(view)["ids"]
+    assert ids.dtype == np.int64
+    assert ids.min() == 0
+    assert ids.max() == 6
+
+
+def test_the_smallest_table_decides() -> None:
+    view = graph(
+        {"a": (F, (9, 1)), "b": (F, (4, 1)), "ids": (I, (300,))},
+        ("Gather", ["a", "ids"], "x", (300, 1)),
+        ("Gather", ["b", "ids"], "y", (300, 1)),
+    )
+    assert synthesize(view)["ids"].max() == 3
+
+
+def test_labels_stay_inside_the_classes() -> None:
+    view = graph(
+        {"scores": (F, (64, 5)), "labels": (I, (64,))},
+        ("SoftmaxCrossEntropyLoss", ["scores", "labels"], "loss", ()),
+    )
+    assert 2 <= synthesize(view)["labels"].max() <= 4
+
+
+def test_onehot_depth() -> None:
+    view = graph(
+        {"ids": (I, (100,))},
+        ("OneHot", ["ids", "depth", "onoff"], "hot", (100, 11)),
+        values={"depth": np.asarray(11.0), "onoff": np.zeros(2)},
+    )
+    assert synthesize(view)["ids"].max() == 10
+
+
+def test_masks_are_zeros_and_ones() -> None:
+    view = graph({"mask": (B, (40,)), "flags": (I, (40,))}, ("Where", ["mask", "flags", "flags"], "y", (40,)))
+    feeds = synthesize(view)
+    assert feeds["mask"].dtype == bool
+    assert set(feeds["mask"]) == {False, True}
+    assert set(feeds["flags"]) == {0, 1}
+
+
+def test_variances_are_positive_also_behind_an_epsilon() -> None:
+    view = graph(
+        {"var": (F, (50,)), "mean": (F, (50,))},
+        ("Add", ["var", "eps"], "sum", (50,)),
+        ("Sqrt", ["sum"], "std", (50,)),
+        ("Mul", ["mean", "std"], "y", (50,)),
+        values={"eps": np.asarray(1e-5)},
+    )
+    feeds = synthesize(view)
+    assert feeds["var"].min() > 0
+    assert feeds["mean"].min() < 0
+
+
+def test_ratio_and_scalars() -> None:
+    view = graph({"x": (F, (8,)), "ratio": (F, ()), "lr": (F, ())}, ("Dropout", ["x", "ratio"], "y", (8,)))
+    feeds = synthesize(view)
+    assert 0 < feeds["ratio"] < 1
+    assert feeds["lr"].shape == ()
+
+
+def test_same_seed_same_values() -> None:
+    view = graph({"x": (F, (8,))})
+    assert np.array_equal(synthesize(view, seed=3)["x"], synthesize(view, seed=3)["x"])
+    assert not np.array_equal(synthesize(view, seed=3)["x"], synthesize(view, seed=4)["x"])
+
+
+def test_unknown_shape_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="'x'.*--inputs"):
+        synthesize(graph({"x": (F, None)}))
+
+
+def test_a_real_graph_gets_all_its_inputs() -> None:
+    view = import_model(DATA / "bert2_mlm_sdpa.onnx").view
+    feeds = synthesize(view)
+    assert tuple(feeds) == view.inputs
+    assert feeds["input0"].max() > 900  # the vocabulary has 1000 words
+    assert feeds["input1"].max() == 1  # two token types
+
+
+VIEW = graph({"x": (F, (2,)), "ids": (I, (3,))})
+
+
+def test_reads_given_inputs(tmp_path: Path) -> None:
+    x, ids = np.ones(2, np.float32), np.arange(3)
+    np.savez(tmp_path / "data.npz", x=x, ids=ids)
+    feeds = read_feeds(tmp_path / "data.npz", VIEW)
+    assert np.array_equal(feeds["x"], x)
+    assert np.array_equal(feeds["ids"], ids)
+
+
+def test_every_misfit_is_listed(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=np.ones((2, 2)), other=np.ones(1))
+    with pytest.raises(UsageError) as error:
+        read_feeds(tmp_path / "data.npz", VIEW)
+    for part in ("'ids' is missing", "'other' is no input", "float64", r"shape (2, 2)"):
+        assert part in str(error.value)
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        read_feeds(tmp_path / "none.npz", VIEW)
+    broken = tmp_path / "broken.npz"
+    broken.write_bytes(b"not a zip file")
+    with pytest.raises(UsageError, match=r"not an \.npz file"):
+        read_feeds(broken, VIEW)
+    single = tmp_path / "single.npy"
+    np.save(single, np.ones(2))
+    with pytest.raises(UsageError, match=r"not an \.npz file"):
+        read_feeds(single, VIEW)

@@ -1,0 +1,65 @@
+"""Sessions run graphs as they are written, or say why they cannot."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.sessions import Assignment, assignments, bind, open_session, strays
+
+HERE = machine("cpu", threads=1)
+
+
+def model(*nodes: onnx.NodeProto, dtype: int = TensorProto.FLOAT, opset: int = 20) -> onnx.ModelProto:
+    made = {t for node in nodes for t in node.output}
+    read = list(dict.fromkeys(t for node in nodes for t in node.input if t not in made))
+    last = nodes[-1].output[0]
+    graph = helper.make_graph(
+        list(nodes),
+        "test",
+        [helper.make_tensor_value_info(t, dtype, [4, 4]) for t in read],
+        [helper.make_tensor_value_info(last, dtype, [4, 4])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def node(op_type: str, inputs: list[str], output: str) -> onnx.NodeProto:
+    return helper.make_node(op_type, inputs, [output], name=f"{op_type}_{output}")
+
+
+def test_nodes_are_neither_fused_nor_folded() -> None:
+    chain = model(node("MatMul", ["a", "b"], "x"), node("Add", ["x", "c"], "y"), node("Identity", ["y"], "z"))
+    assigned = assignments(open_session(chain, HERE))
+    assert {a.node for a in assigned} == {"MatMul_x", "Add_y", "Identity_z"}
+    assert {a.provider for a in assigned} == {"CPUExecutionProvider"}
+
+
+def test_bound_step_computes() -> None:
+    session = open_session(model(node("Add", ["a", "b"], "c")), HERE)
+    feeds = {"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)}
+    step = bind(session, feeds, "cpu")
+    feeds["a"] += 1  # inputs are bound, not copied, on a CPU
+    step()
+    with pytest.raises(UnsupportedModelError, match="failed to run"):
+        bind(session, {"a": feeds["a"]}, "cpu")()
+
+
+def test_sixteen_bit_inputs_are_bound() -> None:
+    for dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
+        value = np.ones((4, 4), helper.tensor_dtype_to_np_dtype(dtype))
+        bind(open_session(model(node("Identity", ["a"], "b"), dtype=dtype), HERE), {"a": value}, "cpu")()
+
+
+def test_missing_kernel_is_reported() -> None:
+    with pytest.raises(UnsupportedModelError, match="cannot load the graph: .*MatMul"):
+        open_session(model(node("MatMul", ["a", "b"], "c"), dtype=TensorProto.BFLOAT16), HERE)
+
+
+def test_node_on_another_provider_is_a_stray() -> None:
+    on_gpu = Assignment(node="a", op_type="Relu", provider="CUDAExecutionProvider")
+    on_cpu = Assignment(node="b", op_type="Relu", provider="CPUExecutionProvider")
+    copy = Assignment(node="c", op_type="MemcpyToHost", provider="CUDAExecutionProvider")
+    assert strays([on_gpu, on_cpu, copy], "cuda") == (on_cpu, copy)
+    assert strays([on_cpu], "cpu") == ()

@@ -1,0 +1,53 @@
+"""ONNX Runtime's profile, read back to nodes."""
+
+from pathlib import Path
+
+import pytest
+
+from campo_onnx.ir.importer import import_model
+from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.traces import read_events, trace
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+def node(name: str, us: int) -> dict[str, object]:
+    return {"cat": "Node", "name": f"{name}_kernel_time", "dur": us}
+
+
+def step(us: int, *inner: int) -> list[dict[str, object]]:
+    executed = [{"cat": "Session", "name": "SequentialExecutor::Execute", "dur": t} for t in (*inner, us)]
+    return [*executed, {"cat": "Session", "name": "model_run", "dur": us + 5}]
+
+
+def test_first_steps_do_not_count() -> None:
+    events = [node("a", 900), *step(1000), node("a", 10), *step(20), node("a", 30), *step(40)]
+    read = read_events(events, skip=1)
+    assert read.nodes["a"].median_us == 20
+    assert read.nodes["a"].repeats == 2
+    assert read.step.median_us == 30
+
+
+def test_bodies_of_control_flow_are_no_steps() -> None:
+    read = read_events([node("loop", 50), *step(60, 7, 8)])
+    assert read.step.median_us == 60
+    assert read.step.repeats == 1
+
+
+@pytest.mark.parametrize("name", ["mlp", "alexnet_like", "bert2_mlm_sdpa"])
+def test_every_node_of_a_training_step_is_timed(name: str) -> None:
+    imported = import_model(DATA / f"{name}.onnx")
+    steps = []
+    found = trace(
+        imported.model,
+        synthesize(imported.view),
+        machine("cpu", threads=1),
+        steps=3,
+        warmup=1,
+        on_step=lambda: steps.append(1),
+    )
+    assert len(steps) == 4
+    computed = {n.name for n in imported.view.nodes if n.op.op_type != "Constant"}
+    assert set(found.nodes) == computed
+    assert found.nodes_us <= found.step.median_us
