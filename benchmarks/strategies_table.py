@@ -1,4 +1,4 @@
-"""Predicted step and casts of every strategy on a folder of training graphs, with the same lists.
+"""Predicted step and casts of campo, tf-amp and optimal on training graphs, with the same lists.
 
     python benchmarks/strategies_table.py GRAPH.onnx ... [--dim GRAPH:NAME=SIZE ...]
 
@@ -28,7 +28,7 @@ RESULT = Path(__file__).parent / "results" / "strategies.md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Two strategies on one graph, device and lists."""
+    """Three strategies on one graph, device and lists."""
 
     graph: str
     nodes: int
@@ -36,6 +36,7 @@ class Row:
     lists: str
     tf_amp: Plan
     campo: Plan
+    optimal: Plan
 
     def markdown(self) -> str:
         """The row as a line of a Markdown table."""
@@ -43,8 +44,10 @@ class Row:
         return (
             f"| {self.graph} | {self.nodes} | {self.device} | {self.lists} "
             f"| {self.tf_amp.fp32_us / 1e3:.3f} | {self.tf_amp.predicted_us / 1e3:.3f} "
-            f"| {self.campo.predicted_us / 1e3:.3f} | {self.tf_amp.speedup:.2f} | {self.campo.speedup:.2f} "
-            f"| {len(self.tf_amp.casts)} | {len(self.campo.casts)} | {fewer} | {self.why()} |"
+            f"| {self.campo.predicted_us / 1e3:.3f} | {self.optimal.predicted_us / 1e3:.3f} "
+            f"| {self.tf_amp.speedup:.2f} | {self.campo.speedup:.2f} | {self.optimal.speedup:.2f} "
+            f"| {len(self.tf_amp.casts)} | {len(self.campo.casts)} | {len(self.optimal.casts)} | {fewer} "
+            f"| {self.why()} |"
         )
 
     def why(self) -> str:
@@ -96,25 +99,41 @@ def rows_of(path: Path, dims: Mapping[str, int]) -> Iterator[Row]:
                 lists=lists,
                 tf_amp=decide(problem, imported, replace(options, strategy="tf-amp")),
                 campo=decide(problem, imported, replace(options, strategy="campo")),
+                optimal=decide(problem, imported, replace(options, strategy="optimal")),
             )
 
 
 def document(rows: list[Row]) -> str:
     """Write the rows as a Markdown document."""
-    fewer = [1 - len(r.campo.casts) / len(r.tf_amp.casts) for r in rows if r.tf_amp.casts]
     wins = sum(r.campo.predicted_us <= r.tf_amp.predicted_us for r in rows)
+    both = [r for r in rows if r.campo.casts and r.tf_amp.casts]
+    fewer = [1 - len(r.campo.casts) / len(r.tf_amp.casts) for r in both]
+    beaten = [
+        r
+        for r in rows
+        if r.optimal.predicted_us
+        > min(r.campo.predicted_us, r.tf_amp.predicted_us, r.optimal.fp32_us) * (1 + 1e-9)
+    ]
     lines = [
-        "# campo against tf-amp, with the same lists",
+        "# campo against tf-amp, with the same lists, and the exact optimum",
         "",
         f"Estimates from public figures, campo-onnx {__version__}, onnx {onnx.__version__}, "
         f"{date.today().isoformat()}. Nothing here was measured on a GPU.",
         "",
         f"campo is predicted no slower than tf-amp in {wins} of {len(rows)} rows, and never slower than FP32. "
-        f"It writes {sum(fewer) / len(fewer):.1%} fewer casts on average (the paper: 27.7 %).",
+        f"In the {len(both)} rows where both lower something it writes {sum(fewer) / len(fewer):.1%} "
+        "fewer casts on average (the paper: 27.7 %).",
         "",
-        "| graph | nodes | device | lists | FP32 ms | tf-amp ms | campo ms | tf-amp x | campo x "
-        "| tf-amp casts | campo casts | fewer | where campo does not win, why |",
-        "|---|--:|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+        f"optimal is predicted slower than campo, tf-amp or FP32 in {len(beaten)} of {len(rows)} rows.",
+        "",
+        "Where campo does not win it is by its first traverse: a product is judged as if it stood alone, with "
+        "casts on all its sides, although its neighbours would be low too. The exact assignment judges them "
+        "together.",
+        "",
+        "| graph | nodes | device | lists | FP32 ms | tf-amp ms | campo ms | optimal ms | tf-amp x | campo x "
+        "| optimal x | tf-amp casts | campo casts | optimal casts | campo fewer "
+        "| where campo does not win, why |",
+        "|---|--:|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
         *(row.markdown() for row in rows),
     ]
     return "\n".join(lines) + "\n"

@@ -35,7 +35,7 @@ _FAMILIES: tuple[tuple[str, str, frozenset[str]], ...] = (
 )
 _REST = ("element-wise and others", "#9498a0")
 _CASTS = ("casts", "#a463f2")
-_BAR_WIDTH, _LABEL_WIDTH, _ROW_HEIGHT, _TOP = 640, 190, 30, 64
+_BAR_WIDTH, _LABEL_WIDTH, _ROW_HEIGHT, _TOP = 640, 190, 30, 84
 
 
 def chart(plans: Sequence[Plan], costs: CostTable, *, title: str) -> str:
@@ -82,10 +82,14 @@ def chart(plans: Sequence[Plan], costs: CostTable, *, title: str) -> str:
 
 def _legend() -> list[str]:
     parts, x = [], 10.0
+    y = 34
     for name, colour in [(name, colour) for name, colour, _ in _FAMILIES] + [_REST, _CASTS]:
-        parts.append(f'<rect x="{x:.0f}" y="34" width="11" height="11" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 15:.0f}" y="44">{escape(name)}</text>')
-        x += 34 + 6.1 * len(name)
+        entry_width = 34 + 6.5 * len(name)
+        if x + entry_width > _LABEL_WIDTH + _BAR_WIDTH:
+            x, y = 10.0, y + 20
+        parts.append(f'<rect x="{x:.0f}" y="{y}" width="11" height="11" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 15:.0f}" y="{y + 10}">{escape(name)}</text>')
+        x += entry_width
     return parts
 
 

@@ -94,11 +94,12 @@ def read_feeds(path: Path, view: GraphView) -> Feeds:
         If the file cannot be read, or names, shapes or types do not fit; the message lists them.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # numpy.load would take a lone array and a pickle as well.
+        with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as archive:
             given = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", remedy="Check the path of --inputs.") from None
-    except (OSError, ValueError, BadZipFile, AttributeError) as error:
+    except (OSError, ValueError, BadZipFile) as error:
         raise UsageError(
             f"{path} is not an .npz file", why=str(error), remedy="Write it with numpy.savez."
         ) from None

@@ -12,7 +12,7 @@ from campo_onnx.ir.view import GraphView, OpKey, OpNode, TensorInfo, TensorKind
 from campo_onnx.runtime.feeds import read_feeds, synthesize
 
 DATA = Path(__file__).parent.parent / "data"
-F, I, B = int(TensorProto.FLOAT), int(TensorProto.INT64), int(TensorProto.BOOL)
+F, INT, B = int(TensorProto.FLOAT), int(TensorProto.INT64), int(TensorProto.BOOL)
 Shape = tuple[int, ...]
 
 
@@ -43,7 +43,7 @@ def graph(
 
 def test_indices_stay_inside_the_table_also_behind_a_reshape() -> None:
     view = graph(
-        {"table": (F, (7, 3)), "ids": (I, (4, 50))},
+        {"table": (F, (7, 3)), "ids": (INT, (4, 50))},
         ("Reshape", ["ids", "shape"], "flat", (200,)),
         ("Gather", ["table", "flat"], "rows", (200, 3)),
     )
@@ -55,7 +55,7 @@ def test_indices_stay_inside_the_table_also_behind_a_reshape() -> None:
 
 def test_the_smallest_table_decides() -> None:
     view = graph(
-        {"a": (F, (9, 1)), "b": (F, (4, 1)), "ids": (I, (300,))},
+        {"a": (F, (9, 1)), "b": (F, (4, 1)), "ids": (INT, (300,))},
         ("Gather", ["a", "ids"], "x", (300, 1)),
         ("Gather", ["b", "ids"], "y", (300, 1)),
     )
@@ -64,7 +64,7 @@ def test_the_smallest_table_decides() -> None:
 
 def test_labels_stay_inside_the_classes() -> None:
     view = graph(
-        {"scores": (F, (64, 5)), "labels": (I, (64,))},
+        {"scores": (F, (64, 5)), "labels": (INT, (64,))},
         ("SoftmaxCrossEntropyLoss", ["scores", "labels"], "loss", ()),
     )
     assert 2 <= synthesize(view)["labels"].max() <= 4
@@ -72,7 +72,7 @@ def test_labels_stay_inside_the_classes() -> None:
 
 def test_onehot_depth() -> None:
     view = graph(
-        {"ids": (I, (100,))},
+        {"ids": (INT, (100,))},
         ("OneHot", ["ids", "depth", "onoff"], "hot", (100, 11)),
         values={"depth": np.asarray(11.0), "onoff": np.zeros(2)},
     )
@@ -80,7 +80,9 @@ def test_onehot_depth() -> None:
 
 
 def test_masks_are_zeros_and_ones() -> None:
-    view = graph({"mask": (B, (40,)), "flags": (I, (40,))}, ("Where", ["mask", "flags", "flags"], "y", (40,)))
+    view = graph(
+        {"mask": (B, (40,)), "flags": (INT, (40,))}, ("Where", ["mask", "flags", "flags"], "y", (40,))
+    )
     feeds = synthesize(view)
     assert feeds["mask"].dtype == bool
     assert set(feeds["mask"]) == {False, True}
@@ -114,7 +116,7 @@ def test_same_seed_same_values() -> None:
 
 
 def test_unknown_shape_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="'x'.*--inputs"):
+    with pytest.raises(UnsupportedModelError, match=r"'x'.*--inputs"):
         synthesize(graph({"x": (F, None)}))
 
 
@@ -126,7 +128,7 @@ def test_a_real_graph_gets_all_its_inputs() -> None:
     assert feeds["input1"].max() == 1  # two token types
 
 
-VIEW = graph({"x": (F, (2,)), "ids": (I, (3,))})
+VIEW = graph({"x": (F, (2,)), "ids": (INT, (3,))})
 
 
 def test_reads_given_inputs(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_sixteen_bit_inputs_are_bound() -> None:
 
 
 def test_missing_kernel_is_reported() -> None:
-    with pytest.raises(UnsupportedModelError, match="cannot load the graph: .*MatMul"):
+    with pytest.raises(UnsupportedModelError, match=r"cannot load the graph: .*MatMul"):
         open_session(model(node("MatMul", ["a", "b"], "c"), dtype=TensorProto.BFLOAT16), HERE)
 
 

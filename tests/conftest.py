@@ -1,0 +1,144 @@
+"""What many tests need: graphs as text, plans made by hand, and ONNX Runtime to hold results against."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, parser
+
+from campo_onnx.calibrate.datasheet import device
+from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ir.precision import Precision
+from campo_onnx.optimize.oplists import preset
+from campo_onnx.optimize.plan import Plan, make_plan
+from campo_onnx.optimize.problem import Assignment, Problem, Verdict
+from campo_onnx.optimize.rewrite import rewrite
+from campo_onnx.pipeline import Options, pose
+
+Arrays = Mapping[str, NDArray[Any]]
+
+FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
+DATA = Path(__file__).parent / "data"
+DIMS: Mapping[str, Mapping[str, int]] = {
+    "bert_optimized_training": {"mask_dim0": 2, "ids_dim1": 8, "lab_dim0": 2, "lab_dim1": 8},
+    "cnn_optimized_training": {"x_dim0": 4, "x_dim1": 3, "x_dim2": 8, "x_dim3": 8, "y_dim0": 4},
+    "cnn_artifacts_training_model": {"B": 4},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lowered:
+    """A plan made by hand, carried out."""
+
+    imported: Imported
+    problem: Problem
+    plan: Plan
+    model: ModelProto
+
+    @property
+    def nodes(self) -> dict[str, onnx.NodeProto]:
+        return {node.name: node for node in self.model.graph.node}
+
+    @property
+    def casts(self) -> set[tuple[str, str]]:
+        return {(n.input[0], n.output[0]) for n in self.model.graph.node if n.op_type == "Cast"}
+
+
+def parse_model(graph: str, opset: int = 20, ir_version: int = 10) -> ModelProto:
+    imports = f'"": {opset}, "com.microsoft": 1, "org.pytorch.aten": 1'
+    return parser.parse_model(f"<ir_version: {ir_version}, opset_import: [{imports}]> {graph}")
+
+
+def lower_nodes(
+    source: str | Path | ModelProto,
+    low: Iterable[str] | Callable[[Problem], Iterable[str]] | None = None,
+    precision: Precision = Precision.FP16,
+    dims: Mapping[str, int] | None = None,
+) -> Lowered:
+    """Lower the named nodes, or else all that can be, whatever lists, costs and safety say."""
+    imported = import_model(parse_model(source) if isinstance(source, str) else source, dims)
+    options = Options(device=device("h200"), lists=preset("campo"), low=precision)
+    problem = replace(pose(imported, options), fixed={})
+    if callable(low):
+        chosen = frozenset(low(problem))
+    elif low is None:
+        chosen = frozenset(name for name, ports in problem.ports.items() if not ports.refusal)
+    else:
+        chosen = frozenset(low)
+    verdicts = dict.fromkeys(problem.view.node, Verdict(decided_by="test", reason="the test says so"))
+    plan = make_plan(problem, Assignment(low=chosen, verdicts=verdicts), strategy="test", lists="campo")
+    return Lowered(imported=imported, problem=problem, plan=plan, model=rewrite(imported, plan))
+
+
+def run_model(model: ModelProto | Path, feeds: Arrays | None = None) -> dict[str, NDArray[Any]]:
+    """Run a model node by node on ONNX Runtime's CPU provider; without feeds, only load it."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    payload = str(model) if isinstance(model, Path) else model.SerializeToString()
+    session = ort.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
+    if feeds is None:
+        return {}
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
+def assert_well_cast(given: Imported, mixed: ModelProto) -> None:
+    """Same interface, one Cast per tensor and type, and none that undoes another."""
+    for field in ("input", "output"):
+        assert list(getattr(given.model.graph, field)) == list(getattr(mixed.graph, field))
+    casts = [node for node in mixed.graph.node if node.op_type == "Cast"]
+    keys = [(node.input[0], node.attribute[0].i) for node in casts]
+    assert len(keys) == len(set(keys)), "a tensor is cast twice to one type"
+    types = {name: info.dtype for name, info in given.view.tensors.items()}
+    before = {(node.input[0], node.output[0]) for node in given.model.graph.node if node.op_type == "Cast"}
+    changes_precision = {  # of tensors the given graph does not know, all are low
+        node.output[0]: node.name
+        for node in casts
+        if {types.get(t, TensorProto.FLOAT16) for t in (*node.input, *node.output)} <= FLOATS
+    }
+    for node in casts:
+        pair = (node.input[0], node.output[0])
+        if node.output[0] in changes_precision and pair not in before:
+            assert node.input[0] not in changes_precision, f"{node.name} undoes another Cast"
+
+
+@pytest.fixture(scope="session")
+def model_text() -> Callable[..., ModelProto]:
+    """Parse a graph in text form; opsets and IR version are set."""
+    return parse_model
+
+
+@pytest.fixture(scope="session")
+def lower() -> Callable[..., Lowered]:
+    return lower_nodes
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., dict[str, NDArray[Any]]]:
+    return run_model
+
+
+@pytest.fixture(scope="session")
+def well_cast() -> Callable[[Imported, ModelProto], None]:
+    return assert_well_cast
+
+
+@pytest.fixture(scope="session")
+def dims_of() -> Callable[[Path], Mapping[str, int]]:
+    """Sizes of the symbolic dimensions of a graph in ``tests/data``."""
+    return lambda path: DIMS.get(path.stem, {})
+
+
+@pytest.fixture
+def integers() -> Callable[..., NDArray[np.float32]]:
+    """Make small integers, which every precision holds exactly."""
+    generator = np.random.default_rng(0)
+    return lambda *shape: generator.integers(-3, 4, shape).astype(np.float32)
