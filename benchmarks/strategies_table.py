@@ -120,15 +120,15 @@ def document(rows: list[Row]) -> str:
         f"Estimates from public figures, campo-onnx {__version__}, onnx {onnx.__version__}, "
         f"{date.today().isoformat()}. Nothing here was measured on a GPU.",
         "",
-        f"campo is predicted no slower than tf-amp in {wins} of {len(rows)} rows, and never slower than FP32. "
+        f"campo is predicted no slower than tf-amp in {wins} of {len(rows)} rows, never slower than FP32. "
         f"In the {len(both)} rows where both lower something it writes {sum(fewer) / len(fewer):.1%} "
         "fewer casts on average (the paper: 27.7 %).",
         "",
-        f"optimal is predicted slower than campo, tf-amp or FP32 in {len(beaten)} of {len(rows)} rows.",
+        f"optimal is predicted slower than any of them in {len(beaten)} of {len(rows)} rows.",
         "",
-        "Where campo does not win it is by its first traverse: a product is judged as if it stood alone, with "
-        "casts on all its sides, although its neighbours would be low too. The exact assignment judges them "
-        "together.",
+        "Where campo does not win it is by its first traverse: a product is judged as if it stood alone, "
+        "with casts on all its sides, although its neighbours would be low too. The exact assignment "
+        "judges them together.",
         "",
         "| graph | nodes | device | lists | FP32 ms | tf-amp ms | campo ms | optimal ms | tf-amp x | campo x "
         "| optimal x | tf-amp casts | campo casts | optimal casts | campo fewer "

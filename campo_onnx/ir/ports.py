@@ -50,7 +50,15 @@ NO_FP32 = Ports(refusal="computes no FP32")
 _TYPE_NAME = {Precision.FP16: "tensor(float16)", Precision.BF16: "tensor(bfloat16)"}
 _CONTROL_FLOW = frozenset({OpKey("", "If"), OpKey("", "Loop"), OpKey("", "Scan")})
 _SHAPE_READERS = frozenset({OpKey("", "Shape"), OpKey("", "Size")})
-_TYPED_SOURCES = frozenset({"EyeLike", "RandomNormal", "RandomUniform"})
+_TYPE_ATTRIBUTE = {
+    "Bernoulli": "dtype",
+    "ConstantOfShape": "value",
+    "EyeLike": "dtype",
+    "RandomNormal": "dtype",
+    "RandomNormalLike": "dtype",
+    "RandomUniform": "dtype",
+    "RandomUniformLike": "dtype",
+}
 _BARRIERS = frozenset(
     {
         OpKey("com.microsoft", "YieldOp"),
@@ -94,11 +102,12 @@ def ports_of(node: OpNode, view: GraphView, precision: Precision) -> Ports:
             low_inputs=fp32_inputs.intersection(rule.inputs),
             low_outputs=fp32_outputs.intersection(rule.outputs),
         )
-    if not node.op.domain and node.op.op_type == "ConstantOfShape":
-        return Ports(low_outputs=fp32_outputs, attribute="value")
-    if not node.op.domain and node.op.op_type in _TYPED_SOURCES:
-        return Ports(low_outputs=fp32_outputs, attribute="dtype")
-    return _schema_ports(node, view, precision, fp32_inputs, fp32_outputs)
+    schema = _schema(node.op, view.opset.get(node.op.domain, 1))
+    if schema is None:
+        return Ports(refusal="an operator ONNX has no schema for")
+    if not node.op.domain and node.op.op_type in _TYPE_ATTRIBUTE:
+        return _typed_ports(node, schema, precision, fp32_inputs, fp32_outputs)
+    return _schema_ports(node, schema, precision, fp32_inputs, fp32_outputs)
 
 
 def _refusal(node: OpNode, view: GraphView) -> str:
@@ -134,16 +143,32 @@ def _batch_normalization_ports(
     return Ports(low_inputs=fp32_inputs, low_outputs=fp32_outputs)
 
 
-def _schema_ports(
+def _typed_ports(
     node: OpNode,
-    view: GraphView,
+    schema: defs.OpSchema,
     precision: Precision,
     fp32_inputs: frozenset[int],
     fp32_outputs: frozenset[int],
 ) -> Ports:
-    schema = _schema(node.op, view.opset.get(node.op.domain, 1))
-    if schema is None:
-        return Ports(refusal="an operator ONNX has no schema for")
+    admitted = _variables_admitting(schema, _TYPE_NAME[precision])
+    if schema.outputs[0].type_str not in admitted:
+        return Ports(refusal=_no_variant(node, precision))
+    # Without the attribute the output has the type of the input, so both change together.
+    inputs = _type_variables(schema.inputs, len(node.inputs))
+    return Ports(
+        low_inputs=frozenset(i for i in fp32_inputs if inputs[i] in admitted),
+        low_outputs=fp32_outputs,
+        attribute=_TYPE_ATTRIBUTE[node.op.op_type],
+    )
+
+
+def _schema_ports(
+    node: OpNode,
+    schema: defs.OpSchema,
+    precision: Precision,
+    fp32_inputs: frozenset[int],
+    fp32_outputs: frozenset[int],
+) -> Ports:
     admitted = _variables_admitting(schema, _TYPE_NAME[precision])
     inputs = _type_variables(schema.inputs, len(node.inputs))
     outputs = _type_variables(schema.outputs, len(node.outputs))
@@ -151,11 +176,15 @@ def _schema_ports(
     candidates = [inputs[i] for i in sorted(fp32_inputs)] or [outputs[i] for i in sorted(fp32_outputs)]
     variable = next((v for v in candidates if v in admitted), None)
     if variable is None or (not fp32_inputs and variable not in inputs):
-        return Ports(refusal=f"{node.op.label} has no {precision.value} variant in this opset")
+        return Ports(refusal=_no_variant(node, precision))
     return Ports(
         low_inputs=frozenset(i for i in fp32_inputs if inputs[i] == variable),
         low_outputs=frozenset(i for i in fp32_outputs if outputs[i] == variable),
     )
+
+
+def _no_variant(node: OpNode, precision: Precision) -> str:
+    return f"{node.op.label} has no {precision.value} variant in this opset"
 
 
 @cache

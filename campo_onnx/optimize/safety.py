@@ -29,7 +29,12 @@ def weight_update(view: GraphView) -> frozenset[str]:
     elementwise nodes of that shape. The update is what computes it from there back to where the
     gradient leaves the network (a MatMul, a reduction, a Transpose).
     """
-    found: set[str] = set()
+    return frozenset[str]().union(*_updates(view).values())
+
+
+def _updates(view: GraphView) -> Mapping[str, frozenset[str]]:
+    """Find the graph outputs that are new versions of graph inputs, and the nodes that compute them."""
+    found: dict[str, frozenset[str]] = {}
     inputs_by_shape: dict[tuple[int, ...], set[str]] = {}
     for tensor in view.inputs:
         if view.is_float32(tensor) and (shape := view.shape(tensor)) is not None:
@@ -40,8 +45,8 @@ def weight_update(view: GraphView) -> frozenset[str]:
             continue
         region, reads = _elementwise_region(output, shape, view)
         if reads & inputs_by_shape[shape]:
-            found |= region
-    return frozenset(found)
+            found[output] = frozenset(region)
+    return found
 
 
 def _elementwise_region(output: str, shape: tuple[int, ...], view: GraphView) -> tuple[set[str], set[str]]:
@@ -65,8 +70,8 @@ def _elementwise_region(output: str, shape: tuple[int, ...], view: GraphView) ->
 def loss(view: GraphView, lists: OpLists) -> frozenset[str]:
     """Find the nodes that compute the loss from the network's last result.
 
-    The loss is a graph output of one FP32 element: the one called ``loss``, or the first that no
-    graph input turns into by an update. The walk back from it stops before tensor-core operations
+    The loss is a graph output of one FP32 element: the one called ``loss``, else the first that is
+    no new version of a graph input, else the first. The walk back from it stops before tensor-core operations
     and normalizations, and behind a softmax or the sum of two whole tensors (a residual branch).
     """
     start = _loss_output(view)
@@ -91,7 +96,8 @@ def _loss_output(view: GraphView) -> str | None:
         t for t in view.outputs if view.is_float32(t) and view.tensors[t].elements == 1 and t in view.producer
     ]
     named = [t for t in scalars if "loss" in t.lower() and "scale" not in t.lower()]
-    return next(iter(named or scalars), None)
+    updated = _updates(view)
+    return next(iter(named or [t for t in scalars if t not in updated] or scalars), None)
 
 
 def _joins_two_tensors(node: OpNode, view: GraphView) -> bool:

@@ -175,6 +175,11 @@ def test_a_place_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path
     assert error.value.exit_code == 5
 
 
+def fill(store: Store) -> None:
+    for i in range(1000):
+        store.add(TimingKey(machine=HERE, signature=f"{i}" * 50), TIMING)
+
+
 def test_a_full_disk_keeps_what_is_there(tmp_path: Path) -> None:
     path = tmp_path / "t.sqlite"
     with Store(path) as store:
@@ -182,8 +187,7 @@ def test_a_full_disk_keeps_what_is_there(tmp_path: Path) -> None:
         (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
         store._connection.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(ProfileError, match=r"full.*--store"):
-            for i in range(1000):
-                store.add(TimingKey(machine=HERE, signature=f"{i}" * 50), TIMING)
+            fill(store)
     with Store(path) as store:
         assert store.find(KEY) == TIMING
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from campo_onnx.ir.view import GraphView, OpKey
+from campo_onnx.ir.view import GraphView, OpKey, OpNode
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
@@ -20,32 +20,35 @@ def gelu(view: GraphView, update: frozenset[str]) -> Findings:
 
 
 def _is_minus_square(tensor: str, view: GraphView) -> bool:
-    node = view.producer.get(tensor)
-    if node is None:
-        return False
-    if node.op == OpKey("", "Neg"):
-        return _is_square(node.inputs[0], view, positive_scale=True)
-    if node.op not in (OpKey("", "Mul"), OpKey("", "Div")):
-        return False
-    for square, scale in (node.inputs, node.inputs[::-1] if node.op.op_type == "Mul" else ("", "")):
-        if scale in view.values and np.all(view.values[scale] < 0) and _is_square(square, view):
-            return True
+    """Whether a tensor is a square times constants, with a minus sign over all."""
+    negative = False
+    while (node := view.producer.get(tensor)) is not None:
+        if _is_square(node, view):
+            return negative
+        if node.op == OpKey("", "Neg"):
+            tensor, negative = node.inputs[0], not negative
+            continue
+        scaled = _scaled(node, view)
+        if scaled is None:
+            return False
+        tensor, negative = scaled[0], negative != scaled[1]
     return False
 
 
-def _is_square(tensor: str, view: GraphView, *, positive_scale: bool = False) -> bool:
-    node = view.producer.get(tensor)
-    if node is None:
-        return False
+def _is_square(node: OpNode, view: GraphView) -> bool:
     if node.op == OpKey("", "Pow"):
         exponent = view.values.get(node.inputs[1])
         return exponent is not None and exponent.size == 1 and np.ravel(exponent)[0] == 2
-    if node.op == OpKey("", "Mul") and node.inputs[0] == node.inputs[1]:
-        return True
-    if positive_scale and node.op == OpKey("", "Mul"):
-        pairs = (node.inputs, node.inputs[::-1])
-        return any(
-            scale in view.values and np.all(view.values[scale] > 0) and _is_square(square, view)
-            for square, scale in pairs
-        )
-    return False
+    return node.op == OpKey("", "Mul") and node.inputs[0] == node.inputs[1]
+
+
+def _scaled(node: OpNode, view: GraphView) -> tuple[str, bool] | None:
+    """Return what a node multiplies or divides by a constant, and whether that is negative."""
+    if node.op not in (OpKey("", "Mul"), OpKey("", "Div")):
+        return None
+    pairs = [node.inputs] if node.op.op_type == "Div" else [node.inputs, node.inputs[::-1]]
+    for tensor, scale in pairs:
+        signs = np.sign(view.values.get(scale, 0))
+        if np.all(signs == 1) or np.all(signs == -1):
+            return tensor, bool(np.all(signs == -1))
+    return None

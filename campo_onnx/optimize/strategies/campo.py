@@ -41,8 +41,9 @@ def campo(problem: Problem) -> Assignment:
 def traverse_1(problem: Problem) -> Assignment:
     """Allow nodes: low where FP16 time plus casts beats FP32 time.
 
-    Casts of inputs count unless the input is low already (made low, or cast for an earlier node);
-    casts of outputs always count, since no reader is decided yet.
+    Casts of inputs count unless the input is low already (made low, or cast for another node);
+    casts of outputs always count, since no reader is decided yet. The traverse is repeated until
+    nothing more pays, so that the order in which the file lists nodes decides nothing.
 
     Returns
     -------
@@ -51,31 +52,32 @@ def traverse_1(problem: Problem) -> Assignment:
     """
     verdicts: dict[str, Verdict] = {}
     low: set[str] = set()
-    has_low_version: set[str] = set()
-    for node in problem.view.nodes:
-        name = node.name
-        if not has_class(problem, name, OpClass.ALLOW):
-            continue
-        cost, ports = problem.costs.nodes[name], problem.ports[name]
-        inputs = {node.inputs[i] for i in ports.low_inputs} & problem.edges.keys()
-        outputs = {node.outputs[i] for i in ports.low_outputs} & problem.edges.keys()
-        to_cast = {
-            t
-            for t in inputs
-            if problem.edges[t].producer not in low
-            and problem.edges[t].twin is None
-            and t not in has_low_version
-        }
-        cast_us = sum(problem.edges[t].cast_us for t in (*sorted(to_cast), *sorted(outputs)))
-        pays = cost.low_us + cast_us < cost.fp32_us
-        verdicts[name] = Verdict(
-            decided_by="traverse-1",
-            reason=f"{_verb(pays)} {cost.gain_us:.1f} us, casts cost {cast_us:.1f} us",
-        )
-        if pays:
-            low.add(name)
-            has_low_version |= to_cast
+    has_low_version = {tensor for tensor, edge in problem.edges.items() if edge.twin is not None}
+    waiting = [node for node in problem.view.nodes if has_class(problem, node.name, OpClass.ALLOW)]
+    found = True
+    while found:
+        found = False
+        for node in waiting:
+            cost, ports = problem.costs.nodes[node.name], problem.ports[node.name]
+            inputs = {node.inputs[i] for i in ports.low_inputs} & problem.edges.keys()
+            outputs = {node.outputs[i] for i in ports.low_outputs} & problem.edges.keys()
+            to_cast = {t for t in inputs - has_low_version if problem.edges[t].producer not in low}
+            cast_us = sum(problem.edges[t].cast_us for t in (*sorted(to_cast), *sorted(outputs)))
+            pays = cost.low_us + cast_us < cost.fp32_us
+            verdicts[node.name] = Verdict(
+                decided_by="traverse-1",
+                reason=f"{_gains(pays)} {cost.gain_us:.1f} us, casts cost {cast_us:.1f} us",
+            )
+            if pays:
+                found = True
+                low.add(node.name)
+                has_low_version |= to_cast
+        waiting = [node for node in waiting if node.name not in low]
     return Assignment(low=frozenset(low), verdicts=verdicts)
+
+
+def _gains(pays: bool) -> str:
+    return "gains" if pays else "would gain only"
 
 
 def traverse_2(problem: Problem) -> frozenset[str]:
@@ -97,7 +99,7 @@ def traverse_4(problem: Problem, low: frozenset[str], tainted: frozenset[str]) -
     """Clear nodes connected to a low node through clear nodes: each group low if it pays.
 
     A group is decided as a whole: what its nodes gain against the change of all casts at its
-    boundary.
+    boundary. Groups can share a Cast, so this too is repeated until nothing more pays.
 
     Returns
     -------
@@ -106,19 +108,25 @@ def traverse_4(problem: Problem, low: frozenset[str], tainted: frozenset[str]) -
     """
     verdicts: dict[str, Verdict] = {}
     low_now = set(low)
-    for group in _clear_groups(problem, low, tainted):
-        gain_us = sum(problem.costs.nodes[name].gain_us for name in group)
-        edges = {edge.tensor: edge for name in group for edge in problem.edges_of(name)}
-        before_us = sum(edge.boundary_us(low_now) for edge in edges.values())
-        after_us = sum(edge.boundary_us(low_now | group) for edge in edges.values())
-        pays = gain_us > after_us - before_us
-        reason = (
-            f"{_verb(pays)} {gain_us:.1f} us in a group of {len(group)} clear nodes, "
-            f"casts change by {after_us - before_us:+.1f} us"
-        )
-        verdicts |= dict.fromkeys(group, Verdict(decided_by="traverse-4", reason=reason))
-        if pays:
-            low_now |= group
+    waiting = list(_clear_groups(problem, low, tainted))
+    found = True
+    while found:
+        found = False
+        for group in waiting:
+            gain_us = sum(problem.costs.nodes[name].gain_us for name in group)
+            edges = {edge.tensor: edge for name in group for edge in problem.edges_of(name)}
+            before_us = sum(edge.boundary_us(low_now) for edge in edges.values())
+            after_us = sum(edge.boundary_us(low_now | group) for edge in edges.values())
+            pays = gain_us > after_us - before_us
+            reason = (
+                f"{_gains(pays)} {gain_us:.1f} us in a group of {len(group)} clear nodes, "
+                f"casts change by {after_us - before_us:+.1f} us"
+            )
+            verdicts |= dict.fromkeys(group, Verdict(decided_by="traverse-4", reason=reason))
+            if pays:
+                found = True
+                low_now |= group
+        waiting = [group for group in waiting if not group <= low_now]
     return Assignment(low=frozenset(low_now - low), verdicts=verdicts)
 
 

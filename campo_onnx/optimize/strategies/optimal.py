@@ -152,12 +152,14 @@ def _solve(network: _Network) -> _Cut:
     if total_us == 0.0:
         return _Cut(low=frozenset(), lower_bound_us=network.constant_us)
     scale = _LARGEST_SUM / total_us
-    scaled = np.full(capacities_us.shape, _LARGEST_SUM * 2, dtype=np.int32)
-    scaled[finite] = np.floor(capacities_us[finite] * scale).astype(np.int32)
-    # Parallel arcs (a node with several fixed readers) add up in the constructor.
+    infinite = 2 * _LARGEST_SUM
+    scaled = np.full(capacities_us.shape, infinite, dtype=np.int64)
+    scaled[finite] = np.floor(capacities_us[finite] * scale)
+    # Parallel arcs (a node with several fixed readers) add up in the constructor, infinite ones too.
     graph = csr_array(
         (scaled, (np.array(network.tails), np.array(network.heads))), shape=(network.size, network.size)
     )
+    graph.data = np.minimum(graph.data, infinite).astype(np.int32)
     result = maximum_flow(graph, _SOURCE, _SINK)
     left = csr_array(graph - result.flow)
     left.eliminate_zeros()  # a saturated arc leads nowhere
