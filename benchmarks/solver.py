@@ -87,8 +87,8 @@ def main() -> None:
     lines = [
         "# Solving the exact assignment",
         "",
-        f"Random graphs, one run each, {date.today().isoformat()}, two shared CPU cores. The gap is predicted "
-        "step over proven lower bound: what scaling to integers can hide.",
+        f"Random graphs, one run each, {date.today().isoformat()}, two shared CPU cores. The gap is "
+        "predicted step over proven lower bound: what scaling to integers can hide.",
         "",
         "| nodes | low | casts | seconds | us per node | gap |",
         "|--:|--:|--:|--:|--:|--:|",

@@ -1,7 +1,7 @@
 """The straight line: import, classify, cost, decide, rewrite."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from campo_onnx.optimize.classify import classify
 from campo_onnx.optimize.eligibility import OVERFLOW, fixed_nodes
 from campo_onnx.optimize.oplists import OpLists
 from campo_onnx.optimize.plan import Plan, make_plan
-from campo_onnx.optimize.problem import Problem, edges_of_graph
+from campo_onnx.optimize.problem import Problem, Verdict, edges_of_graph
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.safety import protected, weight_update
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, STRATEGIES
@@ -45,6 +45,9 @@ class Options:
         Regular expressions for node names or operators that stay FP32.
     dims
         Sizes of symbolic dimensions.
+    forbidden, released
+        What data says (:mod:`campo_onnx.training.data_safety`): nodes that would break, with the
+        reason, and tainted nodes that are shown harmless.
     """
 
     device: Device
@@ -54,6 +57,8 @@ class Options:
     low: Precision = Precision.FP16
     keep_fp32: tuple[str, ...] = ()
     dims: Mapping[str, int] = field(default_factory=dict)
+    forbidden: Mapping[str, str] = field(default_factory=dict)
+    released: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,14 +123,21 @@ def pose(imported: Imported, options: Options) -> Problem:
         protected=protected(view, options.lists),
         keep_fp32=options.keep_fp32,
     )
+    broken = {
+        name: Verdict(decided_by="data", reason=reason)
+        for name, reason in options.forbidden.items()
+        if name not in fixed
+    }
     overflowing = {name: v.reason for name, v in fixed.items() if v.decided_by == OVERFLOW}
     costs: CostTable = estimate(view, ports, options.device, options.low)
     return Problem(
         view=view,
         low=options.low,
-        classification=classify(view, options.lists, weight_update(view), overflowing),
+        classification=replace(
+            classify(view, options.lists, weight_update(view), overflowing), released=options.released
+        ),
         ports=ports,
-        fixed=fixed,
+        fixed={**fixed, **broken},
         costs=costs,
         edges=edges_of_graph(view, ports, costs, options.low),
     )

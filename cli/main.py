@@ -1,6 +1,7 @@
 """The program: its commands, its version, and how errors leave it."""
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from .compare import compare
 from .devices import devices
 from .explain import explain
 from .optimize import optimize
+from .profile import profile
 from .render import print_bug, print_error, print_line
 
 TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
@@ -33,6 +35,7 @@ app.command()(optimize)
 app.command()(compare)
 app.command()(explain)
 app.command()(devices)
+app.command()(profile)
 
 
 def _show_version(wanted: bool) -> None:
@@ -59,6 +62,8 @@ def main(
 
 def run() -> None:
     """Run the program; an error leaves as one message and the documented exit code."""
+    # By default a kill ends the process at once; as an exception it lets half-written files be removed.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         app()
     except CampoError as error:

@@ -1,7 +1,8 @@
 """``campo-onnx optimize``: the main job."""
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +21,17 @@ from .options import (
     PrecisionOption,
     dimensions,
 )
-from .render import print_json, print_note, print_report, working
+from .render import print_json, print_judgement, print_note, print_report, working
+
+if TYPE_CHECKING:
+    from campo_onnx.pipeline import Options
+
+
+class SafetyMode(StrEnum):
+    """What says which nodes may be low."""
+
+    LISTS = "lists"
+    DATA = "data"
 
 
 def optimize(
@@ -78,6 +89,29 @@ def optimize(
         ),
     ] = None,
     keep_fp32: KeepFp32Option = None,
+    safety: Annotated[
+        SafetyMode,
+        typer.Option(
+            help="`lists`: what the op lists forbid stays FP32. `data`: run the FP32 step on the batches of "
+            "--inputs, forbid what would overflow or vanish there, and release what the lists taint but no "
+            "gradient feels.",
+            rich_help_panel=DECISION,
+        ),
+    ] = SafetyMode.LISTS,
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE.npz",
+            help="A real batch for --safety data: one array per graph input, by name. Repeatable.",
+            rich_help_panel=DECISION,
+        ),
+    ] = None,
+    budget: Annotated[
+        float,
+        typer.Option(
+            help="For --safety data: relative error that each gradient may have.", rich_help_panel=DECISION
+        ),
+    ] = 0.01,
     plan: Annotated[
         Path | None,
         typer.Option(
@@ -111,11 +145,12 @@ def optimize(
 
     check_destination(output, force=force, source=model)
     if plan is not None:
-        check_destination(plan, force=force, source=model)
-        if plan.resolve() == output.resolve():
-            raise UsageError(
-                "--plan and --output name the same file", remedy="Give the plan a name of its own."
-            )
+        check_destination(plan, force=force)
+        for other, what in ((output, "--output"), (model, "MODEL")):
+            if plan.resolve() == other.resolve():
+                raise UsageError(
+                    f"--plan and {what} name the same file", remedy="Give the plan a name of its own."
+                )
     planned_for, note = resolve_device(device)
     chosen_lists = resolve(lists if lists is not None else DEFAULT_LISTS.get(strategy, "campo"))
     options = Options(
@@ -131,6 +166,12 @@ def optimize(
     )
     if note:
         print_note(note)
+    if (safety is SafetyMode.DATA) != bool(inputs):
+        raise UsageError(
+            "--safety data and --inputs FILE.npz belong together", remedy="Give both or neither."
+        )
+    if safety is SafetyMode.DATA:
+        options = _judged_on_data(model, options, inputs or [], budget)
     with working(f"planning {model.name} for {planned_for.name}"):
         optimized = run_pipeline(model, options)
     if optimized.imported.stamp is not None:
@@ -147,3 +188,16 @@ def optimize(
         print_json(optimized.plan.to_json())
     else:
         print_report(report_of(optimized.plan, optimized.problem.costs), output=output, plan=plan)
+
+
+def _judged_on_data(model: Path, options: "Options", inputs: list[Path], budget: float) -> "Options":
+    from campo_onnx.ir.importer import import_model
+    from campo_onnx.runtime.feeds import read_feeds
+    from campo_onnx.training.data_safety import judge
+
+    imported = import_model(model, options.dims)
+    batches = [read_feeds(path, imported.view) for path in inputs]
+    with working(f"judging {model.name} on {len(batches)} batch(es)"):
+        judgement = judge(imported, options, batches, budget=budget)
+    print_judgement(judgement, budget)
+    return judgement.applied_to(options)

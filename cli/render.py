@@ -1,7 +1,7 @@
 """Everything the program prints. Results go to stdout, the rest to stderr."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
     from campo_onnx.calibrate.device import Device
+    from campo_onnx.calibrate.profile import Profile
     from campo_onnx.comparison import Comparison
     from campo_onnx.optimize.plan import Decision, Plan, PlannedCast
     from campo_onnx.optimize.report import Report
+    from campo_onnx.training.data_safety import Judgement
 
 _OPS_SHOWN = 12
 _PIPED_WIDTH = 110
@@ -63,6 +66,24 @@ def working(what: str) -> Iterator[None]:
     """Show that something goes on, while it does."""
     with _stderr().status(escape(what)):
         yield
+
+
+@contextmanager
+def progressing(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar with the remaining time; yields what takes steps done and in all."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=_stderr(), transient=True) as progress:
+        task = progress.add_task(escape(what), total=None)
+
+        def advance(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        yield advance
 
 
 def print_report(report: "Report", *, output: Path, plan: Path | None) -> None:
@@ -172,6 +193,29 @@ def print_comparison(comparison: "Comparison", *, plot: Path | None) -> None:
         console.print(escape(f"Wrote {plot}"))
 
 
+def print_judgement(judgement: "Judgement", budget: float) -> None:
+    """Tell what the data forbade and released, and what that is worth."""
+    console = _stderr()
+    worst = max(judgement.drift_after, key=lambda name: judgement.drift_after[name])
+    console.print(
+        escape(
+            f"On the data: {len(judgement.forbidden)} nodes forbidden, {len(judgement.released)} released "
+            f"from taint, worth {_time(judgement.gain_us)} a step. The largest error of an output, emulated, is "
+            f"{judgement.drift_after[worst]:.2g} ({worst}); the budget is {budget:g}."
+        ),
+        style="dim",
+    )
+    beyond = [name for name, error in judgement.drift_before.items() if error > budget]
+    if beyond:
+        console.print(
+            escape(
+                f"{len(beyond)} outputs exceed the budget by the lists alone; no release was accepted that "
+                "adds more than rounding noise to them. A loss scale in the graph helps gradients that vanish."
+            ),
+            style="dim",
+        )
+
+
 def print_decisions(plan: "Plan", decisions: Sequence["Decision"]) -> None:
     """Print some decisions of a plan, one a row."""
     table = Table(box=box.SIMPLE_HEAD, title="The decisions that matter most", title_justify="left")
@@ -205,6 +249,29 @@ def print_decision(plan: "Plan", decision: "Decision", casts: Sequence["PlannedC
     for cast in casts:
         table.add_row("", escape(f"{cast.tensor}: {cast.src} -> {cast.dst}, {_time(cast.cast_us)}"))
     console.print(table)
+
+
+def print_profile(profile: "Profile", output: Path) -> None:
+    """Print where the time of an FP32 step goes, by operator."""
+    console, ops = _stdout(), profile.ops()
+    machine = profile.machine
+    console.print(
+        escape(
+            f"{machine.device} ({machine.provider}), ONNX Runtime {machine.ort}: "
+            f"FP32 step {_time(profile.step_us)}, sum of its nodes {_time(profile.nodes_us)}"
+        ),
+        style="bold",
+    )
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("operator", "nodes", "time", "share"):
+        table.add_column(column, justify="left" if column == "operator" else "right")
+    for row in ops.head(_OPS_SHOWN).iter_rows(named=True):
+        share = row["fp32_us"] / profile.nodes_us if profile.nodes_us else 0.0
+        table.add_row(escape(row["op"]), str(row["nodes"]), _time(row["fp32_us"]), f"{share:.1%}")
+    console.print(table)
+    if profile.failed:
+        console.print(f"{profile.failed} nodes were not measured: the runtime could not run them alone.")
+    console.print(escape(f"Wrote {output}"))
 
 
 def print_devices(devices: Sequence["Device"]) -> None:

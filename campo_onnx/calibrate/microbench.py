@@ -21,6 +21,9 @@ from campo_onnx.runtime.timing import Effort, Step, Timing, copies_for, measure,
 
 GIB = 2**30
 
+NODE_EFFORT = Effort(warmup=1, repeats=25, least=5, budget_s=0.2)
+"""A few tenths of a second for a node: graphs have hundreds of distinct ones."""
+
 VIEW_NODE = make_signature(
     OpKey("", "Reshape"),
     inputs=("x0", "x1"),
@@ -59,7 +62,7 @@ class Bench:
     machine: Machine
     store: Store
     execution: str = STREAM
-    effort: Effort = Effort(warmup=1, repeats=25, least=5, budget_s=0.2)
+    effort: Effort = NODE_EFFORT
     memory_bytes: float = 1.0 * GIB
 
     def key(self, signature: Signature) -> TimingKey:

@@ -1,5 +1,6 @@
 """Values of constants: reading them a piece at a time, and asking whether a precision holds them."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,37 +69,58 @@ def external_data(tensor: TensorProto, folder: Path | None) -> ExternalData:
             f"initializer {tensor.name!r} points to the data file {location!r} outside the model's folder",
             remedy="Save the model with its external data beside it.",
         )
-    itemsize = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    length = int(entries.get("length", np.prod(tuple(tensor.dims), dtype=np.int64) * itemsize))
-    offset = int(entries.get("offset", 0))
+    length = _nbytes(tensor)
+    offset, stated = entries.get("offset", "0"), entries.get("length", str(length))
+    if not offset.isdecimal() or stated != str(length):
+        raise ModelError(
+            f"initializer {tensor.name!r} misstates its data in the file {location!r}",
+            why=f"it says {stated} bytes from byte {offset}, and {length} bytes are its size",
+            remedy="Export the model again.",
+        )
     if not path.is_file():
         raise ModelError(
             f"the data file {path} of initializer {tensor.name!r} is missing",
             remedy="Copy it beside the model, under the same name.",
         )
-    if path.stat().st_size < offset + length:
+    needed = int(offset) + length
+    if path.stat().st_size < needed:
         raise ModelError(
             f"the data file {path} ends before the data of initializer {tensor.name!r}",
-            why=f"it has {path.stat().st_size} bytes, {offset + length} are needed",
+            why=f"it has {path.stat().st_size} bytes, {needed} are needed",
             remedy="Copy the whole file again.",
         )
-    return ExternalData(path=path, offset_bytes=offset, length_bytes=length)
+    return ExternalData(path=path, offset_bytes=int(offset), length_bytes=length)
+
+
+def _nbytes(tensor: TensorProto) -> int:
+    elements = math.prod(tensor.dims)
+    if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1):
+        return (elements + 1) // 2
+    return elements * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
 
 
 def chunks(tensor: TensorProto, folder: Path | None) -> Iterator[NDArray[Any]]:
     """Read a constant piece by piece, flattened; external data is mapped, never loaded whole."""
-    if is_external(tensor):
-        data = external_data(tensor, folder)
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        if not data.length_bytes:
-            return
-        flat: NDArray[Any] = np.memmap(
-            data.path, dtype, "r", data.offset_bytes, (data.length_bytes // dtype.itemsize,)
-        )
-    else:
-        flat = numpy_helper.to_array(tensor).reshape(-1)
+    flat = _mapped(tensor, folder) if is_external(tensor) else _array(tensor).reshape(-1)
     for start in range(0, flat.size, _CHUNK_ELEMENTS):
         yield flat[start : start + _CHUNK_ELEMENTS]
+
+
+def _mapped(tensor: TensorProto, folder: Path | None) -> NDArray[Any]:
+    data = external_data(tensor, folder)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    if not data.length_bytes:
+        return np.empty(0, dtype)  # an empty file cannot be mapped
+    return np.memmap(data.path, dtype, "r", data.offset_bytes, (data.length_bytes // dtype.itemsize,))
+
+
+def _array(tensor: TensorProto) -> NDArray[Any]:
+    try:
+        return numpy_helper.to_array(tensor)
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"initializer {tensor.name!r} is damaged", why=str(error), remedy="Export the model again."
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

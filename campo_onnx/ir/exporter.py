@@ -12,14 +12,19 @@ import onnx
 from onnx import TensorProto
 
 from campo_onnx.errors import UsageError
+from campo_onnx.ir.check import check_written
 from campo_onnx.ir.constants import chunks, is_external
-from campo_onnx.ir.contrib import CONTRIB_PORTS
 from campo_onnx.ir.convert import SOURCE_TYPE_KEY
-from campo_onnx.ir.view import OpKey
+from campo_onnx.ir.sort import bodies
 
 _ALIGNMENT_BYTES = 4096  # external tensors start on a page, so that they can be mapped
 _INLINE_LIMIT_BYTES = 1 << 30  # protobuf ends at 2 GiB; initializers move out of the file well before
 _INLINE_ALWAYS_BYTES = 1024
+
+
+def data_beside(target: Path) -> Path:
+    """Where external data of the model file `target` is written."""
+    return target.with_name(f"{target.name}.data")
 
 
 def check_destination(target: Path, *, force: bool, source: Path | None = None) -> None:
@@ -28,7 +33,8 @@ def check_destination(target: Path, *, force: bool, source: Path | None = None) 
     Raises
     ------
     UsageError
-        If it is a folder, its folder is missing or not writable, or it exists and `force` is off.
+        If it is a folder, its folder is missing or not writable, or it, or the data file beside it,
+        exists and `force` is off.
     """
     if target.is_dir():
         raise UsageError(f"the output {target} is a folder", remedy="Name a file in it.")
@@ -45,6 +51,11 @@ def check_destination(target: Path, *, force: bool, source: Path | None = None) 
     elif target.exists() and not force:
         raise UsageError(
             f"the output {target} exists", remedy="Choose another name, or pass --force to overwrite it."
+        )
+    elif (data := data_beside(target)).exists() and not force:
+        raise UsageError(
+            f"the file {data} exists, where the weights of {target.name} may have to go",
+            remedy="Choose another name for the output, or pass --force to overwrite both.",
         )
     if not os.access(target.parent, os.W_OK):
         raise UsageError(
@@ -69,50 +80,25 @@ def export_model(model: onnx.ModelProto, target: Path, *, folder: Path | None = 
     UsageError
         If the file cannot be written (a full disk, a missing permission).
     onnx.checker.ValidationError, onnx.shape_inference.InferenceError
-        If the model is invalid: a bug of ours, unless the given model was invalid already.
+        If the model is invalid: a bug of ours, since the importer refuses invalid models.
     """
     try:
         with _workshop(target.parent) as workshop:
-            draft, data = workshop / target.name, workshop / f"{target.name}.data"
+            draft = workshop / target.name
+            data = data_beside(draft)
             written = _with_data_beside(model, data, folder)
             with draft.open("wb") as file:
                 file.write(written.SerializeToString(deterministic=True))
                 file.flush()
                 os.fsync(file.fileno())
-            _check(written, draft)
+            check_written(written, draft)
             if data.exists():
-                os.replace(data, target.with_name(data.name))
+                os.replace(data, data_beside(target))
             os.replace(draft, target)
     except OSError as error:
         raise UsageError(
             f"{target} cannot be written", why=error.strerror or str(error), remedy="Nothing was left behind."
         ) from error
-
-
-def _check(model: onnx.ModelProto, draft: Path) -> None:
-    """Check a written model in full.
-
-    ONNX Runtime's training tools put gradient operators into the standard domain (MaxPoolGrad),
-    which the checker refuses in any graph. Those are checked under a foreign domain, where it
-    asks of them no more than of any custom operator.
-    """
-    opset = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
-    foreign = {
-        node.name for node in model.graph.node if OpKey("", node.op_type) in CONTRIB_PORTS and not node.domain
-    }
-    if not foreign:
-        onnx.checker.check_model(str(draft), full_check=True)
-        return
-    checked = onnx.ModelProto()
-    checked.CopyFrom(model)
-    for node in checked.graph.node:
-        if node.name in foreign:
-            node.domain = "com.microsoft"
-    if "com.microsoft" not in opset:
-        checked.opset_import.add(domain="com.microsoft", version=1)
-    disguised = draft.with_name(f"{draft.name}.checked")
-    disguised.write_bytes(checked.SerializeToString())
-    onnx.checker.check_model(str(disguised), full_check=True)
 
 
 @contextmanager
@@ -127,21 +113,28 @@ def _workshop(parent: Path) -> Iterator[Path]:
 
 def _with_data_beside(model: onnx.ModelProto, data: Path, folder: Path | None) -> onnx.ModelProto:
     """Stream external tensors, and inline ones of a model near protobuf's limit, into `data`."""
-    inline_bytes = sum(len(t.raw_data) for t in model.graph.initializer)
-    outside = {
-        t.name
-        for t in model.graph.initializer
-        if is_external(t) or (inline_bytes > _INLINE_LIMIT_BYTES and len(t.raw_data) > _INLINE_ALWAYS_BYTES)
-    }
-    if not outside:
+    too_large = sum(len(t.raw_data) for t in model.graph.initializer) > _INLINE_LIMIT_BYTES
+
+    def belongs_outside(tensor: TensorProto) -> bool:
+        return is_external(tensor) or (too_large and len(tensor.raw_data) > _INLINE_ALWAYS_BYTES)
+
+    if not any(map(belongs_outside, _tensors(model.graph))):
         return model
     written = onnx.ModelProto()
     written.CopyFrom(model)
     with data.open("wb") as file:
-        for tensor in written.graph.initializer:
-            if tensor.name in outside:
-                _move_out(tensor, file, data.name, folder)
+        for tensor in filter(belongs_outside, _tensors(written.graph)):
+            _move_out(tensor, file, data.name, folder)
     return written
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    """Yield every tensor that may have its bytes outside, those of bodies included."""
+    yield from graph.initializer
+    for node in graph.node:
+        yield from (a.t for a in node.attribute if a.type == onnx.AttributeProto.TENSOR)
+        for body in bodies(node):
+            yield from _tensors(body)
 
 
 def _move_out(tensor: TensorProto, file: BinaryIO, location: str, folder: Path | None) -> None:

@@ -16,7 +16,8 @@ from onnx import TensorProto
 
 from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir import shapes
-from campo_onnx.ir.constants import constants_of
+from campo_onnx.ir.check import check_given, refuse_broken_text
+from campo_onnx.ir.constants import constants_of, is_external
 from campo_onnx.ir.sort import name_nodes, outer_reads, sort_nodes
 from campo_onnx.ir.stamp import Stamp, read_stamp
 from campo_onnx.ir.view import FLOAT, GraphView, OpKey, OpNode, TensorInfo, TensorKind
@@ -36,7 +37,8 @@ class Imported:
     view
         What planning looks at.
     constants
-        Initializers and outputs of Constant nodes by name; their bytes may lie outside.
+        Initializers and outputs of Constant nodes by name; their bytes may lie outside. Those
+        that are graph inputs as well are not constant and not among them.
     folder
         Where external data lies; None for a model that was passed in memory.
     stamp
@@ -77,13 +79,17 @@ def import_model(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] |
         path = Path(source)
         model, folder = _load(path), path.resolve().parent
         title = str(path)
+    refuse_broken_text(model, title)
     _check_opset(model, title)
     stamp = read_stamp(model)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     name_nodes(model.graph)
     sort_nodes(model.graph)
-    constants = constants_of(model.graph)
+    check_given(model, title)
+    # An initializer that is an input as well is a default, which the caller may override.
+    inputs = {value.name for value in model.graph.input}
+    constants = {name: t for name, t in constants_of(model.graph).items() if name not in inputs}
     view = _view_of(model, shapes.infer(model, dims or {}))
     if not any(info.dtype == FLOAT for info in view.tensors.values()):
         raise UnsupportedModelError(
@@ -182,12 +188,13 @@ def _node_of(node: onnx.NodeProto) -> OpNode:
         inputs=tuple(node.input),
         outputs=tuple(node.output),
         captures=outer_reads(node),
-        attributes={a.name: _attribute_value(a) for a in node.attribute if not _is_graph(a)},
+        attributes={a.name: _attribute_value(a) for a in node.attribute if _has_value_here(a)},
     )
 
 
-def _is_graph(attribute: onnx.AttributeProto) -> bool:
-    return attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+def _has_value_here(attribute: onnx.AttributeProto) -> bool:
+    is_graph = attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+    return not is_graph and not is_external(attribute.t)
 
 
 def _attribute_value(attribute: onnx.AttributeProto) -> Any:

@@ -1,6 +1,6 @@
 """Names and order of nodes: unique names, topological order, and who reads what from outside."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 import onnx
@@ -42,36 +42,32 @@ def fresh(stem: str, taken: set[str]) -> str:
     return f"{stem}_{number}"
 
 
-def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Put the nodes of `graph` into topological order, in place; a sorted graph stays as it is.
+def sort_nodes(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> None:
+    """Put the nodes of `graph` and of its bodies into topological order, in place.
+
+    A sorted graph stays as it is.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    outer
+        Tensors that a body may read from around it.
 
     Raises
     ------
     ModelError
         If a tensor is made twice or by nobody, or nodes wait for each other.
     """
-    known = {""} | {value.name for value in graph.input} | {t.name for t in graph.initializer}
-    known |= {sparse.values.name for sparse in graph.sparse_initializer}
-    producer: dict[str, int] = {}
-    for index, node in enumerate(graph.node):
-        for tensor in node.output:
-            if tensor and (tensor in producer or tensor in known):
-                raise ModelError(
-                    f"the tensor {tensor!r} is made twice, the second time by node {node.name!r}"
-                )
-            if tensor:
-                producer[tensor] = index
+    known = {"", *(v.name for v in graph.input), *(t.name for t in graph.initializer)}
+    known.update(sparse.values.name for sparse in graph.sparse_initializer)
+    producer = _producers(graph, known)
+    readable = outer | known | producer.keys()
+    for node in graph.node:
+        for body in bodies(node):
+            sort_nodes(body, readable)
     reads = [(*node.input, *outer_reads(node)) for node in graph.node]
-    for node, tensors in zip(graph.node, reads, strict=True):
-        for tensor in tensors:
-            if tensor not in known and tensor not in producer:
-                raise ModelError(
-                    f"node {node.name!r} ({node.op_type}) reads the tensor {tensor!r}, which nothing makes",
-                    remedy="The file is damaged or was cut out of a larger graph; export it again.",
-                )
-    for value in graph.output:
-        if value.name not in known and value.name not in producer:
-            raise ModelError(f"the graph output {value.name!r} is made by no node")
+    _refuse_unmade(graph, reads, readable)
     if all(producer.get(t, -1) < i for i, tensors in enumerate(reads) for t in tensors):
         return
     sorter: TopologicalSorter[int] = TopologicalSorter()
@@ -80,7 +76,7 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
     try:
         order = list(sorter.static_order())
     except CycleError as error:
-        names = [graph.node[i].name for i in error.args[1]]
+        names = [graph.node[i].name for i in error.args[1][1:]]  # a ring: the first comes last again
         raise ModelError(f"the nodes {', '.join(names)} wait for each other") from None
     nodes = [graph.node[i] for i in order]
     copies = [onnx.NodeProto() for _ in nodes]
@@ -90,10 +86,36 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
     graph.node.extend(copies)
 
 
+def _producers(graph: onnx.GraphProto, known: set[str]) -> dict[str, int]:
+    """Position of the node that makes each tensor."""
+    producer: dict[str, int] = {}
+    for index, node in enumerate(graph.node):
+        for tensor in filter(None, node.output):
+            if tensor in producer or tensor in known:
+                raise ModelError(
+                    f"the tensor {tensor!r} is made twice, the second time by node {node.name!r}"
+                )
+            producer[tensor] = index
+    return producer
+
+
+def _refuse_unmade(graph: onnx.GraphProto, reads: Sequence[Sequence[str]], readable: frozenset[str]) -> None:
+    for node, tensors in zip(graph.node, reads, strict=True):
+        for tensor in tensors:
+            if tensor not in readable:
+                raise ModelError(
+                    f"node {node.name!r} ({node.op_type}) reads the tensor {tensor!r}, which nothing makes",
+                    remedy="The file is damaged or was cut out of a larger graph; export it again.",
+                )
+    for value in graph.output:
+        if value.name not in readable:
+            raise ModelError(f"the graph output {value.name!r} is made by no node")
+
+
 def outer_reads(node: onnx.NodeProto) -> tuple[str, ...]:
     """List the tensors that bodies of a node (If, Loop, Scan) read from outside."""
     found: dict[str, None] = {}
-    for body in _bodies(node):
+    for body in bodies(node):
         own = {value.name for value in body.input} | {t.name for t in body.initializer}
         for inner in body.node:
             for tensor in (*inner.input, *outer_reads(inner)):
@@ -104,7 +126,8 @@ def outer_reads(node: onnx.NodeProto) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs that are attributes of a node."""
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g

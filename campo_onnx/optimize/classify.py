@@ -28,11 +28,14 @@ class Classification:
         Readings through which a deny node's unsafety does not spread.
     taint_through_decisions
         Whether comparison results, masks and indices carry unsafety, as they do in TensorFlow.
+    released
+        Nodes that data shows to be harmless in low precision, whatever lies upstream.
     """
 
     classes: Mapping[str, NodeClass]
     contained: frozenset[Use]
     taint_through_decisions: bool
+    released: frozenset[str] = frozenset()
 
 
 def classify(

@@ -14,7 +14,6 @@ from campo_onnx.ir.view import OpNode
 from campo_onnx.optimize.problem import Verdict
 from campo_onnx.optimize.safety import scalar_inputs
 
-
 OVERFLOW = "overflow"
 """Who decides about a node with a constant that overflows; such a node is unsafe like a deny node."""
 
@@ -60,7 +59,7 @@ def fixed_nodes(
 
     def verdict_of(node: OpNode) -> Verdict | None:
         own = ports[node.name]
-        if own == NO_FP32:
+        if own == NO_FP32 or not any(map(view.is_float32, (*node.inputs, *node.outputs, *node.captures))):
             return _already_or_never(node, imported)
         if node.name in protected:
             return Verdict(decided_by="safety", reason=protected[node.name])

@@ -32,7 +32,7 @@ def taint(view: GraphView, classification: Classification) -> frozenset[str]:
             if class_of[name] is OpClass.INFER or name in leads_on:
                 tainted.add(name)
                 pending.append(reader)
-    return frozenset(tainted)
+    return frozenset(tainted - classification.released)
 
 
 def _carried_to(node: OpNode, view: GraphView, classification: Classification) -> Iterator[OpNode]:

@@ -238,6 +238,7 @@ def _casts(problem: Problem, low: frozenset[str]) -> list[PlannedCast]:
                     use.node
                     for use in problem.view.consumers.get(edge.tensor, ())
                     if use.position not in problem.ports[use.node].any_inputs
+                    and edge.twin not in problem.view.node[use.node].outputs  # a Cast that is dropped
                     and (use.node not in low or use.position not in problem.ports[use.node].low_inputs)
                 )
             )

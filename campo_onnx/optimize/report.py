@@ -10,11 +10,15 @@ from campo_onnx.optimize.plan import Decision, Plan
 
 _WHY = {
     "never-worse": "the whole assignment is predicted no faster than FP32",
-    "traverse-1": "casts would cost more than FP16 gains",
+    "traverse-1": "casts would cost more than low precision gains",
     "traverse-2": "downstream of a deny node",
     "traverse-3": "not between low nodes",
-    "traverse-4": "casts would cost more than FP16 gains (clear group)",
+    "traverse-4": "casts would cost more than low precision gains",
     "deny": "downstream of a deny node",
+    "taint": "downstream of a deny node",
+    "minimum-cut": "casts would cost more than low precision gains",
+    "dispatch": "its inputs are FP32 there",
+    "margin": "FP32 wins by more than the margin",
     "between": "not between low nodes",
     "kernel": "no low-precision kernel",
     "constant": "a constant the low precision loses",
@@ -135,7 +139,8 @@ def _op_rows(decisions: list[Decision], plan: Plan, costs: CostTable) -> tuple[O
 def _kept_rows(kept: list[Decision], costs: CostTable) -> tuple[KeptRow, ...]:
     groups: dict[str, list[Decision]] = defaultdict(list)
     for decision in kept:
-        groups[_why(decision)].append(decision)
+        if decision.op_type != "Constant":
+            groups[_why(decision)].append(decision)
     rows = [
         KeptRow(
             why=why,

@@ -118,9 +118,9 @@ class _Rewriting:
         """Let a reader of shapes read the low version where the FP32 one is no longer made."""
         tensor = self.view.node[node.name].inputs[index]
         maker = self.view.producer.get(tensor)
-        if tensor in self._low_tensor and maker is not None and maker.name in self._low_nodes:
-            if tensor not in self._cast:
-                node.inputs[index] = self._low_tensor[tensor]
+        if maker is None or maker.name not in self._low_nodes or tensor in self._cast:
+            return
+        node.inputs[index] = self._low_tensor[tensor]
 
     def _low_version(self, tensor: gs.Tensor) -> gs.Tensor:
         """Return the low version of an FP32 tensor, making it where there is none yet."""
@@ -161,4 +161,7 @@ class _Rewriting:
         """Whether an existing Cast, or a constant, lost its last reader."""
         if node.op not in ("Cast", "Constant") or node.name not in self.view.node:
             return False
-        return all(not t.outputs and t.name not in self._read_outside for t in node.outputs)
+        if not node.outputs:
+            return True  # a Cast whose result its source's maker now makes itself
+        had_readers = any(t.name in self.view.consumers for t in node.outputs)
+        return had_readers and all(not t.outputs and t.name not in self._read_outside for t in node.outputs)

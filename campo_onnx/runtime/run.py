@@ -1,6 +1,6 @@
 """Running a graph once, and values that stay on a device between runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,11 @@ def on_device(array: NDArray[Any], machine: Machine) -> ort.OrtValue:
     """Copy an array to the device."""
     # On a CPU the value would share the array's memory, and a step writes into its state.
     return ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C"), machine.provider, 0)
+
+
+def empty_on_device(shape: Sequence[int], dtype: int, machine: Machine) -> ort.OrtValue:
+    """Make room on the device for a tensor of a ``TensorProto.DataType``."""
+    return ort.OrtValue.ortvalue_from_shape_and_type(list(shape), int(dtype), machine.provider, 0)
 
 
 def from_device(value: ort.OrtValue) -> NDArray[Any]:

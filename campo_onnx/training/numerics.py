@@ -204,8 +204,8 @@ def drift(
         infinite where the mixed output is not finite although the FP32 one is.
     """
     here = machine("cpu", threads)
-    expected = run(_seeded(fp32_model), feeds, here)
-    actual = run(_seeded(emulate(mixed_model)), feeds, here)
+    expected = run(seeded(fp32_model), feeds, here)
+    actual = run(seeded(emulate(mixed_model)), feeds, here)
     return {name: relative_l2(actual[name], expected[name]) for name in expected}
 
 
@@ -228,13 +228,14 @@ def relative_l2(actual: NDArray[Any], expected: NDArray[Any]) -> float:
     return round(error / size, 15) if size else float("inf")
 
 
-def _seeded(model: ModelProto) -> ModelProto:
-    seeded = ModelProto()
-    seeded.CopyFrom(model)
-    for node in seeded.graph.node:
+def seeded(model: ModelProto) -> ModelProto:
+    """Copy a graph, giving each random node without a seed one made from its name."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for node in copy.graph.node:
         if node.op_type in _RANDOM and all(attribute.name != "seed" for attribute in node.attribute):
             # A float holds integers up to 2^24.
             node.attribute.append(
                 onnx.helper.make_attribute("seed", float(zlib.crc32(node.name.encode()) >> 8))
             )
-    return seeded
+    return copy

@@ -18,8 +18,10 @@ from campo_onnx.ir.view import GraphView, OpKey, OpNode, TensorInfo, TensorKind
 from campo_onnx.optimize.classify import Classification, NodeClass, classify
 from campo_onnx.optimize.eligibility import OVERFLOW, fixed_nodes
 from campo_onnx.optimize.oplists import OpClass, OpLists, preset
+from campo_onnx.optimize.plan import make_plan
 from campo_onnx.optimize.problem import Problem, Verdict, edges_of_graph
 from campo_onnx.optimize.safety import protected, weight_update
+from campo_onnx.optimize.strategies import STRATEGIES
 
 _HEADER = '<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1]> g '
 
@@ -90,14 +92,25 @@ def pose() -> Callable[..., Problem]:
     return _pose
 
 
+class Answer(NamedTuple):
+    """Low nodes, and Casts as ``(tensor, precision)``."""
+
+    low: frozenset[str]
+    casts: frozenset[tuple[str, str]]
+
+
 class Golden(NamedTuple):
     """One case of a fixture file: a problem, a strategy, and what it must answer."""
 
-    title: str
     problem: Problem
     strategy: str
-    low: frozenset[str]
-    casts: frozenset[tuple[str, str]]
+    expected: Answer
+
+    def answer(self) -> Answer:
+        """What the strategy answers."""
+        assignment = STRATEGIES[self.strategy](self.problem)
+        plan = make_plan(self.problem, assignment, strategy=self.strategy, lists="")
+        return Answer(plan.low_nodes, frozenset((cast.tensor, cast.dst) for cast in plan.casts))
 
 
 def _golden(title: str, text: str) -> Golden:
@@ -119,7 +132,7 @@ def _golden(title: str, text: str) -> Golden:
     )
     assert not given, f"{title}: unknown settings {given}"
     casts = frozenset(tuple(cast.split("->")) for cast in expected["casts"].split())
-    return Golden(title, problem, strategy, frozenset(expected["low"].split()), casts)
+    return Golden(problem, strategy, Answer(frozenset(expected["low"].split()), casts))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -137,7 +150,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 _CLASSES = (
     *(OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR) * 4,
-    *(OpClass.DENY, OpClass.UNLISTED),
+    *(OpClass.DENY, OpClass.DENY, OpClass.UNLISTED),
 )
 _ELEMENTS = (1, 3, 10)
 

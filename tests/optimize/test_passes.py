@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from campo_onnx.ir.view import Use
@@ -5,7 +7,13 @@ from campo_onnx.optimize.classify import Classification, NodeClass
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.passes import between, flood, taint
 
-LETTERS = {"d": OpClass.DENY, "i": OpClass.INFER, "c": OpClass.CLEAR, "a": OpClass.ALLOW, "u": OpClass.UNLISTED}
+LETTERS = {
+    "d": OpClass.DENY,
+    "i": OpClass.INFER,
+    "c": OpClass.CLEAR,
+    "a": OpClass.ALLOW,
+    "u": OpClass.UNLISTED,
+}
 OPERATORS = {"d": "Exp", "i": "Tanh", "c": "Neg", "a": "Tanh", "u": "Sin"}
 
 
@@ -168,3 +176,9 @@ def test_flood_turns_back_up_another_input(read):
 def test_nothing_comes_of_nothing(chain):
     view = chain("c1", "i1")
     assert between(view, frozenset(), anything) == flood(view, frozenset(), anything) == frozenset()
+
+
+def test_a_released_node_is_not_tainted_but_what_lies_behind_it_is(chain):
+    view = chain("d1", "i1", "i2")
+    found = replace(classes(view), released=frozenset({"i1"}))
+    assert taint(view, found) == {"i2"}

@@ -10,6 +10,7 @@ tensor is one auxiliary vertex, shared by all its readers, so a cut pays it once
 What stays FP32 for ever (deny, taint, missing kernels, graph inputs and outputs) is the sink.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,7 +33,7 @@ def optimal(problem: Problem) -> Assignment:
     Returns
     -------
     Assignment
-        Of the fewest low nodes among equally fast ones. ``lower_bound_us`` is what no assignment
+        Of the fewest low nodes among those equally fast after scaling. ``lower_bound_us`` is what no assignment
         can go below: the value of the cut, less what scaling to integers can have hidden.
     """
     verdicts = listed_verdicts(problem)
@@ -151,7 +152,8 @@ def _solve(network: _Network) -> _Cut:
     total_us = float(capacities_us[finite].sum())
     if total_us == 0.0:
         return _Cut(low=frozenset(), lower_bound_us=network.constant_us)
-    scale = _LARGEST_SUM / total_us
+    # A power of two keeps short binary fractions exact, and with them what is equally fast.
+    scale = 2.0 ** math.floor(math.log2(_LARGEST_SUM / total_us))
     infinite = 2 * _LARGEST_SUM
     scaled = np.full(capacities_us.shape, infinite, dtype=np.int64)
     scaled[finite] = np.floor(capacities_us[finite] * scale)
@@ -166,4 +168,4 @@ def _solve(network: _Network) -> _Cut:
     reached = frozenset(breadth_first_order(left, _SOURCE, return_predecessors=False).tolist())
     low = frozenset(name for name, vertex in network.vertex.items() if vertex in reached)
     # Capacities were rounded down, so every cut is at least as dear as its scaled value.
-    return _Cut(low=low, lower_bound_us=network.constant_us + result.flow_value / scale)
+    return _Cut(low=low, lower_bound_us=network.constant_us + float(result.flow_value / scale))

@@ -1,0 +1,196 @@
+"""Fit the performance models: Eq. 1 for casts, Eq. 2 for operators (Campo paper, 4.2)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from campo_onnx.calibrate.costs import CastModel
+
+Floats: TypeAlias = NDArray[np.float64]
+
+TIME = "time"
+"""The feature that is 1: it lets OP_FP32 itself into the sum of Eq. 2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One node, measured in both precisions.
+
+    Parameters
+    ----------
+    fp32_us, low_us
+        Measured times.
+    events
+        Events in FP32 by name.
+    """
+
+    fp32_us: float
+    low_us: float
+    events: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """How a model is fitted.
+
+    Parameters
+    ----------
+    name
+        What it is called in reports.
+    relative
+        Whether errors count as shares of the measured time, as M_A counts them, rather than in
+        microseconds, where the largest nodes decide alone.
+    non_negative
+        Whether weights may not be negative: no event then makes a node faster, and predictions
+        stay sane outside the samples.
+    with_time
+        Whether :data:`TIME` is a feature.
+    all_events
+        Whether all events are features, not only the selected ones.
+    """
+
+    name: str
+    relative: bool
+    non_negative: bool
+    with_time: bool
+    all_events: bool
+
+
+PAPER = Method(name="paper", relative=False, non_negative=False, with_time=False, all_events=False)
+METHODS = (
+    PAPER,
+    Method(name="relative", relative=True, non_negative=False, with_time=False, all_events=False),
+    Method(name="non-negative", relative=True, non_negative=True, with_time=True, all_events=False),
+    Method(name="all events", relative=True, non_negative=True, with_time=True, all_events=True),
+)
+"""The paper's fit and what is offered beside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpModel:
+    """Eq. 2: ``OP_LP = OP_FP32 * sum(w_i * PC_i) + sigma``.
+
+    Parameters
+    ----------
+    features, weights
+        Events and their weights.
+    sigma_us
+        The constant.
+    lowest_ratio, highest_ratio
+        Range of OP_LP / OP_FP32 among the samples: a prediction does not leave it, because a
+        linear model knows nothing beyond.
+    """
+
+    features: tuple[str, ...]
+    weights: tuple[float, ...]
+    sigma_us: float
+    lowest_ratio: float = 0.0
+    highest_ratio: float = float("inf")
+
+    def low_us(self, fp32_us: float, events: Mapping[str, float]) -> float:
+        """Predict the low-precision time of a node from its FP32 time and events."""
+        events = {**events, TIME: 1.0}
+        factor = sum(w * events[name] for name, w in zip(self.features, self.weights, strict=True))
+        predicted = fp32_us * factor + self.sigma_us
+        return min(max(predicted, fp32_us * self.lowest_ratio), fp32_us * self.highest_ratio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeModel:
+    """FP32 time from what follows from shapes: ``sum(w_i * event_i) + constant``.
+
+    Parameters
+    ----------
+    features, weights
+        Events and their weights in microseconds, none negative.
+    constant_us
+        Time of a node that does next to nothing.
+    """
+
+    features: tuple[str, ...]
+    weights: tuple[float, ...]
+    constant_us: float
+
+    def fp32_us(self, events: Mapping[str, float]) -> float:
+        """Predict the FP32 time of a node."""
+        pairs = zip(self.features, self.weights, strict=True)
+        return sum(w * events[name] for name, w in pairs) + self.constant_us
+
+
+def fit_op(samples: Sequence[Sample], selected: Sequence[str], method: Method = PAPER) -> OpModel:
+    """Find the weights of Eq. 2.
+
+    Parameters
+    ----------
+    samples
+        Measured nodes of one op.
+    selected
+        Events that :func:`campo_onnx.calibrate.select.select` chose.
+    method
+        How to fit.
+    """
+    features = (
+        *((TIME,) if method.with_time else ()),
+        *(samples[0].events if method.all_events else selected),
+    )
+    fp32_us = np.asarray([s.fp32_us for s in samples])
+    low_us = np.asarray([s.low_us for s in samples])
+    columns = [
+        fp32_us * np.asarray([1.0 if name == TIME else s.events[name] for s in samples]) for name in features
+    ]
+    *weights, sigma_us = _solve(columns, low_us, relative=method.relative, non_negative=method.non_negative)
+    ratios = low_us / fp32_us
+    bounds = (0.0, float("inf")) if method is PAPER else (float(ratios.min()), float(ratios.max()))
+    return OpModel(
+        features=features,
+        weights=tuple(weights),
+        sigma_us=sigma_us,
+        lowest_ratio=bounds[0],
+        highest_ratio=bounds[1],
+    )
+
+
+TIME_FEATURES = ("moved_bytes", "flops", "waves", "beyond_l2_bytes")
+"""What FP32 times are predicted from; all of it follows from shapes."""
+
+
+def fit_time(events: Sequence[Mapping[str, float]], fp32_us: Sequence[float]) -> TimeModel:
+    """Fit FP32 times, for devices that are not at hand: relative, non-negative least squares."""
+    columns = [np.asarray([row[name] for row in events]) for name in TIME_FEATURES]
+    *weights, constant_us = _solve(columns, np.asarray(fp32_us), relative=True, non_negative=True)
+    return TimeModel(features=TIME_FEATURES, weights=tuple(weights), constant_us=constant_us)
+
+
+def fit_cast(elements: Sequence[int], cast_us: Sequence[float], *, relative: bool = True) -> CastModel:
+    """Find r and C_I of Eq. 1 by least squares; neither is negative.
+
+    Parameters
+    ----------
+    elements, cast_us
+        Measured casts, both directions together, as in the paper.
+    relative
+        Whether errors count as shares of the measured time; the paper's fit counts microseconds.
+    """
+    r_us, c_i_us = _solve(
+        [np.asarray(elements, np.float64)], np.asarray(cast_us), relative=relative, non_negative=True
+    )
+    return CastModel(r_us=r_us, c_i_us=c_i_us)
+
+
+def _solve(columns: Sequence[Floats], target: Floats, *, relative: bool, non_negative: bool) -> list[float]:
+    """Least squares with a constant as the last coefficient."""
+    matrix = np.stack([*columns, np.ones_like(target)], axis=1)
+    if relative:
+        matrix, target = matrix / target[:, None], np.ones_like(target)
+    scale = np.abs(matrix).max(axis=0)
+    scale[scale == 0] = 1.0  # columns differ by orders of magnitude
+    matrix = matrix / scale
+    if non_negative:
+        solution: Floats = nnls(matrix, target)[0]
+    else:
+        solution = np.linalg.lstsq(matrix, target, rcond=None)[0]
+    return [float(value) for value in solution / scale]

@@ -1,0 +1,1 @@
+"""Training steps of other frameworks as ONNX graphs of standard operators."""

@@ -1,0 +1,223 @@
+"""Constructors that write a computation with as few nodes as it takes: every node is a launch.
+
+Each looks at how its operands were made and merges with that where the result is the same, bit for
+bit: chains of Reshape and Transpose become one, broadcasts are left to the operator that broadcasts
+anyway, Transpose goes into Gemm, constants meet constants at export.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import numpy_helper
+
+from campo_onnx.export.graph import Graph, Value
+
+
+def reshape(g: Graph, x: Value, shape: Sequence[int]) -> Value:
+    """``Reshape`` to static dimensions; a chain of them is one."""
+    if tuple(shape) == x.shape:
+        return x
+    before = g.maker(x, "Reshape")
+    if before is not None and before.inputs[0] is not None:
+        return reshape(g, before.inputs[0], shape)
+    uniform = g.maker(x, "ConstantOfShape")
+    if uniform is not None:
+        return g.op("ConstantOfShape", g.integers(shape), **uniform.attributes)
+    return g.op("Reshape", x, g.integers(shape))
+
+
+def transpose(g: Graph, x: Value, perm: Sequence[int]) -> Value:
+    """``Transpose``; a chain of them is one, and one that only moves axes of size 1 is a Reshape."""
+    moved = [axis for axis in perm if x.shape[axis] != 1]
+    if moved == sorted(moved):
+        return reshape(g, x, [x.shape[axis] for axis in perm])
+    before = g.maker(x, "Transpose")
+    if before is not None and before.inputs[0] is not None:
+        return transpose(g, before.inputs[0], [before.attributes["perm"][axis] for axis in perm])
+    return g.op("Transpose", x, perm=list(perm))
+
+
+def swap_last_two(g: Graph, x: Value) -> Value:
+    """Transpose the matrices in `x`."""
+    return transpose(g, x, [*range(x.rank - 2), x.rank - 1, x.rank - 2])
+
+
+def full(g: Graph, shape: Sequence[int], number: float, dtype: int) -> Value:
+    """Make a tensor of equal elements; large ones are made at run time and cost no file."""
+    value = np.asarray(number, g.scalar(0, dtype).numpy_dtype)
+    return expand(g, g.constant(value), shape)
+
+
+def expand(g: Graph, x: Value, shape: Sequence[int]) -> Value:
+    """Broadcast to static dimensions."""
+    if tuple(shape) == x.shape:
+        return x
+    if x.constant is not None and x.elements == 1:
+        return g.op("ConstantOfShape", g.integers(shape), value=x.constant.reshape(1))
+    before = g.maker(x, "Expand")
+    if before is not None and before.inputs[0] is not None:
+        return expand(g, before.inputs[0], shape)
+    return g.op("Expand", x, g.integers(shape))
+
+
+def elementwise(g: Graph, op_type: str, *operands: Value) -> Value:
+    """Add an elementwise operator on what its operands were before they were broadcast."""
+    if op_type == "Where" and operands[1] is operands[2]:
+        return operands[1]
+    shape = np.broadcast_shapes(*(x.shape for x in operands))
+    result = _elementwise(g, op_type, [_before_broadcast(g, x) for x in operands])
+    return expand(g, result, shape)
+
+
+def _before_broadcast(g: Graph, x: Value) -> Value:
+    expanded = g.maker(x, "Expand")
+    if expanded is not None and expanded.inputs[0] is not None:
+        return expanded.inputs[0]
+    uniform = g.maker(x, "ConstantOfShape")
+    if uniform is not None:
+        return g.constant(numpy_helper.to_array(uniform.attributes["value"]).reshape(()))
+    return x
+
+
+_NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
+_COMMUTATIVE = frozenset({"Add", "Mul"})
+
+
+def _elementwise(g: Graph, op_type: str, operands: Sequence[Value]) -> Value:
+    if op_type in _NEUTRAL:
+        a, b = operands
+        if _is(b, _NEUTRAL[op_type]) and b.elements == 1 and a.rank >= b.rank:
+            return a
+        if op_type in _COMMUTATIVE and _is(a, _NEUTRAL[op_type]) and a.elements == 1 and b.rank >= a.rank:
+            return b
+    return g.op(op_type, *operands)
+
+
+def _is(x: Value, number: float) -> bool:
+    """Whether `x` is exactly `number`: near is not enough, an epsilon of 1e-8 is no zero."""
+    return x.constant is not None and bool(np.all(x.constant == number))
+
+
+def cast(g: Graph, x: Value, dtype: int) -> Value:
+    """Convert the elements."""
+    if x.dtype == dtype:
+        return x
+    before = _before_broadcast(g, x)
+    return expand(g, g.op("Cast", before, to=dtype), x.shape)
+
+
+def reduce(g: Graph, op_type: str, x: Value, axes: Sequence[int], *, keepdims: bool) -> Value:
+    """Reduce over `axes`; all of size 1 are a Reshape, and the sum of absolute values is ReduceL1."""
+    if all(x.shape[axis] == 1 for axis in axes):
+        kept = [1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes]
+        return reshape(g, x, kept)
+    magnitude = g.maker(x, "Abs")
+    if op_type == "ReduceSum" and magnitude is not None:
+        return g.op("ReduceL1", magnitude.inputs[0], g.integers(sorted(axes)), keepdims=int(keepdims))
+    return g.op(op_type, x, g.integers(sorted(axes)), keepdims=int(keepdims))
+
+
+def matmul(g: Graph, a: Value, b: Value) -> Value:
+    """Multiply matrices, or batches of them.
+
+    A transposed matrix is read as it is by Gemm. A batch whose leading axes were merged for the
+    product's sake is multiplied as it was, so that the reshaping falls away.
+    """
+    if a.rank == 2 and b.rank == 2:
+        return gemm(g, a, b)
+    leading = _leading_axes(g, a) or _leading_axes(g, b)
+    if a.rank == b.rank == 3 and leading:
+        product = g.op("MatMul", _with_leading_axes(g, a, leading), _with_leading_axes(g, b, leading))
+        return reshape(g, product, (a.shape[0], *product.shape[-2:]))
+    return g.op("MatMul", a, b)
+
+
+def gemm(g: Graph, a: Value, b: Value, bias: Value | None = None) -> Value:
+    """Multiply two matrices and add a bias that broadcasts to the product."""
+    (a, transposed_a), (b, transposed_b) = _untransposed(g, a), _untransposed(g, b)
+    if bias is None and not transposed_a and not transposed_b:
+        return g.op("MatMul", a, b)
+    return g.op("Gemm", a, b, bias, transA=transposed_a or None, transB=transposed_b or None)
+
+
+def _untransposed(g: Graph, matrix: Value) -> tuple[Value, int]:
+    made = g.maker(matrix, "Transpose")
+    if made is not None and made.inputs[0] is not None:
+        return made.inputs[0], 1
+    return matrix, 0
+
+
+def _leading_axes(g: Graph, batch: Value) -> tuple[int, ...]:
+    """Say which axes were merged into the first one of a batch of matrices; empty if none were."""
+    source = _before_merge(g, batch)
+    return () if source is None else source.shape[:-2]
+
+
+def _before_merge(g: Graph, batch: Value) -> Value | None:
+    merged = g.maker(batch, "Reshape")
+    if merged is not None and merged.inputs[0] is not None:
+        source = merged.inputs[0]
+        return source if source.shape[-2:] == batch.shape[-2:] and source.rank > 3 else None
+    turned = g.maker(batch, "Transpose")
+    if turned is None or turned.inputs[0] is None or list(turned.attributes["perm"]) != [0, 2, 1]:
+        return None
+    source = _before_merge(g, turned.inputs[0]) if turned.inputs[0] is not batch else None
+    return None if source is None else swap_last_two(g, source)
+
+
+def _with_leading_axes(g: Graph, batch: Value, leading: tuple[int, ...]) -> Value:
+    source = _before_merge(g, batch)
+    if source is not None and source.shape[:-2] == leading:
+        return source
+    return reshape(g, batch, (*leading, *batch.shape[-2:]))
+
+
+def concat(g: Graph, parts: Sequence[Value], axis: int) -> Value:
+    """Join along an axis."""
+    parts = [part for part in parts if part.elements]
+    return parts[0] if len(parts) == 1 else g.op("Concat", *parts, axis=axis)
+
+
+def crop(
+    g: Graph, x: Value, starts: Sequence[int], ends: Sequence[int], steps: Sequence[int] | None = None
+) -> Value:
+    """Slice every axis from ``starts`` to ``ends`` (within bounds, positive steps); only real cuts are named."""
+    steps = steps or [1] * x.rank
+    cut = [i for i in range(x.rank) if (starts[i], ends[i], steps[i]) != (0, x.shape[i], 1)]
+    if not cut:
+        return x
+    bounds = [g.integers([values[i] for i in cut]) for values in (starts, ends)]
+    strides = [g.integers([steps[i] for i in cut])] if any(steps[i] != 1 for i in cut) else []
+    return g.op("Slice", x, *bounds, g.integers(cut), *strides)
+
+
+def pad(g: Graph, x: Value, before: Sequence[int], after: Sequence[int], number: float = 0.0) -> Value:
+    """Add `number` around `x`; a negative width crops."""
+    x = crop(
+        g,
+        x,
+        [max(0, -b) for b in before],
+        [n - max(0, -a) for n, a in zip(x.shape, after, strict=True)],
+    )
+    widths = [max(0, width) for width in (*before, *after)]
+    return g.op("Pad", x, g.integers(widths), g.scalar(number, x.dtype)) if any(widths) else x
+
+
+def scatter_add_rows(g: Graph, rows: Value, indices: Value, count: int) -> Value:
+    """Sum `rows` of the same index: the gradient of a lookup.
+
+    ``ScatterND`` with repeated indices loses updates on the CPU provider as soon as it runs on two
+    threads; ``ScatterElements`` does not, so the index is repeated along the row.
+
+    Parameters
+    ----------
+    rows
+        Shape (n, width).
+    indices
+        Shape (n,), int64.
+    count
+        Rows of the result.
+    """
+    column = expand(g, reshape(g, indices, (indices.elements, 1)), rows.shape)
+    zeros = full(g, (count, rows.shape[1]), 0, rows.dtype)
+    return g.op("ScatterElements", zeros, column, rows, axis=0, reduction="add")

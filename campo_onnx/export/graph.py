@@ -1,0 +1,308 @@
+"""An ONNX graph under construction: static types, one node per distinct computation, readable names."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx.reference import ReferenceEvaluator
+
+IR_VERSION = 10
+"""Read by every ONNX Runtime since 1.18; opset 21 came with it."""
+
+MAX_FOLDED_BYTES = 1 << 20
+"""Constant computations up to this size are done at export; larger ones would only swell the file."""
+
+_RANDOM = frozenset({"Bernoulli", "Dropout", "RandomNormal", "RandomUniform"})
+_NEVER_FOLDED = _RANDOM | {"ConstantOfShape"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Value:
+    """A tensor of the graph.
+
+    Parameters
+    ----------
+    name
+        Unique name.
+    dtype
+        ``TensorProto.DataType``.
+    shape
+        Static dimensions.
+    constant
+        The value, where it is known at export.
+    """
+
+    name: str
+    dtype: int
+    shape: tuple[int, ...]
+    constant: NDArray[Any] | None = None
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The NumPy type of an element."""
+        return helper.tensor_dtype_to_np_dtype(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Made:
+    """How a value is computed: what the compacting constructors look at."""
+
+    op_type: str
+    inputs: tuple[Value | None, ...]
+    outputs: tuple[Value, ...]
+    attributes: Mapping[str, Any]
+    name: str
+
+
+@dataclass(kw_only=True)
+class Graph:
+    """Nodes are added in topological order; one that computes what is there already is not added again.
+
+    Parameters
+    ----------
+    opset
+        Version of the standard domain; no other domain is used.
+    scope
+        Where the nodes being added come from; the first part of their names.
+    """
+
+    opset: int
+    scope: str = ""
+    _inputs: list[Value] = field(default_factory=list)
+    _made: list[Made] = field(default_factory=list)
+    _maker: dict[str, Made] = field(default_factory=dict)
+    _known: dict[tuple[Any, ...], tuple[Value, ...]] = field(default_factory=dict)
+    _constants: dict[tuple[Any, ...], Value] = field(default_factory=dict)
+    _names: dict[str, int] = field(default_factory=dict)
+
+    def input(self, name: str, dtype: int, shape: Sequence[int]) -> Value:
+        """Add a graph input; names of inputs are unique."""
+        value = Value(name=name, dtype=dtype, shape=tuple(shape))
+        self._inputs.append(value)
+        self._names[name] = 1
+        return value
+
+    def constant(self, array: NDArray[Any] | np.generic) -> Value:
+        """Give a constant; equal ones are one."""
+        array = np.ascontiguousarray(array).reshape(np.shape(array))
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = Value(
+                name=self._fresh("constant"),
+                dtype=helper.np_dtype_to_tensor_dtype(array.dtype),
+                shape=array.shape,
+                constant=array,
+            )
+        return self._constants[key]
+
+    def scalar(self, number: float, dtype: int) -> Value:
+        """Give a constant without dimensions."""
+        return self.constant(np.asarray(number, helper.tensor_dtype_to_np_dtype(dtype)))
+
+    def integers(self, numbers: Sequence[int]) -> Value:
+        """Give a vector of int64: axes, shapes, bounds."""
+        return self.constant(np.asarray(numbers, np.int64))
+
+    def op(self, op_type: str, *inputs: Value | None, **attributes: Any) -> Value:
+        """Add a node with one output. See :meth:`ops`."""
+        return self.ops(op_type, *inputs, outputs=1, **attributes)[0]
+
+    def ops(self, op_type: str, *inputs: Value | None, outputs: int, **attributes: Any) -> tuple[Value, ...]:
+        """Add a node, unless it would compute constants or what another node computes already.
+
+        Parameters
+        ----------
+        op_type
+            A standard operator.
+        inputs
+            By position; None where omitted.
+        outputs
+            How many outputs to ask for.
+        attributes
+            By name; NumPy arrays become tensors.
+
+        Raises
+        ------
+        onnx.shape_inference.InferenceError
+            If the inputs do not fit the operator: a bug of the caller.
+        """
+        attributes = {k: _attribute(v) for k, v in sorted(attributes.items()) if v is not None}
+        key = (op_type, *(v and v.name for v in inputs), outputs, *((k, _key(v)) for k, v in attributes.items()))
+        if key in self._known and op_type not in _RANDOM:
+            return self._known[key]
+        made = self._add(op_type, inputs, outputs, attributes)
+        self._known[key] = made
+        return made
+
+    def _add(
+        self, op_type: str, inputs: tuple[Value | None, ...], outputs: int, attributes: Mapping[str, Any]
+    ) -> tuple[Value, ...]:
+        node = helper.make_node(
+            op_type, [v.name if v else "" for v in inputs], [f"output{i}" for i in range(outputs)], **attributes
+        )
+        types = self._infer(node, inputs)
+        foldable = op_type not in _NEVER_FOLDED and all(v is None or v.constant is not None for v in inputs)
+        if foldable and sum(_nbytes(*t) for t in types) <= MAX_FOLDED_BYTES:
+            return self._fold(node, inputs)
+        return self._append(op_type, inputs, types, attributes)
+
+    def _append(
+        self,
+        op_type: str,
+        inputs: tuple[Value | None, ...],
+        types: Sequence[tuple[int, tuple[int, ...]]],
+        attributes: Mapping[str, Any],
+    ) -> tuple[Value, ...]:
+        name = self._fresh(f"{self.scope}/{op_type}" if self.scope else op_type)
+        values = tuple(
+            Value(name=name if i == 0 else f"{name}.{i}", dtype=dtype, shape=shape)
+            for i, (dtype, shape) in enumerate(types)
+        )
+        made = Made(op_type=op_type, inputs=inputs, outputs=values, attributes=attributes, name=name)
+        self._made.append(made)
+        self._maker.update(dict.fromkeys((v.name for v in values), made))
+        return values
+
+    def _infer(
+        self, node: onnx.NodeProto, inputs: tuple[Value | None, ...]
+    ) -> list[tuple[int, tuple[int, ...]]]:
+        given = {v.name: v for v in inputs if v is not None}
+        types = shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(node.op_type, self.opset),
+            node,
+            {name: helper.make_tensor_type_proto(v.dtype, v.shape) for name, v in given.items()},
+            {name: numpy_helper.from_array(v.constant) for name, v in given.items() if _is_shape(v)},
+            opset_imports=[helper.make_opsetid("", self.opset)],
+            ir_version=IR_VERSION,
+        )
+        return [_static(types[name].tensor_type, node.op_type) for name in node.output]
+
+    def _fold(self, node: onnx.NodeProto, inputs: tuple[Value | None, ...]) -> tuple[Value, ...]:
+        feeds = {v.name: v.constant for v in inputs if v is not None}
+        graph = onnx.GraphProto(
+            node=[node],
+            input=[onnx.ValueInfoProto(name=name) for name in feeds],
+            output=[onnx.ValueInfoProto(name=name) for name in node.output],
+        )
+        with np.errstate(all="ignore"):  # log(0), overflow: what the runtime would compute as well
+            results = ReferenceEvaluator(graph, opsets={"": self.opset}).run(None, feeds)
+        return tuple(self.constant(np.asarray(result)) for result in results)
+
+    def maker(self, value: Value, op_type: str) -> Made | None:
+        """Find the node that makes `value` as its first output, if it is of this operator."""
+        made = self._maker.get(value.name)
+        if made is None or made.op_type != op_type or made.outputs[0] is not value:
+            return None
+        return made
+
+    @contextmanager
+    def within(self, scope: str) -> Iterator[None]:
+        """Name the nodes added meanwhile after `scope`."""
+        before, self.scope = self.scope, scope
+        try:
+            yield
+        finally:
+            self.scope = before
+
+    def _fresh(self, stem: str) -> str:
+        number = self._names.get(stem, 0)
+        self._names[stem] = number + 1
+        return stem if number == 0 else self._fresh(f"{stem}_{number}")
+
+    def model(self, outputs: Mapping[str, Value], *, optional_inputs: frozenset[str]) -> onnx.ModelProto:
+        """Write the graph: only what the outputs need.
+
+        Parameters
+        ----------
+        outputs
+            Values by the name they have outside.
+        optional_inputs
+            Inputs that are left out when nothing reads them.
+        """
+        outputs = {name: self._own(value, name, outputs) for name, value in outputs.items()}
+        names = {value.name: name for name, value in outputs.items()}
+        needed = self._needed(outputs.values())
+        read = {v.name: v for made in needed for v in made.inputs if v is not None}
+        graph = onnx.GraphProto(name="training_step")
+        for made in needed:
+            node = graph.node.add(op_type=made.op_type, name=made.name)
+            node.input.extend(names.get(v.name, v.name) if v else "" for v in made.inputs)
+            node.output.extend(names.get(v.name, v.name) for v in made.outputs)
+            node.attribute.extend(helper.make_attribute(k, v) for k, v in made.attributes.items())
+            graph.value_info.extend(_info(v, v.name) for v in made.outputs if v.name not in names)
+        graph.input.extend(
+            _info(v, v.name) for v in self._inputs if v.name in read or v.name not in optional_inputs
+        )
+        graph.initializer.extend(
+            numpy_helper.from_array(v.constant, v.name) for v in read.values() if v.constant is not None
+        )
+        graph.output.extend(_info(value, name) for name, value in outputs.items())
+        return onnx.ModelProto(
+            ir_version=IR_VERSION,
+            producer_name="campo-onnx",
+            opset_import=[helper.make_opsetid("", self.opset)],
+            graph=graph,
+        )
+
+    def _own(self, value: Value, name: str, outputs: Mapping[str, Value]) -> Value:
+        """Copy what may not bear the name of an output: inputs, constants, and another output's value."""
+        first = next(n for n, v in outputs.items() if v is value)
+        if value.name in self._maker and first == name:
+            return value
+        with self.within(name):
+            return self._append("Identity", (value,), [(value.dtype, value.shape)], {})[0]
+
+    def _needed(self, outputs: Any) -> list[Made]:
+        wanted = {value.name for value in outputs}
+        needed = []
+        for made in reversed(self._made):
+            if wanted.intersection(v.name for v in made.outputs):
+                needed.append(made)
+                wanted.update(v.name for v in made.inputs if v is not None)
+        return needed[::-1]
+
+
+def _info(value: Value, name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, value.dtype, value.shape)
+
+
+def _nbytes(dtype: int, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * helper.tensor_dtype_to_np_dtype(dtype).itemsize
+
+
+def _is_shape(value: Value) -> bool:
+    """Whether type inference may want to know the value: axes, shapes and bounds."""
+    return value.constant is not None and value.dtype == TensorProto.INT64 and value.rank <= 1
+
+
+def _static(tensor: onnx.TypeProto.Tensor, op_type: str) -> tuple[int, tuple[int, ...]]:
+    dims = tensor.shape.dim
+    if not tensor.HasField("shape") or any(not dim.HasField("dim_value") for dim in dims):
+        raise shape_inference.InferenceError(f"the shape that {op_type} makes is not static")
+    return tensor.elem_type, tuple(dim.dim_value for dim in dims)
+
+
+def _attribute(value: Any) -> Any:
+    return numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, TensorProto):
+        return value.SerializeToString()
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -1,0 +1,87 @@
+"""Optimizers that can be written into a training step; they compute what ``torch.optim`` computes.
+
+The learning rate is an input of the graph, so that it can be scheduled; the rest is constant.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGD:
+    """Gradient descent.
+
+    Parameters
+    ----------
+    weight_decay
+        Added to the gradient, times the parameter.
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ()
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Momentum:
+    """Gradient descent with momentum.
+
+    Parameters
+    ----------
+    momentum
+        Share of the last update direction that is kept.
+    nesterov
+        Whether to look ahead along it.
+    weight_decay
+        Added to the gradient, times the parameter.
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ("mom",)
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adam:
+    """Adam.
+
+    Parameters
+    ----------
+    beta1, beta2
+        Decay of the first and second moment.
+    eps
+        Added to the root of the second moment.
+    weight_decay
+        Added to the gradient, times the parameter.
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ("m", "v")
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW:
+    """Adam with decoupled weight decay: the parameter itself shrinks by ``lr * weight_decay``.
+
+    Parameters
+    ----------
+    beta1, beta2, eps
+        As in :class:`Adam`.
+    weight_decay
+        Rate of the shrinking.
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ("m", "v")
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+
+
+Optimizer: TypeAlias = SGD | Momentum | Adam | AdamW
+
+BY_NAME = {"sgd": SGD(), "momentum": Momentum(), "adam": Adam(), "adamw": AdamW()}
+"""Each optimizer with its usual settings."""

@@ -1,0 +1,270 @@
+"""Elementwise operations."""
+
+import math
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from onnx import TensorProto
+
+from campo_onnx.export.compact import cast, elementwise, expand, full
+from campo_onnx.export.graph import Graph, Value
+from campo_onnx.export.torch.translation import DTYPES, FLOATS, Expected, Table, UntranslatableError, aten, operand
+
+_BOOL = int(TensorProto.BOOL)
+
+
+def _unary(op_type: str, g: Graph, expected: Expected, x: Value) -> Value:
+    return elementwise(g, op_type, operand(g, x, expected.dtype))
+
+
+def _binary(op_type: str, g: Graph, expected: Expected, a: Any, b: Any) -> Value:
+    return elementwise(g, op_type, operand(g, a, expected.dtype), operand(g, b, expected.dtype))
+
+
+def _scaled(op_type: str, g: Graph, expected: Expected, a: Any, b: Any, *, alpha: float = 1) -> Value:
+    other = operand(g, b, expected.dtype)
+    if alpha != 1:
+        other = elementwise(g, "Mul", other, g.scalar(alpha, expected.dtype))
+    return elementwise(g, op_type, operand(g, a, expected.dtype), other)
+
+
+def _reversed_sub(g: Graph, expected: Expected, a: Any, b: Any, *, alpha: float = 1) -> Value:
+    return _scaled("Sub", g, expected, b, a, alpha=alpha)
+
+
+def _add(g: Graph, expected: Expected, a: Any, b: Any, *, alpha: float = 1) -> Value:
+    if expected.dtype == _BOOL:
+        return _binary("Or", g, expected, a, b)
+    return _scaled("Add", g, expected, a, b, alpha=alpha)
+
+
+def _mul(g: Graph, expected: Expected, a: Any, b: Any) -> Value:
+    return _binary("And" if expected.dtype == _BOOL else "Mul", g, expected, a, b)
+
+
+def _div_mode(g: Graph, expected: Expected, a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
+    if rounding_mode is None:
+        return _binary("Div", g, expected, a, b)
+    if expected.dtype in FLOATS and rounding_mode == "floor":
+        return elementwise(g, "Floor", _binary("Div", g, expected, a, b))
+    raise UntranslatableError(f"rounding_mode={rounding_mode!r} on this type")
+
+
+def _compared(op_type: str, negate: bool, g: Graph, expected: Expected, a: Value, b: Any) -> Value:
+    dtype = a.dtype
+    if isinstance(b, Value):
+        dtype = DTYPES[torch.promote_types(_torch_dtype(a), _torch_dtype(b))] if b.dtype != dtype else dtype
+    elif isinstance(b, float) and dtype not in FLOATS:
+        dtype = DTYPES[torch.float32]
+    result = elementwise(g, op_type, operand(g, a, dtype), operand(g, b, dtype))
+    return elementwise(g, "Not", result) if negate else result
+
+
+def _torch_dtype(x: Value) -> torch.dtype:
+    return next(t for t, dtype in DTYPES.items() if dtype == x.dtype)
+
+
+def _where(g: Graph, expected: Expected, condition: Value, a: Any, b: Any) -> Value:
+    return elementwise(
+        g, "Where", cast(g, condition, _BOOL), operand(g, a, expected.dtype), operand(g, b, expected.dtype)
+    )
+
+
+def _clamp(g: Graph, expected: Expected, x: Value, low: Any = None, high: Any = None) -> Value:
+    x = operand(g, x, expected.dtype)
+    if low is not None:
+        x = elementwise(g, "Max", x, operand(g, low, expected.dtype))
+    return x if high is None else elementwise(g, "Min", x, operand(g, high, expected.dtype))
+
+
+def _pow(g: Graph, expected: Expected, base: Any, exponent: Any) -> Value:
+    base = operand(g, base, expected.dtype)
+    if exponent == 2:
+        return elementwise(g, "Mul", base, base)
+    if exponent in (0.5, -0.5):
+        root = elementwise(g, "Sqrt", base)
+        return root if exponent > 0 else elementwise(g, "Reciprocal", root)
+    return elementwise(g, "Pow", base, operand(g, exponent, expected.dtype))
+
+
+def _rsqrt(g: Graph, expected: Expected, x: Value) -> Value:
+    return elementwise(g, "Reciprocal", elementwise(g, "Sqrt", operand(g, x, expected.dtype)))
+
+
+def _log1p(g: Graph, expected: Expected, x: Value) -> Value:
+    # log(1 + x) loses x below 1e-7; log(u) * x / (u - 1) with u = fl(1 + x) does not (Kahan).
+    one = g.scalar(1, x.dtype)
+    u = elementwise(g, "Add", x, one)
+    rest = elementwise(g, "Sub", u, one)
+    ratio = elementwise(g, "Div", elementwise(g, "Mul", elementwise(g, "Log", u), x), rest)
+    return elementwise(g, "Where", elementwise(g, "Equal", u, one), x, ratio)
+
+
+def _expm1(g: Graph, expected: Expected, x: Value) -> Value:
+    # exp(x) - 1 = tanh(x / 2) * (exp(x) + 1), without the cancellation near 0.
+    half = elementwise(g, "Mul", x, g.scalar(0.5, x.dtype))
+    tail = elementwise(g, "Add", elementwise(g, "Exp", x), g.scalar(1, x.dtype))
+    return elementwise(g, "Mul", elementwise(g, "Tanh", half), tail)
+
+
+def _leaky_relu(g: Graph, expected: Expected, x: Value, slope: float = 0.01) -> Value:
+    return g.op("LeakyRelu", x, alpha=float(slope))
+
+
+def _leaky_relu_backward(
+    g: Graph, expected: Expected, gradient: Value, x: Value, slope: float, is_result: bool
+) -> Value:
+    scaled = elementwise(g, "Mul", gradient, g.scalar(slope, x.dtype))
+    return elementwise(g, "Where", elementwise(g, "Greater", x, g.scalar(0, x.dtype)), gradient, scaled)
+
+
+def _threshold_backward(g: Graph, expected: Expected, gradient: Value, x: Value, threshold: float) -> Value:
+    passes = elementwise(g, "Greater", x, g.scalar(threshold, x.dtype))
+    return elementwise(g, "Where", passes, gradient, g.scalar(0, gradient.dtype))
+
+
+def _gelu(g: Graph, expected: Expected, x: Value, *, approximate: str = "none") -> Value:
+    return g.op("Gelu", x, approximate=approximate)
+
+
+def _gelu_backward(
+    g: Graph, expected: Expected, gradient: Value, x: Value, *, approximate: str = "none"
+) -> Value:
+    def number(value: float) -> Value:
+        return g.scalar(value, x.dtype)
+
+    def times(a: Value, b: Value) -> Value:
+        return elementwise(g, "Mul", a, b)
+
+    one, half, square = number(1), number(0.5), times(x, x)
+    if approximate == "tanh":
+        slope, cubic = math.sqrt(2 / math.pi), 0.044715
+        inner = times(x, elementwise(g, "Add", times(square, number(slope * cubic)), number(slope)))
+        tanh = elementwise(g, "Tanh", inner)
+        cdf = times(elementwise(g, "Add", tanh, one), half)
+        sech = elementwise(g, "Sub", one, times(tanh, tanh))
+        d_inner = elementwise(g, "Add", times(square, number(1.5 * slope * cubic)), number(0.5 * slope))
+        density = times(sech, d_inner)
+    else:
+        erf = elementwise(g, "Erf", times(x, number(math.sqrt(0.5))))
+        cdf = times(elementwise(g, "Add", erf, one), half)
+        bell = elementwise(g, "Exp", times(square, number(-0.5)))
+        density = times(bell, number(1 / math.sqrt(2 * math.pi)))
+    return times(gradient, elementwise(g, "Add", cdf, times(x, density)))
+
+
+def _sigmoid_backward(g: Graph, expected: Expected, gradient: Value, y: Value) -> Value:
+    slope = elementwise(g, "Mul", y, elementwise(g, "Sub", g.scalar(1, y.dtype), y))
+    return elementwise(g, "Mul", gradient, slope)
+
+
+def _tanh_backward(g: Graph, expected: Expected, gradient: Value, y: Value) -> Value:
+    slope = elementwise(g, "Sub", g.scalar(1, y.dtype), elementwise(g, "Mul", y, y))
+    return elementwise(g, "Mul", gradient, slope)
+
+
+def _to_copy(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
+    return cast(g, x, expected.dtype)
+
+
+def _identity(g: Graph, expected: Expected, x: Value, *_: Any, **__: Any) -> Value:
+    return x
+
+
+def _filled(g: Graph, expected: Expected, like: Any, number: float, *_: Any, **__: Any) -> Value:
+    return full(g, expected.shape, number, expected.dtype)
+
+
+def _constant(number: float, g: Graph, expected: Expected, *_: Any, **__: Any) -> Value:
+    return full(g, expected.shape, number, expected.dtype)
+
+
+def _scalar_tensor(g: Graph, expected: Expected, number: float, **_: Any) -> Value:
+    return full(g, (), number, expected.dtype)
+
+
+def _fill(g: Graph, expected: Expected, x: Value, value: Any) -> Value:
+    return expand(g, operand(g, value, expected.dtype), expected.shape)
+
+
+_UNARY = {
+    "Abs": aten.abs, "Neg": aten.neg, "Exp": aten.exp, "Log": aten.log, "Sqrt": aten.sqrt, "Sin": aten.sin,
+    "Cos": aten.cos, "Tan": aten.tan, "Tanh": aten.tanh, "Sigmoid": aten.sigmoid, "Erf": aten.erf,
+    "Relu": aten.relu, "Reciprocal": aten.reciprocal, "Sign": aten.sign, "Floor": aten.floor,
+    "Ceil": aten.ceil, "Round": aten.round, "Atan": aten.atan, "Asin": aten.asin, "Acos": aten.acos,
+    "Sinh": aten.sinh, "Cosh": aten.cosh, "Asinh": aten.asinh, "Acosh": aten.acosh, "Atanh": aten.atanh,
+    "Not": aten.logical_not,
+}  # fmt: skip
+_COMPARED = {
+    "eq": ("Equal", False), "ne": ("Equal", True), "gt": ("Greater", False), "ge": ("GreaterOrEqual", False),
+    "lt": ("Less", False), "le": ("LessOrEqual", False),
+}  # fmt: skip
+
+TRANSLATIONS: Table = MappingProxyType(
+    {
+        **{op.default: partial(_unary, op_type) for op_type, op in _UNARY.items()},
+        **{
+            overload: partial(_compared, *rule)
+            for name, rule in _COMPARED.items()
+            for overload in (getattr(aten, name).Tensor, getattr(aten, name).Scalar)
+        },
+        **{overload: _add for overload in (aten.add.Tensor, aten.add.Scalar)},
+        **{overload: partial(_scaled, "Sub") for overload in (aten.sub.Tensor, aten.sub.Scalar)},
+        **{overload: _reversed_sub for overload in (aten.rsub.Tensor, aten.rsub.Scalar)},
+        **{overload: _mul for overload in (aten.mul.Tensor, aten.mul.Scalar)},
+        **{overload: partial(_binary, "Div") for overload in (aten.div.Tensor, aten.div.Scalar)},
+        **{overload: _div_mode for overload in (aten.div.Tensor_mode, aten.div.Scalar_mode)},
+        **{overload: _pow for overload in (aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)},
+        aten.maximum.default: partial(_binary, "Max"),
+        aten.minimum.default: partial(_binary, "Min"),
+        **{op.default: partial(_binary, "And") for op in (aten.logical_and,)},
+        **{op.default: partial(_binary, "Or") for op in (aten.logical_or,)},
+        **{op.default: partial(_binary, "Xor") for op in (aten.logical_xor,)},
+        aten.bitwise_and.Tensor: lambda g, e, a, b: _bitwise("And", g, e, a, b),
+        aten.bitwise_or.Tensor: lambda g, e, a, b: _bitwise("Or", g, e, a, b),
+        aten.bitwise_not.default: lambda g, e, x: _bitwise("Not", g, e, x),
+        aten.isnan.default: lambda g, e, x: elementwise(g, "IsNaN", x),
+        aten.isinf.default: lambda g, e, x: elementwise(g, "IsInf", x),
+        aten.where.self: _where,
+        aten.clamp.default: _clamp,
+        aten.clamp.Tensor: _clamp,
+        aten.clamp_min.default: _clamp,
+        aten.rsqrt.default: _rsqrt,
+        aten.log1p.default: _log1p,
+        aten.expm1.default: _expm1,
+        aten.leaky_relu.default: _leaky_relu,
+        aten.leaky_relu_backward.default: _leaky_relu_backward,
+        aten.threshold_backward.default: _threshold_backward,
+        aten.gelu.default: _gelu,
+        aten.gelu_backward.default: _gelu_backward,
+        aten.sigmoid_backward.default: _sigmoid_backward,
+        aten.tanh_backward.default: _tanh_backward,
+        aten._to_copy.default: _to_copy,
+        aten.clone.default: _identity,
+        aten.detach.default: _identity,
+        aten.alias.default: _identity,
+        aten.lift_fresh_copy.default: _identity,
+        aten.copy.default: lambda g, e, x, source, *_: expand(g, cast(g, source, e.dtype), e.shape),
+        aten.full_like.default: _filled,
+        aten.full.default: _filled,
+        aten.zeros_like.default: partial(_constant, 0),
+        aten.zeros.default: partial(_constant, 0),
+        aten.new_zeros.default: partial(_constant, 0),
+        aten.ones_like.default: partial(_constant, 1),
+        aten.ones.default: partial(_constant, 1),
+        aten.empty_like.default: partial(_constant, 0),
+        aten.empty.memory_format: partial(_constant, 0),
+        aten.empty_permuted.default: partial(_constant, 0),
+        aten.scalar_tensor.default: _scalar_tensor,
+        aten.fill.Scalar: _fill,
+        aten.fill.Tensor: _fill,
+    }
+)
+
+
+def _bitwise(op_type: str, g: Graph, expected: Expected, *operands: Any) -> Value:
+    if expected.dtype != _BOOL:
+        raise UntranslatableError("bits of integers")
+    return elementwise(g, op_type, *(operand(g, x, expected.dtype) for x in operands))

@@ -1,0 +1,198 @@
+"""Operations that move elements and compute nothing."""
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from campo_onnx.export.compact import concat, crop, elementwise, expand, full, pad, reshape, transpose
+from campo_onnx.export.graph import Graph, Value
+from campo_onnx.export.torch.translation import Expected, Table, UntranslatableError, aten, axes_of
+
+
+def _reshaped(g: Graph, expected: Expected, x: Value, *_: Any, **__: Any) -> Value:
+    return reshape(g, x, expected.shape)
+
+
+def _expanded(g: Graph, expected: Expected, x: Value, *_: Any, **__: Any) -> Value:
+    return expand(g, x, expected.shape)
+
+
+def _permuted(g: Graph, expected: Expected, x: Value, dims: Sequence[int]) -> Value:
+    return transpose(g, x, [d % x.rank for d in dims])
+
+
+def _swapped(g: Graph, expected: Expected, x: Value, dim0: int, dim1: int) -> Value:
+    perm = list(range(x.rank))
+    if perm:
+        perm[dim0], perm[dim1] = perm[dim1], perm[dim0]
+    return transpose(g, x, perm)
+
+
+def _t(g: Graph, expected: Expected, x: Value) -> Value:
+    return transpose(g, x, list(range(x.rank))[::-1])
+
+
+def _cat(g: Graph, expected: Expected, parts: Sequence[Value], dim: int = 0) -> Value:
+    parts = [part for part in parts if part.shape != (0,)]
+    return concat(g, parts, dim % parts[0].rank)
+
+
+def _bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
+    first, last, _ = slice(start, end).indices(size)
+    return first, max(first, last)
+
+
+def _slice(
+    g: Graph, expected: Expected, x: Value, dim: int = 0, start: int | None = None, end: int | None = None,
+    step: int = 1,
+) -> Value:  # fmt: skip
+    dim %= x.rank
+    first, last = _bounds(x.shape[dim], start, end)
+    return _sliced(g, x, dim, first, last, step)
+
+
+def _sliced(g: Graph, x: Value, dim: int, first: int, last: int, step: int = 1) -> Value:
+    starts, ends, steps = [0] * x.rank, list(x.shape), [1] * x.rank
+    starts[dim], ends[dim], steps[dim] = first, last, step
+    return crop(g, x, starts, ends, steps)
+
+
+def _select(g: Graph, expected: Expected, x: Value, dim: int, index: int) -> Value:
+    dim %= x.rank
+    index %= x.shape[dim]
+    return reshape(g, _sliced(g, x, dim, index, index + 1), expected.shape)
+
+
+def _placed(g: Graph, x: Value, size: int, dim: int, first: int) -> Value:
+    """Put `x` at `first` along an axis of length `size` that is zero elsewhere."""
+    before, after = [0] * x.rank, [0] * x.rank
+    before[dim], after[dim] = first, size - first - x.shape[dim]
+    return pad(g, x, before, after)
+
+
+def _slice_backward(
+    g: Graph, expected: Expected, gradient: Value, sizes: Sequence[int], dim: int, start: int, end: int, step: int
+) -> Value:  # fmt: skip
+    dim %= gradient.rank
+    first, _ = _bounds(sizes[dim], start, end)
+    if step != 1:
+        gradient = _spread(g, gradient, dim, step)
+        gradient = _sliced(g, gradient, dim, 0, min(gradient.shape[dim], sizes[dim] - first))
+    return _placed(g, gradient, sizes[dim], dim, first)
+
+
+def _spread(g: Graph, x: Value, dim: int, step: int) -> Value:
+    """Put ``step - 1`` zeros behind every element along an axis."""
+    column = reshape(g, x, (*x.shape[: dim + 1], 1, *x.shape[dim + 1 :]))
+    wide = _placed(g, column, step, dim + 1, 0)
+    return reshape(g, wide, (*x.shape[:dim], x.shape[dim] * step, *x.shape[dim + 1 :]))
+
+
+def _select_backward(
+    g: Graph, expected: Expected, gradient: Value, sizes: Sequence[int], dim: int, index: int
+) -> Value:
+    dim %= len(sizes)
+    row = reshape(g, gradient, [1 if i == dim else n for i, n in enumerate(sizes)])
+    return _placed(g, row, sizes[dim], dim, index % sizes[dim])
+
+
+def _slice_scatter(
+    g: Graph, expected: Expected, x: Value, source: Value, dim: int = 0, start: int | None = None,
+    end: int | None = None, step: int = 1,
+) -> Value:  # fmt: skip
+    if step != 1:
+        raise UntranslatableError("a step other than 1")
+    dim %= x.rank
+    first, last = _bounds(x.shape[dim], start, end)
+    parts = [_sliced(g, x, dim, 0, first), source, _sliced(g, x, dim, last, x.shape[dim])]
+    return concat(g, parts, dim)
+
+
+def _select_scatter(g: Graph, expected: Expected, x: Value, source: Value, dim: int, index: int) -> Value:
+    dim %= x.rank
+    index %= x.shape[dim]
+    row = reshape(g, source, [1 if i == dim else n for i, n in enumerate(x.shape)])
+    return _slice_scatter(g, expected, x, row, dim, index, index + 1)
+
+
+def _split(g: Graph, expected: Expected, x: Value, sizes: int | Sequence[int], dim: int = 0) -> list[Value]:
+    dim %= x.rank
+    if isinstance(sizes, int):
+        sizes = [min(sizes, x.shape[dim] - first) for first in range(0, x.shape[dim], sizes)]
+    ends = np.cumsum(sizes).tolist()
+    return [_sliced(g, x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _unbind(g: Graph, expected: Expected, x: Value, dim: int = 0) -> list[Value]:
+    return [_select(g, Expected(dtype=x.dtype, shape=_without(x, dim)), x, dim, i) for i in range(x.shape[dim])]
+
+
+def _without(x: Value, dim: int) -> tuple[int, ...]:
+    return tuple(n for i, n in enumerate(x.shape) if i != dim % x.rank)
+
+
+def _constant_pad(g: Graph, expected: Expected, x: Value, widths: Sequence[int], value: float = 0) -> Value:
+    before, after = [0] * x.rank, [0] * x.rank
+    for i in range(len(widths) // 2):
+        before[-1 - i], after[-1 - i] = widths[2 * i], widths[2 * i + 1]
+    return pad(g, x, before, after, value)
+
+
+def _repeat(g: Graph, expected: Expected, x: Value, repeats: Sequence[int]) -> Value:
+    x = reshape(g, x, (*[1] * (len(repeats) - x.rank), *x.shape))
+    return x if all(n == 1 for n in repeats) else g.op("Tile", x, g.integers(repeats))
+
+
+def _flip(g: Graph, expected: Expected, x: Value, dims: Sequence[int]) -> Value:
+    axes = axes_of(x, dims)
+    ends = g.integers([-n - 1 for n in (x.shape[a] for a in axes)])
+    backwards = g.integers([-1] * len(axes))
+    return g.op("Slice", x, backwards, ends, g.integers(axes), backwards)
+
+
+def _arange(g: Graph, expected: Expected, start: float, end: float, step: float = 1, **_: Any) -> Value:
+    dtype = g.scalar(0, expected.dtype).numpy_dtype
+    return g.constant((start + step * np.arange(expected.shape[0])).astype(dtype))
+
+
+def _triangle(upper: int, g: Graph, expected: Expected, x: Value, diagonal: int = 0) -> Value:
+    return g.op("Trilu", x, g.constant(np.int64(diagonal)), upper=upper)
+
+
+def _triangle_mask(g: Graph, expected: Expected, x: Value, keep: np.ndarray) -> Value:
+    return elementwise(g, "Where", g.constant(keep), x, full(g, (), 0, x.dtype))
+
+
+TRANSLATIONS: Table = MappingProxyType(
+    {
+        **{
+            overload: _reshaped
+            for overload in (
+                *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default),
+                *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
+            )
+        },
+        aten.expand.default: _expanded,
+        aten.permute.default: _permuted,
+        aten.transpose.int: _swapped,
+        aten.t.default: _t,
+        aten.cat.default: _cat,
+        aten.slice.Tensor: _slice,
+        aten.select.int: _select,
+        aten.slice_backward.default: _slice_backward,
+        aten.select_backward.default: _select_backward,
+        aten.slice_scatter.default: _slice_scatter,
+        aten.select_scatter.default: _select_scatter,
+        aten.split.Tensor: _split,
+        aten.split_with_sizes.default: _split,
+        aten.unbind.int: _unbind,
+        aten.constant_pad_nd.default: _constant_pad,
+        aten.repeat.default: _repeat,
+        aten.flip.default: _flip,
+        aten.arange.start_step: _arange,
+        aten.tril.default: lambda g, e, x, k=0: _triangle(0, g, e, x, k),
+        aten.triu.default: lambda g, e, x, k=0: _triangle(1, g, e, x, k),
+    }
+)

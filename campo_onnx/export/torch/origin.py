@@ -1,0 +1,94 @@
+"""Where each operation of a traced step comes from: the module, and whether its gradient is meant.
+
+Hooks note the module that runs. Every autograd node born meanwhile belongs to it, so that the
+backward pass names the module whose gradient it computes.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.fx.traceback as fx_traceback
+from torch.utils._pytree import tree_leaves
+
+_KEY = "custom"  # the tracer copies this entry of the current metadata to the nodes it makes
+
+
+class Origin(NamedTuple):
+    """Where an operation comes from."""
+
+    scope: str
+    is_gradient: bool = False
+
+    @property
+    def label(self) -> str:
+        """The first part of node names."""
+        return f"{self.scope}/grad" if self.is_gradient else self.scope
+
+
+def set_origin(scope: str, *, is_gradient: bool = False) -> None:
+    """Say where the operations traced from here on come from."""
+    fx_traceback.current_meta[_KEY] = Origin(scope, is_gradient)
+
+
+def current_origin() -> Origin:
+    """Say where the operation being traced comes from."""
+    origin = fx_traceback.current_meta.get(_KEY)
+    return origin if isinstance(origin, Origin) else Origin("")
+
+
+def origin_of(node: torch.fx.Node) -> Origin:
+    """Say where a traced operation comes from."""
+    origin = node.meta.get(_KEY)
+    return origin if isinstance(origin, Origin) else Origin("")
+
+
+@contextmanager
+def recorded_origins(module: torch.nn.Module) -> Iterator[Callable[[Any, str], None]]:
+    """Record origins while the hooks on `module` and its children are in place.
+
+    Yields
+    ------
+    callable
+        ``claim(outputs, scope)``: everything that led to `outputs` and belongs to nobody yet
+        belongs to `scope`.
+    """
+    running = [""]
+    claimed: set[Any] = set()
+
+    def claim(outputs: Any, scope: str) -> None:
+        pending = [leaf.grad_fn for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        while pending:
+            node = pending.pop()
+            if node is None or node in claimed or node.name().endswith("AccumulateGrad"):
+                continue
+            claimed.add(node)
+            node.register_prehook(lambda *_: set_origin(scope, is_gradient=True))
+            pending.extend(before for before, _ in node.next_functions)
+
+    def enter(scope: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            running.append(scope)
+            set_origin(scope)
+
+        return hook
+
+    def leave(scope: str) -> Callable[..., None]:
+        def hook(_module: Any, _inputs: Any, outputs: Any) -> None:
+            claim(outputs, scope)
+            running.pop()
+            set_origin(running[-1])
+
+        return hook
+
+    hooks = []
+    with fx_traceback.preserve_node_meta():
+        try:
+            for scope, child in module.named_modules():
+                hooks.append(child.register_forward_pre_hook(enter(scope)))
+                hooks.append(child.register_forward_hook(leave(scope)))
+            yield claim
+        finally:
+            for hook in hooks:
+                hook.remove()

@@ -1,0 +1,161 @@
+"""One training step as a function of flat tensors: what is traced."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.func import functional_call
+
+from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.export import interface
+from campo_onnx.export.optimizers import Adam, AdamW, Optimizer
+from campo_onnx.export.torch.origin import recorded_origins, set_origin
+from campo_onnx.export.torch.rewritten import RewrittenFunctions
+from campo_onnx.export.torch.update import new_count, updated
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A training step to be traced.
+
+    Parameters
+    ----------
+    module, loss
+        What runs, and ``loss(module(*inputs), *targets)``.
+    optimizer
+        The update to write, or None for gradients.
+    loss_scale
+        Whether the loss is scaled by an input.
+    inputs, targets
+        Names of the module's inputs, which go by keyword, and of the loss's further arguments, as
+        the graph calls them.
+    """
+
+    module: torch.nn.Module
+    loss: Callable[..., torch.Tensor]
+    optimizer: Optimizer | None
+    loss_scale: bool
+    inputs: Mapping[str, str]
+    targets: Sequence[str]
+
+    def trainable(self) -> Tensors:
+        """Parameters that require a gradient, by name."""
+        return {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+
+    def state(self) -> Tensors:
+        """Everything a step reads besides the batch, by the name of the graph's input."""
+        state = {interface.parameter(n): p for n, p in self.module.named_parameters()}
+        state |= {interface.buffer(n): b for n, b in self.module.named_buffers()}
+        if self.optimizer is not None:
+            for slot in self.optimizer.slots:
+                state |= {interface.state(slot, n): p for n, p in self.trainable().items()}
+            state[interface.LEARNING_RATE] = torch.zeros(())
+        if isinstance(self.optimizer, Adam | AdamW):
+            state[interface.STEP] = torch.zeros((), dtype=torch.int64)
+        if self.loss_scale:
+            state[interface.LOSS_SCALE] = torch.zeros(())
+        return state
+
+    def run(self, given: Tensors) -> Tensors:
+        """Run forward, backward and update.
+
+        Parameters
+        ----------
+        given
+            Every input of the graph by name.
+
+        Returns
+        -------
+        dict
+            Every output of the graph by name.
+        """
+        trainable = {n: given[interface.parameter(n)].detach().requires_grad_() for n in self.trainable()}
+        # Normalizations update their statistics in place; the inputs must keep the old values.
+        buffers = {n: given[interface.buffer(n)].clone() for n, _ in self.module.named_buffers()}
+        loss, gradients = self._differentiate(given, trainable, buffers)
+        results = {interface.LOSS: loss.detach()}
+        finite: torch.Tensor | None = None
+        if self.loss_scale:
+            set_origin(interface.LOSS_SCALE)
+            inverse = given[interface.LOSS_SCALE].reciprocal()
+            gradients = {n: gradient * inverse for n, gradient in gradients.items()}
+            finite = _all_finite(list(gradients.values()))
+            results[interface.GRADS_FINITE] = finite
+        if self.optimizer is None:
+            results |= {interface.gradient(n): gradient for n, gradient in gradients.items()}
+        else:
+            results |= self._update(self.optimizer, given, gradients, finite)
+        set_origin("buffers")
+        for name, buffer in buffers.items():
+            results[interface.new_buffer(name)] = _chosen(finite, buffer, given[interface.buffer(name)])
+        return results
+
+    def _differentiate(
+        self, given: Tensors, trainable: Tensors, buffers: Tensors
+    ) -> tuple[torch.Tensor, Tensors]:
+        frozen = {n: given[interface.parameter(n)] for n, _ in self.module.named_parameters()} | trainable
+        arguments = {argument: given[name] for argument, name in self.inputs.items()}
+        with recorded_origins(self.module) as claim, RewrittenFunctions():
+            output = functional_call(self.module, {**frozen, **buffers}, (), arguments)
+            set_origin(interface.LOSS)
+            loss = self.loss(output, *(given[name] for name in self.targets))
+            _check_loss(loss)
+            scaled = loss * given[interface.LOSS_SCALE] if self.loss_scale else loss
+            claim(scaled, interface.LOSS)
+            found = torch.autograd.grad(scaled, list(trainable.values()), allow_unused=True)
+        return loss, {n: g for n, g in zip(trainable, found, strict=True) if g is not None}
+
+    def _update(
+        self, optimizer: Optimizer, given: Tensors, gradients: Tensors, finite: torch.Tensor | None
+    ) -> Tensors:
+        results: Tensors = {}
+        set_origin("optimizer")
+        count = new_count(given[interface.STEP]) if interface.STEP in given else None
+        for name, gradient in gradients.items():
+            set_origin(f"{name}/update")
+            slots = {slot: given[interface.state(slot, name)] for slot in optimizer.slots}
+            parameter = given[interface.parameter(name)]
+            lr = given[interface.LEARNING_RATE]
+            new, new_slots = updated(optimizer, parameter, gradient, slots, lr, count)
+            results[interface.new_parameter(name)] = _chosen(finite, new, parameter)
+            for slot, value in new_slots.items():
+                results[interface.new_state(slot, name)] = _chosen(finite, value, slots[slot])
+        if count is not None:
+            set_origin("optimizer")
+            results[interface.STEP_OUT] = _chosen(finite, count, given[interface.STEP])
+        return results
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.dtype.is_floating_point:
+        found = (
+            f"a tensor of shape {tuple(loss.shape)} and type {loss.dtype}"
+            if isinstance(loss, torch.Tensor)
+            else type(loss).__name__
+        )
+        raise UsageError(
+            f"the loss is no scalar but {found}",
+            remedy="Reduce it, with .mean() say, so that loss(output, *targets) has no dimensions.",
+        )
+    if not loss.requires_grad:
+        raise UsageError(
+            "the loss does not depend on any trainable parameter",
+            remedy="Check requires_grad of the parameters, and that nothing is detached on the way.",
+        )
+    if loss.dtype != torch.float32:
+        raise UnsupportedModelError(
+            f"the loss is {loss.dtype}", why="steps are exported in FP32", remedy="Call .float() on the module."
+        )
+
+
+def _all_finite(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Whether no element is infinite or NaN: one sum of magnitudes per tensor tells."""
+    total = torch.stack([gradient.abs().sum() for gradient in gradients]).sum()
+    return (total - total) == 0
+
+
+def _chosen(finite: torch.Tensor | None, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    return new if finite is None else torch.where(finite, new, old)

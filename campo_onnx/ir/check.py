@@ -1,0 +1,161 @@
+"""ONNX's own checker, given what it can take: no large tensors, no operators it cannot know."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import Message
+from onnx import ModelProto, NodeProto, TensorProto
+
+from campo_onnx.errors import ModelError
+from campo_onnx.ir.constants import is_external
+from campo_onnx.ir.contrib import CONTRIB_PORTS
+from campo_onnx.ir.sort import bodies
+from campo_onnx.ir.view import OpKey
+
+_LARGE_BYTES = 1024  # smaller ones stay: their values may be shapes that inference needs
+
+
+def refuse_broken_text(model: ModelProto, title: str) -> None:
+    """Make sure that names are text: protobuf hands out bytes where a file holds no UTF-8.
+
+    Raises
+    ------
+    ModelError
+        If one is not.
+    """
+    broken = next((text for text in _texts(model) if isinstance(text, bytes)), None)
+    if broken is not None:
+        raise ModelError(
+            f"{title} is not a valid ONNX model",
+            why=f"{broken[:40]!r} is not UTF-8; the file is damaged",
+            remedy="Export or copy the model again.",
+        )
+
+
+def _texts(message: Message) -> Iterator[str | bytes]:
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else (value,)
+        if field.type == field.TYPE_STRING:
+            yield from values
+        elif field.type == field.TYPE_MESSAGE:
+            for inner in values:
+                yield from _texts(inner)
+
+
+def check_given(model: ModelProto, title: str) -> None:
+    """Check a model that came from outside, apart from the bytes of large tensors.
+
+    Parameters
+    ----------
+    model
+        Nodes in topological order.
+    title
+        What to call the model.
+
+    Raises
+    ------
+    ModelError
+        If ONNX's checker or its strict shape inference refuses the model.
+    """
+    try:
+        onnx.checker.check_model(_with_known_operators(_without_large_tensors(model)), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
+        raise ModelError(
+            f"{title} is not a valid ONNX model", why=_one_line(error), remedy="Export the model again."
+        ) from error
+
+
+def check_written(model: ModelProto, path: Path) -> None:
+    """Check a model of ours as it was written to `path`, its external data beside it.
+
+    Raises
+    ------
+    onnx.checker.ValidationError, onnx.shape_inference.InferenceError
+        If it is invalid.
+    """
+    if not any(map(_is_unknown_gradient, model.graph.node)):
+        onnx.checker.check_model(str(path), full_check=True)
+        return
+    disguised = path.with_name(f"{path.name}.checked")
+    disguised.write_bytes(_with_known_operators(model).SerializeToString())
+    onnx.checker.check_model(str(disguised), full_check=True)
+
+
+def _with_known_operators(model: ModelProto) -> ModelProto:
+    """Disguise gradient operators that ONNX Runtime's training tools put into the standard domain.
+
+    The checker refuses those (MaxPoolGrad) in any graph; under a foreign domain it asks of them no
+    more than of any custom operator.
+    """
+    if not any(map(_is_unknown_gradient, model.graph.node)):
+        return model
+    disguised = ModelProto()
+    disguised.CopyFrom(model)
+    for node in filter(_is_unknown_gradient, disguised.graph.node):
+        node.domain = "com.microsoft"
+    if all(opset.domain != "com.microsoft" for opset in model.opset_import):
+        disguised.opset_import.add(domain="com.microsoft", version=1)
+    return disguised
+
+
+def _is_unknown_gradient(node: NodeProto) -> bool:
+    return node.domain in ("", "ai.onnx") and OpKey("", node.op_type) in CONTRIB_PORTS
+
+
+def _without_large_tensors(model: ModelProto) -> ModelProto:
+    """Copy a model with large and external tensors declared as inputs, which have no bytes."""
+    slim = ModelProto()
+    for field, value in model.ListFields():
+        if field.name == "graph":
+            continue
+        if field.is_repeated:
+            getattr(slim, field.name).extend(value)
+        else:
+            setattr(slim, field.name, value)
+    declared = {value.name for value in model.graph.input}
+    _copy_without_large_tensors(model.graph, slim.graph, slim.graph, declared)
+    return slim
+
+
+def _copy_without_large_tensors(
+    graph: onnx.GraphProto, copy: onnx.GraphProto, main: onnx.GraphProto, declared: set[str]
+) -> None:
+    copy.name = graph.name
+    for field in ("input", "output", "value_info", "sparse_initializer"):
+        getattr(copy, field).extend(getattr(graph, field))
+    for tensor in graph.initializer:
+        if _is_large(tensor):
+            _declare(tensor.name, tensor, main, declared)
+        else:
+            copy.initializer.append(tensor)
+    for node in graph.node:
+        large = next(filter(_is_large, _values(node)), None)
+        if large is not None:
+            _declare(node.output[0], large, main, declared)
+            continue
+        copied = copy.node.add()
+        copied.CopyFrom(node)
+        for body, into in zip(bodies(node), bodies(copied), strict=True):
+            into.Clear()
+            _copy_without_large_tensors(body, into, main, declared)
+
+
+def _values(node: NodeProto) -> Iterator[TensorProto]:
+    if node.op_type == "Constant" and node.output:
+        yield from (attribute.t for attribute in node.attribute if attribute.name == "value")
+
+
+def _is_large(tensor: TensorProto) -> bool:
+    return is_external(tensor) or tensor.ByteSize() > _LARGE_BYTES
+
+
+def _declare(name: str, tensor: TensorProto, main: onnx.GraphProto, declared: set[str]) -> None:
+    # Bodies see the tensors around them, so that one place serves all.
+    if name not in declared:
+        declared.add(name)
+        main.input.append(onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).replace("==> Context:", " ").split()).rstrip(".")

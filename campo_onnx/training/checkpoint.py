@@ -1,0 +1,101 @@
+"""Checkpoints: state tensors as safetensors, written whole or not at all."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from campo_onnx.errors import UsageError
+from campo_onnx.training.loss_scaler import LossScaler
+
+_FORMAT = "campo-onnx-checkpoint-1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Everything needed to go on training as if nothing had happened.
+
+    Parameters
+    ----------
+    state
+        State tensors by the name of their graph input.
+    signature
+        Digest of names, types and shapes of the state, see
+        :attr:`campo_onnx.training.state.StepInterface.signature`.
+    steps
+        Steps taken so far, skipped ones included.
+    scaler
+        The loss scaler, or None without one.
+    """
+
+    state: Mapping[str, NDArray[Any]]
+    signature: str
+    steps: int
+    scaler: LossScaler | None
+
+
+def save_checkpoint(checkpoint: Checkpoint, target: Path) -> None:
+    """Write a checkpoint beside its final place, then move it there.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be written; an existing file is then as it was.
+    """
+    metadata = {"format": _FORMAT, "signature": checkpoint.signature, "steps": str(checkpoint.steps)}
+    if checkpoint.scaler is not None:
+        metadata["scaler"] = json.dumps(checkpoint.scaler.state_dict())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".campo-onnx-", dir=target.parent) as workshop:
+            draft = Path(workshop) / target.name
+            save_file(dict(checkpoint.state), draft, metadata)
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(draft, target)
+    except (OSError, SafetensorError) as error:
+        raise UsageError(
+            f"the checkpoint {target} cannot be written",
+            why=str(error),
+            remedy="Training goes on unchanged, and an earlier checkpoint of this name is kept.",
+        ) from None
+
+
+def load_checkpoint(source: Path) -> Checkpoint:
+    """Read a checkpoint.
+
+    Raises
+    ------
+    UsageError
+        If the file does not exist, is torn, or is no checkpoint of ours.
+    """
+    try:
+        with safe_open(source, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.offset_keys()}
+    except FileNotFoundError:
+        raise UsageError(f"the checkpoint {source} does not exist", remedy="Check its path.") from None
+    except (OSError, SafetensorError) as error:
+        raise UsageError(
+            f"the checkpoint {source} cannot be read",
+            why=f"it is torn, damaged or of another format ({error})",
+            remedy="Restore an earlier one.",
+        ) from None
+    if metadata.get("format") != _FORMAT:
+        raise UsageError(
+            f"{source} is no checkpoint of a training session",
+            why="it is a safetensors file from elsewhere, or from a newer version of campo-onnx",
+            remedy="To start from its weights, load them and pass them as the session's state.",
+        )
+    try:
+        scaler = LossScaler.from_state_dict(json.loads(metadata["scaler"])) if "scaler" in metadata else None
+        steps, signature = int(metadata["steps"]), metadata["signature"]
+    except (KeyError, ValueError) as error:
+        raise UsageError(f"the checkpoint {source} is damaged", why=str(error)) from None
+    return Checkpoint(state=state, signature=signature, steps=steps, scaler=scaler)

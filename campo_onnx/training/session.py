@@ -1,0 +1,273 @@
+"""Training on plain ONNX Runtime: a training-step graph, run again and again on its own state."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.ir.importer import import_model
+from campo_onnx.runtime.providers import choose_provider, machine
+from campo_onnx.runtime.run import empty_on_device, from_device, on_device, run_bound
+from campo_onnx.runtime.sessions import open_session
+from campo_onnx.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from campo_onnx.training.loss_scaler import LossScaler
+from campo_onnx.training.state import GRADS_FINITE, LOSS_SCALE, Feed, TensorSpec, step_interface
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one training step did.
+
+    Parameters
+    ----------
+    step
+        Its number; the first is 1. Skipped steps count.
+    metrics
+        Outputs that are no state, by name: the loss, and what else the graph returns.
+    skipped
+        Whether a gradient overflowed, so that the state stayed as it was.
+    loss_scale
+        The scale the step ran with; None for a graph without one.
+    duration_s
+        Time from feeding the batch to having the metrics.
+    """
+
+    step: int
+    metrics: Mapping[str, NDArray[Any]]
+    skipped: bool
+    loss_scale: float | None
+    duration_s: float
+
+    @property
+    def loss(self) -> float:
+        """The output ``loss``."""
+        return float(self.metrics["loss"])
+
+
+class TrainingSession:
+    """A training step that keeps its state on the device.
+
+    Every state tensor has two buffers there: a step reads one and writes the other, then they swap.
+    A step that overflows, or fails, does not swap, so weights, optimizer state and statistics are
+    untouched whatever it wrote.
+
+    Parameters
+    ----------
+    model
+        A training step: path or model. On a CPU pass ``emulate(model)`` of a mixed graph, since
+        the CPU provider does not round as the graph says (:mod:`campo_onnx.training.numerics`).
+    state
+        First value of every parameter and buffer by input name. Optimizer state starts at zero
+        where none is given.
+    settings
+        Values of inputs that stay from step to step, such as the learning rate. A batch may
+        overrule them for one step.
+    provider
+        ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    scaler
+        How the loss scale moves; the dynamic default if the graph has the input ``loss_scale``.
+    pairs
+        State to pair otherwise than by name, see :mod:`campo_onnx.training.state`.
+    dims
+        Sizes of symbolic dimensions.
+    threads
+        Threads per node on a CPU; 0 takes all cores.
+    cuda_graph
+        Whether CUDA captures the step once and replays it, which saves the launches. Every node
+        must then run on the GPU.
+
+    Raises
+    ------
+    campo_onnx.errors.CampoError
+        If the model, the state or the settings do not fit together; see its subclasses.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | onnx.ModelProto,
+        state: Mapping[str, NDArray[Any]],
+        *,
+        settings: Mapping[str, Feed] | None = None,
+        provider: str = "auto",
+        scaler: LossScaler | None = None,
+        pairs: Mapping[str, str | None] | None = None,
+        dims: Mapping[str, int] | None = None,
+        threads: int = 0,
+        cuda_graph: bool = False,
+    ) -> None:
+        self._machine = machine(choose_provider(provider), threads)
+        if cuda_graph and self._machine.provider != "cuda":
+            raise UsageError("a CUDA graph cannot be captured on a CPU", remedy="Leave cuda_graph off.")
+        imported = import_model(model, dims)
+        self.interface = step_interface(imported.view, pairs, imported.constants)
+        self._scaler = self._checked_scaler(scaler)
+        self._settings = self._checked_feeds(settings or {})
+        self._steps = 0
+        self._side = 0  # which of its two buffers holds the state
+        self._cuda_graph = cuda_graph
+        self._session = open_session(
+            imported.model, self._machine, folder=imported.folder, cuda_graph=cuda_graph, strict=cuda_graph
+        )
+        self._state = {
+            name: self._two_buffers(name, value) for name, value in self.interface.first_state(state).items()
+        }
+        self._feeds = {name: self._empty(spec) for name, spec in self.interface.feeds.items()}
+        self._metrics = {name: self._empty(spec) for name, spec in self.interface.metrics.items()}
+        self._bindings = (self._bound(0), self._bound(1))
+
+    @property
+    def scaler(self) -> LossScaler | None:
+        """The loss scaler as it stands; None for a graph without a loss scale."""
+        return self._scaler
+
+    @property
+    def steps(self) -> int:
+        """Steps taken so far, skipped ones included."""
+        return self._steps
+
+    def step(self, batch: Mapping[str, Feed]) -> StepResult:
+        """Take one training step.
+
+        Parameters
+        ----------
+        batch
+            A value for every input that is neither state, nor the loss scale, nor set before.
+
+        Raises
+        ------
+        UsageError
+            If an input is missing, unknown, or of another type or shape; nothing has changed then.
+        ModelError
+            If the graph fails while it runs; the state is as before the step.
+        """
+        began = time.perf_counter()
+        feeds = self._settings | self._checked_feeds(batch)
+        scale = self._scaler.scale if self._scaler is not None else None
+        if scale is not None:
+            feeds |= self._checked({LOSS_SCALE: scale})
+        if missing := [name for name in self._feeds if name not in feeds]:
+            raise UsageError(f"the batch lacks {', '.join(missing)}", remedy=self._expected_feeds())
+        for name, value in feeds.items():
+            self._feeds[name].update_inplace(value)
+        # A captured graph keeps its addresses, and the two sides have different ones.
+        run_bound(self._session, self._bindings[self._side], self._side + 1 if self._cuda_graph else None)
+        metrics = {name: from_device(value) for name, value in self._metrics.items()}
+        finite = bool(metrics.pop(GRADS_FINITE, True))
+        if finite:
+            self._side = 1 - self._side
+        if self._scaler is not None:
+            self._scaler = self._scaler.updated(finite=finite)
+        self._steps += 1
+        return StepResult(
+            step=self._steps,
+            metrics=metrics,
+            skipped=not finite,
+            loss_scale=scale,
+            duration_s=time.perf_counter() - began,
+        )
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Copy the state from the device, by input name."""
+        return {name: from_device(buffers[self._side]) for name, buffers in self._state.items()}
+
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint, whole or not at all.
+
+        Raises
+        ------
+        UsageError
+            If it cannot be written.
+        """
+        save_checkpoint(
+            Checkpoint(
+                state=self.state(),
+                signature=self.interface.signature,
+                steps=self._steps,
+                scaler=self._scaler,
+            ),
+            Path(path),
+        )
+
+    def restore(self, path: str | Path) -> None:
+        """Go back to a checkpoint: state, loss scaler and count of steps.
+
+        Raises
+        ------
+        UsageError
+            If it cannot be read, is damaged, or belongs to another model; the session then goes
+            on as it was.
+        """
+        found = load_checkpoint(Path(path))
+        difference = self.interface.difference(found.state)
+        if not difference and (found.scaler is None) != (self._scaler is None):
+            difference = "only one of the two has a loss scale"
+        if difference or found.signature != self.interface.signature:
+            raise UsageError(
+                f"the checkpoint {path} belongs to another model",
+                why=difference or "its signature is another",
+                remedy="Restore it into a session of the model it was saved from.",
+            )
+        for name, value in found.state.items():
+            self._state[name][self._side].update_inplace(value)
+        self._scaler, self._steps = found.scaler, found.steps
+
+    def _checked_scaler(self, scaler: LossScaler | None) -> LossScaler | None:
+        if LOSS_SCALE not in self.interface.feeds:
+            if scaler is not None:
+                raise UsageError(
+                    f"the graph has no input {LOSS_SCALE!r}",
+                    remedy="Export it with a loss scale, or pass no scaler.",
+                )
+            return None
+        if GRADS_FINITE not in self.interface.metrics:
+            raise UnsupportedModelError(
+                f"the graph has the input {LOSS_SCALE!r} but no output {GRADS_FINITE!r}",
+                why="an overflow could not be told from a good step",
+                remedy="Export it with that output: whether every gradient is finite.",
+            )
+        return scaler if scaler is not None else LossScaler()
+
+    def _checked_feeds(self, feeds: Mapping[str, Feed]) -> dict[str, NDArray[Any]]:
+        if self._scaler is not None and LOSS_SCALE in feeds:
+            raise UsageError(
+                f"{LOSS_SCALE!r} is fed by the session",
+                remedy="For a fixed scale pass scaler=LossScaler.static(scale).",
+            )
+        return self._checked(feeds)
+
+    def _checked(self, feeds: Mapping[str, Feed]) -> dict[str, NDArray[Any]]:
+        specs = self.interface.feeds
+        if strange := [name for name in feeds if name not in specs]:
+            what = f"the graph takes no feed named {', '.join(strange)}"
+            raise UsageError(what, remedy=self._expected_feeds())
+        return {name: specs[name].fitted(value) for name, value in feeds.items()}
+
+    def _expected_feeds(self) -> str:
+        own = {LOSS_SCALE} if self._scaler is not None else set()
+        rows = (f"{name} {spec}" for name, spec in self.interface.feeds.items() if name not in own)
+        return f"It takes: {'; '.join(rows)}."
+
+    def _two_buffers(self, name: str, value: NDArray[Any]) -> tuple[Any, Any]:
+        first = on_device(value, self._machine)
+        is_frozen = name not in self.interface.next_value
+        return first, first if is_frozen else self._empty(self.interface.state[name])
+
+    def _empty(self, spec: TensorSpec) -> Any:
+        return empty_on_device(spec.shape, spec.dtype, self._machine)
+
+    def _bound(self, side: int) -> Any:
+        binding = self._session.io_binding()
+        for name, buffers in self._state.items():
+            binding.bind_ortvalue_input(name, buffers[side])
+        for name, value in self._feeds.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, output in self.interface.next_value.items():
+            binding.bind_ortvalue_output(output, self._state[name][1 - side])
+        for name, value in self._metrics.items():
+            binding.bind_ortvalue_output(name, value)
+        return binding

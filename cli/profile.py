@@ -1,0 +1,96 @@
+"""``campo-onnx profile``: time every node of an FP32 training step."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import INPUT, OUTPUT, DimOption, ForceOption, ModelArgument, dimensions
+from .render import print_json, print_note, print_profile, progressing, working
+
+MEASURE = "How to measure"
+
+RunOnOption = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help="Where to run: `auto`, `cpu` or `cuda`. `auto`: CUDA where it works.",
+        rich_help_panel=MEASURE,
+    ),
+]
+ThreadsOption = Annotated[
+    int,
+    typer.Option(
+        "--threads", min=0, help="Threads per node on a CPU; 0: all cores.", rich_help_panel=MEASURE
+    ),
+]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        help="Where timings are kept for good; by default in the user's cache folder.",
+        show_default=False,
+        rich_help_panel=MEASURE,
+    ),
+]
+
+
+def profile(
+    model: ModelArgument,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where to write the table (parquet).", show_default=False)
+    ],
+    dim: DimOption = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            "--inputs",
+            help="Real inputs: an .npz file with one array per graph input. Else they are made up.",
+            show_default=False,
+            rich_help_panel=INPUT,
+        ),
+    ] = None,
+    device: RunOnOption = "auto",
+    steps: Annotated[
+        int, typer.Option(min=1, max=1000, help="Training steps to time.", rich_help_panel=MEASURE)
+    ] = 10,
+    threads: ThreadsOption = 0,
+    store: StoreOption = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the table as JSON.", rich_help_panel=OUTPUT)
+    ] = False,
+    force: ForceOption = False,
+) -> None:
+    """Time every node of an FP32 training step on this machine.
+
+    On a CPU the times come from ONNX Runtime's profile of the whole step; on CUDA every distinct
+    node is timed alone. Identical nodes are timed once, for good.
+
+    Example: `campo-onnx profile bert.onnx -o bert.parquet --dim batch=8`
+    """
+    from campo_onnx.calibrate.local import device_of
+    from campo_onnx.calibrate.microbench import Bench
+    from campo_onnx.calibrate.profile import take_profile, write_profile
+    from campo_onnx.calibrate.store import Store, default_path
+    from campo_onnx.ir.exporter import check_destination
+    from campo_onnx.ir.importer import import_model
+    from campo_onnx.runtime.feeds import read_feeds, synthesize
+    from campo_onnx.runtime.providers import choose_provider, machine
+
+    check_destination(output, force=force, source=model)
+    here = machine(choose_provider(device), threads)
+    figures = device_of(here)
+    imported = import_model(model, dimensions(dim))
+    with working("preparing inputs"):
+        feeds = synthesize(imported.view) if inputs is None else read_feeds(inputs, imported.view)
+    with Store(store or default_path()) as timings:
+        if timings.notice:
+            print_note(timings.notice)
+        with progressing(f"profiling {model.name} on {here.provider}") as advance:
+            bench = Bench(machine=here, store=timings)
+            taken = take_profile(imported, feeds, bench, figures, steps=steps, on_progress=advance)
+    write_profile(taken, output)
+    if json:
+        print_json(taken.to_json())
+    else:
+        print_profile(taken, output)

@@ -1,0 +1,78 @@
+"""``campo-onnx profile`` from the outside."""
+
+import json
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+DATA = Path(__file__).parent.parent / "data"
+MLP = str(DATA / "mlp.onnx")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (script,) = entry_points(group="console_scripts", name="campo-onnx")
+    program = script.load()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CAMPO_ONNX_TRACEBACK", raising=False)
+
+    def call(*words: str) -> int:
+        monkeypatch.setattr("sys.argv", ["campo-onnx", "profile", *words])
+        with pytest.raises(SystemExit) as left:
+            program()
+        return int(left.value.code or 0)
+
+    return call
+
+
+def test_writes_a_table(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from campo_onnx.calibrate.profile import read_profile
+
+    out = tmp_path / "mlp.parquet"
+    assert run(MLP, "-o", str(out), "--device", "cpu", "--steps", "2", "--threads", "1") == 0
+    printed = capsys.readouterr().out
+    assert "FP32 step" in printed
+    assert "Gemm" in printed
+    assert len(read_profile(out).table) == 71
+    assert (tmp_path / "cache" / "campo-onnx" / "timings.sqlite").exists()
+
+
+def test_json(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(MLP, "-o", str(tmp_path / "p.parquet"), "--device", "cpu", "--steps", "1", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["format_version"] == 1
+    assert document["machine"]["provider"] == "cpu"
+    assert len(document["nodes"]) == 71
+
+
+def test_inputs_that_do_not_fit(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "data.npz", wrong=np.ones(1))
+    out = tmp_path / "p.parquet"
+    assert run(MLP, "-o", str(out), "--device", "cpu", "--inputs", str(tmp_path / "data.npz")) == 2
+    assert "missing" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_existing_file_is_kept(run, tmp_path: Path) -> None:
+    out = tmp_path / "p.parquet"
+    out.write_text("precious")
+    assert run(MLP, "-o", str(out), "--device", "cpu") == 2
+    assert out.read_text() == "precious"
+
+
+def test_cuda_that_is_not_there(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from campo_onnx.runtime.providers import cuda_problem
+
+    if not cuda_problem():
+        pytest.skip("this machine has a CUDA provider")
+    assert run(MLP, "-o", str(tmp_path / "p.parquet"), "--device", "cuda") == 8
+    assert "Install onnxruntime-gpu" in " ".join(capsys.readouterr().err.split())
+
+
+def test_store_that_cannot_be_used(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    foreign = tmp_path / "notes.txt"
+    foreign.write_text("mine")
+    assert run(MLP, "-o", str(tmp_path / "p"), "--device", "cpu", "--store", str(foreign)) == 5
+    assert foreign.read_text() == "mine"

@@ -1,0 +1,110 @@
+"""Invalid models are refused with ONNX's reason; large tensors are not copied to find out."""
+
+import numpy as np
+import onnx
+import pytest
+
+from campo_onnx.errors import ModelError
+from campo_onnx.ir.check import check_given, check_written
+
+VALID = "g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { [n] y = Add(x, w) }"
+
+
+def too_many_inputs(model):
+    model.graph.node[0].input.append("x")
+
+
+def unknown_operator(model):
+    model.graph.node[0].op_type = "Ad"
+
+
+def output_without_type(model):
+    model.graph.output[0].ClearField("type")
+
+
+def wrong_output_type(model):
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+
+
+def wrong_output_shape(model):
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 3
+
+
+def same_initializer_twice(model):
+    model.graph.initializer.append(model.graph.initializer[0])
+
+
+def shortened_initializer(model):
+    model.graph.initializer[0].dims[0] = 3
+
+
+def newer_ir(model):
+    model.ir_version = 99
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        too_many_inputs,
+        unknown_operator,
+        output_without_type,
+        wrong_output_type,
+        wrong_output_shape,
+        same_initializer_twice,
+        shortened_initializer,
+        newer_ir,
+    ],
+    ids=lambda spoil: spoil.__name__,
+)
+def test_invalid_models_are_refused_in_one_line(model_text, spoil):
+    model = model_text(VALID)
+    check_given(model, "m.onnx")
+    spoil(model)
+    with pytest.raises(ModelError, match=r"m\.onnx is not a valid ONNX model") as caught:
+        check_given(model, "m.onnx")
+    assert caught.value.why
+    assert "\n" not in str(caught.value)
+
+
+def test_the_bytes_of_large_and_external_tensors_are_not_asked_for(model_text):
+    model = model_text("g (float[1000] x) => (float[1000] y) { k = Add(x, w) y = Add(k, v) }")
+    large = onnx.numpy_helper.from_array(np.ones(1000, np.float32), "w")
+    outside = onnx.TensorProto(name="v", data_type=1, dims=[1000], data_location=onnx.TensorProto.EXTERNAL)
+    outside.external_data.add(key="location", value="nowhere.bin")
+    model.graph.initializer.extend([large, outside])
+    before = model.SerializeToString()
+    check_given(model, "m")
+    assert model.SerializeToString() == before
+
+
+def test_what_only_bodies_read_may_lie_outside_too(model_text):
+    model = model_text("""g (float[2] x, bool c) => (float[2] y) {
+        y = If (c) <then_branch = t () => (float[2] o) { o = Add(x, w) },
+                    else_branch = e () => (float[2] p) { p = Identity(x) }>
+    }""")
+    outside = onnx.TensorProto(name="w", data_type=1, dims=[2], data_location=onnx.TensorProto.EXTERNAL)
+    outside.external_data.add(key="location", value="nowhere.bin")
+    (then,) = [a.g for a in model.graph.node[0].attribute if a.name == "then_branch"]
+    then.initializer.append(outside)
+    check_given(model, "m")
+
+
+def test_gradient_operators_of_onnx_runtime_pass_in_the_standard_domain(model_text, tmp_path):
+    model = model_text(
+        "g (float[1,1,2,2] dy, int64[1,1,2,2] at) => (float[1,1,4,4] dx) { dx = MaxPoolGrad(dy, at) }"
+    )
+    with pytest.raises(onnx.checker.ValidationError):
+        onnx.checker.check_model(model)
+    check_given(model, "m")
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    check_written(model, path)
+    assert model.graph.node[0].domain == ""
+
+
+def test_a_written_model_that_is_invalid_is_an_error_of_the_checker(model_text, tmp_path):
+    model = model_text(VALID)
+    wrong_output_type(model)
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(onnx.shape_inference.InferenceError):
+        check_written(model, tmp_path / "m.onnx")

@@ -1,0 +1,113 @@
+import pytest
+
+from campo_onnx.errors import UsageError
+from campo_onnx.ir.ports import ports_of
+from campo_onnx.ir.precision import Precision
+from campo_onnx.optimize.eligibility import fixed_nodes
+
+
+@pytest.fixture
+def fixed(read):
+    """Who fixed which node, and why, in a graph as text."""
+
+    def ask(text, *, low=Precision.FP16, provider="cuda", protected=None, keep_fp32=()):
+        imported = read(text)
+        ports = {node.name: ports_of(node, imported.view, low) for node in imported.view.nodes}
+        verdicts = fixed_nodes(
+            imported, ports, low=low, provider=provider, protected=protected or {}, keep_fp32=keep_fp32
+        )
+        return {name: (verdict.decided_by, verdict.reason) for name, verdict in verdicts.items()}
+
+    return ask
+
+
+GRAPH = """(float[4] x, float lr, int64[4] i, float16[4] h) => (float[4] y, int64[4] j, float16[4] g, int64[1] s) {
+    [free] t = Tanh(x)
+    [scalar] y = Mul(t, lr)
+    [integer] j = Neg(i)
+    [given] g = Neg(h)
+    [shape] s = Shape(t)
+}"""
+
+
+def test_each_kind_of_verdict(fixed):
+    assert fixed(GRAPH) == {
+        "scalar": ("safety", "reads the scalar input 'lr', whose size the graph does not tell"),
+        "integer": ("type", "computes no FP32"),
+        "given": ("graph", "low already in the given graph"),
+        "shape": ("ports", "reads only the shape"),
+    }
+
+
+def test_protected_nodes_keep_their_reason(fixed):
+    assert fixed(GRAPH, protected={"free": "computes the loss"})["free"] == ("safety", "computes the loss")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kept"), [("free", True), ("fr.*", True), ("Tanh", True), ("Tan", False), ("re", False)]
+)
+def test_a_pattern_matches_a_whole_name_or_operator(fixed, pattern, kept):
+    assert (fixed(GRAPH, keep_fp32=(pattern,)).get("free") == ("user", "named by --keep-fp32")) is kept
+
+
+def test_a_contrib_operator_is_named_with_its_domain(fixed):
+    text = "(float[4] x) => (float[4] y) { [g] y = com.microsoft.Gelu (x) }"
+    assert fixed(text, keep_fp32=("Gelu",)) == {}
+    assert fixed(text, keep_fp32=("com.microsoft:Gelu",))["g"][0] == "user"
+
+
+def test_a_bad_pattern_is_refused(fixed):
+    with pytest.raises(UsageError, match=r"'\(' is not a regular expression") as caught:
+        fixed(GRAPH, keep_fp32=("(",))
+    assert caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("value", "by", "reason"),
+    [
+        ("-3e38", "overflow", "overflows fp16"),
+        ("70000.0", "overflow", "overflows fp16"),
+        ("0.00001", "constant", "too small for fp16"),
+        ("0.5", None, None),
+        ("0.0", None, None),
+        ("65504.0", None, None),
+    ],
+)
+def test_constants_the_low_precision_loses(fixed, value, by, reason):
+    text = f"(float[4] x) => (float[4] y) <float c = {{{value}}}> {{ [n] y = Max(x, c) }}"
+    found = fixed(text)
+    if by is None:
+        assert found == {}
+    else:
+        assert found["n"][0] == by
+        assert reason in found["n"][1]
+    assert "overflow" not in {by for by, _ in fixed(text, low=Precision.BF16).values()}
+
+
+@pytest.mark.parametrize(
+    ("value", "by"), [("-1e38", "overflow"), ("1e-7", "constant"), ("0.0", None), ("2.0", None)]
+)
+def test_a_fill_the_low_precision_loses(fixed, value, by):
+    text = f"""(int64[1] unused) => (float[4] y) <int64[1] four = {{4}}> {{
+        [f] y = ConstantOfShape<value = float[1] {{{value}}}>(four)
+    }}"""
+    assert fixed(text).get("f", (None,))[0] == by
+
+
+def test_no_kernel_no_low_precision(fixed):
+    text = "(float[2,8] x) => (float[2,8] y) { [n] y = Tanh(x) }"
+    assert fixed(text) == {}
+    assert fixed(text, low=Precision.BF16, provider="cpu")["n"] == (
+        *("kernel", "the cpu provider has no bf16 kernel for Tanh"),
+    )
+
+
+def test_control_flow_and_what_it_captures(fixed):
+    text = """(bool c, float[4] x) => (float[4] y) {
+        [t] t = Tanh(x)
+        [k] y = If(c) <
+            then_branch = then () => (float[4] p) { p = Neg(t) },
+            else_branch = other () => (float[4] q) { q = Abs(t) }
+        >
+    }"""
+    assert fixed(text) == {"k": ("ports", "control flow: bodies and what they capture stay FP32")}

@@ -1,0 +1,248 @@
+from pathlib import Path
+
+import pytest
+
+from campo_onnx.ir.importer import import_model
+from campo_onnx.optimize.oplists import preset
+from campo_onnx.optimize.safety import loss, protected, scalar_inputs, weight_update
+
+DATA = Path(__file__).parents[1] / "data"
+CAMPO = preset("campo")
+
+
+def loss_of(read, text):
+    return loss(read(text).view, CAMPO)
+
+
+def update_of(read, text):
+    return weight_update(read(text).view)
+
+
+def test_cross_entropy_in_pieces(read):
+    text = """(float[4,8] x, float[8,10] w, float[10] b, int64[4,1] target) => (float loss) {
+        [mm] t = MatMul(x, w)
+        [bias] logits = Add(t, b)
+        [lsm] logp = LogSoftmax(logits)
+        [pick] nll = GatherElements<axis=1>(logp, target)
+        [neg] positive = Neg(nll)
+        [mean] loss = ReduceMean<keepdims=0>(positive)
+    }"""
+    assert loss_of(read, text) == {"lsm", "pick", "neg", "mean"}
+
+
+def test_cross_entropy_as_jax_writes_it(read):
+    text = """(float[4,8] x, float[8,10] w, float[10] b, float[4,10] onehot) => (float loss)
+              <int64[1] axis = {1}, float count = {4.0}> {
+        [mm] t = MatMul(x, w)
+        [bias] logits = Add(t, b)
+        [max] m = ReduceMax(logits, axis)
+        [shift] s = Sub(logits, m)
+        [exp] e = Exp(s)
+        [sum] z = ReduceSum(e, axis)
+        [log] lz = Log(z)
+        [logp] logp = Sub(s, lz)
+        [pick] picked = Mul(logp, onehot)
+        [total] nll = ReduceSum<keepdims=0>(picked)
+        [mean] mean = Div(nll, count)
+        [neg] loss = Neg(mean)
+    }"""
+    assert loss_of(read, text) == {
+        *("bias", "max", "shift", "exp", "sum", "log", "logp", "pick", "total", "mean", "neg"),
+    }
+
+
+def test_mean_squared_error(read):
+    text = """(float[4,8] x, float[8,10] w, float[4,10] target) => (float loss) {
+        [mm] y = MatMul(x, w)
+        [diff] d = Sub(y, target)
+        [square] q = Mul(d, d)
+        [mean] loss = ReduceMean<keepdims=0>(q)
+    }"""
+    assert loss_of(read, text) == {"diff", "square", "mean"}
+
+
+def test_the_loss_as_one_operator(read):
+    text = """(float[4,8] x, float[8,10] w, int64[4] target) => (float loss) {
+        [mm] logits = MatMul(x, w)
+        [ce] loss, logp = SoftmaxCrossEntropyLoss(logits, target)
+    }"""
+    assert loss_of(read, text) == {"ce"}
+
+
+def test_a_scaled_and_regularized_loss_holds_its_terms(read):
+    text = """(float[4,8] x, float[8,10] w, int64[4] target, float scale) => (float loss)
+              <float decay = {0.01}> {
+        [mm] logits = MatMul(x, w)
+        [ce] data = SoftmaxCrossEntropyLoss(logits, target)
+        [square] q = Mul(w, w)
+        [norm] n = ReduceSum<keepdims=0>(q)
+        [weigh] r = Mul(n, decay)
+        [add] sum = Add(data, r)
+        [scaled] loss = Mul(sum, scale)
+    }"""
+    assert loss_of(read, text) == {"ce", "square", "norm", "weigh", "add", "scaled"}
+
+
+def test_a_residual_stream_is_not_swallowed(read):
+    text = """(float[4,8] x, float[8,8] w1, float[8,8] w2, float[4,8] target) => (float loss)
+              <int64[1] axis = {1}, float eps = {0.00001}> {
+        [in] t0 = MatMul(x, w1)
+        [act] t1 = Tanh(t0)
+        [branch] t2 = MatMul(t1, w2)
+        [residual1] t3 = Add(t0, t2)
+        [gelu] t4 = Gelu(t3)
+        [residual2] t5 = Add(t3, t4)
+        [mean] m = ReduceMean(t5, axis)
+        [centre] c = Sub(t5, m)
+        [square] q = Mul(c, c)
+        [var] v = ReduceMean(q, axis)
+        [eps] ve = Add(v, eps)
+        [std] s = Sqrt(ve)
+        [norm] y = Div(c, s)
+        [diff] d = Sub(y, target)
+        [error] e = Mul(d, d)
+        [loss] loss = ReduceMean<keepdims=0>(e)
+    }"""
+    found = loss_of(read, text)
+    assert {"loss", "error", "diff", "residual2"} <= found
+    assert not {"residual1", "gelu", "act", "branch", "in"} & found
+
+
+@pytest.mark.parametrize("norm", ["LayerNormalization<axis=-1>(t, scale, bias)", "Softmax(t)"])
+def test_the_walk_ends_at_normalizations_and_heads(read, norm):
+    text = f"""(float[4,8] x, float[8] scale, float[8] bias, float[4,8] target) => (float loss) {{
+        [act] t = Tanh(x)
+        [head] y = {norm}
+        [diff] d = Sub(y, target)
+        [loss] loss = ReduceSum<keepdims=0>(d)
+    }}"""
+    assert loss_of(read, text) == {"diff", "loss"} | ({"head"} if norm.startswith("Softmax") else set())
+
+
+def test_which_output_is_the_loss(read):
+    text = """(float[4,8] x, float step) => (float next_step, float accuracy, float loss_scale, float total_loss)
+              <float one = {1.0}> {
+        [count] next_step = Add(step, one)
+        [a] accuracy = ReduceMean<keepdims=0>(x)
+        [s] loss_scale = ReduceMax<keepdims=0>(x)
+        [l] total_loss = ReduceSum<keepdims=0>(x)
+    }"""
+    assert loss_of(read, text) == {"l"}
+    # Without a name that says so: not the counter, which is a new version of an input.
+    assert loss_of(read, text.replace("total_loss", "value").replace("loss_scale", "scale")) == {"a"}
+
+
+def test_a_graph_without_a_scalar_has_no_loss(read):
+    assert loss_of(read, "(float[4] x) => (float[4] y) { [a] y = Tanh(x) }") == set()
+
+
+GRADIENT = """
+        [grad] gt = MatMul(xt, g)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rule", "nodes"),
+    [
+        ("[d] d = Mul(gt, lr) [n] new = Sub(w, d)", "d n"),
+        ("[s] s = Mul(v, mu) [v2] nv = Add(s, gt) [d] d = Mul(nv, lr) [n] new = Sub(w, d)", "s v2 d n"),
+        # JAX spreads the learning rate first, and keeps the old weight where a gradient is not finite.
+        (
+            "[e] l = Expand(lr, shape) [d] d = Mul(gt, l) [n0] nw = Sub(w, d) [n] new = Where(ok, nw, w)",
+            "d n0 n",
+        ),
+    ],
+)
+def test_stochastic_gradient_descent(read, rule, nodes):
+    velocity = ", float[8,6] nv" if "nv" in rule else ""
+    text = f"""(float[8,4] xt, float[4,6] g, float[8,6] w, float[8,6] v, float lr, bool ok)
+               => (float[8,6] new{velocity}) <float mu = {{0.9}}, int64[2] shape = {{8, 6}}> {{
+        [grad] gt = MatMul(xt, g)
+        {rule}
+    }}"""
+    assert update_of(read, text) == set(nodes.split())
+
+
+def test_adam(read):
+    text = """(float[8,4] xt, float[4,6] g, float[8,6] w, float[8,6] m, float[8,6] v, float t, float lr)
+              => (float[8,6] new_w, float[8,6] new_m, float[8,6] new_v, float new_t)
+              <float b1 = {0.9}, float c1 = {0.1}, float b2 = {0.99}, float c2 = {0.01}, float one = {1.0}, float eps = {0.001}> {
+        [grad] gt = MatMul(xt, g)
+        [m1] m1 = Mul(m, b1)
+        [m2] m2 = Mul(gt, c1)
+        [m3] new_m = Add(m1, m2)
+        [v1] v1 = Mul(v, b2)
+        [v2] gg = Mul(gt, gt)
+        [v3] v2 = Mul(gg, c2)
+        [v4] new_v = Add(v1, v2)
+        [t1] new_t = Add(t, one)
+        [p] p = Pow(b2, new_t)
+        [q] q = Sub(one, p)
+        [hat] vh = Div(new_v, q)
+        [root] r = Sqrt(vh)
+        [safe] re = Add(r, eps)
+        [step] s = Div(new_m, re)
+        [rate] sl = Mul(s, lr)
+        [n] new_w = Sub(w, sl)
+    }"""
+    everything = {node.name for node in read(text).view.nodes}
+    assert update_of(read, text) == everything - {"grad"}
+
+
+def test_running_statistics(read):
+    text = """(float[4,8,3] x, float[8] running) => (float[8] new, float[4,8,3] y)
+              <int64[2] axes = {0, 2}, float keep = {0.9}, float take = {0.1}, int64[3] shape = {1, 8, 1}> {
+        [mean] m = ReduceMean<keepdims=0>(x, axes)
+        [k] kept = Mul(running, keep)
+        [t] taken = Mul(m, take)
+        [n] new = Add(kept, taken)
+        [r] mr = Reshape(m, shape)
+        [c] y = Sub(x, mr)
+    }"""
+    # `y` has the shape of `x` and reads it, but is no update of it worth the name; it stays FP32 too.
+    assert update_of(read, text) >= {"k", "t", "n"}
+    assert not update_of(read, text) & {"mean", "r"}
+
+
+def test_a_gradient_is_no_update(read):
+    text = """(float[8,4] xt, float[4,6] g, float[8,6] w) => (float[8,6] gw, float[6] gb) <int64[1] axis = {0}> {
+        [a] t = MatMul(xt, g)
+        [s] gw = Relu(t)
+        [b] gb = ReduceSum<keepdims=0>(g, axis)
+    }"""
+    assert update_of(read, text) == set()
+
+
+def test_protected_nodes_say_why(read):
+    text = """(float[4,8] x, float[8] b) => (float loss, float[8] new) <int64[1] axis = {0}> {
+        [t] y = Tanh(x)
+        [s] loss = ReduceSum<keepdims=0>(y)
+        [g] g = ReduceSum<keepdims=0>(y, axis)
+        [u] new = Sub(b, g)
+    }"""
+    assert protected(read(text).view, CAMPO) == {
+        "t": "computes the loss",
+        "s": "computes the loss",
+        "u": "updates weights, optimizer state or statistics",
+    }
+
+
+def test_scalar_inputs_are_inputs_of_one_element(read):
+    view = read("""(float lr, float[1] scale, float[2] x) => (float[2] y) <float c = {1.0}> {
+        [a] t = Mul(x, lr)
+        [b] s = Mul(t, scale)
+        [d] y = Mul(s, c)
+    }""").view
+    assert scalar_inputs(view, ("x", "lr", "", "scale", "c", "t")) == ("lr", "scale")
+
+
+@pytest.mark.parametrize(
+    ("graph", "updates", "losses"),
+    [("resblocks", 84, 8), ("alexnet_like", 0, 8), ("mlp", 0, 8), ("bert2_mlm_sdpa", 0, 8)],
+)
+def test_exported_graphs(graph, updates, losses):
+    view = import_model(DATA / f"{graph}.onnx").view
+    assert len(weight_update(view)) == updates
+    found = loss(view, CAMPO)
+    assert len(found) == losses
+    assert {"LogSoftmax", "GatherElements"} <= {view.node[name].op.op_type for name in found}

@@ -1,0 +1,74 @@
+"""Every strategy side by side, and the picture of it."""
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from campo_onnx.calibrate.datasheet import device
+from campo_onnx.comparison import ROWS, compare
+from campo_onnx.errors import UsageError
+from campo_onnx.optimize.chart import chart
+from campo_onnx.optimize.oplists import preset
+from campo_onnx.optimize.strategies import DEFAULT_LISTS, STRATEGIES
+from campo_onnx.pipeline import Options, optimize
+
+LAYER = Path(__file__).parent.parent / "examples" / "bert_layer.onnx"
+OPTIONS = Options(device=device("v100"), lists=preset("campo"))
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    return compare(LAYER, OPTIONS)
+
+
+def test_every_strategy_has_a_row_with_its_own_lists(comparison):
+    assert [(row.plan.strategy, row.plan.lists) for row in comparison.rows] == list(ROWS)
+    assert {strategy for strategy, _ in ROWS} == set(STRATEGIES)
+    assert set(DEFAULT_LISTS.items()) <= set(ROWS)
+
+
+def test_rows_agree_with_optimize(comparison):
+    plan = optimize(LAYER, OPTIONS).plan
+    row = next(row for row in comparison.rows if row.plan.strategy == "optimal")
+    assert row.plan == plan
+
+
+def test_optimal_is_the_least_under_the_same_lists(comparison):
+    same = [row.plan for row in comparison.rows if row.plan.lists == "campo"]
+    best = min(same, key=lambda plan: plan.predicted_us)
+    assert best.strategy == "optimal"
+    assert best.predicted_us < min(p.predicted_us for p in same if p.strategy != "optimal")
+
+
+def test_tensor_core_share_is_one_of_the_step(comparison):
+    by_name = {(row.plan.strategy, row.plan.lists): row for row in comparison.rows}
+    assert by_name["fp32", "campo"].tensor_core_share == 0
+    assert 0.1 < by_name["optimal", "campo"].tensor_core_share < 1
+    assert comparison.baseline is by_name["tf-amp", "tf115"]
+
+
+def test_one_set_of_lists_for_all():
+    rows = compare(LAYER, OPTIONS, lists=preset("tf2")).rows
+    assert {row.plan.lists for row in rows} == {"tf2"}
+    assert {row.plan.strategy for row in rows} == set(STRATEGIES)
+
+
+def test_a_result_is_not_compared():
+    with pytest.raises(UsageError, match="FP32 file it was made from"):
+        compare(optimize(LAYER, OPTIONS).model, OPTIONS)
+
+
+def test_chart_shows_every_plan_to_scale(comparison):
+    plans = [row.plan for row in comparison.rows]
+    svg = ElementTree.fromstring(chart(plans, comparison.costs, title="a < b"))
+    namespace = "{http://www.w3.org/2000/svg}"
+    texts = [text.text for text in svg.iter(f"{namespace}text")]
+    assert "a < b" in texts
+    bars: dict[str, float] = {}
+    for bar in svg.iter(f"{namespace}rect"):
+        if bar.find(f"{namespace}title") is not None:
+            bars[bar.get("y")] = bars.get(bar.get("y"), 0.0) + float(bar.get("width"))
+    longest = max(plan.predicted_us for plan in plans)
+    for width, plan in zip(bars.values(), plans, strict=True):
+        assert width == pytest.approx(640 * plan.predicted_us / longest, abs=1.0)
