@@ -1,7 +1,8 @@
 """Cost-aware mixed precision for ONNX training graphs.
 
->>> from campo_onnx import Options, Precision, device, oplists, optimize  # doctest: +SKIP
->>> result = optimize("step.onnx", Options(device=device("h200"), lists=oplists("campo")))  # doctest: +SKIP
+>>> from campo_onnx import Options, device, oplists, optimize_model  # doctest: +SKIP
+>>> options = Options(device=device("h200"), lists=oplists("campo"))  # doctest: +SKIP
+>>> result = optimize_model("step.onnx", options)  # doctest: +SKIP
 >>> result.plan.speedup, result.model  # doctest: +SKIP
 """
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from campo_onnx.optimize.oplists import OpLists
     from campo_onnx.optimize.oplists import resolve as oplists
     from campo_onnx.optimize.plan import Plan
-    from campo_onnx.pipeline import Optimized, Options, optimize
+    from campo_onnx.pipeline import Optimized, Options
+    from campo_onnx.pipeline import optimize as optimize_model
 
 try:
     __version__ = version("campo-onnx")
@@ -37,7 +39,7 @@ _HOME = {
     "device": "campo_onnx.calibrate.datasheet:device",
     "export_model": "campo_onnx.ir.exporter:export_model",
     "oplists": "campo_onnx.optimize.oplists:resolve",
-    "optimize": "campo_onnx.pipeline:optimize",
+    "optimize_model": "campo_onnx.pipeline:optimize",
 }
 
 __all__ = [
@@ -52,7 +54,7 @@ __all__ = [
     "device",
     "export_model",
     "oplists",
-    "optimize",
+    "optimize_model",
 ]
 
 

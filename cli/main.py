@@ -10,6 +10,7 @@ import typer
 from campo_onnx import __version__
 from campo_onnx.errors import CampoError
 
+from .calibrate import calibrate
 from .compare import compare
 from .devices import devices
 from .explain import explain
@@ -36,6 +37,7 @@ app.command()(compare)
 app.command()(explain)
 app.command()(devices)
 app.command()(profile)
+app.command()(calibrate)
 
 
 def _show_version(wanted: bool) -> None:
@@ -65,7 +67,7 @@ def run() -> None:
     # By default a kill ends the process at once; as an exception it lets half-written files be removed.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        app()
+        app(prog_name="campo-onnx")
     except CampoError as error:
         print_error(str(error))
         sys.exit(error.exit_code)

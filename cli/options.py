@@ -79,7 +79,7 @@ def dimensions(texts: list[str] | None) -> dict[str, int]:
     found: dict[str, int] = {}
     for text in texts or ():
         name, separator, size = (part.strip() for part in text.partition("="))
-        if not separator or not name or not size.lstrip("-").isdigit():
+        if not separator or not name or not (size.isascii() and size.removeprefix("-").isdigit()):
             raise UsageError(f"--dim {text!r} is not NAME=SIZE", remedy="Write, for example, --dim batch=64.")
         if found.setdefault(name, int(size)) != int(size):
             raise UsageError(f"--dim gives {name!r} two sizes, {found[name]} and {size}")

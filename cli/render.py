@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from campo_onnx.calibrate.calibration import Calibration
     from campo_onnx.calibrate.device import Device
     from campo_onnx.calibrate.profile import Profile
     from campo_onnx.comparison import Comparison
@@ -116,7 +117,7 @@ def _totals(report: "Report") -> Table:
         f"{plan.speedup:.2f}x" if report.casts_down + report.casts_up or report.low_nodes else "unchanged"
     )
     if plan.predicted_us > plan.fp32_us:
-        verdict += ", slower than FP32: the strategy campo would not do this"
+        verdict += ", slower than FP32: optimal and campo would not do this"
     table.add_row("predicted step", f"{step}  ({verdict})")
     table.add_row("nodes", f"{report.low_nodes} of {report.float_nodes} in {plan.low}")
     share = plan.cast_us / plan.predicted_us if plan.predicted_us else 0.0
@@ -271,6 +272,39 @@ def print_profile(profile: "Profile", output: Path) -> None:
     console.print(table)
     if profile.failed:
         console.print(f"{profile.failed} nodes were not measured: the runtime could not run them alone.")
+    console.print(escape(f"Wrote {output}"))
+
+
+def print_calibration(calibration: "Calibration", output: Path) -> None:
+    """Print how well each operator's model predicts shapes it has not seen."""
+    console, machine = _stdout(), calibration.machine
+    console.print(
+        escape(
+            f"{machine.device} ({machine.provider}), ONNX Runtime {machine.ort}, "
+            f"{calibration.precision.value}"
+        ),
+        style="bold",
+    )
+    cast = calibration.cast
+    console.print(
+        f"Cast: {cast.r_us * 1e6:.1f} us per million elements + {cast.c_i_us:.2f} us "
+        f"(M_A {calibration.cast_score:.1%})"
+    )
+    table = Table(box=box.SIMPLE_HEAD, title="M_A on held-out shapes", title_justify="left")
+    for column in ("operator", "shapes", "model", "paper's fit", "one for all", "roofline", "method"):
+        table.add_column(column, justify="left" if column in ("operator", "method") else "right")
+    for entry in calibration.entries:
+        scores = entry.scores
+        name = f"{entry.op} (tensor cores)" if entry.on_tensor_cores else entry.op
+        figures = (scores.chosen, scores.by_method["paper"], scores.general, scores.roofline)
+        table.add_row(
+            escape(name), f"{entry.fitted}+{scores.shapes}", *(f"{f:.1%}" for f in figures), entry.method
+        )
+    console.print(table)
+    if calibration.entries:
+        console.print(f"Over all: {calibration.score:.1%} (the paper reports 94.2 % on its GPUs)")
+    for op, why in calibration.failures.items():
+        console.print(escape(f"{op}: {why}"), style="dim")
     console.print(escape(f"Wrote {output}"))
 
 

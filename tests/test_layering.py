@@ -100,7 +100,7 @@ def test_importing_the_package_is_light() -> None:
 
 
 def test_lightness_can_fail() -> None:
-    assert loaded_after("import campo_onnx; campo_onnx.optimize") & HEAVY
+    assert loaded_after("import campo_onnx; campo_onnx.optimize_model") & HEAVY
 
 
 def test_help_does_not_load_onnx() -> None:

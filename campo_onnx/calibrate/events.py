@@ -35,7 +35,7 @@ RATES = frozenset({"bytes_per_us", "flops_per_us"})
 
 
 def static_events(signature: Signature, device: Device) -> Mapping[str, float]:
-    """Events that follow from shapes alone.
+    """Events that follow from shapes alone, and what FP32 times are predicted from.
 
     Parameters
     ----------
@@ -57,6 +57,7 @@ def static_events(signature: Signature, device: Device) -> Mapping[str, float]:
         "waves": waves,
         "utilization": min((utilization(gemm, device.sm_count) for gemm in work.gemms), default=1.0),
         "working_set_over_l2": signature.nbytes / device.l2_bytes,
+        "beyond_l2_bytes": max(0.0, signature.nbytes - device.l2_bytes),
         "alignment": aligned / len(dims) if dims else 1.0,
     }
 

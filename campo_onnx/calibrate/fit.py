@@ -80,23 +80,25 @@ class OpModel:
         Events and their weights.
     sigma_us
         The constant.
-    lowest_ratio, highest_ratio
-        Range of OP_LP / OP_FP32 among the samples: a prediction does not leave it, because a
-        linear model knows nothing beyond.
+    ratios
+        Least and largest OP_LP / OP_FP32 among the samples: a prediction does not leave them,
+        because a linear model knows nothing beyond. None for the paper's fit, which has no such
+        bounds.
     """
 
     features: tuple[str, ...]
     weights: tuple[float, ...]
     sigma_us: float
-    lowest_ratio: float = 0.0
-    highest_ratio: float = float("inf")
+    ratios: tuple[float, float] | None = None
 
     def low_us(self, fp32_us: float, events: Mapping[str, float]) -> float:
         """Predict the low-precision time of a node from its FP32 time and events."""
         events = {**events, TIME: 1.0}
         factor = sum(w * events[name] for name, w in zip(self.features, self.weights, strict=True))
         predicted = fp32_us * factor + self.sigma_us
-        return min(max(predicted, fp32_us * self.lowest_ratio), fp32_us * self.highest_ratio)
+        if self.ratios is None:
+            return predicted
+        return min(max(predicted, fp32_us * self.ratios[0]), fp32_us * self.ratios[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +146,11 @@ def fit_op(samples: Sequence[Sample], selected: Sequence[str], method: Method = 
     ]
     *weights, sigma_us = _solve(columns, low_us, relative=method.relative, non_negative=method.non_negative)
     ratios = low_us / fp32_us
-    bounds = (0.0, float("inf")) if method is PAPER else (float(ratios.min()), float(ratios.max()))
     return OpModel(
         features=features,
         weights=tuple(weights),
         sigma_us=sigma_us,
-        lowest_ratio=bounds[0],
-        highest_ratio=bounds[1],
+        ratios=None if method is PAPER else (float(ratios.min()), float(ratios.max())),
     )
 
 

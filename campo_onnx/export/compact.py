@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import numpy_helper
 
-from campo_onnx.export.graph import Graph, Value
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.value import Value
 
 
 def reshape(g: Graph, x: Value, shape: Sequence[int]) -> Value:
@@ -161,8 +162,8 @@ def _before_merge(g: Graph, batch: Value) -> Value | None:
     turned = g.maker(batch, "Transpose")
     if turned is None or turned.inputs[0] is None or list(turned.attributes["perm"]) != [0, 2, 1]:
         return None
-    source = _before_merge(g, turned.inputs[0]) if turned.inputs[0] is not batch else None
-    return None if source is None else swap_last_two(g, source)
+    unturned = _before_merge(g, turned.inputs[0])
+    return None if unturned is None else swap_last_two(g, unturned)
 
 
 def _with_leading_axes(g: Graph, batch: Value, leading: tuple[int, ...]) -> Value:
@@ -181,7 +182,7 @@ def concat(g: Graph, parts: Sequence[Value], axis: int) -> Value:
 def crop(
     g: Graph, x: Value, starts: Sequence[int], ends: Sequence[int], steps: Sequence[int] | None = None
 ) -> Value:
-    """Slice every axis from ``starts`` to ``ends`` (within bounds, positive steps); only real cuts are named."""
+    """Slice every axis from ``starts`` to ``ends``, within bounds and by positive steps."""
     steps = steps or [1] * x.rank
     cut = [i for i in range(x.rank) if (starts[i], ends[i], steps[i]) != (0, x.shape[i], 1)]
     if not cut:

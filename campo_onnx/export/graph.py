@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
+from campo_onnx.export.tidy import merged_pairs
+from campo_onnx.export.value import Made, Value
+
 IR_VERSION = 10
 """Read by every ONNX Runtime since 1.18; opset 21 came with it."""
 
@@ -20,54 +23,6 @@ MAX_FOLDED_BYTES = 1 << 20
 
 _RANDOM = frozenset({"Bernoulli", "Dropout", "RandomNormal", "RandomUniform"})
 _NEVER_FOLDED = _RANDOM | {"ConstantOfShape"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Value:
-    """A tensor of the graph.
-
-    Parameters
-    ----------
-    name
-        Unique name.
-    dtype
-        ``TensorProto.DataType``.
-    shape
-        Static dimensions.
-    constant
-        The value, where it is known at export.
-    """
-
-    name: str
-    dtype: int
-    shape: tuple[int, ...]
-    constant: NDArray[Any] | None = None
-
-    @property
-    def rank(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
-
-    @property
-    def elements(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def numpy_dtype(self) -> np.dtype[Any]:
-        """The NumPy type of an element."""
-        return helper.tensor_dtype_to_np_dtype(self.dtype)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Made:
-    """How a value is computed: what the compacting constructors look at."""
-
-    op_type: str
-    inputs: tuple[Value | None, ...]
-    outputs: tuple[Value, ...]
-    attributes: Mapping[str, Any]
-    name: str
 
 
 @dataclass(kw_only=True)
@@ -142,8 +97,11 @@ class Graph:
         onnx.shape_inference.InferenceError
             If the inputs do not fit the operator: a bug of the caller.
         """
+        while inputs and inputs[-1] is None:
+            inputs = inputs[:-1]
         attributes = {k: _attribute(v) for k, v in sorted(attributes.items()) if v is not None}
-        key = (op_type, *(v and v.name for v in inputs), outputs, *((k, _key(v)) for k, v in attributes.items()))
+        names = [v and v.name for v in inputs]
+        key = (op_type, outputs, *names, *((k, _key(v)) for k, v in attributes.items()))
         if key in self._known and op_type not in _RANDOM:
             return self._known[key]
         made = self._add(op_type, inputs, outputs, attributes)
@@ -153,9 +111,8 @@ class Graph:
     def _add(
         self, op_type: str, inputs: tuple[Value | None, ...], outputs: int, attributes: Mapping[str, Any]
     ) -> tuple[Value, ...]:
-        node = helper.make_node(
-            op_type, [v.name if v else "" for v in inputs], [f"output{i}" for i in range(outputs)], **attributes
-        )
+        names = [v.name if v else "" for v in inputs]
+        node = helper.make_node(op_type, names, [f"output{i}" for i in range(outputs)], **attributes)
         types = self._infer(node, inputs)
         foldable = op_type not in _NEVER_FOLDED and all(v is None or v.constant is not None for v in inputs)
         if foldable and sum(_nbytes(*t) for t in types) <= MAX_FOLDED_BYTES:
@@ -187,7 +144,11 @@ class Graph:
             onnx.defs.get_schema(node.op_type, self.opset),
             node,
             {name: helper.make_tensor_type_proto(v.dtype, v.shape) for name, v in given.items()},
-            {name: numpy_helper.from_array(v.constant) for name, v in given.items() if _is_shape(v)},
+            {
+                name: numpy_helper.from_array(v.constant)
+                for name, v in given.items()
+                if v.constant is not None
+            },
             opset_imports=[helper.make_opsetid("", self.opset)],
             ir_version=IR_VERSION,
         )
@@ -237,7 +198,7 @@ class Graph:
         """
         outputs = {name: self._own(value, name, outputs) for name, value in outputs.items()}
         names = {value.name: name for name, value in outputs.items()}
-        needed = self._needed(outputs.values())
+        needed = merged_pairs(self._needed(outputs.values()), frozenset(names))
         read = {v.name: v for made in needed for v in made.inputs if v is not None}
         graph = onnx.GraphProto(name="training_step")
         for made in needed:
@@ -284,11 +245,6 @@ def _info(value: Value, name: str) -> onnx.ValueInfoProto:
 
 def _nbytes(dtype: int, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * helper.tensor_dtype_to_np_dtype(dtype).itemsize
-
-
-def _is_shape(value: Value) -> bool:
-    """Whether type inference may want to know the value: axes, shapes and bounds."""
-    return value.constant is not None and value.dtype == TensorProto.INT64 and value.rank <= 1
 
 
 def _static(tensor: onnx.TypeProto.Tensor, op_type: str) -> tuple[int, tuple[int, ...]]:

@@ -83,5 +83,5 @@ class AdamW:
 
 Optimizer: TypeAlias = SGD | Momentum | Adam | AdamW
 
-BY_NAME = {"sgd": SGD(), "momentum": Momentum(), "adam": Adam(), "adamw": AdamW()}
+BY_NAME: dict[str, Optimizer] = {"sgd": SGD(), "momentum": Momentum(), "adam": Adam(), "adamw": AdamW()}
 """Each optimizer with its usual settings."""

@@ -74,7 +74,8 @@ def slope(few: Step, many: Step, extra: int, effort: Effort) -> Timing:
     """Time one copy of a node: two models with different numbers of copies, and their difference.
 
     What every run costs (the call, the wait for the device) falls out. Both models take turns, so
-    that a slow moment of the machine hits both.
+    that a slow moment of the machine hits both. Other programs only ever make a run slower, so the
+    faster half of each model's runs counts, paired by rank.
 
     Parameters
     ----------
@@ -88,7 +89,10 @@ def slope(few: Step, many: Step, extra: int, effort: Effort) -> Timing:
     for _ in range(effort.warmup):
         few()
         many()
-    return timing_of([(b - a) / extra for a, b in _rounds((few, many), effort)])
+    rounds = _rounds((few, many), effort)
+    ranked = zip(sorted(a for a, _ in rounds), sorted(b for _, b in rounds), strict=True)
+    faster = list(ranked)[: (len(rounds) + 1) // 2]
+    return timing_of([(b - a) / extra for a, b in faster])
 
 
 def interleaved(steps: Sequence[Step], effort: Effort) -> tuple[Timing, ...]:

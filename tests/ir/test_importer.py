@@ -1,13 +1,14 @@
 """Reading models: what is normalized, what is refused, and that nothing crashes on damaged files."""
 
 import random
+from contextlib import suppress
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, parser
 
-from campo_onnx.errors import CampoError, ModelError, UnsupportedModelError, UsageError
+from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import CAPTURE, OpKey, TensorKind, Use
 
@@ -147,10 +148,8 @@ def test_a_damaged_file_is_refused_or_read_but_never_a_crash(model_text, tmp_pat
             payload[chance.randrange(len(payload))] = chance.randrange(256)
     path = tmp_path / "m.onnx"
     path.write_bytes(bytes(payload))
-    try:
+    with suppress(UsageError, ModelError, UnsupportedModelError):
         import_model(path)
-    except CampoError as error:
-        assert error.exit_code in (2, 3, 4)
 
 
 @pytest.mark.parametrize(("opset", "refused"), [(12, True), (13, False), (24, False), (999, True)])

@@ -87,6 +87,12 @@ def read() -> Callable[[str], Imported]:
 
 
 @pytest.fixture(scope="session")
+def exported() -> Callable[[str], GraphView]:
+    """View of a graph in ``tests/data``, by name."""
+    return lambda name: import_model(Path(__file__).parents[1] / "data" / f"{name}.onnx").view
+
+
+@pytest.fixture(scope="session")
 def pose() -> Callable[..., Problem]:
     """Pose a problem about a graph written as text; every Cast takes `cast_us`."""
     return _pose

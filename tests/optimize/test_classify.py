@@ -2,6 +2,8 @@ import pytest
 
 from campo_onnx.optimize.classify import classify
 from campo_onnx.optimize.oplists import OpClass, preset
+from campo_onnx.optimize.patterns.bias_gradient import bias_gradient
+from campo_onnx.optimize.safety import weight_update
 from campo_onnx.optimize.strategies.optimal import optimal
 
 SOFTMAX = """(float[4,8] x) => (float[4,8] y) <int64[1] axis = {1}> {
@@ -46,17 +48,21 @@ def test_a_constant_that_overflows_outweighs_lists_and_patterns(read):
 
 def test_of_two_rules_the_one_that_keeps_fp32_is_right(read):
     # A bias gradient to the one rule; a sum of squares, broadcast back, to the other.
-    text = """(float[4,8] x) => (float[1,8] g, float[4,8] y) <int64[1] axis = {0}> {
+    text = """(float[4,8] x, float[4,8] w) => (float[1,8] g, float[4,8] new) <int64[1] axis = {0}> {
         [square] q = Mul(x, x)
         [sum] g = ReduceSum(q, axis)
-        [back] y = Div(x, g)
+        [update] new = Sub(w, g)
     }"""
-    assert classes(read(text).view, "campo")["sum"].op_class is OpClass.DENY
+    view = read(text).view
+    update = weight_update(view)
+    assert bias_gradient(view, update).classes["sum"][0] is OpClass.INFER
+    assert classes(view, "campo", update)["sum"].op_class is OpClass.DENY
 
 
 def test_a_mask_of_minus_infinity_in_disguise_taints(pose):
     """-3e38 becomes -inf in FP16; so what is made of it stays FP32 up to where it is harmless."""
-    text = """(float[4,8] x, float[8,8] w, float[8,6] v, bool[4,8] mask) => (float[4,6] y) <float low = {-3e38}> {
+    text = """(float[4,8] x, float[8,8] w, float[8,6] v, bool[4,8] mask) => (float[4,6] y)
+              <float low = {-3e38}> {
         [a1] t = MatMul(x, w)
         [hide] s = Where(mask, t, low)
         [scale] r = Tanh(s)

@@ -173,8 +173,8 @@ def test_is_never_above_the_other_strategies(random_problem, seed):
 
 def test_an_infinite_cast_is_never_paid(pose):
     # Two outputs that FP32 readers want: their infinite arcs add up in one place of the network.
-    text = """(float[8] x) => (float[4] y, float[4] z) {
-        [c] s, t = Split<axis=0, num_outputs=2>(x)
+    text = """(float[2] x) => (float[1] y, float[1] z) <float[2] w = {1.0, 2.0}> {
+        [c] s, t = Split<axis=0, num_outputs=2>(w)
         [d1] y = Exp(s)
         [d2] z = Exp(t)
     }"""

@@ -75,7 +75,7 @@ def test_an_empty_plan_survives_json(pose):
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"strategy": "campo"}'])
 def test_what_is_no_plan_is_refused(text):
-    with pytest.raises(UsageError, match="p.json is not a plan file") as caught:
+    with pytest.raises(UsageError, match=r"p\.json is not a plan file") as caught:
         Plan.from_json(text, title="p.json")
     assert caught.value.remedy
 

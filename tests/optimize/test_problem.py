@@ -37,7 +37,8 @@ def test_an_edge_needs_one_cast_at_most(low, changes, down, up):
     assert found.boundary_us(set(low.split())) == (3.0 if down or up else 0.0)
 
 
-GRAPH = """(float[2,8] x, float[8,4] w) => (float[4,2] y, float[2,4] z, int64[2] s) <float[4] b = {1.0, 2.0, 3.0, 4.0}> {
+GRAPH = """(float[2,8] x, float[8,4] w) => (float[4,2] y, float[2,4] z, int64[2] s)
+           <float[4] b = {1.0, 2.0, 3.0, 4.0}> {
     [a] t = MatMul(x, w)
     [i] u = Add(t, b)
     [h] s = Shape(u)

@@ -1,12 +1,8 @@
-from pathlib import Path
-
 import pytest
 
-from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.safety import loss, protected, scalar_inputs, weight_update
 
-DATA = Path(__file__).parents[1] / "data"
 CAMPO = preset("campo")
 
 
@@ -120,7 +116,8 @@ def test_the_walk_ends_at_normalizations_and_heads(read, norm):
 
 
 def test_which_output_is_the_loss(read):
-    text = """(float[4,8] x, float step) => (float next_step, float accuracy, float loss_scale, float total_loss)
+    text = """(float[4,8] x, float step)
+              => (float next_step, float accuracy, float loss_scale, float total_loss)
               <float one = {1.0}> {
         [count] next_step = Add(step, one)
         [a] accuracy = ReduceMean<keepdims=0>(x)
@@ -134,11 +131,6 @@ def test_which_output_is_the_loss(read):
 
 def test_a_graph_without_a_scalar_has_no_loss(read):
     assert loss_of(read, "(float[4] x) => (float[4] y) { [a] y = Tanh(x) }") == set()
-
-
-GRADIENT = """
-        [grad] gt = MatMul(xt, g)
-"""
 
 
 @pytest.mark.parametrize(
@@ -166,7 +158,8 @@ def test_stochastic_gradient_descent(read, rule, nodes):
 def test_adam(read):
     text = """(float[8,4] xt, float[4,6] g, float[8,6] w, float[8,6] m, float[8,6] v, float t, float lr)
               => (float[8,6] new_w, float[8,6] new_m, float[8,6] new_v, float new_t)
-              <float b1 = {0.9}, float c1 = {0.1}, float b2 = {0.99}, float c2 = {0.01}, float one = {1.0}, float eps = {0.001}> {
+              <float b1 = {0.9}, float c1 = {0.1}, float b2 = {0.99}, float c2 = {0.01},
+               float one = {1.0}, float eps = {0.001}> {
         [grad] gt = MatMul(xt, g)
         [m1] m1 = Mul(m, b1)
         [m2] m2 = Mul(gt, c1)
@@ -205,7 +198,8 @@ def test_running_statistics(read):
 
 
 def test_a_gradient_is_no_update(read):
-    text = """(float[8,4] xt, float[4,6] g, float[8,6] w) => (float[8,6] gw, float[6] gb) <int64[1] axis = {0}> {
+    text = """(float[8,4] xt, float[4,6] g, float[8,6] w) => (float[8,6] gw, float[6] gb)
+              <int64[1] axis = {0}> {
         [a] t = MatMul(xt, g)
         [s] gw = Relu(t)
         [b] gb = ReduceSum<keepdims=0>(g, axis)
@@ -240,8 +234,8 @@ def test_scalar_inputs_are_inputs_of_one_element(read):
     ("graph", "updates", "losses"),
     [("resblocks", 84, 8), ("alexnet_like", 0, 8), ("mlp", 0, 8), ("bert2_mlm_sdpa", 0, 8)],
 )
-def test_exported_graphs(graph, updates, losses):
-    view = import_model(DATA / f"{graph}.onnx").view
+def test_exported_graphs(exported, graph, updates, losses):
+    view = exported(graph)
     assert len(weight_update(view)) == updates
     found = loss(view, CAMPO)
     assert len(found) == losses

@@ -18,6 +18,15 @@ def test_a_conversion_with_an_fp32_reader_is_flooded_like_any_clear_node(pose):
     assert assignment.verdicts["k"].decided_by == "clear"
 
 
+def test_a_conversion_that_the_caller_reads_too_is_not_retargeted(pose):
+    text = """(float[2,8] x, bool[8,4] mask) => (float[2,4] y{output}) {{
+        [k] w = Cast<to=1>(mask)
+        [a] y = MatMul(x, w)
+    }}"""
+    assert tf_amp(pose(text.format(output=""), lists="tf115")).low == {"k", "a"}
+    assert tf_amp(pose(text.format(output=", float[8,4] w"), lists="tf115")).low == {"a"}
+
+
 def test_every_free_node_has_a_verdict_with_its_pass(pose):
     text = """(float[2,8] x, float[8,8] w1, float[8,4] w2) => (float[2,4] y, float[2,8] z) {
         [a1] t1 = MatMul(x, w1)

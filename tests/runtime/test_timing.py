@@ -21,7 +21,13 @@ def test_one_slow_repeat_does_not_move_the_median() -> None:
 def test_slope_leaves_out_what_every_run_costs() -> None:
     timing = slope(sleeping(5), sleeping(11), extra=3, effort=Effort(warmup=1, repeats=7))
     assert timing.median_us == pytest.approx(2000, rel=0.25)
-    assert timing.repeats == 7
+    assert timing.repeats == 4  # the faster half
+
+
+def test_slope_forgets_disturbed_rounds() -> None:
+    runs = iter([1, 30, 1, 1, 25, 1, 1, 1, 40])
+    timing = slope(sleeping(1), lambda: time.sleep(0.002 + next(runs) / 1000), 1, Effort(warmup=0, repeats=9))
+    assert timing.median_us == pytest.approx(2000, rel=0.25)
 
 
 def test_budget_ends_the_repeats() -> None:

@@ -22,11 +22,19 @@ def step(us: int, *inner: int) -> list[dict[str, object]]:
 
 
 def test_first_steps_do_not_count() -> None:
-    events = [node("a", 900), *step(1000), node("a", 10), *step(20), node("a", 30), *step(40)]
+    events = [node("a", 900), *step(1000), node("a", 10), *step(20)]
     read = read_events(events, skip=1)
-    assert read.nodes["a"].median_us == 20
-    assert read.nodes["a"].repeats == 2
-    assert read.step.median_us == 30
+    assert read.nodes["a"].median_us == 10
+    assert read.nodes["a"].repeats == 1
+    assert read.step.median_us == 20
+
+
+def test_the_faster_half_of_the_steps_counts_for_nodes_and_step_alike() -> None:
+    slow = [node("a", 100), node("b", 900), *step(1010)]
+    fast = [node("a", 150), node("b", 10), *step(170)]
+    read = read_events([*slow, *fast, *slow, *fast])
+    assert read.step.median_us == 170
+    assert read.nodes_us == 160
 
 
 def test_bodies_of_control_flow_are_no_steps() -> None:

@@ -115,6 +115,7 @@ def test_state_is_neither_the_callers_nor_handed_out() -> None:
     given = first_state()
     training = session(state=given)
     training.step(batch())
+    training.step(batch())  # writes where the first state lay
     assert_same(given, first_state())
     before = training.state()
     training.state()["param.w"][:] = 7

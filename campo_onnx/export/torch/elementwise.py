@@ -9,8 +9,17 @@ import torch
 from onnx import TensorProto
 
 from campo_onnx.export.compact import cast, elementwise, expand, full
-from campo_onnx.export.graph import Graph, Value
-from campo_onnx.export.torch.translation import DTYPES, FLOATS, Expected, Table, UntranslatableError, aten, operand
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.torch.translation import (
+    DTYPES,
+    FLOATS,
+    Expected,
+    Table,
+    UntranslatableError,
+    aten,
+    operand,
+)
+from campo_onnx.export.value import Value
 
 _BOOL = int(TensorProto.BOOL)
 
@@ -113,6 +122,15 @@ def _leaky_relu(g: Graph, expected: Expected, x: Value, slope: float = 0.01) -> 
     return g.op("LeakyRelu", x, alpha=float(slope))
 
 
+def _elu(
+    g: Graph, expected: Expected, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1
+) -> Value:
+    grown = _expm1(g, expected, elementwise(g, "Mul", x, g.scalar(input_scale, x.dtype)))
+    low = elementwise(g, "Mul", grown, g.scalar(alpha * scale, x.dtype))
+    high = elementwise(g, "Mul", x, g.scalar(scale, x.dtype))
+    return elementwise(g, "Where", elementwise(g, "Greater", x, g.scalar(0, x.dtype)), high, low)
+
+
 def _leaky_relu_backward(
     g: Graph, expected: Expected, gradient: Value, x: Value, slope: float, is_result: bool
 ) -> Value:
@@ -210,13 +228,13 @@ TRANSLATIONS: Table = MappingProxyType(
             for name, rule in _COMPARED.items()
             for overload in (getattr(aten, name).Tensor, getattr(aten, name).Scalar)
         },
-        **{overload: _add for overload in (aten.add.Tensor, aten.add.Scalar)},
+        **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _add),
         **{overload: partial(_scaled, "Sub") for overload in (aten.sub.Tensor, aten.sub.Scalar)},
-        **{overload: _reversed_sub for overload in (aten.rsub.Tensor, aten.rsub.Scalar)},
-        **{overload: _mul for overload in (aten.mul.Tensor, aten.mul.Scalar)},
+        **dict.fromkeys((aten.rsub.Tensor, aten.rsub.Scalar), _reversed_sub),
+        **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _mul),
         **{overload: partial(_binary, "Div") for overload in (aten.div.Tensor, aten.div.Scalar)},
-        **{overload: _div_mode for overload in (aten.div.Tensor_mode, aten.div.Scalar_mode)},
-        **{overload: _pow for overload in (aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)},
+        **dict.fromkeys((aten.div.Tensor_mode, aten.div.Scalar_mode), _div_mode),
+        **dict.fromkeys((aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar), _pow),
         aten.maximum.default: partial(_binary, "Max"),
         aten.minimum.default: partial(_binary, "Min"),
         **{op.default: partial(_binary, "And") for op in (aten.logical_and,)},
@@ -234,6 +252,7 @@ TRANSLATIONS: Table = MappingProxyType(
         aten.rsqrt.default: _rsqrt,
         aten.log1p.default: _log1p,
         aten.expm1.default: _expm1,
+        aten.elu.default: _elu,
         aten.leaky_relu.default: _leaky_relu,
         aten.leaky_relu_backward.default: _leaky_relu_backward,
         aten.threshold_backward.default: _threshold_backward,
@@ -257,6 +276,7 @@ TRANSLATIONS: Table = MappingProxyType(
         aten.empty_like.default: partial(_constant, 0),
         aten.empty.memory_format: partial(_constant, 0),
         aten.empty_permuted.default: partial(_constant, 0),
+        aten.new_empty_strided.default: partial(_constant, 0),
         aten.scalar_tensor.default: _scalar_tensor,
         aten.fill.Scalar: _fill,
         aten.fill.Tensor: _fill,

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from campo_onnx.export.compact import concat, crop, elementwise, expand, full, pad, reshape, transpose
-from campo_onnx.export.graph import Graph, Value
+from campo_onnx.export.compact import concat, crop, expand, pad, reshape, transpose
+from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.translation import Expected, Table, UntranslatableError, aten, axes_of
+from campo_onnx.export.value import Value
 
 
 def _reshaped(g: Graph, expected: Expected, x: Value, *_: Any, **__: Any) -> Value:
@@ -73,7 +74,8 @@ def _placed(g: Graph, x: Value, size: int, dim: int, first: int) -> Value:
 
 
 def _slice_backward(
-    g: Graph, expected: Expected, gradient: Value, sizes: Sequence[int], dim: int, start: int, end: int, step: int
+    g: Graph, expected: Expected, gradient: Value, sizes: Sequence[int], dim: int, start: int, end: int,
+    step: int,
 ) -> Value:  # fmt: skip
     dim %= gradient.rank
     first, _ = _bounds(sizes[dim], start, end)
@@ -126,7 +128,9 @@ def _split(g: Graph, expected: Expected, x: Value, sizes: int | Sequence[int], d
 
 
 def _unbind(g: Graph, expected: Expected, x: Value, dim: int = 0) -> list[Value]:
-    return [_select(g, Expected(dtype=x.dtype, shape=_without(x, dim)), x, dim, i) for i in range(x.shape[dim])]
+    return [
+        _select(g, Expected(dtype=x.dtype, shape=_without(x, dim)), x, dim, i) for i in range(x.shape[dim])
+    ]
 
 
 def _without(x: Value, dim: int) -> tuple[int, ...]:
@@ -161,19 +165,14 @@ def _triangle(upper: int, g: Graph, expected: Expected, x: Value, diagonal: int 
     return g.op("Trilu", x, g.constant(np.int64(diagonal)), upper=upper)
 
 
-def _triangle_mask(g: Graph, expected: Expected, x: Value, keep: np.ndarray) -> Value:
-    return elementwise(g, "Where", g.constant(keep), x, full(g, (), 0, x.dtype))
-
+_RESHAPES = (
+    *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default),
+    *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
+)
 
 TRANSLATIONS: Table = MappingProxyType(
     {
-        **{
-            overload: _reshaped
-            for overload in (
-                *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default),
-                *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
-            )
-        },
+        **dict.fromkeys(_RESHAPES, _reshaped),
         aten.expand.default: _expanded,
         aten.permute.default: _permuted,
         aten.transpose.int: _swapped,

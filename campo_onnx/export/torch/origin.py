@@ -4,7 +4,7 @@ Hooks note the module that runs. Every autograd node born meanwhile belongs to i
 backward pass names the module whose gradient it computes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -12,7 +12,8 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch.utils._pytree import tree_leaves
 
-_KEY = "custom"  # the tracer copies this entry of the current metadata to the nodes it makes
+_META = "custom"  # the tracer copies this entry of the current metadata to the nodes it makes
+_KEY = "campo_onnx.origin"
 
 
 class Origin(NamedTuple):
@@ -24,24 +25,27 @@ class Origin(NamedTuple):
     @property
     def label(self) -> str:
         """The first part of node names."""
-        return f"{self.scope}/grad" if self.is_gradient else self.scope
+        return "/".join(part for part in (self.scope, "grad" if self.is_gradient else "") if part)
 
 
 def set_origin(scope: str, *, is_gradient: bool = False) -> None:
     """Say where the operations traced from here on come from."""
-    fx_traceback.current_meta[_KEY] = Origin(scope, is_gradient)
+    fx_traceback.current_meta[_META] = {_KEY: Origin(scope, is_gradient)}
 
 
 def current_origin() -> Origin:
     """Say where the operation being traced comes from."""
-    origin = fx_traceback.current_meta.get(_KEY)
-    return origin if isinstance(origin, Origin) else Origin("")
+    return _origin(fx_traceback.current_meta)
 
 
 def origin_of(node: torch.fx.Node) -> Origin:
     """Say where a traced operation comes from."""
-    origin = node.meta.get(_KEY)
-    return origin if isinstance(origin, Origin) else Origin("")
+    return _origin(node.meta)
+
+
+def _origin(meta: Mapping[str, Any]) -> Origin:
+    origin: Origin = meta.get(_META, {}).get(_KEY, Origin(""))
+    return origin
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export import interface
@@ -29,9 +30,12 @@ class Step:
         The update to write, or None for gradients.
     loss_scale
         Whether the loss is scaled by an input.
-    inputs, targets
-        Names of the module's inputs, which go by keyword, and of the loss's further arguments, as
-        the graph calls them.
+    inputs
+        What the graph calls each argument of the module, in order.
+    by_keyword
+        Whether the module is called with keywords.
+    targets
+        What the graph calls the loss's further arguments.
     """
 
     module: torch.nn.Module
@@ -39,6 +43,7 @@ class Step:
     optimizer: Optimizer | None
     loss_scale: bool
     inputs: Mapping[str, str]
+    by_keyword: bool
     targets: Sequence[str]
 
     def trainable(self) -> Tensors:
@@ -98,8 +103,9 @@ class Step:
     ) -> tuple[torch.Tensor, Tensors]:
         frozen = {n: given[interface.parameter(n)] for n, _ in self.module.named_parameters()} | trainable
         arguments = {argument: given[name] for argument, name in self.inputs.items()}
-        with recorded_origins(self.module) as claim, RewrittenFunctions():
-            output = functional_call(self.module, {**frozen, **buffers}, (), arguments)
+        with recorded_origins(self.module) as claim, RewrittenFunctions(), sdpa_kernel(SDPBackend.MATH):
+            positional, keywords = ((), arguments) if self.by_keyword else (tuple(arguments.values()), {})
+            output = functional_call(self.module, {**frozen, **buffers}, positional, keywords)
             set_origin(interface.LOSS)
             loss = self.loss(output, *(given[name] for name in self.targets))
             _check_loss(loss)
@@ -147,7 +153,9 @@ def _check_loss(loss: Any) -> None:
         )
     if loss.dtype != torch.float32:
         raise UnsupportedModelError(
-            f"the loss is {loss.dtype}", why="steps are exported in FP32", remedy="Call .float() on the module."
+            f"the loss is {loss.dtype}",
+            why="training steps are exported in FP32 and lowered afterwards",
+            remedy="Take autocast and conversions out of the module and the loss.",
         )
 
 

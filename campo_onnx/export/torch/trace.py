@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import (
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils.checkpoint import CheckpointError
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export.torch.origin import current_origin
@@ -71,6 +72,12 @@ def trace(step: Step, batch: Tensors, translated: frozenset[Any]) -> tuple[torch
             f"module {current_origin().scope or '(the outermost)'!r} looks at the data to decide what to do",
             why=f"{_operation(error)} needs the values of a tensor, and a graph is written without data",
             remedy="Compute both branches and choose with torch.where, or take the decision out of forward.",
+        ) from None
+    except CheckpointError:
+        raise UnsupportedModelError(
+            "activation checkpointing cannot be traced here",
+            why="its second forward pass differs from the first (dropout draws anew)",
+            remedy="Turn checkpointing off, or set the dropout in it to 0.",
         ) from None
     except _UNTRACEABLE as error:
         raise UnsupportedModelError(

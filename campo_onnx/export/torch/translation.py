@@ -8,7 +8,8 @@ import torch
 from onnx import TensorProto
 
 from campo_onnx.export import compact
-from campo_onnx.export.graph import Graph, Value
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.value import Value
 
 aten = torch.ops.aten
 

@@ -5,20 +5,31 @@ from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
 _SUMS = frozenset({OpKey("", "ReduceSum"), OpKey("com.microsoft", "ReduceSumTraining")})
+_ACCUMULATORS = frozenset(
+    {OpKey("com.microsoft", "InPlaceAccumulator"), OpKey("com.microsoft", "InPlaceAccumulatorV2")}
+)
 _MOVES = frozenset(
     OpKey("", op) for op in ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 )
 
 
 def bias_gradient(view: GraphView, update: frozenset[str]) -> Findings:
-    """Find sums whose result only leaves the graph or feeds the weight update."""
-    classes = {}
+    """Find sums whose result only leaves the graph or feeds the weight update.
+
+    A gradient builder sums every operand's gradient over the axes it was broadcast along; where
+    there are none, the sum has one term and changes nothing.
+    """
+    classes: dict[str, tuple[OpClass, str]] = {}
     for node in view.nodes:
         if node.op not in _SUMS or not view.is_float32(node.outputs[0]):
             continue
         before = view.tensors[node.inputs[0]].elements
         after = view.tensors[node.outputs[0]].elements
-        if before and after and after < before and _only_leaves(node.outputs[0], view, update):
+        if not before or not after:
+            continue
+        if after == before:
+            classes[node.name] = (OpClass.CLEAR, "sums over no axis")
+        elif _only_leaves(node.outputs[0], view, update):
             classes[node.name] = (OpClass.INFER, "sums the gradient of a bias or scale")
     return Findings(classes=classes)
 
@@ -30,7 +41,7 @@ def _only_leaves(tensor: str, view: GraphView, update: frozenset[str]) -> bool:
         leaves |= view.tensors[tensor].is_output
         for use in view.consumers.get(tensor, ()):
             reader = view.node[use.node]
-            if reader.name in update:
+            if reader.name in update or reader.op in _ACCUMULATORS:
                 leaves = True
             elif reader.op in _MOVES and use.position == 0:
                 pending.append(reader.outputs[0])

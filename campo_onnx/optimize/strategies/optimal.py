@@ -33,8 +33,8 @@ def optimal(problem: Problem) -> Assignment:
     Returns
     -------
     Assignment
-        Of the fewest low nodes among those equally fast after scaling. ``lower_bound_us`` is what no assignment
-        can go below: the value of the cut, less what scaling to integers can have hidden.
+        Of the fewest low nodes among those equally fast after scaling. ``lower_bound_us`` is what
+        no assignment can go below: the value of the cut, less what scaling can have hidden.
     """
     verdicts = listed_verdicts(problem)
     tainted = taint(problem.view, problem.classification)

@@ -1,0 +1,142 @@
+"""JAX training steps as ONNX graphs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import onnx
+
+from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.export import interface
+from campo_onnx.export.jax.translate import translate
+from campo_onnx.ir.exporter import export_model
+
+__all__ = ["export_function", "export_training_step"]
+
+OPSETS = (20, 21)
+
+
+def export_training_step(
+    loss: Callable[..., Any],
+    parameters: Any,
+    example_inputs: Mapping[str, Any],
+    *,
+    loss_scale: bool = True,
+    opset: int = 20,
+    path: str | Path | None = None,
+) -> onnx.ModelProto:
+    """Write the loss and its gradients as a graph of standard operators.
+
+    Parameters
+    ----------
+    loss
+        ``loss(parameters, **inputs)``, a scalar; what ``jax.value_and_grad`` takes.
+    parameters
+        A pytree of FP32 arrays, or of ``jax.ShapeDtypeStruct``. A leaf at ``["dense"]["kernel"]``
+        is the input ``param.dense.kernel`` and the output ``grad.dense.kernel``.
+    example_inputs
+        Arrays of the batch's types and shapes, by the name of the argument; the graph calls them
+        ``input.<name>``.
+    loss_scale
+        Whether the loss is multiplied by an input before the backward pass. Gradients come out
+        unscaled, with ``grads_finite`` saying whether all of them are finite.
+    opset
+        20 or 21.
+    path
+        Where to write the model; an existing file is replaced.
+
+    Raises
+    ------
+    UsageError
+        If the loss is no scalar.
+    UnsupportedModelError
+        If there is control flow, or a primitive without a translation.
+
+    Examples
+    --------
+    >>> def loss(p, x, y):
+    ...     return ((x @ p["w"] - y) ** 2).mean()
+    >>> step = export_training_step(
+    ...     loss, {"w": jnp.zeros((4, 2))}, {"x": jnp.zeros((8, 4)), "y": jnp.zeros((8, 2))}, loss_scale=False
+    ... )  # doctest: +SKIP
+    >>> [value.name for value in step.graph.output]  # doctest: +SKIP
+    ['loss', 'grad.w']
+    """
+
+    def step(arguments: Mapping[str, Any]) -> dict[str, Any]:
+        def scaled(p: Any) -> tuple[Any, Any]:
+            value = loss(p, **arguments["input"])
+            if jnp.shape(value):
+                raise UsageError(
+                    f"the loss is no scalar but of shape {jnp.shape(value)}",
+                    remedy="Reduce it, with .mean() say.",
+                )
+            return (value * arguments[interface.LOSS_SCALE] if loss_scale else value), value
+
+        gradients, value = jax.grad(scaled, has_aux=True)(arguments["param"])
+        results = {interface.LOSS: value, "grad": gradients}
+        if loss_scale:
+            inverse = 1 / arguments[interface.LOSS_SCALE]
+            results["grad"] = gradients = jax.tree.map(lambda g: g * inverse, gradients)
+            total = sum(jnp.abs(g).sum() for g in jax.tree.leaves(gradients))
+            results[interface.GRADS_FINITE] = total - total == 0
+        return results
+
+    arguments: dict[str, Any] = {"param": parameters, "input": dict(example_inputs)}
+    if loss_scale:
+        arguments[interface.LOSS_SCALE] = jax.ShapeDtypeStruct((), jnp.float32)
+    return export_function(step, arguments, opset=opset, path=path)
+
+
+def export_function(
+    function: Callable[[Any], Any],
+    example_arguments: Mapping[str, Any],
+    *,
+    opset: int = 20,
+    path: str | Path | None = None,
+) -> onnx.ModelProto:
+    """Write any function of a pytree, an optimizer's step say, as a graph of standard operators.
+
+    Parameters
+    ----------
+    function
+        Takes one dictionary and returns one.
+    example_arguments
+        The dictionary; arrays in it count by type and shape only. Inputs and outputs are named by
+        their path in the dictionaries, joined by dots.
+    opset
+        20 or 21.
+    path
+        Where to write the model; an existing file is replaced.
+
+    Raises
+    ------
+    UsageError
+        For another opset.
+    UnsupportedModelError
+        If there is control flow, a primitive without a translation, or a decision by the data.
+    """
+    if opset not in OPSETS:
+        raise UsageError(f"opset {opset} is not supported", remedy="Choose 20 or 21.")
+    try:
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(dict(example_arguments))
+    except (jax.errors.TracerBoolConversionError, jax.errors.ConcretizationTypeError) as error:
+        raise UnsupportedModelError(
+            "the function looks at the data to decide what to do",
+            why=str(error).partition("\n")[0],
+            remedy="Choose with jnp.where instead of if.",
+        ) from None
+    model = translate(closed, _names(dict(example_arguments)), _names(shapes), opset=opset)
+    if path is not None:
+        export_model(model, Path(path))
+    return model
+
+
+def _names(tree: Any) -> Sequence[str]:
+    """Name each leaf by its path."""
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    return [
+        ".".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in p) for p in paths
+    ]

@@ -1,0 +1,251 @@
+"""Primitives that move, reduce, multiply and look up."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from campo_onnx.export.compact import (
+    cast,
+    concat,
+    crop,
+    expand,
+    full,
+    matmul,
+    pad,
+    reduce,
+    reshape,
+    scatter_add_rows,
+    transpose,
+)
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.jax.translation import Expected, Table, UntranslatableError
+from campo_onnx.export.value import Value
+
+_INT64 = int(TensorProto.INT64)
+_INT32 = int(TensorProto.INT32)
+_BOOL = int(TensorProto.BOOL)
+
+
+def _broadcast(
+    g: Graph, expected: Expected, x: Value, *, shape: Any, broadcast_dimensions: Sequence[int], **_: Any
+) -> Value:
+    aligned = [1] * len(expected.shape)
+    for size, axis in zip(x.shape, broadcast_dimensions, strict=True):
+        aligned[axis] = size
+    return expand(g, reshape(g, x, aligned), expected.shape)
+
+
+def _reshaped(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
+    return reshape(g, x, expected.shape)
+
+
+def _transposed(g: Graph, expected: Expected, x: Value, *, permutation: Sequence[int]) -> Value:
+    return transpose(g, x, permutation)
+
+
+def _reduced(op_type: str, g: Graph, expected: Expected, x: Value, *, axes: Sequence[int], **_: Any) -> Value:
+    return reduce(g, op_type, x, axes, keepdims=False) if axes else x
+
+
+def _reduced_bool(
+    op_type: str, g: Graph, expected: Expected, x: Value, *, axes: Sequence[int], **_: Any
+) -> Value:
+    return cast(g, reduce(g, op_type, cast(g, x, _INT32), axes, keepdims=False), _BOOL)
+
+
+def _argument(
+    op_type: str, g: Graph, expected: Expected, x: Value, *, axes: Sequence[int], **_: Any
+) -> Value:
+    return cast(g, g.op(op_type, x, axis=axes[0], keepdims=0), expected.dtype)
+
+
+def _cumsum(g: Graph, expected: Expected, x: Value, *, axis: int, reverse: bool) -> Value:
+    return g.op("CumSum", x, g.constant(np.int64(axis)), reverse=int(reverse))
+
+
+def _iota(g: Graph, expected: Expected, *, dimension: int, **_: Any) -> Value:
+    line = np.arange(expected.shape[dimension]).astype(g.scalar(0, expected.dtype).numpy_dtype)
+    aligned = [-1 if i == dimension else 1 for i in range(len(expected.shape))]
+    return expand(g, g.constant(line.reshape(aligned)), expected.shape)
+
+
+def _concatenated(g: Graph, expected: Expected, *parts: Value, dimension: int) -> Value:
+    return concat(g, parts, dimension)
+
+
+def _split(g: Graph, expected: Expected, x: Value, *, sizes: Sequence[int], axis: int) -> list[Value]:
+    parts, first = [], 0
+    for size in sizes:
+        starts, ends = [0] * x.rank, list(x.shape)
+        starts[axis], ends[axis] = first, first + size
+        parts.append(crop(g, x, starts, ends))
+        first += size
+    return parts
+
+
+def _sliced(
+    g: Graph, expected: Expected, x: Value, *, start_indices: Any, limit_indices: Any, strides: Any
+) -> Value:
+    return crop(g, x, list(start_indices), list(limit_indices), list(strides) if strides else None)
+
+
+def _reversed(g: Graph, expected: Expected, x: Value, *, dimensions: Sequence[int]) -> Value:
+    ends = g.integers([-x.shape[axis] - 1 for axis in dimensions])
+    backwards = g.integers([-1] * len(dimensions))
+    return g.op("Slice", x, backwards, ends, g.integers(list(dimensions)), backwards)
+
+
+def _padded(g: Graph, expected: Expected, x: Value, value: Value, *, padding_config: Any) -> Value:
+    if value.constant is None:
+        raise UntranslatableError("padding with a value that is computed")
+    number = float(value.constant)
+    for axis, (_, _, interior) in enumerate(padding_config):
+        x = spread(g, x, axis, interior, number)
+    return pad(g, x, [low for low, _, _ in padding_config], [high for _, high, _ in padding_config], number)
+
+
+def spread(g: Graph, x: Value, axis: int, interior: int, number: float = 0.0) -> Value:
+    """Put `interior` times `number` between the elements along an axis."""
+    size = x.shape[axis]
+    if not interior or size < 2:
+        return x
+    column = reshape(g, x, (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :]))
+    behind = [interior if i == axis + 1 else 0 for i in range(column.rank)]
+    wide = pad(g, column, [0] * column.rank, behind, number)
+    flat = reshape(g, wide, (*x.shape[:axis], size * (interior + 1), *x.shape[axis + 1 :]))
+    ends = list(flat.shape)
+    ends[axis] -= interior
+    return crop(g, flat, [0] * flat.rank, ends)
+
+
+def _dot(g: Graph, expected: Expected, a: Value, b: Value, *, dimension_numbers: Any, **_: Any) -> Value:
+    """Contract any axes: both sides become batches of matrices, in the order of the result."""
+    (contract_a, contract_b), (batch_a, batch_b) = dimension_numbers
+    free_a = [i for i in range(a.rank) if i not in (*contract_a, *batch_a)]
+    free_b = [i for i in range(b.rank) if i not in (*contract_b, *batch_b)]
+    batch = [a.shape[i] for i in batch_a]
+    depth = math.prod(a.shape[i] for i in contract_a)
+    rows, columns = (math.prod(x.shape[i] for i in free) for x, free in ((a, free_a), (b, free_b)))
+    left = _matrix(g, a, batch_a, free_a, contract_a, (*batch, rows, depth))
+    right = _matrix(g, b, batch_b, contract_b, free_b, (*batch, depth, columns))
+    return reshape(g, matmul(g, left, right), expected.shape)
+
+
+def _matrix(
+    g: Graph,
+    x: Value,
+    batch: Sequence[int],
+    rows: Sequence[int],
+    columns: Sequence[int],
+    shape: Sequence[int],
+) -> Value:
+    """Turn `x` into matrices; as the transpose of a reshape where that leaves its elements in place."""
+    as_is, turned = [*batch, *rows, *columns], [*batch, *columns, *rows]
+    if turned == list(range(x.rank)) and as_is != turned:
+        swapped = reshape(g, x, (*shape[:-2], shape[-1], shape[-2]))
+        return transpose(g, swapped, [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2])
+    return reshape(g, transpose(g, x, as_is), shape)
+
+
+def _gathered(
+    g: Graph,
+    expected: Expected,
+    x: Value,
+    indices: Value,
+    *,
+    dimension_numbers: Any,
+    slice_sizes: Any,
+    **_: Any,
+) -> Value:
+    """Look up whole rows, or one element per row; indices are taken to be within bounds."""
+    d = dimension_numbers
+    if _is_lookup(x.shape, d.start_index_map, d.collapsed_slice_dims, slice_sizes):
+        rows = g.op("Gather", x, reshape(g, cast(g, indices, _INT64), indices.shape[:-1]), axis=0)
+        if rows.shape == expected.shape:
+            return rows
+    if _is_pick(x, indices, d.start_index_map, d.operand_batching_dims, slice_sizes):
+        index = reshape(
+            g, cast(g, indices, _INT64), (*x.shape[:-1], indices.elements // math.prod(x.shape[:-1]))
+        )
+        return reshape(g, g.op("GatherElements", x, index, axis=x.rank - 1), expected.shape)
+    raise UntranslatableError(f"any gather but a lookup of rows: {d}")
+
+
+def _is_lookup(shape: Sequence[int], mapped: Any, collapsed: Any, slice_sizes: Any) -> bool:
+    return tuple(mapped) == (0,) == tuple(collapsed) and tuple(slice_sizes) == (1, *shape[1:])
+
+
+def _is_pick(x: Value, indices: Value, mapped: Any, batching: Any, slice_sizes: Any) -> bool:
+    leading = tuple(range(x.rank - 1))
+    return (
+        tuple(mapped) == (x.rank - 1,)
+        and tuple(batching) == leading
+        and all(size == 1 for size in slice_sizes)
+        and indices.shape[: x.rank - 1] == x.shape[:-1]
+    )
+
+
+def _scatter_added(
+    g: Graph,
+    expected: Expected,
+    x: Value,
+    indices: Value,
+    updates: Value,
+    *,
+    dimension_numbers: Any,
+    **_: Any,
+) -> Value:
+    d = dimension_numbers
+    indices = cast(g, indices, _INT64)
+    mapped = tuple(d.scatter_dims_to_operand_dims)
+    if mapped == (0,) == tuple(d.inserted_window_dims) and not d.operand_batching_dims:
+        width = math.prod(x.shape[1:])
+        rows = reshape(g, updates, (indices.elements, width))
+        added = scatter_add_rows(g, rows, reshape(g, indices, (indices.elements,)), x.shape[0])
+        return (
+            g.op("Add", x, reshape(g, added, x.shape)) if not _is_zero(g, x) else reshape(g, added, x.shape)
+        )
+    if mapped == (x.rank - 1,) and tuple(d.operand_batching_dims) == tuple(range(x.rank - 1)):
+        picks = (*x.shape[:-1], indices.elements // math.prod(x.shape[:-1]))
+        index, values = reshape(g, indices, picks), reshape(g, updates, picks)
+        return g.op("ScatterElements", x, index, values, axis=x.rank - 1, reduction="add")
+    raise UntranslatableError(f"any scatter but the gradient of a lookup of rows: {d}")
+
+
+def _is_zero(g: Graph, x: Value) -> bool:
+    return full(g, x.shape, 0, x.dtype) is x
+
+
+TRANSLATIONS: Table = MappingProxyType(
+    {
+        "argmax": partial(_argument, "ArgMax"),
+        "argmin": partial(_argument, "ArgMin"),
+        "broadcast_in_dim": _broadcast,
+        "concatenate": _concatenated,
+        "cumsum": _cumsum,
+        "dot_general": _dot,
+        "expand_dims": _reshaped,
+        "gather": _gathered,
+        "iota": _iota,
+        "pad": _padded,
+        "reduce_and": partial(_reduced_bool, "ReduceMin"),
+        "reduce_max": partial(_reduced, "ReduceMax"),
+        "reduce_min": partial(_reduced, "ReduceMin"),
+        "reduce_or": partial(_reduced_bool, "ReduceMax"),
+        "reduce_prod": partial(_reduced, "ReduceProd"),
+        "reduce_sum": partial(_reduced, "ReduceSum"),
+        "reshape": _reshaped,
+        "rev": _reversed,
+        "scatter-add": _scatter_added,
+        "scatter_add": _scatter_added,
+        "slice": _sliced,
+        "split": _split,
+        "squeeze": _reshaped,
+        "transpose": _transposed,
+    }
+)

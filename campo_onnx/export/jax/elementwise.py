@@ -1,0 +1,121 @@
+"""Elementwise primitives."""
+
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from campo_onnx.export.compact import cast, elementwise
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.jax.translation import Expected, Table, UntranslatableError, dtype_of
+from campo_onnx.export.value import Value
+
+_BOOL = int(TensorProto.BOOL)
+
+_SAME = {
+    "abs": "Abs", "acos": "Acos", "acosh": "Acosh", "add": "Add", "add_any": "Add", "asin": "Asin",
+    "asinh": "Asinh", "atan": "Atan", "atanh": "Atanh", "ceil": "Ceil", "cos": "Cos", "cosh": "Cosh",
+    "div": "Div", "eq": "Equal", "erf": "Erf", "exp": "Exp", "floor": "Floor", "ge": "GreaterOrEqual",
+    "gt": "Greater", "le": "LessOrEqual", "log": "Log", "logistic": "Sigmoid", "lt": "Less", "max": "Max",
+    "min": "Min", "mul": "Mul", "neg": "Neg", "pow": "Pow", "sign": "Sign", "sin": "Sin", "sinh": "Sinh",
+    "sqrt": "Sqrt", "sub": "Sub", "tan": "Tan", "tanh": "Tanh",
+}  # fmt: skip
+_ON_BOOL = {"and": "And", "or": "Or", "xor": "Xor", "not": "Not"}
+_IDENTITIES = ("copy", "copy_p", "optimization_barrier", "stop_gradient")
+
+
+def _same(op_type: str, g: Graph, expected: Expected, *operands: Value, **_: Any) -> Value:
+    if op_type == "Div" and not np.issubdtype(operands[0].numpy_dtype, np.floating):
+        raise UntranslatableError("integers, whose quotient rounds otherwise")
+    return elementwise(g, op_type, *operands)
+
+
+def _on_bool(op_type: str, g: Graph, expected: Expected, *operands: Value) -> Value:
+    if expected.dtype != _BOOL:
+        raise UntranslatableError("bits of integers")
+    return elementwise(g, op_type, *operands)
+
+
+def _unequal(g: Graph, expected: Expected, a: Value, b: Value) -> Value:
+    return elementwise(g, "Not", elementwise(g, "Equal", a, b))
+
+
+def _square(g: Graph, expected: Expected, x: Value) -> Value:
+    return elementwise(g, "Mul", x, x)
+
+
+def _rsqrt(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
+    return elementwise(g, "Reciprocal", elementwise(g, "Sqrt", x))
+
+
+def _integer_pow(g: Graph, expected: Expected, x: Value, *, y: int) -> Value:
+    if y == 2:
+        return _square(g, expected, x)
+    if y == -1:
+        return elementwise(g, "Reciprocal", x)
+    return elementwise(g, "Pow", x, g.scalar(y, x.dtype))
+
+
+def _log1p(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
+    # log(1 + x) loses x below 1e-7; log(u) * x / (u - 1) with u = fl(1 + x) does not (Kahan).
+    one = g.scalar(1, x.dtype)
+    u = elementwise(g, "Add", x, one)
+    ratio = elementwise(g, "Mul", elementwise(g, "Log", u), x)
+    ratio = elementwise(g, "Div", ratio, elementwise(g, "Sub", u, one))
+    return elementwise(g, "Where", elementwise(g, "Equal", u, one), x, ratio)
+
+
+def _expm1(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
+    # exp(x) - 1 = tanh(x / 2) * (exp(x) + 1), without the cancellation near 0.
+    half = elementwise(g, "Mul", x, g.scalar(0.5, x.dtype))
+    tail = elementwise(g, "Add", elementwise(g, "Exp", x), g.scalar(1, x.dtype))
+    return elementwise(g, "Mul", elementwise(g, "Tanh", half), tail)
+
+
+def _erfc(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
+    return elementwise(g, "Sub", g.scalar(1, x.dtype), elementwise(g, "Erf", x))
+
+
+def _select(g: Graph, expected: Expected, which: Value, *cases: Value) -> Value:
+    if len(cases) != 2 or which.dtype != _BOOL:
+        raise UntranslatableError("more than two cases")
+    return elementwise(g, "Where", which, cases[1], cases[0])
+
+
+def _clamp(g: Graph, expected: Expected, low: Value, x: Value, high: Value) -> Value:
+    return elementwise(g, "Min", elementwise(g, "Max", x, low), high)
+
+
+def _is_finite(g: Graph, expected: Expected, x: Value) -> Value:
+    rest = elementwise(g, "Sub", x, x)
+    return elementwise(g, "Equal", rest, g.scalar(0, x.dtype))
+
+
+def _converted(g: Graph, expected: Expected, x: Value, *, new_dtype: Any, **_: Any) -> Value:
+    return cast(g, x, dtype_of(new_dtype))
+
+
+def _identity(g: Graph, expected: Expected, *operands: Value, **_: Any) -> Value | tuple[Value, ...]:
+    return operands if len(operands) > 1 else operands[0]
+
+
+TRANSLATIONS: Table = MappingProxyType(
+    {
+        **{name: partial(_same, op_type) for name, op_type in _SAME.items()},
+        **{name: partial(_on_bool, op_type) for name, op_type in _ON_BOOL.items()},
+        **dict.fromkeys(_IDENTITIES, _identity),
+        "ne": _unequal,
+        "square": _square,
+        "rsqrt": _rsqrt,
+        "integer_pow": _integer_pow,
+        "log1p": _log1p,
+        "expm1": _expm1,
+        "erfc": _erfc,
+        "select_n": _select,
+        "clamp": _clamp,
+        "is_finite": _is_finite,
+        "convert_element_type": _converted,
+    }
+)

@@ -1,0 +1,128 @@
+"""Lookups and scatters."""
+
+import math
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
+
+from onnx import TensorProto
+
+from campo_onnx.export.compact import cast, elementwise, expand, reshape, scatter_add_rows, transpose
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.torch.translation import Expected, Table, UntranslatableError, aten, operand
+from campo_onnx.export.value import Value
+
+_INT64 = int(TensorProto.INT64)
+_BOOL = int(TensorProto.BOOL)
+
+
+def _embedding(g: Graph, expected: Expected, weight: Value, indices: Value, *_: Any) -> Value:
+    return g.op("Gather", weight, indices, axis=0)
+
+
+def _embedding_backward(
+    g: Graph, expected: Expected, gradient: Value, indices: Value, count: int, padding: int,
+    by_frequency: bool,
+) -> Value:  # fmt: skip
+    if by_frequency:
+        raise UntranslatableError("scale_grad_by_freq=True")
+    flat = reshape(g, cast(g, indices, _INT64), (indices.elements,))
+    rows = reshape(g, gradient, (indices.elements, gradient.shape[-1]))
+    if padding >= 0:
+        is_padding = elementwise(g, "Equal", flat, g.scalar(padding, _INT64))
+        column = reshape(g, is_padding, (indices.elements, 1))
+        rows = elementwise(g, "Where", column, g.scalar(0, rows.dtype), rows)
+    return scatter_add_rows(g, rows, flat, count)
+
+
+def _gather(g: Graph, expected: Expected, x: Value, dim: int, index: Value, **_: Any) -> Value:
+    # ONNX wants the other axes to be of equal length; torch lets the index be shorter.
+    if any(n != m for i, (n, m) in enumerate(zip(x.shape, index.shape, strict=True)) if i != dim % x.rank):
+        raise UntranslatableError("an index shorter than the tensor on another axis")
+    return g.op("GatherElements", x, index, axis=dim % x.rank)
+
+
+def _scatter(g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Any) -> Value:
+    return _scattered(g, expected, x, dim, index, source, None)
+
+
+def _scatter_add(g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Any) -> Value:
+    return _scattered(g, expected, x, dim, index, source, "add")
+
+
+def _scattered(
+    g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Any, reduction: str | None
+) -> Value:
+    updates = expand(g, operand(g, source, x.dtype), index.shape)
+    return g.op("ScatterElements", x, index, updates, axis=dim % x.rank, reduction=reduction)
+
+
+def _index_select(g: Graph, expected: Expected, x: Value, dim: int, index: Value) -> Value:
+    return g.op("Gather", x, index, axis=dim % x.rank)
+
+
+def _index(g: Graph, expected: Expected, x: Value, indices: Sequence[Value | None]) -> Value:
+    first, last, flat = _flat_index(g, x.shape, indices)
+    merged = reshape(g, x, (*x.shape[:first], math.prod(x.shape[first:last]), *x.shape[last:]))
+    return g.op("Gather", merged, flat, axis=first)
+
+
+def _flat_index(g: Graph, shape: Sequence[int], indices: Sequence[Value | None]) -> tuple[int, int, Value]:
+    """Turn indices on the axes from `first` to `last` (exclusive) into one on those axes merged."""
+    given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    first, last = given[0][0], given[-1][0] + 1
+    if len(given) != last - first:
+        raise UntranslatableError("indices on axes apart from each other")
+    if any(index.dtype == _BOOL for _, index in given):
+        raise UntranslatableError("a mask as an index, whose result has no static shape")
+    flat = g.scalar(0, _INT64)
+    for axis, index in given:
+        size, position = g.scalar(shape[axis], _INT64), cast(g, index, _INT64)
+        is_negative = elementwise(g, "Less", position, g.scalar(0, _INT64))
+        position = elementwise(g, "Where", is_negative, elementwise(g, "Add", position, size), position)
+        flat = elementwise(g, "Add", elementwise(g, "Mul", flat, size), position)
+    return first, last, flat
+
+
+def _index_put(
+    g: Graph, expected: Expected, x: Value, indices: Sequence[Value | None], values: Value,
+    accumulate: bool = False,
+) -> Value:  # fmt: skip
+    mask = indices[0]
+    if len(indices) == 1 and mask is not None and mask.dtype == _BOOL:
+        return _masked_put(g, x, mask, values, accumulate)
+    first, last, flat = _flat_index(g, x.shape, indices)
+    leading, count = math.prod(x.shape[:first]), math.prod(x.shape[first:last])
+    width = math.prod(x.shape[last:])
+    values = expand(g, operand(g, values, x.dtype), (*x.shape[:first], *flat.shape, *x.shape[last:]))
+    rows = transpose(g, reshape(g, values, (leading, flat.elements, width)), [1, 0, 2])
+    rows = reshape(g, rows, (flat.elements, leading * width))
+    target = transpose(g, reshape(g, x, (leading, count, width)), [1, 0, 2])
+    target = reshape(g, target, (count, leading * width))
+    # Not ScatterND: with repeated indices it loses updates on the CPU provider's second thread.
+    column = expand(g, reshape(g, flat, (flat.elements, 1)), rows.shape)
+    reduction = "add" if accumulate else None
+    written = g.op("ScatterElements", target, column, rows, axis=0, reduction=reduction)
+    by_leading = transpose(g, reshape(g, written, (count, leading, width)), [1, 0, 2])
+    return reshape(g, by_leading, x.shape)
+
+
+def _masked_put(g: Graph, x: Value, mask: Value, values: Value, accumulate: bool) -> Value:
+    if values.elements != 1 or accumulate:
+        raise UntranslatableError("a mask as an index, with one value per hit")
+    mask = reshape(g, mask, (*mask.shape, *[1] * (x.rank - mask.rank)))
+    return elementwise(g, "Where", mask, reshape(g, cast(g, values, x.dtype), ()), x)
+
+
+TRANSLATIONS: Table = MappingProxyType(
+    {
+        aten.embedding.default: _embedding,
+        aten.embedding_dense_backward.default: _embedding_backward,
+        aten.gather.default: _gather,
+        **dict.fromkeys((aten.scatter.src, aten.scatter.value), _scatter),
+        aten.scatter_add.default: _scatter_add,
+        aten.index_select.default: _index_select,
+        aten.index.Tensor: _index,
+        **dict.fromkeys((aten.index_put.default, aten._unsafe_index_put.default), _index_put),
+    }
+)

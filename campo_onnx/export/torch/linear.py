@@ -1,0 +1,46 @@
+"""Products of matrices."""
+
+from types import MappingProxyType
+
+from campo_onnx.export.compact import elementwise, gemm, matmul
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.torch.translation import Expected, Table, aten
+from campo_onnx.export.value import Value
+
+
+def _mm(g: Graph, expected: Expected, a: Value, b: Value) -> Value:
+    return matmul(g, a, b)
+
+
+def _scaled_sum(g: Graph, bias: Value, product: Value, beta: float, alpha: float) -> Value:
+    if alpha != 1:
+        product = elementwise(g, "Mul", product, g.scalar(alpha, product.dtype))
+    if beta != 1:
+        bias = elementwise(g, "Mul", bias, g.scalar(beta, bias.dtype))
+    return elementwise(g, "Add", product, bias)
+
+
+def _addmm(
+    g: Graph, expected: Expected, bias: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1
+) -> Value:
+    if beta == alpha == 1:
+        return gemm(g, a, b, bias)
+    return _scaled_sum(g, bias, gemm(g, a, b), beta, alpha)
+
+
+def _baddbmm(
+    g: Graph, expected: Expected, bias: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1
+) -> Value:
+    return _scaled_sum(g, bias, matmul(g, a, b), beta, alpha)
+
+
+TRANSLATIONS: Table = MappingProxyType(
+    {
+        aten.mm.default: _mm,
+        aten.bmm.default: _mm,
+        aten.mv.default: _mm,
+        aten.dot.default: _mm,
+        aten.addmm.default: _addmm,
+        aten.baddbmm.default: _baddbmm,
+    }
+)

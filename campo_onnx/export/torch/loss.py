@@ -1,0 +1,73 @@
+"""The loss that picks one log-probability per row."""
+
+from types import MappingProxyType
+
+from onnx import TensorProto
+
+from campo_onnx.export.compact import cast, elementwise, expand, full, reduce, reshape
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.torch.translation import Expected, Table, aten
+from campo_onnx.export.value import Value
+
+_INT64 = int(TensorProto.INT64)
+_MEAN, _SUM = 1, 2  # torch's numbers of a loss's reduction
+
+
+def _nll_loss(
+    g: Graph, expected: Expected, x: Value, target: Value, weight: Value | None, reduction: int, ignored: int
+) -> tuple[Value, Value]:
+    """Minus the log-probability of the target, for (n, classes) or (n, classes, positions ...)."""
+    counts, index = _counts(g, x, target, weight, ignored)
+    picked = g.op("GatherElements", x, index, axis=_class_axis(x))
+    losses = elementwise(g, "Neg", _mul_or_mask(g, counts, picked, weight))
+    total = reduce(g, "ReduceSum", cast(g, counts, x.dtype), list(range(counts.rank)), keepdims=False)
+    if reduction not in (_MEAN, _SUM):
+        return reshape(g, losses, target.shape), total
+    loss = reduce(g, "ReduceSum", losses, list(range(losses.rank)), keepdims=False)
+    return (elementwise(g, "Div", loss, total) if reduction == _MEAN else loss), total
+
+
+def _mul_or_mask(g: Graph, counts: Value, x: Value, weight: Value | None) -> Value:
+    if weight is None:
+        return elementwise(g, "Where", counts, x, g.scalar(0, x.dtype))
+    return elementwise(g, "Mul", counts, x)
+
+
+def _class_axis(x: Value) -> int:
+    return 1 if x.rank > 1 else 0
+
+
+def _counts(g: Graph, x: Value, target: Value, weight: Value | None, ignored: int) -> tuple[Value, Value]:
+    """Say how much each target counts (bool, or its class's weight), and where to look it up."""
+    axis = _class_axis(x)
+    target = reshape(g, target, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
+    counts = elementwise(g, "Not", elementwise(g, "Equal", target, g.scalar(ignored, _INT64)))
+    index = elementwise(g, "Where", counts, target, g.scalar(0, _INT64))
+    if weight is None:
+        return counts, index
+    weights = g.op("Gather", weight, index, axis=0)
+    return elementwise(g, "Where", counts, weights, g.scalar(0, weights.dtype)), index
+
+
+def _nll_loss_backward(
+    g: Graph, expected: Expected, gradient: Value, x: Value, target: Value, weight: Value | None,
+    reduction: int, ignored: int, total: Value,
+) -> Value:  # fmt: skip
+    counts, index = _counts(g, x, target, weight, ignored)
+    if reduction == _MEAN:
+        gradient = elementwise(g, "Div", gradient, total)
+    elif reduction != _SUM:
+        gradient = reshape(g, gradient, index.shape)
+    share = _mul_or_mask(g, counts, elementwise(g, "Neg", gradient), weight)
+    zeros = full(g, x.shape, 0, x.dtype)
+    return g.op("ScatterElements", zeros, index, expand(g, share, index.shape), axis=_class_axis(x))
+
+
+TRANSLATIONS: Table = MappingProxyType(
+    {
+        aten.nll_loss_forward.default: _nll_loss,
+        aten.nll_loss_backward.default: _nll_loss_backward,
+        aten.nll_loss2d_forward.default: _nll_loss,
+        aten.nll_loss2d_backward.default: _nll_loss_backward,
+    }
+)

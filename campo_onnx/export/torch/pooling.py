@@ -1,0 +1,207 @@
+"""Pooling and resampling, with their gradients."""
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from campo_onnx.export.compact import full, reshape
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.torch.translation import Expected, Table, UntranslatableError, aten, pair
+from campo_onnx.export.value import Value
+
+Matrix = NDArray[np.float64]
+
+
+def _max_pool(
+    g: Graph, expected: Expected, x: Value, kernel: Sequence[int], stride: Sequence[int] = (),
+    padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, ceil_mode: bool = False,
+) -> tuple[Value, ...]:  # fmt: skip
+    count = len(expected.shape) - 2
+    if x.rank != len(expected.shape) or count < 1:
+        raise UntranslatableError("an image without batch or channels")
+    pads = pair(padding, count)
+    # ONNX counts the indices over the whole tensor, torch over one image: only our own gradient
+    # reads them, and a flat index is what it wants.
+    return g.ops(
+        "MaxPool",
+        x,
+        outputs=2,
+        kernel_shape=pair(kernel, count),
+        strides=pair(stride, count) if stride else pair(kernel, count),
+        pads=[*pads, *pads],
+        dilations=pair(dilation, count),
+        ceil_mode=int(ceil_mode),
+    )
+
+
+def _max_pool_backward(
+    g: Graph, expected: Expected, gradient: Value, x: Value, kernel: Any, stride: Any, padding: Any,
+    dilation: Any, ceil_mode: bool, indices: Value,
+) -> Value:  # fmt: skip
+    zeros = full(g, (x.elements,), 0, gradient.dtype)
+    flat = reshape(g, indices, (indices.elements,))
+    source = reshape(g, gradient, (gradient.elements,))
+    return reshape(g, g.op("ScatterElements", zeros, flat, source, axis=0, reduction="add"), x.shape)
+
+
+def _avg_pool(
+    g: Graph, expected: Expected, x: Value, kernel: Sequence[int], stride: Sequence[int] = (),
+    padding: int | Sequence[int] = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Value:  # fmt: skip
+    sizes, strides, pads = pair(kernel, 2), pair(stride, 2) if stride else pair(kernel, 2), pair(padding, 2)
+    if ceil_mode or divisor_override is not None:
+        rows, columns = _average_matrices(
+            x.shape[-2:], expected.shape[-2:], kernel, stride, padding, count_include_pad, divisor_override
+        )
+        return _separable(g, x, rows, columns)
+    return g.op(
+        "AveragePool",
+        x,
+        kernel_shape=sizes,
+        strides=strides,
+        pads=[*pads, *pads],
+        count_include_pad=int(count_include_pad),
+    )
+
+
+def _avg_pool_backward(
+    g: Graph, expected: Expected, gradient: Value, x: Value, kernel: Sequence[int], stride: Sequence[int],
+    padding: int | Sequence[int], ceil_mode: bool, count_include_pad: bool, divisor_override: int | None,
+) -> Value:  # fmt: skip
+    rows, columns = _average_matrices(
+        x.shape[-2:], gradient.shape[-2:], kernel, stride, padding, count_include_pad, divisor_override
+    )
+    return _separable(g, gradient, rows.T, columns.T)
+
+
+def _average_matrices(
+    inputs: Sequence[int], outputs: Sequence[int], kernel: Sequence[int], stride: Sequence[int],
+    padding: int | Sequence[int], count_include_pad: bool, divisor: int | None,
+) -> tuple[Matrix, Matrix]:  # fmt: skip
+    """Give the matrices (outputs, inputs) that average rows and columns."""
+    sizes, strides, pads = pair(kernel, 2), pair(stride, 2) if stride else pair(kernel, 2), pair(padding, 2)
+    matrices = []
+    for n, m, k, s, p in zip(inputs, outputs, sizes, strides, pads, strict=True):
+        matrix = np.zeros((m, n))
+        for i in range(m):
+            first, last = i * s - p, min(i * s - p + k, n + p)
+            inside = slice(max(first, 0), min(last, n))
+            count = last - first if count_include_pad else inside.stop - inside.start
+            matrix[i, inside] = 1 if divisor is not None else 1 / count
+        matrices.append(matrix)
+    if divisor is not None:
+        matrices[0] /= divisor
+    return matrices[0], matrices[1]
+
+
+def _adaptive_avg_pool(g: Graph, expected: Expected, x: Value, size: Sequence[int]) -> Value:
+    return _separable(g, x, *_adaptive_matrices(x.shape[-2:], expected.shape[-2:]))
+
+
+def _adaptive_avg_pool_backward(g: Graph, expected: Expected, gradient: Value, x: Value) -> Value:
+    rows, columns = _adaptive_matrices(x.shape[-2:], gradient.shape[-2:])
+    return _separable(g, gradient, rows.T, columns.T)
+
+
+def _adaptive_matrices(inputs: Sequence[int], outputs: Sequence[int]) -> tuple[Matrix, Matrix]:
+    matrices = []
+    for n, m in zip(inputs, outputs, strict=True):
+        matrix = np.zeros((m, n))
+        for i in range(m):
+            first, last = i * n // m, -(-(i + 1) * n // m)
+            matrix[i, first:last] = 1 / (last - first)
+        matrices.append(matrix)
+    return matrices[0], matrices[1]
+
+
+def _separable(g: Graph, x: Value, rows: Matrix, columns: Matrix) -> Value:
+    """Apply a linear map that works on rows and columns apart: two products with constants."""
+    for matrix, on_rows in ((rows, True), (columns, False)):
+        if np.array_equal(matrix, np.eye(len(matrix))) and matrix.shape[0] == matrix.shape[1]:
+            continue
+        if on_rows:
+            x = g.op("MatMul", g.constant(matrix.astype(x.numpy_dtype)), x)
+        else:
+            x = g.op("MatMul", x, g.constant(matrix.T.astype(x.numpy_dtype)))
+    return x
+
+
+def _interpolation(mode: str, n: int, m: int, scale: float | None, align_corners: bool | None) -> Matrix:
+    """Give the matrix (outputs, inputs) of one axis by resampling the unit vectors."""
+    size = {"size": m} if scale is None else {"scale_factor": scale, "recompute_scale_factor": False}
+    unit = torch.eye(n, dtype=torch.float64)[None]
+    resampled = torch.nn.functional.interpolate(unit, mode=mode, align_corners=align_corners, **size)
+    if resampled.shape[-1] != m:
+        raise UntranslatableError(f"scale factor {scale} from {n} to {m}")
+    matrix: Matrix = resampled[0].T.numpy()
+    return matrix
+
+
+def _nearest(
+    g: Graph, expected: Expected, x: Value, size: Any, scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> Value:  # fmt: skip
+    return _separable(g, x, *_nearest_matrices(x.shape, expected.shape, scales_h, scales_w))
+
+
+def _nearest_backward(
+    g: Graph, expected: Expected, gradient: Value, size: Any, input_size: Any,
+    scales_h: float | None = None, scales_w: float | None = None,
+) -> Value:  # fmt: skip
+    rows, columns = _nearest_matrices(expected.shape, gradient.shape, scales_h, scales_w)
+    return _separable(g, gradient, rows.T, columns.T)
+
+
+def _nearest_matrices(
+    inputs: Sequence[int], outputs: Sequence[int], scales_h: float | None, scales_w: float | None
+) -> tuple[Matrix, Matrix]:
+    return (
+        _interpolation("nearest", inputs[-2], outputs[-2], scales_h, None),
+        _interpolation("nearest", inputs[-1], outputs[-1], scales_w, None),
+    )
+
+
+def _bilinear(
+    g: Graph, expected: Expected, x: Value, size: Any, align_corners: bool,
+    scales_h: float | None = None, scales_w: float | None = None,
+) -> Value:  # fmt: skip
+    return _separable(g, x, *_bilinear_matrices(x.shape, expected.shape, align_corners, scales_h, scales_w))
+
+
+def _bilinear_backward(
+    g: Graph, expected: Expected, gradient: Value, size: Any, input_size: Any, align_corners: bool,
+    scales_h: float | None = None, scales_w: float | None = None,
+) -> Value:  # fmt: skip
+    rows, columns = _bilinear_matrices(expected.shape, gradient.shape, align_corners, scales_h, scales_w)
+    return _separable(g, gradient, rows.T, columns.T)
+
+
+def _bilinear_matrices(
+    inputs: Sequence[int], outputs: Sequence[int], align_corners: bool, scales_h: float | None,
+    scales_w: float | None,
+) -> tuple[Matrix, Matrix]:  # fmt: skip
+    return (
+        _interpolation("linear", inputs[-2], outputs[-2], scales_h, align_corners),
+        _interpolation("linear", inputs[-1], outputs[-1], scales_w, align_corners),
+    )
+
+
+TRANSLATIONS: Table = MappingProxyType(
+    {
+        aten.max_pool2d_with_indices.default: _max_pool,
+        aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
+        aten.avg_pool2d.default: _avg_pool,
+        aten.avg_pool2d_backward.default: _avg_pool_backward,
+        aten._adaptive_avg_pool2d.default: _adaptive_avg_pool,
+        aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool_backward,
+        aten.upsample_nearest2d.default: _nearest,
+        aten.upsample_nearest2d_backward.default: _nearest_backward,
+        aten.upsample_bilinear2d.default: _bilinear,
+        aten.upsample_bilinear2d_backward.default: _bilinear_backward,
+    }
+)

@@ -1,0 +1,54 @@
+"""Random numbers: dropout's mask, and what modules draw themselves."""
+
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from campo_onnx.export.compact import cast, elementwise
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.torch.translation import Expected, Table, UntranslatableError, aten
+from campo_onnx.export.value import Value
+
+_FLOAT = int(TensorProto.FLOAT)
+
+
+def _dropout(g: Graph, expected: Expected, x: Value, p: float, train: bool | None) -> tuple[Value, Value]:
+    if not train:
+        raise UntranslatableError("train=False")
+    y, mask = g.ops("Dropout", x, g.scalar(p, _FLOAT), g.constant(np.True_), outputs=2)
+    return y, mask
+
+
+def _dropout_backward(g: Graph, expected: Expected, gradient: Value, mask: Value, scale: float) -> Value:
+    scaled = elementwise(g, "Mul", gradient, g.scalar(scale, gradient.dtype))
+    return elementwise(g, "Where", mask, scaled, g.scalar(0, gradient.dtype))
+
+
+def _bernoulli(g: Graph, expected: Expected, x: Value, p: float = 0.5, **_: Any) -> Value:
+    uniform = g.op("RandomUniform", shape=list(expected.shape), dtype=_FLOAT)
+    return cast(g, elementwise(g, "Less", uniform, g.scalar(p, _FLOAT)), expected.dtype)
+
+
+def _rand(g: Graph, expected: Expected, *_: Any, **__: Any) -> Value:
+    return g.op("RandomUniform", shape=list(expected.shape), dtype=expected.dtype)
+
+
+def _randn(g: Graph, expected: Expected, *_: Any, **__: Any) -> Value:
+    return g.op("RandomNormal", shape=list(expected.shape), dtype=expected.dtype)
+
+
+RANDOM: Table = MappingProxyType(
+    {
+        aten.native_dropout.default: _dropout,
+        aten.bernoulli.p: _bernoulli,
+        aten.rand.default: _rand,
+        aten.rand_like.default: _rand,
+        aten.randn.default: _randn,
+        aten.randn_like.default: _randn,
+    }
+)
+"""Operations that draw random numbers: one that runs again for the gradient would draw others."""
+
+TRANSLATIONS: Table = MappingProxyType({**RANDOM, aten.native_dropout_backward.default: _dropout_backward})

@@ -1,0 +1,150 @@
+"""Sums, means, extrema and softmax."""
+
+import math
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
+
+from onnx import TensorProto
+
+from campo_onnx.export.compact import cast, elementwise, reduce, reshape
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.torch.translation import Expected, Table, UntranslatableError, aten, axes_of, operand
+from campo_onnx.export.value import Value
+
+Dims = int | Sequence[int] | None
+
+_INT32 = int(TensorProto.INT32)
+_BOOL = int(TensorProto.BOOL)
+
+
+def _sum(g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False, **_: Any) -> Value:
+    return reduce(g, "ReduceSum", cast(g, x, expected.dtype), axes_of(x, dim), keepdims=keepdim)
+
+
+def _mean(g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False, **_: Any) -> Value:
+    return reduce(g, "ReduceMean", cast(g, x, expected.dtype), axes_of(x, dim), keepdims=keepdim)
+
+
+def _amax(g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+    return reduce(g, "ReduceMax", x, axes_of(x, dim), keepdims=keepdim)
+
+
+def _amin(g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+    return reduce(g, "ReduceMin", x, axes_of(x, dim), keepdims=keepdim)
+
+
+def _any(g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+    counted = cast(g, cast(g, x, _BOOL), _INT32)
+    return cast(g, reduce(g, "ReduceMax", counted, axes_of(x, dim), keepdims=keepdim), _BOOL)
+
+
+def _all(g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+    counted = cast(g, cast(g, x, _BOOL), _INT32)
+    return cast(g, reduce(g, "ReduceMin", counted, axes_of(x, dim), keepdims=keepdim), _BOOL)
+
+
+def _extremum_and_index(
+    extremum: str, index: str, g: Graph, x: Value, dim: int, keepdim: bool
+) -> tuple[Value, Value]:
+    dim %= x.rank
+    where = g.op(index, x, axis=dim, keepdims=int(keepdim))
+    return reduce(g, extremum, x, [dim], keepdims=keepdim), where
+
+
+def _max_dim(g: Graph, expected: Expected, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    return _extremum_and_index("ReduceMax", "ArgMax", g, x, dim, keepdim)
+
+
+def _min_dim(g: Graph, expected: Expected, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    return _extremum_and_index("ReduceMin", "ArgMin", g, x, dim, keepdim)
+
+
+def _argmax(g: Graph, expected: Expected, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    if dim is None:
+        x, dim = reshape(g, x, (x.elements,)), 0
+    return reshape(g, g.op("ArgMax", x, axis=dim % x.rank, keepdims=int(keepdim)), expected.shape)
+
+
+def _var(
+    g: Graph, expected: Expected, x: Value, dim: Dims = None, *, correction: float | None = None,
+    keepdim: bool = False,
+) -> Value:  # fmt: skip
+    axes = axes_of(x, dim)
+    count = math.prod(x.shape[a] for a in axes)
+    centered = elementwise(g, "Sub", x, reduce(g, "ReduceMean", x, axes, keepdims=True))
+    biased = reduce(g, "ReduceMean", elementwise(g, "Mul", centered, centered), axes, keepdims=keepdim)
+    freedom = count - (1 if correction is None else correction)
+    if freedom <= 0:
+        raise UntranslatableError(f"the variance of {count} numbers with correction {correction}")
+    return elementwise(g, "Mul", biased, g.scalar(count / freedom, x.dtype))
+
+
+def _var_mean(
+    g: Graph, expected: Expected, x: Value, dim: Dims = None, *, correction: float | None = None,
+    keepdim: bool = False,
+) -> tuple[Value, Value]:  # fmt: skip
+    mean = reduce(g, "ReduceMean", x, axes_of(x, dim), keepdims=keepdim)
+    return _var(g, expected, x, dim, correction=correction, keepdim=keepdim), mean
+
+
+def _cumsum(g: Graph, expected: Expected, x: Value, dim: int, **_: Any) -> Value:
+    axis = g.integers([dim % max(x.rank, 1)])
+    return g.op("CumSum", cast(g, x, expected.dtype), reshape(g, axis, ()))
+
+
+def _softmax(g: Graph, expected: Expected, x: Value, dim: int, half_to_float: Any = False) -> Value:
+    return g.op("Softmax", operand(g, x, expected.dtype), axis=dim % x.rank)
+
+
+def _log_softmax(g: Graph, expected: Expected, x: Value, dim: int, half_to_float: Any = False) -> Value:
+    return g.op("LogSoftmax", operand(g, x, expected.dtype), axis=dim % x.rank)
+
+
+def _safe_softmax(g: Graph, expected: Expected, x: Value, dim: int, dtype: Any = None) -> Value:
+    """Softmax whose rows of minus infinity alone are zero."""
+    dim %= x.rank
+    largest = reduce(g, "ReduceMax", x, [dim], keepdims=True)
+    sees_nothing = elementwise(g, "Equal", largest, g.scalar(-math.inf, x.dtype))
+    weights = g.op("Softmax", x, axis=dim)
+    return elementwise(g, "Where", sees_nothing, g.scalar(0, x.dtype), weights)
+
+
+def _softmax_backward(
+    g: Graph, expected: Expected, gradient: Value, y: Value, dim: int, dtype: Any = None
+) -> Value:
+    weighted = elementwise(g, "Mul", gradient, y)
+    total = reduce(g, "ReduceSum", weighted, [dim % y.rank], keepdims=True)
+    return elementwise(g, "Sub", weighted, elementwise(g, "Mul", y, total))
+
+
+def _log_softmax_backward(
+    g: Graph, expected: Expected, gradient: Value, y: Value, dim: int, dtype: Any = None
+) -> Value:
+    total = reduce(g, "ReduceSum", gradient, [dim % y.rank], keepdims=True)
+    return elementwise(g, "Sub", gradient, elementwise(g, "Mul", elementwise(g, "Exp", y), total))
+
+
+TRANSLATIONS: Table = MappingProxyType(
+    {
+        **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), _sum),
+        **dict.fromkeys((aten.mean.default, aten.mean.dim), _mean),
+        aten.amax.default: _amax,
+        aten.max.default: _amax,
+        aten.amin.default: _amin,
+        aten.min.default: _amin,
+        **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), _any),
+        **dict.fromkeys((aten.all.default, aten.all.dim), _all),
+        aten.max.dim: _max_dim,
+        aten.min.dim: _min_dim,
+        aten.argmax.default: _argmax,
+        aten.var.correction: _var,
+        aten.var_mean.correction: _var_mean,
+        aten.cumsum.default: _cumsum,
+        aten._softmax.default: _softmax,
+        aten._log_softmax.default: _log_softmax,
+        aten._safe_softmax.default: _safe_softmax,
+        aten._softmax_backward_data.default: _softmax_backward,
+        aten._log_softmax_backward_data.default: _log_softmax_backward,
+    }
+)

@@ -1,0 +1,58 @@
+"""The tensors of a graph under construction, and how each is made."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import helper
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Value:
+    """A tensor of the graph.
+
+    Parameters
+    ----------
+    name
+        Unique name.
+    dtype
+        ``TensorProto.DataType``.
+    shape
+        Static dimensions.
+    constant
+        The value, where it is known at export.
+    """
+
+    name: str
+    dtype: int
+    shape: tuple[int, ...]
+    constant: NDArray[Any] | None = None
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The NumPy type of an element."""
+        return helper.tensor_dtype_to_np_dtype(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Made:
+    """How a value is computed: what the compacting constructors look at."""
+
+    op_type: str
+    inputs: tuple[Value | None, ...]
+    outputs: tuple[Value, ...]
+    attributes: Mapping[str, Any]
+    name: str

@@ -1,0 +1,97 @@
+"""``campo-onnx calibrate``: learn what this machine's nodes and Casts cost."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import DECISION, OUTPUT, ForceOption, LowPrecision, PrecisionOption
+from .profile import MEASURE, RunOnOption, StoreOption, ThreadsOption
+from .render import print_calibration, print_json, print_note, progressing
+
+
+def calibrate(
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", help="Where to write the calibration (JSON).", show_default=False),
+    ],
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="Minutes instead of hours: fewer operators and shapes.", rich_help_panel=DECISION
+        ),
+    ] = False,
+    ops: Annotated[
+        str | None,
+        typer.Option(
+            "--ops",
+            metavar="OP,OP,...",
+            help="Only these operators.",
+            show_default=False,
+            rich_help_panel=DECISION,
+        ),
+    ] = None,
+    shapes: Annotated[
+        int | None,
+        typer.Option(
+            min=9,
+            help="Shapes per operator, instead of 40 with --quick and 400 without. A third is kept to test.",
+            show_default=False,
+            rich_help_panel=DECISION,
+        ),
+    ] = None,
+    precision: PrecisionOption = LowPrecision.FP16,
+    device: RunOnOption = "auto",
+    cuda_graph: Annotated[
+        bool,
+        typer.Option("--cuda-graph", help="Time nodes inside captured CUDA graphs.", rich_help_panel=MEASURE),
+    ] = False,
+    threads: ThreadsOption = 0,
+    store: StoreOption = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the calibration itself.", rich_help_panel=OUTPUT)
+    ] = False,
+    force: ForceOption = False,
+) -> None:
+    """Learn the costs of this machine, once: Casts, and every operator in both precisions.
+
+    Operators run on shapes of real networks in FP32 and in the low precision; a model for each
+    predicts the one from the other, and is tested on shapes it has not seen. Every timing is kept:
+    a calibration that was interrupted goes on where it stopped.
+
+    Example: `campo-onnx calibrate -o here.json --quick`
+    """
+    from dataclasses import replace
+
+    from campo_onnx.calibrate.campaign import calibrate as run_campaign
+    from campo_onnx.calibrate.campaign import full_campaign, quick_campaign
+    from campo_onnx.calibrate.local import device_of
+    from campo_onnx.calibrate.microbench import Bench
+    from campo_onnx.calibrate.store import GRAPH, STREAM, Store, default_path
+    from campo_onnx.errors import UsageError
+    from campo_onnx.ir.exporter import check_destination, export_text
+    from campo_onnx.ir.precision import Precision
+    from campo_onnx.runtime.providers import choose_provider, machine
+
+    check_destination(output, force=force)
+    here = machine(choose_provider(device), threads)
+    if cuda_graph and here.provider != "cuda":
+        raise UsageError("--cuda-graph needs the CUDA provider", remedy="Leave it out on a CPU.")
+    figures = device_of(here)
+    campaign = (quick_campaign if quick else full_campaign)(here.provider)
+    if ops is not None:
+        campaign = replace(campaign, ops=tuple(op.strip() for op in ops.split(",") if op.strip()))
+    if shapes is not None:
+        sampling = replace(campaign.sampling, count=shapes)
+        campaign = replace(campaign, sampling=sampling, casts=min(campaign.casts, shapes))
+    with Store(store or default_path()) as timings:
+        if timings.notice:
+            print_note(timings.notice)
+        with progressing(f"calibrating {here.device} ({here.provider})") as advance:
+            bench = Bench(machine=here, store=timings, execution=GRAPH if cuda_graph else STREAM)
+            made = run_campaign(campaign, bench, figures, Precision(precision.value), advance)
+    export_text(made.to_json(), output)
+    if json:
+        print_json(made.to_json())
+    else:
+        print_calibration(made, output)

@@ -1,0 +1,116 @@
+"""Eq. 1 and Eq. 2 against data made from known coefficients."""
+
+import numpy as np
+import pytest
+
+from campo_onnx.calibrate.accuracy import accuracy, fit_best, model_accuracy, split
+from campo_onnx.calibrate.fit import METHODS, PAPER, TIME, OpModel, Sample, fit_cast, fit_op, fit_time
+from campo_onnx.calibrate.select import correlations, select
+
+
+def samples(count: int, low_us, *, noise: float = 0.0, seed: int = 0) -> list[Sample]:
+    """Nodes whose low-precision time is a known function of FP32 time and two events."""
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        traffic = float(np.exp(random.uniform(5, 12)))
+        fp32_us = traffic / 1000 + 3
+        events = {"traffic": traffic, "rate": traffic / fp32_us, "noise": float(random.random()), "same": 1.0}
+        exact = low_us(fp32_us, events)
+        found.append(
+            Sample(fp32_us=fp32_us, low_us=exact * float(1 + noise * random.normal()), events=events)
+        )
+    return found
+
+
+def halved(fp32_us: float, events: dict[str, float]) -> float:
+    return fp32_us * 0.0004 * events["rate"] + 2.0
+
+
+def test_eq2_recovers_its_coefficients() -> None:
+    model = fit_op(samples(50, halved), ("rate",), PAPER)
+    assert model.weights == pytest.approx([0.0004])
+    assert model.sigma_us == pytest.approx(2.0)
+    assert model.low_us(10.0, {"rate": 500.0}) == pytest.approx(10 * 0.0004 * 500 + 2)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+def test_every_method_predicts_held_out_shapes(method) -> None:
+    fitted, kept = split(samples(90, halved, noise=0.02))
+    assert len(kept) == 30
+    assert accuracy(fit_op(fitted, ("rate",), method), kept) > 0.9
+
+
+def test_non_negative_weights() -> None:
+    falling = samples(60, lambda fp32_us, events: fp32_us * (0.002 * events["rate"] - 0.1 * events["noise"]))
+    free = fit_op(falling, ("rate", "noise"), METHODS[1])
+    bounded = fit_op(falling, ("rate", "noise"), METHODS[2])
+    assert min(free.weights) < 0
+    assert min(bounded.weights) >= 0
+
+
+def test_predictions_stay_within_the_ratios_seen() -> None:
+    model = OpModel(features=(TIME,), weights=(0.5,), sigma_us=100.0, ratios=(0.4, 0.9))
+    assert model.low_us(1.0, {}) == 0.9  # a constant fitted to large nodes says nothing about small ones
+    assert model.low_us(10_000.0, {}) == pytest.approx(5100)
+    assert fit_op(samples(20, halved), ("rate",), PAPER).ratios is None
+
+
+def test_selection_takes_correlated_events_only() -> None:
+    found = samples(100, halved, noise=0.05)
+    rho = correlations(found)
+    assert rho["traffic"] > 0.95
+    assert abs(rho["noise"]) < 0.4
+    assert rho["same"] == 0.0
+    assert select(found) == ("traffic", "rate")
+    assert select(found, threshold=1.1) == ("traffic",) or select(found, threshold=1.1) == ("rate",)
+
+
+def test_negative_correlation_counts() -> None:
+    found = [Sample(fp32_us=1.0, low_us=float(i), events={"down": -float(i)}) for i in range(1, 20)]
+    assert select(found) == ("down",)
+
+
+def test_best_method_is_chosen_without_the_held_out_shapes() -> None:
+    fitted, kept = split(samples(90, lambda fp32_us, _: 0.6 * fp32_us + 1, noise=0.01))
+    best = fit_best(fitted)
+    assert best is not None
+    assert set(best.by_method) == {method.name for method in METHODS}
+    assert accuracy(best.model, kept) > 0.97
+    assert fit_best(fitted[:5]) is None
+
+
+def test_model_accuracy_is_eq3() -> None:
+    assert model_accuracy([11.0, 8.0], [10.0, 10.0]) == pytest.approx(1 - (0.1 + 0.2) / 2)
+    assert model_accuracy([30.0], [10.0]) == pytest.approx(-1.0)
+
+
+def test_eq1_recovers_r_and_constant() -> None:
+    elements = [round(x) for x in np.geomspace(1e2, 1e7, 30)]
+    cast = fit_cast(elements, [0.002 * n + 4 for n in elements])
+    assert cast.r_us == pytest.approx(0.002)
+    assert cast.c_i_us == pytest.approx(4)
+
+
+def test_relative_fit_does_not_sacrifice_small_casts() -> None:
+    elements = [100, 1000, 10_000, 1_000_000]
+    measured = [2.0, 2.1, 4.0, 500.0]  # steeper beyond the cache
+    relative, absolute = fit_cast(elements, measured), fit_cast(elements, measured, relative=False)
+    assert abs(relative.cast_us(100) - 2) < abs(absolute.cast_us(100) - 2) or absolute.c_i_us == 0
+
+
+def test_fp32_time_from_shapes() -> None:
+    random = np.random.default_rng(0)
+    rows = [
+        {
+            "moved_bytes": float(random.uniform(1e3, 1e7)),
+            "flops": float(random.uniform(1e3, 1e9)),
+            "waves": 1.0,
+            "beyond_l2_bytes": 0.0,
+        }
+        for _ in range(40)
+    ]
+    times = [row["moved_bytes"] / 1e3 + row["flops"] / 1e5 + 5 for row in rows]
+    model = fit_time(rows, times)
+    assert model.fp32_us(rows[0]) == pytest.approx(times[0], rel=1e-3)
+    assert min(model.weights) >= 0

@@ -1,0 +1,65 @@
+"""Samples: valid nodes, spread over sizes, reproducible."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+import pytest
+
+from campo_onnx.calibrate.samples import Sampling, cast_samples, sampled_ops, samples_of
+from campo_onnx.calibrate.signature import Signature, one_node_model
+from campo_onnx.errors import UsageError
+from campo_onnx.ir.precision import Precision
+
+SMALL = Sampling(count=12, largest_bytes=2e6, largest_flops=1e8)
+
+
+def sizes(signatures: Iterable[Signature]) -> list[float]:
+    return [signature.nbytes for signature in signatures]
+
+
+@pytest.mark.parametrize("op", sampled_ops())
+def test_samples_are_valid_nodes_within_limits(op: str) -> None:
+    drawn = samples_of(op, SMALL)
+    assert len(drawn) == SMALL.count
+    assert len({s.key for s in drawn}) == SMALL.count
+    assert max(sizes(drawn)) <= SMALL.largest_bytes
+    for signature in drawn[:4]:
+        assert signature.node.op.op_type == op
+        low = signature.lowered(Precision.FP16)
+        assert low is not None
+        onnx.checker.check_model(one_node_model(signature, 1), full_check=True)
+        onnx.checker.check_model(one_node_model(low, 2), full_check=True)
+
+
+def test_sizes_spread_over_orders_of_magnitude() -> None:
+    drawn = sizes(samples_of("Add", Sampling(count=60, largest_bytes=1e8, largest_flops=1e12)))
+    assert max(drawn) / min(drawn) > 1000
+
+
+@pytest.mark.parametrize("op", ["MatMul", "Gemm", "Conv", "ConvTranspose"])
+def test_aligned_and_unaligned_products(op: str) -> None:
+    drawn = samples_of(op, Sampling(count=60, largest_bytes=1e8, largest_flops=1e12))
+    aligned = sum(all(gemm.is_aligned() for gemm in s.work.gemms) for s in drawn)
+    assert 20 <= aligned <= 40
+
+
+def test_samples_do_not_depend_on_other_ops() -> None:
+    assert [s.key for s in samples_of("Mul", SMALL)] == [s.key for s in samples_of("Mul", SMALL)]
+    other = Sampling(count=12, largest_bytes=2e6, largest_flops=1e8, seed=1)
+    assert [s.key for s in samples_of("Mul", other)] != [s.key for s in samples_of("Mul", SMALL)]
+
+
+def test_unknown_operator() -> None:
+    with pytest.raises(UsageError, match="MatMul"):
+        samples_of("NoSuchOp", SMALL)
+
+
+def test_casts_go_both_ways_over_a_log_sweep() -> None:
+    sweep = list(cast_samples(5, 1 << 20, Precision.FP16))
+    elements = sorted({n for n, _ in sweep})
+    assert elements[0] == 512
+    assert elements[-1] == 1 << 20
+    assert np.ptp(np.diff(np.log(elements))) < 0.01
+    assert {s.input_types.split("[")[0] for _, s in sweep} == {"float32", "float16"}
+    assert len(sweep) == 10

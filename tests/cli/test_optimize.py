@@ -1,0 +1,366 @@
+"""``campo-onnx optimize`` from the outside: results, messages, exit codes, and nothing left behind."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import onnx
+import pytest
+
+DATA = Path(__file__).parent.parent / "data"
+MLP = DATA / "mlp.onnx"
+PLAN_KEYS = {
+    "format_version": int,
+    "strategy": str,
+    "lists": str,
+    "device": str,
+    "source": str,
+    "low": str,
+    "fp32_us": float,
+    "predicted_us": float,
+    "lower_bound_us": (float, type(None)),
+    "digest": str,
+    "casts": list,
+    "pads": list,
+    "decisions": list,
+}
+CAST_KEYS = {"tensor", "src", "dst", "consumers", "cast_us"}
+DECISION_KEYS = {
+    "node",
+    "op_type",
+    "op_class",
+    "precision",
+    "decided_by",
+    "reason",
+    "gain_us",
+    "cast_us",
+}
+OPTIONS = (
+    "--output",
+    "--dim",
+    "--device",
+    "--strategy",
+    "--precision",
+    "--lists",
+    "--allow",
+    "--infer",
+    "--clear",
+    "--deny",
+    "--keep-fp32",
+    "--plan",
+    "--json",
+    "--force",
+)
+
+
+@pytest.fixture
+def optimize(monkeypatch, tmp_path):
+    """Run the command in this process, inside a folder of its own; returns the exit code."""
+    (script,) = entry_points(group="console_scripts", name="campo-onnx")
+    program = script.load()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CAMPO_ONNX_TRACEBACK", raising=False)
+
+    def call(*words):
+        monkeypatch.setattr("sys.argv", ["campo-onnx", "optimize", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            program()
+        return left.value.code or 0
+
+    return call
+
+
+def snapshot(folder):
+    return {path: path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
+
+
+# --- what it does ---
+
+
+def test_it_writes_a_valid_mixed_model_and_says_what_it_did(optimize, tmp_path, capsys):
+    assert optimize(MLP, "-o", "out.onnx", "--device", "v100", "--strategy", "tf-amp") == 0
+    printed = capsys.readouterr()
+    assert "Wrote out.onnx" in printed.out
+    assert "v100 (estimate from public figures), strategy tf-amp, lists tf115, fp16" in printed.out
+    assert printed.err == ""
+    onnx.checker.check_model(str(tmp_path / "out.onnx"), full_check=True)
+    assert "Cast" in {node.op_type for node in onnx.load("out.onnx").graph.node}
+    assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
+
+
+@pytest.mark.parametrize("strategy", ["optimal", "campo", "tf-amp", "fp32"])
+def test_the_json_document_has_the_documented_keys(optimize, capsys, strategy):
+    assert optimize(MLP, "-o", "out.onnx", "--device", "v100", "--strategy", strategy, "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan.keys() == PLAN_KEYS.keys()
+    for key, kind in PLAN_KEYS.items():
+        assert isinstance(plan[key], kind), key
+    assert (plan["format_version"], plan["strategy"], plan["device"]) == (1, strategy, "v100")
+    assert plan["source"] == "datasheet"
+    assert plan["pads"] == []
+    assert all(cast.keys() == CAST_KEYS for cast in plan["casts"])
+    assert all(decision.keys() == DECISION_KEYS for decision in plan["decisions"])
+    assert len(plan["decisions"]) == len(onnx.load(MLP).graph.node)
+    assert bool(plan["casts"]) == (strategy == "tf-amp")
+
+
+def test_the_plan_file_is_the_json_document(optimize, tmp_path, capsys):
+    assert optimize(MLP, "-o", "out.onnx", "--device", "v100", "--plan", "plan.json", "--json") == 0
+    assert (tmp_path / "plan.json").read_text() == capsys.readouterr().out
+
+
+def test_twice_is_once_to_the_byte(optimize, tmp_path, capsys):
+    words = ("--device", "v100", "--strategy", "tf-amp")
+    assert optimize(MLP, "-o", "once.onnx", *words) == 0
+    capsys.readouterr()
+    assert optimize("once.onnx", "-o", "twice.onnx", "--device", "h200") == 0
+    assert "was optimized already (strategy tf-amp, v100, fp16): nothing changes" in capsys.readouterr().err
+    assert (tmp_path / "once.onnx").read_bytes() == (tmp_path / "twice.onnx").read_bytes()
+
+
+def test_in_place_with_force(optimize, tmp_path):
+    (tmp_path / "m.onnx").write_bytes(MLP.read_bytes())
+    assert optimize("m.onnx", "-o", "m.onnx", "--device", "v100", "--strategy", "tf-amp", "--force") == 0
+    onnx.checker.check_model(str(tmp_path / "m.onnx"), full_check=True)
+    assert (tmp_path / "m.onnx").read_bytes() != MLP.read_bytes()
+
+
+def test_symbolic_dimensions_are_bound(optimize, capsys):
+    model = DATA / "cnn_artifacts_training_model.onnx"
+    assert optimize(model, "-o", "out.onnx", "--dim", "B=4", "--device", "v100") == 0
+    dims = onnx.load("out.onnx").graph.input[0].type.tensor_type.shape.dim
+    assert dims[0].dim_param == "B"
+
+
+def test_operators_can_be_put_on_another_list(optimize, capsys):
+    def low_ops(*words):
+        assert (
+            optimize(
+                MLP, "-o", "out.onnx", "--device", "v100", "--strategy", "tf-amp", "--json", "--force", *words
+            )
+            == 0
+        )
+        return {
+            d["op_type"] for d in json.loads(capsys.readouterr().out)["decisions"] if d["precision"] == "fp16"
+        }
+
+    assert {"MatMul", "Gemm"} <= low_ops()
+    assert "MatMul" not in low_ops("--deny", "MatMul")
+    assert "Gemm" not in low_ops("--keep-fp32", "Ge.*")
+
+
+def test_without_a_gpu_auto_says_what_it_plans_for(optimize, monkeypatch, capsys):
+    monkeypatch.setattr("campo_onnx.calibrate.detect.gpu_name", lambda: None)
+    assert optimize(MLP, "-o", "out.onnx") == 0
+    assert "No GPU here: planning for h200" in capsys.readouterr().err
+
+
+def test_help_mentions_every_option(optimize, capsys, monkeypatch):
+    monkeypatch.setenv("TERMINAL_WIDTH", "200")
+    assert optimize("--help") == 0
+    printed = capsys.readouterr().out
+    for option in OPTIONS:
+        assert option in printed
+
+
+# --- bad input ---
+
+
+@pytest.fixture
+def bad(tmp_path):
+    """A folder full of things that go wrong."""
+    text = onnx.parser.parse_model
+    payload = MLP.read_bytes()
+    files = {
+        "good.onnx": payload,
+        "empty.onnx": b"",
+        "truncated.onnx": payload[: len(payload) // 2],
+        "random.onnx": random.Random(0).randbytes(4000),
+        "text.onnx": b"This is a text file.\n" * 20,
+        "old.onnx": text(
+            '<ir_version: 7, opset_import: ["": 11]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+        ).SerializeToString(),
+        "integers.onnx": text(
+            '<ir_version: 8, opset_import: ["": 17]> g (int64[2] x) => (int64[2] y) { y = Neg(x) }'
+        ).SerializeToString(),
+        "symbolic.onnx": text(
+            '<ir_version: 8, opset_import: ["": 17]> g (float[N] x) => (float[N] y) { y = Relu(x) }'
+        ).SerializeToString(),
+        "invalid.onnx": text(
+            '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (int64[2] y) { y = Relu(x) }'
+        ).SerializeToString(),
+        "existing.onnx": b"precious",
+        "existing.json": b"precious",
+        "lists.toml": b"this is [not TOML",
+        "wrong.toml": b'extends = "campo"\n[allow]\nops = ["Loop"]\n',
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+BAD = [
+    # words, exit code, what the message must hold
+    ("missing.onnx", 2, ["missing.onnx does not exist"]),
+    ("folder", 2, ["folder is a folder", "Name the .onnx file"]),
+    ("empty.onnx", 3, ["empty.onnx is empty"]),
+    ("truncated.onnx", 3, ["truncated.onnx is not an ONNX model", "truncated", "Export or copy"]),
+    ("random.onnx", 3, ["random.onnx is not an ONNX model"]),
+    ("text.onnx", 3, ["text.onnx is not an ONNX model"]),
+    ("invalid.onnx", 3, ["invalid.onnx is not a valid ONNX model", "elem type"]),
+    ("old.onnx", 4, ["old.onnx uses opset 11", "opset 13 and newer", "version_converter"]),
+    ("integers.onnx", 4, ["integers.onnx has no FP32 tensor"]),
+    ("symbolic.onnx", 2, ["N (of x)", "--dim N=SIZE"]),
+    ("symbolic.onnx --dim M=4", 2, ["no dimension 'M'", "Did you mean 'N'?|It has N"]),
+    ("symbolic.onnx --dim N", 2, ["--dim 'N' is not NAME=SIZE", "--dim batch=64"]),
+    ("symbolic.onnx --dim N=", 2, ["is not NAME=SIZE"]),
+    ("symbolic.onnx --dim =4", 2, ["is not NAME=SIZE"]),
+    ("symbolic.onnx --dim N=many", 2, ["is not NAME=SIZE"]),
+    ("symbolic.onnx --dim N=--4", 2, ["is not NAME=SIZE"]),
+    ("symbolic.onnx --dim N=²", 2, ["is not NAME=SIZE"]),
+    ("symbolic.onnx --dim N=0", 2, ["'N' cannot have size 0"]),
+    ("symbolic.onnx --dim N=-3", 2, ["'N' cannot have size -3"]),
+    ("good.onnx --device h20", 2, ["there is no device 'h20'", "Did you mean 'h200'?"]),
+    ("good.onnx --device toaster", 2, ["there is no device 'toaster'", "v100"]),
+    ("good.onnx --strategy best", 2, ["'best' is no strategy", "campo, tf-amp"]),
+    ("good.onnx --keep-fp32 (", 2, ["--keep-fp32 '(' is not a regular expression"]),
+    ("good.onnx --lists nowhere.toml", 2, ["nowhere.toml", "No such file"]),
+    ("good.onnx --lists camp", 2, ["no op lists named 'camp'", "Did you mean 'campo'?"]),
+    ("good.onnx --lists lists.toml", 2, ["lists.toml: this is not TOML"]),
+    ("good.onnx --lists wrong.toml", 2, ["wrong.toml:3", "Loop cannot be on the list allow"]),
+    ("good.onnx --allow Loop", 2, ["Loop cannot be on the list allow"]),
+    ("good.onnx --allow Exp --deny Exp", 2, ["Exp is on two lists"]),
+    ("good.onnx --allow 3x", 2, ["'3x' does not name an operator"]),
+    ("good.onnx -o folder", 2, ["the output folder is a folder"]),
+    ("good.onnx -o nowhere/out.onnx", 2, ["nowhere of the output does not exist", "Create it first"]),
+    ("good.onnx -o good.onnx/out.onnx", 2, ["good.onnx of the output does not exist"]),
+    ("good.onnx -o good.onnx", 2, ["the output good.onnx is the input itself", "--force"]),
+    ("good.onnx -o existing.onnx", 2, ["existing.onnx exists", "--force"]),
+    ("good.onnx --plan existing.json", 2, ["existing.json exists", "--force"]),
+    ("good.onnx --plan out.onnx", 2, ["--plan and --output name the same file"]),
+    ("good.onnx --plan ./out.onnx", 2, ["--plan and --output name the same file"]),
+    ("good.onnx --plan good.onnx --force", 2, ["--plan and MODEL name the same file"]),
+    ("good.onnx --plan nowhere/plan.json", 2, ["does not exist"]),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "expected"), BAD, ids=[words for words, _, _ in BAD])
+def test_bad_input_is_one_message_and_nothing_happens(optimize, bad, capsys, words, code, expected):
+    before = snapshot(bad)
+    output = () if "-o " in words else ("-o", "out.onnx")
+    device = () if "--device" in words else ("--device", "v100")
+    assert optimize(*words.split(), *output, *device) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert len(printed.err.splitlines()) == 1
+    assert "Traceback" not in printed.err
+    for part in expected:
+        assert any(either in printed.err for either in part.split("|")), printed.err
+    assert snapshot(bad) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("good.onnx",), ("good.onnx", "-o", "a", "--precision", "fp8"), ("good.onnx", "-o", "a", "--fast")],
+)
+def test_misuse_is_code_2(optimize, bad, capsys, words):
+    assert optimize(*words) == 2
+    assert "Usage: campo-onnx optimize" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write anywhere")
+def test_without_permission(optimize, bad, capsys):
+    (bad / "folder").chmod(0o500)
+    (bad / "good.onnx").chmod(0)
+    assert optimize("good.onnx", "-o", "out.onnx") == 2
+    assert "not readable" in capsys.readouterr().err
+    (bad / "good.onnx").chmod(0o600)
+    assert optimize("good.onnx", "-o", "folder/out.onnx") == 2
+    assert "no permission to write" in capsys.readouterr().err
+    (bad / "folder").chmod(0o700)
+
+
+def test_missing_external_data(optimize, tmp_path, capsys):
+    onnx.save(
+        onnx.load(MLP), tmp_path / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0
+    )
+    (tmp_path / "m.bin").unlink()
+    assert optimize("m.onnx", "-o", "out.onnx", "--device", "v100") == 3
+    assert "m.bin of initializer" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+# --- bugs and kills ---
+
+
+def test_a_bug_is_code_1_and_a_short_message(optimize, tmp_path, monkeypatch, capsys):
+    def bug(*_):
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("campo_onnx.pipeline.rewrite", bug)
+    assert optimize(MLP, "-o", "out.onnx", "--device", "v100") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("bug: ZeroDivisionError: division by zero")
+    assert "CAMPO_ONNX_TRACEBACK=1" in printed
+    assert "Traceback" not in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bug_with_traceback_on_request(monkeypatch, tmp_path):
+    (script,) = entry_points(group="console_scripts", name="campo-onnx")
+    monkeypatch.setenv("CAMPO_ONNX_TRACEBACK", "1")
+    monkeypatch.setattr("campo_onnx.pipeline.rewrite", lambda *_: 1 / 0)
+    monkeypatch.setattr(
+        "sys.argv", ["campo-onnx", "optimize", str(MLP), "-o", str(tmp_path / "o"), "--device", "v100"]
+    )
+    with pytest.raises(ZeroDivisionError):
+        script.load()()
+
+
+LOAD = """from importlib.metadata import entry_points
+(script,) = entry_points(group="console_scripts", name="campo-onnx")
+script.load()()
+"""
+
+
+def program(*words, first=""):
+    return [sys.executable, "-c", first + LOAD, *map(str, words)]
+
+
+def test_the_whole_process(tmp_path):
+    words = ("optimize", MLP, "-o", tmp_path / "out.onnx", "--device", "v100", "--json")
+    answer = subprocess.run(program(*words), capture_output=True, text=True)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert json.loads(answer.stdout)["device"] == "v100"
+    answer = subprocess.run(program(*words), capture_output=True, text=True)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr.startswith("error: ")
+
+
+def test_a_kill_leaves_nothing_behind(tmp_path):
+    target = tmp_path / "out.onnx"
+    target.write_text("precious")
+    slow = (
+        "import time\nfrom campo_onnx.ir import exporter\n"
+        "exporter.check_written = lambda *_: time.sleep(60)\n"
+    )
+    words = program("optimize", MLP, "-o", target, "--device", "v100", "--force", first=slow)
+    process = subprocess.Popen(words, stderr=subprocess.PIPE)
+    for _ in range(400):
+        if len(list(tmp_path.iterdir())) > 1:
+            break
+        time.sleep(0.05)
+    assert len(list(tmp_path.iterdir())) > 1, "the draft never appeared"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
+    assert target.read_text() == "precious"

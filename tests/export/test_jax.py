@@ -1,0 +1,210 @@
+"""Exported JAX steps against JAX: the loss and every gradient."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from campo_onnx.errors import UnsupportedModelError, UsageError
+
+jax = pytest.importorskip("jax", reason="jax is not installed (make test-frameworks installs it)")
+
+import jax.numpy as jnp  # noqa: E402
+from jax import lax  # noqa: E402
+
+from campo_onnx.export.jax import export_function, export_training_step  # noqa: E402
+
+TOLERANCE = 1e-4
+
+
+def array(*shape: int, seed: int = 0) -> Any:
+    return jnp.asarray(np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32))
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, Any]) -> dict[str, Any]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [value.name for value in model.graph.output]
+    return dict(zip(names, session.run(names, {n: np.asarray(v) for n, v in feeds.items()}), strict=True))
+
+
+def worst_deviation(loss: Callable[..., Any], parameters: dict[str, Any], **inputs: Any) -> float:
+    model = export_training_step(loss, parameters, inputs, loss_scale=False)
+    onnx.checker.check_model(model, full_check=True)
+    feeds = {f"param.{n}": v for n, v in parameters.items()} | {f"input.{n}": v for n, v in inputs.items()}
+    actual = run(model, feeds)
+    value, gradients = jax.value_and_grad(loss)(parameters, **inputs)
+    expected = {"loss": value} | {f"grad.{n}": g for n, g in gradients.items()}
+    assert set(actual) == set(expected)
+    return max(
+        float(np.abs(actual[n] - np.asarray(e)).max() / np.abs(np.asarray(e)).max())
+        for n, e in expected.items()
+    )
+
+
+def cross_entropy(logits: Any, y: Any) -> Any:
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=1).mean()
+
+
+def mlp(p: Any, x: Any, y: Any) -> Any:
+    return cross_entropy(jax.nn.gelu(jax.nn.relu(x @ p["a"] + p["b"]) @ p["c"]), y)
+
+
+def normalized(y: Any, scale: Any, axes: tuple[int, ...]) -> Any:
+    mean = y.mean(axes, keepdims=True)
+    return scale * (y - mean) * lax.rsqrt(((y - mean) ** 2).mean(axes, keepdims=True) + 1e-5)
+
+
+def conv_batch_norm(p: Any, x: Any, y: Any, stride: int, layout: tuple[str, str, str]) -> Any:
+    z = lax.conv_general_dilated(x, p["k"], (stride, stride), "SAME", dimension_numbers=layout)
+    channels_last = layout[0] == "NHWC"
+    scale = p["s"] if channels_last else p["s"][:, None, None]
+    z = jax.nn.relu(normalized(z, scale, (0, 1, 2) if channels_last else (0, 2, 3)))
+    return cross_entropy(z.mean((1, 2) if channels_last else (2, 3)) @ p["w"], y)
+
+
+def pooled(p: Any, x: Any, y: Any, average: bool) -> Any:
+    z = lax.conv_general_dilated(x, p["k"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    window, strides = (1, 2, 2, 1), (1, 2, 2, 1)
+    if average:
+        z = lax.reduce_window(z, 0.0, lax.add, window, strides, "VALID") / 4
+    else:
+        z = lax.reduce_window(z, -jnp.inf, lax.max, window, strides, "SAME")
+    return cross_entropy(z.reshape(z.shape[0], -1) @ p["w"], y)
+
+
+def attention(p: Any, x: Any, y: Any) -> Any:
+    q, k, v = (jnp.einsum("btd,dhe->bhte", x, p[n]) for n in "qkv")
+    weights = jax.nn.softmax(jnp.einsum("bhte,bhse->bhts", q, k) / 2.0)
+    z = jnp.einsum("bhts,bhse->bthe", weights, v).reshape(x.shape[0], x.shape[1], -1)
+    return cross_entropy(normalized(z @ p["o"] + x, p["s"], (-1,)).mean(1), y)
+
+
+LABELS = jnp.asarray([0, 2, 1, 2])
+PROJECTIONS = {n: array(8, 2, 4, seed=i) for i, n in enumerate("qkv")}
+CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], Any]] = {
+    "mlp": (mlp, {"a": array(6, 8), "b": array(8), "c": array(8, 3)}, array(4, 6)),
+    "conv_nhwc": (
+        lambda p, x, y: conv_batch_norm(p, x, y, 1, ("NHWC", "HWIO", "NHWC")),
+        {"k": array(3, 3, 2, 4), "s": array(4), "w": array(4, 3)}, array(4, 7, 6, 2),
+    ),
+    "conv_strided_nhwc": (
+        lambda p, x, y: conv_batch_norm(p, x, y, 2, ("NHWC", "HWIO", "NHWC")),
+        {"k": array(3, 3, 2, 4), "s": array(4), "w": array(4, 3)}, array(4, 8, 7, 2),
+    ),
+    "conv_strided_nchw": (
+        lambda p, x, y: conv_batch_norm(p, x, y, 2, ("NCHW", "OIHW", "NCHW")),
+        {"k": array(4, 2, 3, 3), "s": array(4), "w": array(4, 3)}, array(4, 2, 8, 7),
+    ),
+    "max_pool": (
+        lambda p, x, y: pooled(p, x, y, average=False),
+        {"k": array(3, 3, 2, 4), "w": array(4 * 9, 3)}, array(4, 7, 7, 2),
+    ),
+    "avg_pool": (
+        lambda p, x, y: pooled(p, x, y, average=True),
+        {"k": array(3, 3, 2, 4), "w": array(4 * 4, 3)}, array(4, 7, 7, 2),
+    ),
+    "attention": (attention, PROJECTIONS | {"o": array(8, 8), "s": array(8)}, array(4, 5, 8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "parameters", "x"), CASES.values(), ids=list(CASES))
+def test_value_and_grad(loss: Callable[..., Any], parameters: dict[str, Any], x: Any) -> None:
+    assert worst_deviation(loss, parameters, x=x, y=LABELS) < TOLERANCE
+
+
+def test_depthwise_convolution() -> None:
+    def loss(p: Any, x: Any) -> Any:
+        layout = ("NHWC", "HWIO", "NHWC")
+        z = lax.conv_general_dilated(
+            x, p["k"], (2, 2), "SAME", dimension_numbers=layout, feature_group_count=4
+        )
+        return jnp.tanh(z).sum()
+
+    assert worst_deviation(loss, {"k": array(3, 3, 1, 4)}, x=array(2, 7, 7, 4)) < TOLERANCE
+
+
+def test_lookups_with_repeated_indices_on_several_threads() -> None:
+    def loss(p: Any, i: Any) -> Any:
+        return (jnp.tanh(p["w"][i]) * jnp.arange(16.0)).sum()
+
+    parameters, i = {"w": array(2, 16)}, jnp.asarray(np.random.default_rng(0).integers(0, 2, (8, 64)))
+    model = export_training_step(loss, parameters, {"i": i}, loss_scale=False)
+    assert "ScatterND" not in {node.op_type for node in model.graph.node}
+    for _ in range(5):
+        assert worst_deviation(loss, parameters, i=i) < TOLERANCE
+
+
+def test_loss_scale_leaves_gradients_unscaled_and_reports_overflow() -> None:
+    parameters, x = {"a": array(6, 8), "b": array(8), "c": array(8, 3)}, array(4, 6)
+    model = export_training_step(mlp, parameters, {"x": x, "y": LABELS})
+    feeds = {f"param.{n}": v for n, v in parameters.items()} | {"input.x": x, "input.y": LABELS}
+    out = run(model, feeds | {"loss_scale": np.float32(1024)})
+    gradients = jax.grad(mlp)(parameters, x, LABELS)
+    assert out["grads_finite"]
+    assert np.allclose(out["grad.a"], gradients["a"], rtol=1e-4, atol=1e-6)
+    assert not run(model, feeds | {"loss_scale": np.float32(np.inf)})["grads_finite"]
+
+
+def test_a_whole_step_is_named_by_its_dictionaries() -> None:
+    def step(given: Any) -> Any:
+        loss, gradients = jax.value_and_grad(mlp)(given["param"], **given["input"])
+        new = jax.tree.map(lambda p, g: p - given["lr"] * g, given["param"], gradients)
+        return {"loss": loss, "new": new}
+
+    parameters, x = {"a": array(6, 8), "b": array(8), "c": array(8, 3)}, array(4, 6)
+    model = export_function(step, {"param": parameters, "input": {"x": x, "y": LABELS}, "lr": jnp.float32(0)})
+    assert {value.name for value in model.graph.output} == {"loss", "new.a", "new.b", "new.c"}
+
+
+def test_nodes_are_named_after_scopes() -> None:
+    def loss(p: Any, x: Any) -> Any:
+        with jax.named_scope("encoder"):
+            return jnp.tanh(x @ p["w"]).sum()
+
+    model = export_training_step(loss, {"w": array(3, 2)}, {"x": array(4, 3)}, loss_scale=False)
+    names = [node.name for node in model.graph.node]
+    assert "encoder/MatMul" in names
+    assert any(name.startswith("encoder/grad/") for name in names)
+
+
+def test_weight_gradients_take_no_transpose() -> None:
+    parameters, x = {"a": array(6, 8), "b": array(8), "c": array(8, 3)}, array(4, 6)
+    model = export_training_step(mlp, parameters, {"x": x, "y": LABELS}, loss_scale=False)
+    assert "Transpose" not in {node.op_type for node in model.graph.node}
+
+
+def looped(p: Any, x: Any) -> Any:
+    return lax.fori_loop(0, 3, lambda _, h: jnp.tanh(h @ p["w"]), x).sum()
+
+
+def decided(p: Any, x: Any) -> Any:
+    return (x @ p["w"]).sum() if x.sum() > 0 else 0.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "message"),
+    [
+        (looped, UnsupportedModelError, "control flow cannot be exported: scan"),
+        (decided, UnsupportedModelError, "looks at the data"),
+        (lambda p, x: x @ p["w"], UsageError, "no scalar"),
+        (lambda p, x: jnp.linalg.inv(x @ p["w"] @ x.T).sum(), UnsupportedModelError, "no translation .*lu"),
+        (lambda p, x: jnp.sort(x @ p["w"]).sum(), UnsupportedModelError, "sort"),
+    ],
+    ids=["loop", "decision", "vector", "linear_algebra", "sort"],
+)
+def test_refusals_name_what_is_wrong(loss: Callable[..., Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        export_training_step(loss, {"w": array(3, 3)}, {"x": array(4, 3)})
+
+
+def test_another_opset_is_refused() -> None:
+    with pytest.raises(UsageError, match="opset 17"):
+        export_training_step(mlp, {}, {}, opset=17)

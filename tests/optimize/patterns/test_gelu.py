@@ -1,0 +1,66 @@
+import pytest
+
+from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.patterns.gelu import gelu
+
+HEAD = """(float[4] x, float[4] z) => (float[4] y)
+          <float half = {0.5}, float minus_half = {-0.5},
+           float two = {2.0}, float minus_two = {-2.0}, float three = {3.0}> {"""
+
+
+def found(read, body):
+    findings = gelu(read(f"{HEAD} {body} [e] y = Exp(t) }}").view, frozenset())
+    return {name: op_class for name, (op_class, _) in findings.classes.items()}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[q] s = Mul(x, x) [k] t = Mul(s, minus_half)",
+        "[q] s = Mul(x, x) [k] t = Mul(minus_half, s)",
+        "[q] s = Pow(x, two) [k] t = Mul(s, minus_half)",
+        "[q] s = Pow(x, two) [k] t = Div(s, minus_two)",
+        "[q] s = Mul(x, x) [k] t = Neg(s)",
+        "[q] s = Mul(x, x) [k] r = Mul(half, s) [n] t = Neg(r)",
+        "[q] s = Mul(x, x) [k] r = Div(s, two) [n] t = Neg(r)",  # as JAX writes a normal density
+        "[q] s = Mul(x, x) [n] r = Neg(s) [k] t = Mul(r, half)",
+        "[q] s = Mul(x, x) [n] r = Neg(s) [k] p = Mul(r, minus_half) [m] t = Neg(p)",
+    ],
+)
+def test_minus_a_square(read, body):
+    assert found(read, body) == {"e": OpClass.INFER}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[k] t = Neg(x)",
+        "[q] t = Mul(x, x)",
+        "[q] s = Mul(x, x) [k] t = Mul(s, half)",
+        "[q] s = Mul(x, x) [n] r = Neg(s) [k] t = Neg(r)",
+        "[q] s = Mul(x, z) [k] t = Mul(s, minus_half)",
+        "[q] s = Mul(x, x) [k] t = Mul(s, z)",
+        "[q] s = Mul(x, x) [k] t = Div(minus_two, s)",
+        "[q] s = Pow(x, three) [k] t = Neg(s)",
+        "[q] s = Mul(x, x) [n] r = Neg(s) [a] t = Add(r, half)",
+    ],
+)
+def test_near_misses(read, body):
+    assert found(read, body) == {}
+
+
+def test_a_scale_of_both_signs_is_no_minus(read):
+    text = """(float[2] x) => (float[2] y) <float[2] c = {-1.0, 1.0}> {
+        [q] s = Mul(x, x)
+        [k] t = Mul(s, c)
+        [e] y = Exp(t)
+    }"""
+    assert gelu(read(text).view, frozenset()).classes == {}
+
+
+def test_gelu_in_an_exported_graph(exported):
+    view = exported("mlp")
+    ((name, (op_class, reason)),) = gelu(view, frozenset()).classes.items()
+    assert view.node[name].op.op_type == "Exp"
+    assert op_class is OpClass.INFER
+    assert "GELU" in reason

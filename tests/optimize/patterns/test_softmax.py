@@ -1,0 +1,93 @@
+import pytest
+
+from campo_onnx.ir.view import Use
+from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.passes import taint
+from campo_onnx.optimize.patterns.normalization import normalization
+from campo_onnx.optimize.patterns.softmax import softmax
+
+HEAD = """(float[4,8] x, float[4,8] z, float[4,1] c) => (float[4,8] y)
+          <int64[1] axis = {1}, int64[2] shape = {4, 8}, int64[2] col = {4, 1}> {"""
+
+
+def found(read, body):
+    findings = softmax(read(f"{HEAD} {body} }}").view, frozenset())
+    return {name: op_class for name, (op_class, _) in findings.classes.items()}, findings.contained
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[m] m = ReduceMax(x, axis) [s] s = Sub(x, m) [e] y = Exp(s)",
+        # JAX reduces without the axis and broadcasts it back itself
+        """[m] m = ReduceMax<keepdims=0>(x, axis) [r] n = Reshape(m, col) [b] b = Expand(n, shape)
+           [s] s = Sub(x, b) [e] y = Exp(s)""",
+        "[m] m = ReduceMax<keepdims=0>(x, axis) [u] n = Unsqueeze(m, axis) [s] s = Sub(x, n) [e] y = Exp(s)",
+    ],
+)
+def test_exp_of_what_lies_below_its_maximum(read, body):
+    assert found(read, body) == ({"e": OpClass.INFER}, frozenset())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[e] y = Exp(x)",
+        "[s] s = Sub(x, c) [e] y = Exp(s)",
+        "[m] m = ReduceMax(z, axis) [s] s = Sub(x, m) [e] y = Exp(s)",  # of another tensor
+        "[m] m = ReduceMin(x, axis) [s] s = Sub(x, m) [e] y = Exp(s)",
+        "[m] m = ReduceMax(x, axis) [s] s = Sub(m, x) [e] y = Exp(s)",  # the wrong way round
+        "[m] m = ReduceMax(x, axis) [n] n = Neg(m) [s] s = Sub(x, n) [e] y = Exp(s)",
+    ],
+)
+def test_near_misses(read, body):
+    assert found(read, body) == ({}, frozenset())
+
+
+def test_what_reads_a_softmax_is_contained_and_what_reads_its_logarithm_is_not(read):
+    classes, contained = found(
+        read, "[p] p = Softmax(x) [l] l = LogSoftmax(x) [a] q = Mul(p, z) [b] y = Add(q, l)"
+    )
+    assert classes == {}
+    assert contained == {Use("a", 0)}
+
+
+def test_attention_probabilities_do_not_taint_what_they_weigh(pose):
+    text = """(float[4,8] q, float[8,4] k, float[4,6] v) => (float[4,6] y) {
+        [scores] s = MatMul(q, k)
+        [power] t = Exp(s)
+        [p] p = Softmax(t)
+        [half] r = Tanh(p)
+        [out] y = MatMul(r, v)
+    }"""
+    problem = pose(text)
+    assert taint(problem.view, problem.classification) == {"p"}
+
+
+def test_the_gradient_of_softmax(read):
+    """y * (dy - sum(y * dy)): the row sum is a statistic that is broadcast back."""
+    text = """(float[4,8] y, float[4,8] dy) => (float[4,8] dx) <int64[1] axis = {1}> {
+        [m] t = Mul(y, dy)
+        [sum] s = ReduceSum(t, axis)
+        [back] r = Mul(y, s)
+        [d] dx = Sub(t, r)
+    }"""
+    findings = normalization(read(text).view, frozenset())
+    assert {name: op_class for name, (op_class, _) in findings.classes.items()} == {"sum": OpClass.INFER}
+    assert findings.contained == {Use("back", 1)}
+
+
+def test_a_whole_softmax_in_pieces_is_free_of_taint(pose):
+    text = """(float[4,8] q, float[8,8] k, float[8,6] v) => (float[4,6] y) <int64[1] axis = {1}> {
+        [scores] x = MatMul(q, k)
+        [m] m = ReduceMax(x, axis)
+        [s] s = Sub(x, m)
+        [e] e = Exp(s)
+        [z] z = ReduceSum(e, axis)
+        [p] p = Div(e, z)
+        [out] y = MatMul(p, v)
+    }"""
+    problem = pose(text)
+    classes = {name: problem.op_class(name) for name in ("m", "s", "e", "z", "p")}
+    assert OpClass.DENY not in classes.values()
+    assert taint(problem.view, problem.classification) == set()

@@ -1,0 +1,208 @@
+"""The whole line: every graph, device, strategy and preset; twice is once; safety; damaged input."""
+
+import random
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from campo_onnx.calibrate.datasheet import device
+from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
+from campo_onnx.ir.exporter import export_model
+from campo_onnx.ir.precision import Precision
+from campo_onnx.optimize.oplists import preset
+from campo_onnx.pipeline import Options, optimize
+
+ROOT = Path(__file__).parent.parent
+GRAPHS = sorted((ROOT / "tests" / "data").glob("*.onnx"))
+STANDARD = [path for path in GRAPHS if "training" not in path.stem]
+
+# Casts and launches next to nothing, so that small graphs are worth rewriting.
+EAGER = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
+
+
+def options(**changes):
+    return Options(**{"device": EAGER, "lists": preset("campo")} | changes)
+
+
+def low_share(optimized):
+    return len(optimized.plan.low_nodes) / len(optimized.plan.decisions)
+
+
+@pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("strategy", ["optimal", "campo", "tf-amp", "fp32"])
+@pytest.mark.parametrize("name", ["h200", "v100"])
+def test_every_graph_becomes_a_valid_model_on_every_device(
+    path, strategy, name, well_cast, dims_of, tmp_path
+):
+    seen = set()
+    for lists in ("campo", "tf2", "tf115"):
+        chosen = Options(device=device(name), lists=preset(lists), strategy=strategy, dims=dims_of(path))
+        optimized = optimize(path, chosen)
+        well_cast(optimized.imported, optimized.model)
+        if optimized.plan.low_nodes not in seen:  # lists that decide alike need no second check
+            export_model(optimized.model, tmp_path / f"{lists}.onnx", folder=path.parent)
+        seen.add(optimized.plan.low_nodes)
+        if strategy in ("optimal", "campo"):
+            assert optimized.plan.predicted_us <= optimized.plan.fp32_us
+
+
+@pytest.mark.parametrize("path", STANDARD, ids=lambda path: path.stem)
+@pytest.mark.parametrize("strategy", ["optimal", "campo", "tf-amp"])
+def test_standard_operators_load_in_onnx_runtime(path, strategy, well_cast, run, tmp_path):
+    optimized = optimize(path, options(strategy=strategy, keep_fp32=("Random.*",)))
+    assert low_share(optimized) > 0.05
+    well_cast(optimized.imported, optimized.model)
+    export_model(optimized.model, tmp_path / "m.onnx", folder=path.parent)
+    run(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("strategy", ["optimal", "campo", "tf-amp"])
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+def test_twice_is_once(path, strategy, precision, dims_of, tmp_path):
+    planned_for = EAGER if precision is Precision.FP16 else replace(device("h200"), launch_us=1e-6)
+    chosen = options(strategy=strategy, dims=dims_of(path), low=precision, device=planned_for)
+    first = optimize(path, chosen)
+    assert not first.was_optimized_before
+    export_model(first.model, tmp_path / "once.onnx", folder=path.parent)
+    second = optimize(tmp_path / "once.onnx", replace(chosen, strategy="optimal"))
+    assert second.was_optimized_before
+    assert not second.plan.low_nodes
+    assert second.plan.strategy == strategy
+    export_model(second.model, tmp_path / "twice.onnx", folder=tmp_path)
+    assert (tmp_path / "once.onnx").read_bytes() == (tmp_path / "twice.onnx").read_bytes()
+
+
+def test_the_plan_does_not_depend_on_the_order_of_nodes(model_text):
+    model = onnx.load(ROOT / "tests" / "data" / "mlp.onnx")
+    nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in model.graph.node]
+    random.Random(0).shuffle(nodes)
+    shuffled = onnx.ModelProto()
+    shuffled.CopyFrom(model)
+    del shuffled.graph.node[:]
+    shuffled.graph.node.extend(nodes)
+    plans = [optimize(m, options(strategy="optimal")).plan for m in (model, shuffled)]
+    assert plans[0].low_nodes
+    assert plans[0].low_nodes == plans[1].low_nodes
+    assert plans[0].predicted_us == pytest.approx(plans[1].predicted_us)
+
+
+def test_the_given_model_is_not_changed():
+    model = onnx.load(ROOT / "tests" / "data" / "mlp.onnx")
+    before = model.SerializeToString(deterministic=True)
+    optimize(model, options(strategy="tf-amp"))
+    assert model.SerializeToString(deterministic=True) == before
+
+
+def test_dimensions_stay_symbolic_in_the_result(model_text):
+    model = model_text(
+        """g (float[N,64] x, float[64,64] w) => (float[N,64] y) { h = MatMul(x, w) y = MatMul(h, w) }"""
+    )
+    optimized = optimize(model, options(dims={"N": 256}))
+    assert optimized.plan.low_nodes
+    assert optimized.model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "N"
+
+
+# --- what stays FP32, and the reason the user reads ---
+
+STEP = """g (float[512,512] x, float[512,512] w, float[1] lr) => (float[512,512] y)
+    <float[1] eps = {{1e-08}}, float[1] mask = {{-3.4e+38}}, float[1] two = {{2}}> {{
+    h = MatMul(x, w)
+    [n] k = Mul(h, {})
+    y = MatMul(k, w)
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("scalar", "reason"),
+    [
+        ("eps", "its constant 'eps' holds 1e-08, too small for fp16"),
+        ("mask", "its constant 'mask' holds 3.4e+38, which overflows fp16"),
+        ("lr", "reads the scalar input 'lr', whose size the graph does not tell"),
+        ("two", None),
+    ],
+)
+def test_scalars_decide(model_text, scalar, reason):
+    optimized = optimize(model_text(STEP.format(scalar)), options(strategy="tf-amp"))
+    decision = {d.node: d for d in optimized.plan.decisions}["n"]
+    if reason is None:
+        assert decision.precision == "fp16"
+    else:
+        assert (decision.precision, decision.reason) == ("fp32", reason)
+    assert optimized.plan.low_nodes
+
+
+def test_keep_fp32_names_nodes_and_operators(model_text):
+    def low_with(*patterns):
+        chosen = options(strategy="tf-amp", keep_fp32=patterns)
+        return optimize(model_text(STEP.format("two")), chosen).plan.low_nodes
+
+    assert low_with() == {"MatMul", "n", "MatMul_1"}
+    assert low_with("n") == {"MatMul", "MatMul_1"}
+    assert low_with("MatMul_.*") < low_with()
+    assert low_with("MatMul", "MatMul_1") == set()
+    with pytest.raises(UsageError, match="is not a regular expression"):
+        low_with("(")
+
+
+def test_an_unknown_strategy(model_text):
+    with pytest.raises(UsageError, match="'best' is no strategy"):
+        optimize(model_text(STEP.format("two")), options(strategy="best"))
+
+
+@pytest.mark.parametrize("kind", ["If", "Loop", "Scan"])
+def test_control_flow_stays_fp32_and_computes_the_same(model_text, run, well_cast, kind):
+    flow = {
+        "If": "r = If (c) <then_branch = t () => (float[4,4] o) { o = Add(h, k) },"
+        "else_branch = e () => (float[4,4] p) { p = Identity(h) }>",
+        "Loop": "r = Loop(n, c, h) <body = b (int64 i, bool go, float[4,4] a) => (bool stay, float[4,4] next)"
+        "{ stay = Identity(go) next = Sub(a, k) }>",
+        "Scan": "r = Scan<num_scan_inputs = 1, body = b (float[4] row) => (float[4] out)"
+        "{ s = ReduceSum<keepdims = 0>(h) out = Sub(row, s) }>(k)",
+    }[kind]
+    model = model_text(f"""g (float[4,4] x, float[4,4] w, bool c, int64 n) => (float[4,4] y) {{
+        h = MatMul(x, w) k = MatMul(w, x) [flow] {flow} y = MatMul(r, w) u = Identity(c) v = Identity(n)
+    }}""")
+    optimized = optimize(model, options(strategy="tf-amp"))
+    assert {d.node: d.reason for d in optimized.plan.decisions}["flow"].startswith("control flow")
+    assert {"MatMul", "MatMul_1"} <= optimized.plan.low_nodes
+    well_cast(optimized.imported, optimized.model)
+    generator = np.random.default_rng(0)
+    x, w = (generator.integers(-2, 3, (4, 4)).astype(np.float32) for _ in range(2))
+    feeds = {"x": x, "w": w, "c": np.array(True), "n": np.array(3)}
+    np.testing.assert_array_equal(run(optimized.model, feeds)["y"], run(model, feeds)["y"])
+
+
+def test_external_data_goes_the_whole_way(model_text, tmp_path, run):
+    w = np.random.default_rng(0).integers(-3, 4, (256, 256)).astype(np.float32)
+    model = model_text("g (float[256,256] x) => (float[256,256] y) { h = MatMul(x, w) y = MatMul(h, v) }")
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(w, name) for name in "wv")
+    (tmp_path / "in").mkdir()
+    onnx.save(
+        model, tmp_path / "in" / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0
+    )
+    optimized = optimize(tmp_path / "in" / "m.onnx", options())
+    assert len(optimized.plan.low_nodes) == 2
+    assert not any(t.raw_data for t in optimized.model.graph.initializer)
+    export_model(optimized.model, tmp_path / "m.onnx", folder=optimized.imported.folder)
+    low = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(tmp_path / "m.onnx").graph.initializer}
+    assert low.keys() == {"w_fp16", "v_fp16"}
+    np.testing.assert_array_equal(low["w_fp16"], w.astype(np.float16))
+    x = np.eye(256, dtype=np.float32)
+    np.testing.assert_array_equal(run(tmp_path / "m.onnx", {"x": x})["y"], w @ w)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_damaged_model_is_refused_or_optimized_but_never_a_crash(tmp_path, seed):
+    chance = random.Random(seed)
+    payload = bytearray((ROOT / "tests" / "data" / "mlp.onnx").read_bytes())
+    for _ in range(seed % 5 + 1):
+        payload[chance.randrange(len(payload))] = chance.randrange(256)
+    (tmp_path / "m.onnx").write_bytes(bytes(payload))
+    with suppress(UsageError, ModelError, UnsupportedModelError):
+        optimized = optimize(tmp_path / "m.onnx", options(strategy="tf-amp"))
+        export_model(optimized.model, tmp_path / "out.onnx", folder=tmp_path)
