@@ -135,6 +135,7 @@ def profile_of(graph: Path) -> Callable[[Session], dict[str, Any]]:
             "not_measured": back.failed,
             "step_us": back.step_us,
             "nodes_us": back.nodes_us,
+            "accounted": back.accounted,
             "operators": back.ops().head(8).to_dicts(),
         }
 
@@ -255,13 +256,16 @@ def _calibration_lines(made: Calibration, facts: dict[str, Any]) -> list[str]:
 def _profile_lines(name: str, step: dict[str, Any]) -> list[str]:
     result = step["result"]
     share = result["nodes_us"] / result["step_us"]
+    accounted = result["accounted"]
+    same_step = "" if accounted is None else f" Within one and the same step: {accounted:.1%}."
+    load = ", ".join(f"{value:.1f}" for value in step["load_average"])
     return [
         "",
         f"## Profile of {name}",
         "",
-        f"{result['nodes']} nodes, {result['not_measured']} not measured. Sum of node times "
-        f"{result['nodes_us'] / 1000:.1f} ms, the runtime's own step {result['step_us'] / 1000:.1f} ms: "
-        f"{share:.1%}.",
+        f"{result['nodes']} nodes, {result['not_measured']} not measured. Sum of the nodes' median times "
+        f"{result['nodes_us'] / 1000:.1f} ms, the runtime's own median step "
+        f"{result['step_us'] / 1000:.1f} ms: {share:.1%}.{same_step} Load average of the machine: {load}.",
         "",
         "| operator | nodes | ms |",
         "|---|--:|--:|",

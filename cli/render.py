@@ -263,6 +263,8 @@ def print_profile(profile: "Profile", output: Path) -> None:
         ),
         style="bold",
     )
+    if profile.accounted is not None:
+        console.print(f"Within a step, node times add up to {profile.accounted:.1%} of it.")
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("operator", "nodes", "time", "share"):
         table.add_column(column, justify="left" if column == "operator" else "right")

@@ -66,6 +66,8 @@ class Profile:
         Fingerprint of the graph.
     step_us
         The whole step as the runtime timed it.
+    accounted
+        Share of a step that its own node times add up to; None where the step was not traced.
     measured_at
         When, in UTC.
     """
@@ -74,6 +76,7 @@ class Profile:
     machine: Machine
     digest: str
     step_us: float
+    accounted: float | None
     measured_at: str
 
     @property
@@ -107,6 +110,7 @@ class Profile:
             "machine": asdict(self.machine),
             "digest": self.digest,
             "step_us": self.step_us,
+            "accounted": self.accounted,
             "measured_at": self.measured_at,
         }
 
@@ -175,6 +179,7 @@ def take_profile(
     view = imported.view
     signatures = {node.name: signature_of(node, view) for node in view.nodes}
     traced: Mapping[str, Timing] = {}
+    accounted: float | None = None
     warmup = 2
     if bench.machine.provider == "cpu":
         done = _Counter(steps + warmup, on_progress)
@@ -187,7 +192,7 @@ def take_profile(
             folder=imported.folder,
             on_step=done.advance,
         )
-        traced, step_us = found.nodes, found.step.median_us
+        traced, step_us, accounted = found.nodes, found.step.median_us, found.accounted
     else:
         session = open_session(imported.model, bench.machine, folder=imported.folder, strict=False)
         step = bind(session, feeds, bench.machine.provider)
@@ -215,6 +220,7 @@ def take_profile(
         machine=bench.machine,
         digest=view.digest,
         step_us=step_us,
+        accounted=accounted,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
@@ -309,6 +315,7 @@ def read_profile(path: Path) -> Profile:
             machine=Machine(**facts["machine"]),
             digest=facts["digest"],
             step_us=float(facts["step_us"]),
+            accounted=facts["accounted"],
             measured_at=facts["measured_at"],
         )
     except (KeyError, TypeError, ValueError, pl.exceptions.PolarsError):

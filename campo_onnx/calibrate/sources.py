@@ -1,14 +1,13 @@
 """Where the costs of a graph come from: measured here, modelled, or estimated from public figures."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 
 from campo_onnx.calibrate import detect
 from campo_onnx.calibrate.calibration import Calibration, shipped_calibration
 from campo_onnx.calibrate.cost_model import CostModel
 from campo_onnx.calibrate.costs import CastModel, CostTable, NodeCost
 from campo_onnx.calibrate.device import Device
+from campo_onnx.calibrate.evidence import CostSource, Evidence
 from campo_onnx.calibrate.fit import fit_cast
 from campo_onnx.calibrate.microbench import Bench
 from campo_onnx.calibrate.profile import Profile
@@ -27,40 +26,6 @@ MEASURED = "measure"
 _CONSTANT = OpKey("", "Constant")
 _CASTS = 12
 _LARGEST_CAST_ELEMENTS = 1 << 22
-
-
-class CostSource(StrEnum):
-    """What the user may ask for."""
-
-    AUTO = "auto"  # the best there is: a calibration, else measuring if the device is here, else figures
-    MEASURE = "measure"
-    MODEL = "model"
-    DATASHEET = "datasheet"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """What is known beside the device's figures.
-
-    Parameters
-    ----------
-    calibration
-        Of the device; None takes the one that is shipped for it, if there is one.
-    profile
-        FP32 times of the very graph.
-    store
-        Where measured times are looked up and kept; None measures without keeping.
-    threads
-        Threads per node when a CPU is measured; 0 takes all cores.
-    on_progress
-        Called with what is measured and what there is to measure.
-    """
-
-    calibration: Calibration | None = None
-    profile: Profile | None = None
-    store: Store | None = None
-    threads: int = 0
-    on_progress: Callable[[int, int], None] | None = None
 
 
 def costs_for(

@@ -40,7 +40,7 @@ class OpClass(Enum):
 TABLES = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR, OpClass.DENY, OpClass.UNLISTED)
 """The classes that a file has a table for."""
 
-PATTERNS = ("bias-gradient", "normalization", "softmax", "gelu", "random")
+PATTERNS = ("bias-gradient", "normalization", "softmax", "gelu", "max-pool-gradient", "random")
 """Names of the rules that see a framework's operator in the pieces an exporter made of it."""
 
 _LOSSES = """

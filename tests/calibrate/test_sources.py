@@ -10,11 +10,12 @@ import pytest
 from campo_onnx.calibrate.calibration import Calibration
 from campo_onnx.calibrate.campaign import Campaign, calibrate
 from campo_onnx.calibrate.datasheet import device
+from campo_onnx.calibrate.evidence import CostSource, Evidence
 from campo_onnx.calibrate.local import device_of
 from campo_onnx.calibrate.microbench import Bench
 from campo_onnx.calibrate.profile import take_profile
 from campo_onnx.calibrate.samples import Sampling
-from campo_onnx.calibrate.sources import CostSource, Evidence, costs_for, is_here, measured_costs
+from campo_onnx.calibrate.sources import costs_for, is_here, measured_costs
 from campo_onnx.calibrate.store import Store
 from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, ProfileError, UsageError
 from campo_onnx.ir.importer import Imported, import_model

@@ -173,7 +173,7 @@ def test_is_never_above_the_other_strategies(random_problem, seed):
 
 def test_an_infinite_cast_is_never_paid(pose):
     # Two outputs that FP32 readers want: their infinite arcs add up in one place of the network.
-    text = """(float[2] x) => (float[1] y, float[1] z) <float[2] w = {1.0, 2.0}> {
+    text = """(float[2] x) => (float[2] y, float[2] z) <float[4] w = {1.0, 2.0, 3.0, 4.0}> {
         [c] s, t = Split<axis=0, num_outputs=2>(w)
         [d1] y = Exp(s)
         [d2] z = Exp(t)

@@ -35,6 +35,7 @@ def test_the_faster_half_of_the_steps_counts_for_nodes_and_step_alike() -> None:
     read = read_events([*slow, *fast, *slow, *fast])
     assert read.step.median_us == 170
     assert read.nodes_us == 160
+    assert read.accounted == pytest.approx(160 / 170)
 
 
 def test_bodies_of_control_flow_are_no_steps() -> None:

@@ -11,6 +11,7 @@ from campo_onnx.ir.view import GraphView
 from campo_onnx.optimize.patterns.bias_gradient import bias_gradient
 from campo_onnx.optimize.patterns.findings import Findings
 from campo_onnx.optimize.patterns.gelu import gelu
+from campo_onnx.optimize.patterns.max_pool_gradient import max_pool_gradient
 from campo_onnx.optimize.patterns.normalization import normalization
 from campo_onnx.optimize.patterns.random import random
 from campo_onnx.optimize.patterns.softmax import softmax
@@ -23,6 +24,7 @@ PATTERN_RULES: Mapping[str, PatternRule] = MappingProxyType(
         "normalization": normalization,
         "softmax": softmax,
         "gelu": gelu,
+        "max-pool-gradient": max_pool_gradient,
         "random": random,
     }
 )

@@ -1,0 +1,164 @@
+"""Export the paper's six models at full size as training-step graphs.
+
+The batch sizes are the paper's (section 7): on the RTX 2080 Ti 256 for AlexNet and 64 for the
+others, on the V100 10 for BERT-large and 256 for the others. Tracing needs types and shapes only,
+so any size exports on any machine.
+
+Run ``python benchmarks/zoo/export.py OUT [--models resnet50 ...] [--batch N] [--optimizer momentum]``.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import alexnet
+import bert_large
+import dcgan
+import inception3
+import resnet50
+import vgg16
+
+from campo_onnx.export.torch import export_training_step
+
+Tensors = tuple[torch.Tensor, ...]
+Shallow = Callable[[], tuple[nn.Module, Tensors, Tensors]]
+
+SQUAD_LENGTH = 384
+LATENT = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One model of the zoo.
+
+    Parameters
+    ----------
+    build
+        Makes the full model.
+    loss
+        Its loss.
+    batch
+        Makes inputs and targets for a number of samples.
+    batch_sizes
+        The paper's, for the RTX 2080 Ti and the V100; 0 where it was not run.
+    optimizer
+        What it is commonly trained with.
+    shallow
+        Makes a variant that is small enough to compare gradients, with a batch.
+    """
+
+    build: Callable[[], nn.Module]
+    loss: Callable[..., torch.Tensor]
+    batch: Callable[[int], tuple[Tensors, Tensors]]
+    batch_sizes: tuple[int, int]
+    optimizer: str
+    shallow: Shallow
+
+
+def _images(size: int) -> Callable[[int], tuple[Tensors, Tensors]]:
+    return lambda n: ((torch.empty(n, 3, size, size),), (torch.zeros(n, dtype=torch.long),))
+
+
+def _noise(n: int) -> tuple[Tensors, Tensors]:
+    return (torch.empty(n, LATENT, 1, 1),), ()
+
+
+def _images_and_noise(n: int) -> tuple[Tensors, Tensors]:
+    return (torch.empty(n, 3, 64, 64), torch.empty(n, LATENT, 1, 1)), ()
+
+
+ZOO = {
+    "alexnet": Entry(
+        build=alexnet.alexnet, loss=F.cross_entropy, batch=_images(224), batch_sizes=(256, 256),
+        optimizer="momentum", shallow=alexnet.shallow,
+    ),
+    "vgg16": Entry(
+        build=vgg16.vgg16, loss=F.cross_entropy, batch=_images(224), batch_sizes=(64, 256),
+        optimizer="momentum", shallow=vgg16.shallow,
+    ),
+    "resnet50": Entry(
+        build=resnet50.resnet50, loss=F.cross_entropy, batch=_images(224), batch_sizes=(64, 256),
+        optimizer="momentum", shallow=resnet50.shallow,
+    ),
+    "inception3": Entry(
+        build=inception3.Inception3, loss=inception3.loss, batch=_images(299), batch_sizes=(64, 256),
+        optimizer="momentum", shallow=inception3.shallow,
+    ),
+    "dcgan_generator": Entry(
+        build=dcgan.GeneratorStep, loss=dcgan.generator_loss, batch=_noise, batch_sizes=(64, 256),
+        optimizer="adam", shallow=dcgan.shallow_generator,
+    ),
+    "dcgan_discriminator": Entry(
+        build=dcgan.DiscriminatorStep, loss=dcgan.discriminator_loss, batch=_images_and_noise,
+        batch_sizes=(64, 256), optimizer="adam", shallow=dcgan.shallow_discriminator,
+    ),
+    "bert_large": Entry(
+        build=lambda: bert_large.Bert(bert_large.Size()), loss=bert_large.loss,
+        batch=lambda n: bert_large.batch(n, SQUAD_LENGTH, bert_large.Size().words), batch_sizes=(0, 10),
+        optimizer="adamw", shallow=bert_large.shallow,
+    ),
+}  # fmt: skip
+"""The paper's six; DCGAN trains by two steps."""
+
+
+def export(
+    name: str, batch: int, *, optimizer: str | None, weight_gradient: str = "matmul", path: Path | None = None
+) -> onnx.ModelProto:
+    """Export one model; its weights are never made."""
+    entry = ZOO[name]
+    inputs, targets = entry.batch(batch)
+    with torch.device("meta"):
+        module = entry.build()
+    return export_training_step(
+        module,
+        entry.loss,
+        inputs,
+        targets,
+        optimizer=optimizer,
+        conv_weight_gradient=weight_gradient,
+        path=path,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, help="folder for the models")
+    parser.add_argument("--models", nargs="+", choices=[*ZOO], default=[*ZOO])
+    parser.add_argument("--batch", type=int, help="instead of the paper's sizes")
+    parser.add_argument("--optimizer", choices=["none", "sgd", "momentum", "adam", "adamw"])
+    parser.add_argument("--conv-weight-gradient", choices=["matmul", "conv"], default="matmul")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in options.models:
+        entry = ZOO[name]
+        sizes = [options.batch] if options.batch else sorted({n for n in entry.batch_sizes if n})
+        chosen = options.optimizer or entry.optimizer
+        for size in sizes:
+            path = options.out / f"{name}_b{size}.onnx"
+            began = time.perf_counter()
+            model = export(
+                name,
+                size,
+                optimizer=None if chosen == "none" else chosen,
+                weight_gradient=options.conv_weight_gradient,
+                path=path,
+            )
+            seconds = time.perf_counter() - began
+            megabytes = path.stat().st_size / 1e6
+            print(f"{path}: {len(model.graph.node)} nodes, {megabytes:.1f} MB, {seconds:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

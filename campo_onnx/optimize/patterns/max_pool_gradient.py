@@ -1,0 +1,32 @@
+"""ScatterElements that computes the gradient of a max pooling: it places values, it hardly adds."""
+
+from campo_onnx.ir.view import GraphView, OpKey, Use
+from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.patterns.findings import Findings
+
+_VIEWS = frozenset(OpKey("", op) for op in ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
+_POOL = OpKey("", "MaxPool")
+
+
+def max_pool_gradient(view: GraphView, update: frozenset[str]) -> Findings:
+    """Find scatters at the indices of a MaxPool.
+
+    The scatter itself stays FP32, since FP16 has no atomic addition everywhere. But at most
+    ceil(kernel / stride) terms an axis meet in one element, so what it makes is no less safe than
+    what it was given, and spreads nothing.
+    """
+    classes: dict[str, tuple[OpClass, str]] = {}
+    contained: set[Use] = set()
+    for node in view.nodes:
+        if node.op == OpKey("", "ScatterElements") and _is_pool_index(node.inputs[1], view):
+            classes[node.name] = (OpClass.DENY, "scatters the gradient of a max pooling")
+            contained.update(view.consumers.get(node.outputs[0], ()))
+    return Findings(classes=classes, contained=frozenset(contained))
+
+
+def _is_pool_index(tensor: str, view: GraphView) -> bool:
+    maker = view.producer.get(tensor)
+    while maker is not None and maker.op in _VIEWS:
+        tensor = maker.inputs[0]
+        maker = view.producer.get(tensor)
+    return maker is not None and maker.op == _POOL and tensor == maker.outputs[1]
