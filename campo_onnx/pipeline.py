@@ -9,11 +9,13 @@ import onnx
 
 from campo_onnx.calibrate.costs import CostTable
 from campo_onnx.calibrate.device import Device
+from campo_onnx.calibrate.evidence import CostSource, Evidence
 from campo_onnx.calibrate.roofline import estimate
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.ir.ports import ports_of
+from campo_onnx.ir.ports import Ports, ports_of
 from campo_onnx.ir.precision import Precision
+from campo_onnx.ir.view import GraphView
 from campo_onnx.optimize.classify import classify
 from campo_onnx.optimize.eligibility import OVERFLOW, fixed_nodes
 from campo_onnx.optimize.oplists import OpLists
@@ -45,6 +47,8 @@ class Options:
         Regular expressions for node names or operators that stay FP32.
     dims
         Sizes of symbolic dimensions.
+    costs, evidence
+        Where costs come from, and what is known beside the device's figures.
     forbidden, released
         What data says (:mod:`campo_onnx.training.data_safety`): nodes that would break, with the
         reason, and tainted nodes that are shown harmless.
@@ -57,6 +61,8 @@ class Options:
     low: Precision = Precision.FP16
     keep_fp32: tuple[str, ...] = ()
     dims: Mapping[str, int] = field(default_factory=dict)
+    costs: CostSource = CostSource.DATASHEET
+    evidence: Evidence = field(default_factory=Evidence)
     forbidden: Mapping[str, str] = field(default_factory=dict)
     released: frozenset[str] = frozenset()
 
@@ -129,7 +135,7 @@ def pose(imported: Imported, options: Options) -> Problem:
         if name not in fixed
     }
     overflowing = {name: v.reason for name, v in fixed.items() if v.decided_by == OVERFLOW}
-    costs: CostTable = estimate(view, ports, options.device, options.low)
+    costs = _costs(view, ports, options)
     return Problem(
         view=view,
         low=options.low,
@@ -141,6 +147,15 @@ def pose(imported: Imported, options: Options) -> Problem:
         costs=costs,
         edges=edges_of_graph(view, ports, costs, options.low),
     )
+
+
+def _costs(view: GraphView, ports: Mapping[str, Ports], options: Options) -> CostTable:
+    if options.costs is CostSource.DATASHEET:
+        return estimate(view, ports, options.device, options.low)
+    # Measuring needs ONNX Runtime, scipy and polars; planning from public figures does not.
+    from campo_onnx.calibrate.sources import costs_for
+
+    return costs_for(view, ports, options.device, options.low, options.costs, options.evidence)
 
 
 def decide(problem: Problem, imported: Imported, options: Options) -> Plan:

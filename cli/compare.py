@@ -5,6 +5,9 @@ from typing import Annotated
 
 import typer
 
+from campo_onnx.calibrate.evidence import CostSource
+
+from .evidence import CostsOption, ProfileOption, StoreOption, gathered
 from .options import (
     DECISION,
     OUTPUT,
@@ -18,7 +21,7 @@ from .options import (
     PrecisionOption,
     dimensions,
 )
-from .render import print_comparison, print_json, print_note, working
+from .render import print_comparison, print_json, working
 
 
 def compare(
@@ -36,6 +39,9 @@ def compare(
         ),
     ] = None,
     keep_fp32: KeepFp32Option = None,
+    costs: CostsOption = CostSource.AUTO,
+    profile: ProfileOption = None,
+    store: StoreOption = None,
     margin_us: MarginOption = 1000.0,
     plot: Annotated[
         Path | None,
@@ -57,7 +63,6 @@ def compare(
     """
     import json as json_format
 
-    from campo_onnx.calibrate.detect import resolve_device
     from campo_onnx.comparison import compare as run_comparison
     from campo_onnx.ir.exporter import check_destination, export_text
     from campo_onnx.ir.precision import Precision
@@ -67,22 +72,22 @@ def compare(
 
     if plot is not None:
         check_destination(plot, force=force, source=model)
-    planned_for, note = resolve_device(device)
-    if note:
-        print_note(note)
-    options = Options(
-        device=planned_for,
-        lists=preset("campo"),
-        margin_us=margin_us,
-        low=Precision(precision.value),
-        keep_fp32=tuple(keep_fp32 or ()),
-        dims=dimensions(dim),
-    )
-    with working(f"comparing strategies on {model.name} for {planned_for.name}"):
-        comparison = run_comparison(model, options, lists=None if lists is None else resolve(lists))
+    with gathered(device, costs, profile=profile, store=store) as judged:
+        options = Options(
+            device=judged.device,
+            lists=preset("campo"),
+            margin_us=margin_us,
+            low=Precision(precision.value),
+            keep_fp32=tuple(keep_fp32 or ()),
+            dims=dimensions(dim),
+            costs=costs,
+            evidence=judged.evidence,
+        )
+        with working(f"comparing strategies on {model.name} for {judged.device.name}"):
+            comparison = run_comparison(model, options, lists=None if lists is None else resolve(lists))
     if plot is not None:
         plans = [row.plan for row in comparison.rows]
-        title = f"{model.name} on {planned_for.name}: predicted step"
+        title = f"{model.name} on {judged.device.name}: predicted step"
         export_text(chart(plans, comparison.costs, title=title), plot)
     if json:
         rows = [

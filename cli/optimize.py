@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from campo_onnx.calibrate.evidence import CostSource
 from campo_onnx.errors import UsageError
 
+from .evidence import CostsOption, ProfileOption, StoreOption, gathered
 from .options import (
     DECISION,
     OUTPUT,
@@ -52,6 +54,9 @@ def optimize(
             rich_help_panel=DECISION,
         ),
     ] = "optimal",
+    costs: CostsOption = CostSource.AUTO,
+    profile: ProfileOption = None,
+    store: StoreOption = None,
     margin_us: MarginOption = 1000.0,
     precision: PrecisionOption = LowPrecision.FP16,
     lists: Annotated[
@@ -134,7 +139,6 @@ def optimize(
 
     Example: `campo-onnx optimize bert.onnx -o bert_mixed.onnx --device v100 --plan plan.json`
     """
-    from campo_onnx.calibrate.detect import resolve_device
     from campo_onnx.ir.exporter import check_destination, export_model, export_text
     from campo_onnx.ir.precision import Precision
     from campo_onnx.optimize.oplists import resolve, with_overrides
@@ -151,29 +155,34 @@ def optimize(
                 raise UsageError(
                     f"--plan and {what} name the same file", remedy="Give the plan a name of its own."
                 )
-    planned_for, note = resolve_device(device)
-    chosen_lists = resolve(lists if lists is not None else DEFAULT_LISTS.get(strategy, "campo"))
-    options = Options(
-        device=planned_for,
-        lists=with_overrides(
-            chosen_lists, allow=allow or (), infer=infer or (), clear=clear or (), deny=deny or ()
-        ),
-        strategy=strategy,
-        margin_us=margin_us,
-        low=Precision(precision.value),
-        keep_fp32=tuple(keep_fp32 or ()),
-        dims=dimensions(dim),
-    )
-    if note:
-        print_note(note)
     if (safety is SafetyMode.DATA) != bool(inputs):
         raise UsageError(
             "--safety data and --inputs FILE.npz belong together", remedy="Give both or neither."
         )
-    if safety is SafetyMode.DATA:
-        options = _judged_on_data(model, options, inputs or [], budget)
-    with working(f"planning {model.name} for {planned_for.name}"):
-        optimized = run_pipeline(model, options)
+    chosen_lists = resolve(lists if lists is not None else DEFAULT_LISTS.get(strategy, "campo"))
+    chosen_lists = with_overrides(
+        chosen_lists, allow=allow or (), infer=infer or (), clear=clear or (), deny=deny or ()
+    )
+    with gathered(device, costs, profile=profile, store=store) as judged:
+        options = Options(
+            device=judged.device,
+            lists=chosen_lists,
+            strategy=strategy,
+            margin_us=margin_us,
+            low=Precision(precision.value),
+            keep_fp32=tuple(keep_fp32 or ()),
+            dims=dimensions(dim),
+            costs=costs,
+            evidence=judged.evidence,
+        )
+        if safety is SafetyMode.DATA:
+            options = _judged_on_data(model, options, inputs or [], budget)
+        with working(f"planning {model.name} for {judged.device.name}"):
+            optimized = run_pipeline(model, options)
+    if not judged.device.computes_in(options.low):
+        print_note(
+            f"{judged.device.title} has no {options.low.value} arithmetic: nothing is to be won in it."
+        )
     if optimized.imported.stamp is not None:
         stamp = optimized.imported.stamp
         print_note(

@@ -39,7 +39,7 @@ def resolve_device(name: str) -> tuple[Device, str]:
     if found is None:
         note = f"No GPU here: planning for {FALLBACK}, from public figures. Choose with --device."
         return datasheet_device(FALLBACK), note
-    match = _matching(found)
+    match = matching(found)
     if match is None:
         note = f"No figures for this machine's {found}: planning for {FALLBACK}. Choose with --device."
         return datasheet_device(FALLBACK), note
@@ -59,12 +59,12 @@ def gpu_name() -> str | None:
     return next(iter(answer.stdout.splitlines()), "").strip() or None
 
 
-def _matching(gpu: str) -> Device | None:
+def matching(gpu: str) -> Device | None:
     """Match what the driver calls a GPU (``NVIDIA A100-SXM4-40GB``) to a device.
 
     Examples
     --------
-    >>> _matching("Tesla V100-SXM2-16GB").name
+    >>> matching("Tesla V100-SXM2-16GB").name
     'v100'
     """
     words = gpu.lower().replace("-", " ").replace("geforce ", "").split()

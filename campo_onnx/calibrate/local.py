@@ -28,7 +28,7 @@ def device_of(machine: Machine) -> Device:
             sm_count=machine.threads,
             source="this machine",
         )
-    known = detect._matching(machine.device)
+    known = detect.matching(machine.device)
     if known is None:
         raise DeviceUnavailableError(
             f"no figures are known for this machine's {machine.device}",

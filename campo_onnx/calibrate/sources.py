@@ -95,7 +95,7 @@ def is_here(device: Device) -> bool:
 def _this_machine(device: Device, threads: int) -> Machine:
     here = machine(choose_provider(device.provider), threads)
     if device.provider == "cuda":
-        known = detect._matching(here.device)
+        known = detect.matching(here.device)
         if known is None or known.name != device.name:
             raise DeviceMismatchError(
                 f"{device.name} cannot be measured here",

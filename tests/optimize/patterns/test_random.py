@@ -23,3 +23,18 @@ def test_random_sources_are_deny_and_contained(read, source):
 def test_dropout_as_one_operator_is_no_source(read):
     text = "(float[4] x) => (float[4] y) { [d] y, mask = Dropout(x) }"
     assert random(read(text).view, frozenset()).classes == {}
+
+
+def test_a_comparison_with_a_draw_stays_fp32(read):
+    text = """(float[4] x) => (float[4] y) <float p = {0.9}> {
+        [r] u = RandomUniform<shape=[4]>()
+        [keep] mask = Less(u, p)
+        [other] negative = Less(x, p)
+        [a] y = Where(mask, x, u)
+    }"""
+    findings = random(read(text).view, frozenset())
+    assert {name: op_class for name, (op_class, _) in findings.classes.items()} == {
+        "r": OpClass.DENY,
+        "keep": OpClass.DENY,
+    }
+    assert findings.contained == {Use("keep", 0), Use("a", 2)}

@@ -1,0 +1,91 @@
+"""What ``optimize`` and ``compare`` judge by: the device, and what is known of its costs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from campo_onnx.calibrate.evidence import CostSource
+
+from .options import DECISION
+from .render import print_note, progressing
+
+if TYPE_CHECKING:
+    from campo_onnx.calibrate.device import Device
+    from campo_onnx.calibrate.evidence import Evidence
+
+CALIBRATION_SUFFIX = ".json"
+
+CostsOption = Annotated[
+    CostSource,
+    typer.Option(
+        "--costs",
+        help="`datasheet`: estimate from public figures. `model`: a calibration of the device. `measure`: "
+        "time every distinct node here, in both precisions. `auto`: a calibration if there is one, else "
+        "measure if the device is in this machine, else the datasheet.",
+        rich_help_panel=DECISION,
+    ),
+]
+ProfileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        metavar="FILE.parquet",
+        help="FP32 times of this very graph, from `campo-onnx profile`; with --costs model.",
+        rich_help_panel=DECISION,
+    ),
+]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        metavar="FILE",
+        help="Where measured times are kept; by default in your cache folder.",
+        rich_help_panel=DECISION,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The device to plan for, and what is known beside its figures."""
+
+    device: "Device"
+    evidence: "Evidence"
+
+
+@contextmanager
+def gathered(device: str, costs: CostSource, *, profile: Path | None, store: Path | None) -> Iterator[Judged]:
+    """Find the device (a name, ``auto``, or a calibration file) and open what costs are taken from."""
+    from campo_onnx.calibrate.detect import gpu_name, resolve_device
+    from campo_onnx.calibrate.evidence import Evidence
+
+    if costs is CostSource.DATASHEET and not device.endswith(CALIBRATION_SUFFIX):
+        known, note = resolve_device(device)
+        if note:
+            print_note(note)
+        yield Judged(device=known, evidence=Evidence())
+        return
+    from campo_onnx.calibrate.calibration import load_calibration
+    from campo_onnx.calibrate.profile import read_profile
+    from campo_onnx.calibrate.store import Store, default_path
+
+    calibration = load_calibration(Path(device)) if device.endswith(CALIBRATION_SUFFIX) else None
+    known, note = resolve_device(device) if calibration is None else (calibration.device, "")
+    if note:
+        print_note(note)
+    read = read_profile(profile) if profile is not None else None
+    may_measure = known.provider == "cpu" or gpu_name() is not None
+    if costs is CostSource.MODEL or calibration is not None or not may_measure:
+        yield Judged(device=known, evidence=Evidence(calibration=calibration, profile=read))
+        return
+    with (
+        Store(store if store is not None else default_path()) as timings,
+        progressing("measuring distinct nodes") as advance,
+    ):
+        if timings.notice:
+            print_note(timings.notice)
+        yield Judged(device=known, evidence=Evidence(profile=read, store=timings, on_progress=advance))
