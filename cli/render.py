@@ -201,8 +201,8 @@ def print_judgement(judgement: "Judgement", budget: float) -> None:
     console.print(
         escape(
             f"On the data: {len(judgement.forbidden)} nodes forbidden, {len(judgement.released)} released "
-            f"from taint, worth {_time(judgement.gain_us)} a step. The largest error of an output, emulated, is "
-            f"{judgement.drift_after[worst]:.2g} ({worst}); the budget is {budget:g}."
+            f"from taint, worth {_time(judgement.gain_us)} a step. The largest error of an output, emulated, "
+            f"is {judgement.drift_after[worst]:.2g} ({worst}); the budget is {budget:g}."
         ),
         style="dim",
     )
@@ -211,7 +211,8 @@ def print_judgement(judgement: "Judgement", budget: float) -> None:
         console.print(
             escape(
                 f"{len(beyond)} outputs exceed the budget by the lists alone; no release was accepted that "
-                "adds more than rounding noise to them. A loss scale in the graph helps gradients that vanish."
+                "adds more than rounding noise to them. A loss scale in the graph helps gradients that "
+                "vanish."
             ),
             style="dim",
         )

@@ -6,13 +6,14 @@ telling which nodes gain and by how much, roughly; not for predicting a step.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from campo_onnx.calibrate.costs import CastModel, CostTable, NodeCost
 from campo_onnx.calibrate.device import Device
 from campo_onnx.ir.gemms import GemmShape
 from campo_onnx.ir.ports import Ports
 from campo_onnx.ir.precision import Precision
-from campo_onnx.ir.view import GraphView, OpKey, OpNode
+from campo_onnx.ir.view import GraphView, OpKey, OpNode, TensorInfo
 from campo_onnx.ir.work import Work, WorkKind, moved_bytes, work_of
 
 SOURCE = "datasheet"
@@ -64,6 +65,17 @@ def utilization(gemm: GemmShape, sm_count: int) -> float:
     return min(1.0, max(1, blocks) / sm_count)
 
 
+def tensor_core_multiple(precision: Precision) -> int:
+    """What dimensions of a product are to be multiples of: tensor cores load 16 bytes at a time.
+
+    Examples
+    --------
+    >>> tensor_core_multiple(Precision.FP16)
+    8
+    """
+    return 16 // precision.itemsize_bytes
+
+
 def gemm_rate(gemm: GemmShape, device: Device, precision: Precision) -> tuple[float, bool]:
     """FLOPs per second of a product, and whether that is on tensor cores.
 
@@ -75,10 +87,58 @@ def gemm_rate(gemm: GemmShape, device: Device, precision: Precision) -> tuple[fl
     peak = device.tensor_flops_per_s(precision)
     if peak is None:
         return plain, False
-    # Tensor cores load 16 bytes at a time.
-    aligned = gemm.is_aligned(16 // precision.itemsize_bytes)
+    aligned = gemm.is_aligned(tensor_core_multiple(precision))
     share = device.efficiency.tensor_cores * (1.0 if aligned else device.efficiency.unaligned)
     return max((plain, False), (peak * share * used, True))
+
+
+def padded_us(
+    node: OpNode,
+    view: GraphView,
+    ports: Ports,
+    device: Device,
+    precision: Precision,
+    ends: Mapping[int, tuple[int, ...]],
+    output_ends: tuple[int, ...] | None,
+) -> float:
+    """Estimate a matrix product in low precision on longer tensors, without what lengthens them.
+
+    Parameters
+    ----------
+    node, view, ports
+        The node, and what :func:`estimate` takes.
+    device, precision
+        Where it is to run, and in what.
+    ends
+        By input position, what each axis is longer by; without any this is the node as it is.
+    output_ends
+        The same for its first output; None where that keeps its size.
+    """
+
+    def longer(tensor: str, by: tuple[int, ...] | None) -> str:
+        info = view.tensors.get(tensor)
+        if info is None or info.shape is None:
+            return tensor
+        by = by or (0,) * len(info.shape)
+        shape = tuple(size + end for size, end in zip(info.shape, by, strict=True))
+        name = f"{tensor} {by}"  # a tensor that is read twice at one size is moved once
+        tensors[name] = replace(info, name=name, shape=shape)
+        return name
+
+    tensors: dict[str, TensorInfo] = {}
+    padded = replace(
+        node,
+        inputs=tuple(longer(tensor, ends.get(i)) for i, tensor in enumerate(node.inputs)),
+        outputs=(longer(node.outputs[0], output_ends), *node.outputs[1:]),
+    )
+    alone = replace(view, nodes=(padded,), tensors=tensors)
+    traffic_bytes = moved_bytes(padded, alone, ports, precision)
+    return _time_us(work_of(padded, alone), traffic_bytes, device, precision)[0]
+
+
+def copy_us(traffic_bytes: float, device: Device) -> float:
+    """Estimate a node that only moves bytes, such as Pad and Slice; what it reads and writes counts."""
+    return traffic_bytes / device.effective_bytes_per_us + device.launch_us
 
 
 def _node_cost(

@@ -146,7 +146,7 @@ def _parts(node: OpNode, view: GraphView) -> tuple[str, ...] | None:
             moves_batch = any(node.attributes.get(name, 0) for name in ("transBatchA", "transBatchB"))
             return None if moves_batch or min(ranks) < 2 else _trailing(ranks, (a, b, "mn"))
         case OpKey("", "Gemm"):
-            bias = [_broadcast(shape or (), shapes[-1] or ()) for shape in shapes[2:-1]]
+            bias = [_stretched(shape or ()) for shape in shapes[2:-1]]
             return (a, b, *bias, "mn")
         case OpKey("", "Conv"):
             return _channels(node, ranks, ".i", "oi")
@@ -159,9 +159,9 @@ def _trailing(ranks: list[int], letters: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(own.rjust(rank, _UNTOUCHED) for rank, own in zip(ranks, letters, strict=True))
 
 
-def _broadcast(shape: tuple[int, ...], result: tuple[int, ...]) -> str:
+def _stretched(shape: tuple[int, ...]) -> str:
     """Parts of Gemm's C, whose axes of size 1 stretch by themselves."""
-    labels = "mn"[2 - len(shape) :] if shape else ""
+    labels = "mn"[2 - len(shape) :]
     return "".join(label if size > 1 else _UNTOUCHED for label, size in zip(labels, shape, strict=True))
 
 

@@ -71,6 +71,56 @@ class PlannedCast:
     cast_us: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddedTensor:
+    """One tensor of a padded node.
+
+    Parameters
+    ----------
+    tensor
+        Its name in FP32, at its own size.
+    position
+        Where among the node's inputs or outputs.
+    ends
+        Zeros appended to each axis.
+    by
+        What brings it to that size: ``pad`` (a Pad, shared by every reader that wants the same),
+        ``file`` (an initializer, padded where it is stored) or ``chain`` (the padded output of
+        another node, as it is). For an output what brings it back: ``slice``, or ``chain`` where
+        nobody reads it at its own size.
+    """
+
+    tensor: str
+    position: int
+    ends: tuple[int, ...]
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPad:
+    """One matrix product that is zero-padded to fit tensor cores.
+
+    Parameters
+    ----------
+    node
+        The node.
+    inputs
+        Its inputs that grow.
+    output
+        Its output, or None where that keeps its size.
+    gain_us
+        What its kernel saves, Pads and Slices not counted.
+    pads_us
+        Time of the Pads and Slices it brings; a shared Pad counts at its first reader.
+    """
+
+    node: str
+    inputs: tuple[PaddedTensor, ...]
+    output: PaddedTensor | None
+    gain_us: float
+    pads_us: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A decision for every node of one graph on one device.
@@ -91,7 +141,8 @@ class Plan:
         Fingerprint of the graph it fits.
     lower_bound_us
         What no assignment under the same lists, safety rules and costs can go below; None where
-        the strategy proves nothing. Equal to `predicted_us` but for rounding when optimal.
+        the strategy proves nothing, or where pads were added, which go below it. Equal to
+        `predicted_us` but for rounding when optimal.
     """
 
     strategy: str
@@ -102,7 +153,7 @@ class Plan:
     fp32_us: float
     predicted_us: float
     casts: tuple[PlannedCast, ...]
-    pads: tuple[Mapping[str, Any], ...]
+    pads: tuple[PlannedPad, ...]
     decisions: tuple[Decision, ...]
     digest: str
     lower_bound_us: float | None = None
@@ -120,6 +171,11 @@ class Plan:
         return sum(cast.cast_us for cast in self.casts)
 
     @property
+    def pads_us(self) -> float:
+        """Predicted time of all inserted Pads and Slices."""
+        return sum(pad.pads_us for pad in self.pads)
+
+    @property
     def speedup(self) -> float:
         """Predicted FP32 step over predicted step."""
         return self.fp32_us / self.predicted_us if self.predicted_us else 1.0
@@ -133,8 +189,7 @@ class Plan:
         }
         head = json.dumps(document, indent=1)[:-2]
         for name in ("casts", "pads", "decisions"):
-            rows = (row if isinstance(row, Mapping) else asdict(row) for row in getattr(self, name))
-            lines = ",\n  ".join(json.dumps(row) for row in rows)
+            lines = ",\n  ".join(json.dumps(asdict(row)) for row in getattr(self, name))
             head += f',\n "{name}": [' + (f"\n  {lines}\n ]" if lines else "]")
         return head + "\n}\n"
 
@@ -165,7 +220,7 @@ class Plan:
                 PlannedCast(**row | {"consumers": tuple(row["consumers"])}) for row in document["casts"]
             )
             document["decisions"] = tuple(Decision(**row) for row in document["decisions"])
-            document["pads"] = tuple(document["pads"])
+            document["pads"] = tuple(_pad_of(row) for row in document["pads"])
             return cls(**document)
         except (KeyError, TypeError) as error:
             raise UsageError(f"{title} is damaged", why=str(error), remedy="Plan the model again.") from None
@@ -178,6 +233,14 @@ class Plan:
                 why="nodes, shapes or attributes changed since it was made",
                 remedy="Plan the model again, with the same --dim options.",
             )
+
+
+def _pad_of(row: Mapping[str, Any]) -> PlannedPad:
+    def tensor_of(part: Mapping[str, Any]) -> PaddedTensor:
+        return PaddedTensor(**{**part, "ends": tuple(part["ends"])})
+
+    output = None if row["output"] is None else tensor_of(row["output"])
+    return PlannedPad(**{**row, "inputs": tuple(map(tensor_of, row["inputs"])), "output": output})
 
 
 def make_plan(problem: Problem, assignment: Assignment, *, strategy: str, lists: str) -> Plan:
