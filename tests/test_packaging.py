@@ -1,0 +1,37 @@
+"""What is installed is what is in the folders."""
+
+import tomllib
+from importlib.metadata import entry_points
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+
+
+def test_every_package_ships() -> None:
+    found = {
+        ".".join(init.parent.relative_to(ROOT).parts) for init in (ROOT / "campo_onnx").rglob("__init__.py")
+    }
+    assert set(SETUPTOOLS["packages"]) == found | set(SETUPTOOLS["package-dir"])
+
+
+def test_every_data_file_ships() -> None:
+    """Files that are no code lie where a package-data pattern matches them."""
+    for package, patterns in SETUPTOOLS["package-data"].items():
+        for pattern in patterns:
+            assert list((ROOT / package.replace(".", "/")).glob(pattern)), (
+                f"{package}: {pattern} matches nothing"
+            )
+    covered = {
+        path
+        for package, patterns in SETUPTOOLS["package-data"].items()
+        for pattern in patterns
+        for path in (ROOT / package.replace(".", "/")).glob(pattern)
+    }
+    files = {p for p in (ROOT / "campo_onnx").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
+    assert files == {path for path in covered if path.is_file()}
+
+
+def test_the_program_is_the_command_line() -> None:
+    (script,) = entry_points(group="console_scripts", name="campo-onnx")
+    assert callable(script.load())
