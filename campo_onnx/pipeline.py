@@ -12,10 +12,12 @@ from campo_onnx.calibrate.device import Device
 from campo_onnx.calibrate.evidence import CostSource, Evidence
 from campo_onnx.calibrate.roofline import estimate
 from campo_onnx.errors import UsageError
+from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.ports import Ports, ports_of
 from campo_onnx.ir.precision import Precision
 from campo_onnx.ir.view import GraphView
+from campo_onnx.optimize.alignment import open_axes
 from campo_onnx.optimize.classify import classify
 from campo_onnx.optimize.eligibility import OVERFLOW, fixed_nodes
 from campo_onnx.optimize.oplists import OpLists
@@ -25,6 +27,10 @@ from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.safety import protected, weight_update
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, STRATEGIES
 from campo_onnx.optimize.strategies.fine_grained import fine_grained
+from campo_onnx.optimize.tensor_cores import PadLimits, pad, with_padding
+
+PADDING = frozenset({"optimal", "campo"})
+"""Strategies that zero-pad; the others are systems that do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,9 @@ class Options:
         Sizes of symbolic dimensions.
     costs, evidence
         Where costs come from, and what is known beside the device's figures.
+    pads, pad_threshold_us
+        Whether strategies that decide by costs may zero-pad products to fit tensor cores, and what
+        that must gain per node beyond its predicted cost.
     forbidden, released
         What data says (:mod:`campo_onnx.training.data_safety`): nodes that would break, with the
         reason, and tainted nodes that are shown harmless.
@@ -63,6 +72,8 @@ class Options:
     dims: Mapping[str, int] = field(default_factory=dict)
     costs: CostSource = CostSource.DATASHEET
     evidence: Evidence = field(default_factory=Evidence)
+    pads: bool = True
+    pad_threshold_us: float = 0.0
     forbidden: Mapping[str, str] = field(default_factory=dict)
     released: frozenset[str] = frozenset()
 
@@ -168,9 +179,20 @@ def decide(problem: Problem, imported: Imported, options: Options) -> Plan:
     strategy = STRATEGIES["fp32" if stamp is not None else options.strategy]
     if strategy is fine_grained:
         strategy = partial(fine_grained, margin_us=options.margin_us)
-    return make_plan(
+    pads = options.pads and options.strategy in PADDING
+    limits = _pad_limits(imported, options)
+    plan = make_plan(
         problem,
-        strategy(problem),
+        strategy(with_padding(problem, options.device, limits) if pads else problem),
         strategy=options.strategy if stamp is None else stamp.strategy,
         lists=options.lists.name if stamp is None else stamp.lists,
+    )
+    return pad(problem, plan, options.device, limits) if pads else plan
+
+
+def _pad_limits(imported: Imported, options: Options) -> PadLimits:
+    return PadLimits(
+        threshold_us=options.pad_threshold_us,
+        stored=frozenset(name for name, tensor in imported.constants.items() if not is_external(tensor)),
+        open_axes=open_axes(imported, options.dims),
     )

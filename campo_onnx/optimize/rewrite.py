@@ -1,6 +1,6 @@
-"""Carry out a plan: set types, insert Casts. Nothing is decided here."""
+"""Carry out a plan: set types, insert Casts, Pads and Slices. Nothing is decided here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -13,6 +13,7 @@ from campo_onnx.ir.ports import Ports, low_attribute, ports_of
 from campo_onnx.ir.precision import Precision
 from campo_onnx.ir.sort import fresh, sort_nodes
 from campo_onnx.ir.stamp import Stamp, structure_digest, write_stamp
+from campo_onnx.optimize.padding import insert_pads
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.problem import low_twins
 
@@ -45,6 +46,7 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
     work = _Rewriting(imported, plan)
     for node in list(work.graph.nodes):
         work.rewire(node)
+    insert_pads(work, plan.pads)
     work.graph.nodes[:] = [node for node in work.nodes if not work.is_dead(node)]
     model = model_of(
         work.graph,
@@ -143,19 +145,27 @@ class _Rewriting:
             low = self._tensors[twin]
             low.inputs.clear()
         else:
-            low_name = fresh(f"{name}_{self.low.value}", self._taken_tensors)
-            self._taken_tensors.add(low_name)
-            low = gs.Variable(low_name)
-            self.retyped[low_name] = name
+            low = self.new_tensor(f"{name}_{self.low.value}")
+            self.retyped[low.name] = name
         self._low_tensor[name] = low
         return low
 
     def _insert_cast(self, source: gs.Tensor, target: gs.Tensor, to: Precision) -> None:
-        name = fresh(f"{source.name}_to_{to.value}", self._taken_nodes)
+        cast = self.new_node("Cast", f"{source.name}_to_{to.value}", [source], target)
+        cast.attrs["to"] = to.onnx_dtype
+        self.nodes.append(cast)
+
+    def new_tensor(self, stem: str) -> gs.Tensor:
+        """Make a tensor with a name of its own, close to `stem`."""
+        name = fresh(stem, self._taken_tensors)
+        self._taken_tensors.add(name)
+        return gs.Variable(name)
+
+    def new_node(self, op_type: str, stem: str, inputs: Sequence[gs.Tensor], output: gs.Tensor) -> gs.Node:
+        """Make a node with a name of its own, which stands nowhere yet."""
+        name = fresh(stem, self._taken_nodes)
         self._taken_nodes.add(name)
-        self.nodes.append(
-            gs.Node("Cast", name=name, attrs={"to": to.onnx_dtype}, inputs=[source], outputs=[target])
-        )
+        return gs.Node(op_type, name=name, inputs=list(inputs), outputs=[output])
 
     def is_dead(self, node: gs.Node) -> bool:
         """Whether an existing Cast, or a constant, lost its last reader."""

@@ -1,0 +1,122 @@
+"""Write the pads of a plan: Pad before a matrix product, Slice behind it. Nothing is decided here."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+
+from campo_onnx.optimize.plan import PaddedTensor, PlannedPad
+
+
+class Topology(Protocol):
+    """A graph under edit, with graphsurgeon's nodes and tensors.
+
+    Parameters
+    ----------
+    nodes
+        In order; low nodes read and make low tensors already.
+    initializers
+        Those that were made for low nodes.
+    """
+
+    nodes: list[Any]
+    initializers: list[TensorProto]
+
+    def new_tensor(self, stem: str) -> Any:
+        """Make a tensor with a name of its own, close to `stem`."""
+
+    def new_node(self, op_type: str, stem: str, inputs: Sequence[Any], output: Any) -> Any:
+        """Make a node with a name of its own, which stands nowhere yet."""
+
+
+def insert_pads(topology: Topology, pads: Sequence[PlannedPad]) -> None:
+    """Carry out the pads of a plan, in place.
+
+    The padded version of a low tensor ``x_fp16`` is called ``x_fp16_padded``. A Pad stands before
+    its first reader, a Slice behind the node whose output it cuts.
+
+    Parameters
+    ----------
+    topology
+        The graph, in which all precisions are set.
+    pads
+        In topological order.
+    """
+    work = _Padding(topology)
+    planned = {pad.node: pad for pad in pads}
+    given, topology.nodes = topology.nodes, []
+    for node in given:
+        if node.name not in planned:
+            topology.nodes.append(node)
+            continue
+        pad = planned[node.name]
+        for part in pad.inputs:
+            node.inputs[part.position] = work.padded(node.inputs[part.position], part)
+        topology.nodes.append(node)
+        if pad.output is not None:
+            work.lengthen(node, pad.output)
+    work.drop_unread_initializers()
+
+
+class _Padding:
+    """One run of :func:`insert_pads`: the padded tensors so far, by FP32 name and zeros."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._padded: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._indices: dict[tuple[int, ...], Any] = {}
+        self._stored = {tensor.name: tensor for tensor in topology.initializers}
+        self._replaced: list[Any] = []
+
+    def padded(self, low: Any, part: PaddedTensor) -> Any:
+        """Return the padded version of a low tensor that a node reads, made where there is none."""
+        key = (part.tensor, part.ends)
+        if key not in self._padded:
+            target = self._topology.new_tensor(f"{low.name}_padded")
+            if part.by == "file":
+                array = numpy_helper.to_array(self._stored[low.name])
+                self._store(_with_zeros(array, part.ends), target.name)
+                self._replaced.append(low)
+            else:
+                zeros = self._index((0,) * len(part.ends) + part.ends)
+                self._topology.nodes.append(
+                    self._topology.new_node("Pad", f"{low.name}_pad", [low, zeros], target)
+                )
+            self._padded[key] = target
+        return self._padded[key]
+
+    def lengthen(self, node: Any, part: PaddedTensor) -> None:
+        """Give a node its padded output, and cut it back where somebody reads it at its own size."""
+        low = node.outputs[part.position]
+        longer = self._topology.new_tensor(f"{low.name}_padded")
+        node.outputs[part.position] = longer
+        self._padded[part.tensor, part.ends] = longer
+        if part.by == "slice":
+            # To the negative of what was appended: open dimensions of other axes do not matter.
+            axes = tuple(axis for axis, end in enumerate(part.ends) if end)
+            bounds = ((0,) * len(axes), tuple(-part.ends[axis] for axis in axes), axes)
+            inputs = [longer, *map(self._index, bounds)]
+            self._topology.nodes.append(self._topology.new_node("Slice", f"{low.name}_slice", inputs, low))
+
+    def drop_unread_initializers(self) -> None:
+        """Leave out what nobody reads at its own size any more."""
+        unread = {tensor.name for tensor in self._replaced if not tensor.outputs}
+        kept = [tensor for tensor in self._topology.initializers if tensor.name not in unread]
+        self._topology.initializers[:] = kept
+
+    def _index(self, values: tuple[int, ...]) -> Any:
+        if values not in self._indices:
+            self._indices[values] = self._topology.new_tensor("pad_" + "_".join(map(str, values)))
+            self._store(np.array(values, np.int64), self._indices[values].name)
+        return self._indices[values]
+
+    def _store(self, array: NDArray[Any], name: str) -> None:
+        self._topology.initializers.append(numpy_helper.from_array(array, name))
+
+
+def _with_zeros(array: NDArray[Any], ends: tuple[int, ...]) -> NDArray[Any]:
+    longer = np.zeros(tuple(size + end for size, end in zip(array.shape, ends, strict=True)), array.dtype)
+    longer[tuple(slice(size) for size in array.shape)] = array
+    return longer
