@@ -64,12 +64,9 @@ class Comparison:
     ----------
     rows
         In the order of :data:`ROWS`.
-    costs
-        What all of them were judged by.
     """
 
     rows: tuple[ComparisonRow, ...]
-    costs: CostTable
 
     @property
     def baseline(self) -> ComparisonRow:
@@ -113,11 +110,17 @@ def compare(
     for strategy, row_lists in chosen:
         problem = problems[row_lists.name]
         plan = decide(problem, imported, replace(options, strategy=strategy, lists=row_lists))
-        nodes = (problem.costs.nodes[name] for name in plan.low_nodes)
-        rows.append(
-            ComparisonRow(plan=plan, tensor_core_us=sum(n.low_us for n in nodes if n.on_tensor_cores))
-        )
-    return Comparison(rows=tuple(rows), costs=next(iter(problems.values())).costs)
+        rows.append(ComparisonRow(plan=plan, tensor_core_us=_tensor_core_us(plan, problem.costs)))
+    return Comparison(rows=tuple(rows))
+
+
+def _tensor_core_us(plan: Plan, costs: CostTable) -> float:
+    padded = {pad.node for pad in plan.pads}  # a product is padded to get there
+    return sum(
+        d.planned_us
+        for d in plan.decisions
+        if d.node in plan.low_nodes and (costs.nodes[d.node].on_tensor_cores or d.node in padded)
+    )
 
 
 def _rows(lists: OpLists | None) -> Sequence[tuple[str, OpLists]]:

@@ -88,7 +88,7 @@ def compare(
     if plot is not None:
         plans = [row.plan for row in comparison.rows]
         title = f"{model.name} on {judged.device.name}: predicted step"
-        export_text(chart(plans, comparison.costs, title=title), plot)
+        export_text(chart(plans, title=title), plot)
     if json:
         rows = [
             {

@@ -54,9 +54,13 @@ def explain(
             f"the plan has no node {node!r}",
             remedy=f"Did you mean {' or '.join(map(repr, near))}?" if near else "See the model in a viewer.",
         )
-    casts = [cast for cast in read.casts if node in cast.consumers]
+    casts = [cast for cast in read.casts if node == cast.producer or node in cast.consumers]
+    pad = next((pad for pad in read.pads if pad.node == node), None)
     if json:
-        document = asdict(decisions[node]) | {"casts": [asdict(cast) for cast in casts]}
+        document = asdict(decisions[node]) | {
+            "casts": [asdict(cast) for cast in casts],
+            "pad": None if pad is None else asdict(pad),
+        }
         print_json(json_format.dumps(document, indent=1) + "\n")
     else:
-        print_decision(read, decisions[node], casts)
+        print_decision(read, decisions[node], casts, pad)

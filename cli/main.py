@@ -11,6 +11,7 @@ from campo_onnx import __version__
 from campo_onnx.errors import CampoError
 
 from .calibrate import calibrate
+from .check import check
 from .compare import compare
 from .devices import devices
 from .explain import explain
@@ -38,6 +39,7 @@ app.command()(explain)
 app.command()(devices)
 app.command()(profile)
 app.command()(calibrate)
+app.command()(check)
 
 
 def _show_version(wanted: bool) -> None:

@@ -58,6 +58,24 @@ def optimize(
     profile: ProfileOption = None,
     store: StoreOption = None,
     margin_us: MarginOption = 1000.0,
+    pads: Annotated[
+        bool,
+        typer.Option(
+            "--pads/--no-pads",
+            help="Zero-pad products whose sizes do not fit tensor cores, where that is predicted to pay "
+            "(strategies optimal and campo).",
+            rich_help_panel=DECISION,
+        ),
+    ] = True,
+    pad_threshold_us: Annotated[
+        float,
+        typer.Option(
+            "--pad-threshold-us",
+            min=0.0,
+            help="Microseconds that padding a product must gain beyond the predicted cost of its pads.",
+            rich_help_panel=DECISION,
+        ),
+    ] = 0.0,
     precision: PrecisionOption = LowPrecision.FP16,
     lists: Annotated[
         str | None,
@@ -169,6 +187,8 @@ def optimize(
             lists=chosen_lists,
             strategy=strategy,
             margin_us=margin_us,
+            pads=pads,
+            pad_threshold_us=pad_threshold_us,
             low=Precision(precision.value),
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),
@@ -196,7 +216,7 @@ def optimize(
     if json:
         print_json(optimized.plan.to_json())
     else:
-        print_report(report_of(optimized.plan, optimized.problem.costs), output=output, plan=plan)
+        print_report(report_of(optimized.plan), output=output, plan=plan)
 
 
 def _judged_on_data(model: Path, options: "Options", inputs: list[Path], budget: float) -> "Options":

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from campo_onnx.calibrate.calibration import Calibration
     from campo_onnx.calibrate.device import Device
     from campo_onnx.calibrate.profile import Profile
+    from campo_onnx.checking.verdict import Verdicts
     from campo_onnx.comparison import Comparison
-    from campo_onnx.optimize.plan import Decision, Plan, PlannedCast
+    from campo_onnx.optimize.plan import Decision, Plan, PlannedCast, PlannedPad
     from campo_onnx.optimize.report import Report
     from campo_onnx.training.data_safety import Judgement
 
@@ -126,6 +127,13 @@ def _totals(report: "Report") -> Table:
         f"{len(plan.casts)} ({report.casts_down} to {plan.low}, {report.casts_up} back), "
         f"{_time(plan.cast_us)}, {share:.1%} of the step",
     )
+    if plan.pads:
+        gain_us = sum(pad.gain_us for pad in plan.pads)
+        table.add_row(
+            "zero-padded",
+            f"{len(plan.pads)} for tensor cores: kernels save {_time(gain_us)}, "
+            f"pads and slices cost {_time(plan.pads_us)}",
+        )
     return table
 
 
@@ -219,25 +227,21 @@ def print_judgement(judgement: "Judgement", budget: float) -> None:
 
 
 def print_decisions(plan: "Plan", decisions: Sequence["Decision"]) -> None:
-    """Print some decisions of a plan, one a row."""
-    table = Table(box=box.SIMPLE_HEAD, title="The decisions that matter most", title_justify="left")
-    for column in ("node", "operator", "precision", "fp16 saves", "casts", "decided by", "reason"):
-        table.add_column(column.replace("fp16", plan.low), overflow="fold")
+    """Tell some decisions of a plan in words, one a line."""
+    console = _stdout()
+    console.print(_headline(plan), style="bold")
+    console.print("The decisions that matter most:")
     for d in decisions:
-        table.add_row(
-            escape(d.node),
-            escape(d.op_type),
-            d.precision,
-            _time(d.gain_us),
-            _time(d.cast_us),
-            d.decided_by,
-            escape(d.reason),
+        took = f"{_time(d.fp32_us)} in fp32, {_time(d.low_us)} in {plan.low}"
+        console.print(
+            escape(f"  {d.node} ({d.op_type}) runs in {d.precision}: {took}. {d.decided_by}: {d.reason}."),
+            soft_wrap=True,
         )
-    _stdout().print(_headline(plan), style="bold")
-    _stdout().print(table)
 
 
-def print_decision(plan: "Plan", decision: "Decision", casts: Sequence["PlannedCast"]) -> None:
+def print_decision(
+    plan: "Plan", decision: "Decision", casts: Sequence["PlannedCast"], pad: "PlannedPad | None"
+) -> None:
     """Print one decision in full."""
     console = _stdout()
     console.print(_headline(plan), style="bold")
@@ -246,10 +250,17 @@ def print_decision(plan: "Plan", decision: "Decision", casts: Sequence["PlannedC
     table.add_row("precision", decision.precision)
     table.add_row("decided by", decision.decided_by)
     table.add_row("reason", escape(decision.reason))
-    table.add_row(f"{plan.low} saves", f"{_time(decision.gain_us)} before casts")
+    table.add_row("in fp32", _time(decision.fp32_us))
+    table.add_row(f"in {plan.low}", f"{_time(decision.low_us)}, casts apart")
+    if pad is not None:
+        table.add_row("padded", f"its kernel saves {_time(pad.gain_us)}, pads cost {_time(pad.pads_us)}")
     table.add_row("casts", f"{_time(decision.cast_us)} at its inputs and outputs")
     for cast in casts:
-        table.add_row("", escape(f"{cast.tensor}: {cast.src} -> {cast.dst}, {_time(cast.cast_us)}"))
+        where = "made by it" if cast.producer == decision.node else "read by it"
+        shared = f", shared by {len(cast.consumers)} readers" if len(cast.consumers) > 1 else ""
+        table.add_row(
+            "", escape(f"{cast.tensor} ({where}{shared}): {cast.src} -> {cast.dst}, {_time(cast.cast_us)}")
+        )
     console.print(table)
 
 
@@ -309,6 +320,38 @@ def print_calibration(calibration: "Calibration", output: Path) -> None:
     for op, why in calibration.failures.items():
         console.print(escape(f"{op}: {why}"), style="dim")
     console.print(escape(f"Wrote {output}"))
+
+
+_STATUS_STYLES = {"passed": "green", "failed": "bold red", "not checked": "yellow", "not asked": "dim"}
+
+
+def print_verdicts(checked: Sequence["Verdicts"]) -> None:
+    """Print what a check found, one table a graph."""
+    console = _stdout()
+    for verdicts in checked:
+        title = f"{verdicts.mixed} against {verdicts.against}"
+        if verdicts.device:
+            title += f", {verdicts.device} ({verdicts.costs})"
+        console.print(escape(title), style="bold")
+        if verdicts.error is not None:
+            console.print(escape(str(verdicts.error)), style="bold red")
+            continue
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column("rule", no_wrap=True)
+        table.add_column("result", no_wrap=True)
+        table.add_column("why", overflow="fold")
+        for verdict in verdicts.verdicts:
+            status = verdict.status.value
+            style = _STATUS_STYLES[status]
+            table.add_row(
+                escape(verdict.rule), f"[{style}]{status}[/{style}]", escape(verdict.finding.reason)
+            )
+        console.print(table)
+
+
+def print_annotations(text: str, *, beside_a_document: bool) -> None:
+    """Print GitHub's workflow commands; to stderr where stdout holds a document."""
+    (sys.stderr if beside_a_document else sys.stdout).write(text)
 
 
 def print_devices(devices: Sequence["Device"]) -> None:

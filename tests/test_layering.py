@@ -22,6 +22,7 @@ ROOMS = (
     "campo_onnx.training",
     "campo_onnx.export",
     "campo_onnx.integrations",
+    "campo_onnx.checking",
     "cli",
 )
 

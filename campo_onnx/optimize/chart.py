@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from campo_onnx.calibrate.costs import CostTable
 from campo_onnx.optimize.plan import Plan
 
 _FAMILIES: tuple[tuple[str, str, frozenset[str]], ...] = (
@@ -38,15 +37,13 @@ _CASTS = ("casts", "#a463f2")
 _BAR_WIDTH, _LABEL_WIDTH, _ROW_HEIGHT, _TOP = 640, 190, 30, 84
 
 
-def chart(plans: Sequence[Plan], costs: CostTable, *, title: str) -> str:
+def chart(plans: Sequence[Plan], *, title: str) -> str:
     """Draw the predicted step of each plan as a stacked bar.
 
     Parameters
     ----------
     plans
         Plans of the same graph.
-    costs
-        What they were judged by.
     title
         Heading of the picture.
 
@@ -69,7 +66,7 @@ def chart(plans: Sequence[Plan], costs: CostTable, *, title: str) -> str:
         y = _TOP + row * _ROW_HEIGHT
         parts.append(f'<text x="10" y="{y + 15}">{escape(plan.strategy)} ({escape(plan.lists)})</text>')
         x = float(_LABEL_WIDTH)
-        for name, colour, us in _stack(plan, costs):
+        for name, colour, us in _stack(plan):
             width_px = us / longest_us * _BAR_WIDTH
             parts.append(
                 f'<rect x="{x:.1f}" y="{y}" width="{width_px:.1f}" height="{_ROW_HEIGHT - 10}" '
@@ -93,12 +90,11 @@ def _legend() -> list[str]:
     return parts
 
 
-def _stack(plan: Plan, costs: CostTable) -> list[tuple[str, str, float]]:
+def _stack(plan: Plan) -> list[tuple[str, str, float]]:
     times_us = dict.fromkeys([name for name, _, _ in _FAMILIES] + [_REST[0]], 0.0)
     for decision in plan.decisions:
-        cost = costs.nodes[decision.node]
         family = next((name for name, _, ops in _FAMILIES if decision.op_type in ops), _REST[0])
-        times_us[family] += cost.low_us if decision.node in plan.low_nodes else cost.fp32_us
+        times_us[family] += decision.planned_us
     colours = {name: colour for name, colour, _ in _FAMILIES} | dict([_REST])
     stack = [(name, colours[name], us) for name, us in times_us.items()]
     return [*stack, (_CASTS[0], _CASTS[1], plan.cast_us)]

@@ -61,17 +61,20 @@ def insert_pads(topology: Topology, pads: Sequence[PlannedPad]) -> None:
 
 
 class _Padding:
-    """One run of :func:`insert_pads`: the padded tensors so far, by FP32 name and zeros."""
+    """One run of :func:`insert_pads`: padded tensors by FP32 name and zeros, outputs apart."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._padded: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._longer_output: dict[str, Any] = {}  # not always zero where it is longer
         self._indices: dict[tuple[int, ...], Any] = {}
         self._stored = {tensor.name: tensor for tensor in topology.initializers}
         self._replaced: list[Any] = []
 
     def padded(self, low: Any, part: PaddedTensor) -> Any:
-        """Return the padded version of a low tensor that a node reads, made where there is none."""
+        """Return the padded version of a low tensor, made where there is none."""
+        if part.by == "chain":
+            return self._longer_output[part.tensor]
         key = (part.tensor, part.ends)
         if key not in self._padded:
             target = self._topology.new_tensor(f"{low.name}_padded")
@@ -92,7 +95,7 @@ class _Padding:
         low = node.outputs[part.position]
         longer = self._topology.new_tensor(f"{low.name}_padded")
         node.outputs[part.position] = longer
-        self._padded[part.tensor, part.ends] = longer
+        self._longer_output[part.tensor] = longer
         if part.by == "slice":
             # To the negative of what was appended: open dimensions of other axes do not matter.
             axes = tuple(axis for axis, end in enumerate(part.ends) if end)

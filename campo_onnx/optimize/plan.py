@@ -33,7 +33,8 @@ class Decision:
     decided_by, reason
         Who decided, and why.
     gain_us
-        What low precision saves on this node before casts (also where it was not chosen).
+        What low precision saves on this node before casts (also where it was not chosen), the pads
+        of this plan included.
     cast_us
         Time of the casts at its inputs and outputs in this plan.
     """
@@ -44,8 +45,20 @@ class Decision:
     precision: str
     decided_by: str
     reason: str
+    fp32_us: float
     gain_us: float
     cast_us: float
+
+    @property
+    def low_us(self) -> float:
+        """Its time in low precision, with the pads it brings."""
+        return self.fp32_us - self.gain_us
+
+    @property
+    def planned_us(self) -> float:
+        """Its time as planned; a node that was low in the given graph takes the one time it has."""
+        is_lowered = self.precision != Precision.FP32.value and self.decided_by != "graph"
+        return self.low_us if is_lowered else self.fp32_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +71,8 @@ class PlannedCast:
         Name of the tensor in FP32.
     src, dst
         Precisions it is cast from and to.
+    producer
+        Node that makes the tensor; ``""`` for a graph input.
     consumers
         Nodes that read the result; empty when only the graph's caller does.
     cast_us
@@ -67,6 +82,7 @@ class PlannedCast:
     tensor: str
     src: str
     dst: str
+    producer: str
     consumers: tuple[str, ...]
     cast_us: float
 
@@ -269,6 +285,7 @@ def make_plan(problem: Problem, assignment: Assignment, *, strategy: str, lists:
                 precision=_precision(problem, node.name, low, verdict),
                 decided_by=verdict.decided_by,
                 reason=verdict.reason,
+                fp32_us=problem.costs.nodes[node.name].fp32_us,
                 gain_us=problem.costs.nodes[node.name].gain_us,
                 cast_us=sum(cast_us_by_tensor.get(e.tensor, 0.0) for e in problem.edges_of(node.name)),
             )
@@ -308,9 +325,15 @@ def _casts(problem: Problem, low: frozenset[str]) -> list[PlannedCast]:
             src, dst = problem.low, Precision.FP32
         else:
             continue
+        maker = problem.view.producer.get(edge.tensor)
         casts.append(
             PlannedCast(
-                tensor=edge.tensor, src=src.value, dst=dst.value, consumers=consumers, cast_us=edge.cast_us
+                tensor=edge.tensor,
+                src=src.value,
+                dst=dst.value,
+                producer=maker.name if maker is not None else "",
+                consumers=consumers,
+                cast_us=edge.cast_us,
             )
         )
     return casts

@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from campo_onnx.calibrate.costs import CostTable
 from campo_onnx.ir.precision import Precision
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.plan import Decision, Plan
@@ -38,7 +37,7 @@ class OpRow:
     nodes, low_nodes
         How many there are, and how many are low in the plan.
     fp32_us, planned_us
-        Predicted time of all of them before and after, casts not included.
+        Predicted time of all of them before and after, with pads but without casts.
     """
 
     op_type: str
@@ -98,7 +97,7 @@ class Report:
     unknown_ops: tuple[tuple[str, int], ...]
 
 
-def report_of(plan: Plan, costs: CostTable) -> Report:
+def report_of(plan: Plan) -> Report:
     """Sum a plan up."""
     decisions = [d for d in plan.decisions if d.precision != "-"]
     kept = [d for d in decisions if d.precision == Precision.FP32.value]
@@ -110,13 +109,13 @@ def report_of(plan: Plan, costs: CostTable) -> Report:
         low_nodes=len(decisions) - len(kept),
         casts_down=casts_down,
         casts_up=len(plan.casts) - casts_down,
-        ops=_op_rows(decisions, plan, costs),
-        kept=_kept_rows(kept, costs),
+        ops=_op_rows(decisions),
+        kept=_kept_rows(kept),
         unknown_ops=tuple(unknown.most_common()),
     )
 
 
-def _op_rows(decisions: list[Decision], plan: Plan, costs: CostTable) -> tuple[OpRow, ...]:
+def _op_rows(decisions: list[Decision]) -> tuple[OpRow, ...]:
     groups: dict[str, list[Decision]] = defaultdict(list)
     for decision in decisions:
         groups[decision.op_type].append(decision)
@@ -125,18 +124,15 @@ def _op_rows(decisions: list[Decision], plan: Plan, costs: CostTable) -> tuple[O
             op_type=op_type,
             nodes=len(group),
             low_nodes=sum(d.precision != Precision.FP32.value for d in group),
-            fp32_us=sum(costs.nodes[d.node].fp32_us for d in group),
-            planned_us=sum(
-                costs.nodes[d.node].low_us if d.node in plan.low_nodes else costs.nodes[d.node].fp32_us
-                for d in group
-            ),
+            fp32_us=sum(d.fp32_us for d in group),
+            planned_us=sum(d.planned_us for d in group),
         )
         for op_type, group in groups.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.fp32_us, row.op_type)))
 
 
-def _kept_rows(kept: list[Decision], costs: CostTable) -> tuple[KeptRow, ...]:
+def _kept_rows(kept: list[Decision]) -> tuple[KeptRow, ...]:
     groups: dict[str, list[Decision]] = defaultdict(list)
     for decision in kept:
         if decision.op_type != "Constant":
@@ -145,7 +141,7 @@ def _kept_rows(kept: list[Decision], costs: CostTable) -> tuple[KeptRow, ...]:
         KeptRow(
             why=why,
             nodes=len(group),
-            fp32_us=sum(costs.nodes[d.node].fp32_us for d in group),
+            fp32_us=sum(d.fp32_us for d in group),
             op_types=_most(group),
         )
         for why, group in groups.items()

@@ -19,7 +19,7 @@ from campo_onnx.calibrate.roofline import copy_us, padded_us, tensor_core_multip
 from campo_onnx.ir.kernels import has_kernel
 from campo_onnx.ir.view import OpKey, OpNode, Use
 from campo_onnx.optimize.alignment import Alignment, Axis, Ends, alignment_of
-from campo_onnx.optimize.plan import PaddedTensor, Plan, PlannedPad
+from campo_onnx.optimize.plan import Decision, PaddedTensor, Plan, PlannedPad
 from campo_onnx.optimize.problem import Problem, low_twins
 
 _Want: TypeAlias = tuple[str, Ends]  # a tensor, and what its readers want it longer by
@@ -76,7 +76,27 @@ def pad(problem: Problem, plan: Plan, device: Device, limits: PadLimits = NO_LIM
     saved_us = sum(pad.gain_us - pad.pads_us for pad in pads)
     if saved_us <= 0:
         return plan
-    return replace(plan, pads=pads, predicted_us=plan.predicted_us - saved_us, lower_bound_us=None)
+    return replace(
+        plan,
+        pads=pads,
+        decisions=_with_reasons(plan.decisions, pads),
+        predicted_us=plan.predicted_us - saved_us,
+        lower_bound_us=None,
+    )
+
+
+def _with_reasons(decisions: Iterable[Decision], pads: Iterable[PlannedPad]) -> tuple[Decision, ...]:
+    padded = {pad.node: pad for pad in pads}
+    return tuple(
+        replace(
+            decision,
+            gain_us=decision.gain_us + padded[decision.node].gain_us - padded[decision.node].pads_us,
+            reason=f"{decision.reason}; zero-padded to fit tensor cores",
+        )
+        if decision.node in padded
+        else decision
+        for decision in decisions
+    )
 
 
 def with_padding(problem: Problem, device: Device, limits: PadLimits = NO_LIMITS) -> Problem:
@@ -98,7 +118,7 @@ def with_padding(problem: Problem, device: Device, limits: PadLimits = NO_LIMITS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    """A product that would be faster padded, before Pads and Slices."""
+    """A product that padding can make fit, and what that gains before Pads and Slices."""
 
     node: OpNode
     alignment: Alignment
@@ -132,19 +152,17 @@ def _candidates(
         alignment = alignment_of(node, view, tensor_core_multiple(low), limits.open_axes)
         if alignment is None or not ports.low_inputs.issuperset(alignment.inputs):
             continue
-        kernel_us, faster_us = (
+        kernel_us, aligned_us = (
             padded_us(node, view, ports, device, low, ends, output)
             for ends, output in (({}, None), (alignment.inputs, alignment.output))
         )
-        if faster_us >= kernel_us:
-            continue
         wants = [(node.inputs[i], ends) for i, ends in alignment.inputs.items()]
         found.append(
             _Candidate(
                 node=node,
                 alignment=alignment,
                 # Costs may be measured ones, so the roofline only says what share is saved.
-                gain_us=problem.costs.nodes[node.name].low_us * (1 - faster_us / kernel_us),
+                gain_us=problem.costs.nodes[node.name].low_us * (1 - aligned_us / kernel_us),
                 pad_us={want: 0.0 if want[0] in stored else _pad_us(problem, want, device) for want in wants},
                 slice_us=_slice_us(problem, node.outputs[0], device) if alignment.output else 0.0,
             )
@@ -180,7 +198,6 @@ class _Links:
                 reading[Use(c.node.name, position)] = want
         self.maker: dict[_Want, str] = {}
         self.sliced_anyway: set[str] = set()
-        twins = low_twins(problem.view, problem.low)
         for c in candidates:
             if c.alignment.output is None:
                 continue
@@ -189,7 +206,7 @@ class _Links:
                 self.maker[made] = c.node.name
             uses = problem.view.consumers.get(made[0], ())
             others = [use for use in uses if not c.alignment.zero_filled or reading.get(use) != made]
-            if others or made[0] in twins or problem.view.tensors[made[0]].is_output:
+            if others or problem.view.tensors[made[0]].is_output:
                 self.sliced_anyway.add(c.node.name)
 
     def chained(self, c: _Candidate) -> list[str]:

@@ -30,7 +30,7 @@ PLAN_KEYS = {
     "pads": list,
     "decisions": list,
 }
-CAST_KEYS = {"tensor", "src", "dst", "consumers", "cast_us"}
+CAST_KEYS = {"tensor", "src", "dst", "producer", "consumers", "cast_us"}
 DECISION_KEYS = {
     "node",
     "op_type",
@@ -38,6 +38,7 @@ DECISION_KEYS = {
     "precision",
     "decided_by",
     "reason",
+    "fp32_us",
     "gain_us",
     "cast_us",
 }

@@ -25,7 +25,7 @@ GRAPH = """(float[2,8] x, float[8,8] w, float[8,4] v) => (float[2,4] y, float[2,
 def test_a_report_counts(pose):
     problem = pose(GRAPH, costs={"h": (0.5, 0.5)})
     plan = make_plan(problem, campo(problem), strategy="campo", lists="campo")
-    report = report_of(plan, problem.costs)
+    report = report_of(plan)
     assert plan.low_nodes == {"a1", "i1", "a2"}
     assert (report.float_nodes, report.low_nodes) == (6, 3)  # Shape reads floats, Identity does not here
     assert (report.casts_down, report.casts_up) == (3, 2)
@@ -49,12 +49,12 @@ def test_unknown_operators_are_named(pose):
         [i] y = Tanh(x)
     }"""
     problem = pose(text)
-    report = report_of(make_plan(problem, campo(problem), strategy="", lists=""), problem.costs)
+    report = report_of(make_plan(problem, campo(problem), strategy="", lists=""))
     assert report.unknown_ops == (("com.microsoft:Fancy", 1),)
 
 
 def check_sums(plan, problem):
-    report = report_of(plan, problem.costs)
+    report = report_of(plan)
     decided = {d.node: d.precision for d in plan.decisions}
     other_us = sum(cost.fp32_us for node, cost in problem.costs.nodes.items() if decided[node] == "-")
     dropped_us = sum(problem.costs.nodes[node].fp32_us for node in problem.dropped_casts(plan.low_nodes))

@@ -1,0 +1,103 @@
+"""What precision of a forward node means for its backward nodes.
+
+A framework that is handed a forward graph writes the backward one itself, and follows it: gradients
+have the type of what they are gradients of, and the gradient of a Cast is a Cast. So a forward node
+decides about its backward nodes too, and has to be judged with them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from campo_onnx.calibrate.costs import NodeCost
+from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.optimize.problem import Edge, Problem, Verdict
+
+_NODE_MARK = "_Grad/"
+_SUM_PREFIX = "AccumulateGrad_"
+_TENSOR_SUFFIX = "_grad"
+
+
+def owners(forward: GraphView, gradient: GraphView) -> Mapping[str, str | None]:
+    """Find the forward node that each backward node belongs to, by ONNX Runtime's naming rules.
+
+    ``<node>_Grad/<n>`` differentiates ``<node>``; ``AccumulateGrad_<tensor>_grad`` sums the gradients
+    of ``<tensor>`` and has the type of what makes it.
+
+    Parameters
+    ----------
+    forward
+        The graph before gradients were built.
+    gradient
+        The same graph with its backward nodes.
+
+    Returns
+    -------
+    mapping
+        By name of backward node; None for one that belongs to no forward node.
+    """
+    return {node.name: _owner(node.name, forward) for node in gradient.nodes if node.name not in forward.node}
+
+
+def with_backward(forward: Problem, gradient: Problem) -> Problem:
+    """Charge forward nodes with their backward nodes, and Casts with their gradients.
+
+    Backward nodes that belong to no forward node keep a row of their own among the costs, so that
+    the predicted step is the whole step. A forward node whose backward nodes cannot follow it into
+    low precision is fixed.
+
+    Parameters
+    ----------
+    forward
+        The question as posed on the forward graph.
+    gradient
+        The one posed on the FP32 gradient graph, with the same options.
+    """
+    nodes = dict(forward.costs.nodes)
+    fixed = dict(forward.fixed)
+    for name, owner in owners(forward.view, gradient.view).items():
+        cost = gradient.costs.nodes[name]
+        if owner is None:
+            nodes[name] = replace(cost, low_us=cost.fp32_us, on_tensor_cores=False)
+            continue
+        nodes[owner] = _together(nodes[owner], cost)
+        if owner not in fixed and (reason := _obstacle(gradient.view.node[name], gradient)):
+            fixed[owner] = Verdict(decided_by="kernel", reason=f"its gradient: {reason}")
+    return replace(
+        forward,
+        costs=replace(forward.costs, nodes=nodes),
+        fixed=fixed,
+        edges={tensor: _with_gradient(edge, gradient.view) for tensor, edge in forward.edges.items()},
+    )
+
+
+def _owner(name: str, forward: GraphView) -> str | None:
+    differentiated, mark, _ = name.partition(_NODE_MARK)
+    if mark and differentiated in forward.node:
+        return differentiated
+    tensor = name.removeprefix(_SUM_PREFIX).removesuffix(_TENSOR_SUFFIX)
+    maker = forward.producer.get(tensor) if name.startswith(_SUM_PREFIX) else None
+    return maker.name if maker is not None else None
+
+
+def _together(one: NodeCost, other: NodeCost) -> NodeCost:
+    return replace(
+        one,
+        fp32_us=one.fp32_us + other.fp32_us,
+        low_us=one.low_us + other.low_us,
+        on_tensor_cores=one.on_tensor_cores or other.on_tensor_cores,
+    )
+
+
+def _obstacle(node: OpNode, gradient: Problem) -> str:
+    """Say why a backward node cannot compute in low precision, or ``""``."""
+    verdict = gradient.fixed.get(node.name)
+    if verdict is None or verdict.decided_by not in ("kernel", "ports"):
+        return ""
+    view = gradient.view
+    computes = any(map(view.is_float32, node.inputs)) and any(map(view.is_float32, node.outputs))
+    return f"{node.op.label}: {verdict.reason}" if computes else ""
+
+
+def _with_gradient(edge: Edge, gradient: GraphView) -> Edge:
+    differentiated = f"{edge.tensor}{_TENSOR_SUFFIX}" in gradient.tensors
+    return replace(edge, cast_us=2 * edge.cast_us) if differentiated else edge

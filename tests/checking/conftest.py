@@ -1,0 +1,105 @@
+"""A training step that gains from FP16 on a V100 as it is, and is checked within a second."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from campo_onnx.calibrate.datasheet import device
+from campo_onnx.ir.exporter import export_model
+from campo_onnx.optimize.oplists import preset
+from campo_onnx.optimize.plan import Plan
+from campo_onnx.pipeline import Options, optimize
+
+STEP = """g (float[256,1024] x, float[1024,1024] w, float[1024,1024] v) => (
+    float loss, float[1024,1024] grad_w, float[1024,1024] grad_v) {
+    [first] h = MatMul(x, w)
+    [bias] a = Add(h, b)
+    [relu] r = Relu(a)
+    [second] y = MatMul(r, v)
+    [square] s = Mul(y, y)
+    [mean] loss = ReduceMean<keepdims = 0>(s)
+    [dropped] d = Mul(y, k)
+    [transposed_r] rt = Transpose<perm = [1, 0]>(r)
+    [weight_v] grad_v = MatMul(rt, d)
+    [transposed_v] vt = Transpose<perm = [1, 0]>(v)
+    [backward] dr = MatMul(d, vt)
+    [gate] q = Where(positive, dr, zero)
+    [sign] positive = Greater(a, zero)
+    [transposed_x] xt = Transpose<perm = [1, 0]>(x)
+    [weight_w] grad_w = MatMul(xt, q)
+}"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """An FP32 step and its mixed version, written to a folder."""
+
+    folder: Path
+    plan: Plan
+
+    @property
+    def fp32(self) -> Path:
+        return self.folder / "step.onnx"
+
+    @property
+    def mixed(self) -> Path:
+        return self.folder / "mixed.onnx"
+
+    @property
+    def baseline(self) -> Path:
+        return self.folder / "plan.json"
+
+
+@pytest.fixture(scope="session")
+def fp32_model(model_text: Callable[..., onnx.ModelProto]) -> onnx.ModelProto:
+    model = model_text(STEP)
+    generator = np.random.default_rng(0)
+    for name, value in (
+        ("b", generator.normal(0, 0.1, 1024)),
+        ("k", generator.integers(1, 3, 1024)),
+        ("zero", np.zeros(1)),
+    ):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value.astype(np.float32), name))
+    nodes = {node.name: node for node in model.graph.node}
+    ordered = [nodes.pop(n) for n in ("first", "bias", "sign")] + list(nodes.values())
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in ordered]
+    del model.graph.node[:]
+    model.graph.node.extend(copies)
+    return model
+
+
+@pytest.fixture(scope="session")
+def made(fp32_model: onnx.ModelProto, tmp_path_factory: pytest.TempPathFactory) -> Step:
+    """Made once; tests that change a file take `step`."""
+    folder = tmp_path_factory.mktemp("made")
+    onnx.save(fp32_model, folder / "step.onnx")
+    optimized = optimize(folder / "step.onnx", Options(device=device("v100"), lists=preset("campo")))
+    assert len(optimized.plan.low_nodes) > 5
+    export_model(optimized.model, folder / "mixed.onnx", folder=folder)
+    (folder / "plan.json").write_text(optimized.plan.to_json())
+    return Step(folder=folder, plan=optimized.plan)
+
+
+@pytest.fixture
+def step(made: Step, tmp_path: Path) -> Step:
+    """Copy the files to a folder of the test's own."""
+    for path in made.folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return Step(folder=tmp_path, plan=made.plan)
+
+
+@pytest.fixture
+def edit(step: Step) -> Callable[[Callable[[onnx.ModelProto], object]], Path]:
+    """Change the mixed file."""
+
+    def apply(change: Callable[[onnx.ModelProto], object]) -> Path:
+        model = onnx.load(step.mixed)
+        change(model)
+        step.mixed.write_bytes(model.SerializeToString())
+        return step.mixed
+
+    return apply

@@ -1,0 +1,100 @@
+"""The policy file: what it says, and one message for whatever is wrong with it."""
+
+import pytest
+
+from campo_onnx.checking.policy import Policy, load_policy
+from campo_onnx.errors import UsageError
+
+GRAPH = '[[graph]]\nmixed = "m.onnx"\nagainst = "f.onnx"\n'
+
+
+@pytest.fixture
+def load(tmp_path):
+    def read(text):
+        path = tmp_path / "campo.toml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return load_policy(path)
+
+    return read
+
+
+def test_defaults_hold_for_every_graph_and_give_way_to_its_own(load, tmp_path):
+    first, second = load(
+        '[defaults]\nmax_drift = 0.5\ndevice = "t4"\nkeep_fp32 = ["Relu"]\nlists = "tf2"\nstrict = true\n'
+        + GRAPH
+        + 'max_drift = 0\nmax_casts = 3\nbaseline = "sub/p.json"\ninputs = ["b.npz"]\ndims = { N = 4 }\n'
+        + GRAPH.replace("m.onnx", "n.onnx")
+        + 'name = "second"\nmin_speedup = 1.5\ndevice = "v100"\nstrict = false\n'
+    )
+    assert (first.name, first.mixed, first.against) == ("m.onnx", tmp_path / "m.onnx", tmp_path / "f.onnx")
+    assert (first.policy.max_drift, first.policy.min_speedup, first.policy.max_casts) == (0.0, 1.0, 3)
+    assert (first.policy.baseline, first.policy.inputs) == (tmp_path / "sub/p.json", (tmp_path / "b.npz",))
+    assert (first.policy.dims, first.policy.keep_fp32) == ({"N": 4}, ("Relu",))
+    assert (first.policy.device.name, first.policy.lists.name, first.policy.strict) == ("t4", "tf2", True)
+    assert (second.name, second.policy.max_drift, second.policy.min_speedup) == ("second", 0.5, 1.5)
+    assert (second.policy.device.name, second.policy.strict, second.policy.baseline) == ("v100", False, None)
+
+
+def test_a_graph_needs_no_more_than_two_files(load):
+    (pair,) = load(GRAPH)
+    assert pair.policy == Policy()
+
+
+def test_lists_of_the_repository_are_found_beside_the_policy(load, tmp_path):
+    (tmp_path / "own.toml").write_text('extends = "campo"\n[deny]\nops = ["Relu"]\n')
+    (pair,) = load(GRAPH + 'lists = "own.toml"')
+    assert "Relu" in {op.label for op in pair.policy.lists.deny}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GRAPH + "max_drfit = 1", "unknown key 'max_drfit' in [[graph]] 'm.onnx'. Did you mean 'max_drift'?"),
+        ("[default]\n" + GRAPH, "unknown key 'default' in the file. Did you mean 'defaults'?"),
+        ('[defaults]\nbaseline = "p"\n' + GRAPH, "unknown key 'baseline' in [defaults]. Known: max_drift,"),
+        (GRAPH + "zzz = 1", "unknown key 'zzz' in [[graph]] 'm.onnx'. Known: name, mixed,"),
+        ('[[graph]]\nmixed = "m"', "[[graph]] 'm' lacks the key 'against'. Add it."),
+        ('[[graph]]\nagainst = "m"', "[[graph]] 1 lacks the key 'mixed'"),
+        ("", "names no graph. Add a [[graph]] table"),
+        ("graph = [1]", "names no graph"),
+        ("[graph]\nmixed = 1", "'graph' in the file must be an array"),
+        (GRAPH + GRAPH, "two graphs are called 'm.onnx'"),
+        ("defaults = 3\n" + GRAPH, "'defaults' in the file must be a table: it is 3"),
+        (
+            GRAPH + 'max_drift = "1"',
+            "'max_drift' in [[graph]] 'm.onnx' must be a number that is not negative",
+        ),
+        (GRAPH + "max_drift = nan", "'max_drift' in [[graph]] 'm.onnx' must be a number"),
+        (GRAPH + "min_speedup = inf", "'min_speedup' in [[graph]] 'm.onnx' must be a number"),
+        (GRAPH + "max_drift = true", "'max_drift' in [[graph]] 'm.onnx' must be a number"),
+        (GRAPH + "max_casts = -1", "'max_casts' in [[graph]] 'm.onnx' must be a whole number"),
+        (GRAPH + "max_casts = 1.5", "'max_casts' in [[graph]] 'm.onnx' must be a whole number"),
+        (GRAPH + "strict = 1", "'strict' in [[graph]] 'm.onnx' must be true or false"),
+        (GRAPH + 'inputs = "b.npz"', "'inputs' in [[graph]] 'm.onnx' must be an array"),
+        (GRAPH + "keep_fp32 = [1]", "'keep_fp32' in [[graph]] 'm.onnx' must be an array of strings"),
+        (GRAPH + 'dims = { N = "4" }', "'dims' in [[graph]] 'm.onnx' must be a table of whole numbers"),
+        (GRAPH + 'device = "v10"', "there is no device 'v10'"),
+        (GRAPH + 'lists = "camp"', "camp"),
+        ("[[graph]", "is not a policy file: it is not TOML"),
+        (b"\xff\xfe", "is not a policy file"),
+    ],
+)
+def test_a_bad_policy_is_one_message(load, text, message):
+    with pytest.raises(UsageError) as refusal:
+        load(text)
+    assert message in str(refusal.value)
+
+
+def test_a_missing_policy(tmp_path):
+    with pytest.raises(UsageError, match=r"campo\.toml does not exist"):
+        load_policy(tmp_path / "campo.toml")
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_policy(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_drift": -1.0}, {"min_speedup": float("nan")}, {"max_casts": -1}], ids=str
+)
+def test_limits_without_sense_are_refused(limits):
+    with pytest.raises(UsageError, match="Give a number that is not negative"):
+        Policy(**limits)

@@ -1,0 +1,351 @@
+"""Each rule goes red for what it is there for, alone where nothing else is wrong."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from campo_onnx.calibrate.datasheet import device
+from campo_onnx.checking.check import check, check_all
+from campo_onnx.checking.policy import Pair, Policy
+from campo_onnx.checking.rules import RULES, VALID
+from campo_onnx.checking.verdict import Status
+from campo_onnx.errors import UsageError
+from campo_onnx.ir.exporter import export_model
+from campo_onnx.ir.precision import Precision
+from campo_onnx.optimize.oplists import preset
+from campo_onnx.pipeline import Options, optimize
+
+NAMES = [VALID, *(rule.name for rule in RULES)]
+
+
+def checked(step, **policy):
+    verdicts = check(step.mixed, step.fp32, Policy(**policy))
+    assert [v.rule for v in verdicts.verdicts] == NAMES
+    return {v.rule: v.finding for v in verdicts.verdicts}
+
+
+def red(findings):
+    return [name for name, finding in findings.items() if finding.status is Status.FAILED]
+
+
+def test_a_sound_graph_keeps_every_rule(made):
+    findings = checked(made, baseline=made.baseline, max_casts=6)
+    assert {f.status for f in findings.values()} == {Status.PASSED}
+    assert findings["casts"].value == len(made.plan.casts) == 6
+    assert findings["step"].value == pytest.approx(made.plan.predicted_us)
+    assert findings["gain"].value == pytest.approx(made.plan.speedup)
+    assert 0 < findings["drift"].value <= findings["drift"].limit == 0.01
+
+
+def test_what_the_policy_does_not_ask(made):
+    findings = checked(made)
+    unasked = [name for name, finding in findings.items() if finding.status is Status.NOT_ASKED]
+    assert unasked == ["plan", "casts", "step"]
+    assert not red(findings)
+
+
+# --- valid ---
+
+
+def test_valid_is_red_for_a_torn_file(step):
+    step.mixed.write_bytes(step.mixed.read_bytes()[:-200])
+    findings = checked(step)
+    assert red(findings) == ["valid"]
+    assert all(f.status is Status.NOT_CHECKED for name, f in findings.items() if name != "valid")
+
+
+def test_valid_is_red_for_what_the_checker_refuses(step, edit):
+    def widen(model):
+        cast = next(node for node in model.graph.node if node.op_type == "Cast")
+        cast.attribute[0].i = TensorProto.INT32
+
+    edit(widen)
+    findings = checked(step)
+    assert red(findings) == ["valid"]
+    assert "not a valid ONNX model" in findings["valid"].reason
+
+
+def test_valid_is_red_for_missing_external_data(step, edit):
+    def move_out(model):
+        onnx.external_data_helper.convert_model_to_external_data(
+            model, location="gone.bin", size_threshold=0, convert_attribute=False
+        )
+        onnx.external_data_helper.write_external_data_tensors(model, str(step.folder))
+
+    edit(move_out)
+    assert not red(checked(step))
+    (step.folder / "gone.bin").unlink()
+    findings = checked(step)
+    assert red(findings) == ["valid"]
+    assert "gone.bin" in findings["valid"].reason
+
+
+# --- loadable ---
+
+
+def test_loadable_is_red_when_onnx_runtime_refuses_the_file(step, edit):
+    def from_the_future(model):
+        next(o for o in model.opset_import if o.domain == "com.microsoft").version = 99
+
+    edit(from_the_future)
+    findings = checked(step)
+    assert red(findings) == ["loadable", "drift"]
+    assert "com.microsoft" in findings["loadable"].reason
+    assert "does not run" in findings["drift"].reason
+
+
+# --- interface ---
+
+
+def reorder(model):
+    first = model.graph.output.pop(0)
+    model.graph.output.append(first)
+
+
+def halve_the_batch(model):
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 128
+    del model.graph.value_info[:]
+
+
+def drop(model):
+    del model.graph.output[1]
+
+
+def lower_output(model):
+    cast = next(n for n in model.graph.node if n.op_type == "Cast" and n.output[0] == "grad_v")
+    source = cast.input[0]
+    model.graph.node.remove(cast)
+    for node in model.graph.node:
+        node.output[:] = ["grad_v" if name == source else name for name in node.output]
+    infos = [value for value in model.graph.value_info if value.name != source]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(infos)
+    model.graph.output[2].type.tensor_type.elem_type = TensorProto.FLOAT16
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (reorder, "outputs have another order"),
+        (halve_the_batch, "input 'x' has another type or shape"),
+        (drop, "output 'grad_w' is gone"),
+        (lower_output, "output 'grad_v' has another type or shape"),
+    ],
+    ids=["order", "shape", "missing", "type"],
+)
+def test_interface_is_red_when_the_caller_would_notice(step, edit, change, reason):
+    edit(change)
+    findings = checked(step, min_speedup=0)
+    assert red(findings) == ["interface"]
+    assert reason in findings["interface"].reason
+    assert findings["drift"].status is Status.NOT_CHECKED
+
+
+# --- fp32 ---
+
+
+def test_fp32_is_red_for_a_deny_operator(step, fp32_model, lower):
+    export_model(lower(fp32_model, ["first", "square", "mean"]).model, step.mixed)
+    findings = checked(step, min_speedup=0, max_drift=10)
+    assert red(findings) == ["fp32"]
+    assert "'mean'" in findings["fp32"].reason
+    assert findings["fp32"].value == 2  # the loss is the square and its mean
+
+
+def test_fp32_is_red_for_the_weight_update(tmp_path, model_text, lower):
+    model = model_text("""g (float[64,64] x, float[64,64] w) => (float[64,64] new_w) {
+        [product] g = MatMul(x, x) [update] new_w = Sub(w, g) }""")
+    onnx.save(model, tmp_path / "fp32.onnx")
+    for nodes, expected in ((["product"], []), (["product", "update"], ["fp32"])):
+        export_model(lower(model, nodes).model, tmp_path / "m.onnx")
+        verdicts = check(tmp_path / "m.onnx", tmp_path / "fp32.onnx", Policy(min_speedup=0))
+        assert [v.rule for v in verdicts.failed] == expected
+
+
+def test_fp32_is_red_for_what_the_policy_keeps(made):
+    findings = checked(made, keep_fp32=("weight_.*",))
+    assert red(findings) == ["fp32"]
+    assert "'weight_v'" in findings["fp32"].reason
+    assert not red(checked(made, keep_fp32=("mean",)))
+
+
+# --- drift ---
+
+
+def test_drift_is_red_beyond_the_limit(made):
+    findings = checked(made, max_drift=1e-6)
+    assert red(findings) == ["drift"]
+    assert findings["drift"].value > findings["drift"].limit == 1e-6
+
+
+def batch(folder, scale):
+    generator = np.random.default_rng(0)
+    shapes = {"x": (256, 1024), "w": (1024, 1024), "v": (1024, 1024)}
+    arrays = {name: generator.normal(0, scale, s).astype(np.float32) for name, s in shapes.items()}
+    np.savez(folder / f"{scale:g}.npz", **arrays)
+    return folder / f"{scale:g}.npz"
+
+
+def test_drift_is_red_on_a_batch_that_overflows(step):
+    good, bad = batch(step.folder, 0.03), batch(step.folder, 40.0)
+    findings = checked(step, inputs=(good,))
+    assert not red(findings)
+    assert "0.03.npz" in findings["drift"].reason
+    findings = checked(step, inputs=(good, bad))
+    assert red(findings) == ["drift"]
+    assert findings["drift"].value == float("inf")
+
+
+def test_drift_is_not_checked_where_the_fp32_step_has_no_numbers(step):
+    findings = checked(step, inputs=(batch(step.folder, 1e30),))
+    assert findings["drift"].status is Status.NOT_CHECKED
+    assert "the FP32 step itself is not finite in 'loss'" in findings["drift"].reason
+    assert red(checked(step, inputs=(step.folder / "1e+30.npz",), strict=True)) == ["drift"]
+
+
+# --- the committed plan ---
+
+
+def test_plan_is_red_when_the_graph_changed_since(step):
+    plan = json.loads(step.baseline.read_text())
+    step.baseline.write_text(json.dumps(plan | {"digest": "0" * 64}))
+    findings = checked(step, baseline=step.baseline)
+    assert red(findings) == ["plan"]
+    assert [findings[name].status for name in ("casts", "step")] == [Status.NOT_CHECKED] * 2
+    assert red(checked(step, baseline=step.baseline, max_casts=5)) == ["plan", "casts"]
+
+
+def test_casts_is_red_beyond_the_limit(made):
+    findings = checked(made, max_casts=5)
+    assert red(findings) == ["casts"]
+    assert (findings["casts"].value, findings["casts"].limit) == (6, 5)
+
+
+def cast_twice(model):
+    """Give one reader of a shared Cast a Cast of its own, as other tools do."""
+    shared = next(n for n in model.graph.node if n.op_type == "Cast" and n.input[0] == "x")
+    own = helper.make_node("Cast", ["x"], ["x_again"], name="again", to=TensorProto.FLOAT16)
+    reader = next(n for n in model.graph.node if shared.output[0] in n.input)
+    reader.input[:] = ["x_again" if name == shared.output[0] else name for name in reader.input]
+    model.graph.node.insert(0, own)
+
+
+def test_casts_and_step_are_red_against_a_better_baseline(step, edit):
+    edit(cast_twice)
+    findings = checked(step, baseline=step.baseline)
+    assert red(findings) == ["casts", "step"]
+    assert findings["casts"].value == findings["casts"].limit + 1
+    assert not red(checked(step, device=device("v100")))  # an edited file no longer says what it is for
+
+
+def test_step_is_red_when_the_graph_got_slower(step):
+    options = Options(device=device("v100"), lists=preset("campo"), strategy="fp32")
+    export_model(optimize(step.fp32, options).model, step.mixed)
+    findings = checked(step, baseline=step.baseline)
+    assert red(findings) == ["step"]
+    assert findings["step"].value == pytest.approx(step.plan.fp32_us)
+    assert findings["step"].limit == pytest.approx(step.plan.predicted_us)
+
+
+# --- gain ---
+
+
+def test_gain_is_red_below_what_is_asked(made):
+    findings = checked(made, min_speedup=2.5)
+    assert red(findings) == ["gain"]
+    assert findings["gain"].limit == 2.5
+
+
+def test_gain_is_red_when_casts_do_not_pay(step):
+    slow = replace(device("v100"), launch_us=50.0)
+    assert red(checked(step, device=slow, max_drift=1)) == ["gain"]
+
+
+# --- which device, strictness, several graphs ---
+
+
+def test_the_device_is_the_policy_s_else_the_plan_s_else_the_file_s(step, edit):
+    def device_of(**policy):
+        return check(step.mixed, step.fp32, Policy(min_speedup=0, **policy)).device
+
+    assert device_of() == "v100"
+    assert device_of(device=device("a100")) == "a100"
+    plan = json.loads(step.baseline.read_text())
+    step.baseline.write_text(json.dumps(plan | {"device": "t4"}))
+    assert device_of(baseline=step.baseline) == "t4"
+
+
+def test_an_error_in_one_graph_leaves_the_others_checked(made, tmp_path):
+    def pair(name, mixed):
+        return Pair(name=name, mixed=mixed, against=made.fp32, policy=Policy())
+
+    steps = []
+    found = check_all(
+        [pair("gone", tmp_path / "no.onnx"), pair("good", made.mixed)],
+        lambda done, total: steps.append((done, total)),
+    )
+    assert isinstance(found[0].error, UsageError)
+    assert [v.passed for v in found] == [False, True]
+    assert steps == [(0, 2), (1, 2)]
+
+
+# --- graphs of every origin ---
+
+DATA = ["alexnet_like", "bert2_mlm_sdpa", "bert_optimized_training", "mlp", "cnn_optimized_training"]
+
+
+@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize(("strategy", "low"), [("optimal", "fp16"), ("tf-amp", "fp16"), ("optimal", "bf16")])
+def test_what_optimize_writes_is_what_its_plan_promised(name, strategy, low, request, dims_of, tmp_path):
+    path = request.config.rootpath / "tests" / "data" / f"{name}.onnx"
+    planned_for = replace(device("v100" if low == "fp16" else "h200"), launch_us=1e-6, host_us=1e-6)
+    options = Options(
+        device=planned_for,
+        lists=preset("campo"),
+        strategy=strategy,
+        low=Precision(low),
+        dims=dims_of(path),
+    )
+    optimized = optimize(path, options)
+    assert optimized.plan.low_nodes
+    export_model(optimized.model, tmp_path / "m.onnx", folder=path.parent)
+    (tmp_path / "plan.json").write_text(optimized.plan.to_json())
+    policy = Policy(
+        device=planned_for, dims=options.dims, baseline=tmp_path / "plan.json", max_drift=1, min_speedup=0
+    )
+    verdicts = check(tmp_path / "m.onnx", path, policy)
+    findings = {v.rule: v.finding for v in verdicts.verdicts}
+    assert not red(findings)
+    assert findings["casts"].value == len(optimized.plan.casts)
+    assert findings["step"].value == pytest.approx(optimized.plan.predicted_us)
+    assert findings["gain"].value == pytest.approx(optimized.plan.speedup)
+    if "training" in name:
+        assert findings["loadable"].status is findings["drift"].status is Status.NOT_CHECKED
+        assert "not a registered function/op" in findings["loadable"].reason
+    elif low == "bf16":
+        assert findings["loadable"].status is Status.NOT_CHECKED
+        assert "BF16 kernels" in findings["loadable"].reason
+    else:
+        assert findings["loadable"].status is Status.PASSED
+
+
+def test_padding_counts_as_the_plan_says(model_text, tmp_path):
+    model = model_text(
+        "g (float[1001,1001] x, float[1001,1001] w) => (float[1001,1001] y) {"
+        "h = MatMul(x, w) [second] y = MatMul(h, c) }"
+    )
+    weight = np.random.default_rng(0).normal(0, 0.03, (1001, 1001)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "c"))
+    onnx.save(model, tmp_path / "fp32.onnx")
+    optimized = optimize(tmp_path / "fp32.onnx", Options(device=device("v100"), lists=preset("campo")))
+    assert {"Pad", "Slice"} <= {node.op_type for node in optimized.model.graph.node}
+    export_model(optimized.model, tmp_path / "m.onnx")
+    (tmp_path / "plan.json").write_text(optimized.plan.to_json())
+    verdicts = check(tmp_path / "m.onnx", tmp_path / "fp32.onnx", Policy(baseline=tmp_path / "plan.json"))
+    findings = {v.rule: v.finding for v in verdicts.verdicts}
+    assert not red(findings)
+    assert findings["step"].value == pytest.approx(optimized.plan.predicted_us)

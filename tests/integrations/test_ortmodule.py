@@ -1,0 +1,425 @@
+"""Networks that train attached: what is computed, what the plan changes, and what happens on failure."""
+
+import copy
+import pickle
+import runpy
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto
+
+from campo_onnx.calibrate.datasheet import device
+from campo_onnx.errors import DeviceUnavailableError, UsageError
+from campo_onnx.integrations import ortmodule as integration
+from campo_onnx.integrations.ortmodule import attach
+from campo_onnx.ir.precision import Precision
+
+ROOT = Path(__file__).parent.parent.parent
+EAGER = replace(device("v100"), launch_us=1e-6, host_us=1e-6)  # small networks are worth rewriting
+LOSS_SCALE = 1024.0
+
+# PyTorch's and ONNX Runtime's own, on the first export.
+pytestmark = pytest.mark.filterwarnings("ignore:::(torch|onnxruntime|onnxscript|copyreg)")
+
+
+@pytest.fixture(params=["mlp", "cnn", "smooth_cnn", "bert"])
+def case(request, ortmodule):
+    """A network and a batch, the same on every call."""
+    networks = ortmodule.networks
+    if request.param in networks.NEEDS_ATEN and not ortmodule.shim.HAS_ATEN:
+        pytest.skip("ORTModule's aten_op_executor extension is not built")
+
+    def make():
+        sys.modules["torch"].manual_seed(0)
+        return networks.NETWORKS[request.param]()
+
+    return make
+
+
+@pytest.fixture
+def mlp(ortmodule):
+    def make():
+        sys.modules["torch"].manual_seed(0)
+        return ortmodule.networks.mlp()
+
+    return make
+
+
+def gradients(module, batch):
+    module.zero_grad()
+    (LOSS_SCALE * module(*batch).square().mean()).backward()
+    return {name: parameter.grad / LOSS_SCALE for name, parameter in module.named_parameters()}
+
+
+def error(actual, expected):
+    """Largest relative L2 error of a gradient."""
+    assert actual.keys() == expected.keys()
+    return max(float((actual[n] - expected[n]).norm() / expected[n].norm()) for n in expected)
+
+
+def manager_of(module):
+    return module._torch_module._execution_manager(True)
+
+
+def running(module):
+    """The gradient graph as handed to the session."""
+    return manager_of(module)._onnx_models.optimized_model
+
+
+def casts(model):
+    return [node for node in model.graph.node if node.op_type == "Cast"]
+
+
+def emulate_rounding(module, attached):
+    """Let the CPU provider, which erases FP16, round where the planned graph does."""
+    import onnxruntime
+
+    from campo_onnx.training.numerics import emulate
+
+    manager = manager_of(module)
+    create, configure = manager._create_execution_agent, manager._get_session_config
+
+    def create_emulated():
+        models = manager._onnx_models
+        models.optimized_model = emulate(models.optimized_model, attached.graphs[-1].sizes)
+        create()
+
+    def configure_without_fusions():
+        options, *rest = configure()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        return options, *rest
+
+    manager._create_execution_agent, manager._get_session_config = create_emulated, configure_without_fusions
+
+
+# --- what is computed ---
+
+
+@pytest.mark.parametrize("strategy", ["optimal", "tf-amp"])
+def test_a_few_steps_train_as_in_fp32(case, ortmodule, strategy):
+    torch = sys.modules["torch"]
+
+    def losses(wrap):
+        network, batch = case()
+        module = wrap(network)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+        found = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = module(*batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    handles = []
+
+    def wrap(network):
+        module = ortmodule.wrap(network)
+        handles.append(attach(module, device=EAGER, strategy=strategy))
+        return module
+
+    mixed, fp32 = losses(wrap), losses(lambda network: network)
+    assert handles[0].failure is None
+    assert handles[0].graphs[0].plan.low_nodes
+    assert fp32[-1] < fp32[0]
+    assert mixed == pytest.approx(fp32, rel=1e-2)
+
+
+def test_identities_change_no_gradient(case, ortmodule, monkeypatch):
+    planned = integration.plan_forward
+
+    def with_identities(forward, *arguments):
+        model = onnx.ModelProto()
+        model.CopyFrom(forward)
+        for node in [n for n in model.graph.node if n.op_type in ("MatMul", "Gemm", "Conv", "FusedMatMul")]:
+            index = list(model.graph.node).index(node)
+            result = node.output[0]
+            node.output[0] = f"{result}_before"
+            identity = onnx.helper.make_node("Identity", [f"{result}_before"], [result], f"{result}_identity")
+            model.graph.node.insert(index + 1, identity)
+        return replace(planned(forward, *arguments), model=model)
+
+    monkeypatch.setattr(integration, "plan_forward", with_identities)
+    network, batch = case()
+    module = ortmodule.wrap(network)
+    expected = gradients(module, batch)
+    attached = attach(module, device=EAGER, strategy="fp32")
+    actual = gradients(module, batch)
+    assert attached.failure is None
+    assert any(node.name.endswith("_identity") for node in attached.graphs[0].model.graph.node)
+    assert error(actual, expected) < 1e-5
+
+
+@pytest.mark.parametrize("strategy", ["optimal", "tf-amp"])
+def test_gradients_of_the_mixed_graph_under_emulated_rounding(case, ortmodule, strategy):
+    network, batch = case()
+    expected = gradients(copy.deepcopy(network), batch)
+    module = ortmodule.wrap(network)
+    attached = attach(module, device=EAGER, strategy=strategy)
+    emulate_rounding(module, attached)
+    found = error(gradients(module, batch), expected)
+    assert attached.failure is None
+    assert found > 1e-5  # below that nothing would have been rounded
+    if isinstance(network, ortmodule.networks.Cnn) and not network.smooth:
+        torch = sys.modules["torch"]
+        with torch.autocast("cpu", torch.float16):
+            assert found < 2 * error(gradients(copy.deepcopy(network), batch), expected)
+    else:
+        assert found < 1e-2
+
+
+def test_a_smaller_last_batch(mlp, ortmodule):
+    network, (x,) = mlp()
+    module = ortmodule.wrap(copy.deepcopy(network))
+    attach(module, device=EAGER)
+    module(x)
+    assert error(gradients(module, (x[:5],)), gradients(network, (x[:5],))) < 1e-2
+
+
+# --- what the plan changes ---
+
+
+def test_the_graph_that_runs_is_the_planned_one(case, ortmodule):
+    network, batch = case()
+    module = ortmodule.wrap(network)
+    gradients(module, batch)
+    given = running(module)
+    attached = attach(module, device=EAGER)
+    gradients(module, batch)
+    (graph,), mixed = attached.graphs, running(module)
+    assert graph.plan.low_nodes
+    for field in ("input", "output"):
+        before, after = getattr(given.graph, field), getattr(mixed.graph, field)
+        assert [v.name for v in before] == [v.name for v in after]
+        assert [v.type.tensor_type.elem_type for v in before] == [
+            v.type.tensor_type.elem_type for v in after
+        ]
+    assert given.opset_import == mixed.opset_import
+    forward = [node for node in casts(mixed) if node.doc_string != "Backward pass"]
+    assert len(forward) == len(casts(graph.model))  # ONNX Runtime moved none
+    cast_of = {node.output[0] for node in casts(mixed)}
+    assert not any(node.input[0] in cast_of for node in casts(mixed))  # nothing to clean up
+    keys = [(node.input[0], node.attribute[0].i) for node in casts(mixed)]
+    assert len(keys) == len(set(keys))
+
+
+def test_what_low_nodes_differentiate_to_is_low(mlp, ortmodule):
+    network, batch = mlp()
+    module = ortmodule.wrap(network)
+    attach(module, device=EAGER)
+    gradients(module, batch)
+    graph = running(module).graph
+    low = {node.output[0] for node in graph.node if node.op_type == "Cast" and node.attribute[0].i == 10}
+    products = [n for n in graph.node if n.op_type == "Gemm" and n.doc_string == "Backward pass"]
+    made_low = low | {t for n in graph.node if low & set(n.input) for t in n.output}
+    assert products
+    assert all(any(t in made_low for t in node.input) for node in products)
+
+
+def test_backward_nodes_count(case, ortmodule):
+    network, batch = case()
+    plans = {}
+    for backward in (True, False):
+        module = ortmodule.wrap(copy.deepcopy(network))
+        attached = attach(module, device="v100", backward=backward)
+        gradients(module, batch)
+        plans[backward] = attached.graphs[0].plan
+    assert plans[True].fp32_us > 2 * plans[False].fp32_us
+
+
+def test_where_nothing_pays_the_graph_is_left_alone(mlp, ortmodule):
+    network, batch = mlp()
+    module = ortmodule.wrap(network)
+    level = manager_of(module)._runtime_options.propagate_cast_ops_level
+    expected = gradients(module, batch)
+    given = running(module).SerializeToString(deterministic=True)
+    attached = attach(module, device="v100")
+    assert error(gradients(module, batch), expected) == 0.0
+    assert attached.graphs[0].model is None
+    assert attached.failure is None
+    assert running(module).SerializeToString(deterministic=True) == given
+    assert manager_of(module)._runtime_options.propagate_cast_ops_level == level
+
+
+def test_options_reach_the_plan(mlp, ortmodule):
+    network, batch = mlp()
+    module = ortmodule.wrap(network)
+    attached = attach(module, device=EAGER, strategy="tf-amp", lists="tf2", keep_fp32=("Gemm",))
+    assert str(attached) == "no training step was run yet"
+    gradients(module, batch)
+    plan = attached.graphs[0].plan
+    assert (plan.strategy, plan.lists, plan.low) == ("tf-amp", "tf2", "fp16")
+    assert all(d.precision == "fp32" for d in plan.decisions if d.op_type == "Gemm")
+    assert attached.graphs[0].sizes == {"x_dim0": 16, "x_dim1": 64}
+    assert "0 of 6 forward nodes in fp16" in str(attached)
+
+
+def test_a_change_of_inputs_is_planned_again_where_ortmodule_looks_for_it(ortmodule, monkeypatch):
+    torch = sys.modules["torch"]
+
+    class Scaled(torch.nn.Linear):
+        def forward(self, x, factor=None):
+            return super().forward(x) if factor is None else super().forward(x) * factor
+
+    monkeypatch.setenv("ORTMODULE_SKIPCHECK_POLICY", "SKIP_CHECK_DISABLED")
+    module = ortmodule.wrap(Scaled(64, 64))
+    attached = attach(module, device=EAGER)
+    x = torch.randn(8, 64)
+    for inputs in [(x,), (x,), (x, torch.ones(64))]:
+        gradients(module, inputs)
+    assert len(attached.graphs) == 2
+
+
+# --- the handle ---
+
+
+def test_detach(mlp, ortmodule):
+    network, batch = mlp()
+    module = ortmodule.wrap(network)
+    manager = manager_of(module)
+    attributes, level = set(manager.__dict__), manager._runtime_options.propagate_cast_ops_level
+    expected = gradients(module, batch)
+    attached = attach(module, device=EAGER)
+    gradients(module, batch)
+    assert casts(running(module))
+    attached.detach()
+    assert error(gradients(module, batch), expected) == 0.0
+    assert not casts(running(module))
+    assert set(manager.__dict__) == attributes
+    assert manager._runtime_options.propagate_cast_ops_level == level
+    attach(module, device=EAGER)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_copy_takes_its_plan_along(mlp, ortmodule, duplicate):
+    network, batch = mlp()
+    module = ortmodule.wrap(network)
+    for training in (True, False):  # ORTModule pickles nothing without CUDA, for want of these three
+        manager = module._torch_module._execution_manager(training)
+        manager._torch_alloc = manager._torch_free = manager._torch_empty_cache = 0
+    attached = attach(module, device=EAGER)
+    expected = gradients(module, batch)
+    other = duplicate(module)
+    assert error(gradients(other, batch), expected) < 1e-5
+    assert casts(running(other))
+    attached.detach()
+    gradients(module, batch)
+    assert not casts(running(module))
+    gradients(other, batch)
+    assert casts(running(other))
+
+
+# --- failure: the original trains on ---
+
+
+def fail_to_plan(monkeypatch):
+    def broken(*arguments):
+        raise RuntimeError("no idea")
+
+    monkeypatch.setattr(integration, "plan_forward", broken)
+    return {}, "no idea"
+
+
+def plan_a_graph_that_cannot_be_differentiated(monkeypatch):
+    planned = integration.plan_forward
+
+    def broken(forward, *arguments):
+        graph = planned(forward, *arguments)
+        graph.model.graph.node.pop(0)
+        return graph
+
+    monkeypatch.setattr(integration, "plan_forward", broken)
+    return {}, ""
+
+
+def plan_a_graph_without_kernels(monkeypatch):
+    return {"precision": Precision.BF16, "device": replace(device("a100"), launch_us=1e-6)}, "NOT_IMPLEMENTED"
+
+
+@pytest.mark.parametrize(
+    "sabotage", [fail_to_plan, plan_a_graph_that_cannot_be_differentiated, plan_a_graph_without_kernels]
+)
+def test_the_original_trains_on_with_one_warning(mlp, ortmodule, monkeypatch, sabotage):
+    network, batch = mlp()
+    module = ortmodule.wrap(network)
+    level = manager_of(module)._runtime_options.propagate_cast_ops_level
+    expected = gradients(module, batch)
+    options, reason = sabotage(monkeypatch)
+    attached = attach(module, **{"device": EAGER} | options)
+    with pytest.warns(RuntimeWarning, match="campo-onnx leaves this ORTModule in FP32") as caught:
+        actual = gradients(module, batch)
+    assert sum("campo-onnx" in str(w.message) for w in caught) == 1
+    assert reason in str(attached.failure)
+    assert str(attached).startswith("not planned: ")
+    assert not attached.graphs
+    assert error(actual, expected) == 0.0
+    assert not casts(running(module))
+    assert manager_of(module)._runtime_options.propagate_cast_ops_level == level
+    integration._build_anew(manager_of(module))
+    assert error(gradients(module, batch), expected) == 0.0  # and no second warning, which would be an error
+
+
+def test_an_error_of_ortmodule_itself_is_not_hidden(mlp, ortmodule, monkeypatch):
+    network, batch = mlp()
+    module = ortmodule.wrap(network)
+
+    def refuse(manager, config):
+        raise RuntimeError("not the plan's fault")
+
+    attached = attach(module, device="v100")  # plans all in FP32
+    monkeypatch.setattr(type(manager_of(module)), "_build_graph", refuse)
+    with pytest.raises(RuntimeError, match="not the plan's fault"):
+        module(*batch)
+    assert attached.failure is None
+
+
+# --- usage ---
+
+
+def test_what_is_no_ortmodule(ortmodule, mlp):
+    network, _ = mlp()
+    with pytest.raises(UsageError, match=r"Mlp is not an ORTModule\. Wrap the network first"):
+        attach(network)
+
+    class Parallel:
+        module = ortmodule.wrap(network)
+
+    with pytest.raises(UsageError, match=r"Pass the ORTModule inside it"):
+        attach(Parallel())
+
+
+def test_names_are_checked_at_once(ortmodule, mlp):
+    module = ortmodule.wrap(mlp()[0])
+    with pytest.raises(UsageError, match="'best' is no strategy"):
+        attach(module, strategy="best")
+    with pytest.raises(UsageError, match="there is no device 'v1000'"):
+        attach(module, device="v1000")
+    assert "_build_graph" not in manager_of(module).__dict__
+    attach(module)
+    with pytest.raises(UsageError, match="attached to this ORTModule already"):
+        attach(module)
+
+
+def test_another_version_is_refused(ortmodule, mlp, monkeypatch):
+    module = ortmodule.wrap(mlp()[0])
+    monkeypatch.setattr(sys.modules["onnxruntime"], "__version__", "1.16.3")
+    with pytest.raises(DeviceUnavailableError, match=r"1\.16\.3 is not supported.*Install onnxruntime-training"):
+        attach(module)
+
+
+def test_one_that_fell_back_to_pytorch(ortmodule, mlp):
+    module = ortmodule.wrap(mlp()[0])
+    module.__dict__["_torch_module"] = object()
+    with pytest.raises(UsageError, match="runs PyTorch instead"):
+        attach(module)
+
+
+def test_the_example_trains(ortmodule, capsys, monkeypatch):
+    example = runpy.run_path(str(ROOT / "examples" / "ortmodule_training.py"))
+    losses = example["train"]("v100", steps=4)
+    assert losses[-1] < losses[0]
+    assert "forward nodes in fp16" in capsys.readouterr().out
