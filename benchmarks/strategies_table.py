@@ -126,6 +126,8 @@ def document(rows: list[Row]) -> str:
         "",
         f"optimal is predicted slower than any of them in {len(beaten)} of {len(rows)} rows.",
         "",
+        "campo and optimal may pad products for tensor cores, tf-amp does not.",
+        "",
         "Where campo does not win it is by its first traverse: a product is judged as if it stood alone, "
         "with casts on all its sides, although its neighbours would be low too. The exact assignment "
         "judges them together.",

@@ -9,7 +9,7 @@ import typer
 from campo_onnx.errors import CheckFailedError, UsageError
 
 from .options import DECISION, INPUT, OUTPUT, DimOption, dimensions
-from .render import print_annotations, print_json, print_verdicts, progressing
+from .render import print_annotations, print_json, print_verdicts, progressing, working
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -193,8 +193,12 @@ def check(
     if junit is not None:
         check_destination(junit, force=True)
         _refuse_input(junit, [policy, *(path for pair in pairs for path in _files(pair))])
-    with progressing(f"checking {len(pairs)} graph(s)") as advance:
-        checked = check_all(pairs, advance)
+    if len(pairs) == 1:
+        with working(f"checking {pairs[0].name}"):
+            checked = check_all(pairs)
+    else:
+        with progressing(f"checking {len(pairs)} graphs") as advance:
+            checked = check_all(pairs, advance)
     if junit is not None:
         export_text(to_junit(checked), junit)
     if json:

@@ -47,7 +47,7 @@ def other_weights(model):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (rename, "1 of 14 nodes are missing in it, 'second' for one"),
+        (rename, "1 of 15 nodes are missing in it, 'second' for one"),
         (other_operator, "'relu' is Sigmoid in it, and Relu in the FP32 model"),
         (other_attribute, "'transposed_v' (Transpose) has other attributes"),
         (insert, "a node 'absolute' (Abs) that the FP32 model has not"),

@@ -1,0 +1,126 @@
+"""``campo-onnx compare``, and what judging on data and choosing costs look like from outside."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from campo_onnx.ir.importer import import_model
+from campo_onnx.optimize.strategies import STRATEGIES
+from campo_onnx.runtime.feeds import synthesize
+
+MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
+ROW_KEYS = {
+    *("strategy", "lists", "low_nodes", "casts", "cast_us", "predicted_us", "lower_bound_us"),
+    *("tensor_core_share", "measured_us"),
+}
+
+
+@pytest.fixture
+def program(monkeypatch, tmp_path):
+    (script,) = entry_points(group="console_scripts", name="campo-onnx")
+    run = script.load()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def call(*words):
+        monkeypatch.setattr("sys.argv", ["campo-onnx", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            run()
+        return left.value.code or 0
+
+    return call
+
+
+@pytest.fixture
+def batch(tmp_path):
+    feeds = synthesize(import_model(MLP).view, seed=0)
+    path = tmp_path / "batch.npz"
+    np.savez(path, **feeds)
+    return path
+
+
+def test_compare_prints_every_strategy(program, capsys):
+    assert program("compare", MLP, "--device", "v100") == 0
+    printed = capsys.readouterr().out
+    for strategy in STRATEGIES:
+        assert strategy in printed
+
+
+def test_compare_as_json(program, capsys):
+    assert program("compare", MLP, "--device", "v100", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["format_version"], document["device"]) == (1, "v100")
+    assert {row["strategy"] for row in document["strategies"]} == set(STRATEGIES)
+    for row in document["strategies"]:
+        assert row.keys() == ROW_KEYS
+        assert row["measured_us"] is None
+        assert row["predicted_us"] > 0
+
+
+def test_compare_draws(program, tmp_path, capsys):
+    assert program("compare", MLP, "--device", "v100", "--plot", "where.svg") == 0
+    assert ElementTree.parse(tmp_path / "where.svg").getroot().tag.endswith("svg")
+    assert program("compare", MLP, "--device", "v100", "--plot", "where.svg") == 2
+    assert "--force" in capsys.readouterr().err
+
+
+def test_compare_refuses_a_result(program, capsys):
+    assert program("optimize", MLP, "-o", "mixed.onnx", "--device", "v100") == 0
+    assert program("compare", "mixed.onnx", "--device", "v100") == 2
+    assert "FP32 file it was made from" in capsys.readouterr().err
+
+
+def test_costs_that_are_measured_say_so(program, capsys):
+    words = ("optimize", MLP, "-o", "mixed.onnx", "--device", "cpu", "--costs", "measure", "--json")
+    assert program(*words, "--strategy", "campo") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["source"] == "measure"
+    # No product has an FP16 kernel on a CPU, so the paper's strategy has nothing to begin with.
+    assert {d["precision"] for d in plan["decisions"] if d["op_class"] == "allow"} == {"fp32"}
+
+
+def test_a_gpu_cannot_be_measured_where_there_is_none(program, capsys):
+    assert program("optimize", MLP, "-o", "mixed.onnx", "--device", "v100", "--costs", "measure") in (6, 8)
+    assert "error:" in capsys.readouterr().err
+    assert not Path("mixed.onnx").exists()
+
+
+def test_a_model_of_costs_needs_a_calibration(program, capsys):
+    assert program("optimize", MLP, "-o", "mixed.onnx", "--device", "v100", "--costs", "model") == 2
+    assert "campo-onnx calibrate" in capsys.readouterr().err
+
+
+def test_safety_on_data_tells_what_it_found(program, batch, capsys):
+    words = ("optimize", MLP, "-o", "mixed.onnx", "--device", "v100", "--safety", "data", "--inputs", batch)
+    assert program(*words) == 0
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "On the data:" in printed
+    assert "the budget is 0.01" in printed
+    onnx.checker.check_model("mixed.onnx", full_check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--safety", "data"), "belong together"),
+        (("--inputs", "batch.npz"), "belong together"),
+        (("--safety", "data", "--inputs", "batch.npz", "--budget", "0"), "budget is 0"),
+        (("--safety", "data", "--inputs", "missing.npz"), "missing.npz"),
+        (("--safety", "data", "--inputs", "nan.npz"), "NaN"),
+        (("--safety", "data", "--inputs", "wrong.npz"), "input0"),
+    ],
+)
+def test_bad_data_is_one_message(program, batch, capsys, words, message):
+    feeds = dict(np.load(batch))
+    np.savez("nan.npz", **feeds | {"input0": np.full_like(feeds["input0"], np.nan)})
+    np.savez("wrong.npz", **feeds | {"input0": feeds["input0"][:, :3]})
+    assert program("optimize", MLP, "-o", "mixed.onnx", "--device", "v100", *words) == 2
+    printed = capsys.readouterr().err
+    assert message in " ".join(printed.split())
+    assert "Traceback" not in printed
+    assert not Path("mixed.onnx").exists()
