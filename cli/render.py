@@ -79,7 +79,7 @@ def progressing(what: str) -> Iterator[Callable[[int, int], None]]:
         MofNCompleteColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
-    with Progress(*columns, console=_stderr(), transient=True) as progress:
+    with Progress(*columns, console=_stderr(), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task(escape(what), total=None)
 
         def advance(done: int, total: int) -> None:

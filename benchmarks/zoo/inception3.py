@@ -146,7 +146,7 @@ def loss(logits: tuple[torch.Tensor, torch.Tensor], labels: torch.Tensor) -> tor
 
 
 class Shallow(nn.Module):
-    """One block of each grid, without side head: deep stacks of normalizations magnify rounding."""
+    """One block of each kind: deep stacks of normalizations magnify rounding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,10 +156,12 @@ class Shallow(nn.Module):
         )
         self.last = nn.Sequential(_to_8(48 * w, w), _in_8(80 * w, w))
         self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128 * w, 10))
+        self.side = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48 * w, 10))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give the logits."""
-        return self.head(self.last(self.blocks(x)))
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give the logits of both heads."""
+        x = self.blocks(x)
+        return self.head(self.last(x)), self.side(x)
 
 
 def shallow() -> tuple[nn.Module, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:

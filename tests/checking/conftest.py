@@ -14,7 +14,7 @@ from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.pipeline import Options, optimize
 
-STEP = """g (float[256,1024] x, float[1024,1024] w, float[1024,1024] v) => (
+STEP = """g (float[128,1024] x, float[1024,1024] w, float[1024,1024] v) => (
     float loss, float[1024,1024] grad_w, float[1024,1024] grad_v) {
     [first] h = MatMul(x, w)
     [bias] a = Add(h, b)

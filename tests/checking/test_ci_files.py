@@ -86,13 +86,10 @@ def test_the_script_takes_one_graph_and_further_options(step, environment):
     folder.mkdir()
     mixed = step.mixed.rename(folder / "mixed.onnx")
     given = {"mixed": str(mixed), "against": "step.onnx", "baseline": "plan.json"}
-    assert run_script(step, environment, **given).returncode == 0
     done = run_script(step, environment, **given, args="--max-drift\n1e-9\n")
     assert done.returncode == 9
-    assert "drift" in done.stderr
-    assert run_script(step, environment, mixed="gone.onnx", against="step.onnx").returncode == 2
+    assert done.stderr == f"error: a check failed: {mixed}: drift.\n"
     assert run_script(step, environment, mixed="mixed.onnx").returncode == 2
-    assert run_script(step, environment, policy="gone.toml").returncode == 2
 
 
 # --- the action ---
@@ -177,7 +174,7 @@ def test_the_guide_s_policy_is_read_and_kept(step, model_text, tmp_path):
     (graphs / "mlp_mixed.onnx").write_bytes(step.mixed.read_bytes())
     (graphs / "mlp.plan.json").write_bytes(step.baseline.read_bytes())
     generator = np.random.default_rng(0)
-    shapes = {"x": (256, 1024), "w": (1024, 1024), "v": (1024, 1024)}
+    shapes = {"x": (128, 1024), "w": (1024, 1024), "v": (1024, 1024)}
     arrays = {name: generator.normal(0, 0.03, shape).astype(np.float32) for name, shape in shapes.items()}
     np.savez(graphs / "batch.npz", **arrays)
     cnn = model_text("g (float[B,4096] x, float[4096,4096] w) => (float[B,4096] y) { y = MatMul(x, w) }")

@@ -17,8 +17,6 @@ from campo_onnx.pipeline import Options, pose
 
 OPTIONS = Options(device=device("v100"), lists=preset("campo"), pads=False)
 
-WIDTH = 448
-
 FORWARD = """g (float[N,512] x, float[512,512] w, float[512,512] v) => (float[N,512] y) {
     [first] h = MatMul(x, w)
     [act] a = Relu(h)
@@ -130,7 +128,7 @@ def test_backward_nodes_can_turn_a_decision(graph):
         [p_Grad__1] w_grad = com.microsoft.FusedMatMul <transA = 1>(x, y_grad)
         [p_Grad__2] x_grad = com.microsoft.FusedMatMul <transB = 1>(y_grad, w)
     }"""
-    shapes = {"x": (256, WIDTH), "w": (WIDTH, WIDTH)}
+    shapes = {"x": (256, 320), "w": (320, 320)}
     plans = [
         plan_forward(graph(forward), model, shapes, OPTIONS).plan for model in (None, graph(gradient))
     ]

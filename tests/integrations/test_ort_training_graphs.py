@@ -1,0 +1,87 @@
+"""ONNX Runtime's own training graphs as files: optimize keeps what its training runtime relies on."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import ModelProto, NodeProto, TensorProto
+
+from campo_onnx.calibrate.datasheet import device
+from campo_onnx.ir.exporter import export_model
+from campo_onnx.optimize.oplists import preset
+from campo_onnx.pipeline import Options, optimize
+
+DATA = Path(__file__).parent.parent / "data"
+GRAPHS = sorted(DATA.glob("*training*.onnx"))
+EAGER = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
+# Outputs of these have no type but the one that value_info declares.
+DECLARED = ("ATen", "PythonOp", "PythonOpGrad")
+
+
+@pytest.fixture(params=GRAPHS, ids=lambda path: path.stem)
+def path(request) -> Path:
+    return request.param
+
+
+@pytest.fixture(params=["optimal", "tf-amp"])
+def mixed(request, path, dims_of, tmp_path) -> Path:
+    lists = "campo" if request.param == "optimal" else "tf115"
+    options = Options(device=EAGER, lists=preset(lists), strategy=request.param, dims=dims_of(path))
+    optimized = optimize(path, options)
+    assert optimized.plan.low_nodes
+    written = tmp_path / path.name
+    export_model(optimized.model, written, folder=path.parent)
+    return written
+
+
+def nodes(model: ModelProto, *op_types: str) -> list[NodeProto]:
+    return [node for node in model.graph.node if node.op_type in op_types]
+
+
+def test_all_three_are_here():
+    assert len(GRAPHS) == 3
+
+
+def test_the_interface_stays(path, mixed):
+    given, written = onnx.load(path), onnx.load(mixed)
+    assert list(given.graph.input) == list(written.graph.input)
+    assert list(given.graph.output) == list(written.graph.output)
+    assert given.ir_version == written.ir_version
+    assert given.opset_import == written.opset_import
+    assert given.graph.name == written.graph.name
+
+
+def test_the_crossing_to_the_framework_and_the_accumulation_buffers_stay(path, mixed):
+    given, written = onnx.load(path), onnx.load(mixed)
+    kinds = ("YieldOp", "InPlaceAccumulatorV2", *DECLARED)
+    assert nodes(given, *kinds)
+    assert nodes(given, *kinds) == nodes(written, *kinds)
+
+
+def test_declared_types_stay_where_there_is_no_other_source(path, mixed):
+    given, written = onnx.load(path), onnx.load(mixed)
+    declared = {value.name: value for value in written.graph.value_info}
+    before = {value.name: value for value in given.graph.value_info}
+    outputs = [t for node in nodes(given, *DECLARED) for t in node.output if t in before]
+    assert outputs or path.stem == "cnn_artifacts_training_model"  # which has none of these nodes
+    assert [declared[t] for t in outputs] == [before[t] for t in outputs]
+
+
+def test_declared_types_are_true(mixed):
+    """A low tensor that kept its FP32 declaration would be refused as a contradiction."""
+    model = onnx.load(mixed)
+    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.value_info}
+    low = {node.output[0] for node in nodes(model, "Cast") if node.attribute[0].i == TensorProto.FLOAT16}
+    assert low
+    assert all(types[t] == TensorProto.FLOAT16 for t in low if t in types)
+
+
+def test_the_training_build_loads_it(mixed, ortmodule):
+    import onnxruntime
+    from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
+
+    CustomGradientRegistry.register_all()
+    session = onnxruntime.InferenceSession(str(mixed), providers=["CPUExecutionProvider"])
+    given = onnx.load(DATA / mixed.name)
+    assert [value.name for value in session.get_outputs()] == [value.name for value in given.graph.output]
