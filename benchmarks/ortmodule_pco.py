@@ -1,0 +1,172 @@
+"""ONNX Runtime's own cast placement, PropagateCastOps, against a plan, in ORTModule's graphs.
+
+    python tests/integrations/torch_shim.py benchmarks/ortmodule_pco.py [--device v100]
+
+Runs where onnxruntime-training 1.19.2 and PyTorch are installed. Writes benchmarks/results/ortmodule.md.
+Graphs are built, not run: times are predictions from public figures.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import torch
+from networks import Bert, Cnn, Mlp
+from onnxruntime.training.ortmodule import DebugOptions, LogLevel, ORTModule
+
+from campo_onnx.calibrate.datasheet import device
+from campo_onnx.integrations.backward import with_backward
+from campo_onnx.integrations.ortmodule import Attached, attach
+from campo_onnx.ir.importer import import_model
+from campo_onnx.optimize.oplists import preset
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.pipeline import Options, pose
+
+RESULT = Path(__file__).parent / "results" / "ortmodule.md"
+ALLOW = ["MatMul", "Gemm", "Conv"]
+STRATEGIES = ("optimal", "campo", "tf-amp")
+HEAD = "| graph | placed by | casts forward | casts backward | low nodes | predicted us | against FP32 |"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One way to place casts in one graph."""
+
+    network: str
+    placed_by: str
+    forward_casts: int
+    backward_casts: int
+    low_nodes: int
+    predicted_us: float
+    fp32_us: float
+
+    def __str__(self) -> str:
+        cells = (self.network, self.placed_by, self.forward_casts, self.backward_casts, self.low_nodes)
+        times = f"{self.predicted_us:.0f} | {self.fp32_us / self.predicted_us:.2f}x"
+        return f"| {' | '.join(map(str, cells))} | {times} |"
+
+
+def networks() -> Iterator[tuple[str, torch.nn.Module, tuple[torch.Tensor, ...]]]:
+    torch.manual_seed(0)
+    yield "MLP 1024", Mlp(width=1024), (torch.randn(1024, 64),)
+    yield "CNN 64", Cnn(width=64), (torch.randn(32, 8, 56, 56), torch.randint(16, (32,)))
+    words = torch.randint(8192, (8, 128))
+    yield "BERT 768, two layers", Bert(words=8192, width=768), (words, words)
+
+
+def build(
+    network: torch.nn.Module, batch: tuple[torch.Tensor, ...], prepare: Callable[[ORTModule], Any]
+) -> tuple[onnx.ModelProto, onnx.ModelProto, Any]:
+    """Take ORTModule's first step up to where it has built the gradient graph.
+
+    Returns the forward graph as fused, the gradient graph, and what `prepare` returned.
+    """
+    module = ORTModule(network, DebugOptions(log_level=LogLevel.ERROR))
+    prepared = prepare(module)
+    manager = module._torch_module._execution_manager(True)
+    _, exported = manager._graph_transition_manager.get_post_processed_model(batch, {})
+    manager._initialize_graph_builder(exported)
+    manager._detect_from_inputs(batch, {})
+    with tempfile.TemporaryDirectory() as folder:
+        config = manager._get_graph_transformer_config()
+        config.optimized_pre_grad_filepath = str(Path(folder) / "forward.onnx")
+        manager._build_graph(config)
+        forward = onnx.load(config.optimized_pre_grad_filepath)
+    return forward, manager._onnx_models.optimized_model, prepared
+
+
+def propagate(level: int) -> Callable[[ORTModule], None]:
+    def prepare(module: ORTModule) -> None:
+        options = module._torch_module._execution_manager(True)._runtime_options
+        strategies = type(options.propagate_cast_ops_strategy)
+        options.propagate_cast_ops_strategy = strategies.INSERT_AND_REDUCE
+        options.propagate_cast_ops_level, options.propagate_cast_ops_allow = level, ALLOW
+
+    return prepare
+
+
+def planned(on: str, strategy: str) -> Callable[[ORTModule], Attached]:
+    return lambda module: attach(module, device=on, strategy=strategy)
+
+
+def row(
+    name: str, placed_by: str, gradient: onnx.ModelProto, sizes: Mapping[str, int], asked: Problem
+) -> Row:
+    view = import_model(gradient, sizes).view
+    casts = [node for node in gradient.graph.node if node.op_type == "Cast"]
+    backward = sum(node.doc_string == "Backward pass" for node in casts)
+    low = asked.low.onnx_dtype
+    low_nodes = frozenset(
+        node.name
+        for node in view.nodes
+        if node.name in asked.view.node
+        and node.op.op_type != "Cast"
+        and any(view.tensors[t].dtype == low for t in (*node.inputs, *node.outputs) if t)
+    )
+    return Row(
+        network=name,
+        placed_by=placed_by,
+        forward_casts=len(casts) - backward,
+        backward_casts=backward,
+        low_nodes=len(low_nodes),
+        predicted_us=asked.predicted_us(low_nodes),
+        fp32_us=asked.predicted_us(frozenset()),
+    )
+
+
+def rows(name: str, network: torch.nn.Module, batch: tuple[torch.Tensor, ...], on: str) -> Iterator[Row]:
+    options = Options(device=device(on), lists=preset("campo"))
+    forward, gradient, attached = build(network, batch, planned(on, "fp32"))
+    sizes = attached.graphs[0].sizes
+    asked = with_backward(
+        pose(import_model(forward, sizes), options), pose(import_model(gradient, sizes), options)
+    )
+    yield row(name, "ORTModule as it comes", gradient, sizes, asked)
+    for level in (0, 1, 2):
+        _, mixed, _ = build(network, batch, propagate(level))
+        yield row(name, f"PropagateCastOps, level {level}", mixed, sizes, asked)
+    for strategy in STRATEGIES:
+        _, mixed, attached = build(network, batch, planned(on, strategy))
+        if attached.failure is not None:
+            raise attached.failure
+        yield row(name, f"campo-onnx, {strategy}", mixed, sizes, asked)
+
+
+def report(found: list[Row], on: str) -> str:
+    versions = f"onnxruntime-training {onnxruntime.__version__}, PyTorch {torch.__version__}"
+    return f"""# Casts in ORTModule's graphs: PropagateCastOps against a plan
+
+{date.today().isoformat()}, {versions}.
+Planned for {on}. No step was run: times are predicted from public figures, for the whole step, by the same
+costs in every row and with the fewest casts that the row's low nodes need. Measured times: not measured.
+
+{HEAD}
+|---|---|--:|--:|--:|--:|--:|
+{chr(10).join(map(str, found))}
+
+"Casts" are Cast nodes in the gradient graph that ONNX Runtime executes; "low nodes" are forward nodes that
+read or write FP16 there, a loss that reads FP16 among them. PropagateCastOps ran with strategy
+INSERT_AND_REDUCE, allowing {", ".join(ALLOW)}; its level says which further operators may follow: 0 none,
+1 those that move data or compute in FP32 inside, 2 also LayerNormalization, Dropout and their like. ORTModule
+as it comes is FLOOD_FILL at level 1, which moves casts that are there and inserts none. PropagateCastOps
+looks at operators, not at times, and knows FP16 only.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="v100", help="what to plan for (campo-onnx devices)")
+    on = parser.parse_args().device
+    found = [r for name, network, batch in networks() for r in rows(name, network, batch, on)]
+    RESULT.write_text(report(found, on), encoding="utf-8")
+    print(RESULT.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()
