@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 LINT_VENV := .venv-lint
 FRAMEWORKS_VENV := .venv-frameworks
+ORT_VENV := .venv-ortmodule
+ORT_BIN := $(ORT_VENV)/bin
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-frameworks lint format clean
+.PHONY: demo test test-frameworks test-ortmodule lint format clean
 
 demo: $(VENV)/.installed
 	@mkdir -p demo_out
@@ -19,6 +21,11 @@ test: $(VENV)/.installed-test
 # every release, and the newest from an index brings gigabytes of CUDA libraries.
 test-frameworks: $(FRAMEWORKS_VENV)/.installed
 	$(FRAMEWORKS_VENV)/bin/python -m pytest tests/export tests/test_doctests.py
+
+# ORTModule lives in an environment of its own: onnxruntime-training replaces onnxruntime. Its C++
+# extension takes half a minute and any C++ compiler; the models that need it skip without.
+test-ortmodule: $(ORT_VENV)/.installed
+	$(ORT_BIN)/python -m pytest tests/integrations
 
 lint: $(LINT_VENV)/.installed
 	$(LINT_VENV)/bin/ruff check .
@@ -44,10 +51,20 @@ $(FRAMEWORKS_VENV)/.installed: pyproject.toml
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --editable ".[test,torch,jax]"
 	@touch $@
 
+$(ORT_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(ORT_VENV)
+	$(ORT_BIN)/python -m pip install --quiet onnxruntime-training-cpu==1.19.2 torch==2.13.0 "onnx>=1.20" \
+	    "onnx-graphsurgeon>=0.6" "polars>=1.20" "rich>=13.9" "safetensors>=0.5" "scipy>=1.14" "typer>=0.16" \
+	    "hypothesis>=6.120" "pytest>=8.3" setuptools
+	cd $$($(ORT_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/onnxruntime/training/ortmodule/torch_cpp_extensions \
+	    && $(CURDIR)/$(ORT_BIN)/python cpu/aten_op_executor/setup.py --quiet build_ext --inplace
+	$(ORT_BIN)/python -m pip install --quiet --no-deps --editable .
+	@touch $@
+
 $(LINT_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(LINT_VENV)
 	$(LINT_VENV)/bin/python -m pip install --quiet ".[lint]"
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LINT_VENV) $(FRAMEWORKS_VENV) demo_out build *.egg-info
+	rm -rf $(VENV) $(LINT_VENV) $(FRAMEWORKS_VENV) $(ORT_VENV) demo_out build *.egg-info

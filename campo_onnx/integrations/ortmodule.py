@@ -8,7 +8,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,49 +16,17 @@ import onnx
 from campo_onnx.calibrate.detect import resolve_device
 from campo_onnx.calibrate.device import Device
 from campo_onnx.errors import DeviceUnavailableError, UsageError
-from campo_onnx.integrations.backward import with_backward
-from campo_onnx.ir.importer import import_model
+from campo_onnx.integrations.forward import PlannedGraph, plan_forward
 from campo_onnx.ir.precision import Precision
 from campo_onnx.optimize.oplists import OpLists, resolve
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.strategies import DEFAULT_LISTS, DEFAULT_STRATEGY, STRATEGIES
-from campo_onnx.pipeline import Options, decide, pose
+from campo_onnx.pipeline import Options
 
 SUPPORTED_VERSION = "1.19"
 """The ONNX Runtime whose ORTModule is known; 1.19.2 is the last release with a training build."""
 
 _HOOKS = ("_detect_from_inputs", "_build_graph", "_create_execution_agent")
 _NO_CAST_PROPAGATION = -1
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedGraph:
-    """What was decided about one graph that ORTModule exported.
-
-    Parameters
-    ----------
-    plan
-        Every decision about the forward graph as ONNX Runtime fused it. With ``backward=True`` its
-        times are of the whole step.
-    model
-        The forward graph handed to the gradient builder; None where the plan keeps all in FP32 and
-        ORTModule's own was left alone.
-    sizes
-        Sizes of the symbolic dimensions it was judged at: those of the first batch.
-    """
-
-    plan: Plan
-    model: onnx.ModelProto | None
-    sizes: Mapping[str, int]
-
-    def __str__(self) -> str:
-        plan = self.plan
-        return (
-            f"{len(plan.low_nodes)} of {len(plan.decisions)} forward nodes in {plan.low}, "
-            f"{len(plan.casts)} casts; predicted {plan.fp32_us:.0f} us -> {plan.predicted_us:.0f} us a step "
-            f"on {plan.device} ({plan.source})"
-        )
 
 
 class Attached:
@@ -261,45 +228,6 @@ def attach(
     return attached
 
 
-def plan_forward(
-    forward: onnx.ModelProto,
-    gradient: onnx.ModelProto | None,
-    shapes: Mapping[str, tuple[int, ...]],
-    options: Options,
-) -> PlannedGraph:
-    """Plan a forward graph, judging its nodes together with their backward nodes.
-
-    Parameters
-    ----------
-    forward
-        The graph that is going to be differentiated.
-    gradient
-        The same graph with its backward nodes in FP32; None judges forward nodes alone.
-    shapes
-        Shapes of the inputs.
-    options
-        What to decide with; its `dims` are not looked at.
-    """
-    sizes = _sizes(forward.graph, shapes)
-    imported = import_model(forward, sizes)
-    problem = pose(imported, options)
-    if gradient is not None:
-        dims = _sizes(gradient.graph, shapes)
-        problem = with_backward(problem, pose(import_model(gradient, dims), options))
-    plan = decide(problem, imported, options)
-    return PlannedGraph(plan=plan, model=rewrite(imported, plan) if plan.low_nodes else None, sizes=sizes)
-
-
-def _sizes(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Bind the open dimensions of a graph's inputs to the sizes of a batch."""
-    sizes = {}
-    for value in graph.input:
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if not dim.HasField("dim_value") and value.name in shapes:
-                sizes[dim.dim_param or f"{value.name}[{axis}]"] = shapes[value.name][axis]
-    return sizes
-
-
 def _build_anew(manager: Any) -> None:
     """Make the manager export, differentiate and load the network again on the next step."""
     manager._graph_transition_manager._exported_model_info = None
@@ -320,7 +248,7 @@ def _training_manager(ort_module: Any) -> Any:
         raise DeviceUnavailableError(
             f"ORTModule of ONNX Runtime {version} is not supported",
             why=f"the plan goes in at private methods, known for {SUPPORTED_VERSION}",
-            remedy="Install onnxruntime-training 1.19.2, or optimize an exported graph with campo-onnx optimize.",
+            remedy="Install onnxruntime-training 1.19.2, or optimize the exported graph as a file.",
         )
     if not hasattr(ort_module._torch_module, "_execution_manager"):
         raise UsageError(

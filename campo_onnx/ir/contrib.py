@@ -75,6 +75,7 @@ _MICROSOFT: dict[str, ContribPorts] = {
 
 CONTRIB_PORTS: Mapping[OpKey, ContribPorts] = MappingProxyType(
     {OpKey("com.microsoft", op_type): ports for op_type, ports in _MICROSOFT.items()}
-    # ONNX Runtime registers MaxPool's gradient in the standard domain, where ONNX has no such op.
-    | {OpKey("", "MaxPoolGrad"): _training((0,))}
+    # ONNX Runtime registers MaxPool's gradient in the standard domain, where ONNX has no such op. It
+    # has an FP32 kernel only: release 1.19.2 crashes on loading a graph with a low one.
+    | {OpKey("", "MaxPoolGrad"): ContribPorts(inputs=(0,))}
 )

@@ -8,10 +8,10 @@ from torch.nn import functional
 class Mlp(nn.Module):
     """Three layers; the loss is computed outside."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 128) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 8)
+            nn.Linear(64, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 8)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -25,21 +25,21 @@ class Cnn(nn.Module):
     their whole size, in any kind of mixed precision. The smooth network has none.
     """
 
-    def __init__(self, *, smooth: bool = False) -> None:
+    def __init__(self, width: int = 16, *, smooth: bool = False) -> None:
         super().__init__()
         self.smooth = smooth
         activation, pool = (nn.GELU, nn.AvgPool2d) if smooth else (nn.ReLU, nn.MaxPool2d)
         self.body = nn.Sequential(
-            nn.Conv2d(8, 16, 3, padding=1, bias=False),
-            nn.BatchNorm2d(16),
+            nn.Conv2d(8, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
             activation(),
             pool(2),
-            nn.Conv2d(16, 32, 3, padding=1, bias=False),
-            nn.BatchNorm2d(32),
+            nn.Conv2d(width, 2 * width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(2 * width),
             activation(),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
-            nn.Linear(32, 16),
+            nn.Linear(2 * width, 16),
         )
 
     def forward(self, x: Tensor, label: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class Bert(nn.Module):
     def __init__(self, words: int = 96, width: int = 64) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, width)
-        self.layers = nn.Sequential(_EncoderLayer(width, heads=4), _EncoderLayer(width, heads=4))
+        self.layers = nn.Sequential(*(_EncoderLayer(width, heads=4) for _ in range(2)))
         self.head = nn.Linear(width, words)
 
     def forward(self, words: Tensor, label: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from onnx import ModelProto
 
 from campo_onnx.calibrate.datasheet import device
 from campo_onnx.integrations.backward import owners, with_backward
-from campo_onnx.integrations.ortmodule import plan_forward
+from campo_onnx.integrations.forward import plan_forward
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.precision import Precision
 from campo_onnx.optimize.oplists import preset
@@ -129,9 +129,7 @@ def test_backward_nodes_can_turn_a_decision(graph):
         [p_Grad__2] x_grad = com.microsoft.FusedMatMul <transB = 1>(y_grad, w)
     }"""
     shapes = {"x": (256, 320), "w": (320, 320)}
-    plans = [
-        plan_forward(graph(forward), model, shapes, OPTIONS).plan for model in (None, graph(gradient))
-    ]
+    plans = [plan_forward(graph(forward), model, shapes, OPTIONS).plan for model in (None, graph(gradient))]
     assert [plan.low_nodes for plan in plans] == [frozenset(), {"p"}]
 
 

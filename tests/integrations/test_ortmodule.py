@@ -16,8 +16,11 @@ from campo_onnx.calibrate.datasheet import device
 from campo_onnx.errors import DeviceUnavailableError, UsageError
 from campo_onnx.integrations import ortmodule as integration
 from campo_onnx.integrations.ortmodule import attach
+from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.precision import Precision
+from campo_onnx.optimize.oplists import preset
+from campo_onnx.pipeline import Options, optimize
 
 ROOT = Path(__file__).parent.parent.parent
 EAGER = replace(device("v100"), launch_us=1e-6, host_us=1e-6)  # small networks are worth rewriting
@@ -197,9 +200,7 @@ def test_the_graph_that_runs_is_the_planned_one(case, ortmodule):
     for field in ("input", "output"):
         before, after = getattr(given.graph, field), getattr(mixed.graph, field)
         assert [v.name for v in before] == [v.name for v in after]
-        assert [v.type.tensor_type.elem_type for v in before] == [
-            v.type.tensor_type.elem_type for v in after
-        ]
+        assert [v.type.tensor_type.elem_type for v in before] == [v.type.tensor_type.elem_type for v in after]
     assert given.opset_import == mixed.opset_import
     forward = {node.output[0] for node in casts(mixed) if node.doc_string != "Backward pass"}
     planned = {node.output[0] for node in casts(graph.model)}
@@ -263,6 +264,15 @@ def test_options_reach_the_plan(mlp, ortmodule):
     assert "0 of 6 forward nodes in fp16" in str(attached)
 
 
+def test_nothing_is_padded(ortmodule):
+    torch = sys.modules["torch"]
+    module = ortmodule.wrap(torch.nn.Sequential(*(torch.nn.Linear(1021, 1021) for _ in range(2))))
+    attached = attach(module, device=EAGER)
+    gradients(module, (torch.randn(61, 1021),))
+    assert not attached.graphs[0].plan.pads
+    assert attached.failure is None
+
+
 def test_a_change_of_inputs_is_planned_again_where_ortmodule_looks_for_it(ortmodule, monkeypatch):
     torch = sys.modules["torch"]
 
@@ -277,6 +287,20 @@ def test_a_change_of_inputs_is_planned_again_where_ortmodule_looks_for_it(ortmod
     for inputs in [(x,), (x,), (x, torch.ones(64))]:
         gradients(module, inputs)
     assert len(attached.graphs) == 2
+
+
+def test_a_cached_export_can_be_optimized_as_a_file(mlp, ortmodule, monkeypatch, tmp_path):
+    monkeypatch.setenv("ORTMODULE_CACHE_DIR", str(tmp_path))
+    network, batch = mlp()
+    expected = gradients(ortmodule.wrap(copy.deepcopy(network)), batch)
+    (cached,) = tmp_path.glob("*.onnx")
+    chosen = Options(device=EAGER, lists=preset("campo"), dims={"x_dim0": 16, "x_dim1": 64}, pads=False)
+    optimized = optimize(cached, chosen)
+    assert optimized.plan.low_nodes
+    export_model(optimized.model, cached)
+    module = ortmodule.wrap(network)
+    assert error(gradients(module, batch), expected) < 1e-2
+    assert any(node.attribute[0].i == TensorProto.FLOAT16 for node in casts(running(module)))
 
 
 # --- the handle ---
@@ -415,7 +439,9 @@ def test_names_are_checked_at_once(ortmodule, mlp):
 def test_another_version_is_refused(ortmodule, mlp, monkeypatch):
     module = ortmodule.wrap(mlp()[0])
     monkeypatch.setattr(sys.modules["onnxruntime"], "__version__", "1.16.3")
-    with pytest.raises(DeviceUnavailableError, match=r"1\.16\.3 is not supported.*Install onnxruntime-training"):
+    with pytest.raises(
+        DeviceUnavailableError, match=r"1\.16\.3 is not supported.*Install onnxruntime-training"
+    ):
         attach(module)
 
 

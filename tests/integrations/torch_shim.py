@@ -1,8 +1,10 @@
 """Lets ORTModule of onnxruntime-training 1.19.2 run on a newer, CPU-only PyTorch; import it first.
 
-``python torch_shim.py SCRIPT`` runs a script with it. ORTModule was written for PyTorch 2.0 to 2.4. Since then the TorchScript exporter moved, another
+ORTModule was written for PyTorch 2.0 to 2.4. Since then the TorchScript exporter moved, another
 exporter became the default, and one of ORTModule's two C++ extensions no longer compiles. None of
 this concerns campo-onnx: whoever has the versions that fit needs no shim.
+
+``python torch_shim.py SCRIPT ARGUMENTS...`` runs a script with it.
 """
 
 import functools
@@ -68,8 +70,9 @@ def _has_aten() -> bool:
     if extensions.is_installed(ortmodule.ORTMODULE_TORCH_CPP_DIR):
         return True
     ortmodule._FALLBACK_INIT_EXCEPTION = None
-    manager = importlib.import_module("onnxruntime.training.ortmodule._graph_execution_manager")
-    manager.load_aten_op_executor_cpp_extension = lambda: None
+    for user in ("_graph_execution_manager", "_utils"):
+        module = importlib.import_module(f"onnxruntime.training.ortmodule.{user}")
+        module.load_aten_op_executor_cpp_extension = lambda: None
     return False
 
 
