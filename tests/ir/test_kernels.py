@@ -57,8 +57,9 @@ def test_a_missing_kernel_keeps_a_node_fp32_and_says_so(model_text):
 
 
 @pytest.mark.parametrize("op", CONTRIB_PORTS, ids=lambda op: op.label)
-def test_every_operator_of_the_training_build_has_a_kernel_somewhere(op):
-    assert has_kernel(op, 1, "cuda", FP16)
+def test_operators_of_the_training_build_have_kernels_but_for_one(op):
+    # Release 1.19.2 crashes on loading a graph with a low MaxPoolGrad.
+    assert has_kernel(op, 1, "cuda", FP16) == (op.op_type != "MaxPoolGrad")
 
 
 @pytest.mark.parametrize("op", CONTRIB_PORTS, ids=lambda op: op.label)
