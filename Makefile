@@ -7,7 +7,7 @@ ORT_VENV := .venv-ortmodule
 ORT_BIN := $(ORT_VENV)/bin
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-frameworks test-ortmodule lint format clean
+.PHONY: demo test test-frameworks test-ortmodule zoo lint format clean
 
 demo: $(VENV)/.installed
 	@mkdir -p demo_out
@@ -21,6 +21,10 @@ test: $(VENV)/.installed-test
 # every release, and the newest from an index brings gigabytes of CUDA libraries.
 test-frameworks: $(FRAMEWORKS_VENV)/.installed
 	$(FRAMEWORKS_VENV)/bin/python -m pytest tests/export tests/test_doctests.py
+
+# The paper's six models at full size, as training steps (benchmarks/zoo).
+zoo: $(FRAMEWORKS_VENV)/.installed
+	$(FRAMEWORKS_VENV)/bin/python benchmarks/zoo/export.py zoo_out
 
 # ORTModule lives in an environment of its own: onnxruntime-training replaces onnxruntime. Its C++
 # extension takes half a minute and any C++ compiler; the models that need it skip without.
