@@ -108,10 +108,18 @@ def cast(g: Graph, x: Value, dtype: int) -> Value:
 
 
 def reduce(g: Graph, op_type: str, x: Value, axes: Sequence[int], *, keepdims: bool) -> Value:
-    """Reduce over `axes`; all of size 1 are a Reshape, and the sum of absolute values is ReduceL1."""
+    """Reduce over `axes`.
+
+    Axes of size 1 are a matter of shape; the sum of absolute values is ReduceL1, and that of a stack
+    of scalars is Sum, which takes them as they are.
+    """
     if all(x.shape[axis] == 1 for axis in axes):
         kept = [1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes]
         return reshape(g, x, kept)
+    stack = g.maker(x, "Concat")
+    if op_type == "ReduceSum" and stack is not None and all(v and v.shape == (1,) for v in stack.inputs):
+        total = g.op("Sum", *(reshape(g, v, ()) for v in stack.inputs if v is not None))
+        return reshape(g, total, (1,) if keepdims else ())
     magnitude = g.maker(x, "Abs")
     if op_type == "ReduceSum" and magnitude is not None:
         return g.op("ReduceL1", magnitude.inputs[0], g.integers(sorted(axes)), keepdims=int(keepdims))

@@ -164,6 +164,11 @@ def test_a_whole_step_is_named_by_its_dictionaries() -> None:
     assert {value.name for value in model.graph.output} == {"loss", "new.a", "new.b", "new.c"}
 
 
+def test_inputs_and_outputs_are_not_called_the_same() -> None:
+    with pytest.raises(UsageError, match=r"x is an input and an output"):
+        export_function(lambda given: {"x": given["x"] + 1}, {"x": array(2)})
+
+
 def test_nodes_are_named_after_scopes() -> None:
     def loss(p: Any, x: Any) -> Any:
         with jax.named_scope("encoder"):

@@ -174,6 +174,12 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "pad": (lambda x: F.pad(x, (1, 2, 0, 1)), (3, 5)),
     "permuted_view": (lambda x: x.permute(2, 0, 1).reshape(-1, 6) @ x.reshape(6, -1), (2, 3, 4)),
     "prelu_like": (lambda x: torch.where(x > 0, x, 0.25 * x), (4, 5)),
+    "norm": (lambda x: x / x.norm(dim=1, keepdim=True), (4, 5)),
+    "fmod": (lambda x: x * torch.fmod(torch.arange(5), 3) + x.roll(2, 1), (4, 5)),
+    "sort": (lambda x: x.sort(1, descending=True)[0] ** 2, (4, 5)),
+    "topk": (lambda x: x.topk(2, 0)[0] ** 2, (4, 5)),
+    "unfold": (lambda x: F.unfold(x, 2) ** 2, (2, 3, 5, 5)),
+    "scatter_add": (lambda x: torch.zeros(4, 5).scatter_add(1, torch.eye(4, 5).long(), x * x), (4, 5)),
     "repeat": (lambda x: x.repeat(2, 3) ** 2, (2, 3)),
     "rsqrt": (lambda x: torch.rsqrt(x * x + 1), (4, 5)),
     "sigmoid_tanh": (lambda x: torch.sigmoid(x) * torch.tanh(x), (4, 5)),
@@ -322,6 +328,31 @@ def test_attention_takes_no_reshape_between_its_products() -> None:
     assert len(attention) == 6  # two forward, four backward
 
 
+def test_recurrent_layers_are_unrolled() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.gru = nn.LSTM(4, 5, batch_first=True), nn.GRU(5, 3)
+
+        def forward(self, x: Any) -> Any:
+            return self.gru(self.lstm(x)[0])[0]
+
+    assert worst_deviation(Last(), weighted_sum, [torch.randn(3, 6, 4)], []) < TOLERANCE
+
+
+def test_grouped_query_attention() -> None:
+    class Grouped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(8, 32)
+
+        def forward(self, x: Any) -> Any:
+            y = self.project(x).view(2, 5, 8, 4).transpose(1, 2)
+            return F.scaled_dot_product_attention(y[:, :4], y[:, 4:6], y[:, 6:], enable_gqa=True)
+
+    assert worst_deviation(Grouped(), weighted_sum, [torch.randn(2, 5, 8)], []) < TOLERANCE
+
+
 def test_multihead_attention_and_layers_of_torch() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)
     assert worst_deviation(layer, weighted_sum, [torch.randn(3, 5, 8)], []) < TOLERANCE
@@ -339,6 +370,12 @@ def test_dropout_draws_anew_each_step() -> None:
     running = session(model)
     feeds = feeds_of(model, nn.Sequential(nn.Linear(6, 40)), [torch.ones(8, 6)], loss_scale=np.float32(1))
     assert running.run(["loss"], feeds)[0] != running.run(["loss"], feeds)[0]
+
+
+def test_equal_dropouts_draw_apart() -> None:
+    module = Function(lambda x: F.dropout(x, 0.5) * F.dropout(x, 0.5), 4, 5)
+    model = export_training_step(module, weighted_sum, torch.ones(4, 5))
+    assert [node.op_type for node in model.graph.node].count("Dropout") == 2
 
 
 def test_dropout_is_absent_from_a_module_in_evaluation() -> None:
@@ -552,6 +589,13 @@ def test_inputs_are_named_after_arguments_and_may_go_by_keyword() -> None:
     ]
 
 
+def test_the_finite_check_takes_one_node_per_gradient() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Conv1d(3, 2, 1))
+    model = export_training_step(module, weighted_sum, torch.ones(2, 3, 4))
+    check = [node.op_type for node in model.graph.node if node.name.startswith("loss_scale/")]
+    assert sorted(check) == sorted([*["Mul", "ReduceL1"] * 4, "Reciprocal", "Sum", "Sub", "Equal"])
+
+
 def test_exporting_changes_nothing() -> None:
     module = small_net()
     before = {n: t.clone() for n, t in module.state_dict().items()}
@@ -659,6 +703,53 @@ def test_refusals_name_what_is_wrong(
         export_training_step(
             module, loss, torch.ones(3, 2) if "Linear" in repr(module) else torch.ones(2, 2), **options
         )
+
+
+def test_constants_and_positional_arguments() -> None:
+    class Scales(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.factors = nn.Linear(4, 4), torch.arange(1.0, 5)
+
+        def forward(self, *tensors: Any) -> Any:
+            return {"out": self.layer(tensors[0]) * self.factors + tensors[1]}
+
+    inputs = [torch.randn(3, 4), torch.randn(3, 4)]
+    assert worst_deviation(Scales(), lambda y: (y["out"] ** 2).mean(), inputs, []) < TOLERANCE
+
+
+def test_recomputation_reads_the_inputs_and_adds_no_nodes() -> None:
+    # Silently wrong elsewhere: what is run again in the backward pass finds the module's own weights,
+    # which become constants.
+    class Checkpointed(nn.Module):
+        def __init__(self, function: Any) -> None:
+            super().__init__()
+            self.layer, self.function = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), function
+
+        def forward(self, x: Any) -> Any:
+            return self.function(self.layer, x)
+
+    def checkpointed(layer: Any, x: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+
+    counts = [
+        len(export_training_step(Checkpointed(function), weighted_sum, torch.ones(3, 4)).graph.node)
+        for function in (checkpointed, lambda layer, x: layer(x))
+    ]
+    assert counts[0] == counts[1]
+
+
+def test_weights_hidden_from_the_module_are_refused() -> None:
+    class Hides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shown, self.hidden = nn.Linear(4, 4), [nn.Linear(4, 3)]
+
+        def forward(self, x: Any) -> Any:
+            return self.hidden[0](self.shown(x))
+
+    with pytest.raises(UnsupportedModelError, match="ModuleList"):
+        export_training_step(Hides(), weighted_sum, torch.ones(3, 4))
 
 
 def test_recomputed_dropout_is_refused() -> None:

@@ -128,7 +128,12 @@ def export_function(
             why=str(error).partition("\n")[0],
             remedy="Choose with jnp.where instead of if.",
         ) from None
-    model = translate(closed, _names(dict(example_arguments)), _names(shapes), opset=opset)
+    inputs, outputs = _names(dict(example_arguments)), _names(shapes)
+    if both := sorted(set(inputs) & set(outputs)):
+        raise UsageError(
+            f"{', '.join(both)} is an input and an output", remedy="Call the results something else."
+        )
+    model = translate(closed, inputs, outputs, opset=opset)
     if path is not None:
         export_model(model, Path(path))
     return model

@@ -98,6 +98,11 @@ def _pow(g: Graph, expected: Expected, base: Any, exponent: Any) -> Value:
     return elementwise(g, "Pow", base, operand(g, exponent, expected.dtype))
 
 
+def _fmod(g: Graph, expected: Expected, a: Any, b: Any) -> Value:
+    a, b = operand(g, a, expected.dtype), operand(g, b, expected.dtype)
+    return g.op("Mod", a, b, fmod=1)
+
+
 def _rsqrt(g: Graph, expected: Expected, x: Value) -> Value:
     return elementwise(g, "Reciprocal", elementwise(g, "Sqrt", operand(g, x, expected.dtype)))
 
@@ -249,6 +254,7 @@ TRANSLATIONS: Table = MappingProxyType(
         aten.clamp.default: _clamp,
         aten.clamp.Tensor: _clamp,
         aten.clamp_min.default: _clamp,
+        **dict.fromkeys((aten.fmod.Tensor, aten.fmod.Scalar), _fmod),
         aten.rsqrt.default: _rsqrt,
         aten.log1p.default: _log1p,
         aten.expm1.default: _expm1,

@@ -88,6 +88,29 @@ def _var_mean(
     return _var(g, expected, x, dim, correction=correction, keepdim=keepdim), mean
 
 
+def _vector_norm(
+    g: Graph, expected: Expected, x: Value, ord: float = 2, dim: Dims = None, keepdim: bool = False,
+    *, dtype: Any = None,
+) -> Value:  # fmt: skip
+    if ord not in (1, 2):
+        raise UntranslatableError(f"a norm of order {ord}")
+    op_type = "ReduceL1" if ord == 1 else "ReduceL2"
+    return g.op(op_type, operand(g, x, expected.dtype), g.integers(axes_of(x, dim)), keepdims=int(keepdim))
+
+
+def _topk(
+    g: Graph, expected: Expected, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Value, ...]:  # fmt: skip
+    count = g.integers([k])
+    return g.ops("TopK", x, count, outputs=2, axis=dim % x.rank, largest=int(largest), sorted=int(sorted))
+
+
+def _sort(
+    g: Graph, expected: Expected, x: Value, dim: int = -1, descending: bool = False
+) -> tuple[Value, ...]:  # fmt: skip
+    return _topk(g, expected, x, x.shape[dim], dim, largest=descending)
+
+
 def _cumsum(g: Graph, expected: Expected, x: Value, dim: int, **_: Any) -> Value:
     axis = g.integers([dim % max(x.rank, 1)])
     return g.op("CumSum", cast(g, x, expected.dtype), reshape(g, axis, ()))
@@ -138,6 +161,9 @@ TRANSLATIONS: Table = MappingProxyType(
         aten.max.dim: _max_dim,
         aten.min.dim: _min_dim,
         aten.argmax.default: _argmax,
+        aten.linalg_vector_norm.default: _vector_norm,
+        aten.topk.default: _topk,
+        aten.sort.default: _sort,
         aten.var.correction: _var,
         aten.var_mean.correction: _var_mean,
         aten.cumsum.default: _cumsum,

@@ -101,18 +101,25 @@ class Step:
     def _differentiate(
         self, given: Tensors, trainable: Tensors, buffers: Tensors
     ) -> tuple[torch.Tensor, Tensors]:
-        frozen = {n: given[interface.parameter(n)] for n, _ in self.module.named_parameters()} | trainable
-        arguments = {argument: given[name] for argument, name in self.inputs.items()}
-        with recorded_origins(self.module) as claim, RewrittenFunctions(), sdpa_kernel(SDPBackend.MATH):
-            positional, keywords = ((), arguments) if self.by_keyword else (tuple(arguments.values()), {})
-            output = functional_call(self.module, {**frozen, **buffers}, positional, keywords)
+        def run() -> tuple[torch.Tensor, Tensors]:
+            arguments = [given[name] for name in self.inputs.values()]
+            output = (
+                self.module(**dict(zip(self.inputs, arguments, strict=True)))
+                if self.by_keyword
+                else self.module(*arguments)
+            )
             set_origin(interface.LOSS)
             loss = self.loss(output, *(given[name] for name in self.targets))
             _check_loss(loss)
             scaled = loss * given[interface.LOSS_SCALE] if self.loss_scale else loss
             claim(scaled, interface.LOSS)
             found = torch.autograd.grad(scaled, list(trainable.values()), allow_unused=True)
-        return loss, {n: g for n, g in zip(trainable, found, strict=True) if g is not None}
+            return loss, {n: g for n, g in zip(trainable, found, strict=True) if g is not None}
+
+        tensors = {n: given[interface.parameter(n)] for n, _ in self.module.named_parameters()}
+        tensors |= trainable | buffers
+        with recorded_origins(self.module) as claim, RewrittenFunctions(), sdpa_kernel(SDPBackend.MATH):
+            return _called_with(self.module, tensors, run)
 
     def _update(
         self, optimizer: Optimizer, given: Tensors, gradients: Tensors, finite: torch.Tensor | None
@@ -133,6 +140,26 @@ class Step:
             set_origin("optimizer")
             results[interface.STEP_OUT] = _chosen(finite, count, given[interface.STEP])
         return results
+
+
+class _Around(torch.nn.Module):
+    """A module around another, whose call runs any function."""
+
+    def __init__(self, module: torch.nn.Module, function: Callable[[], Any]) -> None:
+        super().__init__()
+        self.module, self.function = module, function
+
+    def forward(self) -> Any:
+        return self.function()
+
+
+def _called_with(module: torch.nn.Module, tensors: Tensors, function: Callable[[], Any]) -> Any:
+    """Run a function while `module` has other tensors.
+
+    Forward and backward run within, since a checkpointed part of the module runs again in the
+    backward pass: behind it, that would read the module's own weights, as constants.
+    """
+    return functional_call(_Around(module, function), {f"module.{n}": t for n, t in tensors.items()}, ())
 
 
 def _check_loss(loss: Any) -> None:

@@ -65,7 +65,9 @@ def trace(step: Step, batch: Tensors, translated: frozenset[Any]) -> tuple[torch
         return list(results.values())
 
     try:
-        with fx_traceback.preserve_node_meta(), mode:
+        # oneDNN's recurrent layers are single operations without parts; off, they are unrolled.
+        plain = torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)
+        with fx_traceback.preserve_node_meta(), mode, plain:
             traced = make_fx(flat_step)(*given.values())
     except _DATA_DEPENDENT as error:
         raise UnsupportedModelError(
@@ -83,7 +85,23 @@ def trace(step: Step, batch: Tensors, translated: frozenset[Any]) -> tuple[torch
         raise UnsupportedModelError(
             f"{_operation(error)} in module {current_origin().scope!r} cannot be traced"
         ) from None
+    _refuse_baked_state(traced, step.module)
     return _flattened(traced, given, mode, translated), outputs
+
+
+def _refuse_baked_state(traced: torch.fx.GraphModule, module: torch.nn.Module) -> None:
+    """Refuse a step that reads a weight as a constant, which training would never change."""
+    buffers = {id(buffer): name for name, buffer in module.named_buffers()}
+    for node in traced.graph.nodes:
+        if node.op != "get_attr":
+            continue
+        tensor = getattr(traced, node.target)
+        if isinstance(tensor, torch.nn.Parameter) or id(tensor) in buffers:
+            raise UnsupportedModelError(
+                f"a parameter or buffer of shape {tuple(tensor.shape)} is read that is not the module's",
+                why="it would become a constant in the graph, which training never changes",
+                remedy="Register it: modules in a list belong into nn.ModuleList, parameters likewise.",
+            )
 
 
 def _operation(error: Exception) -> str:
