@@ -7,7 +7,8 @@ import typer
 
 from .options import DECISION, OUTPUT, ForceOption, LowPrecision, PrecisionOption
 from .profile import MEASURE, RunOnOption, StoreOption, ThreadsOption
-from .render import print_calibration, print_json, print_note, progressing
+from .render.console import print_json, print_note, progressing
+from .render.costs import print_calibration
 
 
 def calibrate(

@@ -9,7 +9,8 @@ import typer
 from campo_onnx.errors import CheckFailedError, UsageError
 
 from .options import DECISION, INPUT, OUTPUT, DimOption, dimensions
-from .render import print_annotations, print_json, print_verdicts, progressing, working
+from .render.checks import print_annotations, print_verdicts
+from .render.console import print_json, progressing, working
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,8 @@ from .options import (
     PrecisionOption,
     dimensions,
 )
-from .render import print_comparison, print_json, working
+from .render.comparison import print_comparison
+from .render.console import print_json, working
 
 
 def compare(

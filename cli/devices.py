@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from .render import print_devices, print_json
+from .render.console import print_json
+from .render.costs import print_devices
 
 
 def devices(

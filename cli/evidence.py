@@ -11,7 +11,7 @@ import typer
 from campo_onnx.calibrate.evidence import CostSource
 
 from .options import DECISION
-from .render import print_note, progressing
+from .render.console import print_note, progressing
 
 if TYPE_CHECKING:
     from campo_onnx.calibrate.device import Device

@@ -8,7 +8,8 @@ import typer
 
 from campo_onnx.errors import UsageError
 
-from .render import print_decision, print_decisions, print_json
+from .render.console import print_json
+from .render.plan import print_decision, print_decisions
 
 _MOST_IMPORTANT = 10
 

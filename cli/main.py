@@ -17,7 +17,7 @@ from .devices import devices
 from .explain import explain
 from .optimize import optimize
 from .profile import profile
-from .render import print_bug, print_error, print_line
+from .render.console import print_bug, print_error, print_line
 
 TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
 

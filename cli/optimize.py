@@ -23,7 +23,9 @@ from .options import (
     PrecisionOption,
     dimensions,
 )
-from .render import print_json, print_judgement, print_note, print_report, working
+from .render.checks import print_judgement
+from .render.console import print_json, print_note, working
+from .render.plan import print_report
 
 if TYPE_CHECKING:
     from campo_onnx.pipeline import Options

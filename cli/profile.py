@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from .options import INPUT, OUTPUT, DimOption, ForceOption, ModelArgument, dimensions
-from .render import print_json, print_note, print_profile, progressing, working
+from .render.console import print_json, print_note, progressing, working
+from .render.costs import print_profile
 
 MEASURE = "How to measure"
 

@@ -54,8 +54,9 @@ def imports(path: Path) -> set[str]:
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             if node.level:
-                assert path.parent == ROOT / "cli", f"{path}: relative import"
-                found.add(f"cli.{node.module}")
+                assert path.is_relative_to(ROOT / "cli"), f"{path}: relative import"
+                package = ".".join(path.parent.relative_to(ROOT).parts)
+                found.add(f"{package}.{node.module}")
             else:
                 found.add(node.module or "")
     return found

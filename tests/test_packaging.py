@@ -10,9 +10,14 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 def test_every_package_ships() -> None:
     found = {
-        ".".join(init.parent.relative_to(ROOT).parts) for init in (ROOT / "campo_onnx").rglob("__init__.py")
+        ".".join((name, *init.parent.relative_to(folder).parts))
+        for name, folder in {
+            "campo_onnx": ROOT / "campo_onnx",
+            **{name: ROOT / folder for name, folder in SETUPTOOLS["package-dir"].items()},
+        }.items()
+        for init in folder.rglob("__init__.py")
     }
-    assert set(SETUPTOOLS["packages"]) == found | set(SETUPTOOLS["package-dir"])
+    assert set(SETUPTOOLS["packages"]) == found
 
 
 def test_every_data_file_ships() -> None:

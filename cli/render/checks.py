@@ -1,0 +1,71 @@
+"""Verdicts: what checks of graphs found, and what data said about their safety."""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from .console import stderr, stdout
+from .units import duration
+
+if TYPE_CHECKING:
+    from campo_onnx.checking.verdict import Verdicts
+    from campo_onnx.training.data_safety import Judgement
+
+_STATUS_STYLES = {"passed": "green", "failed": "bold red", "not checked": "yellow", "not asked": "dim"}
+
+
+def print_verdicts(checked: Sequence["Verdicts"]) -> None:
+    """Print what a check found, one table a graph."""
+    console = stdout()
+    for verdicts in checked:
+        title = f"{verdicts.mixed} against {verdicts.against}"
+        if verdicts.device:
+            title += f", {verdicts.device} ({verdicts.costs})"
+        console.print(escape(title), style="bold")
+        if verdicts.error is not None:
+            console.print(escape(str(verdicts.error)), style="bold red")
+            continue
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column("rule", no_wrap=True)
+        table.add_column("result", no_wrap=True)
+        table.add_column("why", overflow="fold")
+        for verdict in verdicts.verdicts:
+            status = verdict.status.value
+            style = _STATUS_STYLES[status]
+            table.add_row(
+                escape(verdict.rule), f"[{style}]{status}[/{style}]", escape(verdict.finding.reason)
+            )
+        console.print(table)
+
+
+def print_annotations(text: str, *, beside_a_document: bool) -> None:
+    """Print GitHub's workflow commands; to stderr where stdout holds a document."""
+    (sys.stderr if beside_a_document else sys.stdout).write(text)
+
+
+def print_judgement(judgement: "Judgement", budget: float) -> None:
+    """Tell what the data forbade and released, and what that is worth."""
+    console = stderr()
+    worst = max(judgement.drift_after, key=lambda name: judgement.drift_after[name])
+    console.print(
+        escape(
+            f"On the data: {len(judgement.forbidden)} nodes forbidden, {len(judgement.released)} released "
+            f"from taint, worth {duration(judgement.gain_us)} a step. The largest error of an output, "
+            f"emulated, is {judgement.drift_after[worst]:.2g} ({worst}); the budget is {budget:g}."
+        ),
+        style="dim",
+    )
+    beyond = [name for name, error in judgement.drift_before.items() if error > budget]
+    if beyond:
+        console.print(
+            escape(
+                f"{len(beyond)} outputs exceed the budget by the lists alone; no release was accepted that "
+                "adds more than rounding noise to them. A loss scale in the graph helps gradients that "
+                "vanish."
+            ),
+            style="dim",
+        )

@@ -1,0 +1,96 @@
+"""What things cost: devices, profiles, calibrations."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from .console import stdout
+from .units import duration, tflops
+
+if TYPE_CHECKING:
+    from campo_onnx.calibrate.calibration import Calibration
+    from campo_onnx.calibrate.device import Device
+    from campo_onnx.calibrate.profile import Profile
+
+_OPS_SHOWN = 12
+
+
+def print_devices(devices: Sequence["Device"]) -> None:
+    """Print the devices that can be planned for."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("name", "device", "known by", "fp32", "tf32", "fp16 tensor", "memory", "source"):
+        table.add_column(column, justify="right" if column in ("fp32", "tf32", "memory") else "left")
+    for d in devices:
+        table.add_row(
+            d.name,
+            d.title,
+            d.kind.value,
+            tflops(d.fp32_flops_per_s),
+            tflops(d.tf32_flops_per_s),
+            tflops(d.fp16_tensor_flops_per_s),
+            f"{d.memory_bandwidth_bytes_per_s / 1e9:,.0f} GB/s",
+            escape(d.source),
+        )
+    stdout().print(table)
+
+
+def print_profile(profile: "Profile", output: Path) -> None:
+    """Print where the time of an FP32 step goes, by operator."""
+    console, ops = stdout(), profile.ops()
+    machine = profile.machine
+    console.print(
+        escape(
+            f"{machine.device} ({machine.provider}), ONNX Runtime {machine.ort}: "
+            f"FP32 step {duration(profile.step_us)}, sum of its nodes {duration(profile.nodes_us)}"
+        ),
+        style="bold",
+    )
+    if profile.accounted is not None:
+        console.print(f"Within a step, node times add up to {profile.accounted:.1%} of it.")
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("operator", "nodes", "time", "share"):
+        table.add_column(column, justify="left" if column == "operator" else "right")
+    for row in ops.head(_OPS_SHOWN).iter_rows(named=True):
+        share = row["fp32_us"] / profile.nodes_us if profile.nodes_us else 0.0
+        table.add_row(escape(row["op"]), str(row["nodes"]), duration(row["fp32_us"]), f"{share:.1%}")
+    console.print(table)
+    if profile.failed:
+        console.print(f"{profile.failed} nodes were not measured: the runtime could not run them alone.")
+    console.print(escape(f"Wrote {output}"))
+
+
+def print_calibration(calibration: "Calibration", output: Path) -> None:
+    """Print how well each operator's model predicts shapes it has not seen."""
+    console, machine = stdout(), calibration.machine
+    console.print(
+        escape(
+            f"{machine.device} ({machine.provider}), ONNX Runtime {machine.ort}, "
+            f"{calibration.precision.value}"
+        ),
+        style="bold",
+    )
+    cast = calibration.cast
+    console.print(
+        f"Cast: {cast.r_us * 1e6:.1f} us per million elements + {cast.c_i_us:.2f} us "
+        f"(M_A {calibration.cast_score:.1%})"
+    )
+    table = Table(box=box.SIMPLE_HEAD, title="M_A on held-out shapes", title_justify="left")
+    for column in ("operator", "shapes", "model", "paper's fit", "one for all", "roofline", "method"):
+        table.add_column(column, justify="left" if column in ("operator", "method") else "right")
+    for entry in calibration.entries:
+        scores = entry.scores
+        name = f"{entry.op} (tensor cores)" if entry.on_tensor_cores else entry.op
+        figures = (scores.chosen, scores.by_method["paper"], scores.general, scores.roofline)
+        table.add_row(
+            escape(name), f"{entry.fitted}+{scores.shapes}", *(f"{f:.1%}" for f in figures), entry.method
+        )
+    console.print(table)
+    if calibration.entries:
+        console.print(f"Over all: {calibration.score:.1%} (the paper reports 94.2 % on its GPUs)")
+    for op, why in calibration.failures.items():
+        console.print(escape(f"{op}: {why}"), style="dim")
+    console.print(escape(f"Wrote {output}"))

@@ -1,0 +1,138 @@
+"""A plan: what was won, what it costs, why each node is as it is."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from .console import stdout
+from .units import duration
+
+if TYPE_CHECKING:
+    from campo_onnx.optimize.plan import Decision, Plan, PlannedCast, PlannedPad
+    from campo_onnx.optimize.report import Report
+
+_OPS_SHOWN = 12
+
+
+def print_report(report: "Report", *, output: Path, plan: Path | None) -> None:
+    """Print what was won, what casts cost, and what stayed FP32."""
+    console, made = stdout(), report.plan
+    console.print(_headline(made), style="bold")
+    console.print(_totals(report))
+    if report.low_nodes:
+        console.print(_ops_table(report))
+    console.print(_kept_table(report))
+    if report.unknown_ops:
+        names = ", ".join(f"{op} {count}" for op, count in report.unknown_ops)
+        console.print(
+            f"Unknown to the lists, kept FP32: {escape(names)}. Class them with --allow, --infer, ..."
+        )
+    written = f"Wrote {output}" + (f" and {plan}" if plan else "")
+    console.print(escape(written))
+
+
+def _headline(plan: "Plan") -> str:
+    known = "estimate from public figures" if plan.source == "datasheet" else plan.source
+    return escape(f"{plan.device} ({known}), strategy {plan.strategy}, lists {plan.lists}, {plan.low}")
+
+
+def _totals(report: "Report") -> Table:
+    plan = report.plan
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    step = f"{duration(plan.fp32_us)} -> {duration(plan.predicted_us)}"
+    verdict = (
+        f"{plan.speedup:.2f}x" if report.casts_down + report.casts_up or report.low_nodes else "unchanged"
+    )
+    if plan.predicted_us > plan.fp32_us:
+        verdict += ", slower than FP32: optimal and campo would not do this"
+    table.add_row("predicted step", f"{step}  ({verdict})")
+    table.add_row("nodes", f"{report.low_nodes} of {report.float_nodes} in {plan.low}")
+    share = plan.cast_us / plan.predicted_us if plan.predicted_us else 0.0
+    table.add_row(
+        "casts",
+        f"{len(plan.casts)} ({report.casts_down} to {plan.low}, {report.casts_up} back), "
+        f"{duration(plan.cast_us)}, {share:.1%} of the step",
+    )
+    if plan.pads:
+        gain_us = sum(pad.gain_us for pad in plan.pads)
+        table.add_row(
+            "zero-padded",
+            f"{len(plan.pads)} for tensor cores: kernels save {duration(gain_us)}, "
+            f"pads and slices cost {duration(plan.pads_us)}",
+        )
+    return table
+
+
+def _ops_table(report: "Report") -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="Where the time goes (casts apart)", title_justify="left")
+    table.add_column("operator")
+    for column in (f"{report.plan.low} nodes", "fp32", "planned", "saved"):
+        table.add_column(column, justify="right")
+    rest = report.ops[_OPS_SHOWN:]
+    for row in report.ops[:_OPS_SHOWN]:
+        _add_ops(table, row.op_type, row.low_nodes, row.nodes, row.fp32_us, row.planned_us)
+    if rest:
+        fp32_us, planned_us = sum(r.fp32_us for r in rest), sum(r.planned_us for r in rest)
+        low_nodes, nodes = sum(r.low_nodes for r in rest), sum(r.nodes for r in rest)
+        _add_ops(table, f"{len(rest)} more operators", low_nodes, nodes, fp32_us, planned_us)
+    return table
+
+
+def _add_ops(table: Table, name: str, low_nodes: int, nodes: int, fp32_us: float, planned_us: float) -> None:
+    saved = f"{(fp32_us - planned_us) / fp32_us:.0%}" if fp32_us else ""
+    table.add_row(escape(name), f"{low_nodes}/{nodes}", duration(fp32_us), duration(planned_us), saved)
+
+
+def _kept_table(report: "Report") -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="What stayed FP32, and why", title_justify="left")
+    table.add_column("why", max_width=56)
+    table.add_column("nodes", justify="right")
+    table.add_column("time", justify="right")
+    table.add_column("operators")
+    for row in report.kept:
+        table.add_row(escape(row.why), str(row.nodes), duration(row.fp32_us), escape(row.op_types))
+    return table
+
+
+def print_decisions(plan: "Plan", decisions: Sequence["Decision"]) -> None:
+    """Tell some decisions of a plan in words, one a line."""
+    console = stdout()
+    console.print(_headline(plan), style="bold")
+    console.print("The decisions that matter most:")
+    for d in decisions:
+        took = f"{duration(d.fp32_us)} in fp32, {duration(d.low_us)} in {plan.low}"
+        console.print(
+            escape(f"  {d.node} ({d.op_type}) runs in {d.precision}: {took}. {d.decided_by}: {d.reason}."),
+            soft_wrap=True,
+        )
+
+
+def print_decision(
+    plan: "Plan", decision: "Decision", casts: Sequence["PlannedCast"], pad: "PlannedPad | None"
+) -> None:
+    """Print one decision in full."""
+    console = stdout()
+    console.print(_headline(plan), style="bold")
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_row("node", f"{escape(decision.node)} ({escape(decision.op_type)}, {decision.op_class})")
+    table.add_row("precision", decision.precision)
+    table.add_row("decided by", decision.decided_by)
+    table.add_row("reason", escape(decision.reason))
+    table.add_row("in fp32", duration(decision.fp32_us))
+    table.add_row(f"in {plan.low}", f"{duration(decision.low_us)}, casts apart")
+    if pad is not None:
+        table.add_row(
+            "padded", f"its kernel saves {duration(pad.gain_us)}, pads cost {duration(pad.pads_us)}"
+        )
+    table.add_row("casts", f"{duration(decision.cast_us)} at its inputs and outputs")
+    for cast in casts:
+        where = "made by it" if cast.producer == decision.node else "read by it"
+        shared = f", shared by {len(cast.consumers)} readers" if len(cast.consumers) > 1 else ""
+        table.add_row(
+            "", escape(f"{cast.tensor} ({where}{shared}): {cast.src} -> {cast.dst}, {duration(cast.cast_us)}")
+        )
+    console.print(table)
