@@ -22,15 +22,16 @@ from campo_onnx.optimize.classify import classify
 from campo_onnx.optimize.eligibility import OVERFLOW, fixed_nodes
 from campo_onnx.optimize.oplists import OpLists
 from campo_onnx.optimize.plan import Plan, make_plan
-from campo_onnx.optimize.problem import Problem, Verdict, edges_of_graph
+from campo_onnx.optimize.problem import Assignment, Problem, Verdict, edges_of_graph
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.safety import protected, weight_update
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, STRATEGIES
 from campo_onnx.optimize.strategies.fine_grained import fine_grained
+from campo_onnx.optimize.strategies.fp32 import all_fp32
 from campo_onnx.optimize.tensor_cores import PadLimits, pad, with_padding
 
-PADDING = frozenset({"optimal", "campo"})
-"""Strategies that zero-pad; the others are systems that do not."""
+COST_AWARE = frozenset({"optimal", "campo"})
+"""Strategies that zero-pad and return FP32 where too little is won; the others are systems that do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,9 @@ class Options:
     pads, pad_threshold_us
         Whether strategies that decide by costs may zero-pad products to fit tensor cores, and what
         that must gain per node beyond its predicted cost.
+    min_gain
+        Share of the FP32 step that a cost-aware strategy must be predicted to save; below it the graph
+        stays FP32, since no cost is known better.
     forbidden, released
         What data says (:mod:`campo_onnx.training.data_safety`): nodes that would break, with the
         reason, and tainted nodes that are shown harmless.
@@ -74,6 +78,7 @@ class Options:
     evidence: Evidence = field(default_factory=Evidence)
     pads: bool = True
     pad_threshold_us: float = 0.0
+    min_gain: float = 0.01
     forbidden: Mapping[str, str] = field(default_factory=dict)
     released: frozenset[str] = frozenset()
 
@@ -179,15 +184,30 @@ def decide(problem: Problem, imported: Imported, options: Options) -> Plan:
     strategy = STRATEGIES["fp32" if stamp is not None else options.strategy]
     if strategy is fine_grained:
         strategy = partial(fine_grained, margin_us=options.margin_us)
-    pads = options.pads and options.strategy in PADDING
+    pads = options.pads and options.strategy in COST_AWARE
     limits = _pad_limits(imported, options)
-    plan = make_plan(
+    plan_of = partial(
+        make_plan,
         problem,
-        strategy(with_padding(problem, options.device, limits) if pads else problem),
         strategy=options.strategy if stamp is None else stamp.strategy,
         lists=options.lists.name if stamp is None else stamp.lists,
     )
-    return pad(problem, plan, options.device, limits) if pads else plan
+    plan = plan_of(strategy(with_padding(problem, options.device, limits) if pads else problem))
+    if pads:
+        plan = pad(problem, plan, options.device, limits)
+    if stamp is None and options.strategy in COST_AWARE and _gains_too_little(plan, options):
+        return plan_of(_too_little(problem, plan, options))
+    return plan
+
+
+def _gains_too_little(plan: Plan, options: Options) -> bool:
+    return bool(plan.low_nodes) and plan.fp32_us - plan.predicted_us < options.min_gain * plan.fp32_us
+
+
+def _too_little(problem: Problem, plan: Plan, options: Options) -> Assignment:
+    gain = (plan.fp32_us - plan.predicted_us) / plan.fp32_us
+    reason = f"{plan.low} would save {gain:.1%} of the step; {options.min_gain:.1%} is asked for"
+    return all_fp32(problem, Verdict(decided_by="min-gain", reason=reason))
 
 
 def _pad_limits(imported: Imported, options: Options) -> PadLimits:

@@ -78,6 +78,16 @@ def optimize(
             rich_help_panel=DECISION,
         ),
     ] = 0.0,
+    min_gain: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Share of the step that must be predicted to be saved (strategies optimal and campo); below "
+            "it the step stays FP32, since no cost is known better.",
+            rich_help_panel=DECISION,
+        ),
+    ] = 0.01,
     precision: PrecisionOption = LowPrecision.FP16,
     lists: Annotated[
         str | None,
@@ -191,6 +201,7 @@ def optimize(
             margin_us=margin_us,
             pads=pads,
             pad_threshold_us=pad_threshold_us,
+            min_gain=min_gain,
             low=Precision(precision.value),
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),

@@ -206,3 +206,24 @@ def test_a_damaged_model_is_refused_or_optimized_but_never_a_crash(tmp_path, see
     with suppress(UsageError, ModelError, UnsupportedModelError):
         optimized = optimize(tmp_path / "m.onnx", options(strategy="tf-amp"))
         export_model(optimized.model, tmp_path / "out.onnx", folder=tmp_path)
+
+
+def test_on_a_cpu_lists_alone_lose_and_costs_keep_fp32():
+    cpu = Options(device=device("cpu"), lists=preset("campo"))
+    for path in STANDARD:
+        by_lists = optimize(path, replace(cpu, strategy="tf-amp")).plan
+        assert by_lists.low_nodes
+        assert by_lists.predicted_us > by_lists.fp32_us
+        assert not optimize(path, cpu).plan.low_nodes
+
+
+@pytest.mark.parametrize("strategy", ["optimal", "campo"])
+def test_a_gain_too_small_to_be_sure_of_is_left(strategy):
+    path = ROOT / "tests" / "data" / "alexnet_like.onnx"
+    taken = optimize(path, options(strategy=strategy, min_gain=0.0)).plan
+    share = 1 - taken.predicted_us / taken.fp32_us
+    assert optimize(path, options(strategy=strategy, min_gain=share * 0.99)).plan == taken
+    left = optimize(path, options(strategy=strategy, min_gain=share * 1.01)).plan
+    assert not left.low_nodes
+    assert not left.casts
+    assert {d.decided_by for d in left.decisions} - {d.decided_by for d in taken.decisions} == {"min-gain"}

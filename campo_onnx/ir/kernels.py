@@ -65,3 +65,22 @@ def has_kernel(op: OpKey, opset: int, provider: str, precision: Precision) -> bo
         return True
     training = CONTRIB_PORTS.get(op)
     return training is not None and provider == "cuda" and precision in training.training_kernels
+
+
+def runs(op: OpKey, opset: int, provider: str, precision: Precision) -> bool:
+    """Whether a graph with `op` in `precision` runs on `provider`, with a kernel of its own or not.
+
+    ONNX Runtime's CPU provider runs an FP16 node it has no kernel for in FP32, between Casts of its
+    own: slow, but no obstacle. It does so for no other 16-bit type, and the CUDA provider never.
+
+    Examples
+    --------
+    >>> runs(OpKey("", "MatMul"), 20, "cpu", Precision.FP16)
+    True
+    >>> runs(OpKey("", "MatMul"), 20, "cpu", Precision.BF16)
+    False
+    """
+    if has_kernel(op, opset, provider, precision):
+        return True
+    is_known = any(kernel.since <= opset <= kernel.until for kernel in _kernels().get((provider, op), ()))
+    return provider == "cpu" and precision is Precision.FP16 and is_known

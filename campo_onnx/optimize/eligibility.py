@@ -7,7 +7,7 @@ from functools import cache
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.constants import ConstantLoss, loss_in
 from campo_onnx.ir.importer import Imported
-from campo_onnx.ir.kernels import has_kernel
+from campo_onnx.ir.kernels import runs
 from campo_onnx.ir.ports import NO_FP32, Ports
 from campo_onnx.ir.precision import Precision
 from campo_onnx.ir.view import OpNode
@@ -67,7 +67,7 @@ def fixed_nodes(
             return Verdict(decided_by="ports", reason=own.refusal)
         if any(p.fullmatch(node.name) or p.fullmatch(node.op.label) for p in kept):
             return Verdict(decided_by="user", reason="named by --keep-fp32")
-        if not has_kernel(node.op, view.opset.get(node.op.domain, 1), provider, low):
+        if not runs(node.op, view.opset.get(node.op.domain, 1), provider, low):
             reason = f"the {provider} provider has no {low.value} kernel for {node.op.label}"
             return Verdict(decided_by="kernel", reason=reason)
         inputs = [node.inputs[i] for i in sorted(own.low_inputs)]

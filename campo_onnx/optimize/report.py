@@ -9,6 +9,7 @@ from campo_onnx.optimize.plan import Decision, Plan
 
 _WHY = {
     "never-worse": "the whole assignment is predicted no faster than FP32",
+    "min-gain": "the step would gain too little to be sure of",
     "traverse-1": "casts would cost more than low precision gains",
     "traverse-2": "downstream of a deny node",
     "traverse-3": "not between low nodes",

@@ -1,10 +1,13 @@
 """The table of ONNX Runtime's kernels."""
 
+from contextlib import nullcontext
+
 import onnx
+import onnxruntime
 import pytest
 
 from campo_onnx.ir.contrib import CONTRIB_PORTS
-from campo_onnx.ir.kernels import has_kernel
+from campo_onnx.ir.kernels import has_kernel, runs
 from campo_onnx.ir.precision import Precision
 from campo_onnx.ir.view import OpKey
 
@@ -21,6 +24,29 @@ def test_tensor_core_operators_have_fp16_kernels_on_cuda(op, opset):
 @pytest.mark.parametrize("op", TENSOR_CORE_OPS)
 def test_the_cpu_provider_computes_products_in_fp32(op):
     assert not has_kernel(OpKey("", op), 20, "cpu", FP16)
+
+
+@pytest.mark.parametrize("op", ["MatMul", "Softmax", "ReduceSum", "Erf", "Transpose"])
+@pytest.mark.parametrize("precision", [FP16, BF16], ids=["fp16", "bf16"])
+def test_what_is_said_to_run_on_a_cpu_runs_on_it(op, precision):
+    dtype, arity = precision.onnx_dtype, 2 if op == "MatMul" else 1
+    inputs = [onnx.helper.make_tensor_value_info(f"x{i}", dtype, [4, 4]) for i in range(arity)]
+    output = onnx.helper.make_tensor_value_info("y", dtype, None)
+    node = onnx.helper.make_node(op, [value.name for value in inputs], ["y"])
+    opset = [onnx.helper.make_opsetid("", 20)]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "g", inputs, [output]), opset_imports=opset, ir_version=9
+    )
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    allowed = (
+        pytest.raises(Exception, match="NOT_IMPLEMENTED")
+        if not runs(OpKey("", op), 20, "cpu", precision)
+        else nullcontext()
+    )
+    with allowed:
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def test_bf16_has_fewer_kernels():
