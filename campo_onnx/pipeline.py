@@ -21,7 +21,8 @@ from campo_onnx.optimize.alignment import open_axes
 from campo_onnx.optimize.classify import classify
 from campo_onnx.optimize.eligibility import OVERFLOW, fixed_nodes
 from campo_onnx.optimize.oplists import OpLists
-from campo_onnx.optimize.plan import Plan, make_plan
+from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.planning import make_plan
 from campo_onnx.optimize.problem import Assignment, Problem, Verdict, edges_of_graph
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.safety import protected, weight_update

@@ -16,7 +16,8 @@ from campo_onnx.calibrate.datasheet import device
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.precision import Precision
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.optimize.plan import Plan, make_plan
+from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.planning import make_plan
 from campo_onnx.optimize.problem import Assignment, Problem, Verdict
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.pipeline import Options, pose

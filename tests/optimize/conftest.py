@@ -18,7 +18,7 @@ from campo_onnx.ir.view import GraphView, OpKey, OpNode, TensorInfo, TensorKind
 from campo_onnx.optimize.classify import Classification, NodeClass, classify
 from campo_onnx.optimize.eligibility import OVERFLOW, fixed_nodes
 from campo_onnx.optimize.oplists import OpClass, OpLists, preset
-from campo_onnx.optimize.plan import make_plan
+from campo_onnx.optimize.planning import make_plan
 from campo_onnx.optimize.problem import Problem, Verdict, edges_of_graph
 from campo_onnx.optimize.safety import protected, weight_update
 from campo_onnx.optimize.strategies import STRATEGIES

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from campo_onnx.optimize.plan import make_plan
+from campo_onnx.optimize.planning import make_plan
 from campo_onnx.optimize.strategies.campo import campo, traverse_1, traverse_2, traverse_3, traverse_4
 
 

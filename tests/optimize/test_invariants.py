@@ -12,7 +12,7 @@ from campo_onnx.ir.view import GraphView, Use
 from campo_onnx.optimize.classify import Classification
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.passes import taint
-from campo_onnx.optimize.plan import make_plan
+from campo_onnx.optimize.planning import make_plan
 from campo_onnx.optimize.problem import edges_of_graph
 from campo_onnx.optimize.strategies import STRATEGIES
 

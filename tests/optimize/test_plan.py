@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from campo_onnx.errors import PlanMismatchError, UsageError
-from campo_onnx.optimize.plan import Plan, make_plan
+from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.planning import make_plan
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.strategies.optimal import optimal
 

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from campo_onnx.optimize.plan import make_plan
+from campo_onnx.optimize.planning import make_plan
 from campo_onnx.optimize.problem import Edge, low_twins
 from campo_onnx.optimize.strategies import STRATEGIES
 

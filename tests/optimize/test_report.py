@@ -5,7 +5,7 @@ import pytest
 
 from campo_onnx.calibrate.datasheet import device
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.optimize.plan import make_plan
+from campo_onnx.optimize.planning import make_plan
 from campo_onnx.optimize.report import report_of
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.strategies.campo import campo
