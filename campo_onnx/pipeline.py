@@ -23,12 +23,12 @@ from campo_onnx.optimize.eligibility import OVERFLOW, fixed_nodes
 from campo_onnx.optimize.oplists import OpLists
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.planning import make_plan
-from campo_onnx.optimize.problem import Assignment, Problem, Verdict, edges_of_graph
+from campo_onnx.optimize.problem import Problem, Verdict, edges_of_graph
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.safety import protected, weight_update
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, STRATEGIES
 from campo_onnx.optimize.strategies.fine_grained import fine_grained
-from campo_onnx.optimize.strategies.fp32 import all_fp32
+from campo_onnx.optimize.strategies.fp32 import all_fp32, fp32
 from campo_onnx.optimize.tensor_cores import PadLimits, pad, with_padding
 
 COST_AWARE = frozenset({"optimal", "campo"})
@@ -129,9 +129,13 @@ def optimize(source: str | Path | onnx.ModelProto, options: Options) -> Optimize
     imported = import_model(source, options.dims)
     problem = pose(imported, options)
     plan = decide(problem, imported, options)
-    if imported.stamp is not None:
-        return Optimized(model=imported.model, plan=plan, problem=problem, imported=imported)
-    return Optimized(model=rewrite(imported, plan), plan=plan, problem=problem, imported=imported)
+    return carry_out(plan, problem, imported)
+
+
+def carry_out(plan: Plan, problem: Problem, imported: Imported) -> Optimized:
+    """Rewrite the graph as planned; a stamped graph stays as it is."""
+    model = imported.model if imported.stamp is not None else rewrite(imported, plan)
+    return Optimized(model=model, plan=plan, problem=problem, imported=imported)
 
 
 def pose(imported: Imported, options: Options) -> Problem:
@@ -166,6 +170,12 @@ def pose(imported: Imported, options: Options) -> Problem:
     )
 
 
+def repriced(problem: Problem, costs: CostTable) -> Problem:
+    """Pose the same question with other costs."""
+    edges = edges_of_graph(problem.view, problem.ports, costs, problem.low)
+    return replace(problem, costs=costs, edges=edges)
+
+
 def _costs(view: GraphView, ports: Mapping[str, Ports], options: Options) -> CostTable:
     if options.costs is CostSource.DATASHEET:
         return estimate(view, ports, options.device, options.low)
@@ -182,33 +192,33 @@ def decide(problem: Problem, imported: Imported, options: Options) -> Plan:
             f"{options.strategy!r} is no strategy", remedy=f"Choose one of: {', '.join(STRATEGIES)}."
         )
     stamp = imported.stamp
-    strategy = STRATEGIES["fp32" if stamp is not None else options.strategy]
+    if stamp is not None:
+        return make_plan(problem, fp32(problem), strategy=stamp.strategy, lists=stamp.lists)
+    strategy = STRATEGIES[options.strategy]
     if strategy is fine_grained:
         strategy = partial(fine_grained, margin_us=options.margin_us)
-    pads = options.pads and options.strategy in COST_AWARE
+    is_cost_aware = options.strategy in COST_AWARE
+    pads = options.pads and is_cost_aware
     limits = _pad_limits(imported, options)
-    plan_of = partial(
-        make_plan,
-        problem,
-        strategy=options.strategy if stamp is None else stamp.strategy,
-        lists=options.lists.name if stamp is None else stamp.lists,
-    )
-    plan = plan_of(strategy(with_padding(problem, options.device, limits) if pads else problem))
+    answer = strategy(with_padding(problem, options.device, limits) if pads else problem)
+    plan = make_plan(problem, answer, strategy=options.strategy, lists=options.lists.name)
     if pads:
         plan = pad(problem, plan, options.device, limits)
-    if stamp is None and options.strategy in COST_AWARE and _gains_too_little(plan, options):
-        return plan_of(_too_little(problem, plan, options))
-    return plan
+    return _unless_too_little(plan, problem, options) if is_cost_aware else plan
 
 
-def _gains_too_little(plan: Plan, options: Options) -> bool:
-    return bool(plan.low_nodes) and plan.fp32_us - plan.predicted_us < options.min_gain * plan.fp32_us
+def stay_fp32(problem: Problem, options: Options, verdict: Verdict) -> Plan:
+    """Plan to change nothing, for a given reason."""
+    return make_plan(problem, all_fp32(problem, verdict), strategy=options.strategy, lists=options.lists.name)
 
 
-def _too_little(problem: Problem, plan: Plan, options: Options) -> Assignment:
-    gain = (plan.fp32_us - plan.predicted_us) / plan.fp32_us
-    reason = f"{plan.low} would save {gain:.1%} of the step; {options.min_gain:.1%} is asked for"
-    return all_fp32(problem, Verdict(decided_by="min-gain", reason=reason))
+def _unless_too_little(plan: Plan, problem: Problem, options: Options) -> Plan:
+    saved_us = plan.fp32_us - plan.predicted_us
+    if not plan.low_nodes or saved_us >= options.min_gain * plan.fp32_us:
+        return plan
+    share = saved_us / plan.fp32_us
+    reason = f"{plan.low} would save {share:.1%} of the step; {options.min_gain:.1%} is asked for"
+    return stay_fp32(problem, options, Verdict(decided_by="min-gain", reason=reason))
 
 
 def _pad_limits(imported: Imported, options: Options) -> PadLimits:
