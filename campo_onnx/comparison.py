@@ -8,7 +8,7 @@ import onnx
 
 from campo_onnx.calibrate.costs import CostTable
 from campo_onnx.errors import UsageError
-from campo_onnx.ir.importer import import_model
+from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.oplists import OpLists, preset
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.strategies import STRATEGIES
@@ -42,13 +42,15 @@ class ComparisonRow:
     tensor_core_us
         Predicted time of its low nodes on tensor cores. FP32 nodes do not count, though they may
         run there as TF32.
-    measured_us
-        Measured step; None where no device was there to measure on.
+    measured_us, measured_speedup
+        Measured step, and the FP32 step over it; None where nothing was measured
+        (:mod:`campo_onnx.bench.strategies`) or the graph did not run.
     """
 
     plan: Plan
     tensor_core_us: float
     measured_us: float | None = None
+    measured_speedup: float | None = None
 
     @property
     def tensor_core_share(self) -> float:
@@ -62,10 +64,13 @@ class Comparison:
 
     Parameters
     ----------
+    imported
+        The graph.
     rows
         In the order of :data:`ROWS`.
     """
 
+    imported: Imported
     rows: tuple[ComparisonRow, ...]
 
     @property
@@ -111,7 +116,7 @@ def compare(
         problem = problems[row_lists.name]
         plan = decide(problem, imported, replace(options, strategy=strategy, lists=row_lists))
         rows.append(ComparisonRow(plan=plan, tensor_core_us=_tensor_core_us(plan, problem.costs)))
-    return Comparison(rows=tuple(rows))
+    return Comparison(imported=imported, rows=tuple(rows))
 
 
 def _tensor_core_us(plan: Plan, costs: CostTable) -> float:

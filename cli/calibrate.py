@@ -6,16 +6,22 @@ from typing import Annotated
 import typer
 
 from .options import DECISION, OUTPUT, ForceOption, LowPrecision, PrecisionOption
-from .profile import MEASURE, RunOnOption, StoreOption, ThreadsOption
+from .profile import MEASURE, CountersOption, RunOnOption, StoreOption, ThreadsOption, Use
 from .render.console import print_json, print_note, progressing
 from .render.costs import print_calibration
 
 
 def calibrate(
     output: Annotated[
-        Path,
-        typer.Option("-o", "--output", help="Where to write the calibration (JSON).", show_default=False),
-    ],
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Where to write the calibration (JSON). By default in your data folder, where "
+            "`--costs auto` and `model` find it again; a file elsewhere is passed as `--device FILE`.",
+            show_default=False,
+        ),
+    ] = None,
     quick: Annotated[
         bool,
         typer.Option(
@@ -47,6 +53,7 @@ def calibrate(
         bool,
         typer.Option("--cuda-graph", help="Time nodes inside captured CUDA graphs.", rich_help_panel=MEASURE),
     ] = False,
+    counters: CountersOption = Use.AUTO,
     threads: ThreadsOption = 0,
     store: StoreOption = None,
     json: Annotated[
@@ -60,12 +67,14 @@ def calibrate(
     predicts the one from the other, and is tested on shapes it has not seen. Every timing is kept:
     a calibration that was interrupted goes on where it stopped.
 
-    Example: `campo-onnx calibrate -o here.json --quick`
+    Example: `campo-onnx calibrate --quick`
     """
     from dataclasses import replace
 
+    from campo_onnx.calibrate.calibrations import file_name, make_folder, user_folder
     from campo_onnx.calibrate.campaign import calibrate as run_campaign
     from campo_onnx.calibrate.campaign import full_campaign, quick_campaign
+    from campo_onnx.calibrate.counters import counters_of
     from campo_onnx.calibrate.local import device_of
     from campo_onnx.calibrate.microbench import Bench
     from campo_onnx.calibrate.store import GRAPH, STREAM, Store, default_path
@@ -74,11 +83,17 @@ def calibrate(
     from campo_onnx.ir.precision import Precision
     from campo_onnx.runtime.providers import choose_provider, machine
 
-    check_destination(output, force=force)
+    if output is not None:
+        check_destination(output, force=force)
     here = machine(choose_provider(device), threads)
     if cuda_graph and here.provider != "cuda":
         raise UsageError("--cuda-graph needs the CUDA provider", remedy="Leave it out on a CPU.")
-    figures = device_of(here)
+    figures, low = device_of(here), Precision(precision.value)
+    execution = GRAPH if cuda_graph else STREAM
+    if output is None:
+        make_folder(user_folder())
+        output = user_folder() / file_name(figures.name, low, execution)
+        check_destination(output, force=force)
     campaign = (quick_campaign if quick else full_campaign)(here.provider)
     if ops is not None:
         campaign = replace(campaign, ops=tuple(op.strip() for op in ops.split(",") if op.strip()))
@@ -89,8 +104,11 @@ def calibrate(
         if timings.notice:
             print_note(timings.notice)
         with progressing(f"calibrating {here.device} ({here.provider})") as advance:
-            bench = Bench(machine=here, store=timings, execution=GRAPH if cuda_graph else STREAM)
-            made = run_campaign(campaign, bench, figures, Precision(precision.value), advance)
+            bench = Bench(machine=here, store=timings, execution=execution)
+            with_counters = counters is Use.AUTO and here.provider == "cuda"
+            made = run_campaign(
+                campaign, bench, figures, low, advance, counters_of if with_counters else None
+            )
     export_text(made.to_json(), output)
     if json:
         print_json(made.to_json())

@@ -23,6 +23,7 @@ from .options import (
 )
 from .render.comparison import print_comparison
 from .render.console import print_json, working
+from .verification import check_verifiable, measured_strategies
 
 
 def compare(
@@ -44,6 +45,17 @@ def compare(
     profile: ProfileOption = None,
     store: StoreOption = None,
     margin_us: MarginOption = 1000.0,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Also measure every strategy's step, in turns, on this machine, which must have --device.",
+            rich_help_panel=DECISION,
+        ),
+    ] = False,
+    steps: Annotated[
+        int, typer.Option(min=5, help="Rounds that --measure takes.", rich_help_panel=DECISION)
+    ] = 30,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -60,7 +72,9 @@ def compare(
 ) -> None:
     """Show what every strategy would make of a training step: casts, predicted step, speed-up.
 
-    Nothing is written but the picture. Example: `campo-onnx compare bert.onnx --device v100`
+    With --measure also what each takes here. Nothing is written but the picture.
+
+    Example: `campo-onnx compare bert.onnx --device v100`
     """
     import json as json_format
 
@@ -74,6 +88,8 @@ def compare(
     if plot is not None:
         check_destination(plot, force=force, source=model)
     with gathered(device, costs, profile=profile, store=store) as judged:
+        if measure:
+            check_verifiable(judged.device)
         options = Options(
             device=judged.device,
             lists=preset("campo"),
@@ -86,6 +102,8 @@ def compare(
         )
         with working(f"comparing strategies on {model.name} for {judged.device.name}"):
             comparison = run_comparison(model, options, lists=None if lists is None else resolve(lists))
+    if measure:
+        comparison = measured_strategies(comparison, judged.device, steps)
     if plot is not None:
         plans = [row.plan for row in comparison.rows]
         title = f"{model.name} on {judged.device.name}: predicted step"
@@ -102,6 +120,7 @@ def compare(
                 "lower_bound_us": row.plan.lower_bound_us,
                 "tensor_core_share": row.tensor_core_share,
                 "measured_us": row.measured_us,
+                "measured_speedup": row.measured_speedup,
             }
             for row in comparison.rows
         ]

@@ -5,20 +5,54 @@ from typing import Annotated
 
 import typer
 
-from .render.console import print_json
-from .render.costs import print_devices
+from .profile import StoreOption
+from .render.console import print_json, print_note
+from .render.devices import print_device, print_devices
 
 
 def devices(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Show this device in full: sources, assumptions, calibrations.", show_default=False
+        ),
+    ] = None,
+    store: StoreOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List the devices a graph can be planned for, with where their figures come from."""
-    from dataclasses import asdict
+    """List the devices a graph can be planned for, and how well each is known.
 
-    from campo_onnx.calibrate.datasheet import devices as known
+    `datasheet`: public figures and assumptions only. `calibrated`: models of its operators were fitted
+    on it, here or by those who ship this program. `measured`: single nodes were timed on it here.
 
+    Example: `campo-onnx devices h200`
+    """
+    from campo_onnx.calibrate.datasheet import device
+    from campo_onnx.calibrate.knowledge import FORMAT_VERSION, known_devices
+    from campo_onnx.calibrate.store import Store, default_path
+    from campo_onnx.errors import ProfileError
+
+    wanted = device(name).name if name is not None else None
+    path = store or default_path()
+    timings = None
+    if path.is_file():
+        try:
+            timings = Store(path)
+        except ProfileError as error:  # figures are worth showing all the same
+            print_note(str(error))
+    try:
+        if timings is not None and timings.notice:
+            print_note(timings.notice)
+        known = tuple(known_devices(timings))
+    finally:
+        if timings is not None:
+            timings.close()
+    if wanted is not None:
+        known = tuple(entry for entry in known if entry.device.name == wanted)
     if json:
-        rows = [asdict(device) | {"kind": device.kind.value} for device in known().values()]
-        print_json(json_format.dumps(rows, indent=1) + "\n")
+        document = {"format_version": FORMAT_VERSION, "devices": [entry.to_dict() for entry in known]}
+        print_json(json_format.dumps(document, indent=1) + "\n")
+    elif wanted is not None:
+        print_device(known[0])
     else:
-        print_devices(tuple(known().values()))
+        print_devices(known)

@@ -14,6 +14,7 @@ from .options import DECISION
 from .render.console import print_note, progressing
 
 if TYPE_CHECKING:
+    from campo_onnx.calibrate.calibration import Calibration
     from campo_onnx.calibrate.device import Device
     from campo_onnx.calibrate.evidence import Evidence
 
@@ -77,6 +78,8 @@ def gathered(device: str, costs: CostSource, *, profile: Path | None, store: Pat
     known, note = resolve_device(device) if calibration is None else (calibration.device, "")
     if note:
         print_note(note)
+    if calibration is not None and (changed := _changed(calibration)):
+        print_note(f"{device} {changed}")
     read = read_profile(profile) if profile is not None else None
     may_measure = known.provider == "cpu" or gpu_name() is not None
     if costs is CostSource.MODEL or calibration is not None or not may_measure:
@@ -89,3 +92,19 @@ def gathered(device: str, costs: CostSource, *, profile: Path | None, store: Pat
         if timings.notice:
             print_note(timings.notice)
         yield Judged(device=known, evidence=Evidence(profile=read, store=timings, on_progress=advance))
+
+
+def _changed(calibration: "Calibration") -> str:
+    """What has changed since a calibration was made, where that is known."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    for package in ("onnxruntime-gpu", "onnxruntime"):
+        try:
+            now = version(package)
+        except PackageNotFoundError:
+            continue
+        made = calibration.machine.ort
+        return (
+            "" if now == made else f"was made with ONNX Runtime {made}, and this is {now}: times may differ."
+        )
+    return ""

@@ -10,6 +10,7 @@ import typer
 from campo_onnx import __version__
 from campo_onnx.errors import CampoError
 
+from .bench import bench
 from .calibrate import calibrate
 from .check import check
 from .compare import compare
@@ -38,6 +39,7 @@ app.command()(compare)
 app.command()(explain)
 app.command()(devices)
 app.command()(profile)
+app.command()(bench)
 app.command()(calibrate)
 app.command()(check)
 

@@ -26,9 +26,18 @@ from .options import (
 from .render.checks import print_judgement
 from .render.console import print_json, print_note, working
 from .render.plan import print_report
+from .render.verification import print_verification
+from .verification import (
+    RepairOption,
+    StepsOption,
+    VerifyOption,
+    check_repairable,
+    check_verifiable,
+    verified,
+)
 
 if TYPE_CHECKING:
-    from campo_onnx.pipeline import Options
+    from campo_onnx.pipeline import Optimized, Options
 
 
 class SafetyMode(StrEnum):
@@ -137,7 +146,7 @@ def optimize(
         list[Path] | None,
         typer.Option(
             metavar="FILE.npz",
-            help="A real batch for --safety data: one array per graph input, by name. Repeatable.",
+            help="A real batch for --safety data or --verify: one array per input, by name. Repeatable.",
             rich_help_panel=DECISION,
         ),
     ] = None,
@@ -147,6 +156,9 @@ def optimize(
             help="For --safety data: relative error that each gradient may have.", rich_help_panel=DECISION
         ),
     ] = 0.01,
+    verify: VerifyOption = False,
+    repair: RepairOption = False,
+    verify_steps: StepsOption = 40,
     plan: Annotated[
         Path | None,
         typer.Option(
@@ -169,7 +181,7 @@ def optimize(
 
     Example: `campo-onnx optimize bert.onnx -o bert_mixed.onnx --device v100 --plan plan.json`
     """
-    from campo_onnx.ir.exporter import check_destination, export_model, export_text
+    from campo_onnx.ir.exporter import export_model, export_text
     from campo_onnx.ir.precision import Precision
     from campo_onnx.optimize.oplists import resolve, with_overrides
     from campo_onnx.optimize.report import report_of
@@ -177,23 +189,17 @@ def optimize(
     from campo_onnx.pipeline import Options
     from campo_onnx.pipeline import optimize as run_pipeline
 
-    check_destination(output, force=force, source=model)
-    if plan is not None:
-        check_destination(plan, force=force)
-        for other, what in ((output, "--output"), (model, "MODEL")):
-            if plan.resolve() == other.resolve():
-                raise UsageError(
-                    f"--plan and {what} name the same file", remedy="Give the plan a name of its own."
-                )
-    if (safety is SafetyMode.DATA) != bool(inputs):
-        raise UsageError(
-            "--safety data and --inputs FILE.npz belong together", remedy="Give both or neither."
-        )
+    _check_places(model, output, plan, force=force)
+    _check_inputs(safety, inputs or [], verify=verify)
+    if repair:
+        check_repairable(strategy, verify=verify)
     chosen_lists = resolve(lists if lists is not None else DEFAULT_LISTS.get(strategy, "campo"))
     chosen_lists = with_overrides(
         chosen_lists, allow=allow or (), infer=infer or (), clear=clear or (), deny=deny or ()
     )
     with gathered(device, costs, profile=profile, store=store) as judged:
+        if verify:
+            check_verifiable(judged.device)
         options = Options(
             device=judged.device,
             lists=chosen_lists,
@@ -212,16 +218,13 @@ def optimize(
             options = _judged_on_data(model, options, inputs or [], budget)
         with working(f"planning {model.name} for {judged.device.name}"):
             optimized = run_pipeline(model, options)
-    if not judged.device.computes_in(options.low):
-        print_note(
-            f"{judged.device.title} has no {options.low.value} arithmetic: nothing is to be won in it."
-        )
-    if optimized.imported.stamp is not None:
-        stamp = optimized.imported.stamp
-        print_note(
-            f"{model} was optimized already (strategy {stamp.strategy}, {stamp.device}, {stamp.low}): "
-            "nothing changes. To decide anew, start from the FP32 file."
-        )
+        if verify:
+            verification = verified(
+                optimized, options, inputs=inputs or [], repair=repair, steps=verify_steps
+            )
+            optimized = verification.returned
+            print_verification(verification)
+    _note_what_surprises(model, optimized, options)
     with working(f"writing {output.name}"):
         export_model(optimized.model, output, folder=optimized.imported.folder)
         if plan is not None:
@@ -230,6 +233,41 @@ def optimize(
         print_json(optimized.plan.to_json())
     else:
         print_report(report_of(optimized.plan), output=output, plan=plan)
+
+
+def _check_places(model: Path, output: Path, plan: Path | None, *, force: bool) -> None:
+    from campo_onnx.ir.exporter import check_destination
+
+    check_destination(output, force=force, source=model)
+    if plan is not None:
+        check_destination(plan, force=force)
+        for other, what in ((output, "--output"), (model, "MODEL")):
+            if plan.resolve() == other.resolve():
+                raise UsageError(
+                    f"--plan and {what} name the same file", remedy="Give the plan a name of its own."
+                )
+
+
+def _check_inputs(safety: SafetyMode, inputs: list[Path], *, verify: bool) -> None:
+    if safety is SafetyMode.DATA and not inputs:
+        raise UsageError("--safety data needs a batch", remedy="Give --inputs FILE.npz.")
+    if inputs and safety is SafetyMode.LISTS and not verify:
+        raise UsageError(
+            "--inputs is read by --safety data and --verify only", remedy="Give one of them, or leave it out."
+        )
+
+
+def _note_what_surprises(model: Path, optimized: "Optimized", options: "Options") -> None:
+    if not options.device.computes_in(options.low):
+        print_note(
+            f"{options.device.title} has no {options.low.value} arithmetic: nothing is to be won in it."
+        )
+    if optimized.imported.stamp is not None:
+        stamp = optimized.imported.stamp
+        print_note(
+            f"{model} was optimized already (strategy {stamp.strategy}, {stamp.device}, {stamp.low}): "
+            "nothing changes. To decide anew, start from the FP32 file."
+        )
 
 
 def _judged_on_data(model: Path, options: "Options", inputs: list[Path], budget: float) -> "Options":

@@ -1,5 +1,6 @@
 """``campo-onnx profile``: time every node of an FP32 training step."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,22 @@ from .render.costs import print_profile
 
 MEASURE = "How to measure"
 
+
+class Use(StrEnum):
+    """Whether something is used that does not work everywhere."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
+CountersOption = Annotated[
+    Use,
+    typer.Option(
+        "--counters",
+        help="Hardware counters of every distinct node. `auto`: where NVIDIA's ncu can read them.",
+        rich_help_panel=MEASURE,
+    ),
+]
 RunOnOption = Annotated[
     str,
     typer.Option(
@@ -56,6 +73,15 @@ def profile(
         int, typer.Option(min=1, max=1000, help="Training steps to time.", rich_help_panel=MEASURE)
     ] = 10,
     threads: ThreadsOption = 0,
+    kernel_trace: Annotated[
+        Use,
+        typer.Option(
+            help="On CUDA, a trace of all kernels of the step. `auto`: where PyTorch's profiler records it "
+            "and it agrees with nodes timed alone.",
+            rich_help_panel=MEASURE,
+        ),
+    ] = Use.AUTO,
+    counters: CountersOption = Use.AUTO,
     store: StoreOption = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the table as JSON.", rich_help_panel=OUTPUT)
@@ -64,14 +90,15 @@ def profile(
 ) -> None:
     """Time every node of an FP32 training step on this machine.
 
-    On a CPU the times come from ONNX Runtime's profile of the whole step; on CUDA every distinct
-    node is timed alone. Identical nodes are timed once, for good.
+    On a CPU the times come from ONNX Runtime's profile of the whole step; on CUDA from a trace of its
+    kernels, or else every distinct node is timed alone: identical nodes once, for good.
 
     Example: `campo-onnx profile bert.onnx -o bert.parquet --dim batch=8`
     """
     from campo_onnx.calibrate.local import device_of
     from campo_onnx.calibrate.microbench import Bench
-    from campo_onnx.calibrate.profile import take_profile, write_profile
+    from campo_onnx.calibrate.profile import write_profile
+    from campo_onnx.calibrate.profiling import take_profile
     from campo_onnx.calibrate.store import Store, default_path
     from campo_onnx.ir.exporter import check_destination
     from campo_onnx.ir.importer import import_model
@@ -89,7 +116,16 @@ def profile(
             print_note(timings.notice)
         with progressing(f"profiling {model.name} on {here.provider}") as advance:
             bench = Bench(machine=here, store=timings)
-            taken = take_profile(imported, feeds, bench, figures, steps=steps, on_progress=advance)
+            taken = take_profile(
+                imported,
+                feeds,
+                bench,
+                figures,
+                steps=steps,
+                kernel_trace=kernel_trace is Use.AUTO,
+                counters=counters is Use.AUTO and here.provider == "cuda",
+                on_progress=advance,
+            )
     write_profile(taken, output)
     if json:
         print_json(taken.to_json())

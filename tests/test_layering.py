@@ -20,6 +20,7 @@ ROOMS = (
     "campo_onnx.pipeline",
     "campo_onnx.comparison",
     "campo_onnx.training",
+    "campo_onnx.bench",
     "campo_onnx.export",
     "campo_onnx.integrations",
     "campo_onnx.checking",
@@ -30,6 +31,7 @@ ROOMS = (
 HOMES = {
     "onnx_graphsurgeon": ("campo_onnx.ir.edit", "campo_onnx.optimize.rewrite"),
     "onnxruntime": ("campo_onnx.runtime",),
+    "pynvml": ("campo_onnx.runtime",),
     "rich": ("cli.render",),
     "typer": ("cli",),
     "torch": ("campo_onnx.export.torch", "campo_onnx.integrations.ortmodule"),

@@ -9,6 +9,7 @@ from campo_onnx.optimize.plan import Decision, Plan
 
 _WHY = {
     "never-worse": "the whole assignment is predicted no faster than FP32",
+    "verify": "measured, the mixed step does not win",
     "min-gain": "the step would gain too little to be sure of",
     "traverse-1": "casts would cost more than low precision gains",
     "traverse-2": "downstream of a deny node",
@@ -96,6 +97,12 @@ class Report:
     ops: tuple[OpRow, ...]
     kept: tuple[KeptRow, ...]
     unknown_ops: tuple[tuple[str, int], ...]
+
+    @property
+    def changeable_us(self) -> tuple[float, float]:
+        """FP32 and low-precision time, without casts, of all nodes that take another time in each."""
+        changed = [d for d in self.plan.decisions if d.gain_us]
+        return sum(d.fp32_us for d in changed), sum(d.low_us for d in changed)
 
 
 def report_of(plan: Plan) -> Report:

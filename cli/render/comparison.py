@@ -11,7 +11,7 @@ from .console import stdout
 from .units import duration
 
 if TYPE_CHECKING:
-    from campo_onnx.comparison import Comparison
+    from campo_onnx.comparison import Comparison, ComparisonRow
 
 
 def print_comparison(comparison: "Comparison", *, plot: Path | None) -> None:
@@ -26,8 +26,10 @@ def print_comparison(comparison: "Comparison", *, plot: Path | None) -> None:
         table.add_column(column, no_wrap=True)
     for column in ("low", "casts", "cast time", "predicted", "x fp32"):
         table.add_column(column, justify="right", no_wrap=True)
-    for column in (f"x {baseline.strategy} {baseline.lists}", "tensor cores", "measured"):
-        table.add_column(column, justify="right")
+    was_measured = any(row.measured_us is not None for row in comparison.rows)
+    beside = ("measured", "x fp32") if was_measured else ()
+    for column in (f"x {baseline.strategy}", "tensor", *beside):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in comparison.rows:
         plan = row.plan
         table.add_row(
@@ -40,9 +42,18 @@ def print_comparison(comparison: "Comparison", *, plot: Path | None) -> None:
             f"{plan.speedup:.2f}",
             f"{baseline_us / plan.predicted_us:.2f}",
             f"{row.tensor_core_share:.0%}",
-            "-" if row.measured_us is None else duration(row.measured_us),
+            *(_measured(row) if was_measured else ()),
             style="bold" if plan.strategy == "optimal" else None,
         )
     console.print(table)
+    console.print(
+        f"x {baseline.strategy}: against {baseline.strategy} with the lists {escape(baseline.lists)}."
+    )
     if plot is not None:
         console.print(escape(f"Wrote {plot}"))
+
+
+def _measured(row: "ComparisonRow") -> tuple[str, str]:
+    if row.measured_us is None or row.measured_speedup is None:
+        return "does not run", "-"
+    return duration(row.measured_us), f"{row.measured_speedup:.2f}"

@@ -1,6 +1,5 @@
-"""What things cost: devices, profiles, calibrations."""
+"""What things cost: profiles, calibrations."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,33 +8,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from .console import stdout
-from .units import duration, tflops
+from .units import duration
 
 if TYPE_CHECKING:
     from campo_onnx.calibrate.calibration import Calibration
-    from campo_onnx.calibrate.device import Device
     from campo_onnx.calibrate.profile import Profile
 
 _OPS_SHOWN = 12
-
-
-def print_devices(devices: Sequence["Device"]) -> None:
-    """Print the devices that can be planned for."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("name", "device", "known by", "fp32", "tf32", "fp16 tensor", "memory", "source"):
-        table.add_column(column, justify="right" if column in ("fp32", "tf32", "memory") else "left")
-    for d in devices:
-        table.add_row(
-            d.name,
-            d.title,
-            d.kind.value,
-            tflops(d.fp32_flops_per_s),
-            tflops(d.tf32_flops_per_s),
-            tflops(d.fp16_tensor_flops_per_s),
-            f"{d.memory_bandwidth_bytes_per_s / 1e9:,.0f} GB/s",
-            escape(d.source),
-        )
-    stdout().print(table)
 
 
 def print_profile(profile: "Profile", output: Path) -> None:
@@ -50,7 +29,8 @@ def print_profile(profile: "Profile", output: Path) -> None:
         style="bold",
     )
     if profile.accounted is not None:
-        console.print(f"Within a step, node times add up to {profile.accounted:.1%} of it.")
+        what = "of it" if machine.provider == "cpu" else "of the time in which the GPU was busy"
+        console.print(f"Within a step, node times add up to {profile.accounted:.1%} {what}.")
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("operator", "nodes", "time", "share"):
         table.add_column(column, justify="left" if column == "operator" else "right")
@@ -58,6 +38,8 @@ def print_profile(profile: "Profile", output: Path) -> None:
         share = row["fp32_us"] / profile.nodes_us if profile.nodes_us else 0.0
         table.add_row(escape(row["op"]), str(row["nodes"]), duration(row["fp32_us"]), f"{share:.1%}")
     console.print(table)
+    for note in profile.notes:
+        console.print(escape(_sentence(note)), soft_wrap=True)
     if profile.failed:
         console.print(f"{profile.failed} nodes were not measured: the runtime could not run them alone.")
     console.print(escape(f"Wrote {output}"))
@@ -79,18 +61,27 @@ def print_calibration(calibration: "Calibration", output: Path) -> None:
         f"(M_A {calibration.cast_score:.1%})"
     )
     table = Table(box=box.SIMPLE_HEAD, title="M_A on held-out shapes", title_justify="left")
-    for column in ("operator", "shapes", "model", "paper's fit", "one for all", "roofline", "method"):
+    counted = any(entry.with_counters is not None for entry in calibration.entries)
+    columns = ["operator", "shapes", "model", "paper's fit", "one for all", "roofline"]
+    for column in (*columns, *(["with counters"] if counted else []), "method"):
         table.add_column(column, justify="left" if column in ("operator", "method") else "right")
     for entry in calibration.entries:
         scores = entry.scores
         name = f"{entry.op} (tensor cores)" if entry.on_tensor_cores else entry.op
         figures = (scores.chosen, scores.by_method["paper"], scores.general, scores.roofline)
-        table.add_row(
-            escape(name), f"{entry.fitted}+{scores.shapes}", *(f"{f:.1%}" for f in figures), entry.method
-        )
+        cells = [f"{figure:.1%}" for figure in figures]
+        if counted:
+            cells.append("-" if scores.with_counters is None else f"{scores.with_counters:.1%}")
+        table.add_row(escape(name), f"{entry.fitted}+{scores.shapes}", *cells, entry.method)
     console.print(table)
     if calibration.entries:
         console.print(f"Over all: {calibration.score:.1%} (the paper reports 94.2 % on its GPUs)")
+    if calibration.counters_refusal:
+        console.print(escape(_sentence(calibration.counters_refusal)), soft_wrap=True)
     for op, why in calibration.failures.items():
         console.print(escape(f"{op}: {why}"), style="dim")
     console.print(escape(f"Wrote {output}"))
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

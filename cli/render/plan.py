@@ -23,6 +23,8 @@ def print_report(report: "Report", *, output: Path, plan: Path | None) -> None:
     console, made = stdout(), report.plan
     console.print(_headline(made), style="bold")
     console.print(_totals(report))
+    if loss := _loss(report):
+        console.print(escape(loss), soft_wrap=True)
     if report.low_nodes:
         console.print(_ops_table(report))
     console.print(_kept_table(report))
@@ -65,6 +67,19 @@ def _totals(report: "Report") -> Table:
             f"pads and slices cost {duration(plan.pads_us)}",
         )
     return table
+
+
+def _loss(report: "Report") -> str:
+    """Say that low precision loses, where nothing of the step is in it because of that."""
+    fp32_us, low_us = report.changeable_us
+    if report.low_nodes or low_us <= fp32_us:
+        return ""
+    plan = report.plan
+    how = {"measure": "measured", "datasheet": "estimated"}.get(plan.source, "predicted")
+    return (
+        f"Everything stays in FP32: {how}, {plan.low} loses on {plan.device}. The nodes it would change take "
+        f"{duration(low_us)} in {plan.low} and {duration(fp32_us)} in FP32, casts apart."
+    )
 
 
 def _ops_table(report: "Report") -> Table:

@@ -13,13 +13,19 @@ from pathlib import Path
 
 import pytest
 
+MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 WORDS = ["--quick", "--shapes", "12", "--device", "cpu", "--threads", "1"]
 
 
 def program(*words: str, home: Path) -> "subprocess.Popen[str]":
     (script,) = entry_points(group="console_scripts", name="campo-onnx")
     run = f"from {script.module} import {script.attr}; {script.attr}()"
-    environment = {**os.environ, "XDG_CACHE_HOME": str(home), "COLUMNS": "200"}
+    environment = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(home),
+        "XDG_DATA_HOME": str(home / "data"),
+        "COLUMNS": "200",
+    }
     return subprocess.Popen(
         [sys.executable, "-c", run, "calibrate", *words],
         env=environment,
@@ -88,3 +94,63 @@ def test_refusals(
     assert left.value.code == code
     assert message in " ".join(capsys.readouterr().err.split())
     assert not out.exists()
+
+
+def test_by_default_it_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (script,) = entry_points(group="console_scripts", name="campo-onnx")
+    run = script.load()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["campo-onnx", *words])
+        with pytest.raises(SystemExit) as left:
+            run()
+        printed = capsys.readouterr()
+        return int(left.value.code or 0), " ".join(printed.out.split()), " ".join(printed.err.split())
+
+    words = ("calibrate", "--quick", "--shapes", "12", "--device", "cpu", "--ops", "Neg")
+    assert call(*words)[0] == 0
+    file = tmp_path / "data" / "campo-onnx" / "calibrations" / "cpu-fp16.json"
+    assert file.is_file()
+    before = file.read_text()
+    code, _, err = call(*words)
+    assert (code, file.read_text()) == (2, before)  # a long one is not lost to a short one
+    assert "--force" in err
+    optimized = str(tmp_path / "mixed.onnx")
+    code, out, _ = call("optimize", str(MLP), "-o", optimized, "--device", "cpu")
+    assert code == 0
+    assert out.startswith("cpu (model)")
+    assert "Everything stays in FP32: predicted, fp16 loses on cpu." in out
+    assert "calibrated here in fp16: M_A" in call("devices")[1]
+    file.write_text(before.replace('"ort": "', '"ort": "0.'))
+    code, _, err = call(
+        "optimize", str(MLP), "-o", optimized, "--device", "cpu", "--costs", "model", "--force"
+    )
+    assert code == 6
+    assert "ONNX Runtime was 0." in err
+    assert "not used: ONNX Runtime was 0." in call("devices", "cpu")[1]
+    code, _, err = call("optimize", str(MLP), "-o", optimized, "--device", str(file), "--force")
+    assert code == 0
+    assert "was made with ONNX Runtime 0." in err
+    file.write_text(before[:300])
+    code, _, err = call("optimize", str(MLP), "-o", optimized, "--device", "cpu", "--force")
+    assert code == 5
+    assert "cannot be read" in err
+
+
+def test_measured_fp16_loses_on_a_cpu_and_the_report_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (script,) = entry_points(group="console_scripts", name="campo-onnx")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    words = [str(MLP), "-o", str(tmp_path / "o.onnx"), "--device", "cpu", "--costs", "measure"]
+    monkeypatch.setattr("sys.argv", ["campo-onnx", "optimize", *words])
+    with pytest.raises(SystemExit) as left:
+        script.load()()
+    assert not left.value.code
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "0 of" in printed
+    assert "Everything stays in FP32: measured, fp16 loses on cpu. The nodes it would change take" in printed

@@ -16,7 +16,7 @@ from campo_onnx.runtime.feeds import synthesize
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 ROW_KEYS = {
     *("strategy", "lists", "low_nodes", "casts", "cast_us", "predicted_us", "lower_bound_us"),
-    *("tensor_core_share", "measured_us"),
+    *("tensor_core_share", "measured_us", "measured_speedup"),
 }
 
 
@@ -60,6 +60,26 @@ def test_compare_as_json(program, capsys):
         assert row.keys() == ROW_KEYS
         assert row["measured_us"] is None
         assert row["predicted_us"] > 0
+
+
+def test_compare_measures(program, capsys):
+    words = ("compare", MLP, "--device", "cpu", "--costs", "datasheet", "--measure", "--steps", "6")
+    assert program(*words, "--json") == 0
+    rows = {(row["strategy"], row["lists"]): row for row in json.loads(capsys.readouterr().out)["strategies"]}
+    assert all(row["measured_us"] > 0 for row in rows.values())
+    assert rows["fp32", "campo"]["measured_speedup"] == 1.0
+    same = rows["optimal", "campo"]  # on a CPU it changes nothing, so nothing else is measured for it
+    assert (same["casts"], same["measured_us"]) == (0, rows["fp32", "campo"]["measured_us"])
+    assert rows["tf-amp", "tf115"]["casts"]
+    assert rows["tf-amp", "tf115"]["measured_us"] != same["measured_us"]
+    assert program(*words) == 0
+    assert "measured" in capsys.readouterr().out
+
+
+def test_strategies_are_measured_only_where_the_device_is(program, capsys, monkeypatch):
+    monkeypatch.setattr("campo_onnx.runtime.providers.cuda_problem", lambda: "no GPU answers")
+    assert program("compare", MLP, "--device", "v100", "--costs", "datasheet", "--measure") == 8
+    assert "no GPU answers" in capsys.readouterr().err
 
 
 def test_compare_draws(program, tmp_path, capsys):
@@ -107,8 +127,8 @@ def test_safety_on_data_tells_what_it_found(program, batch, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--safety", "data"), "belong together"),
-        (("--inputs", "batch.npz"), "belong together"),
+        (("--safety", "data"), "needs a batch"),
+        (("--inputs", "batch.npz"), "--safety data and --verify only"),
         (("--safety", "data", "--inputs", "batch.npz", "--budget", "0"), "budget is 0"),
         (("--safety", "data", "--inputs", "missing.npz"), "missing.npz"),
         (("--safety", "data", "--inputs", "nan.npz"), "NaN"),

@@ -7,10 +7,15 @@ import pytest
 
 import campo_onnx
 from campo_onnx.calibrate.datasheet import devices
+from campo_onnx.calibrate.store import Store, TimingKey
+from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.timing import Timing
 
 
 @pytest.fixture
-def program(monkeypatch):
+def program(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     (script,) = entry_points(group="console_scripts", name="campo-onnx")
     run = script.load()
 
@@ -31,13 +36,57 @@ def test_the_table_names_every_device(program, capsys):
     assert "datasheet" in printed
 
 
+def test_the_table_is_compact(program, capsys):
+    assert program("devices") == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert sum(any(line.strip().startswith(name) for name in devices()) for line in lines) == len(devices())
+    assert max(map(len, lines)) <= 110
+    assert len([line for line in lines if line]) <= len(devices()) + 3  # none is wrapped
+
+
+def test_one_device_in_full(program, capsys):
+    assert program("devices", "h200") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for part in (devices()["h200"].source, "4,800 GB/s", "5 us as for Volta and Turing", "No calibration"):
+        assert part in printed
+    assert "v100" not in printed
+
+
+def test_a_device_nobody_knows(program, capsys):
+    assert program("devices", "h20") == 2
+    assert "Did you mean" in capsys.readouterr().err
+
+
 def test_json_holds_every_figure(program, capsys):
     assert program("devices", "--json") == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    document = json.loads(capsys.readouterr().out)
+    assert document["format_version"] == 1
+    rows = {row["name"]: row for row in document["devices"]}
     for name, device in devices().items():
         assert rows[name]["memory_bandwidth_bytes_per_s"] == device.memory_bandwidth_bytes_per_s
         assert rows[name]["kind"] == "datasheet"
         assert rows[name]["source"]
+        assert rows[name]["assumptions"]
+        assert rows[name]["timings"] == 0
+    assert program("devices", "a100", "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["devices"]
+    assert row["name"] == "a100"
+
+
+def test_timings_and_a_store_that_cannot_be_read(program, capsys, tmp_path):
+    here = machine("cpu")
+    with Store(tmp_path / "cache" / "campo-onnx" / "timings.sqlite") as store:
+        store.add(TimingKey(machine=here, signature="x"), Timing(median_us=1.0, spread_us=0.0, repeats=1))
+    assert program("devices") == 0
+    assert "measured here: 1 timings" in capsys.readouterr().out
+    assert program("devices", "cpu") == 0
+    assert "1 timings of single nodes" in capsys.readouterr().out
+    foreign = tmp_path / "notes.txt"
+    foreign.write_text("mine")
+    assert program("devices", "--store", str(foreign)) == 0
+    printed = capsys.readouterr()
+    assert "no SQLite file" in printed.err
+    assert "h200" in printed.out
 
 
 def test_version(program, capsys):
@@ -52,7 +101,7 @@ def test_help_lists_the_commands_and_exit_codes(program, capsys):
         assert part in printed
 
 
-@pytest.mark.parametrize("words", [("frobnicate",), ("devices", "extra"), ("--wrong",)])
+@pytest.mark.parametrize("words", [("frobnicate",), ("devices", "h200", "extra"), ("--wrong",)])
 def test_misuse_is_code_2(program, capsys, words):
     assert program(*words) == 2
     assert "Usage" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Timing graphs against each other: whole training steps, in turns, on the same data."""

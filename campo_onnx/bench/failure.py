@@ -1,0 +1,66 @@
+"""What went wrong with a graph, told so that the user knows what to do."""
+
+import re
+from dataclasses import dataclass
+
+from campo_onnx.errors import CampoError, DeviceUnavailableError, ModelError
+
+_OUT_OF_MEMORY = re.compile(
+    r"failed to allocate memory|out of memory|_ALLOC(ATION)?_FAILED|bad_alloc|cudaErrorMemoryAllocation"
+    r"|smaller than requested bytes|CUDA failure 2\b",
+    re.IGNORECASE,
+)
+_DEVICE_LOST = re.compile(
+    r"unspecified launch failure|illegal memory access|device-side assert|GPU is lost|device lost"
+    r"|no CUDA-capable device|devices? unavailable|busy or unavailable|driver shutting down"
+    r"|uncorrectable ECC|CUDA failure (4|46|100|214|700|719|999)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a graph failed.
+
+    Holds no exception: its traceback would keep the session, and the session its memory.
+
+    Parameters
+    ----------
+    text
+        The message.
+    exit_code
+        What the command line exits with when nothing else can be shown.
+    """
+
+    text: str
+    exit_code: int
+
+
+def failure_of(error: Exception) -> Failure:
+    """Tell what an error of ONNX Runtime means.
+
+    Parameters
+    ----------
+    error
+        A :class:`~campo_onnx.errors.CampoError`, or what the runtime raised.
+    """
+    text = str(error).strip() or type(error).__name__
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
+        error = DeviceUnavailableError(
+            "the device is out of memory",
+            why=_first_line(text),
+            remedy="Take a smaller batch (--dim batch=...), time fewer graphs at once, or free the device.",
+        )
+    elif _DEVICE_LOST.search(text):
+        error = DeviceUnavailableError(
+            "the device failed",
+            why=_first_line(text),
+            remedy="See what nvidia-smi says, and start again: after such an error a process cannot "
+            "use the device any more.",
+        )
+    code = error.exit_code if isinstance(error, CampoError) else ModelError.exit_code
+    return Failure(text=str(error).strip() or text, exit_code=code)
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0].rstrip(".")

@@ -1,0 +1,124 @@
+"""What a benchmark found: one row a graph, and the raw times behind it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from campo_onnx.runtime.providers import Machine
+
+FORMAT_VERSION = 1
+
+
+class Outcome(StrEnum):
+    """What can be said of a graph against the first one."""
+
+    BASELINE = "baseline"
+    FASTER = "faster"
+    SLOWER = "slower"
+    NO_DIFFERENCE = "no difference"
+    NOT_COMPARED = "not compared"  # the first graph failed, or too few rounds were taken
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A median and where it may lie.
+
+    Parameters
+    ----------
+    median
+        Median of the samples.
+    low, high
+        Its 95 % confidence interval; with fewer than six samples their range, which covers less.
+    """
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRow:
+    """One graph.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    step_us
+        Time of one step; of a graph that failed, over the rounds before. None if there were none.
+    speedup
+        Step of the first graph over that of this one, paired round by round. None for the first
+        and wherever nothing was compared.
+    verdict
+        What the speed-up says at the tolerance asked for.
+    samples_per_s
+        Samples trained per second, where the batch size is known.
+    energy_j
+        Energy the whole GPU drew per step, in joules.
+    peak_bytes
+        Memory that a step needs, its inputs and outputs included.
+    tensor_pipe_share
+        Share of the step in which the tensor cores' pipe was busy.
+    failure
+        What went wrong; ``""`` if nothing did.
+    failure_code
+        The exit code documented for it; 0 if nothing went wrong.
+    """
+
+    name: str
+    step_us: Interval | None
+    speedup: Interval | None
+    verdict: Outcome
+    samples_per_s: float | None = None
+    energy_j: Interval | None = None
+    peak_bytes: int | None = None
+    tensor_pipe_share: float | None = None
+    failure: str = ""
+    failure_code: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchResult:
+    """A benchmark.
+
+    Parameters
+    ----------
+    machine
+        Where it ran.
+    rows
+        One per graph, in the order given.
+    steps
+        Rounds that count: steps of every graph that did not fail.
+    measured_at
+        When it ended (UTC, ISO 8601).
+    samples_us
+        Time of every step by graph, in the order of rounds: the n-th of two graphs belong together.
+    tolerance
+        Speed-ups nearer to 1 than this are no difference; very short steps need more (see `notes`).
+    batch
+        Samples per step; None where it is not known.
+    interrupted
+        Whether the user ended it early.
+    energy_from, memory_from
+        How these were measured, or why they were not.
+    notes
+        What a reader should know beside the figures.
+    """
+
+    machine: Machine
+    rows: tuple[BenchRow, ...]
+    steps: int
+    measured_at: str
+    samples_us: Mapping[str, tuple[float, ...]]
+    tolerance: float
+    batch: int | None = None
+    interrupted: bool = False
+    energy_from: str = ""
+    memory_from: str = ""
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """Write everything as a JSON document."""
+        return json.dumps({"format_version": FORMAT_VERSION} | asdict(self), indent=1) + "\n"

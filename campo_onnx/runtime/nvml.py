@@ -1,0 +1,90 @@
+"""What NVIDIA's management library (NVML) tells of the GPU: energy drawn, memory taken.
+
+An optional package: without it, and without a GPU, nothing is measured and the reason is kept.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+_MILLI = 1e-3
+_NOT_INSTALLED = "nvidia-ml-py is not installed (pip install 'campo-onnx[gpu]')"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMeter:
+    """Reads the GPU that CUDA takes first.
+
+    Parameters
+    ----------
+    problem
+        Why nothing can be read; ``""`` when it can.
+    nvml, handle
+        The library and its handle of the GPU.
+    """
+
+    problem: str = ""
+    nvml: Any = None
+    handle: Any = None
+
+    def energy_j(self) -> float | None:
+        """Joules the whole GPU drew since its driver was loaded; None if it does not count.
+
+        The counter moves every 20 to 100 ms. GPUs before Volta, and slices of a GPU, have none.
+        """
+        if self.problem:
+            return None
+        try:
+            return float(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)) * _MILLI
+        except self.nvml.NVMLError:
+            return None
+
+    def process_bytes(self) -> int | None:
+        """GPU memory that this process holds; None if the driver does not tell.
+
+        In a container the driver may know the process by another number; if it is the only one on
+        the GPU, it is taken for this one.
+        """
+        if self.problem:
+            return None
+        try:
+            found = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
+        except self.nvml.NVMLError:
+            return None
+        own = [process for process in found if process.pid == os.getpid()] or found
+        if len(own) != 1 or own[0].usedGpuMemory is None:
+            return None
+        return int(own[0].usedGpuMemory)
+
+
+@contextmanager
+def gpu_meter() -> Iterator[GpuMeter]:
+    """Open the meter of the GPU that CUDA takes first, as far as it can be opened."""
+    try:
+        import pynvml
+    except ImportError:
+        yield GpuMeter(problem=_NOT_INSTALLED)
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        yield GpuMeter(problem=f"NVML does not answer: {error}")
+        return
+    try:
+        yield _meter(pynvml)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _meter(nvml: Any) -> GpuMeter:
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip() or "0"
+    try:
+        if first.isdigit():
+            handle = nvml.nvmlDeviceGetHandleByIndex(int(first))
+        else:
+            handle = nvml.nvmlDeviceGetHandleByUUID(first)
+    except nvml.NVMLError as error:
+        return GpuMeter(problem=f"NVML does not know the GPU {first}: {error}")
+    return GpuMeter(nvml=nvml, handle=handle)

@@ -1,0 +1,114 @@
+"""Devices: a line for each, or one in full."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from .console import stdout
+from .units import tflops
+
+if TYPE_CHECKING:
+    from campo_onnx.calibrate.calibrations import Found
+    from campo_onnx.calibrate.device import Device
+    from campo_onnx.calibrate.knowledge import Knowledge
+
+
+def print_devices(known: Sequence["Knowledge"]) -> None:
+    """Print the devices that can be planned for, one a line."""
+    console = stdout()
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("name", "device", "fp32", "tf32", "fp16 tensor", "memory", "known by"):
+        table.add_column(
+            column,
+            justify="left" if column in ("name", "device", "known by") else "right",
+            no_wrap=column != "known by",
+        )
+    for entry in known:
+        d = entry.device
+        table.add_row(
+            d.name,
+            _short(d.title),
+            tflops(d.fp32_flops_per_s),
+            tflops(d.tf32_flops_per_s),
+            tflops(d.fp16_tensor_flops_per_s),
+            _bandwidth(d),
+            escape("\n".join(_known_by(entry))),
+        )
+    console.print(table)
+    console.print("campo-onnx devices NAME shows sources, assumptions and calibrations.", style="dim")
+
+
+def print_device(known: "Knowledge") -> None:
+    """Print one device in full."""
+    console, d = stdout(), known.device
+    console.print(escape(f"{d.name}: {d.title}"), style="bold")
+    figures = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    rows = {
+        "provider": d.provider,
+        "compute capability": ".".join(map(str, d.compute_capability)) if d.compute_capability else "-",
+        "multiprocessors" if d.provider == "cuda" else "cores": str(d.sm_count),
+        "last-level cache": f"{d.l2_bytes / 2**20:g} MiB",
+        "memory bandwidth": _bandwidth(d),
+        "fp32 peak": tflops(d.fp32_flops_per_s),
+        "fp16 peak": tflops(d.fp16_flops_per_s),
+        "tf32 tensor peak": tflops(d.tf32_flops_per_s),
+        "fp16 tensor peak": tflops(d.fp16_tensor_flops_per_s),
+        "bf16 tensor peak": tflops(d.bf16_tensor_flops_per_s),
+        "from": d.source,
+    }
+    for name, value in rows.items():
+        figures.add_row(name, escape(value))
+    console.print(figures)
+    table = Table(box=box.SIMPLE_HEAD, title="Assumed, since no data sheet states it", title_justify="left")
+    table.add_column("what", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("why")
+    for assumed in known.assumptions:
+        is_time = assumed.name.endswith("_us")
+        value = f"{assumed.value:g} us" if is_time else f"{assumed.value:.0%}"
+        table.add_row(assumed.name.removesuffix("_us").replace("_", " "), value, escape(assumed.reason))
+    console.print(table)
+    if not known.calibrations:
+        console.print("No calibration. Make one on such a device with campo-onnx calibrate.")
+    for found in known.calibrations:
+        console.print(escape(f"Calibrated {_calibration(found)}"), soft_wrap=True)
+        machine = found.calibration.machine
+        console.print(escape(f"  on {machine.device}, in {found.file}"), soft_wrap=True)
+        if found.refusal:
+            console.print(escape(f"  not used: {found.refusal}"), soft_wrap=True)
+    if known.timings:
+        console.print(f"Measured here: {known.timings:,} timings of single nodes in the store.")
+    for problem in known.problems:
+        console.print(escape(problem), soft_wrap=True)
+
+
+def _known_by(known: "Knowledge") -> list[str]:
+    lines = [
+        f"calibrated {_calibration(found)}" + (", not used" if found.refusal else "")
+        for found in known.calibrations
+    ]
+    if known.problems:
+        lines.append(f"{len(known.problems)} calibrations cannot be read")
+    if known.timings:
+        lines.append(f"measured here: {known.timings:,} timings")
+    return lines or [known.device.kind.value]
+
+
+def _calibration(found: "Found") -> str:
+    made = found.calibration
+    accuracy = f"M_A {made.score:.1%}, {made.operators} operators" if made.entries else "no operators"
+    return (
+        f"{found.origin} in {made.precision.value}: {accuracy}, {made.measured_at[:10]}, "
+        f"ONNX Runtime {made.machine.ort}"
+    )
+
+
+def _bandwidth(device: "Device") -> str:
+    return f"{device.memory_bandwidth_bytes_per_s / 1e9:,.0f} GB/s"
+
+
+def _short(title: str) -> str:
+    return escape(title.partition(" (")[0].removeprefix("NVIDIA "))

@@ -1,0 +1,36 @@
+"""What `optimize --verify` measured."""
+
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from .console import stderr
+from .units import duration
+
+if TYPE_CHECKING:
+    from campo_onnx.bench.verify import Attempt, Verification
+
+
+def print_verification(verification: "Verification") -> None:
+    """Tell what each attempt took beside FP32, and which graph is returned."""
+    console = stderr()
+    if not verification.attempts:
+        console.print("Nothing to verify: the plan changes nothing, the step stays FP32.")
+        return
+    for number, attempt in enumerate(verification.attempts, start=1):
+        console.print(escape(_told(attempt, number)))
+    if not verification.won:
+        console.print("No mixed step won, so FP32 is returned.", style="bold")
+
+
+def _told(attempt: "Attempt", number: int) -> str:
+    fp32, mixed = attempt.result.rows[:2]
+    where = f"Measured on {attempt.result.machine.device}" if number == 1 else "Planned again and measured"
+    if fp32.step_us is None or mixed.step_us is None or mixed.speedup is None:
+        return f"{where}: in {mixed.name} the step does not run: {mixed.failure}"
+    predicted = attempt.optimized.plan.speedup
+    return (
+        f"{where}: fp32 {duration(fp32.step_us.median)}, {mixed.name} {duration(mixed.step_us.median)}: "
+        f"{mixed.speedup.median:.2f}x, 95 % within [{mixed.speedup.low:.2f}, {mixed.speedup.high:.2f}] "
+        f"({mixed.verdict.value}); predicted {predicted:.2f}x."
+    )

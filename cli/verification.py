@@ -1,0 +1,108 @@
+"""``optimize --verify`` and ``compare --measure``: what was planned, measured on this machine."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from campo_onnx.errors import UsageError
+
+from .options import DECISION
+from .render.console import progressing
+
+if TYPE_CHECKING:
+    from campo_onnx.bench.verify import Verification
+    from campo_onnx.calibrate.device import Device
+    from campo_onnx.comparison import Comparison
+    from campo_onnx.pipeline import Optimized, Options
+
+REPAIRS = 3
+
+VerifyOption = Annotated[
+    bool,
+    typer.Option(
+        "--verify",
+        help="Measure the mixed step against FP32 on this machine, which must have --device, and write FP32 "
+        "unless the mixed step is faster beyond doubt.",
+        rich_help_panel=DECISION,
+    ),
+]
+RepairOption = Annotated[
+    bool,
+    typer.Option(
+        "--repair",
+        help=f"With --verify: where the mixed step does not win, plan again from what was measured, up to "
+        f"{REPAIRS} times.",
+        rich_help_panel=DECISION,
+    ),
+]
+StepsOption = Annotated[
+    int,
+    typer.Option(
+        "--verify-steps",
+        min=5,
+        help="Rounds that --verify measures; a round is one step of each graph.",
+        rich_help_panel=DECISION,
+    ),
+]
+
+
+def check_repairable(strategy: str, *, verify: bool) -> None:
+    """Make sure that planning again can make a difference.
+
+    Raises
+    ------
+    UsageError
+        If nothing is verified, or the strategy does not look at costs.
+    """
+    from campo_onnx.pipeline import COST_AWARE
+
+    if not verify:
+        raise UsageError("--repair goes with --verify", remedy="Give both.")
+    if strategy not in COST_AWARE:
+        raise UsageError(
+            f"--repair cannot change what {strategy} decides",
+            why="that strategy does not look at costs",
+            remedy=f"Choose --strategy {' or '.join(sorted(COST_AWARE, reverse=True))}.",
+        )
+
+
+def check_verifiable(device: "Device") -> None:
+    """Make sure that a device can be measured here.
+
+    Raises
+    ------
+    DeviceUnavailableError, DeviceMismatchError
+        If its provider does not load, or this machine has another GPU.
+    """
+    from campo_onnx.calibrate.sources import this_machine
+
+    this_machine(device)
+
+
+def verified(
+    optimized: "Optimized", options: "Options", *, inputs: list[Path], repair: bool, steps: int
+) -> "Verification":
+    """Measure a result, and repair it if asked to; `inputs` may name a real batch."""
+    from campo_onnx.bench.bench import bench
+    from campo_onnx.bench.verify import verify
+    from campo_onnx.calibrate.sources import this_machine
+    from campo_onnx.runtime.feeds import read_feeds
+
+    feeds = read_feeds(inputs[0], optimized.imported.view) if inputs else None
+    machine = this_machine(options.device)
+    with progressing(f"measuring against fp32 on {machine.device}") as advance:
+        measure = partial(bench, machine=machine, feeds=feeds, steps=steps, on_progress=advance)
+        return verify(optimized, options, measure, repairs=REPAIRS if repair else 0)
+
+
+def measured_strategies(comparison: "Comparison", device: "Device", steps: int) -> "Comparison":
+    """Measure every strategy's graph beside FP32."""
+    from campo_onnx.bench.bench import bench
+    from campo_onnx.bench.strategies import measured
+    from campo_onnx.calibrate.sources import this_machine
+
+    machine = this_machine(device)
+    with progressing(f"measuring strategies on {machine.device}") as advance:
+        return measured(comparison, partial(bench, machine=machine, steps=steps, on_progress=advance))

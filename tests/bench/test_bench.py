@@ -1,0 +1,258 @@
+"""The benchmark as a whole: rows, failures, notes, and the document it writes."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from campo_onnx.bench import bench as bench_module
+from campo_onnx.bench import lineup
+from campo_onnx.bench.bench import bench
+from campo_onnx.bench.memory import memory_gauge
+from campo_onnx.bench.result import Outcome
+from campo_onnx.bench.rounds import take_rounds
+from campo_onnx.bench.subject import Subject
+from campo_onnx.errors import DeviceUnavailableError, ModelError, UnsupportedModelError, UsageError
+from campo_onnx.ir.importer import import_model
+from campo_onnx.runtime.nvml import GpuMeter
+from campo_onnx.runtime.providers import machine
+
+CPU = machine("cpu", 1)
+STEP = "g (float[8, 4] x, float[4, 2] w) => (float[8, 2] y) { y = MatMul(x, w) }"
+OUT_OF_MEMORY = ModelError(
+    "the training step fails while it runs",
+    why="[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : bfc_arena.cc:376 Failed to allocate memory for "
+    "requested buffer of size 1342177280",
+)
+LOST = ModelError("the training step fails", why="CUDA failure 719: unspecified launch failure")
+
+
+@pytest.fixture
+def subjects(model_text):
+    imported = import_model(model_text(STEP))
+    return [Subject(name=name, imported=imported) for name in ("a", "b", "c")]
+
+
+@pytest.fixture
+def staged(monkeypatch):
+    """Replace sessions by steps of given lengths on a clock of their own; an error fails a graph."""
+    stage = SimpleNamespace(now_s=0.0, bytes_by_name={}, used_bytes=0, lengths_s={}, remark="", steps=0)
+
+    def open_staged(subject, buffers, machine, *, cuda_graph):
+        length = stage.lengths_s[subject.name]
+        if isinstance(length, UnsupportedModelError):
+            raise length
+        stage.used_bytes += stage.bytes_by_name.get(subject.name, 0)
+        taken = 0
+
+        def step() -> None:
+            nonlocal taken
+            taken += 1
+            stage.steps += 1
+            after, error, length_s = length if isinstance(length, tuple) else (0, None, length)
+            if error is not None and taken > after:
+                raise error
+            stage.now_s += length_s
+
+        return step, stage.remark
+
+    monkeypatch.setattr(lineup, "open_contender", open_staged)
+    monkeypatch.setattr(bench_module, "take_rounds", partial(take_rounds, clock=lambda: stage.now_s))
+    return stage
+
+
+def test_real_graphs_run(subjects) -> None:
+    progress: list[tuple[int, int]] = []
+    result = bench(subjects, CPU, steps=8, on_progress=lambda *done: progress.append(done))
+    assert [row.name for row in result.rows] == ["a", "b", "c"]
+    assert result.rows[0].verdict is Outcome.BASELINE
+    assert result.rows[0].speedup is None
+    assert all(row.step_us is not None and row.step_us.low > 0 for row in result.rows)
+    assert {name: len(times) for name, times in result.samples_us.items()} == {"a": 8, "b": 8, "c": 8}
+    assert (result.steps, result.interrupted) == (8, False)
+    assert progress[-1] == (10, 10)
+
+
+def test_speed_ups_are_told_apart(subjects, staged) -> None:
+    staged.lengths_s = {"a": 0.010, "b": 0.005, "c": 0.020}
+    result = bench(subjects, CPU, steps=10, batch=32)
+    assert result.notes == ()
+    first, faster, slower = result.rows
+    assert (first.verdict, faster.verdict, slower.verdict) == (
+        *(Outcome.BASELINE, Outcome.FASTER, Outcome.SLOWER),
+    )
+    assert faster.speedup is not None
+    assert faster.speedup.median == pytest.approx(2.0)
+    assert faster.samples_per_s == pytest.approx(32 / 0.005)
+    assert result.batch == 32
+
+
+def test_a_graph_given_twice_is_no_difference(subjects, staged) -> None:
+    staged.lengths_s = dict.fromkeys("abc", 0.010)
+    assert [row.verdict for row in bench(subjects, CPU).rows[1:]] == [Outcome.NO_DIFFERENCE] * 2
+
+
+def test_tolerance_is_the_callers(subjects, staged) -> None:
+    staged.lengths_s = {"a": 0.010, "b": 0.0097, "c": 0.010}
+    assert bench(subjects, CPU).rows[1].verdict is Outcome.FASTER
+    assert bench(subjects, CPU, tolerance=0.05).rows[1].verdict is Outcome.NO_DIFFERENCE
+
+
+def test_very_short_steps_are_not_told_apart(subjects, staged) -> None:
+    staged.lengths_s = {"a": 100e-6, "b": 96e-6, "c": 90e-6}
+    result = bench(subjects, CPU)
+    assert [row.verdict for row in result.rows[1:]] == [Outcome.NO_DIFFERENCE, Outcome.FASTER]
+    assert "below 5 us, which is 5.0%" in result.notes[0]
+
+
+def test_one_that_fails_is_a_row(subjects, staged) -> None:
+    staged.lengths_s = {"a": 0.010, "b": (9, OUT_OF_MEMORY, 0.010), "c": 0.010}
+    result = bench(subjects, CPU, steps=20)
+    failed = result.rows[1]
+    assert failed.verdict is Outcome.FAILED
+    assert "out of memory" in failed.failure
+    assert "--dim batch" in failed.failure
+    assert failed.failure_code == DeviceUnavailableError.exit_code
+    assert (failed.speedup, len(result.samples_us["b"])) == (None, 6)  # three were warm-up
+    assert failed.step_us is not None
+    assert result.rows[2].verdict is Outcome.NO_DIFFERENCE
+
+
+@pytest.mark.parametrize("length", [(0, LOST, 1.0), (5, LOST, 1.0), UnsupportedModelError("no kernel")])
+def test_without_the_first_there_is_no_speed_up(subjects, staged, length) -> None:
+    staged.lengths_s = {"a": length, "b": 0.010, "c": 0.010}
+    first, *others = bench(subjects, CPU, steps=10).rows
+    assert first.verdict is Outcome.FAILED
+    assert "nvidia-smi" in first.failure or "no kernel" in first.failure
+    for row in others:
+        assert (row.verdict, row.speedup) == (Outcome.NOT_COMPARED, None)
+        assert row.step_us is not None
+
+
+def test_all_may_fail(subjects, staged) -> None:
+    staged.lengths_s = dict.fromkeys("abc", UnsupportedModelError("no kernel"))
+    result = bench(subjects, CPU)
+    assert {row.verdict for row in result.rows} == {Outcome.FAILED}
+    assert {row.failure_code for row in result.rows} == {UnsupportedModelError.exit_code}
+    assert result.steps == 0
+    json.loads(result.to_json())
+
+
+def test_interruption_reports_what_there_is(subjects, staged) -> None:
+    staged.lengths_s = {"a": 0.010, "b": 0.005, "c": (6, KeyboardInterrupt(), 0.010)}
+    result = bench(subjects, CPU, steps=50)
+    assert (result.interrupted, result.steps) == (True, 3)
+    assert {row.verdict for row in result.rows[1:]} == {
+        Outcome.NOT_COMPARED
+    }  # too few rounds for an interval
+    assert result.rows[1].step_us is not None
+    assert result.rows[1].step_us.median == pytest.approx(5000.0)
+
+
+def test_energy_and_memory_of_a_gpu(subjects, staged, monkeypatch) -> None:
+    def no_buffers(*_args, **_options):
+        return SimpleNamespace(nbytes=1000)
+
+    staged.lengths_s = {"a": 0.010, "b": 0.005, "c": UnsupportedModelError("no kernel")}
+    staged.bytes_by_name = {"a": 5000, "b": 3000}
+    gpu = SimpleNamespace(
+        problem="", process_bytes=lambda: staged.used_bytes, energy_j=lambda: 300 * staged.now_s
+    )
+    monkeypatch.setattr(bench_module, "_buffers", no_buffers)
+    monkeypatch.setattr(bench_module, "_meter", lambda _: bench_module.nullcontext(gpu))
+    measured = partial(bench_module.energy_samples, clock=lambda: staged.now_s)
+    monkeypatch.setattr(bench_module, "energy_samples", measured)
+    cuda = replace(CPU, provider="cuda", threads=0)
+    progress: list[tuple[int, int]] = []
+    result = bench(subjects, cuda, steps=6, on_progress=lambda *done: progress.append(done))
+    first, second, _ = result.rows
+    assert (first.peak_bytes, second.peak_bytes) == (6000, 4000)
+    assert first.energy_j is not None
+    assert second.energy_j is not None
+    assert (first.energy_j.median, second.energy_j.median) == pytest.approx((3.0, 1.5))
+    assert "NVML" in result.energy_from
+    assert progress[-1] == (8 + 12, 8 + 12)
+
+
+def test_a_gpu_that_tells_nothing() -> None:
+    gauge = memory_gauge(replace(CPU, provider="cuda"), GpuMeter(problem="no NVML here"))
+    assert gauge.growth(gauge.read()) is None
+    assert gauge.source == "not measured: no NVML here"
+
+
+def test_resident_memory_of_a_cpu() -> None:
+    gauge = memory_gauge(CPU, GpuMeter())
+    before = gauge.read()
+    if before is None:
+        pytest.skip("this system does not tell")
+    assert gauge.growth(before) is None  # too little to tell
+    held = np.ones(96 << 20, np.uint8)
+    assert (grown := gauge.growth(before)) is not None
+    assert held.nbytes * 0.7 < grown < held.nbytes * 1.5
+
+
+def test_nodes_that_run_elsewhere_are_noted(subjects, staged) -> None:
+    staged.lengths_s, staged.remark = dict.fromkeys("abc", 0.01), "3 nodes run elsewhere"
+    assert bench(subjects, CPU, steps=6).notes[0] == "a: 3 nodes run elsewhere"
+
+
+def test_fp16_on_a_cpu_is_noted(model_text) -> None:
+    low = "g (float[2] x) => (float[2] y) { h = Cast<to = 10>(x) z = Neg(h) y = Cast<to = 1>(z) }"
+    subject = Subject(name="mixed", imported=import_model(model_text(low)))
+    assert "says nothing about a GPU" in bench([subject], CPU, steps=1).notes[0]
+
+
+def test_values_are_shared_and_checked(subjects) -> None:
+    feeds = {"x": np.ones((8, 4), np.float32), "w": np.ones((4, 2), np.float32)}
+    assert bench(subjects, CPU, feeds=feeds, steps=1).rows[0].step_us is not None
+    with pytest.raises(UsageError, match="lack w"):
+        bench(subjects, CPU, feeds={"x": feeds["x"]}, steps=1)
+    with pytest.raises(UsageError, match="no input z"):
+        bench(subjects, CPU, feeds=feeds | {"z": feeds["x"]}, steps=1)
+    with pytest.raises(UsageError, match="'w' is float64"):
+        bench(subjects, CPU, feeds=feeds | {"w": np.ones((4, 2))}, steps=1)
+
+
+def test_dimensions_unknown_to_the_graph_are_given_by_onnx_runtime(model_text) -> None:
+    text = "g (float[4] x) => (float[n] y) { c = Abs(x) i = NonZero(c) k = Squeeze(i) y = Gather(c, k) }"
+    subject = Subject(name="sparse", imported=import_model(model_text(text), {"n": 4}))
+    assert bench([subject], CPU, steps=2).rows[0].failure == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "0 steps"),
+        ({"tolerance": 1.0}, "tolerance"),
+        ({"tolerance": -0.1}, "tolerance"),
+        ({"batch": 0}, "batch"),
+        ({"cuda_graph": True}, "CUDA graph"),
+    ],
+)
+def test_arguments_that_make_no_sense(subjects, options, message) -> None:
+    with pytest.raises(UsageError, match=message):
+        bench(subjects, CPU, **options)
+
+
+def test_threads_get_time_to_come_to_rest(subjects, staged, monkeypatch) -> None:
+    naps: list[float] = []
+    staged.lengths_s = dict.fromkeys("abc", 0.01)
+    monkeypatch.setattr(bench_module.time, "sleep", naps.append)
+    bench(subjects, CPU, steps=6, warmup=1)
+    assert naps == []
+    bench(subjects, replace(CPU, threads=2), steps=6, warmup=1)
+    assert len(naps) == 18
+
+
+def test_document(subjects, staged) -> None:
+    staged.lengths_s = dict.fromkeys("abc", 0.010)
+    document = json.loads(bench(subjects, CPU, steps=6).to_json())
+    assert document["format_version"] == 1
+    assert document["machine"]["provider"] == "cpu"
+    assert document["rows"][1]["verdict"] == "no difference"
+    assert document["rows"][1]["speedup"].keys() == {"median", "low", "high"}
+    assert len(document["samples_us"]["c"]) == 6
+    assert document["measured_at"].endswith("+00:00")

@@ -1,0 +1,83 @@
+"""``campo-onnx optimize --verify``: what is written was measured, or is FP32."""
+
+import json
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+DATA = Path(__file__).parent.parent / "data"
+BERT = DATA / "bert2_mlm_sdpa.onnx"
+
+
+@pytest.fixture
+def optimize(monkeypatch, tmp_path):
+    """Run the program as a user would; returns its exit code and what it wrote."""
+    (script,) = entry_points(group="console_scripts", name="campo-onnx")
+    program = script.load()
+    output = tmp_path / "mixed.onnx"
+
+    def call(*words):
+        monkeypatch.setattr("sys.argv", ["campo-onnx", "optimize", str(BERT), "-o", str(output), *words])
+        with pytest.raises(SystemExit) as end:
+            program()
+        return end.value.code or 0, output
+
+    return call
+
+
+def test_where_fp16_loses_fp32_is_written_and_exit_is_0(optimize, capsys):
+    # On a CPU FP16 runs between casts of ONNX Runtime's own.
+    words = ("--device", "cpu", "--strategy", "tf-amp", "--costs", "datasheet")
+    code, output = optimize(*words, "--verify", "--verify-steps", "8", "--json")
+    out, err = capsys.readouterr()
+    assert code == 0
+    assert "FP32 is returned" in err
+    plan = json.loads(out)
+    assert not plan["casts"]
+    verified = [d for d in plan["decisions"] if d["decided_by"] == "verify"]
+    assert "ms in FP32" in verified[0]["reason"]
+    given, written = onnx.load(BERT), onnx.load(output)
+    assert [n.op_type for n in written.graph.node] == [n.op_type for n in given.graph.node]
+
+
+def test_a_plan_that_changes_nothing_needs_no_measuring(optimize, capsys):
+    code, output = optimize("--device", "cpu", "--costs", "datasheet", "--verify")
+    assert code == 0
+    assert "Nothing to verify" in capsys.readouterr().err
+    assert output.is_file()
+
+
+def test_a_real_batch_is_measured_on(optimize, tmp_path, capsys):
+    np.savez(tmp_path / "batch.npz", nonsense=np.ones(3))
+    words = ("--device", "cpu", "--strategy", "tf-amp", "--verify", "--costs", "datasheet")
+    code, output = optimize(*words, "--inputs", str(tmp_path / "batch.npz"))
+    assert code == 2
+    assert "does not fit the graph" in capsys.readouterr().err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--repair",), 2, "--repair goes with --verify"),
+        (("--repair", "--verify", "--strategy", "tf-amp", "--device", "cpu"), 2, "does not look at costs"),
+        (("--inputs", "batch.npz"), 2, "--safety data and --verify only"),
+        (("--safety", "data"), 2, "needs a batch"),
+    ],
+)
+def test_misuse_is_said_before_anything_happens(optimize, capsys, words, code, message):
+    found, output = optimize(*words)
+    assert found == code
+    assert message in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_a_device_that_is_not_here_cannot_verify(optimize, capsys, monkeypatch):
+    monkeypatch.setattr("campo_onnx.runtime.providers.cuda_problem", lambda: "no GPU answers")
+    code, output = optimize("--device", "v100", "--costs", "datasheet", "--verify")
+    assert code == 8
+    assert "no GPU answers" in capsys.readouterr().err
+    assert not output.exists()
