@@ -260,7 +260,7 @@ def _embedding_backward(given: Operands) -> list[TensorSpec]:
 _SAME_AS_FIRST = """
     BiasFastGeluGrad_dX BiasGelu BiasGeluGrad_dX BiasSoftmax BitmaskDropoutGrad DropoutGrad FastGelu
     FastGeluGrad Gelu GeluGrad InPlaceAccumulator LeakyReluGrad LogSoftmaxGrad LogSoftmaxGrad_13 QuickGelu
-    QuickGeluGrad ReluGrad SigmoidGrad SinGrad SoftmaxGrad SoftmaxGrad_13 TanhGrad ZeroGradient
+    QuickGeluGrad ReluGrad Scale SigmoidGrad SinGrad SoftmaxGrad SoftmaxGrad_13 TanhGrad ZeroGradient
 """
 
 _TRAINING_RULES: Mapping[str, Rule] = {

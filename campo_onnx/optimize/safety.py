@@ -20,6 +20,7 @@ _NORMALIZATIONS = frozenset(
     )
 )
 _LOSS_HEADS = frozenset({OpKey("", "LogSoftmax"), OpKey("", "Softmax")})
+_BOUNDARY = OpKey("com.microsoft", "YieldOp")
 
 
 def weight_update(view: GraphView) -> frozenset[str]:
@@ -71,8 +72,9 @@ def loss(view: GraphView, lists: OpLists) -> frozenset[str]:
     """Find the nodes that compute the loss from the network's last result.
 
     The loss is a graph output of one FP32 element: the one called ``loss``, else the first that is
-    no new version of a graph input, else the first. The walk back from it stops before tensor-core operations
-    and normalizations, and behind a softmax or the sum of two whole tensors (a residual branch).
+    no new version of a graph input, else the first. In a graph of ORTModule it is what YieldOp hands to
+    the framework. The walk back from it stops before tensor-core operations and normalizations, and
+    behind a softmax or the sum of two whole tensors (a residual branch).
     """
     start = _loss_output(view)
     if start is None:
@@ -92,8 +94,12 @@ def loss(view: GraphView, lists: OpLists) -> frozenset[str]:
 
 
 def _loss_output(view: GraphView) -> str | None:
+    # Where there is a YieldOp, the outputs of the graph are gradients.
+    crossing = [t for node in view.nodes if node.op == _BOUNDARY for t in node.inputs]
     scalars = [
-        t for t in view.outputs if view.is_float32(t) and view.tensors[t].elements == 1 and t in view.producer
+        t
+        for t in crossing or view.outputs
+        if view.is_float32(t) and view.tensors[t].elements == 1 and t in view.producer
     ]
     named = [t for t in scalars if "loss" in t.lower() and "scale" not in t.lower()]
     updated = _updates(view)

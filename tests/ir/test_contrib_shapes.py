@@ -43,7 +43,7 @@ def aten(operator: str, *inputs):
         *("ReluGrad", "GeluGrad", "FastGeluGrad", "QuickGeluGrad", "TanhGrad", "SigmoidGrad"),
         *("SoftmaxGrad", "SoftmaxGrad_13", "LogSoftmaxGrad", "LogSoftmaxGrad_13", "BiasGeluGrad_dX"),
         *("Gelu", "BiasGelu", "FastGelu", "QuickGelu", "DropoutGrad", "BitmaskDropoutGrad"),
-        *("InPlaceAccumulator", "ZeroGradient"),
+        *("InPlaceAccumulator", "Scale", "ZeroGradient"),
     ],
 )
 def test_elementwise_ops_keep_the_first_input(op_type):

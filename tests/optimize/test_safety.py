@@ -129,6 +129,33 @@ def test_which_output_is_the_loss(read):
     assert loss_of(read, text.replace("total_loss", "value").replace("loss_scale", "scale")) == {"a"}
 
 
+def test_a_loss_that_leaves_to_the_framework(read):
+    """In ORTModule's gradient graph the outputs are gradients, here one of a single number too."""
+    text = """(float[4,8] x, float[8,10] w, float[1] s, float[4,10] target)
+              => (float[8,10] w_grad, float[1] s_grad) {
+        [mm] y = MatMul(x, w)
+        [diff] d = Sub(y, target)
+        [square] q = Mul(d, d)
+        [mean] mean = ReduceMean<keepdims=0>(q)
+        [copy] loss = Identity(mean)
+        [yield] loss_grad = com.microsoft.YieldOp(loss)
+        [spread] y_grad = Mul(loss_grad, d)
+        [dw] w_grad = com.microsoft.FusedMatMul<transA=1>(x, y_grad)
+        [ds] s_grad = Mul(s, loss_grad)
+    }"""
+    assert loss_of(read, text) == {"diff", "square", "mean", "copy"}
+
+
+def test_a_network_whose_loss_is_elsewhere_has_none(read):
+    text = """(float[4,8] x, float[8,10] w, float[1] s) => (float[8,10] w_grad, float[1] s_grad) {
+        [mm] y = MatMul(x, w)
+        [yield] y_grad = com.microsoft.YieldOp(y)
+        [dw] w_grad = com.microsoft.FusedMatMul<transA=1>(x, y_grad)
+        [ds] s_grad = Mul(s, s)
+    }"""
+    assert loss_of(read, text) == set()
+
+
 def test_a_graph_without_a_scalar_has_no_loss(read):
     assert loss_of(read, "(float[4] x) => (float[4] y) { [a] y = Tanh(x) }") == set()
 

@@ -10,7 +10,7 @@ _VIEWS = frozenset(OpKey("", op) for op in ("Expand", "Identity", "Reshape", "Sq
 def softmax(view: GraphView, update: frozenset[str]) -> Findings:
     """Find Exp(x - max(x)), which lies in (0, 1], and what reads a softmax.
 
-    1. Exp of a value minus its row's maximum becomes infer.
+    1. Exp of a value minus its row's maximum, or minus something larger, becomes infer.
     2. What reads a Softmax reads values in [0, 1], however unsafe the softmax's own input is.
 
     The sum of a row and the division by it form a statistic that is broadcast back: the rule
@@ -26,14 +26,25 @@ def softmax(view: GraphView, update: frozenset[str]) -> Findings:
             shift = view.producer.get(node.inputs[0])
             if shift is None or shift.op != OpKey("", "Sub"):
                 continue
-            if _maximum_of(shift.inputs[1], view) == shift.inputs[0]:
+            if shift.inputs[0] in _maxima_of(shift.inputs[1], view):
                 classes[node.name] = (OpClass.INFER, "Exp inside a softmax, bounded by 1")
     return Findings(classes=classes, contained=frozenset(contained))
 
 
-def _maximum_of(tensor: str, view: GraphView) -> str | None:
-    """Return the tensor whose ReduceMax `tensor` is, looking through views."""
-    maker = view.producer.get(tensor)
-    while maker is not None and maker.op in _VIEWS:
-        maker = view.producer.get(maker.inputs[0])
-    return maker.inputs[0] if maker is not None and maker.op == OpKey("", "ReduceMax") else None
+def _maxima_of(tensor: str, view: GraphView) -> set[str]:
+    """Return the tensors whose ReduceMax `tensor` is, or is no smaller than, looking through views.
+
+    JAX takes the larger of the maximum and minus infinity, as if a row could be empty.
+    """
+    found, pending = set(), [tensor]
+    while pending:
+        maker = view.producer.get(pending.pop())
+        if maker is None:
+            continue
+        if maker.op == OpKey("", "ReduceMax"):
+            found.add(maker.inputs[0])
+        elif maker.op in _VIEWS:
+            pending.append(maker.inputs[0])
+        elif maker.op == OpKey("", "Max"):
+            pending.extend(maker.inputs)
+    return found

@@ -23,6 +23,8 @@ def found(read, body):
         """[m] m = ReduceMax<keepdims=0>(x, axis) [r] n = Reshape(m, col) [b] b = Expand(n, shape)
            [s] s = Sub(x, b) [e] y = Exp(s)""",
         "[m] m = ReduceMax<keepdims=0>(x, axis) [u] n = Unsqueeze(m, axis) [s] s = Sub(x, n) [e] y = Exp(s)",
+        # and bounds it from below, by minus infinity
+        "[m] m = ReduceMax(x, axis) [b] n = Max(c, m) [s] s = Sub(x, n) [e] y = Exp(s)",
     ],
 )
 def test_exp_of_what_lies_below_its_maximum(read, body):
@@ -38,6 +40,7 @@ def test_exp_of_what_lies_below_its_maximum(read, body):
         "[m] m = ReduceMin(x, axis) [s] s = Sub(x, m) [e] y = Exp(s)",
         "[m] m = ReduceMax(x, axis) [s] s = Sub(m, x) [e] y = Exp(s)",  # the wrong way round
         "[m] m = ReduceMax(x, axis) [n] n = Neg(m) [s] s = Sub(x, n) [e] y = Exp(s)",
+        "[m] m = ReduceMax(x, axis) [n] n = Min(c, m) [s] s = Sub(x, n) [e] y = Exp(s)",
     ],
 )
 def test_near_misses(read, body):

@@ -1,0 +1,216 @@
+"""What a node is for in a training step, told by structure alone: the same for every framework.
+
+Names and spellings differ: one framework's ``Gelu`` is another's ``Mul, Erf, Add, Mul``, and a weight's
+gradient is a ``Gemm``, a ``MatMul`` or half a ``ConvGrad``. A role says what such nodes have in common.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from campo_onnx.ir.view import GraphView, OpNode, Use
+from campo_onnx.ir.work import WorkKind, work_of
+from campo_onnx.optimize.oplists import OpLists
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.safety import loss, weight_update
+
+FORWARD, BACKWARD = "forward", "backward"
+PRODUCT, LOSS, SOFTMAX, LAYOUT = "product", "loss", "softmax", "layout"
+DATA_GRADIENT, WEIGHT_GRADIENT = "data gradient", "weight gradient"
+
+_NORMALIZATION_PIECES = (
+    "a statistic of a normalization",
+    "sums squares in a normalization",
+    "squares in a normalization",
+)
+_PARAMETER_SUM = "sums the gradient of a bias or scale"
+_NORMALIZATIONS = ("LayerNorm", "BatchNorm")
+_POOLING = frozenset({"ATen", "MaxPool", "ReduceMean", "ReduceSum", "Scale", "ScatterElements"})
+_MOVES = frozenset({"Cast", "ConstantOfShape", "Expand", "Slice", "Transpose", "Concat", "Pad"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Role:
+    """One role.
+
+    Parameters
+    ----------
+    part
+        Forward or backward; of a product's backward part, which gradient.
+    kind
+        ``product``, ``normalization``, ``softmax``, ``elementwise`` (activations, biases, residual
+        sums), ``pooling``, ``bias gradient``, ``loss``, ``running statistics`` or ``layout``.
+    flops
+        Of one product; 0 for every other kind.
+    """
+
+    part: str
+    kind: str
+    flops: int = 0
+
+    def __str__(self) -> str:
+        size = f" of {self.flops / 1e9:.3g} GFLOP" if self.flops else ""
+        return f"{self.kind}{size}, {self.part}"
+
+
+def roles_of(problem: Problem, lists: OpLists) -> Mapping[str, tuple[Role, ...]]:
+    """Give every node its role; ConvGrad has two, one for each gradient it computes."""
+    view = problem.view
+    losses, update = loss(view, lists), weight_update(view)
+    forward = _upstream(losses, view)
+    products = {node.name for node in view.nodes if work_of(node, view).kind is WorkKind.GEMM}
+    after_loss = _downstream(losses, view) - losses
+    after_product = _downstream(products & forward, view)  # the rest reads labels and constants alone
+    after_gradient = _downstream(products - forward, view)
+    statistics = _statistics(problem)
+    softmax = _softmax(problem, statistics, losses)
+
+    def kind(node: OpNode, part: str) -> str:
+        reason = problem.classification.classes[node.name].reason
+        if node.name in losses:
+            return LOSS
+        if node.name in update:
+            return "running statistics"
+        if reason == _PARAMETER_SUM:
+            return "bias gradient"
+        if work_of(node, view).kind in (WorkKind.VIEW, WorkKind.NONE) or node.op.op_type in _MOVES:
+            return LAYOUT
+        between_passes = part == BACKWARD and node.name not in after_gradient
+        if between_passes and (node.name in after_loss or node.name not in after_product):
+            return LOSS
+        if node.name in softmax:
+            return SOFTMAX
+        if node.name in statistics or node.op.op_type.startswith(_NORMALIZATIONS):
+            return "normalization"
+        return "pooling" if node.op.op_type in _POOLING else "elementwise"
+
+    found = {}
+    for node in view.nodes:
+        part = FORWARD if node.name in forward else BACKWARD
+        if node.name in products:
+            found[node.name] = tuple(_products(node, part, view))
+        else:
+            found[node.name] = (Role(part=part, kind=kind(node, part)),)
+    return found
+
+
+def _products(node: OpNode, part: str, view: GraphView) -> Iterator[Role]:
+    gemms = work_of(node, view).gemms
+    if part == FORWARD:
+        parts = [FORWARD] * len(gemms)
+    elif node.op.op_type == "ConvGrad":
+        gradients = (DATA_GRADIENT, WEIGHT_GRADIENT)
+        parts = [name for name, tensor in zip(gradients, node.outputs, strict=False) if tensor]
+    else:
+        parts = [WEIGHT_GRADIENT if _leaves(node.outputs[0], view) else DATA_GRADIENT]
+    for name, gemm in zip(parts, gemms, strict=True):
+        yield Role(part=name, kind=PRODUCT, flops=int(gemm.flops))
+
+
+def _leaves(tensor: str, view: GraphView) -> bool:
+    """Whether a tensor is a result of the graph, moved about at most."""
+    if view.tensors[tensor].is_output:
+        return True
+    readers = [view.node[use.node] for use in view.consumers.get(tensor, ())]
+    moves = _MOVES | {"Reshape", "Identity", "Squeeze", "Unsqueeze"}
+    return any(node.op.op_type in moves and _leaves(node.outputs[0], view) for node in readers)
+
+
+def _upstream(names: Iterable[str], view: GraphView) -> frozenset[str]:
+    found, pending = set(names), list(names)
+    while pending:
+        for tensor in view.node[pending.pop()].inputs:
+            maker = view.producer.get(tensor)
+            if maker is not None and maker.name not in found:
+                found.add(maker.name)
+                pending.append(maker.name)
+    return frozenset(found)
+
+
+def _downstream(names: Iterable[str], view: GraphView) -> frozenset[str]:
+    found, pending = set(names), list(names)
+    while pending:
+        for reader in _readers(view.node[pending.pop()], view):
+            if reader not in found:
+                found.add(reader)
+                pending.append(reader)
+    return frozenset(found)
+
+
+def _readers(node: OpNode, view: GraphView) -> Iterator[str]:
+    for tensor in node.outputs:
+        for use in view.consumers.get(tensor, ()):
+            yield use.node
+
+
+def _statistics(problem: Problem) -> Mapping[str, frozenset[str]]:
+    """Find the pieces of decomposed normalizations and softmaxes, each with the statistics it belongs to.
+
+    From a reduction (and the square before it) through arithmetic on the reduced size to where its
+    result is broadcast back.
+    """
+    view, classification = problem.view, problem.classification
+    found: dict[str, set[str]] = {}
+    for start, given in classification.classes.items():
+        if given.reason not in _NORMALIZATION_PIECES:
+            continue
+        pending, seen = [start], {start}
+        while pending:
+            for tensor in view.node[pending.pop()].outputs:
+                for use in view.consumers.get(tensor, ()):
+                    if use.node in seen or not _belongs(use, tensor, problem):
+                        continue
+                    seen.add(use.node)
+                    if use not in classification.contained:
+                        pending.append(use.node)
+        for name in seen:
+            found.setdefault(name, set()).add(start)
+    return {name: frozenset(starts) for name, starts in found.items()}
+
+
+def _belongs(use: Use, tensor: str, problem: Problem) -> bool:
+    if use in problem.classification.contained:
+        return True
+    reader, view = problem.view.node[use.node], problem.view
+    before, after = view.tensors[tensor].elements, view.tensors[reader.outputs[0]].elements
+    return bool(before and after) and after <= before and work_of(reader, view).kind is not WorkKind.GEMM
+
+
+def _softmax(
+    problem: Problem, statistics: Mapping[str, frozenset[str]], losses: frozenset[str]
+) -> frozenset[str]:
+    """Find the pieces of softmaxes, whole or decomposed, and of their gradients."""
+    view = problem.view
+    exps = {n for n, given in problem.classification.classes.items() if "inside a softmax" in given.reason}
+    whole = {node.name for node in view.nodes if node.op.op_type.startswith("Softmax")} - losses
+    found = exps | whole
+    for _ in range(2):  # the forward pass, then the gradients that read its results
+        starts = {
+            start
+            for name, own in statistics.items()
+            for start in own
+            if any(t in view.producer and view.producer[t].name in found for t in _read_by(start, view))
+        }
+        found |= {name for name, own in statistics.items() if own & starts}
+    shifts = _upstream_within(exps, view, {"Sub", "Max", "ReduceMax", "Reshape"})
+    return frozenset(found | shifts)
+
+
+def _read_by(name: str, view: GraphView) -> Iterator[str]:
+    """Yield what a reduction reads, and what the product it sums was made of."""
+    for tensor in view.node[name].inputs:
+        yield tensor
+        maker = view.producer.get(tensor)
+        if maker is not None and maker.op.op_type == "Mul":
+            yield from maker.inputs
+
+
+def _upstream_within(names: Iterable[str], view: GraphView, op_types: set[str]) -> set[str]:
+    found: set[str] = set()
+    pending = list(names)
+    while pending:
+        for tensor in view.node[pending.pop()].inputs:
+            maker = view.producer.get(tensor)
+            if maker is not None and maker.op.op_type in op_types and maker.name not in found:
+                found.add(maker.name)
+                pending.append(maker.name)
+    return found

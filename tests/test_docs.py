@@ -1,0 +1,233 @@
+"""What README.md and docs/ show is true: code runs or compiles, commands parse, files and links exist.
+
+- A Python block that defines or imports all it uses is run, in a folder where ``step.onnx`` is the graph
+  in ``examples/``. One that uses names of the reader's own is compiled, and its imports are checked.
+- A block that is complete but cannot run here has the line ``<!-- not run: WHY -->`` above it.
+- Commands are lines that start with ``$`` or ``make`` in any other block, and code in a sentence that
+  starts with ``campo-onnx``.
+"""
+
+import ast
+import builtins
+import importlib
+import inspect
+import re
+import runpy
+import shlex
+import shutil
+import symtable
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import typer
+
+from campo_onnx.calibrate.calibration import Calibration, OpEntry, Scores
+from campo_onnx.calibrate.costs import CastModel
+from campo_onnx.calibrate.device import Device, Efficiency
+from campo_onnx.calibrate.fit import OpModel, TimeModel
+from campo_onnx.runtime.providers import Machine
+
+ROOT = Path(__file__).parent.parent
+COMMANDS = ROOT / "docs" / "commands.md"
+PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md") if path != COMMANDS)]
+FRAMEWORKS = {"torch", "jax", "onnxscript"}
+BLOCK = re.compile(
+    r"(?:<!-- not run: (?P<why>[^\n]+) -->\n\n?)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    why_not_run: str | None
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command that a page shows; `complete` unless it stands in a sentence."""
+
+    where: str
+    words: tuple[str, ...]
+    complete: bool
+
+    def __str__(self) -> str:
+        return f"{self.where} {' '.join(self.words)}"
+
+
+def blocks(*languages: str) -> list[Block]:
+    found = [
+        Block(
+            page=page,
+            line=text.count("\n", 0, match.start("text")),
+            language=match["language"],
+            text=match["text"],
+            why_not_run=match["why"],
+        )
+        for page in PAGES
+        for text in [page.read_text(encoding="utf-8")]
+        for match in BLOCK.finditer(text)
+    ]
+    return [block for block in found if not languages or block.language in languages]
+
+
+def commands() -> Iterator[Command]:
+    for block in blocks():
+        if block.language not in ("python", "toml", "yaml"):
+            for line in block.text.replace("\\\n", " ").splitlines():
+                if line.startswith(("$ ", "make ")):
+                    words = tuple(shlex.split(line.removeprefix("$ "), comments=True))
+                    yield Command(where=str(block), words=words, complete=True)
+    for page in PAGES:
+        prose = BLOCK.sub("", page.read_text(encoding="utf-8"))
+        for code in re.findall(r"`(campo-onnx [^`]+)`", prose):
+            yield Command(where=page.name, words=tuple(code.split()), complete=False)
+
+
+def program() -> typer.core.TyperGroup:
+    (script,) = entry_points(group="console_scripts", name="campo-onnx")
+    return typer.main.get_command(importlib.import_module(script.module).app)
+
+
+def free_names(code: str, title: str) -> set[str]:
+    """Names that a block uses and neither defines nor imports."""
+    pending, used, bound = [symtable.symtable(code, title, "exec")], set(), set()
+    while pending:
+        table = pending.pop()
+        pending.extend(table.get_children())
+        for symbol in table.get_symbols():
+            if table.get_type() == "module" and (symbol.is_assigned() or symbol.is_imported()):
+                bound.add(symbol.get_name())
+            elif symbol.is_global() or table.get_type() == "module":
+                used.add(symbol.get_name())
+    return used - bound - set(dir(builtins))
+
+
+def test_blocks_and_commands_are_found():
+    assert len(blocks("python")) > 5
+    assert len(blocks("toml")) > 2
+    assert sum(command.words[0] == "campo-onnx" for command in commands()) > 20
+
+
+def test_a_mark_says_why_a_block_is_not_run():
+    page = "<!-- not run: it measures -->\n```python\na = 1\n```\n\n```python\nb = 2\n```\n"
+    assert [match["why"] for match in BLOCK.finditer(page)] == ["it measures", None]
+
+
+def test_a_block_says_what_it_lacks():
+    assert free_names("import a\nb = a.c(d)\ndef e(f): return f + g\nprint(b)", "x") == {"d", "g"}
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=str)
+def test_python_blocks(block, tmp_path, monkeypatch):
+    tree = ast.parse(block.text, str(block))
+    check_calls(tree, ours_in(tree))
+    if block.why_not_run or free_names(block.text, str(block)):
+        return
+    shutil.copy(ROOT / "examples" / "bert_layer.onnx", tmp_path / "step.onnx")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(tree, str(block), "exec"), {"__name__": "__main__"})
+
+
+def ours_in(tree):
+    """What a block imports from this package, by the name it has there."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "campo_onnx":
+            for alias in node.names:
+                assert hasattr(module_of(node.module), alias.name), f"{node.module} has no {alias.name}"
+                found[alias.asname or alias.name] = getattr(module_of(node.module), alias.name)
+    return found
+
+
+def check_calls(tree, ours):
+    """Raise TypeError for a keyword that a function of ours does not take."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ours:
+            keywords = {keyword.arg: None for keyword in node.keywords if keyword.arg is not None}
+            inspect.signature(ours[node.func.id]).bind_partial(**keywords)
+
+
+def test_a_wrong_keyword_is_seen():
+    tree = ast.parse("from campo_onnx import Options\nOptions(devise=gpu)")
+    with pytest.raises(TypeError, match="devise"):
+        check_calls(tree, ours_in(tree))
+
+
+def module_of(name):
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in FRAMEWORKS:
+            raise
+        pytest.skip(f"{error.name} is not installed")
+
+
+@pytest.mark.parametrize("block", blocks("toml"), ids=str)
+def test_toml_blocks(block):
+    assert tomllib.loads(block.text)
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if c.words[0] == "campo-onnx"], ids=str)
+def test_commands_of_ours_parse(command):
+    known = program().commands
+    name, *arguments = command.words[1:]
+    if name.startswith("-"):
+        return
+    assert name in known, f"there is no command {name}"
+    options = {text for param in known[name].params for text in (*param.opts, *param.secondary_opts)}
+    for word in arguments:
+        if word.startswith("-"):
+            assert word.partition("=")[0] in {*options, "-h", "--help"}, f"{name} has no option {word}"
+    if command.complete:
+        known[name].make_context(name, arguments)  # complains, and runs nothing
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if c.words[0] in ("make", "python")], ids=str)
+def test_targets_and_scripts_exist(command):
+    program_name, *arguments = command.words
+    if program_name == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+        assert set(arguments) <= set(targets)
+    else:
+        assert (ROOT / arguments[0]).is_file()
+
+
+def test_the_page_of_devices_names_every_key():
+    page = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
+    table = ROOT / "campo_onnx" / "calibrate" / "data" / "datasheets.toml"
+    tables = tomllib.loads(table.read_text(encoding="utf-8"))
+    keys = {key for group in tables.values() for row in group.values() for key in row}
+    for value in (Calibration, OpEntry, Scores, OpModel, TimeModel, CastModel, Machine, Device, Efficiency):
+        keys |= {field.name for field in fields(value)}
+    assert {key for key in keys if f"`{key}`" not in page} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_page_of_commands_is_up_to_date():
+    written = COMMANDS.read_text(encoding="utf-8")
+    make = runpy.run_path(str(ROOT / "docs" / "make_commands.py"))
+    if make["stamp"]() in written:
+        assert written == make["page"](), "python docs/make_commands.py writes it anew"
+        return
+    # Another Typer words the page differently; what it has to say is the same.
+    for name, command in program().commands.items():
+        assert f"`campo-onnx {name}`" in written
+        for param in command.params:
+            assert all(option in written for option in param.opts if option.startswith("--")), param.opts

@@ -1,0 +1,116 @@
+"""The same network out of PyTorch, JAX and ORTModule gets the same precision for the same operations."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "benchmarks" / "frameworks"))
+
+compared = importlib.import_module("agreement")
+roles = importlib.import_module("roles")
+
+LARGE_FLOPS = 1e8
+"""Below it a product takes about as long as its launch, and its neighbours' casts decide about it."""
+
+SMALL_SHARE = 0.02
+"""Of the step: what may be left to costs in one role of one graph where another graph is low."""
+
+EXPLAINED = {
+    "squares in a normalization",
+    "sums squares in a normalization",
+    "scatters the gradient of a max pooling",
+    "downstream of a deny node",
+    "on the deny list",
+    "a constant the low precision loses",
+    "an FP32 boundary to the framework",
+    "an operator ONNX has no schema for",
+    "casts would cost more than low precision gains",
+    "not between low nodes",
+}
+
+
+@pytest.fixture(scope="module")
+def agreements():
+    return list(compared.every_agreement())
+
+
+@pytest.fixture(scope="module", params=list(compared.NETWORKS))
+def optimal(request, agreements):
+    (found,) = (
+        a for a in agreements if (a.network, a.device, a.strategy) == (request.param, "v100", "optimal")
+    )
+    return found
+
+
+def shares_of(agreement, kind):
+    return {role: by for role, by in agreement.shares.items() if role.kind == kind}
+
+
+def test_the_products_of_a_network_are_the_same_in_every_graph(optimal):
+    products = shares_of(optimal, roles.PRODUCT)
+    assert products
+    for role, by in products.items():
+        assert len({len(share.decisions) for share in by.values()}) == 1, f"{role}: {by}"
+    parts = {role.part for role in products}
+    assert parts == {roles.FORWARD, roles.DATA_GRADIENT, roles.WEIGHT_GRADIENT}
+
+
+def test_products_get_the_same_precision_in_every_graph(agreements):
+    for a in agreements:
+        for role, by in shares_of(a, roles.PRODUCT).items():
+            if role.flops > LARGE_FLOPS:
+                assert len({share.precision for share in by.values()}) == 1, f"{a.network} {a.device}: {role}"
+
+
+def test_large_products_are_low_in_every_graph(optimal):
+    for role, by in shares_of(optimal, roles.PRODUCT).items():
+        if role.flops > LARGE_FLOPS:
+            assert {share.precision for share in by.values()} == {"fp16"}, role
+
+
+def test_the_loss_is_found_in_every_graph_and_stays_fp32(agreements):
+    for a in agreements:
+        forward = roles.Role(part=roles.FORWARD, kind=roles.LOSS)
+        for framework, share in a.shares[forward].items():
+            assert share.precision == "fp32", f"{a.network} {framework}"
+
+
+def test_a_softmax_is_low_whole_or_in_pieces(agreements):
+    (found,) = (
+        a for a in agreements if (a.network, a.device, a.strategy) == ("attention", "h200", "optimal")
+    )
+    forward = roles.Role(part=roles.FORWARD, kind=roles.SOFTMAX)
+    assert {name: share.precision for name, share in found.shares[forward].items()} == dict.fromkeys(
+        compared.FRAMEWORKS, "fp16"
+    )
+
+
+def test_every_difference_has_a_known_reason(agreements):
+    for a in agreements:
+        for role, by in a.shares.items():
+            if role.kind == roles.LAYOUT or not compared.differs(by):
+                continue
+            for framework, share in by.items():
+                assert set(share.why_fp32) <= EXPLAINED, (
+                    f"{a.network} {a.device} {a.strategy} {framework} {role}"
+                )
+
+
+def test_what_the_exact_plans_leave_to_costs_is_small(agreements):
+    for a in agreements:
+        for role, by in a.shares.items():
+            if a.strategy != "optimal" or role.kind == roles.LAYOUT or not compared.differs(by):
+                continue
+            for framework, share in by.items():
+                bound_us = SMALL_SHARE * share.plan.predicted_us
+                assert share.left_to_costs_us <= bound_us, f"{a.network} {a.device} {framework} {role}"
+
+
+def test_the_page_names_every_difference(agreements):
+    page = compared.document(agreements)
+    differing = {str(role) for a in agreements for role, by in a.shares.items() if compared.differs(by)}
+    shown = {line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if "**" in line}
+    assert {name for name in differing if not name.startswith(roles.LAYOUT)} <= shown
