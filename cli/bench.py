@@ -79,6 +79,14 @@ def bench(
             "--cuda-graph", help="Let CUDA capture each step once and replay it.", rich_help_panel=MEASURE
         ),
     ] = False,
+    tensor_cores: Annotated[
+        bool,
+        typer.Option(
+            "--tensor-cores",
+            help="Also read how busy the tensor cores are, in one more step of each graph under ncu (CUDA).",
+            rich_help_panel=MEASURE,
+        ),
+    ] = False,
     fail_if_slower: Annotated[
         bool,
         typer.Option(
@@ -124,6 +132,7 @@ def bench(
     from campo_onnx.bench.bench import bench as run_bench
     from campo_onnx.bench.chart import chart
     from campo_onnx.bench.subject import check_comparable, read_subjects
+    from campo_onnx.bench.tensor_pipe import with_tensor_pipe
     from campo_onnx.ir.exporter import check_destination, export_text
     from campo_onnx.runtime.feeds import read_feeds
     from campo_onnx.runtime.providers import ORT_NAME, choose_provider, machine
@@ -138,6 +147,8 @@ def bench(
         for model in models:
             check_destination(target, force=force, source=model)
     here = machine(choose_provider(device), threads)
+    if tensor_cores and here.provider != "cuda":
+        raise UsageError("--tensor-cores needs --device cuda", why="a CPU has none")
     with working("reading graphs"):
         subjects = read_subjects(models, dimensions(dim))
         check_comparable(subjects)
@@ -154,6 +165,9 @@ def bench(
             batch=batch,
             on_progress=advance,
         )
+    if tensor_cores:
+        with working("reading hardware counters"):
+            result = with_tensor_pipe(result, models, dimensions(dim))
     if output is not None:
         export_text(result.to_json(), output)
     if plot is not None:

@@ -9,8 +9,9 @@ from campo_onnx.calibrate.evidence import CostSource
 
 from .evidence import CostsOption, ProfileOption, StoreOption, gathered
 from .options import (
-    DECISION,
     OUTPUT,
+    SAFETY,
+    VERIFICATION,
     DeviceOption,
     DimOption,
     ForceOption,
@@ -37,7 +38,7 @@ def compare(
             "--lists",
             metavar="NAME|FILE",
             help="One preset or file for all strategies, in place of each one's own lists.",
-            rich_help_panel=DECISION,
+            rich_help_panel=SAFETY,
         ),
     ] = None,
     keep_fp32: KeepFp32Option = None,
@@ -50,11 +51,12 @@ def compare(
         typer.Option(
             "--measure",
             help="Also measure every strategy's step, in turns, on this machine, which must have --device.",
-            rich_help_panel=DECISION,
+            rich_help_panel=VERIFICATION,
         ),
     ] = False,
     steps: Annotated[
-        int, typer.Option(min=5, help="Rounds that --measure takes.", rich_help_panel=DECISION)
+        int,
+        typer.Option(metavar="N", min=6, help="Rounds that --measure takes.", rich_help_panel=VERIFICATION),
     ] = 30,
     plot: Annotated[
         Path | None,

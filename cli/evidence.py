@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from campo_onnx.calibrate.evidence import CostSource
+from campo_onnx.errors import UsageError
 
-from .options import DECISION
+from .options import COSTS
 from .render.console import print_note, progressing
 
 if TYPE_CHECKING:
@@ -24,10 +25,11 @@ CostsOption = Annotated[
     CostSource,
     typer.Option(
         "--costs",
+        metavar="SOURCE",
         help="`datasheet`: estimate from public figures. `model`: a calibration of the device. `measure`: "
         "time every distinct node here, in both precisions. `auto`: a calibration if there is one, else "
         "measure if the device is in this machine, else the datasheet.",
-        rich_help_panel=DECISION,
+        rich_help_panel=COSTS,
     ),
 ]
 ProfileOption = Annotated[
@@ -36,7 +38,7 @@ ProfileOption = Annotated[
         "--profile",
         metavar="FILE.parquet",
         help="FP32 times of this very graph, from `campo-onnx profile`; with --costs model.",
-        rich_help_panel=DECISION,
+        rich_help_panel=COSTS,
     ),
 ]
 StoreOption = Annotated[
@@ -45,7 +47,7 @@ StoreOption = Annotated[
         "--store",
         metavar="FILE",
         help="Where measured times are kept; by default in your cache folder.",
-        rich_help_panel=DECISION,
+        rich_help_panel=COSTS,
     ),
 ]
 
@@ -64,6 +66,12 @@ def gathered(device: str, costs: CostSource, *, profile: Path | None, store: Pat
     from campo_onnx.calibrate.detect import gpu_name, resolve_device
     from campo_onnx.calibrate.evidence import Evidence
 
+    if profile is not None and costs in (CostSource.DATASHEET, CostSource.MEASURE):
+        raise UsageError(
+            f"--profile says nothing to --costs {costs.value}",
+            why="a profile holds FP32 times, and a calibration predicts FP16 times from them",
+            remedy="Leave --profile out, or take --costs model.",
+        )
     if costs is CostSource.DATASHEET and not device.endswith(CALIBRATION_SUFFIX):
         known, note = resolve_device(device)
         if note:

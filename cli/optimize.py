@@ -13,6 +13,7 @@ from .evidence import CostsOption, ProfileOption, StoreOption, gathered
 from .options import (
     DECISION,
     OUTPUT,
+    SAFETY,
     DeviceOption,
     DimOption,
     ForceOption,
@@ -58,6 +59,7 @@ def optimize(
     strategy: Annotated[
         str,
         typer.Option(
+            metavar="NAME",
             help="`optimal`: the assignment nothing can beat under the same lists and costs. "
             "`campo`: the paper's four traverses. `tf-amp`, `torch-amp`, "
             "`nvidia-amp`: what the frameworks do, without costs. `fine-grained`: low "
@@ -69,19 +71,20 @@ def optimize(
     profile: ProfileOption = None,
     store: StoreOption = None,
     margin_us: MarginOption = 1000.0,
-    pads: Annotated[
+    no_pads: Annotated[
         bool,
         typer.Option(
-            "--pads/--no-pads",
-            help="Zero-pad products whose sizes do not fit tensor cores, where that is predicted to pay "
-            "(strategies optimal and campo).",
+            "--no-pads",
+            help="Do not zero-pad products whose sizes do not fit tensor cores. By default optimal and campo "
+            "do, where that is predicted to pay.",
             rich_help_panel=DECISION,
         ),
-    ] = True,
+    ] = False,
     pad_threshold_us: Annotated[
         float,
         typer.Option(
             "--pad-threshold-us",
+            metavar="US",
             min=0.0,
             help="Microseconds that padding a product must gain beyond the predicted cost of its pads.",
             rich_help_panel=DECISION,
@@ -90,6 +93,7 @@ def optimize(
     min_gain: Annotated[
         float,
         typer.Option(
+            metavar="SHARE",
             min=0.0,
             max=1.0,
             help="Share of the step that must be predicted to be saved (strategies optimal and campo); below "
@@ -105,31 +109,31 @@ def optimize(
             help="Which operators may be low: a preset (campo, tf115, tf2, pytorch, nvidia) or a file of "
             "your own. By default the strategy's own: tf115 for tf-amp, pytorch for torch-amp, nvidia for "
             "nvidia-amp, else campo.",
-            rich_help_panel=DECISION,
+            rich_help_panel=SAFETY,
         ),
     ] = None,
     allow: Annotated[
         list[str] | None,
         typer.Option(
-            "--allow", metavar="OP", help="Put an operator on the allow list.", rich_help_panel=DECISION
+            "--allow", metavar="OP", help="Put an operator on the allow list.", rich_help_panel=SAFETY
         ),
     ] = None,
     infer: Annotated[
         list[str] | None,
         typer.Option(
-            "--infer", metavar="OP", help="Put an operator on the infer list.", rich_help_panel=DECISION
+            "--infer", metavar="OP", help="Put an operator on the infer list.", rich_help_panel=SAFETY
         ),
     ] = None,
     clear: Annotated[
         list[str] | None,
         typer.Option(
-            "--clear", metavar="OP", help="Put an operator on the clear list.", rich_help_panel=DECISION
+            "--clear", metavar="OP", help="Put an operator on the clear list.", rich_help_panel=SAFETY
         ),
     ] = None,
     deny: Annotated[
         list[str] | None,
         typer.Option(
-            "--deny", metavar="OP", help="Put an operator on the deny list.", rich_help_panel=DECISION
+            "--deny", metavar="OP", help="Put an operator on the deny list.", rich_help_panel=SAFETY
         ),
     ] = None,
     keep_fp32: KeepFp32Option = None,
@@ -139,7 +143,7 @@ def optimize(
             help="`lists`: what the op lists forbid stays FP32. `data`: run the FP32 step on the batches of "
             "--inputs, forbid what would overflow or vanish there, and release what the lists taint but no "
             "gradient feels.",
-            rich_help_panel=DECISION,
+            rich_help_panel=SAFETY,
         ),
     ] = SafetyMode.LISTS,
     inputs: Annotated[
@@ -147,13 +151,15 @@ def optimize(
         typer.Option(
             metavar="FILE.npz",
             help="A real batch for --safety data or --verify: one array per input, by name. Repeatable.",
-            rich_help_panel=DECISION,
+            rich_help_panel=SAFETY,
         ),
     ] = None,
     budget: Annotated[
         float,
         typer.Option(
-            help="For --safety data: relative error that each gradient may have.", rich_help_panel=DECISION
+            metavar="ERROR",
+            help="For --safety data: relative error that each gradient may have.",
+            rich_help_panel=SAFETY,
         ),
     ] = 0.01,
     verify: VerifyOption = False,
@@ -205,7 +211,7 @@ def optimize(
             lists=chosen_lists,
             strategy=strategy,
             margin_us=margin_us,
-            pads=pads,
+            pads=not no_pads,
             pad_threshold_us=pad_threshold_us,
             min_gain=min_gain,
             low=Precision(precision.value),
@@ -260,7 +266,7 @@ def _check_inputs(safety: SafetyMode, inputs: list[Path], *, verify: bool) -> No
 def _note_what_surprises(model: Path, optimized: "Optimized", options: "Options") -> None:
     if not options.device.computes_in(options.low):
         print_note(
-            f"{options.device.title} has no {options.low.value} arithmetic: nothing is to be won in it."
+            f"{options.device.name} has no {options.low.value} arithmetic: nothing is to be won in it."
         )
     if optimized.imported.stamp is not None:
         stamp = optimized.imported.stamp

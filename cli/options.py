@@ -10,6 +10,9 @@ from campo_onnx.errors import UsageError
 
 INPUT = "Input"
 DECISION = "How to decide"
+COSTS = "Costs"
+SAFETY = "What may be low"
+VERIFICATION = "Measured on this machine"
 OUTPUT = "Output"
 
 
@@ -37,6 +40,7 @@ DeviceOption = Annotated[
     str,
     typer.Option(
         "--device",
+        metavar="NAME|FILE",
         help="The device to plan for; `campo-onnx devices` lists them. `auto`: the GPU "
         "of this machine if its figures are known, else h200.",
         rich_help_panel=DECISION,
@@ -51,13 +55,14 @@ KeepFp32Option = Annotated[
         "--keep-fp32",
         metavar="REGEX",
         help="Keep nodes in FP32 whose whole name or operator matches. Repeatable.",
-        rich_help_panel=DECISION,
+        rich_help_panel=SAFETY,
     ),
 ]
 MarginOption = Annotated[
     float,
     typer.Option(
         "--margin-us",
+        metavar="US",
         min=0.0,
         help="For fine-grained: microseconds by which FP32 must win to be kept.",
         rich_help_panel=DECISION,

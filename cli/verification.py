@@ -8,7 +8,7 @@ import typer
 
 from campo_onnx.errors import UsageError
 
-from .options import DECISION
+from .options import VERIFICATION
 from .render.console import progressing
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ VerifyOption = Annotated[
         "--verify",
         help="Measure the mixed step against FP32 on this machine, which must have --device, and write FP32 "
         "unless the mixed step is faster beyond doubt.",
-        rich_help_panel=DECISION,
+        rich_help_panel=VERIFICATION,
     ),
 ]
 RepairOption = Annotated[
@@ -34,16 +34,17 @@ RepairOption = Annotated[
         "--repair",
         help=f"With --verify: where the mixed step does not win, plan again from what was measured, up to "
         f"{REPAIRS} times.",
-        rich_help_panel=DECISION,
+        rich_help_panel=VERIFICATION,
     ),
 ]
 StepsOption = Annotated[
     int,
     typer.Option(
         "--verify-steps",
-        min=5,
+        metavar="N",
+        min=6,
         help="Rounds that --verify measures; a round is one step of each graph.",
-        rich_help_panel=DECISION,
+        rich_help_panel=VERIFICATION,
     ),
 ]
 

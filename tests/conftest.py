@@ -1,6 +1,6 @@
 """What many tests need: graphs as text, plans made by hand, and ONNX Runtime to hold results against."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,16 @@ from campo_onnx.optimize.planning import make_plan
 from campo_onnx.optimize.problem import Assignment, Problem, Verdict
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.pipeline import Options, pose
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep a developer's own calibrations and timings out of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME"):
+            patch.setenv(name, str(tmp_path_factory.mktemp(name.lower())))
+        yield
+
 
 Arrays = Mapping[str, NDArray[Any]]
 

@@ -34,7 +34,7 @@ HOMES = {
     "pynvml": ("campo_onnx.runtime",),
     "rich": ("cli.render",),
     "typer": ("cli",),
-    "torch": ("campo_onnx.export.torch", "campo_onnx.integrations.ortmodule"),
+    "torch": ("campo_onnx.export.torch", "campo_onnx.integrations.ortmodule", "campo_onnx.runtime.kineto"),
     "jax": ("campo_onnx.export.jax",),
 }
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,8 @@ class Scores:
         Of the estimate from the device's figures.
     fp32
         Of the FP32 time predicted from shapes.
+    with_counters
+        Of the model that reads hardware counters, too; None without one.
     """
 
     shapes: int
@@ -46,6 +47,7 @@ class Scores:
     general: float
     roofline: float
     fp32: float
+    with_counters: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,9 @@ class OpEntry:
         Shapes it was fitted to.
     scores
         How good it is.
+    with_counters
+        Low-precision time from FP32 time for nodes whose hardware counters are known, too; None where
+        they could not be read for every shape.
     """
 
     op: str
@@ -77,6 +82,7 @@ class OpEntry:
     time: TimeModel
     fitted: int
     scores: Scores
+    with_counters: OpModel | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +113,8 @@ class Calibration:
         Operators that could not be measured, with the reason.
     measured_at
         When, in UTC.
+    counters_refusal
+        Why there are no hardware counters where they were asked for.
     """
 
     machine: Machine
@@ -122,11 +130,17 @@ class Calibration:
     general_time: TimeModel
     failures: Mapping[str, str]
     measured_at: str
+    counters_refusal: str = ""
 
     @property
     def score(self) -> float:
         """M_A over all held-out shapes of all operators."""
         return self.mean(lambda scores: scores.chosen)
+
+    @property
+    def operators(self) -> int:
+        """How many operators have a model of their own."""
+        return len({entry.op for entry in self.entries})
 
     def mean(self, pick: Any) -> float:
         """Mean of one figure of the scores over all held-out shapes."""
@@ -199,13 +213,6 @@ def load_calibration(path: Path) -> Calibration:
     return Calibration.from_json(text, str(path))
 
 
-def shipped_calibration(device: str, precision: Precision) -> Calibration | None:
-    """The calibration that comes with the program, or None when there is none for the device."""
-    name = f"{device}-{precision.value}.json"
-    file = files("campo_onnx.calibrate").joinpath("data", "calibrations", name)
-    return Calibration.from_json(file.read_text(encoding="utf-8"), name) if file.is_file() else None
-
-
 def _device(facts: Mapping[str, Any]) -> Device:
     capability = facts["compute_capability"]
     return Device(
@@ -225,6 +232,7 @@ def _entry(row: Mapping[str, Any]) -> OpEntry:
             "model": _op_model(row["model"]),
             "time": _time_model(row["time"]),
             "scores": Scores(**row["scores"]),
+            "with_counters": _op_model(row["with_counters"]) if row.get("with_counters") else None,
         }
     )
 

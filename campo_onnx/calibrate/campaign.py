@@ -4,13 +4,14 @@ Everything measured goes through the store, so a campaign that is interrupted go
 stopped, and a longer one builds on a shorter one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from campo_onnx.calibrate.accuracy import accuracy, fit_best, model_accuracy, split
 from campo_onnx.calibrate.calibration import Calibration, OpEntry, Scores
 from campo_onnx.calibrate.costs import CastModel
+from campo_onnx.calibrate.counters import Counted
 from campo_onnx.calibrate.device import Device, DeviceKind
 from campo_onnx.calibrate.events import events_of, static_events
 from campo_onnx.calibrate.fit import OpModel, Sample, TimeModel, fit_cast, fit_time
@@ -81,6 +82,7 @@ class _Pair:
 
     signature: Signature
     sample: Sample
+    counters: Mapping[str, float] = field(default_factory=dict)
 
 
 def calibrate(
@@ -89,6 +91,7 @@ def calibrate(
     device: Device,
     precision: Precision,
     on_progress: Callable[[int, int], None] | None = None,
+    read_counters: Callable[[Iterable[Signature], Bench], Counted] | None = None,
 ) -> Calibration:
     """Measure and fit.
 
@@ -104,6 +107,9 @@ def calibrate(
         The low precision.
     on_progress
         Called with the measurements done and to do.
+    read_counters
+        What reads hardware counters of FP32 nodes (:func:`campo_onnx.calibrate.counters.counters_of`);
+        None does without. Once it refuses, the rest of the campaign does without, too.
 
     Raises
     ------
@@ -141,6 +147,9 @@ def calibrate(
             if pair is not None:
                 group = (op, takes_tensor_cores(signature, device, precision))
                 pairs.setdefault(group, []).append(pair)
+    counters_refusal = ""
+    if read_counters is not None:
+        pairs, counters_refusal = _counted(pairs, bench, read_counters)
     entries, general, general_time = _fit(pairs, device, precision, failures)
     return Calibration(
         machine=bench.machine,
@@ -156,6 +165,7 @@ def calibrate(
         general_time=general_time,
         failures=failures,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        counters_refusal=counters_refusal,
     )
 
 
@@ -184,6 +194,20 @@ def _measure(
         return None
     events = events_of(signature, fp32_us, device)
     return _Pair(signature=signature, sample=Sample(fp32_us=fp32_us, low_us=low_us, events=events))
+
+
+def _counted(
+    pairs: Mapping[tuple[str, bool], list[_Pair]],
+    bench: Bench,
+    read_counters: Callable[[Iterable[Signature], Bench], Counted],
+) -> tuple[dict[tuple[str, bool], list[_Pair]], str]:
+    """Add hardware counters to pairs; and say why some have none."""
+    found = read_counters((pair.signature for group in pairs.values() for pair in group), bench)
+    counted = {
+        group: [replace(pair, counters=found.by_key.get(pair.signature.key, {})) for pair in members]
+        for group, members in pairs.items()
+    }
+    return counted, found.refusal
 
 
 def _fit_casts(measured: Sequence[tuple[int, float]]) -> tuple[CastModel, float, float]:
@@ -221,6 +245,7 @@ def _fit(
             failures.setdefault(op, f"only {len(fitted)} shapes to fit{where}")
             continue
         time, tests = _fit_time(fitted, device), [pair.sample for pair in kept]
+        with_counters, counters_score = _fit_counted(fitted, kept)
         scores = Scores(
             shapes=len(kept),
             chosen=accuracy(best.model, tests),
@@ -232,6 +257,7 @@ def _fit(
             fp32=model_accuracy(
                 [time.fp32_us(static_events(p.signature, device)) for p in kept], [s.fp32_us for s in tests]
             ),
+            with_counters=counters_score,
         )
         entries.append(
             OpEntry(
@@ -242,9 +268,22 @@ def _fit(
                 time=time,
                 fitted=len(fitted),
                 scores=scores,
+                with_counters=with_counters,
             )
         )
     return tuple(entries), general.model, general_time
+
+
+def _fit_counted(fitted: Sequence[_Pair], kept: Sequence[_Pair]) -> tuple[OpModel | None, float | None]:
+    """Fit with hardware counters beside the derived events, and M_A of it; where all shapes have them."""
+    shared = set.intersection(*(set(pair.counters) for pair in (*fitted, *kept)))
+
+    def samples(pairs: Sequence[_Pair]) -> list[Sample]:
+        extra = [{name: pair.counters[name] for name in sorted(shared)} for pair in pairs]
+        return [replace(p.sample, events={**p.sample.events, **e}) for p, e in zip(pairs, extra, strict=True)]
+
+    best = fit_best(samples(fitted)) if shared else None
+    return (best.model, accuracy(best.model, samples(kept))) if best is not None else (None, None)
 
 
 def _fit_time(pairs: Sequence[_Pair], device: Device) -> TimeModel:

@@ -35,7 +35,11 @@ class CostModel:
         self._entries = {(entry.op, entry.on_tensor_cores): entry for entry in calibration.entries}
 
     def predict(
-        self, view: GraphView, ports: Mapping[str, Ports], fp32_us: Mapping[str, float] | None = None
+        self,
+        view: GraphView,
+        ports: Mapping[str, Ports],
+        fp32_us: Mapping[str, float] | None = None,
+        counters: Mapping[str, Mapping[str, float]] | None = None,
     ) -> CostTable:
         """Predict every node of a graph.
 
@@ -48,16 +52,27 @@ class CostModel:
         fp32_us
             Measured FP32 times by node name (a profile); nodes that are missing, or all without
             a profile, are predicted from their shapes.
+        counters
+            Hardware counters in FP32 by node name (a profile), for the models that read them.
         """
-        measured = fp32_us or {}
+        measured, counted = fp32_us or {}, counters or {}
         nodes = {
-            node.name: self._node_cost(node, view, ports[node.name], measured.get(node.name))
+            node.name: self._node_cost(
+                node, view, ports[node.name], measured.get(node.name), counted.get(node.name, {})
+            )
             for node in view.nodes
         }
         calibration = self.calibration
         return CostTable(device=calibration.device.name, source=SOURCE, nodes=nodes, cast=calibration.cast)
 
-    def _node_cost(self, node: OpNode, view: GraphView, ports: Ports, measured_us: float | None) -> NodeCost:
+    def _node_cost(
+        self,
+        node: OpNode,
+        view: GraphView,
+        ports: Ports,
+        measured_us: float | None,
+        counters: Mapping[str, float],
+    ) -> NodeCost:
         calibration = self.calibration
         signature = signature_of(node, view)
         if node.op == _CONSTANT:
@@ -72,8 +87,13 @@ class CostModel:
         source = SOURCE if entry is not None else GENERAL
         if ports.refusal:
             return _fixed(node, fp32_us, source)
+        events = {**events_of(signature, fp32_us, calibration.device), **counters}
         model = entry.model if entry is not None else calibration.general
-        low_us = model.low_us(fp32_us, events_of(signature, fp32_us, calibration.device))
+        if entry is not None and entry.with_counters is not None and entry.with_counters.reads(events):
+            model = entry.with_counters
+        low_us = model.low_us(fp32_us, events)
+        if not calibration.device.computes_in(calibration.precision):
+            low_us = max(low_us, fp32_us)  # FP32 kernels between Casts: as where nodes are measured
         return NodeCost(
             node=node.name,
             fp32_us=fp32_us,

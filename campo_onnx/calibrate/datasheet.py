@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -16,6 +17,45 @@ GIGA = 1e9
 MIB = 2**20
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumption:
+    """A figure that no data sheet states.
+
+    Parameters
+    ----------
+    name
+        What it is.
+    value
+        The figure: microseconds for a name that ends in ``_us``, else a share of the peak.
+    reason
+        Why it was taken.
+    """
+
+    name: str
+    value: float
+    reason: str
+
+
+@cache
+def _tables() -> Mapping[str, Any]:
+    text = files("campo_onnx.calibrate").joinpath("data", "datasheets.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def assumptions(name: str) -> tuple[Assumption, ...]:
+    """What is assumed about a device, beside its public figures.
+
+    Raises
+    ------
+    UsageError
+        If there is no device of that name.
+    """
+    rows = _tables()["assumptions"][_tables()["device"][device(name).name]["assumptions"]]
+    return tuple(
+        Assumption(name=key, value=float(row["value"]), reason=row["reason"]) for key, row in rows.items()
+    )
+
+
 @cache
 def devices() -> Mapping[str, Device]:
     """All devices of ``data/datasheets.toml`` by name, in the file's order.
@@ -25,8 +65,7 @@ def devices() -> Mapping[str, Device]:
     >>> devices()["v100"].memory_bandwidth_bytes_per_s
     900000000000.0
     """
-    text = files("campo_onnx.calibrate").joinpath("data", "datasheets.toml").read_text(encoding="utf-8")
-    tables = tomllib.loads(text)
+    tables = _tables()
     return MappingProxyType(
         {
             name: _device(name, row, tables["assumptions"][row["assumptions"]])

@@ -37,13 +37,13 @@ def resolve_device(name: str) -> tuple[Device, str]:
         return datasheet_device(name), ""
     found = gpu_name()
     if found is None:
-        note = f"No GPU here: planning for {FALLBACK}, from public figures. Choose with --device."
+        note = f"No GPU here: planning for {FALLBACK}. Choose with --device."
         return datasheet_device(FALLBACK), note
     match = matching(found)
     if match is None:
         note = f"No figures for this machine's {found}: planning for {FALLBACK}. Choose with --device."
         return datasheet_device(FALLBACK), note
-    return match, f"Planning for this machine's {found}, from public figures."
+    return match, f"Planning for this machine's {found}."
 
 
 def gpu_name() -> str | None:

@@ -30,7 +30,7 @@ class Evidence:
     Parameters
     ----------
     calibration
-        Of the device; None takes the one that is shipped for it, if there is one.
+        Of the device; None takes the user's own or the one that is shipped, if there is one.
     profile
         FP32 times of the very graph.
     store

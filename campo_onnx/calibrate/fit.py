@@ -91,6 +91,10 @@ class OpModel:
     sigma_us: float
     ratios: tuple[float, float] | None = None
 
+    def reads(self, events: Mapping[str, float]) -> bool:
+        """Whether all its features are among the events."""
+        return all(name == TIME or name in events for name in self.features)
+
     def low_us(self, fp32_us: float, events: Mapping[str, float]) -> float:
         """Predict the low-precision time of a node from its FP32 time and events."""
         events = {**events, TIME: 1.0}

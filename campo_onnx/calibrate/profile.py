@@ -1,43 +1,30 @@
-"""Profile one FP32 training step: a table with a row for every node.
-
-On a CPU the times come from ONNX Runtime's own profile of repeated steps. On CUDA that profile
-records launches only, so each distinct node is timed alone.
-"""
+"""The profile of one FP32 training step: a table with a row for every node, and its file."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-from numpy.typing import NDArray
 
-from campo_onnx.calibrate.device import Device
-from campo_onnx.calibrate.events import EVENTS, events_of
-from campo_onnx.calibrate.microbench import Bench, Measured, time_all
-from campo_onnx.calibrate.signature import Signature, signature_of
+from campo_onnx.calibrate.counters import COUNTERS
+from campo_onnx.calibrate.events import EVENTS
 from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
-from campo_onnx.ir.importer import Imported
-from campo_onnx.ir.view import GraphView, OpKey
+from campo_onnx.ir.view import GraphView
 from campo_onnx.runtime.providers import Machine
-from campo_onnx.runtime.sessions import bind, open_session
-from campo_onnx.runtime.timing import Effort, Timing, measure
-from campo_onnx.runtime.traces import trace
 
 FORMAT_VERSION = 1
 """Version of the file; raised when a reader of the old one would misread the new one."""
 
 TRACE = "trace"
+KERNEL_TRACE = "kernel trace"
 ONE_NODE = "one-node"
 CONSTANT = "constant"
 FAILED = "not measured"
 
 _KEY = "campo-onnx:profile"
-_CONSTANT = OpKey("", "Constant")
-_NOTHING = Timing(median_us=0.0, spread_us=0.0, repeats=0)
-_SCHEMA: dict[str, pl.DataType] = {
+SCHEMA: dict[str, pl.DataType] = {
     "node": pl.String(),
     "op": pl.String(),
     "inputs": pl.String(),
@@ -47,7 +34,9 @@ _SCHEMA: dict[str, pl.DataType] = {
     "repeats": pl.Int64(),
     "measured": pl.String(),
     **{event: pl.Float64() for event in EVENTS},
+    **{counter: pl.Float64() for counter in COUNTERS},
 }
+"""Columns of the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +47,8 @@ class Profile:
     ----------
     table
         One row per node: name, op, types and shapes, median and spread in microseconds, repeats,
-        how it was measured (``trace``, ``one-node``, ``constant``, ``not measured``), events. A
-        time that was not measured is null.
+        how it was measured (``trace``, ``kernel trace``, ``one-node``, ``constant``, ``not
+        measured``), events, hardware counters. What was not measured is null.
     machine
         Where.
     digest
@@ -67,9 +56,12 @@ class Profile:
     step_us
         The whole step as the runtime timed it.
     accounted
-        Share of a step that its own node times add up to; None where the step was not traced.
+        Share of a step (on CUDA: of the time in which the GPU was busy) that its own node times add up
+        to; None where the step was not traced.
     measured_at
         When, in UTC.
+    notes
+        Why the kernel trace or hardware counters were not used, where they were asked for.
     """
 
     table: pl.DataFrame
@@ -78,6 +70,7 @@ class Profile:
     step_us: float
     accounted: float | None
     measured_at: str
+    notes: tuple[str, ...] = ()
 
     @property
     def nodes_us(self) -> float:
@@ -93,6 +86,12 @@ class Profile:
         """FP32 time by node name, of the nodes that were measured."""
         rows = self.table.select("node", "fp32_us").drop_nulls().iter_rows()
         return dict(rows)
+
+    def counters(self) -> Mapping[str, Mapping[str, float]]:
+        """Hardware counters by node name, of the nodes that have any."""
+        rows = self.table.select("node", *COUNTERS).iter_rows(named=True)
+        known = {row["node"]: {name: row[name] for name in COUNTERS if row[name] is not None} for row in rows}
+        return {name: counters for name, counters in known.items() if counters}
 
     def ops(self) -> pl.DataFrame:
         """Time by operator, longest first: columns ``op``, ``nodes``, ``fp32_us``."""
@@ -112,6 +111,7 @@ class Profile:
             "step_us": self.step_us,
             "accounted": self.accounted,
             "measured_at": self.measured_at,
+            "notes": self.notes,
         }
 
     def check_fits(self, view: GraphView) -> None:
@@ -130,12 +130,12 @@ class Profile:
             )
 
     def check_device(self, machine: Machine) -> None:
-        """Make sure the profile is of a device.
+        """Make sure the profile is of a device, in the same state.
 
         Raises
         ------
         DeviceMismatchError
-            If it is of another.
+            If it is of another, or FP32 meant something else: with and without TF32.
         """
         if not self.machine.is_same_device(machine):
             raise DeviceMismatchError(
@@ -143,132 +143,16 @@ class Profile:
                 why=f"the costs are for {machine.device} ({machine.provider})",
                 remedy="Profile the graph on that device.",
             )
+        if self.machine.tf32 != machine.tf32:
+            raise DeviceMismatchError(
+                f"the profile was taken {_with_tf32(self.machine)}",
+                why=f"the costs are for FP32 {_with_tf32(machine)}",
+                remedy="Profile the graph again; NVIDIA_TF32_OVERRIDE=0 turns TF32 off.",
+            )
 
 
-def take_profile(
-    imported: Imported,
-    feeds: Mapping[str, NDArray[Any]],
-    bench: Bench,
-    device: Device,
-    *,
-    steps: int = 10,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> Profile:
-    """Run a graph and time its nodes.
-
-    Parameters
-    ----------
-    imported
-        The graph.
-    feeds
-        A value for every input.
-    bench
-        Where to run, and the store for nodes that are timed alone.
-    device
-        Figures of the machine, for the events.
-    steps
-        Steps that count.
-    on_progress
-        Called with what is done and what there is to do.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If ONNX Runtime cannot load or run the graph.
-    """
-    view = imported.view
-    signatures = {node.name: signature_of(node, view) for node in view.nodes}
-    traced: Mapping[str, Timing] = {}
-    accounted: float | None = None
-    warmup = 2
-    if bench.machine.provider == "cpu":
-        done = _Counter(steps + warmup, on_progress)
-        found = trace(
-            imported.model,
-            feeds,
-            bench.machine,
-            steps=steps,
-            warmup=warmup,
-            folder=imported.folder,
-            on_step=done.advance,
-        )
-        traced, step_us, accounted = found.nodes, found.step.median_us, found.accounted
-    else:
-        session = open_session(imported.model, bench.machine, folder=imported.folder, strict=False)
-        step = bind(session, feeds, bench.machine.provider)
-        step_us = measure(step, Effort(warmup=warmup, repeats=steps, budget_s=60.0)).median_us
-    alone = _time_alone(view, signatures, traced, bench, on_progress)
-    rows = []
-    for node in view.nodes:
-        signature = signatures[node.name]
-        timing, how = _timing(node.name, node.op, traced, alone, signature)
-        rows.append(
-            {
-                "node": node.name,
-                "op": node.op.label,
-                "inputs": signature.input_types if signature else "",
-                "outputs": signature.output_types if signature else "",
-                "fp32_us": timing.median_us if timing else None,
-                "spread_us": timing.spread_us if timing else None,
-                "repeats": timing.repeats if timing else 0,
-                "measured": how,
-                **(events_of(signature, timing.median_us, device) if signature and timing else {}),
-            }
-        )
-    return Profile(
-        table=pl.DataFrame(rows, schema=_SCHEMA),
-        machine=bench.machine,
-        digest=view.digest,
-        step_us=step_us,
-        accounted=accounted,
-        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-
-
-class _Counter:
-    """Counts up towards a total and tells somebody."""
-
-    def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
-        self.done, self.total, self.tell = 0, total, tell
-
-    def advance(self, _measured: Measured | None = None) -> None:
-        self.done += 1
-        if self.tell is not None:
-            self.tell(self.done, self.total)
-
-
-def _time_alone(
-    view: GraphView,
-    signatures: Mapping[str, Signature | None],
-    traced: Mapping[str, Timing],
-    bench: Bench,
-    on_progress: Callable[[int, int], None] | None,
-) -> Mapping[str, Timing]:
-    """Time nodes the trace lacks, each distinct one once; by signature."""
-    distinct: dict[str, Signature] = {}
-    for node in view.nodes:
-        signature = signatures[node.name]
-        if signature is not None and node.name not in traced and node.op != _CONSTANT:
-            distinct.setdefault(signature.key, signature)
-    done = _Counter(len(distinct), on_progress if distinct else None)
-    measured = time_all(distinct.values(), bench, done.advance)
-    return {m.signature.key: m.timing for m in measured if m.timing is not None}
-
-
-def _timing(
-    name: str,
-    op: OpKey,
-    traced: Mapping[str, Timing],
-    alone: Mapping[str, Timing],
-    signature: Signature | None,
-) -> tuple[Timing | None, str]:
-    if op == _CONSTANT:
-        return _NOTHING, CONSTANT
-    if name in traced:
-        return traced[name], TRACE
-    if signature is not None and signature.key in alone:
-        return alone[signature.key], ONE_NODE
-    return None, FAILED
+def _with_tf32(machine: Machine) -> str:
+    return f"{'with' if machine.tf32 else 'without'} TF32"
 
 
 def write_profile(profile: Profile, path: Path) -> None:
@@ -283,9 +167,9 @@ def write_profile(profile: Profile, path: Path) -> None:
     try:
         profile.table.write_parquet(draft, metadata={_KEY: json.dumps(profile._facts())})
         draft.replace(path)
-    except OSError as error:
+    except (OSError, pl.exceptions.PolarsError) as error:
         draft.unlink(missing_ok=True)
-        raise UsageError(f"{path} cannot be written", why=error.strerror or str(error)) from None
+        raise UsageError(f"{path} cannot be written", why=str(error)) from None
 
 
 def read_profile(path: Path) -> Profile:
@@ -310,13 +194,15 @@ def read_profile(path: Path) -> Profile:
         version = facts["format_version"]
         if version > FORMAT_VERSION:
             raise ProfileError(f"{path} is a profile of a newer campo-onnx", remedy="Update campo-onnx.")
+        uncounted = [pl.lit(None, pl.Float64).alias(c) for c in COUNTERS if c not in table.columns]
         return Profile(
-            table=table.select(list(_SCHEMA)),
+            table=table.with_columns(uncounted).select(list(SCHEMA)),
             machine=Machine(**facts["machine"]),
             digest=facts["digest"],
             step_us=float(facts["step_us"]),
             accounted=facts["accounted"],
             measured_at=facts["measured_at"],
+            notes=tuple(facts.get("notes", ())),
         )
     except (KeyError, TypeError, ValueError, pl.exceptions.PolarsError):
         raise ProfileError(

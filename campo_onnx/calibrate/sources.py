@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from campo_onnx.calibrate import detect
-from campo_onnx.calibrate.calibration import Calibration, shipped_calibration
+from campo_onnx.calibrate.calibration import Calibration
+from campo_onnx.calibrate.calibrations import found_calibrations
 from campo_onnx.calibrate.cost_model import CostModel
 from campo_onnx.calibrate.costs import CastModel, CostTable, NodeCost
 from campo_onnx.calibrate.device import Device
@@ -56,10 +57,11 @@ def costs_for(
     Raises
     ------
     UsageError
-        If ``model`` is asked for and there is no calibration of the device.
+        If ``model`` is asked for, or a profile given, and there is no calibration of the device.
     DeviceMismatchError
-        If a calibration or profile is of another device or precision, or ``measure`` is asked for
-        a device that is not this machine's.
+        If a calibration or profile is of another device or precision, ``model`` is asked for and the
+        user's calibration was made with other software, or ``measure`` is asked for a device that is
+        not this machine's.
     DeviceUnavailableError
         If the device's provider does not load.
     ProfileError
@@ -68,12 +70,13 @@ def costs_for(
     known = evidence or Evidence()
     if source is CostSource.DATASHEET:
         return estimate(view, ports, device, precision)
-    calibration = known.calibration or shipped_calibration(device.name, precision)
-    if source is CostSource.MODEL or (source is CostSource.AUTO and calibration is not None):
+    calibration = known.calibration or _found(device, precision, source)
+    wants_model = source is CostSource.AUTO and (calibration is not None or known.profile is not None)
+    if source is CostSource.MODEL or wants_model:
         return _modelled(view, ports, device, precision, calibration, known.profile)
     if source is CostSource.AUTO and not is_here(device):
         return estimate(view, ports, device, precision)
-    here = _this_machine(device, known.threads)
+    here = this_machine(device, known.threads)
     if known.store is not None:
         return measured_costs(
             view, ports, device, precision, Bench(machine=here, store=known.store), known.on_progress
@@ -83,16 +86,42 @@ def costs_for(
         return measured_costs(view, ports, device, precision, bench, known.on_progress)
 
 
+def _found(device: Device, precision: Precision, source: CostSource) -> Calibration | None:
+    """Find a calibration by name; one that no longer fits is passed over or, if asked for, refused."""
+    refused = None
+    for found in found_calibrations(device.name, precision) if source is not CostSource.MEASURE else ():
+        if not found.refusal:
+            return found.calibration
+        refused = refused or found
+    if refused is not None and source is CostSource.MODEL:
+        raise DeviceMismatchError(
+            f"the calibration {refused.file} does not fit",
+            why=refused.refusal,
+            remedy="Make it again with campo-onnx calibrate --force, or pass the file itself as "
+            "--device FILE to take it all the same.",
+        )
+    return None
+
+
 def is_here(device: Device) -> bool:
     """Whether this machine is, or has, the device, with a provider that loads."""
     try:
-        _this_machine(device, 0)
+        this_machine(device)
     except (DeviceUnavailableError, DeviceMismatchError):
         return False
     return True
 
 
-def _this_machine(device: Device, threads: int) -> Machine:
+def this_machine(device: Device, threads: int = 0) -> Machine:
+    """Identify this machine, which must have the device.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If the device's provider does not load.
+    DeviceMismatchError
+        If this machine has another GPU.
+    """
     here = machine(choose_provider(device.provider), threads)
     if device.provider == "cuda":
         known = detect.matching(here.device)
@@ -116,8 +145,7 @@ def _modelled(
     if calibration is None:
         raise UsageError(
             f"there is no calibration of {device.name} in {precision.value}",
-            remedy="Make one on that device with campo-onnx calibrate, and pass it as --device FILE; or take "
-            "--costs datasheet.",
+            remedy="Make one on that device with campo-onnx calibrate; or take --costs datasheet.",
         )
     if (calibration.device.name, calibration.precision) != (device.name, precision):
         raise DeviceMismatchError(
@@ -129,7 +157,7 @@ def _modelled(
         return CostModel(calibration).predict(view, ports)
     profile.check_fits(view)
     profile.check_device(calibration.machine)
-    return CostModel(calibration).predict(view, ports, profile.fp32_us())
+    return CostModel(calibration).predict(view, ports, profile.fp32_us(), profile.counters())
 
 
 def measured_costs(
@@ -164,7 +192,7 @@ def measured_costs(
     cast_model = fit_cast([elements for elements, _ in sweep], [us for _, us in sweep])
     times: dict[str, tuple[float, float] | None] = {}
     for key, signature in distinct.items():
-        times[key] = _both_us(signature, precision, bench, cast_model)
+        times[key] = _both_us(signature, precision, bench, cast_model, may_gain=device.computes_in(precision))
         advance()
     estimated = estimate(view, ports, device, precision).nodes
     nodes = {}
@@ -191,7 +219,7 @@ def _measured_node(
 
 
 def _both_us(
-    signature: Signature, precision: Precision, bench: Bench, cast: CastModel
+    signature: Signature, precision: Precision, bench: Bench, cast: CastModel, *, may_gain: bool
 ) -> tuple[float, float] | None:
     """FP32 and low-precision time of a node; None when it does not even run in FP32."""
     try:
@@ -206,8 +234,10 @@ def _both_us(
     except UnsupportedModelError:
         return fp32_us, fp32_us + _surrounding_casts_us(signature, precision, cast)
     opset = signature.view.opset.get(signature.node.op.domain, 1)
-    if not has_kernel(signature.node.op, opset, bench.machine.provider, precision):
-        # ONNX Runtime runs the FP32 kernel between Casts; anything faster than the kernel is noise.
+    if not (may_gain and has_kernel(signature.node.op, opset, bench.machine.provider, precision)):
+        # ONNX Runtime runs the FP32 kernel between Casts; anything faster than the kernel is noise. Where
+        # nothing computes in the low precision, it does so even with nodes that have a kernel and only
+        # move bytes, once their neighbours are treated like that.
         low_us = max(low_us, fp32_us)
     return fp32_us, low_us
 

@@ -1,4 +1,4 @@
-"""Every timing ever taken, kept for good: one SQLite file that processes share.
+"""Every timing and counter ever read, kept for good: one SQLite file that processes share.
 
 A measurement is on disk before the next one starts, so a kill loses at most the one in flight.
 Timings are filed under everything that could change them: the machine with its software, what was
@@ -9,7 +9,8 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -32,7 +33,7 @@ _SUFFIX = ".sqlite"
 _APPLICATION_ID = 0x43414D50  # "CAMP": tells our files from other programs'
 _VERSION = 1
 _WAIT_S = 30.0
-_SCHEMA = """
+_TIMINGS = """
 CREATE TABLE IF NOT EXISTS timings (
     machine TEXT NOT NULL,
     signature TEXT NOT NULL,
@@ -44,10 +45,22 @@ CREATE TABLE IF NOT EXISTS timings (
     PRIMARY KEY (machine, signature, execution)
 ) WITHOUT ROWID
 """
+_COUNTERS = """
+CREATE TABLE IF NOT EXISTS counters (
+    machine TEXT NOT NULL,
+    signature TEXT NOT NULL,
+    execution TEXT NOT NULL,
+    counters TEXT NOT NULL,
+    measured_at TEXT NOT NULL,
+    PRIMARY KEY (machine, signature, execution)
+) WITHOUT ROWID
+"""
 _FIND = (
     "SELECT median_us, spread_us, repeats FROM timings WHERE machine = ? AND signature = ? AND execution = ?"
 )
 _ADD = "INSERT OR REPLACE INTO timings VALUES (?, ?, ?, ?, ?, ?, ?)"
+_FIND_COUNTERS = "SELECT counters FROM counters WHERE machine = ? AND signature = ? AND execution = ?"
+_ADD_COUNTERS = "INSERT OR REPLACE INTO counters VALUES (?, ?, ?, ?, ?)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +144,31 @@ class Store:
 
     def add(self, key: TimingKey, timing: Timing) -> None:
         """File a timing; it is on disk when this returns, and replaces an earlier one."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        row = (*key.row(), timing.median_us, timing.spread_us, timing.repeats, now)
+        row = (*key.row(), timing.median_us, timing.spread_us, timing.repeats, _now())
         with self._refusals():
             self._connection.execute(_ADD, row)
+
+    def find_counters(self, key: TimingKey) -> Mapping[str, float] | None:
+        """Look up hardware counters; empty ones were looked for and could not be read."""
+        with self._refusals():
+            row = self._connection.execute(_FIND_COUNTERS, key.row()).fetchone()
+        return None if row is None else dict(json.loads(row[0]))
+
+    def add_counters(self, key: TimingKey, counters: Mapping[str, float]) -> None:
+        """File hardware counters; they are on disk when this returns."""
+        row = (*key.row(), json.dumps(dict(counters)), _now())
+        with self._refusals():
+            self._connection.execute(_ADD_COUNTERS, row)
+
+    def timed_devices(self) -> Mapping[tuple[str, str], int]:
+        """Number of timings by provider and device, whatever the software."""
+        with self._refusals():
+            rows = self._connection.execute("SELECT machine, count(*) FROM timings GROUP BY machine")
+            found = [(json.loads(machine), int(count)) for machine, count in rows]
+        totals: Counter[tuple[str, str]] = Counter()
+        for machine, count in found:
+            totals[machine["provider"], machine["device"]] += count
+        return dict(totals)
 
     def __len__(self) -> int:
         with self._refusals():
@@ -203,6 +237,10 @@ def _damage(path: Path) -> str:
     return ""
 
 
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def _foreign(path: Path, why: str) -> ProfileError:
     return ProfileError(
         f"{path} is no measurement store of this version", why=why, remedy="Name another file."
@@ -221,7 +259,8 @@ def _connect(path: Path | None) -> sqlite3.Connection:
         connection = _open(path)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")  # a kill loses nothing; a power cut the last rows
-    connection.execute(_SCHEMA)
+    connection.execute(_TIMINGS)
+    connection.execute(_COUNTERS)
     if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION_ID,):
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {_VERSION}")

@@ -110,9 +110,14 @@ def open_session(
     if machine.provider == "cuda":
         if strict:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-        provider = (name, {"enable_cuda_graph": "1" if cuda_graph else "0"})
+        # By default the arena grows in powers of two, and two sessions at a time fill a small card.
+        memory = {"arena_extend_strategy": "kSameAsRequested"}
+        provider = (name, {"enable_cuda_graph": "1" if cuda_graph else "0", **memory})
     try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=[provider])
+        # Without a say, a provider that fails is replaced by the CPU, with a message on stdout.
+        session = ort.InferenceSession(
+            model.SerializeToString(), options, providers=[provider], enable_fallback=0
+        )
     except RUNTIME_ERRORS as error:
         raise UnsupportedModelError(
             "ONNX Runtime cannot load the graph",
@@ -163,7 +168,34 @@ def bind(
     callable
         Runs one step and waits for it; results stay on the device. It raises
         :class:`UnsupportedModelError` if a node fails.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If inputs and outputs do not fit the graph, or the device's memory.
     """
+    try:
+        binding, kept = _bound(session, feeds, provider)
+    except RUNTIME_ERRORS as error:  # the device's memory is full, for one
+        raise UnsupportedModelError(
+            "ONNX Runtime cannot take the graph's inputs and outputs", why=_first_line(error)
+        ) from None
+
+    def step(_alive: Any = (kept, feeds)) -> None:
+        try:
+            session.run_with_iobinding(binding)
+        except RUNTIME_ERRORS as error:
+            raise UnsupportedModelError(
+                "ONNX Runtime failed to run the graph", why=_first_line(error)
+            ) from None
+
+    return step
+
+
+def _bound(
+    session: ort.InferenceSession, feeds: Mapping[str, NDArray[Any]], provider: str
+) -> tuple[ort.IOBinding, Mapping[str, ort.OrtValue]]:
+    """Bind inputs, which are copied to the device, and outputs."""
     binding = session.io_binding()
     kept = {}  # ONNX Runtime does not keep the arrays alive
     for name, array in feeds.items():
@@ -177,16 +209,8 @@ def bind(
             binding.bind_ortvalue_output(output.name, value)
         else:
             binding.bind_output(output.name, provider)
-
-    def step(_alive: Any = (kept, feeds)) -> None:
-        try:
-            session.run_with_iobinding(binding)
-        except RUNTIME_ERRORS as error:
-            raise UnsupportedModelError(
-                "ONNX Runtime failed to run the graph", why=_first_line(error)
-            ) from None
-
-    return step
+    binding.synchronize_inputs()  # copies may go on after the calls that began them
+    return binding, kept
 
 
 def _ort_value(array: NDArray[Any]) -> ort.OrtValue:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto
 
-from campo_onnx.calibrate.calibration import Calibration, load_calibration, shipped_calibration
+from campo_onnx.calibrate.calibration import Calibration, load_calibration
 from campo_onnx.calibrate.campaign import Campaign, calibrate
 from campo_onnx.calibrate.cost_model import GENERAL, SOURCE, CostModel
 from campo_onnx.calibrate.datasheet import device as datasheet_device
@@ -137,10 +137,6 @@ def test_bad_files(calibration: Calibration, tmp_path: Path) -> None:
     del lacking["machine"]["ort"]
     with pytest.raises(ProfileError):
         load_calibration(written(json.dumps(lacking)))
-
-
-def test_nothing_is_shipped_for_a_device_nobody_measured() -> None:
-    assert shipped_calibration("no-such-device", Precision.FP16) is None
 
 
 def test_every_node_is_predicted_also_without_a_profile(calibration: Calibration, view: GraphView) -> None:

@@ -9,10 +9,12 @@ import polars as pl
 import pytest
 from onnx import TensorProto, helper
 
+from campo_onnx.calibrate.counters import COUNTERS
 from campo_onnx.calibrate.events import EVENTS
 from campo_onnx.calibrate.local import device_of
 from campo_onnx.calibrate.microbench import Bench
-from campo_onnx.calibrate.profile import Profile, read_profile, take_profile, write_profile
+from campo_onnx.calibrate.profile import Profile, read_profile, write_profile
+from campo_onnx.calibrate.profiling import take_profile
 from campo_onnx.calibrate.store import Store
 from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
 from campo_onnx.ir.importer import Imported, import_model
@@ -104,6 +106,35 @@ def test_fits_only_its_graph_and_device(profile: Profile, imported: Imported) ->
         profile.check_fits(import_model(DATA / "alexnet_like.onnx").view)
     with pytest.raises(DeviceMismatchError, match="H200"):
         profile.check_device(replace(HERE, device="H200"))
+    with pytest.raises(DeviceMismatchError, match="without TF32: the costs are for FP32 with TF32"):
+        profile.check_device(replace(HERE, tf32=True))
+
+
+def test_profiles_from_before_counters_are_read(profile: Profile, tmp_path: Path) -> None:
+    older = replace(profile, table=profile.table.drop(COUNTERS))
+    write_profile(older, tmp_path / "p.parquet")
+    back = read_profile(tmp_path / "p.parquet")
+    assert back.counters() == {}
+    assert back.fp32_us() == profile.fp32_us()
+
+
+def test_counters_by_node(profile: Profile) -> None:
+    first = profile.table["node"][0]
+    counted = profile.table.with_columns(
+        pl.when(pl.col("node") == first).then(pl.lit(5.0)).alias(COUNTERS[0])
+    )
+    assert replace(profile, table=counted).counters() == {first: {COUNTERS[0]: 5.0}}
+
+
+def test_full_disk(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_table: object, file: Path, **_: object) -> None:
+        file.write_bytes(b"half")
+        raise pl.exceptions.ComputeError("No space left on device")
+
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
+    with pytest.raises(UsageError, match="No space left"):
+        write_profile(profile, tmp_path / "p.parquet")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_bad_files(profile: Profile, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from campo_onnx.calibrate.datasheet import device
 from campo_onnx.calibrate.evidence import CostSource, Evidence
 from campo_onnx.calibrate.local import device_of
 from campo_onnx.calibrate.microbench import Bench
-from campo_onnx.calibrate.profile import take_profile
+from campo_onnx.calibrate.profiling import take_profile
 from campo_onnx.calibrate.samples import Sampling
 from campo_onnx.calibrate.sources import costs_for, is_here, measured_costs
 from campo_onnx.calibrate.store import Store
@@ -71,8 +71,8 @@ def test_measuring_here_finds_that_fp16_loses_on_a_cpu(
     assert table.source == "measure"
     emulated = [n.name for n in imported.view.nodes if not has_kernel(n.op, 20, "cpu", LOW)]
     assert len(emulated) > 30
-    for name in emulated:  # FP32 kernels between Casts
-        assert table.nodes[name].gain_us <= 0, name
+    for cost in table.nodes.values():  # FP32 kernels between Casts, and nothing that is lower for good
+        assert cost.gain_us <= 0, cost.node
     fp32_us = sum(table.nodes[name].fp32_us for name in emulated)
     assert sum(table.nodes[name].low_us for name in emulated) > 1.1 * fp32_us
     assert table.cast.c_i_us >= 0
@@ -121,6 +121,14 @@ def test_model_with_and_without_a_profile(
     foreign = replace(profile, machine=replace(HERE, device="another CPU"))
     with pytest.raises(DeviceMismatchError, match="another CPU"):
         costs_for(view, ports, CPU, LOW, CostSource.MODEL, replace(evidence, profile=foreign))
+
+
+def test_a_profile_without_a_calibration_is_not_passed_over(
+    imported: Imported, ports: Mapping[str, Ports], bench: Bench
+) -> None:
+    profile = take_profile(imported, synthesize(imported.view), bench, device_of(HERE), steps=1)
+    with pytest.raises(UsageError, match="no calibration of cpu"):
+        costs_for(imported.view, ports, CPU, LOW, CostSource.AUTO, Evidence(profile=profile))
 
 
 def test_calibration_of_another_device_or_precision(

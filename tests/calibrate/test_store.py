@@ -60,6 +60,36 @@ def test_a_later_timing_replaces_an_earlier_one() -> None:
         assert len(store) == 1
 
 
+def test_counters_are_filed_beside_timings(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    with Store(path) as store:
+        assert store.find_counters(KEY) is None
+        store.add_counters(KEY, {"dram": 5.0})
+        store.add_counters(replace(KEY, signature="Shape"), {})
+    with Store(path) as store:
+        assert store.find_counters(KEY) == {"dram": 5.0}
+        assert store.find_counters(replace(KEY, signature="Shape")) == {}  # looked for, and not there
+        assert store.find(KEY) is None
+
+
+def test_stores_from_before_counters_are_used(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    with Store(path) as store:
+        store.add(KEY, TIMING)
+        store._connection.execute("DROP TABLE counters")
+    with Store(path) as store:
+        assert store.find(KEY) == TIMING
+        assert store.find_counters(KEY) is None
+
+
+def test_timings_by_device() -> None:
+    with Store() as store:
+        store.add(KEY, TIMING)
+        store.add(replace(KEY, machine=replace(HERE, ort="2")), TIMING)
+        store.add(replace(KEY, machine=replace(HERE, provider="cuda", device="NVIDIA H200")), TIMING)
+        assert store.timed_devices() == {("cpu", "a CPU"): 2, ("cuda", "NVIDIA H200"): 1}
+
+
 WRITER = """
 import sys
 from pathlib import Path

@@ -1,6 +1,7 @@
 """``campo-onnx profile`` from the outside."""
 
 import json
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -76,3 +77,37 @@ def test_store_that_cannot_be_used(run, tmp_path: Path, capsys: pytest.CaptureFi
     foreign.write_text("mine")
     assert run(MLP, "-o", str(tmp_path / "p"), "--device", "cpu", "--store", str(foreign)) == 5
     assert foreign.read_text() == "mine"
+
+
+def test_why_the_kernel_trace_was_not_used_is_told(
+    run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from campo_onnx.calibrate import profiling
+
+    asked: list[dict[str, object]] = []
+    take = profiling.take_profile
+
+    def noted(*values, **words):
+        asked.append(words)
+        profile = take(*values, **{**words, "kernel_trace": False, "counters": False})
+        return replace(profile, notes=("the kernel trace was not used: it disagrees",))
+
+    monkeypatch.setattr(profiling, "take_profile", noted)
+    out = ("-o", str(tmp_path / "p.parquet"), "--device", "cpu", "--steps", "1", "--force")
+    assert run(MLP, *out) == 0
+    assert "The kernel trace was not used: it disagrees." in capsys.readouterr().out
+    assert run(MLP, *out, "--kernel-trace", "off", "--counters", "off") == 0
+    assert [words["kernel_trace"] for words in asked] == [True, False]
+    assert [words["counters"] for words in asked] == [False, False]  # a CPU has none
+    assert run(MLP, *out, "--kernel-trace", "on") == 2
+
+
+def test_a_profile_where_it_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+    (script,) = entry_points(group="console_scripts", name="campo-onnx")
+    for costs in ("datasheet", "measure"):
+        words = ["optimize", MLP, "-o", str(tmp_path / "o.onnx"), "--costs", costs, "--profile", "x.parquet"]
+        monkeypatch.setattr("sys.argv", ["campo-onnx", *words])
+        with pytest.raises(SystemExit) as left:
+            script.load()()
+        assert left.value.code == 2
+        assert f"--profile says nothing to --costs {costs}" in capsys.readouterr().err

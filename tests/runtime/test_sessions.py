@@ -1,7 +1,10 @@
 """Sessions run graphs as they are written, or say why they cannot."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
@@ -63,3 +66,28 @@ def test_node_on_another_provider_is_a_stray() -> None:
     copy = Assignment(node="c", op_type="MemcpyToHost", provider="CUDAExecutionProvider")
     assert strays([on_gpu, on_cpu, copy], "cuda") == (on_cpu, copy)
     assert strays([on_cpu], "cpu") == ()
+
+
+def test_values_that_cannot_be_bound_are_reported() -> None:
+    session = open_session(model(node("Add", ["a", "b"], "c")), HERE)
+    with pytest.raises(UnsupportedModelError, match="cannot take the graph's inputs"):
+        bind(session, {"a": np.ones((4, 4), np.float32), "no input": np.ones(4, np.float32)}, "cpu")
+
+
+def test_no_session_falls_back_to_another_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime's Python layer would, and print a message to stdout."""
+    seen: list[dict[str, object]] = []
+
+    def refuse(*_: object, **words: object) -> None:
+        seen.append(words)
+        raise RuntimeError("libcublas.so.13 cannot be opened\nmore")
+
+    monkeypatch.setattr(ort, "InferenceSession", refuse)
+    gpu = replace(HERE, provider="cuda", threads=0)
+    with pytest.raises(UnsupportedModelError, match=r"libcublas\.so\.13"):
+        open_session(model(node("Add", ["a", "b"], "c")), gpu, cuda_graph=True)
+    (words,) = seen
+    assert words["enable_fallback"] == 0
+    assert words["providers"] == [
+        ("CUDAExecutionProvider", {"enable_cuda_graph": "1", "arena_extend_strategy": "kSameAsRequested"})
+    ]

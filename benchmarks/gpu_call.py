@@ -1,0 +1,74 @@
+"""One call of :mod:`gpu_session`, and what its steps share."""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from campo_onnx.calibrate.calibrations import file_name
+from campo_onnx.calibrate.device import Device
+from campo_onnx.calibrate.microbench import Bench
+from campo_onnx.calibrate.signature import Signature, make_signature
+from campo_onnx.ir.precision import Precision
+from campo_onnx.ir.view import FLOAT, OpKey
+
+LOW = Precision.FP16
+
+
+class LimitReachedError(Exception):
+    """The time of this call is used up; what was measured is kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """One call: where results go and when it ends."""
+
+    folder: Path
+    bench: Bench
+    device: Device
+    graphs: tuple[Path, ...]
+    full: bool
+    end: float
+
+    @property
+    def provider(self) -> str:
+        """Where it runs."""
+        return self.bench.machine.provider
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether there is no GPU in it."""
+        return self.provider == "cpu"
+
+    @property
+    def left_s(self) -> float:
+        """Time until the call ends."""
+        return self.end - time.monotonic()
+
+    def tick(self, done: int, total: int) -> None:
+        """Show how far a step is, and end the call when its time is up."""
+        print(f"\r  {done}/{total}", end="", file=sys.stderr)
+        self.check_time()
+
+    def check_time(self) -> None:
+        """End the call when its time is up."""
+        if self.left_s < 0:
+            raise LimitReachedError
+
+    def calibration_path(self, precision: Precision, *, full: bool) -> Path:
+        """Where a calibration goes: the full one under the name it is shipped as."""
+        name = file_name(self.device.name, precision)
+        return self.folder / (name if full else name.replace(".json", ".quick.json"))
+
+
+def both_us(fp32: Signature, session: Session) -> dict[str, float]:
+    """Time of a node in both precisions."""
+    low = fp32.lowered(LOW)
+    assert low is not None
+    return {"fp32_us": session.bench.time(fp32).median_us, "low_us": session.bench.time(low).median_us}
+
+
+def matmul(m: int, k: int, n: int) -> Signature:
+    """A matrix product in FP32."""
+    types = {"x0": (FLOAT, (m, k)), "x1": (FLOAT, (k, n)), "y0": (FLOAT, (m, n))}
+    return make_signature(OpKey("", "MatMul"), inputs=("x0", "x1"), outputs=("y0",), types=types)

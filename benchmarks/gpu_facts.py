@@ -1,0 +1,151 @@
+"""First facts of :mod:`gpu_session`: versions, whether anything runs, what counters can be read."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+from gpu_call import LOW, Session, matmul
+
+from campo_onnx import __version__
+from campo_onnx.calibrate.microbench import LAUNCH_NODE
+from campo_onnx.calibrate.signature import one_node_model
+from campo_onnx.ir.importer import import_model
+from campo_onnx.ir.precision import Precision
+from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.runtime.ncu import LIMIT_S, count, tensor_pipe_share
+from campo_onnx.runtime.providers import ORT_NAME
+from campo_onnx.runtime.sessions import assignments, bind, open_session, strays
+from campo_onnx.runtime.timing import Effort, measure
+
+_STEP_EFFORT = Effort(warmup=2, repeats=10, least=3, budget_s=20.0)
+_TELLING_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "CUDA_VISIBLE_DEVICES", "ORT_CUDA_GEMM_OPTIONS")
+_GPU_FIELDS = "name,driver_version,compute_cap,memory.total,clocks.max.sm,clocks.max.mem,power.limit"
+
+Step = Callable[[Session], Any]
+"""One step of a session."""
+
+
+def facts(session: Session) -> dict[str, Any]:
+    """Device, driver and every version that may change a time."""
+    found: dict[str, Any] = {
+        "campo_onnx": __version__,
+        "onnxruntime": ort.__version__,
+        "onnxruntime_build": ort.get_build_info(),
+        "providers": ort.get_available_providers(),
+        "onnx": onnx.__version__,
+        "python": sys.version.split()[0],
+        "machine": asdict(session.bench.machine),
+        "environment": {name: os.environ[name] for name in _TELLING_VARIABLES if name in os.environ},
+        "torch": _printed(sys.executable, "-c", "import torch; print(torch.__version__, torch.version.cuda)"),
+    }
+    if not session.on_cpu:
+        found["nvidia_smi"] = _printed("nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv")
+        found["cudnn"] = _cudnn_version()
+        found["ncu"] = _printed("ncu", "--version")
+    return found
+
+
+def _printed(*words: str) -> str:
+    program = shutil.which(words[0])
+    if program is None:
+        return "not installed"
+    try:
+        done = subprocess.run([program, *words[1:]], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return (
+        done.stdout.strip() if done.returncode == 0 else (done.stderr.strip().splitlines() or ["failed"])[-1]
+    )
+
+
+def _cudnn_version() -> str:
+    try:
+        library = ctypes.CDLL("libcudnn.so.9")  # ONNX Runtime's provider has loaded it
+    except OSError as error:
+        return str(error)
+    library.cudnnGetVersion.restype = ctypes.c_size_t
+    return str(library.cudnnGetVersion())
+
+
+def check_provider(session: Session) -> dict[str, Any]:
+    """The provider loads, names survive, nothing runs elsewhere; and BF16 inputs can be bound."""
+    found: dict[str, Any] = {}
+    fp32 = matmul(64, 64, 64)
+    for precision in (None, Precision.FP16, Precision.BF16):
+        signature = fp32 if precision is None else fp32.lowered(precision)
+        if signature is None or (session.on_cpu and precision is Precision.BF16):
+            continue
+        loaded = open_session(one_node_model(signature, 2), session.bench.machine)
+        values = synthesize(signature.view)
+        feeds = {f"{name}_{copy}": value for copy in range(2) for name, value in values.items()}
+        bind(loaded, feeds, session.provider)()
+        assigned = assignments(loaded)
+        found[precision.value if precision else "fp32"] = {
+            "nodes": sorted(a.node for a in assigned),
+            "all_on_provider": all(a.provider == ORT_NAME[session.provider] for a in assigned),
+        }
+    return found
+
+
+def step_of(graph: Path) -> Step:
+    """Load a graph and run whole steps of it."""
+
+    def step(session: Session) -> dict[str, Any]:
+        imported = import_model(graph)
+        loaded = open_session(imported.model, session.bench.machine, folder=imported.folder, strict=False)
+        elsewhere = strays(assignments(loaded), session.provider)
+        run = bind(loaded, synthesize(imported.view), session.provider)
+        return {
+            "nodes": len(imported.view.nodes),
+            "elsewhere": sorted({f"{a.op_type} on {a.provider}" for a in elsewhere}),
+            "nodes_elsewhere": len(elsewhere),
+            **asdict(measure(run, _STEP_EFFORT)),
+        }
+
+    return step
+
+
+def count_some(session: Session) -> dict[str, Any]:
+    """Hardware counters of a few nodes, and the tensor pipes' share of each graph's step."""
+    if session.on_cpu:
+        return {"refusal": "there is no GPU in this session"}
+    models = {
+        "Relu of four numbers": one_node_model(LAUNCH_NODE, 1),
+        "product in FP32": one_node_model(matmul(4096, 4096, 4096), 1),
+        "product in FP16, with its Casts": _cast_product(4096, 4096, 4096),
+        "unaligned product in FP16, with its Casts": _cast_product(4096, 4095, 4096),
+    }
+    with tempfile.TemporaryDirectory() as workshop:
+        files = [Path(workshop) / f"{i}.onnx" for i in range(len(models))]
+        for file, model in zip(files, models.values(), strict=True):
+            file.write_bytes(model.SerializeToString())
+        counted = count(files)
+    found: dict[str, Any] = dict(zip(models, counted, strict=True))
+    for graph in session.graphs:
+        session.check_time()
+        limit_s = max(30.0, min(LIMIT_S, session.left_s))
+        found[f"tensor pipe share of {graph.stem}"] = tensor_pipe_share(graph, limit_s=limit_s)
+    return found
+
+
+def _cast_product(m: int, k: int, n: int) -> onnx.ModelProto:
+    """A product in the low precision whose inputs and output are FP32, as in an optimized step."""
+    low = LOW.onnx_dtype
+    return onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 20]>
+        product (float[{m},{k}] a, float[{k},{n}] b) => (float[{m},{n}] y) {{
+            [down_a] a_low = Cast <to = {low}> (a)
+            [down_b] b_low = Cast <to = {low}> (b)
+            [product] y_low = MatMul (a_low, b_low)
+            [up] y = Cast <to = 1> (y_low)
+        }}
+    """)
