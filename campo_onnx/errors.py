@@ -63,6 +63,12 @@ class ProfileError(CampoError):
     exit_code: ClassVar[int] = 5
 
 
+class CheckpointError(CampoError):
+    """A checkpoint of a training session is unreadable, damaged, or another model's."""
+
+    exit_code: ClassVar[int] = 5
+
+
 class DeviceMismatchError(CampoError):
     """A profile or calibration belongs to another device or version."""
 

@@ -30,7 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=(
         "Exit codes: 0 ok, 1 a bug of ours, 2 usage, 3 bad model, 4 unsupported model, "
-        "5 bad profile or calibration, 6 device mismatch, 7 plan does not fit the model, "
+        "5 bad profile, calibration or checkpoint, 6 device mismatch, 7 plan does not fit the model, "
         "8 device unavailable, 9 check failed."
     ),
 )

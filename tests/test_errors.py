@@ -11,6 +11,7 @@ DOCUMENTED = {
     "ModelError": 3,
     "UnsupportedModelError": 4,
     "ProfileError": 5,
+    "CheckpointError": 5,
     "DeviceMismatchError": 6,
     "PlanMismatchError": 7,
     "DeviceUnavailableError": 8,

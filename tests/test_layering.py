@@ -32,7 +32,7 @@ HOMES = {
     "onnx_graphsurgeon": ("campo_onnx.ir.edit", "campo_onnx.optimize.rewrite"),
     "onnxruntime": ("campo_onnx.runtime",),
     "pynvml": ("campo_onnx.runtime",),
-    "rich": ("cli.render",),
+    "rich": ("cli.render", "campo_onnx.training.display"),
     "typer": ("cli",),
     "torch": ("campo_onnx.export.torch", "campo_onnx.integrations.ortmodule", "campo_onnx.runtime.kineto"),
     "jax": ("campo_onnx.export.jax",),

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnx.inliner
 from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
@@ -18,6 +17,7 @@ from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir import shapes
 from campo_onnx.ir.check import check_given, refuse_broken_text
 from campo_onnx.ir.constants import constants_of, is_external
+from campo_onnx.ir.inline import inline_functions
 from campo_onnx.ir.sort import name_nodes, outer_reads, sort_nodes
 from campo_onnx.ir.stamp import Stamp, read_stamp
 from campo_onnx.ir.view import FLOAT, GraphView, OpKey, OpNode, TensorInfo, TensorKind
@@ -82,8 +82,7 @@ def import_model(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] |
     refuse_broken_text(model, title)
     _check_opset(model, title)
     stamp = read_stamp(model)
-    if model.functions:
-        model = onnx.inliner.inline_local_functions(model)
+    model = inline_functions(model)
     name_nodes(model.graph)
     sort_nodes(model.graph)
     check_given(model, title)

@@ -31,6 +31,7 @@ _POSITIVE = frozenset(
 )
 # Arithmetic that keeps a positive value positive, as in sqrt(variance + epsilon).
 _KEEPS_SIGN = frozenset(["Add", "Mul"])
+_SCALING = frozenset(["Mul", "Div", "Cast", "Reshape"])
 _DROPOUT_RATIO = ("Dropout", 1)
 _SCALAR = 0.01  # a learning rate, a temperature, a loss weight
 _RATIO = 0.1
@@ -163,6 +164,8 @@ def _wanted(view: GraphView, tensor: str) -> _Wanted:
             if bound is not None:
                 bounds.append(bound)
             positive |= (node.op.op_type, use.position) in _POSITIVE
+            # A sum whose root is taken is a running second moment, as Adam keeps it.
+            positive |= node.op.op_type == "Add" and _has_root(node, view)
             ratio |= (node.op.op_type, use.position) == _DROPOUT_RATIO
             if _passes(node, use.position, bound, view):
                 fresh = [t for t in node.outputs if t and t not in seen]
@@ -182,6 +185,15 @@ def _passes(node: OpNode, position: int, bound: int | None, view: GraphView) -> 
     if op_type == "Where":
         return position in (1, 2)
     return position == 0 or op_type == "Concat"
+
+
+def _has_root(node: OpNode, view: GraphView, reach: int = 3) -> bool:
+    """Whether a root is taken of a node's result, at most scaled and moved on the way."""
+    readers = [view.node[use.node] for use in view.consumers.get(node.outputs[0], ())]
+    if any(reader.op.op_type == "Sqrt" for reader in readers):
+        return True
+    scaled = [r for r in readers if r.op.op_type in _SCALING]
+    return reach > 1 and any(_has_root(reader, view, reach - 1) for reader in scaled)
 
 
 def index_bound(node: OpNode, position: int, view: GraphView) -> int | None:

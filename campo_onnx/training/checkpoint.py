@@ -3,19 +3,23 @@
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from campo_onnx.errors import UsageError
+from campo_onnx.errors import CheckpointError, UsageError
 from campo_onnx.training.loss_scaler import LossScaler
 
-_FORMAT = "campo-onnx-checkpoint-1"
+_FORMAT = "campo-onnx-checkpoint-2"
+_CHECKSUM = "checksum"
+_EARLIER = "Restore an earlier one."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,7 @@ def save_checkpoint(checkpoint: Checkpoint, target: Path) -> None:
     metadata = {"format": _FORMAT, "signature": checkpoint.signature, "steps": str(checkpoint.steps)}
     if checkpoint.scaler is not None:
         metadata["scaler"] = json.dumps(checkpoint.scaler.state_dict())
+    metadata[_CHECKSUM] = _checksum(metadata, checkpoint.state)
     try:
         with tempfile.TemporaryDirectory(prefix=".campo-onnx-", dir=target.parent) as workshop:
             draft = Path(workshop) / target.name
@@ -73,7 +78,9 @@ def load_checkpoint(source: Path) -> Checkpoint:
     Raises
     ------
     UsageError
-        If the file does not exist, is torn, or is no checkpoint of ours.
+        If the file does not exist.
+    CheckpointError
+        If it is torn or damaged, by as little as a bit, or is no checkpoint of ours.
     """
     try:
         with safe_open(source, framework="numpy") as file:
@@ -82,20 +89,38 @@ def load_checkpoint(source: Path) -> Checkpoint:
     except FileNotFoundError:
         raise UsageError(f"the checkpoint {source} does not exist", remedy="Check its path.") from None
     except (OSError, SafetensorError) as error:
-        raise UsageError(
+        raise CheckpointError(
             f"the checkpoint {source} cannot be read",
             why=f"it is torn, damaged or of another format ({error})",
-            remedy="Restore an earlier one.",
+            remedy=_EARLIER,
         ) from None
     if metadata.get("format") != _FORMAT:
-        raise UsageError(
+        raise CheckpointError(
             f"{source} is no checkpoint of a training session",
-            why="it is a safetensors file from elsewhere, or from a newer version of campo-onnx",
+            why="it is a safetensors file from elsewhere, or from another version of campo-onnx",
             remedy="To start from its weights, load them and pass them as the session's state.",
+        )
+    # safetensors itself has no checksum: a flipped bit in a weight would go unnoticed.
+    if metadata.pop(_CHECKSUM, None) != _checksum(metadata, state):
+        raise CheckpointError(
+            f"the checkpoint {source} is damaged",
+            why="its content is not what was written: the checksum differs",
+            remedy=_EARLIER,
         )
     try:
         scaler = LossScaler.from_state_dict(json.loads(metadata["scaler"])) if "scaler" in metadata else None
         steps, signature = int(metadata["steps"]), metadata["signature"]
-    except (KeyError, ValueError) as error:
-        raise UsageError(f"the checkpoint {source} is damaged", why=str(error)) from None
+    except (KeyError, ValueError, UsageError) as error:
+        raise CheckpointError(
+            f"the checkpoint {source} is damaged", why=str(error), remedy=_EARLIER
+        ) from None
     return Checkpoint(state=state, signature=signature, steps=steps, scaler=scaler)
+
+
+def _checksum(metadata: Mapping[str, str], state: Mapping[str, NDArray[Any]]) -> str:
+    """CRC-32 of everything in a checkpoint, in an order that does not depend on the file's."""
+    value = zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
+    for name in sorted(state):
+        value = zlib.crc32(name.encode(), value)
+        value = zlib.crc32(np.ascontiguousarray(state[name]).data, value)
+    return f"{value:08x}"

@@ -1,7 +1,7 @@
 """Training on plain ONNX Runtime: a training-step graph, run again and again on its own state."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.errors import CheckpointError, UnsupportedModelError, UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.runtime.providers import choose_provider, machine
 from campo_onnx.runtime.run import empty_on_device, from_device, on_device, run_bound
@@ -35,6 +35,8 @@ class StepResult:
         The scale the step ran with; None for a graph without one.
     duration_s
         Time from feeding the batch to having the metrics.
+    samples
+        Size of the batch: the leading dimension of the first input fed step by step that has one.
     """
 
     step: int
@@ -42,6 +44,12 @@ class StepResult:
     skipped: bool
     loss_scale: float | None
     duration_s: float
+    samples: int
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second of this step alone, without the time in which the batch was made."""
+        return self.samples / self.duration_s
 
     @property
     def loss(self) -> float:
@@ -107,6 +115,8 @@ class TrainingSession:
         self.interface = step_interface(imported.view, pairs, imported.constants)
         self._scaler = self._checked_scaler(scaler)
         self._settings = self._checked_feeds(settings or {})
+        batch = (spec.shape for name, spec in self.interface.feeds.items() if name not in self._settings)
+        self._samples = next((shape[0] for shape in batch if shape), 1)
         self._steps = 0
         self._side = 0  # which of its two buffers holds the state
         self._cuda_graph = cuda_graph
@@ -169,7 +179,31 @@ class TrainingSession:
             skipped=not finite,
             loss_scale=scale,
             duration_s=time.perf_counter() - began,
+            samples=self._samples,
         )
+
+    def train(self, batches: Iterable[Mapping[str, Feed]]) -> Iterator[StepResult]:
+        """Take one step per batch, and give each result as soon as it is there.
+
+        Nothing runs ahead: the next batch is asked for when the next result is.
+
+        Parameters
+        ----------
+        batches
+            What :meth:`step` takes, one after the other; as many as one likes.
+
+        Yields
+        ------
+        StepResult
+            What each step did.
+
+        Raises
+        ------
+        UsageError, ModelError
+            As :meth:`step`.
+        """
+        for batch in batches:
+            yield self.step(batch)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Copy the state from the device, by input name."""
@@ -199,15 +233,16 @@ class TrainingSession:
         Raises
         ------
         UsageError
-            If it cannot be read, is damaged, or belongs to another model; the session then goes
-            on as it was.
+            If it does not exist; the session then goes on as it was.
+        CheckpointError
+            If it cannot be read, is damaged, or belongs to another model; likewise.
         """
         found = load_checkpoint(Path(path))
         difference = self.interface.difference(found.state)
         if not difference and (found.scaler is None) != (self._scaler is None):
             difference = "only one of the two has a loss scale"
         if difference or found.signature != self.interface.signature:
-            raise UsageError(
+            raise CheckpointError(
                 f"the checkpoint {path} belongs to another model",
                 why=difference or "its signature is another",
                 remedy="Restore it into a session of the model it was saved from.",

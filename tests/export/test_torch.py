@@ -1,10 +1,7 @@
 """Exported steps against torch eager: the loss, every gradient, every buffer, every new parameter."""
 
-import importlib.util
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -630,43 +627,6 @@ def test_tied_weights_get_one_gradient() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     module[2].weight = module[0].weight
     assert worst_deviation(module, weighted_sum, [torch.randn(3, 4)], []) < TOLERANCE
-
-
-def zoo() -> Any:
-    """Load the zoo's table of models from the benchmarks, which are no package."""
-    path = Path(__file__).parents[2] / "benchmarks" / "zoo" / "export.py"
-    specification = importlib.util.spec_from_file_location("zoo_export", path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module  # dataclasses look their module up
-    specification.loader.exec_module(module)
-    return module
-
-
-MODELS = (
-    *("alexnet", "vgg16", "resnet50", "inception3"),
-    *("dcgan_generator", "dcgan_discriminator", "bert_large"),
-)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_shallow_variants_of_the_zoo(name: str) -> None:
-    entry = zoo().ZOO[name]
-    module, inputs, targets = entry.shallow()
-    assert worst_deviation(module, entry.loss, inputs, targets) < TOLERANCE
-
-
-def test_the_zoo_holds_the_papers_models() -> None:
-    assert tuple(zoo().ZOO) == MODELS
-
-
-def test_a_model_of_the_zoo_at_full_size_needs_no_memory(tmp_path: Path) -> None:
-    path = tmp_path / "vgg16.onnx"
-    model = zoo().export("vgg16", 256, optimizer="momentum", path=path)
-    parameters = [v.type.tensor_type.shape.dim for v in model.graph.input if v.name.startswith("param.")]
-    assert sum(math.prod(d.dim_value for d in dims) for dims in parameters) == 138_357_544
-    assert path.stat().st_size < 1_000_000
 
 
 class Decides(nn.Module):

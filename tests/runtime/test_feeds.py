@@ -102,6 +102,26 @@ def test_variances_are_positive_also_behind_an_epsilon() -> None:
     assert feeds["mean"].min() < 0
 
 
+def test_a_running_second_moment_is_positive() -> None:
+    # Adam: sqrt((0.999 v + 0.001 g g) / correction). Other sums of two tensors may be negative.
+    view = graph(
+        dict.fromkeys(("v", "g", "x", "bias", "correction"), (F, (50,))),
+        ("Mul", ["v", "beta"], "old", (50,)),
+        ("Mul", ["g", "g"], "square", (50,)),
+        ("Add", ["old", "square"], "new", (50,)),
+        ("Div", ["new", "correction"], "corrected", (50,)),
+        ("Sqrt", ["corrected"], "root", (50,)),
+        ("Add", ["x", "bias"], "sum", (50,)),
+        ("Tanh", ["sum"], "bounded", (50,)),
+        ("Pow", ["bounded", "beta"], "y", (50,)),
+        values={"beta": np.asarray(0.999)},
+    )
+    feeds = synthesize(view)
+    assert feeds["v"].min() > 0
+    assert feeds["bias"].min() < 0
+    assert feeds["x"].min() < 0
+
+
 def test_ratio_and_scalars() -> None:
     view = graph({"x": (F, (8,)), "ratio": (F, ()), "lr": (F, ())}, ("Dropout", ["x", "ratio"], "y", (8,)))
     feeds = synthesize(view)

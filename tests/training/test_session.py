@@ -1,100 +1,17 @@
-"""A training loop on plain ONNX Runtime: state, loss scaling, checkpoints, and what it refuses."""
+"""A training loop on plain ONNX Runtime: state, loss scaling, and what it refuses."""
 
-import os
-import re
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from numpy.typing import NDArray
+from momentum_step import Batch, assert_same, batch, by_numpy, first_state, session, step_model
 from onnx import parser
-from safetensors.numpy import save_file
 
 from campo_onnx.errors import CampoError, ModelError, UnsupportedModelError, UsageError
 from campo_onnx.training.loss_scaler import LossScaler
 from campo_onnx.training.session import TrainingSession
-
-LR, MOMENTUM = 0.05, 0.9
-
-# Linear regression with momentum. No Where stands behind grads_finite: the session alone protects the state.
-STEP = """
-    <ir_version: 10, opset_import: ["": 20]>
-    step (float[3, 1] param.w, float[1] buf.seen, float[3, 1] opt.m.w, float step, float loss_scale,
-          float lr, float[4, 3] x, float[4, 1] t)
-        => (float loss, bool grads_finite, float[3, 1] new.w, float[1] buf_out.seen, float[3, 1] new_m.w,
-            float step_out)
-    <float half = {0.5}, float momentum = {0.9}, float one = {1}, float zero = {0}> {
-        y = MatMul(x, param.w)
-        d = Sub(y, t)
-        square = Mul(d, d)
-        loss = ReduceMean<keepdims = 0>(square)
-        d_half = Mul(d, half)
-        d_scaled = Mul(d_half, loss_scale)
-        xt = Transpose<perm = [1, 0]>(x)
-        g_scaled = MatMul(xt, d_scaled)
-        g = Div(g_scaled, loss_scale)
-        nothing = Mul(g, zero)
-        total = ReduceSum<keepdims = 0>(nothing)
-        grads_finite = Equal(total, zero)
-        m_kept = Mul(opt.m.w, momentum)
-        new_m.w = Add(m_kept, g)
-        change = Mul(new_m.w, lr)
-        new.w = Sub(param.w, change)
-        buf_out.seen = Add(buf.seen, one)
-        step_out = Add(step, one)
-    }"""
-
-Batch = dict[str, NDArray[np.float32]]
-
-
-def step_model(*changes: tuple[str, str]) -> onnx.ModelProto:
-    text = STEP
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    # ONNX's text form has no dots in names.
-    model = parser.parse_model(re.sub(r"(?<=[a-z])\.(?=[a-z])", "_dot_", text))
-    for value in (*model.graph.input, *model.graph.output):
-        value.name = value.name.replace("_dot_", ".")
-    for node in model.graph.node:
-        node.input[:] = [t.replace("_dot_", ".") for t in node.input]
-        node.output[:] = [t.replace("_dot_", ".") for t in node.output]
-    return model
-
-
-def first_state() -> dict[str, NDArray[np.float32]]:
-    return {"param.w": np.full((3, 1), 0.5, np.float32), "buf.seen": np.zeros(1, np.float32)}
-
-
-def session(model: onnx.ModelProto | None = None, **options: Any) -> TrainingSession:
-    options = {"settings": {"lr": LR}, "provider": "cpu", "threads": 2} | options
-    return TrainingSession(model or step_model(), options.pop("state", first_state()), **options)
-
-
-def batch(seed: int = 0, scale: float = 1.0) -> Batch:
-    rng = np.random.default_rng(seed)
-    x = (rng.standard_normal((4, 3)) * scale).astype(np.float32)
-    return {"x": x, "t": x @ np.array([[1.0], [-2.0], [3.0]], np.float32)}
-
-
-def by_numpy(steps: int) -> tuple[NDArray[np.float32], NDArray[np.float32], list[float]]:
-    w, m, losses = np.full((3, 1), 0.5, np.float32), np.zeros((3, 1), np.float32), []
-    for number in range(steps):
-        data = batch(number)
-        d = data["x"] @ w - data["t"]
-        losses.append(float((d * d).mean()))
-        m = np.float32(MOMENTUM) * m + data["x"].T @ d / 2
-        w = w - np.float32(LR) * m
-    return w, m, losses
-
-
-def assert_same(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> None:
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name])
 
 
 def test_steps_like_numpy() -> None:
@@ -289,125 +206,46 @@ def test_a_failing_graph_changes_nothing() -> None:
     training.step(batch())
 
 
-def test_resuming_is_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    straight, broken = session(), session()
-    for number in range(3):
-        straight.step(batch(number))
-        broken.step(batch(number))
-    broken.step(batch(9, scale=1e18))
-    straight.step(batch(9, scale=1e18))
-    broken.save(tmp_path / "a.safetensors")
-    resumed = session(state={name: value + 1 for name, value in first_state().items()})
-    resumed.step(batch(5))  # so that its state lies in the other buffer
-    resumed.restore(tmp_path / "a.safetensors")
-    assert_same(resumed.state(), straight.state())
-    assert resumed.scaler == straight.scaler
-    assert resumed.steps == straight.steps
-    assert resumed.step(batch(4)).loss == straight.step(batch(4)).loss
-    assert_same(resumed.state(), straight.state())
-    assert os.listdir(tmp_path) == ["a.safetensors"]
+def test_train_takes_a_step_per_batch_and_none_ahead() -> None:
+    training, other = session(), session()
+    asked = []
+
+    def batches() -> Iterator[Batch]:
+        for number in range(3):
+            asked.append(number)
+            yield batch(number)
+
+    results = training.train(batches())
+    assert training.steps == 0
+    assert next(results).loss == other.step(batch(0)).loss
+    assert (asked, training.steps) == ([0], 1)
+    assert [result.step for result in results] == [2, 3]
+    for number in (1, 2):
+        other.step(batch(number))
+    assert_same(training.state(), other.state())
 
 
-def other_model(path: Path) -> None:
-    model = step_model(("[3, 1]", "[2, 1]"), ("[4, 3] x", "[4, 2] x"))
-    session(model, state=first_state() | {"param.w": np.zeros((2, 1), np.float32)}).save(path)
-
-
-def torn(path: Path) -> None:
-    session().save(path)
-    path.write_bytes(path.read_bytes()[:-5])
-
-
-def torn_early(path: Path) -> None:
-    session().save(path)
-    path.write_bytes(path.read_bytes()[:20])
-
-
-def from_elsewhere(path: Path) -> None:
-    save_file(first_state(), path)
-
-
-def renamed(path: Path) -> None:
-    model = step_model(("opt.m.w", "opt.v.w"), ("new_m.w", "new_v.w"))
-    session(model).save(path)
-
-
-def tampered(path: Path) -> None:
+def test_a_wrong_batch_ends_training_where_it_stands() -> None:
     training = session()
-    metadata = {
-        "format": "campo-onnx-checkpoint-1",
-        "signature": "0",
-        "steps": "1",
-        "scaler": '{"scale": 1.0}',
-    }
-    save_file(training.state(), path, metadata)
+    results = training.train([batch(0), {"x": batch(1)["x"]}, batch(2)])
+    next(results)
+    with pytest.raises(UsageError, match="lacks t"):
+        next(results)
+    assert training.steps == 1
+    assert training.step(batch(2)).step == 2
 
 
-def bad_scaler(path: Path) -> None:
-    training = session()
-    metadata = {"format": "campo-onnx-checkpoint-1", "signature": training.interface.signature, "steps": "1"}
-    save_file(training.state(), path, metadata | {"scaler": '{"scale": -1.0}'})
+def test_samples_per_second() -> None:
+    result = session().step(batch())
+    assert result.samples == 4
+    assert replace(result, duration_s=0.5).samples_per_s == 8
 
 
-def no_scaler(path: Path) -> None:
-    training = session()
-    metadata = {"format": "campo-onnx-checkpoint-1", "signature": training.interface.signature, "steps": "1"}
-    save_file(training.state(), path, metadata)
-
-
-def nothing(path: Path) -> None:
-    assert not path.exists()
-
-
-@pytest.mark.parametrize(
-    ("write", "why"),
-    [
-        (
-            other_model,
-            r"another model.*'opt\.m\.w' is float32\[3, 1\] here|another model.*is float32\[3, 1\] here",
-        ),
-        (renamed, r"another model: it lacks 'opt\.m\.w'"),
-        (torn, "torn"),
-        (torn_early, "torn"),
-        (from_elsewhere, "no checkpoint of a training session"),
-        (tampered, "signature"),
-        (bad_scaler, "loss scale is -1"),
-        (no_scaler, "only one of the two has a loss scale"),
-        (nothing, "does not exist"),
-        (Path.mkdir, "cannot be read"),
-    ],
-)
-def test_wrong_checkpoints_change_nothing(tmp_path: Path, write: Callable[[Path], None], why: str) -> None:
-    path = tmp_path / "a.safetensors"
-    write(path)
-    training = session()
-    training.step(batch())
-    before, scaler = training.state(), training.scaler
-    with pytest.raises(UsageError, match=why):
-        training.restore(path)
-    assert_same(training.state(), before)
-    assert (training.scaler, training.steps) == (scaler, 1)
-
-
-def test_a_checkpoint_that_cannot_be_written_harms_no_earlier_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.safetensors"
-    training = session()
-    training.save(path)
-    earlier = path.read_bytes()
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    training.step(batch())
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UsageError, match="No space left"):
-        training.save(path)
-    assert path.read_bytes() == earlier
-    assert os.listdir(tmp_path) == ["a.safetensors"]
-    with pytest.raises(UsageError, match="cannot be written"):
-        training.save(tmp_path / "missing" / "a.safetensors")
+def test_settings_are_no_batch() -> None:
+    model = step_model(("float lr, ", "float[2, 5] mask, float lr, "))
+    settings = {"lr": 0.05, "mask": np.zeros((2, 5), np.float32)}
+    assert session(model, settings=settings).step(batch()).samples == 4
+    assert session(model).step(batch() | {"mask": settings["mask"]}).samples == 2
 
 
 def test_a_cuda_graph_needs_cuda() -> None:

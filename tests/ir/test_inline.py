@@ -1,0 +1,99 @@
+"""Local functions: inlined, converted where their opset is another, left alone where that fails."""
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnxruntime
+import pytest
+from onnx import parser
+
+from campo_onnx.errors import ModelError
+from campo_onnx.ir.importer import import_model
+from campo_onnx.ir.inline import inline_functions
+
+GRAPH = "g (float[2, 3] x) => (float[2, 3] y) { h = local.F (x) y = local.F (h) }"
+
+OLD_MAX = "m = ReduceMax <axes = [1]> (a) b = Sub(a, m)"
+
+
+def model(body, *, opset=20, function_opset=20, graph=GRAPH, more=""):
+    return parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": {opset}, "local": 1{more}]> {graph} '
+        f'<opset_import: ["": {function_opset}{more}], domain: "local"> F (a) => (b) {{ {body} }}'
+    )
+
+
+def run(given, x):
+    session = onnxruntime.InferenceSession(given.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
+
+
+def converted(given):
+    typed = onnx.shape_inference.infer_shapes(given)
+    return onnx.inliner.inline_local_functions(typed, convert_version=True)
+
+
+def ops(imported):
+    return [node.op.op_type for node in imported.view.nodes]
+
+
+def test_a_model_without_functions_is_returned_itself(model_text):
+    given = model_text("g (float[2] x) => (float[2] y) { y = Neg(x) }")
+    assert inline_functions(given) is given
+
+
+@pytest.mark.parametrize("opset", [18, 20, 21])
+def test_a_function_of_another_opset_is_inlined(opset):
+    given = model("c = Add(a, a) b = Relu(c)", function_opset=opset)
+    before = given.SerializeToString()
+    imported = import_model(given)
+    assert ops(imported) == ["Add", "Relu", "Add", "Relu"]
+    assert not imported.model.functions
+    assert given.SerializeToString() == before
+
+
+def test_a_function_is_converted_to_the_models_opset():
+    # Axes of ReduceMax are an attribute at 13 and an input at 20: the converter adds a Constant to each
+    # copy, and calls them all the same.
+    imported = import_model(model(OLD_MAX, function_opset=13))
+    onnx.checker.check_model(imported.model, full_check=True)
+    assert ops(imported).count("ReduceMax") == 2
+    reduced = [node for node in imported.model.graph.node if node.op_type == "ReduceMax"]
+    assert not any(attribute.name == "axes" for node in reduced for attribute in node.attribute)
+    x = np.array([[1, 5, 2], [7, 3, 4]], np.float32)
+    once = x - x.max(1, keepdims=True)
+    np.testing.assert_array_equal(run(imported.model, x), once - once.max(1, keepdims=True))
+
+
+def test_types_found_for_the_conversion_are_not_written_into_the_model():
+    given = model("c = Add(a, a) b = Relu(c)", function_opset=18)
+    assert not inline_functions(given).graph.value_info
+    given.graph.value_info.append(onnx.helper.make_tensor_value_info("h", 1, [2, 3]))
+    assert [value.name for value in inline_functions(given).graph.value_info] == ["h"]
+
+
+def test_what_cannot_be_converted_stays_a_function():
+    given = model("b = foreign.Op(a)", function_opset=18, more=', "foreign": 1')
+    imported = import_model(given)
+    assert ops(imported) == ["F", "F"]
+    assert len(imported.model.functions) == 1
+
+
+def test_what_cannot_be_converted_and_is_invalid_is_refused():
+    # Gelu came with opset 20, so a model of 18 cannot hold it.
+    with pytest.raises(ModelError, match="imports version 20 whereas model imports version 18"):
+        import_model(model("b = Gelu(a)", opset=18, function_opset=20))
+
+
+def test_a_name_of_the_converter_that_is_taken_leaves_the_function_alone():
+    # The second copy would hide the model's own tensor from those who read it further down.
+    given = model(
+        OLD_MAX,
+        function_opset=13,
+        graph="""g (float[2, 3] x) => (float[2, 3] y) {
+            _v_5 = local.F (x) z = Neg (x) w = local.F (z) y = Add (w, _v_5)
+        }""",
+    )
+    outputs = [name for node in converted(given).graph.node for name in node.output]
+    assert outputs.count("_v_5") == 2, "the converter gives other names now: choose a name that it gives"
+    assert [node.op_type for node in inline_functions(given).graph.node] == ["F", "Neg", "F", "Add"]
