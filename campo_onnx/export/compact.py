@@ -80,8 +80,8 @@ def _before_broadcast(g: Graph, x: Value) -> Value:
     return x
 
 
-_NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
-_COMMUTATIVE = frozenset({"Add", "Mul"})
+_NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1, "Max": -np.inf, "Min": np.inf}
+_COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min"})
 
 
 def _elementwise(g: Graph, op_type: str, operands: Sequence[Value]) -> Value:
