@@ -234,8 +234,7 @@ def seeded(model: ModelProto) -> ModelProto:
     copy.CopyFrom(model)
     for node in copy.graph.node:
         if node.op_type in _RANDOM and all(attribute.name != "seed" for attribute in node.attribute):
-            # A float holds integers up to 2^24.
-            node.attribute.append(
-                onnx.helper.make_attribute("seed", float(zlib.crc32(node.name.encode()) >> 8))
-            )
+            seed = zlib.crc32(node.name.encode()) >> 8  # a float holds integers up to 2^24
+            kind = int if node.op_type == "Dropout" else float
+            node.attribute.append(onnx.helper.make_attribute("seed", kind(seed)))
     return copy

@@ -337,6 +337,17 @@ def test_drift_draws_the_same_dropout_masks() -> None:
     assert 0 < found["y"] < 1e-3
 
 
+def test_drift_seeds_a_dropout_operator_too() -> None:
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 20]>
+        g (float[256] x) => (float[256] y)
+        <float half = {0.5}, bool training = {1}> {
+            [drop] y = Dropout(x, half, training)
+        }""")
+    found = drift(model, model, {"x": np.ones(256, np.float32)}, threads=2)
+    assert found["y"] == 0
+
+
 def test_every_step_of_a_chain_rounds() -> None:
     model = parser.parse_model("""
         <ir_version: 10, opset_import: ["": 20]>

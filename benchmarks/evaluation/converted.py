@@ -1,0 +1,189 @@
+"""What a peer made of a training step: is it a valid step still, and what did it put in FP16."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from evaluation.strategies import options_for
+from onnx import ModelProto, TensorProto
+
+from campo_onnx.calibrate.datasheet import device
+from campo_onnx.checking.pairing import Pairing
+from campo_onnx.checking.prediction import predicted_us
+from campo_onnx.errors import CampoError
+from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ir.precision import Precision
+from campo_onnx.ir.shapes import infer
+from campo_onnx.ir.view import FLOAT, OpKey
+from campo_onnx.optimize.oplists import preset
+from campo_onnx.optimize.safety import loss, weight_update
+from campo_onnx.pipeline import pose
+from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.sessions import open_session
+
+_FLOATS = frozenset({FLOAT, TensorProto.FLOAT16})
+_CAST = OpKey("", "Cast")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """A converted graph, judged.
+
+    Parameters
+    ----------
+    invalid
+        Why `onnx.checker` refuses it; ``""`` where it does not.
+    refused
+        Why ONNX Runtime's CPU provider does not load it; ``""`` where it does.
+    unreadable
+        Why this program does not read it; ``""`` where it does.
+    interface_kept
+        Whether inputs and outputs have the names, types and shapes they had.
+    nodes, low_nodes
+        Nodes of the FP32 graph, and those of them that read or write an FP16 tensor now.
+    update_nodes, low_update_nodes, loss_nodes, low_loss_nodes
+        The same of those that update weights and state, and of those that compute the loss.
+    casts
+        Casts it added between FP32 and FP16 or to FP16.
+    fp32_us, predicted_us
+        Predicted steps by device; none for a graph that cannot be read.
+    """
+
+    invalid: str
+    refused: str
+    unreadable: str
+    interface_kept: bool
+    nodes: int
+    low_nodes: int
+    update_nodes: int
+    low_update_nodes: int
+    loss_nodes: int
+    low_loss_nodes: int
+    casts: int
+    fp32_us: dict[str, float]
+    predicted_us: dict[str, float]
+
+
+def judge(graph: Path, converted: Path, devices: Sequence[str]) -> Converted:
+    """Hold a converted graph against the FP32 graph it was made from.
+
+    Parameters
+    ----------
+    graph, converted
+        The two files.
+    devices
+        What to predict its step for.
+
+    Raises
+    ------
+    campo_onnx.errors.CampoError
+        If the FP32 graph cannot be read.
+    """
+    given = import_model(graph)
+    model = onnx.load(converted)
+    dtypes = _dtypes(model)
+    low = low_names(model, dtypes) & frozenset(given.view.node)
+    update, of_loss = weight_update(given.view), loss(given.view, preset("campo"))
+    mixed, unreadable = _read(converted)
+    fp32_us: dict[str, float] = {}
+    predicted: dict[str, float] = {}
+    for name in devices if mixed is not None else ():
+        assert mixed is not None
+        fp32_us[name], predicted[name] = _predict(given, mixed, low, name)
+    return Converted(
+        invalid=_invalid(converted),
+        refused=_refused(model),
+        unreadable=unreadable,
+        interface_kept=_interface(given.model) == _interface(model),
+        nodes=len(given.view.nodes),
+        low_nodes=len(low),
+        update_nodes=len(update),
+        low_update_nodes=len(update & low),
+        loss_nodes=len(of_loss),
+        low_loss_nodes=len(of_loss & low),
+        casts=_casts(model, dtypes)
+        - _casts(given.model, {n: i.dtype for n, i in given.view.tensors.items()}),
+        fp32_us=fp32_us,
+        predicted_us=predicted,
+    )
+
+
+def low_names(model: ModelProto, dtypes: dict[str, int]) -> frozenset[str]:
+    """Names of the nodes other than Casts that read or write an FP16 tensor."""
+    return frozenset(
+        node.name
+        for node in model.graph.node
+        if node.op_type != "Cast"
+        and any(dtypes.get(tensor) == TensorProto.FLOAT16 for tensor in (*node.input, *node.output))
+    )
+
+
+def _dtypes(model: ModelProto) -> dict[str, int]:
+    """Type of every tensor; of a graph whose types contradict each other, as far as they can be told."""
+    try:
+        return dict(infer(model, {}).dtypes)
+    except onnx.checker.ValidationError:
+        graph = onnx.shape_inference.infer_shapes(model).graph
+    known = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    values = (*graph.input, *graph.output, *graph.value_info)
+    return known | {value.name: value.type.tensor_type.elem_type for value in values}
+
+
+def _casts(model: ModelProto, dtypes: dict[str, int]) -> int:
+    return sum(
+        node.op_type == "Cast" and {dtypes.get(node.input[0]), dtypes.get(node.output[0])} <= _FLOATS
+        for node in model.graph.node
+    )
+
+
+def _read(path: Path) -> tuple[Imported | None, str]:
+    try:
+        return import_model(path), ""
+    except CampoError as error:
+        return None, _first(error.why or error.what)
+
+
+def _invalid(path: Path) -> str:
+    try:
+        onnx.checker.check_model(path, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return _first(str(error))
+    return ""
+
+
+def _refused(model: ModelProto) -> str:
+    try:
+        open_session(model, machine("cpu"), strict=False)
+    except CampoError as error:
+        return _first(error.why or error.what)
+    return ""
+
+
+def _predict(given: Imported, mixed: Imported, low: frozenset[str], name: str) -> tuple[float, float]:
+    """FP32 step and that of the mixed graph: every node in the precision it has, every Cast that is there.
+
+    No more is asked of the mixed graph than its nodes' names: what it computes is judged elsewhere.
+    """
+    options = options_for(device(name))
+    problem = pose(given, options)
+    before, after = given.view.node, mixed.view.node
+    pairing = Pairing(
+        low=Precision.FP16,
+        low_nodes=low,
+        gone=frozenset(before) - frozenset(after),
+        casts=tuple(node for node in mixed.view.nodes if node.op == _CAST and node.name not in before),
+        paddings=(),
+    )
+    return problem.costs.fp32_us, predicted_us(problem, pairing, mixed.view, options.device)
+
+
+def _interface(model: ModelProto) -> list[list[tuple[str, bytes]]]:
+    return [
+        [(value.name, value.type.SerializeToString(deterministic=True)) for value in values]
+        for values in (model.graph.input, model.graph.output)
+    ]
+
+
+def _first(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")

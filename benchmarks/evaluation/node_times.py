@@ -1,0 +1,194 @@
+"""How well single nodes are predicted: their costs held against their measured times (Figure 9)."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from evaluation.strategies import options_for
+
+from campo_onnx.calibrate.accuracy import model_accuracy
+from campo_onnx.calibrate.device import Device
+from campo_onnx.calibrate.microbench import Bench
+from campo_onnx.calibrate.samples import cast_samples
+from campo_onnx.calibrate.signature import Signature, signature_of
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.ir.importer import import_model
+from campo_onnx.ir.precision import Precision
+from campo_onnx.pipeline import pose
+
+CAST = "Cast"
+OPERATORS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
+"""What the paper's MatMul, Conv2D, Conv2DBackpropFilter and Conv2DBackpropInput are in these graphs: weight
+gradients of convolutions are matrix products, data gradients are transposed convolutions."""
+
+_CASTS, _LARGEST_CAST_ELEMENTS = 12, 1 << 22
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTime:
+    """One distinct node.
+
+    Parameters
+    ----------
+    op
+        Its operator.
+    count
+        Nodes like it in the graph.
+    fp32_us, low_us
+        Measured; `low_us` is None where the node has no FP16 version.
+    predicted_fp32_us, predicted_low_us
+        What planning counts with.
+    """
+
+    op: str
+    count: int
+    fp32_us: float
+    low_us: float | None
+    predicted_fp32_us: float
+    predicted_low_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Of one operator: distinct nodes, and M_A (Eq. 3) of their FP32 and FP16 times."""
+
+    op: str
+    nodes: int
+    fp32: float
+    low: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mispredictions:
+    """Nodes that are predicted to run faster in one precision and run faster in the other (section 7.5).
+
+    Parameters
+    ----------
+    predicted_faster, really_faster
+        Nodes predicted faster in FP16, and how many of them are.
+    predicted_slower, really_slower
+        The same of nodes predicted no faster.
+    """
+
+    predicted_faster: int
+    really_faster: int
+    predicted_slower: int
+    really_slower: int
+
+
+def node_times(graph: Path, device: Device, bench: Bench, on_progress: Progress) -> tuple[NodeTime, ...]:
+    """Time each distinct product and convolution of a graph in both precisions.
+
+    Parameters
+    ----------
+    graph
+        The FP32 training step.
+    device
+        The machine's device, which the predictions are for.
+    bench
+        Where to time, and where times are kept.
+    on_progress
+        Called with how many are done, and how many there are.
+    """
+    view_of = import_model(graph)
+    problem = pose(view_of, options_for(device))
+    view = problem.view
+    signatures: dict[str, Signature] = {}
+    names: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for node in view.nodes:
+        if node.op.label in OPERATORS and (signature := signature_of(node, view)) is not None:
+            counts[signature.key] += 1
+            signatures.setdefault(signature.key, signature)
+            names.setdefault(signature.key, node.name)
+    found = []
+    for done, (key, signature) in enumerate(signatures.items(), start=1):
+        cost = problem.costs.nodes[names[key]]
+        lowered = signature.lowered(Precision.FP16)
+        try:
+            fp32_us = bench.time(signature).median_us
+            low_us = None if lowered is None else bench.time(lowered).median_us
+        except UnsupportedModelError:
+            continue  # a node that does not run alone has no time of its own
+        found.append(
+            NodeTime(
+                op=view.node[names[key]].op.label,
+                count=counts[key],
+                fp32_us=fp32_us,
+                low_us=low_us,
+                predicted_fp32_us=cost.fp32_us,
+                predicted_low_us=cost.low_us,
+            )
+        )
+        on_progress(done, len(signatures))
+    return tuple(found)
+
+
+def cast_times(graph: Path, device: Device, bench: Bench, on_progress: Progress) -> tuple[NodeTime, ...]:
+    """Time Casts in both directions over a sweep of sizes.
+
+    Parameters
+    ----------
+    graph
+        Any training step: the cast model is the device's, whatever the graph.
+    device, bench, on_progress
+        As for :func:`node_times`.
+    """
+    cast = pose(import_model(graph), options_for(device)).costs.cast
+    sweep = list(cast_samples(_CASTS, _LARGEST_CAST_ELEMENTS, Precision.FP16))
+    found = []
+    for done, (elements, signature) in enumerate(sweep, start=1):
+        measured_us, predicted_us = bench.time(signature).median_us, cast.cast_us(elements)
+        found.append(
+            NodeTime(
+                op=CAST,
+                count=1,
+                fp32_us=measured_us,
+                low_us=None,
+                predicted_fp32_us=predicted_us,
+                predicted_low_us=predicted_us,
+            )
+        )
+        on_progress(done, len(sweep))
+    return tuple(found)
+
+
+def scores(times: Sequence[NodeTime]) -> tuple[Score, ...]:
+    """M_A by operator, over distinct nodes that took any measurable time."""
+    found = []
+    for op in (CAST, *OPERATORS):
+        full = [t for t in times if t.op == op and t.fp32_us > 0]
+        low = [t for t in full if t.low_us]
+        if full:
+            found.append(
+                Score(
+                    op=op,
+                    nodes=len(full),
+                    fp32=_accuracy((t.predicted_fp32_us, t.fp32_us) for t in full),
+                    low=_accuracy((t.predicted_low_us, t.low_us) for t in low if t.low_us) if low else None,
+                )
+            )
+    return tuple(found)
+
+
+def mispredictions(times: Iterable[NodeTime]) -> Mispredictions:
+    """Count nodes by what was predicted and what was measured of them, Casts apart."""
+    counts: Counter[tuple[bool, bool]] = Counter()
+    for time in times:
+        if time.op != CAST and time.low_us is not None:
+            is_predicted = time.predicted_low_us < time.predicted_fp32_us
+            counts[is_predicted, time.low_us < time.fp32_us] += time.count
+    return Mispredictions(
+        predicted_faster=counts[True, True] + counts[True, False],
+        really_faster=counts[True, True],
+        predicted_slower=counts[False, True] + counts[False, False],
+        really_slower=counts[False, False],
+    )
+
+
+def _accuracy(pairs: Iterable[tuple[float, float]]) -> float:
+    predicted_us, measured_us = zip(*pairs, strict=True)
+    return model_accuracy(predicted_us, measured_us)

@@ -1,0 +1,51 @@
+"""The strategies that are compared, and what they plan with."""
+
+from campo_onnx.calibrate.calibration import Calibration
+from campo_onnx.calibrate.calibrations import file_name, shipped_folder
+from campo_onnx.calibrate.device import Device
+from campo_onnx.calibrate.evidence import CostSource, Evidence
+from campo_onnx.comparison import BASELINE, ROWS
+from campo_onnx.ir.precision import Precision
+from campo_onnx.optimize.oplists import preset
+from campo_onnx.optimize.plan import Plan
+from campo_onnx.pipeline import Options
+
+
+def label_of(strategy: str, lists: str) -> str:
+    """What a strategy is called here; TF_AMP comes with several lists."""
+    return f"{strategy} {lists}" if strategy == "tf-amp" else strategy
+
+
+STRATEGIES = {label_of(*row): row for row in ROWS}
+"""Strategy and lists by label."""
+
+TF_AMP = label_of(*BASELINE)
+"""The paper's baseline: TensorFlow 1.15's automatic mixed precision."""
+
+FP32, CAMPO, OPTIMAL = "fp32", "campo", "optimal"
+PADDING = (CAMPO, OPTIMAL)
+"""Those that zero-pad products for tensor cores."""
+
+
+def unpadded(label: str) -> str:
+    """Label of a strategy with padding off."""
+    return f"{label}, no padding"
+
+
+def options_for(device: Device) -> Options:
+    """What is planned with on a device: its shipped calibration, or public figures where there is none."""
+    file = shipped_folder().joinpath(file_name(device.name, Precision.FP16))
+    lists = preset("campo")
+    if not file.is_file():
+        return Options(device=device, lists=lists)
+    calibration = Calibration.from_json(
+        file.read_text(encoding="utf-8"), file_name(device.name, Precision.FP16)
+    )
+    return Options(
+        device=device, lists=lists, costs=CostSource.MODEL, evidence=Evidence(calibration=calibration)
+    )
+
+
+def decided(plan: Plan) -> tuple[object, ...]:
+    """What two plans have in common when their graphs are the same."""
+    return plan.low_nodes, plan.pads
