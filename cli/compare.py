@@ -105,7 +105,7 @@ def compare(
         with working(f"comparing strategies on {model.name} for {judged.device.name}"):
             comparison = run_comparison(model, options, lists=None if lists is None else resolve(lists))
     if measure:
-        comparison = measured_strategies(comparison, judged.device, steps)
+        comparison = measured_strategies(comparison, options, steps=steps)
     if plot is not None:
         plans = [row.plan for row in comparison.rows]
         title = f"{model.name} on {judged.device.name}: predicted step"

@@ -98,12 +98,13 @@ def verified(
         return verify(optimized, options, measure, repairs=REPAIRS if repair else 0)
 
 
-def measured_strategies(comparison: "Comparison", device: "Device", steps: int) -> "Comparison":
+def measured_strategies(comparison: "Comparison", options: "Options", *, steps: int) -> "Comparison":
     """Measure every strategy's graph beside FP32."""
     from campo_onnx.bench.bench import bench
     from campo_onnx.bench.strategies import measured
     from campo_onnx.calibrate.sources import this_machine
 
-    machine = this_machine(device)
+    machine = this_machine(options.device)
     with progressing(f"measuring strategies on {machine.device}") as advance:
-        return measured(comparison, partial(bench, machine=machine, steps=steps, on_progress=advance))
+        measure = partial(bench, machine=machine, steps=steps, on_progress=advance)
+        return measured(comparison, measure, options.dims)

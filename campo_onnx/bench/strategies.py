@@ -1,5 +1,6 @@
 """Every strategy's graph, measured side by side."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from campo_onnx.bench.result import Interval
@@ -11,7 +12,7 @@ from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.rewrite import rewrite
 
 
-def measured(comparison: Comparison, measure: Measure) -> Comparison:
+def measured(comparison: Comparison, measure: Measure, dims: Mapping[str, int] | None = None) -> Comparison:
     """Fill in what each strategy's step takes.
 
     Strategies that decide alike share one measurement.
@@ -22,13 +23,15 @@ def measured(comparison: Comparison, measure: Measure) -> Comparison:
         What the strategies decided.
     measure
         How to measure, see :mod:`campo_onnx.bench.verify`.
+    dims
+        Sizes of symbolic dimensions, as the strategies were compared with.
     """
     plans = {_decided(row.plan): row.plan for row in reversed(comparison.rows)}
     nothing = _decided(comparison.rows[0].plan)  # the strategy fp32
     names = {decided: f"{plan.strategy} {plan.lists}" for decided, plan in plans.items()}
     subjects = [Subject(name=names[nothing], imported=comparison.imported)]
     subjects += [
-        Subject(name=names[decided], imported=_mixed(comparison, plan))
+        Subject(name=names[decided], imported=_mixed(comparison, plan, dims))
         for decided, plan in reversed(plans.items())
         if decided != nothing
     ]
@@ -48,9 +51,9 @@ def _decided(plan: Plan) -> tuple[object, ...]:
     return plan.low_nodes, plan.pads
 
 
-def _mixed(comparison: Comparison, plan: Plan) -> Imported:
+def _mixed(comparison: Comparison, plan: Plan, dims: Mapping[str, int] | None) -> Imported:
     given = comparison.imported
-    return replace(import_model(rewrite(given, plan)), folder=given.folder)
+    return replace(import_model(rewrite(given, plan), dims), folder=given.folder)
 
 
 def _median(interval: Interval | None) -> float | None:

@@ -95,14 +95,14 @@ def verify(optimized: Optimized, options: Options, measure: Measure, *, repairs:
     """
     if not optimized.plan.low_nodes:
         return Verification(attempts=(), returned=optimized)
-    attempts = [_attempt(optimized, measure)]
+    attempts = [_attempt(optimized, options, measure)]
     if options.strategy not in COST_AWARE:
         repairs = 0  # other costs would change nothing
     while not attempts[-1].wins and len(attempts) <= repairs:
         problem, plan = _replanned(attempts[-1], options)
         if not plan.low_nodes or any(_is_same(plan, tried.optimized.plan) for tried in attempts):
             break
-        attempts.append(_attempt(carry_out(plan, problem, optimized.imported), measure))
+        attempts.append(_attempt(carry_out(plan, problem, optimized.imported), options, measure))
     last = attempts[-1]
     return Verification(
         attempts=tuple(attempts), returned=last.optimized if last.wins else _in_fp32(last, options)
@@ -136,9 +136,9 @@ def scaled_costs(costs: CostTable, plan: Plan, result: BenchResult) -> CostTable
     return replace(costs, nodes=nodes, cast=cast)
 
 
-def _attempt(optimized: Optimized, measure: Measure) -> Attempt:
+def _attempt(optimized: Optimized, options: Options, measure: Measure) -> Attempt:
     given = optimized.imported
-    mixed = replace(import_model(optimized.model), folder=given.folder)
+    mixed = replace(import_model(optimized.model, options.dims), folder=given.folder)
     result = measure((Subject(name=FP32, imported=given), Subject(name=optimized.plan.low, imported=mixed)))
     if result.rows[0].verdict is Outcome.FAILED:
         raise ModelError(

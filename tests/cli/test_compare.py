@@ -76,6 +76,16 @@ def test_compare_measures(program, capsys):
     assert "measured" in capsys.readouterr().out
 
 
+def test_compare_measures_at_the_size_given(program, tmp_path, capsys):
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 20]>
+        g (float[N,64] x, float[64,64] w) => (float[N,64] y) { h = MatMul(x, w) y = MatMul(h, w) }""")
+    onnx.save(model, tmp_path / "m.onnx")
+    words = ("compare", "m.onnx", "--device", "cpu", "--costs", "datasheet", "--dim", "N=16")
+    assert program(*words, "--measure", "--steps", "6", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["strategies"]
+    assert all(row["measured_us"] for row in rows)
+
+
 def test_strategies_are_measured_only_where_the_device_is(program, capsys, monkeypatch):
     monkeypatch.setattr("campo_onnx.runtime.providers.cuda_problem", lambda: "no GPU answers")
     assert program("compare", MLP, "--device", "v100", "--costs", "datasheet", "--measure") == 8

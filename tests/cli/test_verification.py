@@ -19,8 +19,8 @@ def optimize(monkeypatch, tmp_path):
     program = script.load()
     output = tmp_path / "mixed.onnx"
 
-    def call(*words):
-        monkeypatch.setattr("sys.argv", ["campo-onnx", "optimize", str(BERT), "-o", str(output), *words])
+    def call(*words, model=BERT):
+        monkeypatch.setattr("sys.argv", ["campo-onnx", "optimize", str(model), "-o", str(output), *words])
         with pytest.raises(SystemExit) as end:
             program()
         return end.value.code or 0, output
@@ -41,6 +41,20 @@ def test_where_fp16_loses_fp32_is_written_and_exit_is_0(optimize, capsys):
     assert "ms in FP32" in verified[0]["reason"]
     given, written = onnx.load(BERT), onnx.load(output)
     assert [n.op_type for n in written.graph.node] == [n.op_type for n in given.graph.node]
+
+
+def test_symbolic_dimensions_and_external_weights(optimize, tmp_path, capsys):
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 20]>
+        g (float[N,64] x) => (float[N,64] y) { h = MatMul(x, w) r = Relu(h) y = MatMul(r, w) }""")
+    weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    path = tmp_path / "step.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    words = ("--device", "cpu", "--strategy", "tf-amp", "--costs", "datasheet", "--dim", "N=16")
+    code, output = optimize(*words, "--verify", "--verify-steps", "6", model=path)
+    assert code == 0, capsys.readouterr().err
+    assert "Measured on" in capsys.readouterr().err
+    assert output.is_file()
 
 
 def test_a_plan_that_changes_nothing_needs_no_measuring(optimize, capsys):
