@@ -47,7 +47,8 @@ class Session:
 
     def tick(self, done: int, total: int) -> None:
         """Show how far a step is, and end the call when its time is up."""
-        print(f"\r  {done}/{total}", end="", file=sys.stderr)
+        if sys.stderr.isatty():
+            print(f"\r  {done}/{total}", end="", file=sys.stderr)
         self.check_time()
 
     def check_time(self) -> None:
