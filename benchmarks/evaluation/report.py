@@ -96,7 +96,7 @@ def _measurements(measured: Measured, pictures: frozenset[str]) -> Iterator[str]
         software += [f"driver {machine['driver']}", f"CUDA {machine['cuda']}"]
         software += [f"TF32 {'on' if machine['tf32'] else 'off'}"]
     else:
-        software += [f"{machine['threads']} threads"]
+        software += [f"{machine['threads']} thread" + "s" * (machine["threads"] > 1)]
     yield (
         f"Source: interleaved steps on {machine['device']}; {', '.join(software)}; campo-onnx {__version__}; "
         f"{measured.measured_at}; load average up to {measured.load_average}. Variants: "
