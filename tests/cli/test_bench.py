@@ -2,7 +2,7 @@
 
 import json
 import xml.etree.ElementTree as ElementTree
-from importlib.metadata import entry_points
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,19 +19,8 @@ QUICK = ("--device", "cpu", "--threads", "1", "--steps", "6")
 
 
 @pytest.fixture
-def program(monkeypatch, tmp_path):
-    (script,) = entry_points(group="console_scripts", name="campo-onnx")
-    run = script.load()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CAMPO_ONNX_TRACEBACK", raising=False)
-
-    def call(*words):
-        monkeypatch.setattr("sys.argv", ["campo-onnx", "bench", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            run()
-        return left.value.code or 0
-
-    return call
+def program(program):
+    return partial(program, "bench")
 
 
 def row(name: str, verdict: Outcome, speedup: float | None = None, **others) -> BenchRow:

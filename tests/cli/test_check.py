@@ -2,7 +2,7 @@
 
 import json
 import re
-from importlib.metadata import entry_points
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -37,23 +37,11 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def check(monkeypatch, tmp_path, made):
+def check(program, tmp_path, made):
     """Run the command in a folder with copies of the files; returns the exit code."""
-    (script,) = entry_points(group="console_scripts", name="campo-onnx")
-    program = script.load()
-    monkeypatch.chdir(tmp_path)
-    for variable in ("CAMPO_ONNX_TRACEBACK", "GITHUB_ACTIONS"):
-        monkeypatch.delenv(variable, raising=False)
     for path in made.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-
-    def call(*words):
-        monkeypatch.setattr("sys.argv", ["campo-onnx", "check", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            program()
-        return left.value.code or 0
-
-    return call
+    return partial(program, "check")
 
 
 # --- what it prints ---

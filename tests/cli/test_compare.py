@@ -2,7 +2,6 @@
 
 import json
 import xml.etree.ElementTree as ElementTree
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
@@ -18,22 +17,6 @@ ROW_KEYS = {
     *("strategy", "lists", "low_nodes", "casts", "cast_us", "predicted_us", "lower_bound_us"),
     *("tensor_core_share", "measured_us", "measured_speedup"),
 }
-
-
-@pytest.fixture
-def program(monkeypatch, tmp_path):
-    (script,) = entry_points(group="console_scripts", name="campo-onnx")
-    run = script.load()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def call(*words):
-        monkeypatch.setattr("sys.argv", ["campo-onnx", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            run()
-        return left.value.code or 0
-
-    return call
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """``campo-onnx devices`` and the program itself: version, help."""
 
 import json
-from importlib.metadata import entry_points
 
 import pytest
 
@@ -10,22 +9,6 @@ from campo_onnx.calibrate.datasheet import devices
 from campo_onnx.calibrate.store import Store, TimingKey
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.timing import Timing
-
-
-@pytest.fixture
-def program(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    (script,) = entry_points(group="console_scripts", name="campo-onnx")
-    run = script.load()
-
-    def call(*words):
-        monkeypatch.setattr("sys.argv", ["campo-onnx", *words])
-        with pytest.raises(SystemExit) as left:
-            run()
-        return left.value.code or 0
-
-    return call
 
 
 def test_the_table_names_every_device(program, capsys):

@@ -1,7 +1,7 @@
 """``campo-onnx explain`` from the outside."""
 
 import json
-from importlib.metadata import entry_points
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,20 +19,10 @@ def plan():
 
 
 @pytest.fixture
-def explain(monkeypatch, tmp_path, plan):
+def explain(program, tmp_path, plan):
     """Run the command in a folder that holds ``plan.json``; returns the exit code."""
-    (script,) = entry_points(group="console_scripts", name="campo-onnx")
-    run = script.load()
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.json").write_text(plan.to_json())
-
-    def call(*words):
-        monkeypatch.setattr("sys.argv", ["campo-onnx", "explain", *words])
-        with pytest.raises(SystemExit) as left:
-            run()
-        return left.value.code or 0
-
-    return call
+    return partial(program, "explain")
 
 
 def test_one_node_in_words(explain, plan, capsys):

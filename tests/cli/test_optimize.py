@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -61,20 +62,8 @@ OPTIONS = (
 
 
 @pytest.fixture
-def optimize(monkeypatch, tmp_path):
-    """Run the command in this process, inside a folder of its own; returns the exit code."""
-    (script,) = entry_points(group="console_scripts", name="campo-onnx")
-    program = script.load()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CAMPO_ONNX_TRACEBACK", raising=False)
-
-    def call(*words):
-        monkeypatch.setattr("sys.argv", ["campo-onnx", "optimize", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            program()
-        return left.value.code or 0
-
-    return call
+def optimize(program):
+    return partial(program, "optimize")
 
 
 def snapshot(folder):

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from importlib.metadata import entry_points
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +13,8 @@ MLP = str(DATA / "mlp.onnx")
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    (script,) = entry_points(group="console_scripts", name="campo-onnx")
-    program = script.load()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("CAMPO_ONNX_TRACEBACK", raising=False)
-
-    def call(*words: str) -> int:
-        monkeypatch.setattr("sys.argv", ["campo-onnx", "profile", *words])
-        with pytest.raises(SystemExit) as left:
-            program()
-        return int(left.value.code or 0)
-
-    return call
+def run(program):
+    return partial(program, "profile")
 
 
 def test_writes_a_table(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,12 +91,8 @@ def test_why_the_kernel_trace_was_not_used_is_told(
     assert run(MLP, *out, "--kernel-trace", "on") == 2
 
 
-def test_a_profile_where_it_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
-    (script,) = entry_points(group="console_scripts", name="campo-onnx")
+def test_a_profile_where_it_says_nothing(program, capsys) -> None:
     for costs in ("datasheet", "measure"):
-        words = ["optimize", MLP, "-o", str(tmp_path / "o.onnx"), "--costs", costs, "--profile", "x.parquet"]
-        monkeypatch.setattr("sys.argv", ["campo-onnx", *words])
-        with pytest.raises(SystemExit) as left:
-            script.load()()
-        assert left.value.code == 2
+        words = ("optimize", MLP, "-o", "o.onnx", "--costs", costs, "--profile", "x.parquet")
+        assert program(*words) == 2
         assert f"--profile says nothing to --costs {costs}" in capsys.readouterr().err
