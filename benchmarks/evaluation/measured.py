@@ -200,4 +200,4 @@ def _over(result: BenchResult, baseline: str | None, row: BenchRow) -> Interval 
     if baseline is None or row.verdict is Outcome.FAILED:
         return None
     samples_us = result.samples_us
-    return paired_speedup(samples_us.get(baseline, ()), samples_us.get(row.name, ()))
+    return paired_speedup(samples_us.get(baseline, ()), samples_us.get(row.name, ()), result.starts)

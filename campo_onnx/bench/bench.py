@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -17,9 +17,10 @@ from campo_onnx.bench.failure import Failure, failure_of
 from campo_onnx.bench.lineup import Lineup, line_up
 from campo_onnx.bench.memory import memory_gauge
 from campo_onnx.bench.result import BenchResult, BenchRow, Outcome
-from campo_onnx.bench.rounds import Pace, Progress, Rounds, take_rounds
+from campo_onnx.bench.rounds import Pace, Progress, Rounds, take_rounds, together
 from campo_onnx.bench.statistics import (
     RESOLUTION_US,
+    interval_over_starts,
     median_interval,
     paired_speedup,
     resolvable,
@@ -33,6 +34,9 @@ from campo_onnx.runtime.sessions import RUNTIME_ERRORS
 
 TOLERANCE = 0.01
 """Speed-ups nearer to 1 than this are no difference, unless asked otherwise."""
+
+STARTS = 6
+"""How often graphs are loaded anew: the least from which an interval over starts covers 95 %."""
 
 _SETTLE_S = 0.005
 _LOW = frozenset([TensorProto.FLOAT16, TensorProto.BFLOAT16])
@@ -96,21 +100,41 @@ def bench(
     buffers = _buffers(subjects[0], feeds, machine, seed)
     with _meter(machine) as gpu:
         gauge = memory_gauge(machine, gpu)
-        lineup = line_up(subjects, buffers, machine, gauge, cuda_graph=cuda_graph)
-        pace = Pace(steps=steps, warmup=max(0, warmup - 1), budget_s=budget_s)
+        open_all = partial(line_up, buffers=buffers, machine=machine, gauge=gauge, cuda_graph=cuda_graph)
+        lineup = open_all(subjects)
+        shares = _shares(steps)
         blocks = 0 if gpu.problem else BLOCKS * len(lineup.steps)
-        advance = _Advance(on_progress, pace.warmup + pace.steps, blocks)
-        rounds = take_rounds(
-            lineup.steps, pace, seed=seed, settle=_settling(machine), on_progress=advance.round_done
-        )
+        advance = _Advance(on_progress, steps + len(shares) * max(0, warmup - 1), blocks)
+        starts: list[Rounds] = []
+        for number, share in enumerate(shares):
+            pace = Pace(
+                steps=share,
+                warmup=max(0, warmup - 1),
+                budget_s=None if budget_s is None else budget_s / len(shares),
+            )
+            if number:
+                lineup = _again(lineup, subjects, open_all)
+            starts.append(
+                take_rounds(
+                    lineup.steps,
+                    pace,
+                    seed=seed + number,
+                    settle=_settling(machine),
+                    on_progress=advance.after(sum(shares[:number]) + number * pace.warmup),
+                )
+            )
+            if starts[-1].interrupted or not lineup.steps:
+                break
+        rounds = together(starts)
         energy = _energy(lineup, rounds, gpu, seed, advance.block_done)
     batch = batch or batch_size(subjects[0])
     return BenchResult(
         machine=machine,
-        rows=_rows(subjects, lineup, rounds, energy, tolerance, batch),
+        rows=_rows(subjects, lineup, rounds, [start.taken for start in starts], energy, tolerance, batch),
         steps=rounds.taken,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         samples_us=rounds.samples_us,
+        starts=tuple(start.taken for start in starts),
         tolerance=tolerance,
         batch=batch,
         interrupted=rounds.interrupted or energy.interrupted,
@@ -128,9 +152,14 @@ class _Advance:
     rounds: int
     blocks: int
 
-    def round_done(self, done: int, _: int) -> None:
-        if self.tell is not None:
-            self.tell(done, self.rounds + self.blocks)
+    def after(self, before: int) -> Progress:
+        """Count the rounds of one start."""
+
+        def round_done(done: int, _: int) -> None:
+            if self.tell is not None:
+                self.tell(before + done, self.rounds + self.blocks)
+
+        return round_done
 
     def block_done(self, done: int) -> None:
         if self.tell is not None:
@@ -155,6 +184,20 @@ def _check_arguments(
         raise UsageError(f"the batch is {batch}", remedy="Give the number of samples in a step.")
     if cuda_graph and machine.provider != "cuda":
         raise UsageError("a CUDA graph cannot be captured on a CPU", remedy="Leave --cuda-graph off.")
+
+
+def _shares(steps: int) -> tuple[int, ...]:
+    """Rounds of each start, as even as they come."""
+    starts = min(STARTS, steps)
+    return tuple(steps // starts + (number < steps % starts) for number in range(starts))
+
+
+def _again(lineup: Lineup, subjects: Sequence[Subject], open_all: Callable[..., Lineup]) -> Lineup:
+    """Load anew what still runs; what is known from the first time stays."""
+    left = [subject for subject in subjects if subject.name in lineup.steps]
+    lineup.steps.clear()  # frees its memory before it is taken once more
+    fresh = open_all(left)
+    return replace(lineup, steps=fresh.steps, failures={**lineup.failures, **fresh.failures})
 
 
 def _buffers(
@@ -205,6 +248,7 @@ def _rows(
     subjects: Sequence[Subject],
     lineup: Lineup,
     rounds: Rounds,
+    starts: Sequence[int],
     energy: _Energy,
     tolerance: float,
     batch: int | None,
@@ -217,10 +261,10 @@ def _rows(
     rows = []
     for name in (subject.name for subject in subjects):
         samples_us = rounds.samples_us.get(name, ())
-        step_us = median_interval(samples_us) if samples_us else None
+        step_us = interval_over_starts(samples_us, starts) if samples_us else None
         failure = failures.get(name, Failure(text="", exit_code=0))
         is_compared = name != first and not failure.text
-        speedup = paired_speedup(baseline_us, samples_us) if is_compared else None
+        speedup = paired_speedup(baseline_us, samples_us, starts) if is_compared else None
         if failure.text:
             outcome = Outcome.FAILED
         elif name == first:

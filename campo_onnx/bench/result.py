@@ -30,7 +30,8 @@ class Interval:
     median
         Median of the samples.
     low, high
-        Its 95 % confidence interval; with fewer than six samples their range, which covers less.
+        Its 95 % confidence interval, widened to the median of every start; with fewer than six
+        samples their range, which covers less.
     """
 
     median: float
@@ -95,6 +96,8 @@ class BenchResult:
         When it ended (UTC, ISO 8601).
     samples_us
         Time of every step by graph, in the order of rounds: the n-th of two graphs belong together.
+    starts
+        Rounds between one loading of the graphs and the next.
     tolerance
         Speed-ups nearer to 1 than this are no difference; very short steps need more (see `notes`).
     batch
@@ -113,6 +116,7 @@ class BenchResult:
     measured_at: str
     samples_us: Mapping[str, tuple[float, ...]]
     tolerance: float
+    starts: tuple[int, ...] = ()
     batch: int | None = None
     interrupted: bool = False
     energy_from: str = ""

@@ -1,7 +1,7 @@
 """Rounds: every graph takes one step in each, in an order drawn anew."""
 
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +54,17 @@ class Rounds:
     failures: Mapping[str, Failure]
     taken: int
     interrupted: bool
+
+
+def together(starts: Sequence[Rounds]) -> Rounds:
+    """Put the rounds of several starts behind each other; at least one start."""
+    names = starts[0].samples_us
+    return Rounds(
+        samples_us={name: tuple(t for s in starts for t in s.samples_us.get(name, ())) for name in names},
+        failures={name: failure for start in starts for name, failure in start.failures.items()},
+        taken=sum(start.taken for start in starts),
+        interrupted=starts[-1].interrupted,
+    )
 
 
 def take_rounds(

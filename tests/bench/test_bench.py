@@ -73,7 +73,8 @@ def test_real_graphs_run(subjects) -> None:
     assert all(row.step_us is not None and row.step_us.low > 0 for row in result.rows)
     assert {name: len(times) for name, times in result.samples_us.items()} == {"a": 8, "b": 8, "c": 8}
     assert (result.steps, result.interrupted) == (8, False)
-    assert progress[-1] == (10, 10)
+    assert progress[-1] == (20, 20)  # two rounds to warm up after each of six starts
+    assert result.starts == (2, 2, 1, 1, 1, 1)
 
 
 def test_speed_ups_are_told_apart(subjects, staged) -> None:
@@ -95,6 +96,42 @@ def test_a_graph_given_twice_is_no_difference(subjects, staged) -> None:
     assert [row.verdict for row in bench(subjects, CPU).rows[1:]] == [Outcome.NO_DIFFERENCE] * 2
 
 
+def test_what_changes_from_start_to_start_is_no_difference(subjects, staged, monkeypatch) -> None:
+    # Each time it is loaded b runs at one speed, steady as a clock: faster five times, slower once.
+    speeds_s = iter([0.005, 0.005, 0.005, 0.020, 0.005, 0.005])
+    open_steady = lineup.open_contender
+
+    def open_anew(subject, *args, **options):
+        if subject.name == "b":
+            staged.lengths_s["b"] = next(speeds_s)
+        return open_steady(subject, *args, **options)
+
+    monkeypatch.setattr(lineup, "open_contender", open_anew)
+    staged.lengths_s = {"a": 0.010, "c": 0.020}
+    result = bench(subjects, CPU, steps=60)
+    _, changing, steady = result.rows
+    assert (changing.verdict, changing.speedup.median) == (Outcome.NO_DIFFERENCE, pytest.approx(2.0))
+    assert (changing.speedup.low, changing.speedup.high) == pytest.approx((0.5, 2.0))
+    assert changing.step_us.high == pytest.approx(20_000)
+    assert steady.verdict is Outcome.SLOWER
+    assert next(speeds_s, None) is None  # loaded six times
+
+
+def test_a_graph_that_failed_is_not_loaded_again(subjects, staged, monkeypatch) -> None:
+    opened = []
+    open_steady = lineup.open_contender
+
+    def open_counted(subject, *args, **options):
+        opened.append(subject.name)
+        return open_steady(subject, *args, **options)
+
+    monkeypatch.setattr(lineup, "open_contender", open_counted)
+    staged.lengths_s = {"a": 0.010, "b": (5, OUT_OF_MEMORY, 0.010), "c": UnsupportedModelError("no kernel")}
+    rows = bench(subjects, CPU, steps=60).rows
+    assert [row.verdict for row in rows[1:]] == [Outcome.FAILED, Outcome.FAILED]
+    assert (opened.count("a"), opened.count("b"), opened.count("c")) == (6, 1, 1)
+
+
 def test_tolerance_is_the_callers(subjects, staged) -> None:
     staged.lengths_s = {"a": 0.010, "b": 0.0097, "c": 0.010}
     assert bench(subjects, CPU).rows[1].verdict is Outcome.FASTER
@@ -110,7 +147,7 @@ def test_very_short_steps_are_not_told_apart(subjects, staged) -> None:
 
 def test_one_that_fails_is_a_row(subjects, staged) -> None:
     staged.lengths_s = {"a": 0.010, "b": (9, OUT_OF_MEMORY, 0.010), "c": 0.010}
-    result = bench(subjects, CPU, steps=20)
+    result = bench(subjects, CPU, steps=60)
     failed = result.rows[1]
     assert failed.verdict is Outcome.FAILED
     assert "out of memory" in failed.failure
@@ -124,7 +161,7 @@ def test_one_that_fails_is_a_row(subjects, staged) -> None:
 @pytest.mark.parametrize("length", [(0, LOST, 1.0), (5, LOST, 1.0), UnsupportedModelError("no kernel")])
 def test_without_the_first_there_is_no_speed_up(subjects, staged, length) -> None:
     staged.lengths_s = {"a": length, "b": 0.010, "c": 0.010}
-    first, *others = bench(subjects, CPU, steps=10).rows
+    first, *others = bench(subjects, CPU, steps=60).rows
     assert first.verdict is Outcome.FAILED
     assert "nvidia-smi" in first.failure or "no kernel" in first.failure
     for row in others:
@@ -174,7 +211,7 @@ def test_energy_and_memory_of_a_gpu(subjects, staged, monkeypatch) -> None:
     assert second.energy_j is not None
     assert (first.energy_j.median, second.energy_j.median) == pytest.approx((3.0, 1.5))
     assert "NVML" in result.energy_from
-    assert progress[-1] == (8 + 12, 8 + 12)
+    assert progress[-1] == (18 + 12, 18 + 12)
 
 
 def test_a_gpu_that_tells_nothing() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from campo_onnx.bench.result import Interval, Outcome
-from campo_onnx.bench.statistics import median_interval, paired_speedup, verdict
+from campo_onnx.bench.statistics import interval_over_starts, median_interval, paired_speedup, verdict
 
 ROUNDS = 50
 CASES = 2000
@@ -82,6 +82,24 @@ def test_drift_that_hits_both_cancels() -> None:
     assert speedup is not None
     assert speedup.low < 1 / 0.9 < speedup.high
     assert verdict(speedup, 0.01) is Outcome.FASTER
+
+
+def test_no_start_contradicts_the_interval() -> None:
+    generator = np.random.default_rng(0)
+    steady = [list(steps_us(generator)) for _ in range(6)]
+    starts = [len(part) for part in steady]
+    samples = [sample for part in steady for sample in part]
+    assert interval_over_starts(samples, []) == median_interval(samples)
+    found = interval_over_starts(samples, starts)
+    assert found.median == median_interval(samples).median
+    medians = [float(np.median(part)) for part in steady]
+    assert found.low == min(median_interval(samples).low, *medians)
+    assert found.high == max(median_interval(samples).high, *medians)
+
+
+def test_a_graph_that_failed_early_has_fewer_samples_than_starts_say() -> None:
+    found = interval_over_starts([1.0] * 7, [5, 5, 5])
+    assert (found.low, found.high) == (1.0, 1.0)
 
 
 def test_pairs_need_rounds_in_common() -> None:
