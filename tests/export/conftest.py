@@ -1,6 +1,21 @@
-"""Lets the tests of this folder import the zoo of models, which is part of the benchmarks."""
+"""Makes modules beside the tests importable, and draws the same numbers in every run."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "zoo"))  # the benchmarks are no package
+import pytest
+
+HERE = Path(__file__).parent
+sys.path += [str(HERE), str(HERE.parents[1] / "benchmarks" / "zoo")]  # neither is a package
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield

@@ -1,0 +1,296 @@
+"""Operators of exported steps against torch eager: the loss, every gradient, every buffer."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
+
+import torch.nn.functional as F  # noqa: E402, N812
+from against_torch import (  # noqa: E402
+    TOLERANCE,
+    Function,
+    Lookup,
+    deviation,
+    feeds_of,
+    run,
+    session,
+    weighted_sum,
+    worst_deviation,
+)
+from torch import nn  # noqa: E402
+
+from campo_onnx.export.torch import export_training_step  # noqa: E402
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "adaptive_avg_pool": (lambda x: F.adaptive_avg_pool2d(x, (3, 2)), (2, 3, 7, 5)),
+    "avg_pool": (lambda x: F.avg_pool2d(x, 3, 2, 1), (2, 3, 8, 7)),
+    "avg_pool_ceil": (lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True), (2, 3, 8, 8)),
+    "avg_pool_inside": (lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), (2, 3, 8, 7)),
+    "bilinear": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (2, 3, 4, 5)),
+    "broadcast": (lambda x: x[:, :1] * x - x.mean(0, keepdim=True) / (1 + x[:1] ** 2), (4, 5)),
+    "cat_split": (lambda x: torch.cat([part**2 for part in x.split([1, 4], 1)][::-1], 1), (3, 5)),
+    "clamp": (lambda x: x.clamp(-0.5, 0.5), (4, 5)),
+    "cumsum": (lambda x: (x * x).cumsum(1), (3, 5)),
+    "elu": (F.elu, (4, 5)),
+    "flip": (lambda x: x.flip(0, 1) ** 2, (3, 4)),
+    "gather": (lambda x: x.gather(1, torch.tensor([[0, 0, 2], [4, 4, 4], [1, 3, 1]])), (3, 5)),
+    "gelu": (F.gelu, (4, 5)),
+    "gelu_tanh": (lambda x: F.gelu(x, approximate="tanh"), (4, 5)),
+    "index": (lambda x: x[torch.tensor([0, 2, 2, -1])] ** 2, (3, 5)),
+    "index_pair": (lambda x: x[:, torch.tensor([0, 2, 2]), torch.tensor([1, 0, 0])] ** 2, (2, 3, 5)),
+    "leaky_relu": (lambda x: F.leaky_relu(x, 0.2), (4, 5)),
+    "log1p": (lambda x: torch.log1p(x.abs() * 1e-4), (4, 5)),
+    "log_softmax": (lambda x: F.log_softmax(x, 0), (4, 5)),
+    "logsumexp": (lambda x: x.logsumexp(1), (4, 5)),
+    "max_pool": (lambda x: F.max_pool2d(x, 3, 2, 1), (2, 3, 8, 7)),
+    "nearest": (lambda x: F.interpolate(x, scale_factor=2), (2, 3, 4, 5)),
+    "pad": (lambda x: F.pad(x, (1, 2, 0, 1)), (3, 5)),
+    "permuted_view": (lambda x: x.permute(2, 0, 1).reshape(-1, 6) @ x.reshape(6, -1), (2, 3, 4)),
+    "prelu_like": (lambda x: torch.where(x > 0, x, 0.25 * x), (4, 5)),
+    "norm": (lambda x: x / x.norm(dim=1, keepdim=True), (4, 5)),
+    "fmod": (lambda x: x * torch.fmod(torch.arange(5), 3) + x.roll(2, 1), (4, 5)),
+    "sort": (lambda x: x.sort(1, descending=True)[0] ** 2, (4, 5)),
+    "topk": (lambda x: x.topk(2, 0)[0] ** 2, (4, 5)),
+    "unfold": (lambda x: F.unfold(x, 2) ** 2, (2, 3, 5, 5)),
+    "scatter_add": (lambda x: torch.zeros(4, 5).scatter_add(1, torch.eye(4, 5).long(), x * x), (4, 5)),
+    "repeat": (lambda x: x.repeat(2, 3) ** 2, (2, 3)),
+    "rsqrt": (lambda x: torch.rsqrt(x * x + 1), (4, 5)),
+    "sigmoid_tanh": (lambda x: torch.sigmoid(x) * torch.tanh(x), (4, 5)),
+    "silu": (F.silu, (4, 5)),
+    "slice_step": (lambda x: x[:, 1::2] ** 2, (3, 6)),
+    "softmax": (lambda x: F.softmax(x, -1), (4, 5)),
+    "softplus": (F.softplus, (4, 5)),
+    "stack_unbind": (lambda x: torch.stack([part * part for part in x.unbind(1)]), (3, 4)),
+    "std": (lambda x: x.std(1) + x.var(0).sum(), (4, 5)),
+    "in_place": (lambda x: (y := x.clone()).__setitem__((slice(None), 0), 0.0) or y * x, (4, 5)),
+    "masked_fill": (lambda x: x.masked_fill(torch.eye(4, dtype=torch.bool), 0.0) ** 2, (4, 4)),
+}
+
+
+@pytest.mark.parametrize(("function", "shape"), FUNCTIONS.values(), ids=list(FUNCTIONS))
+def test_functions(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    module = Function(function, *shape)
+    assert worst_deviation(module, weighted_sum, [torch.randn(shape)], []) < TOLERANCE
+
+
+CONVOLUTIONS = {
+    "strided": lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1),
+    "unreached_end": lambda: nn.Conv2d(4, 6, 3, stride=3),
+    "pointwise": lambda: nn.Conv2d(4, 6, 1, bias=False),
+    "pointwise_strided": lambda: nn.Conv2d(4, 6, 1, stride=2, bias=False),
+    "one_by_seven": lambda: nn.Conv2d(4, 6, (1, 7), padding=(0, 3)),
+    "dilated": lambda: nn.Conv2d(4, 6, 3, padding=2, dilation=2),
+    "grouped": lambda: nn.Conv2d(4, 6, 3, padding=1, groups=2),
+    "depthwise_dilated": lambda: nn.Conv2d(4, 4, 3, stride=2, padding=2, dilation=2, groups=4),
+    "transposed": lambda: nn.ConvTranspose2d(4, 6, 4, stride=2, padding=1),
+    "transposed_extra": lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1),
+    "transposed_grouped": lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2),
+}
+
+
+@pytest.mark.parametrize("form", ["matmul", "conv"])
+@pytest.mark.parametrize("convolution", CONVOLUTIONS.values(), ids=list(CONVOLUTIONS))
+def test_convolutions(convolution: Callable[[], Any], form: str) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), convolution())
+    x = torch.randn(2, 3, 10, 9)
+    assert worst_deviation(module, weighted_sum, [x], [], conv_weight_gradient=form) < TOLERANCE
+
+
+@pytest.mark.parametrize("form", ["matmul", "conv"])
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [(nn.Conv1d(3, 4, 5, 2, 2, 2), (2, 3, 20)), (nn.Conv3d(2, 3, (2, 3, 1), (1, 2, 1), 1), (2, 2, 5, 6, 4))],
+    ids=["1d", "3d"],
+)
+def test_convolutions_of_other_ranks(module: Any, shape: tuple[int, ...], form: str) -> None:
+    x = torch.randn(shape)
+    assert worst_deviation(module, weighted_sum, [x], [], conv_weight_gradient=form) < TOLERANCE
+
+
+NORMALIZATIONS = {
+    "batch": lambda: nn.BatchNorm2d(6),
+    "batch_without_weights": lambda: nn.BatchNorm2d(6, affine=False),
+    "batch_without_statistics": lambda: nn.BatchNorm2d(6, track_running_stats=False),
+    "batch_cumulative": lambda: nn.BatchNorm2d(6, momentum=0.3),
+    "batch_evaluated": lambda: nn.BatchNorm2d(6).eval(),
+    "group": lambda: nn.GroupNorm(2, 6),
+    "instance": lambda: nn.InstanceNorm2d(6, affine=True),
+    "layer": lambda: nn.LayerNorm((6, 5, 4)),
+    "layer_without_weights": lambda: nn.LayerNorm(4, elementwise_affine=False),
+}
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS.values(), ids=list(NORMALIZATIONS))
+def test_normalizations(normalization: Callable[[], Any]) -> None:
+    # No bias before a normalization: its gradient is zero but for noise, which says nothing.
+    module = nn.Sequential(nn.Conv2d(3, 6, 1, bias=False), normalization(), nn.Tanh())
+    assert worst_deviation(module, weighted_sum, [torch.randn(3, 3, 5, 4)], []) < TOLERANCE
+
+
+LOSSES: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
+    "cross_entropy": (F.cross_entropy, lambda: torch.randint(0, 5, (8,))),
+    "ignored": (F.cross_entropy, lambda: torch.tensor([1, -100, 3, -100, 0, 0, 4, 2])),
+    "smoothed": (
+        lambda y, t: F.cross_entropy(y, t, label_smoothing=0.1), lambda: torch.randint(0, 5, (8,))
+    ),
+    "weighted": (
+        lambda y, t: F.cross_entropy(y, t, torch.arange(1.0, 6)), lambda: torch.randint(0, 5, (8,))
+    ),
+    "summed": (
+        lambda y, t: F.cross_entropy(y, t, reduction="sum"), lambda: torch.randint(0, 5, (8,))
+    ),
+    "per_row": (
+        lambda y, t: (F.cross_entropy(y, t, reduction="none") * torch.arange(8)).sum(),
+        lambda: torch.randint(0, 5, (8,)),
+    ),
+    "soft": (F.cross_entropy, lambda: torch.rand(8, 5)),
+    "binary": (F.binary_cross_entropy_with_logits, lambda: torch.rand(8, 5)),
+    "binary_of_sigmoid": (lambda y, t: F.binary_cross_entropy(y.sigmoid(), t), lambda: torch.rand(8, 5)),
+    "huber": (F.smooth_l1_loss, lambda: torch.randn(8, 5)),
+    "l1": (F.l1_loss, lambda: torch.randn(8, 5)),
+    "mse": (F.mse_loss, lambda: torch.randn(8, 5)),
+    "kl": (lambda y, t: F.kl_div(F.log_softmax(y, 1), t, reduction="batchmean"), lambda: torch.rand(8, 5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "target"), LOSSES.values(), ids=list(LOSSES))
+def test_losses(loss: Callable[..., Any], target: Callable[[], Any]) -> None:
+    # Silently wrong elsewhere: a mean cross entropy whose gradient is as many times too large as there are
+    # rows, because the number of rows never reaches the backward pass.
+    assert worst_deviation(nn.Linear(6, 5), loss, [torch.randn(8, 6)], [target()]) < TOLERANCE
+
+
+def test_cross_entropy_of_pixels() -> None:
+    targets = [torch.randint(0, 5, (2, 3, 4))]
+    inputs = [torch.randn(2, 6, 3, 4)]
+    assert worst_deviation(nn.Conv2d(6, 5, 1), F.cross_entropy, inputs, targets) < TOLERANCE
+
+
+class Attention(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.project, self.out, self.options = nn.Linear(8, 24), nn.Linear(8, 8), options
+
+    def forward(self, x: Any) -> Any:
+        batch, length, width = x.shape
+        q, k, v = self.project(x).view(batch, length, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, **self.options)
+        return self.out(y.transpose(1, 2).reshape(batch, length, width))
+
+
+SEES = torch.tensor(
+    [[1, 0, 0, 1, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 1, 0, 1], [0, 0, 0, 0, 1]]
+).bool()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": SEES}, {"attn_mask": SEES.float()}],
+    ids=["plain", "causal", "scaled", "masked", "added"],
+)
+def test_attention(options: dict[str, Any]) -> None:
+    # One row of the mask sees nothing: torch gives it zeros, a plain softmax would give NaN.
+    assert worst_deviation(Attention(**options), weighted_sum, [torch.randn(2, 5, 8)], []) < TOLERANCE
+
+
+def test_attention_takes_no_reshape_between_its_products() -> None:
+    model = export_training_step(Attention(), weighted_sum, torch.randn(2, 5, 8), loss_scale=False)
+    products = [n for n in model.graph.node if n.op_type == "MatMul" and "project" not in n.name]
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.value_info}
+    attention = [n for n in products if len(shapes.get(n.output[0], [])) == 4]
+    assert len(attention) == 6  # two forward, four backward
+
+
+def test_recurrent_layers_are_unrolled() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.gru = nn.LSTM(4, 5, batch_first=True), nn.GRU(5, 3)
+
+        def forward(self, x: Any) -> Any:
+            return self.gru(self.lstm(x)[0])[0]
+
+    assert worst_deviation(Last(), weighted_sum, [torch.randn(3, 6, 4)], []) < TOLERANCE
+
+
+def test_grouped_query_attention() -> None:
+    class Grouped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(8, 32)
+
+        def forward(self, x: Any) -> Any:
+            y = self.project(x).view(2, 5, 8, 4).transpose(1, 2)
+            return F.scaled_dot_product_attention(y[:, :4], y[:, 4:6], y[:, 6:], enable_gqa=True)
+
+    assert worst_deviation(Grouped(), weighted_sum, [torch.randn(2, 5, 8)], []) < TOLERANCE
+
+
+def test_multihead_attention_and_layers_of_torch() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)
+    assert worst_deviation(layer, weighted_sum, [torch.randn(3, 5, 8)], []) < TOLERANCE
+
+
+def test_dropout_uses_the_forward_mask_in_the_backward_pass() -> None:
+    module = nn.Sequential(nn.Linear(6, 40), nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.5), nn.Linear(40, 3))
+    assert worst_deviation(module, F.cross_entropy, [torch.randn(8, 6)], [torch.arange(8) % 3]) < TOLERANCE
+
+
+def test_dropout_draws_anew_each_step() -> None:
+    model = export_training_step(
+        nn.Sequential(nn.Linear(6, 40), nn.Dropout(0.5)), weighted_sum, torch.ones(8, 6)
+    )
+    running = session(model)
+    feeds = feeds_of(model, nn.Sequential(nn.Linear(6, 40)), [torch.ones(8, 6)], loss_scale=np.float32(1))
+    assert running.run(["loss"], feeds)[0] != running.run(["loss"], feeds)[0]
+
+
+def test_equal_dropouts_draw_apart() -> None:
+    module = Function(lambda x: F.dropout(x, 0.5) * F.dropout(x, 0.5), 4, 5)
+    model = export_training_step(module, weighted_sum, torch.ones(4, 5))
+    assert [node.op_type for node in model.graph.node].count("Dropout") == 2
+
+
+def test_dropout_is_absent_from_a_module_in_evaluation() -> None:
+    module = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)).eval()
+    model = export_training_step(module, weighted_sum, torch.ones(8, 6))
+    assert "Dropout" not in {node.op_type for node in model.graph.node}
+
+
+def test_embeddings_with_repeated_indices_on_several_threads() -> None:
+    inputs = [torch.randint(0, 50, (8, 64)), torch.randint(0, 2, (8, 64))]
+    module = Lookup()
+    model = export_training_step(module, weighted_sum, inputs, loss_scale=False)
+    assert "ScatterND" not in {node.op_type for node in model.graph.node}
+    weighted_sum(module(*inputs)).backward()
+    running, feeds = session(model), feeds_of(model, module, inputs)
+    for _ in range(20):  # the race of ScatterND shows in some runs only
+        words, types = running.run(["grad.words.weight", "grad.types.weight"], feeds)
+        assert deviation(words, module.words.weight.grad.numpy()) < TOLERANCE
+        assert deviation(types, module.types.weight.grad.numpy()) < TOLERANCE
+
+
+def test_lookups_by_any_index_take_no_scatternd() -> None:
+    rows = torch.tensor([0, 1, 1, 0] * 64)
+    model = export_training_step(Function(lambda x: x[rows], 2, 8), weighted_sum, torch.ones(2, 8))
+    assert "ScatterND" not in {node.op_type for node in model.graph.node}
+
+
+def test_batch_norm_trains_by_primitives_and_updates_its_statistics() -> None:
+    # Silently wrong elsewhere: statistics that pass through unchanged, because the operation hides that
+    # it writes them, and a normalization that was switched to inference.
+    module = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 2, 1))
+    x = 5 + 3 * torch.randn(4, 3, 6, 6)
+    model = export_training_step(module, weighted_sum, [x], loss_scale=False)
+    (norm,) = (node for node in model.graph.node if node.op_type == "BatchNormalization")
+    assert "training_mode" not in {attribute.name for attribute in norm.attribute}
+    assert len(norm.output) == 1
+    actual = run(model, feeds_of(model, module, [x]))
+    module(x)
+    assert deviation(actual["buf_out.0.running_mean"], module[0].running_mean.numpy()) < TOLERANCE
+    assert deviation(actual["buf_out.0.running_var"], module[0].running_var.numpy()) < TOLERANCE
+    assert abs(actual["buf_out.0.running_mean"] - 0.5).max() < 0.2
+    assert actual["buf_out.0.num_batches_tracked"] == 1
