@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -17,7 +17,8 @@ from campo_onnx.bench.failure import Failure, failure_of
 from campo_onnx.bench.lineup import Lineup, line_up
 from campo_onnx.bench.memory import memory_gauge
 from campo_onnx.bench.result import BenchResult, BenchRow, Outcome
-from campo_onnx.bench.rounds import Pace, Progress, Rounds, take_rounds, together
+from campo_onnx.bench.rounds import Pace, Progress, Rounds, take_rounds
+from campo_onnx.bench.starts import STARTS, rounds_in_all, take_starts, together
 from campo_onnx.bench.statistics import (
     RESOLUTION_US,
     interval_over_starts,
@@ -34,9 +35,6 @@ from campo_onnx.runtime.sessions import RUNTIME_ERRORS
 
 TOLERANCE = 0.01
 """Speed-ups nearer to 1 than this are no difference, unless asked otherwise."""
-
-STARTS = 6
-"""How often graphs are loaded anew: the least from which an interval over starts covers 95 %."""
 
 _SETTLE_S = 0.005
 _LOW = frozenset([TensorProto.FLOAT16, TensorProto.BFLOAT16])
@@ -74,7 +72,8 @@ def bench(
     warmup
         Rounds before them. At least one is taken: ONNX Runtime reserves its memory in it.
     budget_s
-        Time after which no further round is begun, though not before six. None takes all `steps`.
+        Time over all rounds, after which only one round of each start is still taken. None takes all
+        `steps`.
     cuda_graph
         Whether CUDA captures each step once and replays it. Every node must then run on the GPU.
     seed
@@ -102,29 +101,17 @@ def bench(
         gauge = memory_gauge(machine, gpu)
         open_all = partial(line_up, buffers=buffers, machine=machine, gauge=gauge, cuda_graph=cuda_graph)
         lineup = open_all(subjects)
-        shares = _shares(steps)
+        pace = Pace(steps=steps, warmup=max(0, warmup - 1), budget_s=budget_s)
         blocks = 0 if gpu.problem else BLOCKS * len(lineup.steps)
-        advance = _Advance(on_progress, steps + len(shares) * max(0, warmup - 1), blocks)
-        starts: list[Rounds] = []
-        for number, share in enumerate(shares):
-            pace = Pace(
-                steps=share,
-                warmup=max(0, warmup - 1),
-                budget_s=None if budget_s is None else budget_s / len(shares),
-            )
-            if number:
-                lineup = _again(lineup, subjects, open_all)
-            starts.append(
-                take_rounds(
-                    lineup.steps,
-                    pace,
-                    seed=seed + number,
-                    settle=_settling(machine),
-                    on_progress=advance.after(sum(shares[:number]) + number * pace.warmup),
-                )
-            )
-            if starts[-1].interrupted or not lineup.steps:
-                break
+        advance = _Advance(on_progress, rounds_in_all(pace), blocks)
+        starts, lineup = take_starts(
+            lineup,
+            lambda left: open_all([subject for subject in subjects if subject.name in left]),
+            partial(take_rounds, settle=_settling(machine)),
+            pace,
+            seed=seed,
+            on_progress=advance.round_done,
+        )
         rounds = together(starts)
         energy = _energy(lineup, rounds, gpu, seed, advance.block_done)
     batch = batch or batch_size(subjects[0])
@@ -152,14 +139,9 @@ class _Advance:
     rounds: int
     blocks: int
 
-    def after(self, before: int) -> Progress:
-        """Count the rounds of one start."""
-
-        def round_done(done: int, _: int) -> None:
-            if self.tell is not None:
-                self.tell(before + done, self.rounds + self.blocks)
-
-        return round_done
+    def round_done(self, done: int, _: int) -> None:
+        if self.tell is not None:
+            self.tell(done, self.rounds + self.blocks)
 
     def block_done(self, done: int) -> None:
         if self.tell is not None:
@@ -184,20 +166,6 @@ def _check_arguments(
         raise UsageError(f"the batch is {batch}", remedy="Give the number of samples in a step.")
     if cuda_graph and machine.provider != "cuda":
         raise UsageError("a CUDA graph cannot be captured on a CPU", remedy="Leave --cuda-graph off.")
-
-
-def _shares(steps: int) -> tuple[int, ...]:
-    """Rounds of each start, as even as they come."""
-    starts = min(STARTS, steps)
-    return tuple(steps // starts + (number < steps % starts) for number in range(starts))
-
-
-def _again(lineup: Lineup, subjects: Sequence[Subject], open_all: Callable[..., Lineup]) -> Lineup:
-    """Load anew what still runs; what is known from the first time stays."""
-    left = [subject for subject in subjects if subject.name in lineup.steps]
-    lineup.steps.clear()  # frees its memory before it is taken once more
-    fresh = open_all(left)
-    return replace(lineup, steps=fresh.steps, failures={**lineup.failures, **fresh.failures})
 
 
 def _buffers(
@@ -270,7 +238,8 @@ def _rows(
         elif name == first:
             outcome = Outcome.BASELINE
         else:
-            outcome = Outcome.NOT_COMPARED if speedup is None else verdict(speedup, tolerance)
+            is_enough = speedup is not None and sum(map(bool, starts)) >= STARTS
+            outcome = verdict(speedup, tolerance) if speedup and is_enough else Outcome.NOT_COMPARED
         joules = energy.samples_j.get(name, ())
         rows.append(
             BenchRow(

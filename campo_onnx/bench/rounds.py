@@ -1,7 +1,7 @@
 """Rounds: every graph takes one step in each, in an order drawn anew."""
 
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,13 +25,15 @@ class Pace:
     warmup
         Rounds before them that do not.
     budget_s
-        Time after which no further round is begun, once there are enough for an interval. None
-        takes all.
+        Time after which no further round is begun, once there are `least`. None takes all.
+    least
+        Rounds that are taken however long they are.
     """
 
     steps: int
     warmup: int
     budget_s: float | None = None
+    least: int = LEAST_SAMPLES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +56,6 @@ class Rounds:
     failures: Mapping[str, Failure]
     taken: int
     interrupted: bool
-
-
-def together(starts: Sequence[Rounds]) -> Rounds:
-    """Put the rounds of several starts behind each other; at least one start."""
-    names = starts[0].samples_us
-    return Rounds(
-        samples_us={name: tuple(t for s in starts for t in s.samples_us.get(name, ())) for name in names},
-        failures={name: failure for start in starts for name, failure in start.failures.items()},
-        taken=sum(start.taken for start in starts),
-        interrupted=starts[-1].interrupted,
-    )
 
 
 def take_rounds(
@@ -155,4 +146,4 @@ def _round(
 
 
 def _is_over(taken: int, elapsed_s: float, pace: Pace) -> bool:
-    return pace.budget_s is not None and taken >= LEAST_SAMPLES and elapsed_s >= pace.budget_s
+    return pace.budget_s is not None and taken >= pace.least and elapsed_s >= pace.budget_s

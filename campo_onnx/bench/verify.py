@@ -140,6 +140,8 @@ def _attempt(optimized: Optimized, options: Options, measure: Measure) -> Attemp
     given = optimized.imported
     mixed = replace(import_model(optimized.model, options.dims), folder=given.folder)
     result = measure((Subject(name=FP32, imported=given), Subject(name=optimized.plan.low, imported=mixed)))
+    if result.interrupted:
+        raise KeyboardInterrupt  # half a measurement decides nothing, and nothing is written
     if result.rows[0].verdict is Outcome.FAILED:
         raise ModelError(
             "the FP32 graph does not run, so nothing can be verified", why=result.rows[0].failure

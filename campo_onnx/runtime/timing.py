@@ -95,14 +95,6 @@ def slope(few: Step, many: Step, extra: int, effort: Effort) -> Timing:
     return timing_of([(b - a) / extra for a, b in faster])
 
 
-def interleaved(steps: Sequence[Step], effort: Effort) -> tuple[Timing, ...]:
-    """Time several steps in turns."""
-    for _ in range(effort.warmup):
-        for step in steps:
-            step()
-    return tuple(map(timing_of, zip(*_rounds(steps, effort), strict=True)))
-
-
 def copies_for(step_us: float, *, node_bytes: float, limit_bytes: float, target_us: float = 400.0) -> int:
     """How many further copies of a node make a difference that can be measured.
 

@@ -189,6 +189,30 @@ def test_interruption_reports_what_there_is(subjects, staged) -> None:
     assert result.rows[1].step_us.median == pytest.approx(5000.0)
 
 
+def test_an_interruption_between_starts_keeps_what_there_is(subjects, staged, monkeypatch) -> None:
+    staged.lengths_s = {"a": 0.010, "b": 0.005, "c": 0.010}
+    opened = iter([None] * 4 + [KeyboardInterrupt()])
+    open_steady = lineup.open_contender
+
+    def open_until(subject, *args, **options):
+        if (error := next(opened)) is not None:
+            raise error
+        return open_steady(subject, *args, **options)
+
+    monkeypatch.setattr(lineup, "open_contender", open_until)
+    result = bench(subjects, CPU, steps=60)
+    assert (result.interrupted, result.starts) == (True, (10,))
+    assert result.rows[1].speedup.median == pytest.approx(2.0)
+    # Ten rounds of one start decide nothing, however clear they are.
+    assert {row.verdict for row in result.rows[1:]} == {Outcome.NOT_COMPARED}
+
+
+def test_the_time_is_that_of_all_starts(subjects, staged) -> None:
+    staged.lengths_s = dict.fromkeys("abc", 1.0)
+    assert bench(subjects, CPU, steps=600, budget_s=0.0).starts == (1,) * 6
+    assert bench(subjects, CPU, steps=600, budget_s=36.0).starts == (2,) * 6
+
+
 def test_energy_and_memory_of_a_gpu(subjects, staged, monkeypatch) -> None:
     def no_buffers(*_args, **_options):
         return SimpleNamespace(nbytes=1000)

@@ -168,6 +168,12 @@ def test_an_fp32_step_that_does_not_run_is_an_error(planned):
         verify(planned, OPTIONS, FakeDevice(planned, lambda costs: costs, failing=("fp32",)))
 
 
+def test_half_a_measurement_decides_nothing(planned):
+    fake = FakeDevice(planned, lambda costs: costs)
+    with pytest.raises(KeyboardInterrupt):
+        verify(planned, OPTIONS, lambda subjects: replace(fake(subjects), interrupted=True))
+
+
 def test_repair_times_nodes_first_and_then_learns_from_the_step(planned, no_timing):
     # Some products gain much, some little; with casts this dear only the former pay.
     share = np.median([c.cast_us for c in planned.plan.casts])

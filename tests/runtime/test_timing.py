@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from campo_onnx.runtime.timing import Effort, copies_for, interleaved, measure, slope, timing_of
+from campo_onnx.runtime.timing import Effort, copies_for, measure, slope, timing_of
 
 
 def sleeping(ms: float):
@@ -41,14 +41,6 @@ def test_warmup_does_not_count() -> None:
     effort = Effort(warmup=4, repeats=2, least=1)
     assert measure(lambda: calls.append(1), effort).repeats == 2
     assert len(calls) == 6
-
-
-def test_interleaved_steps_take_turns() -> None:
-    calls: list[str] = []
-    steps = (lambda: calls.append("a"), lambda: calls.append("b"))
-    first, second = interleaved(steps, Effort(warmup=1, repeats=2))
-    assert "".join(calls) == "ababab"
-    assert first.repeats == second.repeats == 2
 
 
 def test_copies_stay_within_memory_and_reason() -> None:
