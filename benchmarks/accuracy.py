@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 from campo_onnx import Options, device, oplists
-from campo_onnx.calibrate.costs import CastModel
+from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.problem import edges_of_graph

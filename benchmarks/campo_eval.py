@@ -35,13 +35,13 @@ from evaluation.report import page
 from evaluation.steps import Deadline, Facts, Records, Step, run_steps
 from evaluation.strategies import STRATEGIES
 
-from campo_onnx.calibrate.datasheet import device
-from campo_onnx.calibrate.local import device_of
-from campo_onnx.calibrate.microbench import Bench
-from campo_onnx.calibrate.store import Store
+from campo_onnx.devices.datasheet import device
+from campo_onnx.devices.local import device_of
 from campo_onnx.errors import CampoError
 from campo_onnx.ir.exporter import export_text
 from campo_onnx.ir.importer import import_model
+from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.store import Store
 from campo_onnx.runtime.providers import Machine, choose_provider, machine
 
 RESULTS = Path(__file__).parent / "results"

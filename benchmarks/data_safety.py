@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from campo_onnx.calibrate.datasheet import device
+from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.optimize.oplists import preset

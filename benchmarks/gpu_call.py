@@ -5,12 +5,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from campo_onnx.calibrate.calibrations import file_name
-from campo_onnx.calibrate.device import Device
-from campo_onnx.calibrate.microbench import Bench
-from campo_onnx.calibrate.signature import Signature, make_signature
-from campo_onnx.ir.precision import Precision
-from campo_onnx.ir.view import FLOAT, OpKey
+from campo_onnx.calibrate.catalog import file_name
+from campo_onnx.devices.device import Device
+from campo_onnx.ir.view import FLOAT
+from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.signature import Signature, make_signature
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import Precision
 
 LOW = Precision.FP16
 

@@ -16,10 +16,10 @@ import onnxruntime as ort
 from gpu_call import LOW, Session, matmul
 
 from campo_onnx import __version__
-from campo_onnx.calibrate.microbench import LAUNCH_NODE
-from campo_onnx.calibrate.signature import one_node_model
 from campo_onnx.ir.importer import import_model
-from campo_onnx.ir.precision import Precision
+from campo_onnx.measure.node_timer import LAUNCH_NODE
+from campo_onnx.measure.signature import one_node_model
+from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.ncu import LIMIT_S, count, tensor_pipe_share
 from campo_onnx.runtime.providers import ORT_NAME

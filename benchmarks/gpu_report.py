@@ -8,7 +8,7 @@ from gpu_call import Session
 from campo_onnx.calibrate.accuracy import PAPER_ACCURACY
 from campo_onnx.calibrate.calibration import Calibration, load_calibration
 from campo_onnx.calibrate.fit import METHODS
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 
 STEP = ".step.json"
 """How the files of finished steps end."""

@@ -27,11 +27,11 @@ from gpu_facts import Step
 from gpu_report import STEP, report
 from gpu_steps import steps_of
 
-from campo_onnx.calibrate.calibrations import file_name
-from campo_onnx.calibrate.local import device_of
-from campo_onnx.calibrate.microbench import Bench
-from campo_onnx.calibrate.store import Store, default_path
+from campo_onnx.calibrate.catalog import file_name
+from campo_onnx.devices.local import device_of
 from campo_onnx.errors import CampoError
+from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.store import Store, default_path
 from campo_onnx.runtime.providers import choose_provider, machine
 
 RESULTS = Path(__file__).parent / "results"

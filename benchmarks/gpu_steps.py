@@ -8,17 +8,18 @@ from typing import Any
 from gpu_call import LOW, LimitReachedError, Session, both_us, matmul
 from gpu_facts import Step, check_provider, count_some, facts, step_of
 
-from campo_onnx.calibrate.campaign import Campaign, calibrate, full_campaign, quick_campaign
-from campo_onnx.calibrate.counters import Counted, counters_of
-from campo_onnx.calibrate.microbench import LAUNCH_NODE, VIEW_NODE, Bench
-from campo_onnx.calibrate.profile import read_profile, write_profile
-from campo_onnx.calibrate.profiling import take_profile
+from campo_onnx.calibrate.run import Campaign, calibrate, full_campaign, quick_campaign
 from campo_onnx.calibrate.samples import cast_samples
-from campo_onnx.calibrate.signature import Signature, make_signature
-from campo_onnx.calibrate.store import GRAPH
 from campo_onnx.ir.importer import import_model
-from campo_onnx.ir.precision import Precision
-from campo_onnx.ir.view import FLOAT, OpKey
+from campo_onnx.ir.view import FLOAT
+from campo_onnx.measure.counters import Counted, counters_of
+from campo_onnx.measure.node_timer import LAUNCH_NODE, VIEW_NODE, Bench
+from campo_onnx.measure.profile import read_profile, write_profile
+from campo_onnx.measure.profiler import take_profile
+from campo_onnx.measure.signature import Signature, make_signature
+from campo_onnx.measure.store import GRAPH
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.ncu import LIMIT_S, count
 

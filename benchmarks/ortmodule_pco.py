@@ -20,7 +20,7 @@ import torch
 from networks import Bert, Cnn, Mlp
 from onnxruntime.training.ortmodule import DebugOptions, LogLevel, ORTModule
 
-from campo_onnx.calibrate.datasheet import device
+from campo_onnx.devices.datasheet import device
 from campo_onnx.integrations.backward import with_backward
 from campo_onnx.integrations.ortmodule import Attached, attach
 from campo_onnx.ir.importer import import_model

@@ -51,7 +51,7 @@ def repeated(layers: int) -> onnx.ModelProto:
 
 def measure(layers: int) -> dict[str, float]:
     """Run every stage once on `layers` layers; seconds per stage, nodes, peak MiB."""
-    from campo_onnx.calibrate.datasheet import device
+    from campo_onnx.devices.datasheet import device
     from campo_onnx.ir.exporter import export_model
     from campo_onnx.ir.importer import import_model
     from campo_onnx.optimize.oplists import preset

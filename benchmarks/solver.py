@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto
 
-from campo_onnx.calibrate.costs import CastModel, CostTable, NodeCost
-from campo_onnx.ir.ports import Ports
-from campo_onnx.ir.precision import Precision
-from campo_onnx.ir.view import GraphView, OpKey, OpNode, TensorInfo, TensorKind
+from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.costs.table import CostTable, NodeCost
+from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.classify import Classification, NodeClass
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.problem import Problem, edges_of_graph

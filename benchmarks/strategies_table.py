@@ -15,7 +15,7 @@ from pathlib import Path
 import onnx
 
 from campo_onnx import __version__
-from campo_onnx.calibrate.datasheet import device
+from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Plan

@@ -12,11 +12,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from campo_onnx.calibrate.datasheet import device
-from campo_onnx.calibrate.roofline import estimate
-from campo_onnx.ir.ports import Ports
-from campo_onnx.ir.precision import Precision
-from campo_onnx.ir.view import FLOAT, GraphView, OpKey, OpNode, TensorInfo, TensorKind
+from campo_onnx.costs.roofline import estimate
+from campo_onnx.devices.datasheet import device
+from campo_onnx.ir.view import FLOAT, GraphView, OpNode, TensorInfo, TensorKind
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
 
 RESULT = Path(__file__).parent / "results" / "table1.md"
 DEVICE = "rtx2080ti"

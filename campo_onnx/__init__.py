@@ -11,11 +11,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from campo_onnx.calibrate.datasheet import device
-    from campo_onnx.calibrate.device import Device
+    from campo_onnx.devices.datasheet import device
+    from campo_onnx.devices.device import Device
     from campo_onnx.errors import CampoError
     from campo_onnx.ir.exporter import export_model
-    from campo_onnx.ir.precision import Precision
+    from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.oplists import OpLists
     from campo_onnx.optimize.oplists import resolve as oplists
     from campo_onnx.optimize.plan import Plan
@@ -30,13 +30,13 @@ except PackageNotFoundError:  # run from a source tree that is not installed, as
 # Where each public name lives. Loaded on first use, so that `import campo_onnx` stays light.
 _HOME = {
     "CampoError": "campo_onnx.errors:CampoError",
-    "Device": "campo_onnx.calibrate.device:Device",
+    "Device": "campo_onnx.devices.device:Device",
     "OpLists": "campo_onnx.optimize.oplists:OpLists",
     "Optimized": "campo_onnx.pipeline:Optimized",
     "Options": "campo_onnx.pipeline:Options",
     "Plan": "campo_onnx.optimize.plan:Plan",
-    "Precision": "campo_onnx.ir.precision:Precision",
-    "device": "campo_onnx.calibrate.datasheet:device",
+    "Precision": "campo_onnx.ops.precision:Precision",
+    "device": "campo_onnx.devices.datasheet:device",
     "export_model": "campo_onnx.ir.exporter:export_model",
     "oplists": "campo_onnx.optimize.oplists:resolve",
     "optimize_model": "campo_onnx.pipeline:optimize",

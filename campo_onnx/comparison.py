@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from campo_onnx.calibrate.costs import CostTable
+from campo_onnx.costs.table import CostTable
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.oplists import OpLists, preset

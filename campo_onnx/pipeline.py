@@ -7,20 +7,21 @@ from pathlib import Path
 
 import onnx
 
-from campo_onnx.calibrate.costs import CostTable
-from campo_onnx.calibrate.device import Device
-from campo_onnx.calibrate.evidence import CostSource, Evidence
-from campo_onnx.calibrate.roofline import estimate
+from campo_onnx.costs.evidence import CostSource, Evidence
+from campo_onnx.costs.roofline import estimate
+from campo_onnx.costs.table import CostTable
+from campo_onnx.devices.device import Device
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.ir.ports import Ports, ports_of
-from campo_onnx.ir.precision import Precision
 from campo_onnx.ir.view import GraphView
-from campo_onnx.optimize.alignment import open_axes
+from campo_onnx.ops.ports import Ports, ports_of
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.classify import classify
 from campo_onnx.optimize.eligibility import OVERFLOW, fixed_nodes
 from campo_onnx.optimize.oplists import OpLists
+from campo_onnx.optimize.padding.alignment import open_axes
+from campo_onnx.optimize.padding.choose import PadLimits, pad, with_padding
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.planning import make_plan
 from campo_onnx.optimize.problem import Problem, Verdict, edges_of_graph
@@ -29,7 +30,6 @@ from campo_onnx.optimize.safety import protected, weight_update
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, STRATEGIES
 from campo_onnx.optimize.strategies.fine_grained import fine_grained
 from campo_onnx.optimize.strategies.fp32 import all_fp32, fp32
-from campo_onnx.optimize.tensor_cores import PadLimits, pad, with_padding
 
 COST_AWARE = frozenset({"optimal", "campo"})
 """Strategies that zero-pad and return FP32 where too little is won; the others are systems that do not."""
@@ -180,7 +180,7 @@ def _costs(view: GraphView, ports: Mapping[str, Ports], options: Options) -> Cos
     if options.costs is CostSource.DATASHEET:
         return estimate(view, ports, options.device, options.low)
     # Measuring needs ONNX Runtime, scipy and polars; planning from public figures does not.
-    from campo_onnx.calibrate.sources import costs_for
+    from campo_onnx.costs.choose import costs_for
 
     return costs_for(view, ports, options.device, options.low, options.costs, options.evidence)
 

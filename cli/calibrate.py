@@ -71,16 +71,16 @@ def calibrate(
     """
     from dataclasses import replace
 
-    from campo_onnx.calibrate.calibrations import file_name, make_folder, user_folder
-    from campo_onnx.calibrate.campaign import calibrate as run_campaign
-    from campo_onnx.calibrate.campaign import full_campaign, quick_campaign
-    from campo_onnx.calibrate.counters import counters_of
-    from campo_onnx.calibrate.local import device_of
-    from campo_onnx.calibrate.microbench import Bench
-    from campo_onnx.calibrate.store import GRAPH, STREAM, Store, default_path
+    from campo_onnx.calibrate.catalog import file_name, make_folder, user_folder
+    from campo_onnx.calibrate.run import calibrate as run_campaign
+    from campo_onnx.calibrate.run import full_campaign, quick_campaign
+    from campo_onnx.devices.local import device_of
     from campo_onnx.errors import UsageError
     from campo_onnx.ir.exporter import check_destination, export_text
-    from campo_onnx.ir.precision import Precision
+    from campo_onnx.measure.counters import counters_of
+    from campo_onnx.measure.node_timer import Bench
+    from campo_onnx.measure.store import GRAPH, STREAM, Store, default_path
+    from campo_onnx.ops.precision import Precision
     from campo_onnx.runtime.providers import choose_provider, machine
 
     if output is not None:

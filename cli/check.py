@@ -145,10 +145,10 @@ def check(
 
     Example: `campo-onnx check mixed.onnx --against step.onnx --baseline plan.json`
     """
-    from campo_onnx.calibrate.datasheet import device as device_called
     from campo_onnx.checking.check import check_all
     from campo_onnx.checking.policy import Pair, Policy, load_policy
     from campo_onnx.checking.reports import to_annotations, to_json, to_junit
+    from campo_onnx.devices.datasheet import device as device_called
     from campo_onnx.ir.exporter import check_destination, export_text
     from campo_onnx.optimize.oplists import resolve
 

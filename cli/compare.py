@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from campo_onnx.calibrate.evidence import CostSource
+from campo_onnx.costs.evidence import CostSource
 
 from .evidence import CostsOption, ProfileOption, StoreOption, gathered
 from .options import (
@@ -82,7 +82,7 @@ def compare(
 
     from campo_onnx.comparison import compare as run_comparison
     from campo_onnx.ir.exporter import check_destination, export_text
-    from campo_onnx.ir.precision import Precision
+    from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.chart import chart
     from campo_onnx.optimize.oplists import preset, resolve
     from campo_onnx.pipeline import Options

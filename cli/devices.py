@@ -27,10 +27,10 @@ def devices(
 
     Example: `campo-onnx devices h200`
     """
-    from campo_onnx.calibrate.datasheet import device
     from campo_onnx.calibrate.knowledge import FORMAT_VERSION, known_devices
-    from campo_onnx.calibrate.store import Store, default_path
+    from campo_onnx.devices.datasheet import device
     from campo_onnx.errors import ProfileError
+    from campo_onnx.measure.store import Store, default_path
 
     wanted = device(name).name if name is not None else None
     path = store or default_path()

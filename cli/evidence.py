@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from campo_onnx.calibrate.evidence import CostSource
+from campo_onnx.costs.evidence import CostSource
 from campo_onnx.errors import UsageError
 
 from .options import COSTS
@@ -16,8 +16,8 @@ from .render.console import print_note, progressing
 
 if TYPE_CHECKING:
     from campo_onnx.calibrate.calibration import Calibration
-    from campo_onnx.calibrate.device import Device
-    from campo_onnx.calibrate.evidence import Evidence
+    from campo_onnx.costs.evidence import Evidence
+    from campo_onnx.devices.device import Device
 
 CALIBRATION_SUFFIX = ".json"
 
@@ -63,8 +63,8 @@ class Judged:
 @contextmanager
 def gathered(device: str, costs: CostSource, *, profile: Path | None, store: Path | None) -> Iterator[Judged]:
     """Find the device (a name, ``auto``, or a calibration file) and open what costs are taken from."""
-    from campo_onnx.calibrate.detect import gpu_name, resolve_device
-    from campo_onnx.calibrate.evidence import Evidence
+    from campo_onnx.costs.evidence import Evidence
+    from campo_onnx.devices.detect import gpu_name, resolve_device
 
     if profile is not None and costs in (CostSource.DATASHEET, CostSource.MEASURE):
         raise UsageError(
@@ -79,8 +79,8 @@ def gathered(device: str, costs: CostSource, *, profile: Path | None, store: Pat
         yield Judged(device=known, evidence=Evidence())
         return
     from campo_onnx.calibrate.calibration import load_calibration
-    from campo_onnx.calibrate.profile import read_profile
-    from campo_onnx.calibrate.store import Store, default_path
+    from campo_onnx.measure.profile import read_profile
+    from campo_onnx.measure.store import Store, default_path
 
     calibration = load_calibration(Path(device)) if device.endswith(CALIBRATION_SUFFIX) else None
     known, note = resolve_device(device) if calibration is None else (calibration.device, "")

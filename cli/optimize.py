@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from campo_onnx.calibrate.evidence import CostSource
+from campo_onnx.costs.evidence import CostSource
 from campo_onnx.errors import UsageError
 
 from .evidence import CostsOption, ProfileOption, StoreOption, gathered
@@ -188,7 +188,7 @@ def optimize(
     Example: `campo-onnx optimize bert.onnx -o bert_mixed.onnx --device v100 --plan plan.json`
     """
     from campo_onnx.ir.exporter import export_model, export_text
-    from campo_onnx.ir.precision import Precision
+    from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.oplists import resolve, with_overrides
     from campo_onnx.optimize.report import report_of
     from campo_onnx.optimize.strategies import DEFAULT_LISTS

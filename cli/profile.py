@@ -95,13 +95,13 @@ def profile(
 
     Example: `campo-onnx profile bert.onnx -o bert.parquet --dim batch=8`
     """
-    from campo_onnx.calibrate.local import device_of
-    from campo_onnx.calibrate.microbench import Bench
-    from campo_onnx.calibrate.profile import write_profile
-    from campo_onnx.calibrate.profiling import take_profile
-    from campo_onnx.calibrate.store import Store, default_path
+    from campo_onnx.devices.local import device_of
     from campo_onnx.ir.exporter import check_destination
     from campo_onnx.ir.importer import import_model
+    from campo_onnx.measure.node_timer import Bench
+    from campo_onnx.measure.profile import write_profile
+    from campo_onnx.measure.profiler import take_profile
+    from campo_onnx.measure.store import Store, default_path
     from campo_onnx.runtime.feeds import read_feeds, synthesize
     from campo_onnx.runtime.providers import choose_provider, machine
 

@@ -12,10 +12,10 @@ from .options import VERIFICATION
 from .render.console import progressing
 
 if TYPE_CHECKING:
-    from campo_onnx.bench.verify import Verification
-    from campo_onnx.calibrate.device import Device
     from campo_onnx.comparison import Comparison
+    from campo_onnx.devices.device import Device
     from campo_onnx.pipeline import Optimized, Options
+    from campo_onnx.verify import Verification
 
 REPAIRS = 3
 
@@ -77,7 +77,7 @@ def check_verifiable(device: "Device") -> None:
     DeviceUnavailableError, DeviceMismatchError
         If its provider does not load, or this machine has another GPU.
     """
-    from campo_onnx.calibrate.sources import this_machine
+    from campo_onnx.costs.choose import this_machine
 
     this_machine(device)
 
@@ -87,9 +87,9 @@ def verified(
 ) -> "Verification":
     """Measure a result, and repair it if asked to; `inputs` may name a real batch."""
     from campo_onnx.bench.bench import bench
-    from campo_onnx.bench.verify import verify
-    from campo_onnx.calibrate.sources import this_machine
+    from campo_onnx.costs.choose import this_machine
     from campo_onnx.runtime.feeds import read_feeds
+    from campo_onnx.verify import verify
 
     feeds = read_feeds(inputs[0], optimized.imported.view) if inputs else None
     machine = this_machine(options.device)
@@ -102,7 +102,7 @@ def measured_strategies(comparison: "Comparison", options: "Options", *, steps: 
     """Measure every strategy's graph beside FP32."""
     from campo_onnx.bench.bench import bench
     from campo_onnx.bench.strategies import measured
-    from campo_onnx.calibrate.sources import this_machine
+    from campo_onnx.costs.choose import this_machine
 
     machine = this_machine(options.device)
     with progressing(f"measuring strategies on {machine.device}") as advance:

@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, parser
 
-from campo_onnx.calibrate.datasheet import device
+from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.planning import make_plan

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.calibrate.datasheet import device
 from campo_onnx.comparison import ROWS, compare
+from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import UsageError
 from campo_onnx.optimize.chart import chart
 from campo_onnx.optimize.oplists import preset

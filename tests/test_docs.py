@@ -26,9 +26,9 @@ import pytest
 import typer
 
 from campo_onnx.calibrate.calibration import Calibration, OpEntry, Scores
-from campo_onnx.calibrate.costs import CastModel
-from campo_onnx.calibrate.device import Device, Efficiency
+from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.fit import OpModel, TimeModel
+from campo_onnx.devices.device import Device, Efficiency
 from campo_onnx.runtime.providers import Machine
 
 ROOT = Path(__file__).parent.parent

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
-from campo_onnx.calibrate.datasheet import device
+from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir.exporter import export_model
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.pipeline import Options, optimize
 

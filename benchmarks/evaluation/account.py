@@ -9,7 +9,7 @@ from evaluation.models import TITLES
 from evaluation.predicted import PredictedRow
 from evaluation.strategies import CAMPO, OPTIMAL, TF_AMP
 
-from campo_onnx.calibrate.datasheet import device
+from campo_onnx.devices.datasheet import device
 
 TF_AMP_OURS = "tf-amp campo"
 """TF_AMP with our lists."""

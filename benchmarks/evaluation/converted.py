@@ -8,14 +8,15 @@ import onnx
 from evaluation.strategies import options_for
 from onnx import ModelProto, TensorProto
 
-from campo_onnx.calibrate.datasheet import device
 from campo_onnx.checking.pairing import Pairing
 from campo_onnx.checking.prediction import predicted_us
+from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import CampoError
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.ir.precision import Precision
 from campo_onnx.ir.shapes import infer
-from campo_onnx.ir.view import FLOAT, OpKey
+from campo_onnx.ir.view import FLOAT
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.safety import loss, weight_update
 from campo_onnx.pipeline import pose

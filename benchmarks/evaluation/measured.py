@@ -14,7 +14,7 @@ from campo_onnx.bench.bench import bench
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.bench.statistics import paired_speedup
 from campo_onnx.bench.subject import Subject
-from campo_onnx.calibrate.device import Device
+from campo_onnx.devices.device import Device
 from campo_onnx.errors import CampoError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.oplists import preset

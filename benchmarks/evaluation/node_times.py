@@ -8,13 +8,13 @@ from pathlib import Path
 from evaluation.strategies import options_for
 
 from campo_onnx.calibrate.accuracy import model_accuracy
-from campo_onnx.calibrate.device import Device
-from campo_onnx.calibrate.microbench import Bench
 from campo_onnx.calibrate.samples import cast_samples
-from campo_onnx.calibrate.signature import Signature, signature_of
+from campo_onnx.devices.device import Device
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.importer import import_model
-from campo_onnx.ir.precision import Precision
+from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.signature import Signature, signature_of
+from campo_onnx.ops.precision import Precision
 from campo_onnx.pipeline import pose
 
 CAST = "Cast"

@@ -10,7 +10,7 @@ from evaluation.models import TITLES
 from evaluation.predicted import PredictedRow
 from evaluation.strategies import CAMPO, OPTIMAL, STRATEGIES, TF_AMP
 
-from campo_onnx.calibrate.datasheet import device
+from campo_onnx.devices.datasheet import device
 
 SERIES = tuple(label for label in STRATEGIES if label != "fp32")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from evaluation.strategies import OPTIMAL, PADDING, STRATEGIES, label_of, options_for
 
-from campo_onnx.calibrate.datasheet import device
 from campo_onnx.comparison import ComparisonRow, compare
+from campo_onnx.devices.datasheet import device
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.pipeline import decide, pose

@@ -12,7 +12,7 @@ from evaluation.node_times import CAST
 from evaluation.tables import NOT_MEASURED
 
 from campo_onnx import __version__
-from campo_onnx.calibrate.datasheet import device
+from campo_onnx.devices.datasheet import device
 
 
 def page(findings: Findings, pictures: Sequence[str]) -> str:

@@ -1,11 +1,11 @@
 """The strategies that are compared, and what they plan with."""
 
 from campo_onnx.calibrate.calibration import Calibration
-from campo_onnx.calibrate.calibrations import file_name, shipped_folder
-from campo_onnx.calibrate.device import Device
-from campo_onnx.calibrate.evidence import CostSource, Evidence
+from campo_onnx.calibrate.catalog import file_name, shipped_folder
 from campo_onnx.comparison import BASELINE, ROWS
-from campo_onnx.ir.precision import Precision
+from campo_onnx.costs.evidence import CostSource, Evidence
+from campo_onnx.devices.device import Device
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.pipeline import Options

@@ -14,9 +14,9 @@ from pathlib import Path
 from roles import LAYOUT, PRODUCT, Role, roles_of
 
 from campo_onnx import __version__
-from campo_onnx.calibrate.datasheet import device
+from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.importer import import_model
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Decision, Plan
 from campo_onnx.optimize.report import report_of

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from campo_onnx.ir.view import GraphView, OpNode, Use
-from campo_onnx.ir.work import WorkKind, work_of
+from campo_onnx.ops.work import WorkKind, work_of
 from campo_onnx.optimize.oplists import OpLists
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.safety import loss, weight_update

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from campo_onnx.bench.result import Interval
 from campo_onnx.bench.subject import Subject
-from campo_onnx.bench.verify import Measure
 from campo_onnx.comparison import Comparison
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.rewrite import rewrite
+from campo_onnx.verify import Measure
 
 
 def measured(comparison: Comparison, measure: Measure, dims: Mapping[str, int] | None = None) -> Comparison:
@@ -22,7 +22,7 @@ def measured(comparison: Comparison, measure: Measure, dims: Mapping[str, int] |
     comparison
         What the strategies decided.
     measure
-        How to measure, see :mod:`campo_onnx.bench.verify`.
+        How to measure, see :mod:`campo_onnx.verify`.
     dims
         Sizes of symbolic dimensions, as the strategies were compared with.
     """

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from campo_onnx.calibrate.costs import CastModel
-from campo_onnx.calibrate.device import Device, DeviceKind, Efficiency
+from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.fit import OpModel, TimeModel
+from campo_onnx.devices.device import Device, DeviceKind, Efficiency
 from campo_onnx.errors import ProfileError, UsageError
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import Machine
 
 FORMAT_VERSION = 1

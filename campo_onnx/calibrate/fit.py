@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from campo_onnx.calibrate.costs import CastModel
+from campo_onnx.calibrate.cast_model import CastModel
 
 Floats: TypeAlias = NDArray[np.float64]
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from campo_onnx.calibrate.calibrations import Found, found_calibrations
-from campo_onnx.calibrate.datasheet import Assumption, assumptions, devices
-from campo_onnx.calibrate.detect import matching
-from campo_onnx.calibrate.device import Device
-from campo_onnx.calibrate.store import Store
+from campo_onnx.calibrate.catalog import Found, found_calibrations
+from campo_onnx.devices.datasheet import Assumption, assumptions, devices
+from campo_onnx.devices.detect import matching
+from campo_onnx.devices.device import Device
 from campo_onnx.errors import CampoError
-from campo_onnx.ir.precision import Precision
+from campo_onnx.measure.store import Store
+from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import cpu_name
 
 FORMAT_VERSION = 1

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from campo_onnx.calibrate.layers import MAKERS, Draft
-from campo_onnx.calibrate.signature import Signature, make_signature
 from campo_onnx.errors import UsageError
-from campo_onnx.ir.precision import Precision
-from campo_onnx.ir.view import FLOAT, OpKey
+from campo_onnx.ir.view import FLOAT
+from campo_onnx.measure.signature import Signature, make_signature
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import Precision
 
 OPSET = 20
 _SMALLEST_ELEMENTS = 512

@@ -13,9 +13,10 @@ import onnx
 from campo_onnx.checking.weights import is_rounded
 from campo_onnx.errors import PlanMismatchError
 from campo_onnx.ir.importer import Imported
-from campo_onnx.ir.ports import Ports, ports_of
-from campo_onnx.ir.precision import Precision
-from campo_onnx.ir.view import FLOAT, GraphView, OpKey, OpNode
+from campo_onnx.ir.view import FLOAT, GraphView, OpNode
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import Ports, ports_of
+from campo_onnx.ops.precision import Precision
 
 _CAST, _CONSTANT = OpKey("", "Cast"), OpKey("", "Constant")
 _PADDING = frozenset({OpKey("", "Pad"), OpKey("", "Slice")})

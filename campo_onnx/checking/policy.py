@@ -8,8 +8,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from campo_onnx.calibrate.datasheet import device as device_called
-from campo_onnx.calibrate.device import Device
+from campo_onnx.devices.datasheet import device as device_called
+from campo_onnx.devices.device import Device
 from campo_onnx.errors import UsageError
 from campo_onnx.optimize.oplists import OpLists, preset, resolve
 

@@ -1,9 +1,10 @@
 """The predicted step of a mixed graph as it stands, whoever wrote it."""
 
-from campo_onnx.calibrate.device import Device
-from campo_onnx.calibrate.roofline import copy_us, padded_us
 from campo_onnx.checking.pairing import Pairing
-from campo_onnx.ir.view import GraphView, OpKey
+from campo_onnx.costs.roofline import copy_us, padded_us
+from campo_onnx.devices.device import Device
+from campo_onnx.ir.view import GraphView
+from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.problem import Problem
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from campo_onnx.checking.subject import Subject
 from campo_onnx.checking.verdict import Finding, failed, not_asked, not_checked, passed
 from campo_onnx.errors import ModelError, UnsupportedModelError
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.safety import protected
 from campo_onnx.runtime.feeds import read_feeds, synthesize

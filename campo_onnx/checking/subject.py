@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from campo_onnx.calibrate.datasheet import devices
-from campo_onnx.calibrate.detect import resolve_device
-from campo_onnx.calibrate.device import Device
 from campo_onnx.checking.pairing import Pairing, pair
 from campo_onnx.checking.policy import Policy
 from campo_onnx.checking.prediction import predicted_us
+from campo_onnx.devices.datasheet import devices
+from campo_onnx.devices.detect import resolve_device
+from campo_onnx.devices.device import Device
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.plan import Plan

@@ -8,7 +8,7 @@ decides about its backward nodes too, and has to be judged with them.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from campo_onnx.calibrate.costs import NodeCost
+from campo_onnx.costs.table import NodeCost
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.optimize.problem import Edge, Problem, Verdict
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import onnx
 
-from campo_onnx.calibrate.detect import resolve_device
-from campo_onnx.calibrate.device import Device
+from campo_onnx.devices.detect import resolve_device
+from campo_onnx.devices.device import Device
 from campo_onnx.errors import DeviceUnavailableError, UsageError
 from campo_onnx.integrations.forward import PlannedGraph, plan_forward
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import OpLists, resolve
 from campo_onnx.optimize.strategies import DEFAULT_LISTS, DEFAULT_STRATEGY, STRATEGIES
 from campo_onnx.pipeline import Options

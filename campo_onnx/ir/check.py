@@ -9,9 +9,9 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.constants import is_external
-from campo_onnx.ir.contrib import CONTRIB_PORTS
 from campo_onnx.ir.sort import bodies
-from campo_onnx.ir.view import OpKey
+from campo_onnx.ops.contrib import CONTRIB_PORTS
+from campo_onnx.ops.key import OpKey
 
 _LARGE_BYTES = 1024  # smaller ones stay: their values may be shapes that inference needs
 

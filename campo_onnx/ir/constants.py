@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from campo_onnx.errors import ModelError
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 
 _CHUNK_ELEMENTS = 1 << 22
 _FEW_ELEMENTS = 16  # up to here every value counts: learning rates, epsilons, masks

@@ -6,7 +6,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from campo_onnx.ir.constants import external_data, is_external
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 
 SOURCE_TYPE_KEY = "campo_onnx.source_type"
 """Marks external data that is still in another type: the exporter converts it as it writes."""

@@ -20,7 +20,8 @@ from campo_onnx.ir.constants import constants_of, is_external
 from campo_onnx.ir.inline import inline_functions
 from campo_onnx.ir.sort import name_nodes, outer_reads, sort_nodes
 from campo_onnx.ir.stamp import Stamp, read_stamp
-from campo_onnx.ir.view import FLOAT, GraphView, OpKey, OpNode, TensorInfo, TensorKind
+from campo_onnx.ir.view import FLOAT, GraphView, OpNode, TensorInfo, TensorKind
+from campo_onnx.ops.key import OpKey
 
 OLDEST_OPSET = 13
 """The oldest standard opset read: axes of Squeeze and ReduceSum are inputs from here on."""

@@ -2,8 +2,8 @@
 
 What is known of a tensor comes from, best first:
 
-1. inference from the inputs of the node (ONNX's rules, :mod:`campo_onnx.ir.contrib_shapes`, and
-   :mod:`campo_onnx.ir.fold` for the values of shape arithmetic);
+1. inference from the inputs of the node (ONNX's rules, :mod:`campo_onnx.ops.contrib_shapes`, and
+   :mod:`campo_onnx.ops.fold` for the values of shape arithmetic);
 2. ONNX Runtime's naming rule: ``<tensor>_grad`` has the shape of ``<tensor>``;
 3. what the model declares (``value_info`` and graph outputs).
 
@@ -24,10 +24,10 @@ from onnx.shape_inference import InferenceError
 
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.constants import constants_of, is_external
-from campo_onnx.ir.contrib_shapes import Operands, TensorSpec, contrib_rule
 from campo_onnx.ir.dims import bind_type, check_dims, static_shape
-from campo_onnx.ir.fold import INTEGERS, Shape, Value, fold, is_small, may_fold
 from campo_onnx.ir.sort import outer_reads
+from campo_onnx.ops.contrib_shapes import Operands, TensorSpec, contrib_rule
+from campo_onnx.ops.fold import INTEGERS, Shape, Value, fold, is_small, may_fold
 
 _TYPED_BY_DECLARATION = frozenset({"ATen", "PythonOp", "PythonOpGrad"})
 
@@ -44,7 +44,7 @@ class TensorTypes:
         Static dimensions, or None when unknown.
     values
         Constants of any type and computed integer tensors, of at most
-        :data:`campo_onnx.ir.fold.MAX_ELEMENTS` elements. External data is never read.
+        :data:`campo_onnx.ops.fold.MAX_ELEMENTS` elements. External data is never read.
     """
 
     dtypes: Mapping[str, int]

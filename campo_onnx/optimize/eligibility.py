@@ -7,10 +7,10 @@ from functools import cache
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.constants import ConstantLoss, loss_in
 from campo_onnx.ir.importer import Imported
-from campo_onnx.ir.kernels import runs
-from campo_onnx.ir.ports import NO_FP32, Ports
-from campo_onnx.ir.precision import Precision
 from campo_onnx.ir.view import OpNode
+from campo_onnx.ops.kernels import runs
+from campo_onnx.ops.ports import NO_FP32, Ports
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.problem import Verdict
 from campo_onnx.optimize.safety import scalar_inputs
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from campo_onnx.errors import UsageError
-from campo_onnx.ir.view import OpKey
+from campo_onnx.ops.key import OpKey
 
 
 class OpClass(Enum):

@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from campo_onnx.errors import PlanMismatchError, UsageError
-from campo_onnx.ir.precision import Precision
 from campo_onnx.ir.view import GraphView
+from campo_onnx.ops.precision import Precision
 
 FORMAT_VERSION = 1
 """Version of the plan file; raised when a reader of the old one would misread the new one."""

@@ -1,7 +1,7 @@
 """From a strategy's answer to a plan: every decision with its price, and the casts it takes."""
 
-from campo_onnx.ir.precision import Precision
 from campo_onnx.ir.view import FLOAT
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan import Decision, Plan, PlannedCast
 from campo_onnx.optimize.problem import Assignment, Problem, Verdict
 

@@ -6,10 +6,10 @@ Everything a strategy needs is here as values; it neither reads the model nor kn
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from campo_onnx.calibrate.costs import CostTable
-from campo_onnx.ir.ports import Ports
-from campo_onnx.ir.precision import Precision
+from campo_onnx.costs.table import CostTable
 from campo_onnx.ir.view import FLOAT, GraphView, TensorKind
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.classify import Classification
 from campo_onnx.optimize.oplists import OpClass
 

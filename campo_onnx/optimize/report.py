@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.plan import Decision, Plan
 

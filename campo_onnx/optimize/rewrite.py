@@ -9,11 +9,11 @@ from onnx import TensorProto
 from campo_onnx.ir.convert import converted
 from campo_onnx.ir.edit import model_of, topology_of
 from campo_onnx.ir.importer import Imported
-from campo_onnx.ir.ports import Ports, low_attribute, ports_of
-from campo_onnx.ir.precision import Precision
 from campo_onnx.ir.sort import fresh, sort_nodes
 from campo_onnx.ir.stamp import Stamp, structure_digest, write_stamp
-from campo_onnx.optimize.padding import insert_pads
+from campo_onnx.ops.ports import Ports, low_attribute, ports_of
+from campo_onnx.ops.precision import Precision
+from campo_onnx.optimize.padding.insert import insert_pads
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.problem import low_twins
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
-from campo_onnx.ir.view import GraphView, OpKey, OpNode, TensorKind
+from campo_onnx.ir.view import GraphView, OpNode, TensorKind
+from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.oplists import OpClass, OpLists
 
 _ELEMENTWISE = frozenset(

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.ir.precision import Precision
 from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.sort import fresh, name_nodes, outer_reads, sort_nodes
+from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
 

@@ -12,7 +12,7 @@ from .units import duration
 
 if TYPE_CHECKING:
     from campo_onnx.calibrate.calibration import Calibration
-    from campo_onnx.calibrate.profile import Profile
+    from campo_onnx.measure.profile import Profile
 
 _OPS_SHOWN = 12
 

@@ -11,9 +11,9 @@ from .console import stdout
 from .units import tflops
 
 if TYPE_CHECKING:
-    from campo_onnx.calibrate.calibrations import Found
-    from campo_onnx.calibrate.device import Device
+    from campo_onnx.calibrate.catalog import Found
     from campo_onnx.calibrate.knowledge import Knowledge
+    from campo_onnx.devices.device import Device
 
 
 def print_devices(known: Sequence["Knowledge"]) -> None:

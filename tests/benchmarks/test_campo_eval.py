@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
-from campo_onnx.calibrate.datasheet import device
+from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.plan import Plan

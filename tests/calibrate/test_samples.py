@@ -7,9 +7,9 @@ import onnx
 import pytest
 
 from campo_onnx.calibrate.samples import Sampling, cast_samples, sampled_ops, samples_of
-from campo_onnx.calibrate.signature import Signature, one_node_model
 from campo_onnx.errors import UsageError
-from campo_onnx.ir.precision import Precision
+from campo_onnx.measure.signature import Signature, one_node_model
+from campo_onnx.ops.precision import Precision
 
 SMALL = Sampling(count=12, largest_bytes=2e6, largest_flops=1e8)
 

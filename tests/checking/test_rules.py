@@ -8,14 +8,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from campo_onnx.calibrate.datasheet import device
 from campo_onnx.checking.check import check, check_all
 from campo_onnx.checking.policy import Pair, Policy
 from campo_onnx.checking.rules import RULES, VALID
 from campo_onnx.checking.verdict import Status
+from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.exporter import export_model
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.pipeline import Options, optimize
 

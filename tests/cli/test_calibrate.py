@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto
 
-from campo_onnx.calibrate import microbench
-from campo_onnx.calibrate.microbench import Bench
-from campo_onnx.calibrate.signature import Signature
+from campo_onnx.measure import node_timer as microbench
+from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.signature import Signature
 from campo_onnx.runtime.timing import Timing
 
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import onnx
 import pytest
 
-from campo_onnx.calibrate.datasheet import device
+from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.pipeline import Options, optimize

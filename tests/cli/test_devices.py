@@ -5,8 +5,8 @@ import json
 import pytest
 
 import campo_onnx
-from campo_onnx.calibrate.datasheet import devices
-from campo_onnx.calibrate.store import Store, TimingKey
+from campo_onnx.devices.datasheet import devices
+from campo_onnx.measure.store import Store, TimingKey
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.timing import Timing
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.calibrate.datasheet import device
+from campo_onnx.devices.datasheet import device
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.pipeline import Options, optimize
 

@@ -146,7 +146,7 @@ def test_operators_can_be_put_on_another_list(optimize, capsys):
 
 
 def test_without_a_gpu_auto_says_what_it_plans_for(optimize, monkeypatch, capsys):
-    monkeypatch.setattr("campo_onnx.calibrate.detect.gpu_name", lambda: None)
+    monkeypatch.setattr("campo_onnx.devices.detect.gpu_name", lambda: None)
     assert optimize(MLP, "-o", "out.onnx") == 0
     assert "No GPU here: planning for h200" in capsys.readouterr().err
 

@@ -18,7 +18,7 @@ def run(program):
 
 
 def test_writes_a_table(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from campo_onnx.calibrate.profile import read_profile
+    from campo_onnx.measure.profile import read_profile
 
     out = tmp_path / "mlp.parquet"
     assert run(MLP, "-o", str(out), "--device", "cpu", "--steps", "2", "--threads", "1") == 0
@@ -71,7 +71,7 @@ def test_store_that_cannot_be_used(run, tmp_path: Path, capsys: pytest.CaptureFi
 def test_why_the_kernel_trace_was_not_used_is_told(
     run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from campo_onnx.calibrate import profiling
+    from campo_onnx.measure import profiler as profiling
 
     asked: list[dict[str, object]] = []
     take = profiling.take_profile

@@ -6,11 +6,11 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from campo_onnx.calibrate.datasheet import device
+from campo_onnx.devices.datasheet import device
 from campo_onnx.integrations.backward import owners, with_backward
 from campo_onnx.integrations.forward import plan_forward
 from campo_onnx.ir.importer import import_model
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.pipeline import Options, pose

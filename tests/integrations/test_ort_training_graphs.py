@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto
 
-from campo_onnx.calibrate.datasheet import device
+from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.pipeline import Options, optimize

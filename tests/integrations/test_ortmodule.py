@@ -12,13 +12,13 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from campo_onnx.calibrate.datasheet import device
+from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import DeviceUnavailableError, UsageError
 from campo_onnx.integrations import ortmodule as integration
 from campo_onnx.integrations.ortmodule import attach
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import import_model
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.pipeline import Options, optimize
 

@@ -9,7 +9,7 @@ from onnx import TensorProto, numpy_helper
 
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.constants import chunks, constants_of, external_data, loss_in
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 
 FP16, BF16 = Precision.FP16, Precision.BF16
 

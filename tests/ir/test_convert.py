@@ -7,7 +7,7 @@ from onnx import TensorProto, numpy_helper
 
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.convert import SOURCE_TYPE_KEY, converted
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from campo_onnx.errors import ModelError, UsageError
 from campo_onnx.ir import exporter
 from campo_onnx.ir.convert import converted
 from campo_onnx.ir.exporter import check_destination, export_model, export_text
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 
 GRAPH = "g (float[2] x) => (float[2] y) { y = Relu(x) }"
 

@@ -10,7 +10,8 @@ from onnx import TensorProto, parser
 
 from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir.importer import import_model
-from campo_onnx.ir.view import CAPTURE, OpKey, TensorKind, Use
+from campo_onnx.ir.view import CAPTURE, TensorKind, Use
+from campo_onnx.ops.key import OpKey
 
 MLP = """g (float[N, 3] x, float[3, 4] w) => (float[N, 4] y) <float[4] b = {1, 2, 3, 4}> {
     [mm] h = MatMul(x, w)

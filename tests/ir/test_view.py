@@ -7,7 +7,8 @@ import pytest
 from onnx import TensorProto
 
 from campo_onnx.ir.importer import import_model
-from campo_onnx.ir.view import OpKey, TensorInfo, TensorKind, Use
+from campo_onnx.ir.view import TensorInfo, TensorKind, Use
+from campo_onnx.ops.key import OpKey
 
 GRAPH = "g (float[N, 4] x) => (float[N, 4] y) { [a] h = Softmax<axis = 1>(x) [b] y = Add(h, h) }"
 

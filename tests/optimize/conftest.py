@@ -10,11 +10,13 @@ import onnx.parser
 import pytest
 from onnx import TensorProto
 
-from campo_onnx.calibrate.costs import CastModel, CostTable, NodeCost
+from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.costs.table import CostTable, NodeCost
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.ir.ports import Ports, ports_of
-from campo_onnx.ir.precision import Precision
-from campo_onnx.ir.view import GraphView, OpKey, OpNode, TensorInfo, TensorKind
+from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import Ports, ports_of
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.classify import Classification, NodeClass, classify
 from campo_onnx.optimize.eligibility import OVERFLOW, fixed_nodes
 from campo_onnx.optimize.oplists import OpClass, OpLists, preset

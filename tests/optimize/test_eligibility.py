@@ -1,8 +1,8 @@
 import pytest
 
 from campo_onnx.errors import UsageError
-from campo_onnx.ir.ports import ports_of
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.ports import ports_of
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.eligibility import fixed_nodes
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from campo_onnx.calibrate.costs import CastModel
-from campo_onnx.ir.ports import Ports
+from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.ir.view import GraphView, Use
+from campo_onnx.ops.ports import Ports
 from campo_onnx.optimize.classify import Classification
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.passes import taint

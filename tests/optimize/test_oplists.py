@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from campo_onnx.errors import UsageError
-from campo_onnx.ir.view import OpKey
+from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.oplists import (
     PATTERNS,
     SAFETY_DENY,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from campo_onnx.calibrate.costs import CastModel
+from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.ir.view import FLOAT, TensorKind
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.passes import taint

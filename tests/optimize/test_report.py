@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.calibrate.datasheet import device
+from campo_onnx.devices.datasheet import device
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.planning import make_plan
 from campo_onnx.optimize.report import report_of

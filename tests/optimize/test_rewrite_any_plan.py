@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import import_model
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 
 ROOT = Path(__file__).parent.parent.parent
 GRAPHS = sorted((ROOT / "tests" / "data").glob("*.onnx"))

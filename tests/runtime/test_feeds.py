@@ -8,7 +8,8 @@ from onnx import TensorProto
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.ir.importer import import_model
-from campo_onnx.ir.view import GraphView, OpKey, OpNode, TensorInfo, TensorKind
+from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
+from campo_onnx.ops.key import OpKey
 from campo_onnx.runtime.feeds import read_feeds, synthesize
 
 DATA = Path(__file__).parent.parent / "data"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from campo_onnx.calibrate.datasheet import device
+from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.oplists import preset

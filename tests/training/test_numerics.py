@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from campo_onnx import Options, Precision, device, oplists
-from campo_onnx.calibrate.costs import CastModel
+from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.constants import constants_of
 from campo_onnx.ir.importer import import_model

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from campo_onnx.ir.precision import Precision
+from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import machine
 from campo_onnx.training.ranges import ranges_of
 

@@ -1,6 +1,7 @@
 """ReduceSum that computes the gradient of a bias or scale: TensorFlow's BiasAddGrad, not Sum."""
 
-from campo_onnx.ir.view import GraphView, OpKey
+from campo_onnx.ir.view import GraphView
+from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 

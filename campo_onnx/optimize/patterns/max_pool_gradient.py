@@ -1,6 +1,7 @@
 """ScatterElements that computes the gradient of a max pooling: it places values, it hardly adds."""
 
-from campo_onnx.ir.view import GraphView, OpKey, Use
+from campo_onnx.ir.view import GraphView, Use
+from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 

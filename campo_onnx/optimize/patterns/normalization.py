@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from campo_onnx.ir.view import GraphView, OpKey, OpNode, Use
+from campo_onnx.ir.view import GraphView, OpNode, Use
+from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 

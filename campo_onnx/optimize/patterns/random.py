@@ -1,6 +1,7 @@
 """Random sources: they keep their FP32 draws, and what they draw is no unsafe value."""
 
-from campo_onnx.ir.view import GraphView, OpKey, Use
+from campo_onnx.ir.view import GraphView, Use
+from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 

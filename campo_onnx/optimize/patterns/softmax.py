@@ -1,6 +1,7 @@
 """Softmax, fused or in pieces: its exponentials and its result are bounded by 1."""
 
-from campo_onnx.ir.view import GraphView, OpKey, Use
+from campo_onnx.ir.view import GraphView, Use
+from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 

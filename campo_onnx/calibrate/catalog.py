@@ -1,0 +1,139 @@
+"""Calibrations that are found by the name of a device: those of this user, and those that are shipped."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from campo_onnx.calibrate.calibration import Calibration, load_calibration
+from campo_onnx.devices.detect import matching
+from campo_onnx.errors import UsageError
+from campo_onnx.measure.store import GRAPH, STREAM
+from campo_onnx.ops.precision import Precision
+from campo_onnx.runtime.providers import choose_provider, cores, cuda_problem, machine
+
+HERE = "here"
+"""Origin of a calibration that this user made."""
+
+SHIPPED = "shipped"
+"""Origin of a calibration that comes with the program."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A calibration, and whether it is taken by itself.
+
+    Parameters
+    ----------
+    calibration
+        The calibration.
+    origin
+        :data:`HERE` or :data:`SHIPPED`.
+    file
+        Where it lies.
+    refusal
+        Why it is not taken by itself; ``""`` when it is.
+    """
+
+    calibration: Calibration
+    origin: str
+    file: str
+    refusal: str = ""
+
+
+def user_folder() -> Path:
+    """Where calibrations go unless told otherwise: the user's data folder."""
+    data = os.environ.get("XDG_DATA_HOME", "")
+    root = Path(data) if data and Path(data).is_absolute() else Path.home() / ".local" / "share"
+    return root / "campo-onnx" / "calibrations"
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder for calibrations.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the folder {folder} cannot be made",
+            why=error.strerror or str(error),
+            remedy="Name another place with --output, or set XDG_DATA_HOME.",
+        ) from None
+
+
+def shipped_folder() -> Traversable:
+    """Where the program brings calibrations along; it need not exist."""
+    return files("campo_onnx.calibrate").joinpath("data", "calibrations")
+
+
+def file_name(device: str, precision: Precision, execution: str = STREAM) -> str:
+    """Name of the calibration file of a device."""
+    return f"{device}-{precision.value}{'-graph' if execution == GRAPH else ''}.json"
+
+
+def found_calibrations(
+    device: str, precision: Precision, *, shipped: Traversable | None = None
+) -> Iterator[Found]:
+    """Yield the calibrations of a device whose nodes run one after another, this user's first.
+
+    Parameters
+    ----------
+    device
+        Its name.
+    precision
+        The low precision.
+    shipped
+        Where shipped calibrations lie; None takes :func:`shipped_folder`.
+
+    Raises
+    ------
+    ProfileError
+        If a file is damaged, or of a newer version.
+    UsageError
+        If a file may not be read.
+    """
+    name = file_name(device, precision)
+    own = user_folder() / name
+    if own.is_file():
+        calibration = load_calibration(own)
+        yield Found(calibration=calibration, origin=HERE, file=str(own), refusal=_misfit(calibration, device))
+    file = (shipped or shipped_folder()).joinpath(name)
+    if file.is_file():
+        calibration = Calibration.from_json(file.read_text(encoding="utf-8"), str(file))
+        yield Found(calibration=calibration, origin=SHIPPED, file=str(file))
+
+
+def _misfit(calibration: Calibration, device: str) -> str:
+    """Why a calibration of this user does not describe the device as it is here and now.
+
+    The folder may be shared between machines. Of a device that is not here nothing can be said.
+    """
+    made = calibration.machine
+    if calibration.device.name != device:
+        return f"it is of {calibration.device.name}"
+    if made.provider == "cuda":
+        if cuda_problem():
+            return ""
+        here = machine(choose_provider("cuda"))
+        known = matching(here.device)
+        if known is None or known.name != device:
+            return ""
+    else:
+        here = machine("cpu", cores())
+    for what, then, now in (
+        ("the device", made.device, here.device),
+        ("ONNX Runtime", made.ort, here.ort),
+        ("CUDA", made.cuda, here.cuda),
+        ("TF32", made.tf32, here.tf32),
+        ("the number of threads", made.threads, here.threads),
+    ):
+        if then != now:
+            return f"{what} was {then} when it was made, and is {now} here"
+    return ""

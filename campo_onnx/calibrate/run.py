@@ -1,0 +1,296 @@
+"""Calibrate a device: measure samples of every operator in both precisions, and fit the models.
+
+Everything measured goes through the store, so a campaign that is interrupted goes on where it
+stopped, and a longer one builds on a shorter one.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from campo_onnx.calibrate.accuracy import accuracy, fit_best, model_accuracy, split
+from campo_onnx.calibrate.calibration import Calibration, OpEntry, Scores
+from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.calibrate.fit import OpModel, Sample, TimeModel, fit_cast, fit_time
+from campo_onnx.calibrate.samples import OPSET, Sampling, cast_samples, sampled_ops, samples_of
+from campo_onnx.costs.roofline import estimate
+from campo_onnx.devices.device import Device, DeviceKind
+from campo_onnx.errors import ProfileError, UnsupportedModelError
+from campo_onnx.measure.counters import Counted
+from campo_onnx.measure.events import events_of, static_events
+from campo_onnx.measure.node_timer import VIEW_NODE, Bench
+from campo_onnx.measure.signature import NODE, Signature
+from campo_onnx.ops.kernels import has_kernel
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import Precision
+
+QUICK_OPS = sampled_ops()[: sampled_ops().index("LessOrEqual") + 1]
+"""What training steps spend their time in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """What to measure.
+
+    Parameters
+    ----------
+    ops
+        Labels of operators.
+    sampling
+        Samples of each.
+    casts
+        Sizes in the sweep of casts.
+    largest_cast_elements
+        The largest of them.
+    """
+
+    ops: tuple[str, ...]
+    sampling: Sampling
+    casts: int
+    largest_cast_elements: int
+
+
+def quick_campaign(provider: str) -> Campaign:
+    """A few minutes."""
+    on_cpu = provider == "cpu"
+    return Campaign(
+        ops=QUICK_OPS,
+        sampling=Sampling(
+            count=40, largest_bytes=8e6 if on_cpu else 2.5e8, largest_flops=5e8 if on_cpu else 1e11
+        ),
+        casts=16,
+        largest_cast_elements=1 << (22 if on_cpu else 26),
+    )
+
+
+def full_campaign(provider: str) -> Campaign:
+    """Hours; as many casts as in the paper."""
+    on_cpu = provider == "cpu"
+    return Campaign(
+        ops=sampled_ops(),
+        sampling=Sampling(
+            count=400, largest_bytes=6.4e7 if on_cpu else 1e9, largest_flops=1e10 if on_cpu else 2e12
+        ),
+        casts=500,
+        largest_cast_elements=1 << (24 if on_cpu else 28),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pair:
+    """A node measured in both precisions."""
+
+    signature: Signature
+    sample: Sample
+    counters: Mapping[str, float] = field(default_factory=dict)
+
+
+def calibrate(
+    campaign: Campaign,
+    bench: Bench,
+    device: Device,
+    precision: Precision,
+    on_progress: Callable[[int, int], None] | None = None,
+    read_counters: Callable[[Iterable[Signature], Bench], Counted] | None = None,
+) -> Calibration:
+    """Measure and fit.
+
+    Parameters
+    ----------
+    campaign
+        What to measure.
+    bench
+        Where, and the store.
+    device
+        Figures of the machine.
+    precision
+        The low precision.
+    on_progress
+        Called with the measurements done and to do.
+    read_counters
+        What reads hardware counters of FP32 nodes (:func:`campo_onnx.measure.counters.counters_of`);
+        None does without. Once it refuses, the rest of the campaign does without, too.
+
+    Raises
+    ------
+    ProfileError
+        If nothing could be measured; the message says why.
+    """
+    drawn = {op: samples_of(op, campaign.sampling) for op in campaign.ops}
+    casts = list(cast_samples(campaign.casts, campaign.largest_cast_elements, precision))
+    total = 2 * sum(map(len, drawn.values())) + len(casts) + 1
+    done = 0
+
+    def time_us(signature: Signature) -> float:
+        nonlocal done
+        try:
+            return bench.time(signature).median_us
+        finally:
+            done += 1
+            if on_progress is not None:
+                on_progress(done, total)
+
+    host_us = time_us(VIEW_NODE)
+    cast, cast_score, cast_paper_score = _fit_casts([(n, time_us(s)) for n, s in casts])
+    pairs: dict[tuple[str, bool], list[_Pair]] = {}
+    failures: dict[str, str] = {}
+    for op, signatures in drawn.items():
+        if bench.machine.provider == "cuda" and not has_kernel(OpKey.parse(op), OPSET, "cuda", precision):
+            failures[op] = f"the cuda provider has no {precision.value} kernel"
+            continue
+        for signature in signatures:
+            try:
+                pair = _measure(signature, precision, device, time_us)
+            except UnsupportedModelError as error:
+                failures.setdefault(op, str(error))
+                continue
+            if pair is not None:
+                group = (op, takes_tensor_cores(signature, device, precision))
+                pairs.setdefault(group, []).append(pair)
+    counters_refusal = ""
+    if read_counters is not None:
+        pairs, counters_refusal = _counted(pairs, bench, read_counters)
+    entries, general, general_time = _fit(pairs, device, precision, failures)
+    return Calibration(
+        machine=bench.machine,
+        device=replace(device, kind=DeviceKind.CALIBRATED),
+        precision=precision,
+        execution=bench.execution,
+        cast=cast,
+        cast_score=cast_score,
+        cast_paper_score=cast_paper_score,
+        host_us=host_us,
+        entries=entries,
+        general=general,
+        general_time=general_time,
+        failures=failures,
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        counters_refusal=counters_refusal,
+    )
+
+
+def takes_tensor_cores(signature: Signature, device: Device, precision: Precision) -> bool:
+    """Whether tensor cores take all matrix products of a node in the low precision, unpadded."""
+    gemms = signature.work.gemms
+    return (
+        bool(gemms)
+        and device.tensor_flops_per_s(precision) is not None
+        and all(gemm.is_aligned() for gemm in gemms)
+    )
+
+
+def _measure(
+    signature: Signature, precision: Precision, device: Device, time_us: Callable[[Signature], float]
+) -> _Pair | None:
+    """Both times of a node; None when it is too short to be told from noise."""
+    low = signature.lowered(precision)
+    if low is None:
+        raise UnsupportedModelError(
+            f"{signature.node.op.label} has no {precision.value} variant",
+            why=signature.ports(precision).refusal,
+        )
+    low_us, fp32_us = time_us(low), time_us(signature)  # the one that may be refused comes first
+    if fp32_us <= 0 or low_us <= 0:
+        return None
+    events = events_of(signature, fp32_us, device)
+    return _Pair(signature=signature, sample=Sample(fp32_us=fp32_us, low_us=low_us, events=events))
+
+
+def _counted(
+    pairs: Mapping[tuple[str, bool], list[_Pair]],
+    bench: Bench,
+    read_counters: Callable[[Iterable[Signature], Bench], Counted],
+) -> tuple[dict[tuple[str, bool], list[_Pair]], str]:
+    """Add hardware counters to pairs; and say why some have none."""
+    found = read_counters((pair.signature for group in pairs.values() for pair in group), bench)
+    counted = {
+        group: [replace(pair, counters=found.by_key.get(pair.signature.key, {})) for pair in members]
+        for group, members in pairs.items()
+    }
+    return counted, found.refusal
+
+
+def _fit_casts(measured: Sequence[tuple[int, float]]) -> tuple[CastModel, float, float]:
+    """Fit Eq. 1 to shares of the time and, for comparison, as in the paper; with M_A of both."""
+    fitted, kept = split([(n, us) for n, us in measured if us > 0])
+
+    def scored(relative: bool) -> tuple[CastModel, float]:
+        model = fit_cast([n for n, _ in fitted], [us for _, us in fitted], relative=relative)
+        return model, model_accuracy([model.cast_us(n) for n, _ in kept], [us for _, us in kept])
+
+    (model, score), (_, paper_score) = scored(relative=True), scored(relative=False)
+    return model, score, paper_score
+
+
+def _fit(
+    pairs: Mapping[tuple[str, bool], list[_Pair]],
+    device: Device,
+    precision: Precision,
+    failures: dict[str, str],
+) -> tuple[tuple[OpEntry, ...], OpModel, TimeModel]:
+    halves = {group: split(found) for group, found in pairs.items()}
+    everything = [pair for fitted, _ in halves.values() for pair in fitted]
+    general = fit_best([pair.sample for pair in everything])
+    if general is None:
+        why = next(iter(failures.values()), "every node was too short to be timed")
+        raise ProfileError(
+            "nothing could be calibrated", why=why, remedy="Choose other operators with --ops."
+        )
+    general_time = _fit_time(everything, device)
+    entries = []
+    for (op, on_tensor_cores), (fitted, kept) in halves.items():
+        best = fit_best([pair.sample for pair in fitted])
+        if best is None:
+            where = " on tensor cores" if on_tensor_cores else ""
+            failures.setdefault(op, f"only {len(fitted)} shapes to fit{where}")
+            continue
+        time, tests = _fit_time(fitted, device), [pair.sample for pair in kept]
+        with_counters, counters_score = _fit_counted(fitted, kept)
+        scores = Scores(
+            shapes=len(kept),
+            chosen=accuracy(best.model, tests),
+            by_method={name: accuracy(model, tests) for name, model in best.by_method.items()},
+            general=accuracy(general.model, tests),
+            roofline=model_accuracy(
+                [_roofline_us(p.signature, device, precision) for p in kept], [s.low_us for s in tests]
+            ),
+            fp32=model_accuracy(
+                [time.fp32_us(static_events(p.signature, device)) for p in kept], [s.fp32_us for s in tests]
+            ),
+            with_counters=counters_score,
+        )
+        entries.append(
+            OpEntry(
+                op=op,
+                on_tensor_cores=on_tensor_cores,
+                method=best.method,
+                model=best.model,
+                time=time,
+                fitted=len(fitted),
+                scores=scores,
+                with_counters=with_counters,
+            )
+        )
+    return tuple(entries), general.model, general_time
+
+
+def _fit_counted(fitted: Sequence[_Pair], kept: Sequence[_Pair]) -> tuple[OpModel | None, float | None]:
+    """Fit with hardware counters beside the derived events, and M_A of it; where all shapes have them."""
+    shared = set.intersection(*(set(pair.counters) for pair in (*fitted, *kept)))
+
+    def samples(pairs: Sequence[_Pair]) -> list[Sample]:
+        extra = [{name: pair.counters[name] for name in sorted(shared)} for pair in pairs]
+        return [replace(p.sample, events={**p.sample.events, **e}) for p, e in zip(pairs, extra, strict=True)]
+
+    best = fit_best(samples(fitted)) if shared else None
+    return (best.model, accuracy(best.model, samples(kept))) if best is not None else (None, None)
+
+
+def _fit_time(pairs: Sequence[_Pair], device: Device) -> TimeModel:
+    events = [static_events(pair.signature, device) for pair in pairs]
+    return fit_time(events, [pair.sample.fp32_us for pair in pairs])
+
+
+def _roofline_us(signature: Signature, device: Device, precision: Precision) -> float:
+    table = estimate(signature.view, {NODE: signature.ports(precision)}, device, precision)
+    return table.nodes[NODE].low_us

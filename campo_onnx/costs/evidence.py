@@ -1,0 +1,48 @@
+"""What costs may be based on: the user's choice of a source, and what is at hand for it.
+
+Light to import: nothing here needs ONNX Runtime.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from campo_onnx.calibrate.calibration import Calibration
+    from campo_onnx.measure.profile import Profile
+    from campo_onnx.measure.store import Store
+
+
+class CostSource(StrEnum):
+    """What the user may ask for."""
+
+    AUTO = "auto"  # the best there is: a calibration, else measuring if the device is here, else figures
+    MEASURE = "measure"
+    MODEL = "model"
+    DATASHEET = "datasheet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What is known beside the device's figures.
+
+    Parameters
+    ----------
+    calibration
+        Of the device; None takes the user's own or the one that is shipped, if there is one.
+    profile
+        FP32 times of the very graph.
+    store
+        Where measured times are looked up and kept; None measures without keeping.
+    threads
+        Threads per node when a CPU is measured; 0 takes all cores.
+    on_progress
+        Called with what is measured and what there is to measure.
+    """
+
+    calibration: "Calibration | None" = None
+    profile: "Profile | None" = None
+    store: "Store | None" = None
+    threads: int = 0
+    on_progress: Callable[[int, int], None] | None = None

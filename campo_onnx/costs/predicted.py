@@ -1,0 +1,116 @@
+"""Predict the costs of a graph from a calibration: the paper's way (Campo, 4.2)."""
+
+from collections.abc import Mapping
+
+from campo_onnx.calibrate.calibration import Calibration, OpEntry
+from campo_onnx.calibrate.run import takes_tensor_cores
+from campo_onnx.costs.table import CostTable, NodeCost
+from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.measure.events import events_of, static_events
+from campo_onnx.measure.signature import Signature, signature_of
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.work import WorkKind
+
+SOURCE = "model"
+GENERAL = "general model"
+"""Source of a node whose operator was not calibrated: one model for all operators stood in."""
+
+UNKNOWN = "unknown"
+"""Source of a node nothing is known of: it counts no time."""
+
+_CONSTANT = OpKey("", "Constant")
+
+
+class CostModel:
+    """Cost models of a calibrated device.
+
+    Parameters
+    ----------
+    calibration
+        What was learned about the device.
+    """
+
+    def __init__(self, calibration: Calibration) -> None:
+        self.calibration = calibration
+        self._entries = {(entry.op, entry.on_tensor_cores): entry for entry in calibration.entries}
+
+    def predict(
+        self,
+        view: GraphView,
+        ports: Mapping[str, Ports],
+        fp32_us: Mapping[str, float] | None = None,
+        counters: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> CostTable:
+        """Predict every node of a graph.
+
+        Parameters
+        ----------
+        view
+            The graph.
+        ports
+            For every node, the tensors that change precision with it.
+        fp32_us
+            Measured FP32 times by node name (a profile); nodes that are missing, or all without
+            a profile, are predicted from their shapes.
+        counters
+            Hardware counters in FP32 by node name (a profile), for the models that read them.
+        """
+        measured, counted = fp32_us or {}, counters or {}
+        nodes = {
+            node.name: self._node_cost(
+                node, view, ports[node.name], measured.get(node.name), counted.get(node.name, {})
+            )
+            for node in view.nodes
+        }
+        calibration = self.calibration
+        return CostTable(device=calibration.device.name, source=SOURCE, nodes=nodes, cast=calibration.cast)
+
+    def _node_cost(
+        self,
+        node: OpNode,
+        view: GraphView,
+        ports: Ports,
+        measured_us: float | None,
+        counters: Mapping[str, float],
+    ) -> NodeCost:
+        calibration = self.calibration
+        signature = signature_of(node, view)
+        if node.op == _CONSTANT:
+            return _fixed(node, 0.0, SOURCE)
+        if signature is None:
+            return _fixed(node, measured_us or 0.0, SOURCE if measured_us is not None else UNKNOWN)
+        if signature.work.kind in (WorkKind.VIEW, WorkKind.NONE):
+            return _fixed(node, calibration.host_us if measured_us is None else measured_us, SOURCE)
+        on_tensor_cores = takes_tensor_cores(signature, calibration.device, calibration.precision)
+        entry = self._entry(node.op.label, on_tensor_cores)
+        fp32_us = self._fp32_us(signature, entry) if measured_us is None else measured_us
+        source = SOURCE if entry is not None else GENERAL
+        if ports.refusal:
+            return _fixed(node, fp32_us, source)
+        events = {**events_of(signature, fp32_us, calibration.device), **counters}
+        model = entry.model if entry is not None else calibration.general
+        if entry is not None and entry.with_counters is not None and entry.with_counters.reads(events):
+            model = entry.with_counters
+        low_us = model.low_us(fp32_us, events)
+        if not calibration.device.computes_in(calibration.precision):
+            low_us = max(low_us, fp32_us)  # FP32 kernels between Casts: as where nodes are measured
+        return NodeCost(
+            node=node.name,
+            fp32_us=fp32_us,
+            low_us=max(low_us, 0.0),
+            on_tensor_cores=on_tensor_cores,
+            source=source,
+        )
+
+    def _entry(self, label: str, on_tensor_cores: bool) -> OpEntry | None:
+        # A short calibration may have met too few aligned shapes, or too few others.
+        return self._entries.get((label, on_tensor_cores)) or self._entries.get((label, not on_tensor_cores))
+
+    def _fp32_us(self, signature: Signature, entry: OpEntry | None) -> float:
+        time = entry.time if entry is not None else self.calibration.general_time
+        return time.fp32_us(static_events(signature, self.calibration.device))
+
+
+def _fixed(node: OpNode, time_us: float, source: str) -> NodeCost:
+    return NodeCost(node=node.name, fp32_us=time_us, low_us=time_us, on_tensor_cores=False, source=source)

@@ -1,0 +1,61 @@
+"""What running and casting cost: the values every strategy decides by."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from campo_onnx.calibrate.cast_model import CastModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCost:
+    """Time of one node in FP32 and in the low precision, without any Cast.
+
+    Parameters
+    ----------
+    node
+        Name of the node.
+    fp32_us, low_us
+        Microseconds per step. ``low_us`` equals ``fp32_us`` for a node that cannot go low.
+    on_tensor_cores
+        Whether the low version runs on tensor cores.
+    source
+        Where the figures come from (``"datasheet"``, ``"model"``, ``"measure"``).
+    """
+
+    node: str
+    fp32_us: float
+    low_us: float
+    on_tensor_cores: bool
+    source: str
+
+    @property
+    def gain_us(self) -> float:
+        """What low precision saves, before casts; negative when it costs."""
+        return self.fp32_us - self.low_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostTable:
+    """Costs of one graph on one device.
+
+    Parameters
+    ----------
+    device
+        Name of the device the costs are for.
+    source
+        Where they come from: ``"datasheet"`` (an estimate), ``"model"`` or ``"measure"``.
+    nodes
+        By node name; every node of the view is there.
+    cast
+        The cast model.
+    """
+
+    device: str
+    source: str
+    nodes: Mapping[str, NodeCost]
+    cast: CastModel
+
+    @property
+    def fp32_us(self) -> float:
+        """Predicted step with every node as it came."""
+        return sum(cost.fp32_us for cost in self.nodes.values())

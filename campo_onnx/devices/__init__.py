@@ -1,0 +1,1 @@
+"""Devices: public figures, assumptions, and which one this machine has."""

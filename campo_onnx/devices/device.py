@@ -1,0 +1,163 @@
+"""A device as the cost models see it: peaks, bandwidth, and how much of them programs reach."""
+
+import math
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from campo_onnx.errors import ProfileError
+from campo_onnx.ops.precision import Precision
+
+AMPERE = (8, 0)
+"""First compute capability whose tensor cores know TF32 and BF16."""
+
+
+class DeviceKind(Enum):
+    """How well a device is known."""
+
+    MEASURED = "measured"  # every node was timed on it
+    CALIBRATED = "calibrated"  # cost models were fitted on it
+    DATASHEET = "datasheet"  # public figures and stated assumptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """Shares of the peaks that good kernels reach, each in (0, 1].
+
+    Parameters
+    ----------
+    bandwidth
+        Of the memory bandwidth.
+    cuda_cores
+        Of the peak without tensor cores (on a CPU: of its vector units).
+    tensor_cores
+        Of the tensor-core peak, for aligned products that fill the chip.
+    unaligned
+        What is left of `tensor_cores` when dimensions are not aligned; 0 when such products
+        do not run on tensor cores at all.
+    """
+
+    bandwidth: float
+    cuda_cores: float
+    tensor_cores: float
+    unaligned: float
+
+    def __post_init__(self) -> None:
+        for name in ("bandwidth", "cuda_cores", "tensor_cores", "unaligned"):
+            share = getattr(self, name)
+            if not (0 < share <= 1 or (share == 0 and name == "unaligned")):
+                raise ProfileError(
+                    f"efficiency {name} is {share}", remedy="Give a share of the peak, in (0, 1]."
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What a cost estimate needs to know about a device.
+
+    Parameters
+    ----------
+    name, title
+        Short name (``"v100"``) and what people call it.
+    kind
+        How well it is known.
+    provider
+        Execution provider: ``"cuda"`` or ``"cpu"``.
+    compute_capability
+        ``(major, minor)``; None for a CPU.
+    sm_count
+        Streaming multiprocessors (on a CPU: cores).
+    l2_bytes
+        Last-level cache.
+    memory_bandwidth_bytes_per_s
+        Peak of main memory.
+    fp32_flops_per_s
+        Peak without tensor cores.
+    fp16_flops_per_s
+        Peak without tensor cores, or None without FP16 arithmetic: ONNX Runtime then runs FP32
+        kernels between Casts.
+    tf32_flops_per_s, fp16_tensor_flops_per_s, bf16_tensor_flops_per_s
+        Dense tensor-core peaks with FP32 accumulation; None where there are none.
+    tf32_default
+        Whether FP32 products run as TF32 unless told otherwise.
+    launch_us
+        Constant time of one more kernel in the step.
+    host_us
+        Time of a node that launches nothing, such as Reshape.
+    efficiency
+        Shares of the peaks that are reached.
+    source
+        Where the figures come from.
+
+    Raises
+    ------
+    ProfileError
+        If a figure is not positive, or two of them contradict each other.
+    """
+
+    name: str
+    title: str
+    kind: DeviceKind
+    provider: str
+    compute_capability: tuple[int, int] | None = None
+    sm_count: int
+    l2_bytes: int
+    memory_bandwidth_bytes_per_s: float
+    fp32_flops_per_s: float
+    fp16_flops_per_s: float | None = None
+    tf32_flops_per_s: float | None = None
+    fp16_tensor_flops_per_s: float | None = None
+    bf16_tensor_flops_per_s: float | None = None
+    tf32_default: bool = False
+    launch_us: float
+    host_us: float
+    efficiency: Efficiency
+    source: str
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, (int, float)) and not (value > 0 and math.isfinite(value)):
+                if field.name == "tf32_default":
+                    continue
+                self._refuse(f"{field.name} is {value}, and must be positive")
+        if self.provider not in ("cuda", "cpu"):
+            self._refuse(f"provider {self.provider!r} is neither 'cuda' nor 'cpu'")
+        if (self.provider == "cuda") != (self.compute_capability is not None):
+            self._refuse("a CUDA device has a compute capability, and no other device has one")
+        tensor_peaks = (self.fp16_tensor_flops_per_s, self.tf32_flops_per_s, self.bf16_tensor_flops_per_s)
+        if self.compute_capability is None and any(tensor_peaks):
+            self._refuse("only a CUDA device has tensor cores")
+        if self.compute_capability is not None and self.compute_capability < AMPERE and any(tensor_peaks[1:]):
+            self._refuse("tensor cores know TF32 and BF16 from compute capability 8.0 on")
+        if self.fp16_tensor_flops_per_s is not None and self.fp16_flops_per_s is None:
+            self._refuse("it has FP16 tensor cores, but no FP16 arithmetic")
+        if self.tf32_default and self.tf32_flops_per_s is None:
+            self._refuse("TF32 is its default, but no TF32 peak is given")
+
+    def _refuse(self, why: str) -> None:
+        raise ProfileError(f"device {self.name!r} is inconsistent", why=why, remedy="Correct its figures.")
+
+    @property
+    def effective_bytes_per_us(self) -> float:
+        """Memory bandwidth that kernels reach."""
+        return self.memory_bandwidth_bytes_per_s * self.efficiency.bandwidth / 1e6
+
+    def computes_in(self, precision: Precision) -> bool:
+        """Whether it has arithmetic in a precision, rather than FP32 kernels between Casts."""
+        match precision:
+            case Precision.FP32:
+                return True
+            case Precision.FP16:
+                return self.fp16_flops_per_s is not None
+            case Precision.BF16:
+                return self.bf16_tensor_flops_per_s is not None
+
+    def tensor_flops_per_s(self, precision: Precision) -> float | None:
+        """Dense tensor-core peak for products in a precision; None without one."""
+        match precision:
+            case Precision.FP32:
+                return self.tf32_flops_per_s if self.tf32_default else None
+            case Precision.FP16:
+                return self.fp16_tensor_flops_per_s
+            case Precision.BF16:
+                return self.bf16_tensor_flops_per_s

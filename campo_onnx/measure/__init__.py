@@ -1,0 +1,1 @@
+"""Times taken on this machine: single nodes, whole profiles, and the store that keeps them."""

@@ -1,0 +1,90 @@
+"""Hardware counters of single nodes: read once in FP32, and kept in the store."""
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from campo_onnx.errors import DeviceUnavailableError
+from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.signature import Signature, one_node_model
+from campo_onnx.ops.work import WorkKind
+from campo_onnx.runtime.ncu import METRICS, count
+from campo_onnx.runtime.ncu_table import DURATION
+
+COUNTERS = tuple(metric for metric in METRICS if metric != DURATION)
+"""Names of the counters. The time they were read under is none of them: replaying makes it longer."""
+
+_BATCH = 40  # models one process steps: it starts in seconds, and a batch is kept once it is read
+
+Count = Callable[[Sequence[Path]], Sequence[Mapping[str, float] | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Counters of some nodes.
+
+    Parameters
+    ----------
+    by_key
+        By signature; nodes without kernels, and all that could not be read, are missing.
+    refusal
+        Why some could not be read; ``""`` when all were.
+    """
+
+    by_key: Mapping[str, Mapping[str, float]]
+    refusal: str = ""
+
+
+def counters_of(signatures: Iterable[Signature], bench: Bench, read: Count = count) -> Counted:
+    """Look counters up, and read those that are missing.
+
+    Parameters
+    ----------
+    signatures
+        Nodes in FP32.
+    bench
+        Where, and the store.
+    read
+        What reads counters of model files.
+    """
+    if bench.machine.provider != "cuda":
+        return Counted(by_key={}, refusal="only CUDA devices have hardware counters that can be read")
+    found: dict[str, Mapping[str, float]] = {}
+    missing: dict[str, Signature] = {}
+    for signature in signatures:
+        if signature.work.kind in (WorkKind.VIEW, WorkKind.NONE):
+            continue
+        known = bench.store.find_counters(bench.key(signature))
+        if known is None:
+            missing[signature.key] = signature
+        elif known:
+            found[signature.key] = known
+    for batch in _batches(missing.values()):
+        try:
+            counted = _read(batch, read)
+        except DeviceUnavailableError as error:
+            return Counted(by_key=found, refusal=str(error))
+        for signature, values in zip(batch, counted, strict=True):
+            bench.store.add_counters(bench.key(signature), values)
+            if values:
+                found[signature.key] = values
+    return Counted(by_key=found)
+
+
+def _read(batch: Sequence[Signature], read: Count) -> Sequence[Mapping[str, float]]:
+    """Counters of each node; empty for one that did not run."""
+    with tempfile.TemporaryDirectory(prefix="campo-onnx-") as workshop:
+        files = []
+        for index, signature in enumerate(batch):
+            files.append(Path(workshop) / f"{index}.onnx")
+            files[-1].write_bytes(one_node_model(signature, 1).SerializeToString())
+        counted = read(files)
+    return [{name: v for name, v in (values or {}).items() if name in COUNTERS} for values in counted]
+
+
+def _batches(signatures: Iterable[Signature]) -> Iterator[Sequence[Signature]]:
+    rest = iter(signatures)
+    while batch := tuple(islice(rest, _BATCH)):
+        yield batch

@@ -1,0 +1,84 @@
+"""Events of a node in FP32: what Eq. 2 predicts its low-precision time from.
+
+The Campo paper reads hardware counters. These are derived from shapes and the measured FP32 time,
+so they exist everywhere, also for a device that is not there; each stands for one of the paper's.
+"""
+
+import math
+from collections.abc import Mapping
+
+from campo_onnx.costs.roofline import utilization
+from campo_onnx.devices.device import Device
+from campo_onnx.measure.signature import Signature
+
+ALIGNMENT_ELEMENTS = 8
+"""Multiple that FP16 tensor cores want of every dimension of a product."""
+
+_THREADS_PER_SM = 2048
+
+EVENTS = (
+    "moved_bytes",  # global memory loads and stores
+    "flops",  # instructions
+    "flops_per_byte",  # intensity
+    "bytes_per_us",  # load and store throughput
+    "flops_per_us",  # instructions per cycle
+    "occupancy",  # share of the chip's threads that there is work for
+    "waves",  # how often over
+    "utilization",  # the same for the thread blocks of a matrix product
+    "working_set_over_l2",  # L2 misses
+    "alignment",  # share of the dimensions tensor cores take unpadded
+)
+"""Names, in the order of columns."""
+
+RATES = frozenset({"bytes_per_us", "flops_per_us"})
+"""Events that need a measured FP32 time; all others follow from shapes."""
+
+
+def static_events(signature: Signature, device: Device) -> Mapping[str, float]:
+    """Events that follow from shapes alone, and what FP32 times are predicted from.
+
+    Parameters
+    ----------
+    signature
+        The node.
+    device
+        For its cores and cache.
+    """
+    work, traffic = signature.work, signature.moved_bytes
+    elements = max((info.elements or 0 for info in signature.view.tensors.values()), default=0)
+    waves = elements / (device.sm_count * _THREADS_PER_SM)
+    dims = [dim for gemm in work.gemms for dim in (gemm.channels or (gemm.m, gemm.n, gemm.k))]
+    aligned = sum(dim % ALIGNMENT_ELEMENTS == 0 for dim in dims)
+    return {
+        "moved_bytes": traffic,
+        "flops": work.flops,
+        "flops_per_byte": work.flops / traffic if traffic else 0.0,
+        "occupancy": min(1.0, waves),
+        "waves": waves,
+        "utilization": min((utilization(gemm, device.sm_count) for gemm in work.gemms), default=1.0),
+        "working_set_over_l2": signature.nbytes / device.l2_bytes,
+        "beyond_l2_bytes": max(0.0, signature.nbytes - device.l2_bytes),
+        "alignment": aligned / len(dims) if dims else 1.0,
+    }
+
+
+def events_of(signature: Signature, fp32_us: float, device: Device) -> Mapping[str, float]:
+    """All events of a node whose FP32 time is known, in the order of :data:`EVENTS`.
+
+    Parameters
+    ----------
+    signature
+        The node in FP32.
+    fp32_us
+        Its measured time.
+    device
+        Where it was measured.
+    """
+    static = static_events(signature, device)
+    known = fp32_us > 0 and math.isfinite(fp32_us)
+    rates = {
+        "bytes_per_us": static["moved_bytes"] / fp32_us if known else 0.0,
+        "flops_per_us": static["flops"] / fp32_us if known else 0.0,
+    }
+    events = {**static, **rates}
+    return {name: events[name] for name in EVENTS}

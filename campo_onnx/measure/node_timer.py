@@ -1,0 +1,177 @@
+"""Time single nodes: models of one op, kept in the store as they are measured."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.measure.signature import Signature, make_signature, one_node_model
+from campo_onnx.measure.store import GRAPH, STREAM, Store, TimingKey
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.work import WorkKind
+from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.sessions import bind, open_session
+from campo_onnx.runtime.timing import Effort, Step, Timing, copies_for, measure, slope
+
+GIB = 2**30
+
+NODE_EFFORT = Effort(warmup=1, repeats=25, least=5, budget_s=0.2)
+"""A few tenths of a second for a node: graphs have hundreds of distinct ones."""
+
+VIEW_NODE = make_signature(
+    OpKey("", "Reshape"),
+    inputs=("x0", "x1"),
+    outputs=("y0",),
+    types={
+        "x0": (TensorProto.FLOAT, (4,)),
+        "x1": (TensorProto.INT64, (2,)),
+        "y0": (TensorProto.FLOAT, (2, 2)),
+    },
+    values={"x1": np.asarray([2, 2])},
+)
+"""Stands for every node that only renames bytes. Alone, such a node would copy its input, which it
+does not do inside a graph; here that copy is four numbers."""
+
+LAUNCH_NODE = make_signature(
+    OpKey("", "Relu"),
+    inputs=("x0",),
+    outputs=("y0",),
+    types={"x0": (TensorProto.FLOAT, (4,)), "y0": (TensorProto.FLOAT, (4,))},
+)
+"""A node that does next to nothing: it costs what a node costs that launches a kernel."""
+
+_LONG_US = 50_000.0
+_RETRIES = 2
+_STEADY = 0.2  # a spread up to this share of the time is as good as it gets on a shared machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Where and how to time nodes.
+
+    Parameters
+    ----------
+    machine
+        The machine.
+    store
+        Where timings are looked up and kept.
+    execution
+        ``"stream"``, or ``"graph"`` for CUDA graphs.
+    effort
+        How long to measure one node.
+    memory_bytes
+        What copies of a node may take.
+    """
+
+    machine: Machine
+    store: Store
+    execution: str = STREAM
+    effort: Effort = NODE_EFFORT
+    memory_bytes: float = 1.0 * GIB
+
+    def key(self, signature: Signature) -> TimingKey:
+        """What a timing of `signature` is filed under."""
+        return TimingKey(machine=self.machine, signature=timed_as(signature).key, execution=self.execution)
+
+    def find(self, signature: Signature) -> Timing | None:
+        """Look up a timing taken earlier."""
+        return self.store.find(self.key(signature))
+
+    def time(self, signature: Signature) -> Timing:
+        """Look a node's time up, or measure and keep it.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If the node does not load or run here.
+        """
+        found = self.find(signature)
+        if found is not None:
+            return found
+        timing = time_node(timed_as(signature), self)
+        self.store.add(self.key(signature), timing)
+        return timing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One signature after :func:`time_all` came to it.
+
+    Parameters
+    ----------
+    signature
+        What was timed.
+    timing
+        Its time; None if it failed.
+    failure
+        Why it failed.
+    """
+
+    signature: Signature
+    timing: Timing | None
+    failure: str = ""
+
+
+def timed_as(signature: Signature) -> Signature:
+    """What is timed in place of a signature: mostly itself."""
+    return VIEW_NODE if signature.work.kind in (WorkKind.VIEW, WorkKind.NONE) else signature
+
+
+def time_all(
+    signatures: Iterable[Signature], bench: Bench, on_done: Callable[[Measured], None] | None = None
+) -> Iterator[Measured]:
+    """Time signatures one after another; one that fails does not stop the rest."""
+    for signature in signatures:
+        try:
+            measured = Measured(signature=signature, timing=bench.time(signature))
+        except UnsupportedModelError as error:
+            measured = Measured(signature=signature, timing=None, failure=str(error))
+        if on_done is not None:
+            on_done(measured)
+        yield measured
+
+
+def time_node(signature: Signature, bench: Bench) -> Timing:
+    """Time one node by the slope between two models with few and many copies of it.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the node does not load or run here.
+    """
+    feeds = _feeds(signature)
+    few = _step(signature, feeds, 1, bench)
+    few()
+    once_us = measure(few, replace(bench.effort, warmup=0, repeats=2, least=1)).median_us
+    extra = copies_for(once_us, node_bytes=signature.nbytes, limit_bytes=bench.memory_bytes)
+    many = _step(signature, feeds, 1 + extra, bench)
+    effort = replace(bench.effort, least=3) if once_us > _LONG_US else bench.effort
+    timing = slope(few, many, extra, effort)
+    for _ in range(_RETRIES):
+        if timing.spread_us <= _STEADY * timing.median_us:
+            break
+        timing = min(timing, slope(few, many, extra, effort), key=_scatter)
+    # Noise may outweigh a node that takes next to nothing; no node takes less than nothing.
+    return replace(timing, median_us=max(timing.median_us, 0.0))
+
+
+def _scatter(timing: Timing) -> float:
+    """Spread as a share of the time; nothing scatters more than a time of zero or less."""
+    return timing.spread_us / timing.median_us if timing.median_us > 0 else float("inf")
+
+
+def _feeds(signature: Signature) -> Mapping[str, NDArray[Any]]:
+    return synthesize(signature.view)
+
+
+def _step(signature: Signature, feeds: Mapping[str, NDArray[Any]], copies: int, bench: Bench) -> Step:
+    model: onnx.ModelProto = one_node_model(signature, copies)
+    session = open_session(model, bench.machine, cuda_graph=bench.execution == GRAPH)
+    own = {f"{name}_{copy}": array.copy() for copy in range(copies) for name, array in feeds.items()}
+    return bind(session, own, bench.machine.provider)

@@ -1,0 +1,210 @@
+"""The profile of one FP32 training step: a table with a row for every node, and its file."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
+from campo_onnx.ir.view import GraphView
+from campo_onnx.measure.counters import COUNTERS
+from campo_onnx.measure.events import EVENTS
+from campo_onnx.runtime.providers import Machine
+
+FORMAT_VERSION = 1
+"""Version of the file; raised when a reader of the old one would misread the new one."""
+
+TRACE = "trace"
+KERNEL_TRACE = "kernel trace"
+ONE_NODE = "one-node"
+CONSTANT = "constant"
+FAILED = "not measured"
+
+_KEY = "campo-onnx:profile"
+SCHEMA: dict[str, pl.DataType] = {
+    "node": pl.String(),
+    "op": pl.String(),
+    "inputs": pl.String(),
+    "outputs": pl.String(),
+    "fp32_us": pl.Float64(),
+    "spread_us": pl.Float64(),
+    "repeats": pl.Int64(),
+    "measured": pl.String(),
+    **{event: pl.Float64() for event in EVENTS},
+    **{counter: pl.Float64() for counter in COUNTERS},
+}
+"""Columns of the table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """FP32 times of one graph on one machine.
+
+    Parameters
+    ----------
+    table
+        One row per node: name, op, types and shapes, median and spread in microseconds, repeats,
+        how it was measured (``trace``, ``kernel trace``, ``one-node``, ``constant``, ``not
+        measured``), events, hardware counters. What was not measured is null.
+    machine
+        Where.
+    digest
+        Fingerprint of the graph.
+    step_us
+        The whole step as the runtime timed it.
+    accounted
+        Share of a step (on CUDA: of the time in which the GPU was busy) that its own node times add up
+        to; None where the step was not traced.
+    measured_at
+        When, in UTC.
+    notes
+        Why the kernel trace or hardware counters were not used, where they were asked for.
+    """
+
+    table: pl.DataFrame
+    machine: Machine
+    digest: str
+    step_us: float
+    accounted: float | None
+    measured_at: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nodes_us(self) -> float:
+        """Sum of all nodes."""
+        return float(self.table["fp32_us"].sum())
+
+    @property
+    def failed(self) -> int:
+        """Nodes that were not measured."""
+        return int(self.table["fp32_us"].null_count())
+
+    def fp32_us(self) -> Mapping[str, float]:
+        """FP32 time by node name, of the nodes that were measured."""
+        rows = self.table.select("node", "fp32_us").drop_nulls().iter_rows()
+        return dict(rows)
+
+    def counters(self) -> Mapping[str, Mapping[str, float]]:
+        """Hardware counters by node name, of the nodes that have any."""
+        rows = self.table.select("node", *COUNTERS).iter_rows(named=True)
+        known = {row["node"]: {name: row[name] for name in COUNTERS if row[name] is not None} for row in rows}
+        return {name: counters for name, counters in known.items() if counters}
+
+    def ops(self) -> pl.DataFrame:
+        """Time by operator, longest first: columns ``op``, ``nodes``, ``fp32_us``."""
+        total = self.table.group_by("op").agg(pl.len().alias("nodes"), pl.col("fp32_us").sum())
+        return total.sort("fp32_us", "op", descending=[True, False])
+
+    def to_json(self) -> str:
+        """The profile as a versioned JSON document."""
+        document = {**self._facts(), "nodes": self.table.to_dicts()}
+        return json.dumps(document, indent=1) + "\n"
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "format_version": FORMAT_VERSION,
+            "machine": asdict(self.machine),
+            "digest": self.digest,
+            "step_us": self.step_us,
+            "accounted": self.accounted,
+            "measured_at": self.measured_at,
+            "notes": self.notes,
+        }
+
+    def check_fits(self, view: GraphView) -> None:
+        """Make sure the profile is of this graph.
+
+        Raises
+        ------
+        ProfileError
+            If it is of another.
+        """
+        if self.digest != view.digest:
+            raise ProfileError(
+                "the profile is of another graph",
+                why="nodes, shapes or attributes differ",
+                remedy="Profile this graph with campo-onnx profile, with the same --dim.",
+            )
+
+    def check_device(self, machine: Machine) -> None:
+        """Make sure the profile is of a device, in the same state.
+
+        Raises
+        ------
+        DeviceMismatchError
+            If it is of another, or FP32 meant something else: with and without TF32.
+        """
+        if not self.machine.is_same_device(machine):
+            raise DeviceMismatchError(
+                f"the profile is of {self.machine.device} ({self.machine.provider})",
+                why=f"the costs are for {machine.device} ({machine.provider})",
+                remedy="Profile the graph on that device.",
+            )
+        if self.machine.tf32 != machine.tf32:
+            raise DeviceMismatchError(
+                f"the profile was taken {_with_tf32(self.machine)}",
+                why=f"the costs are for FP32 {_with_tf32(machine)}",
+                remedy="Profile the graph again; NVIDIA_TF32_OVERRIDE=0 turns TF32 off.",
+            )
+
+
+def _with_tf32(machine: Machine) -> str:
+    return f"{'with' if machine.tf32 else 'without'} TF32"
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write a profile as parquet, beside its final place first.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        profile.table.write_parquet(draft, metadata={_KEY: json.dumps(profile._facts())})
+        draft.replace(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        draft.unlink(missing_ok=True)
+        raise UsageError(f"{path} cannot be written", why=str(error)) from None
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a profile back.
+
+    Raises
+    ------
+    UsageError
+        If the file does not exist.
+    ProfileError
+        If it is no profile, damaged, or of a newer version.
+    """
+    remedy = "Make it again with campo-onnx profile."
+    if not path.is_file():
+        raise UsageError(f"the profile {path} does not exist", remedy=remedy)
+    try:
+        table, metadata = pl.read_parquet(path), pl.read_parquet_metadata(path)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ProfileError(f"{path} cannot be read as a profile", why=str(error), remedy=remedy) from None
+    try:
+        facts = json.loads(metadata[_KEY])
+        version = facts["format_version"]
+        if version > FORMAT_VERSION:
+            raise ProfileError(f"{path} is a profile of a newer campo-onnx", remedy="Update campo-onnx.")
+        uncounted = [pl.lit(None, pl.Float64).alias(c) for c in COUNTERS if c not in table.columns]
+        return Profile(
+            table=table.with_columns(uncounted).select(list(SCHEMA)),
+            machine=Machine(**facts["machine"]),
+            digest=facts["digest"],
+            step_us=float(facts["step_us"]),
+            accounted=facts["accounted"],
+            measured_at=facts["measured_at"],
+            notes=tuple(facts.get("notes", ())),
+        )
+    except (KeyError, TypeError, ValueError, pl.exceptions.PolarsError):
+        raise ProfileError(
+            f"{path} is no profile of campo-onnx", why="it is a parquet file of something else", remedy=remedy
+        ) from None

@@ -1,0 +1,263 @@
+"""Take the profile of one FP32 training step.
+
+On a CPU the times come from ONNX Runtime's own profile of repeated steps. On CUDA that profile records
+launches only: there a trace of all kernels is joined to nodes, and what it cannot tell, or all nodes
+where it cannot be trusted, is timed alone.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import polars as pl
+from numpy.typing import NDArray
+
+from campo_onnx.devices.device import Device
+from campo_onnx.errors import DeviceUnavailableError, UnsupportedModelError
+from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.view import OpNode
+from campo_onnx.measure.counters import Counted, counters_of
+from campo_onnx.measure.events import events_of
+from campo_onnx.measure.node_timer import LAUNCH_NODE, Bench, Measured, time_all
+from campo_onnx.measure.profile import CONSTANT, FAILED, KERNEL_TRACE, ONE_NODE, SCHEMA, TRACE, Profile
+from campo_onnx.measure.signature import Signature, signature_of
+from campo_onnx.ops.key import OpKey
+from campo_onnx.runtime.kernel_trace import Joined, disagreement
+from campo_onnx.runtime.kineto import record
+from campo_onnx.runtime.sessions import bind, open_session
+from campo_onnx.runtime.timing import Effort, Timing, measure
+from campo_onnx.runtime.traces import trace
+
+_CONSTANT = OpKey("", "Constant")
+_NOTHING = Timing(median_us=0.0, spread_us=0.0, repeats=0)
+_WARMUP = 2
+_SPOT_CHECKS = 5
+
+Signatures = Mapping[str, Signature | None]
+Feeds = Mapping[str, NDArray[Any]]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """What a trace of whole steps told.
+
+    Parameters
+    ----------
+    how
+        How the times were measured: ``trace`` or ``kernel trace``.
+    nodes
+        Times by node name; nodes the trace says nothing about are missing.
+    step_us
+        The whole step.
+    accounted
+        Share of it that its node times add up to, or None.
+    refusal
+        Why there are no times where they were asked for.
+    """
+
+    how: str
+    nodes: Mapping[str, Timing] = field(default_factory=dict)
+    step_us: float
+    accounted: float | None = None
+    refusal: str = ""
+
+
+def take_profile(
+    imported: Imported,
+    feeds: Feeds,
+    bench: Bench,
+    device: Device,
+    *,
+    steps: int = 10,
+    kernel_trace: bool = True,
+    counters: bool = False,
+    on_progress: Progress | None = None,
+) -> Profile:
+    """Run a graph and time its nodes.
+
+    Parameters
+    ----------
+    imported
+        The graph.
+    feeds
+        A value for every input.
+    bench
+        Where to run, and the store for nodes that are timed alone.
+    device
+        Figures of the machine, for the events.
+    steps
+        Steps that count.
+    kernel_trace
+        Whether kernels of whole steps are traced on CUDA, where that works.
+    counters
+        Whether hardware counters are read, where that works.
+    on_progress
+        Called with what is done and what there is to do.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If ONNX Runtime cannot load or run the graph.
+    """
+    view = imported.view
+    signatures = {node.name: signature_of(node, view) for node in view.nodes}
+    if bench.machine.provider == "cpu":
+        traced = _trace_host(imported, feeds, bench, steps, on_progress)
+    else:
+        traced = Traced(how=KERNEL_TRACE, step_us=_step_us(imported, feeds, bench, steps))
+        if kernel_trace:
+            traced = trace_kernels(imported, feeds, bench, signatures, traced.step_us, steps=steps)
+    own = [(n, s) for n, s in signatures.items() if s is not None and view.node[n].op != _CONSTANT]
+    missing = {signature.key: signature for name, signature in own if name not in traced.nodes}
+    alone = _time_alone(missing.values(), bench, on_progress)
+    distinct = {signature.key: signature for _, signature in own}
+    counted = counters_of(distinct.values(), bench) if counters else Counted(by_key={})
+    rows = []
+    for node in view.nodes:
+        signature = signatures[node.name]
+        timing, how = _timing(node, traced, alone, signature)
+        rows.append(
+            {
+                "node": node.name,
+                "op": node.op.label,
+                "inputs": signature.input_types if signature else "",
+                "outputs": signature.output_types if signature else "",
+                "fp32_us": timing.median_us if timing else None,
+                "spread_us": timing.spread_us if timing else None,
+                "repeats": timing.repeats if timing else 0,
+                "measured": how,
+                **(events_of(signature, timing.median_us, device) if signature and timing else {}),
+                **(counted.by_key.get(signature.key, {}) if signature else {}),
+            }
+        )
+    return Profile(
+        table=pl.DataFrame(rows, schema=SCHEMA),
+        machine=bench.machine,
+        digest=view.digest,
+        step_us=traced.step_us,
+        accounted=traced.accounted,
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        notes=tuple(note for note in (traced.refusal, counted.refusal) if note),
+    )
+
+
+def trace_kernels(
+    imported: Imported,
+    feeds: Feeds,
+    bench: Bench,
+    signatures: Signatures,
+    step_us: float,
+    *,
+    steps: int,
+    take: Callable[..., Joined] = record,
+) -> Traced:
+    """Trace all kernels of some steps, and hold the trace against nodes that are timed alone.
+
+    A node whose kernels are shorter than a launch costs what the launch costs, which its kernels do not
+    tell: it is left to be timed alone.
+
+    Parameters
+    ----------
+    imported, feeds, bench
+        As for :func:`take_profile`.
+    signatures
+        By node name.
+    step_us
+        The step as it runs without a profiler.
+    steps
+        Steps that count.
+    take
+        What records kernels and joins them to nodes.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If ONNX Runtime cannot load or run the graph.
+    """
+    try:
+        joined = take(
+            imported.model, feeds, bench.machine, steps=steps, warmup=_WARMUP, folder=imported.folder
+        )
+    except DeviceUnavailableError as error:
+        return Traced(how=KERNEL_TRACE, step_us=step_us, refusal=f"{error} Nodes were timed alone.")
+    timings = joined.timings()
+    longest: dict[str, str] = {}
+    for name in sorted(timings, key=lambda node: -timings[node].median_us):
+        signature = signatures.get(name)
+        if signature is not None and len(longest) < _SPOT_CHECKS:
+            longest.setdefault(signature.key, name)
+    alone_us = {}
+    for name in longest.values():
+        signature = signatures[name]
+        assert signature is not None
+        try:
+            alone_us[name] = bench.time(signature).median_us
+        except UnsupportedModelError:
+            continue  # what does not run alone cannot be compared
+    if why := disagreement(joined, alone_us):
+        refusal = f"the kernel trace was not used: {why}. Nodes were timed alone."
+        return Traced(how=KERNEL_TRACE, step_us=step_us, refusal=refusal)
+    launch_us = bench.time(LAUNCH_NODE).median_us
+    return Traced(
+        how=KERNEL_TRACE,
+        nodes={name: timing for name, timing in timings.items() if timing.median_us >= launch_us},
+        step_us=step_us,
+        accounted=joined.accounted,
+    )
+
+
+def _trace_host(
+    imported: Imported, feeds: Feeds, bench: Bench, steps: int, on_progress: Progress | None
+) -> Traced:
+    done = _Counter(steps + _WARMUP, on_progress)
+    found = trace(
+        imported.model,
+        feeds,
+        bench.machine,
+        steps=steps,
+        warmup=_WARMUP,
+        folder=imported.folder,
+        on_step=done.advance,
+    )
+    return Traced(how=TRACE, nodes=found.nodes, step_us=found.step.median_us, accounted=found.accounted)
+
+
+def _step_us(imported: Imported, feeds: Feeds, bench: Bench, steps: int) -> float:
+    session = open_session(imported.model, bench.machine, folder=imported.folder, strict=False)
+    step = bind(session, feeds, bench.machine.provider)
+    return measure(step, Effort(warmup=_WARMUP, repeats=steps, budget_s=60.0)).median_us
+
+
+class _Counter:
+    """Counts up towards a total and tells somebody."""
+
+    def __init__(self, total: int, tell: Progress | None) -> None:
+        self.done, self.total, self.tell = 0, total, tell
+
+    def advance(self, _measured: Measured | None = None) -> None:
+        self.done += 1
+        if self.tell is not None:
+            self.tell(self.done, self.total)
+
+
+def _time_alone(
+    distinct: Collection[Signature], bench: Bench, on_progress: Progress | None
+) -> Mapping[str, Timing]:
+    """Time each signature once; by signature."""
+    done = _Counter(len(distinct), on_progress if distinct else None)
+    measured = time_all(distinct, bench, done.advance)
+    return {m.signature.key: m.timing for m in measured if m.timing is not None}
+
+
+def _timing(
+    node: OpNode, traced: Traced, alone: Mapping[str, Timing], signature: Signature | None
+) -> tuple[Timing | None, str]:
+    if node.op == _CONSTANT:
+        return _NOTHING, CONSTANT
+    if node.name in traced.nodes:
+        return traced.nodes[node.name], traced.how
+    if signature is not None and signature.key in alone:
+        return alone[signature.key], ONE_NODE
+    return None, FAILED

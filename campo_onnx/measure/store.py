@@ -1,0 +1,267 @@
+"""Every timing and counter ever read, kept for good: one SQLite file that processes share.
+
+A measurement is on disk before the next one starts, so a kill loses at most the one in flight.
+Timings are filed under everything that could change them: the machine with its software, what was
+run, and how.
+"""
+
+import json
+import os
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from campo_onnx.errors import ProfileError
+from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.timing import Timing
+
+STREAM = "stream"
+"""Execution one kernel after another."""
+
+GRAPH = "graph"
+"""Execution as a captured CUDA graph."""
+
+_MAGIC = b"SQLite format 3\0"
+_SUFFIX = ".sqlite"
+_APPLICATION_ID = 0x43414D50  # "CAMP": tells our files from other programs'
+_VERSION = 1
+_WAIT_S = 30.0
+_TIMINGS = """
+CREATE TABLE IF NOT EXISTS timings (
+    machine TEXT NOT NULL,
+    signature TEXT NOT NULL,
+    execution TEXT NOT NULL,
+    median_us REAL NOT NULL,
+    spread_us REAL NOT NULL,
+    repeats INTEGER NOT NULL,
+    measured_at TEXT NOT NULL,
+    PRIMARY KEY (machine, signature, execution)
+) WITHOUT ROWID
+"""
+_COUNTERS = """
+CREATE TABLE IF NOT EXISTS counters (
+    machine TEXT NOT NULL,
+    signature TEXT NOT NULL,
+    execution TEXT NOT NULL,
+    counters TEXT NOT NULL,
+    measured_at TEXT NOT NULL,
+    PRIMARY KEY (machine, signature, execution)
+) WITHOUT ROWID
+"""
+_FIND = (
+    "SELECT median_us, spread_us, repeats FROM timings WHERE machine = ? AND signature = ? AND execution = ?"
+)
+_ADD = "INSERT OR REPLACE INTO timings VALUES (?, ?, ?, ?, ?, ?, ?)"
+_FIND_COUNTERS = "SELECT counters FROM counters WHERE machine = ? AND signature = ? AND execution = ?"
+_ADD_COUNTERS = "INSERT OR REPLACE INTO counters VALUES (?, ?, ?, ?, ?)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingKey:
+    """What a timing is filed under.
+
+    Parameters
+    ----------
+    machine
+        Device, driver, CUDA, ONNX Runtime, TF32 state and threads.
+    signature
+        Op, attributes, shapes and types: :attr:`campo_onnx.measure.signature.Signature.key`.
+    execution
+        :data:`STREAM` or :data:`GRAPH`.
+    """
+
+    machine: Machine
+    signature: str
+    execution: str = STREAM
+
+    def row(self) -> tuple[str, str, str]:
+        """The key as text."""
+        return json.dumps(asdict(self.machine), sort_keys=True), self.signature, self.execution
+
+
+def default_path() -> Path:
+    """Where the store lies unless told otherwise: the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache"
+    return root / "campo-onnx" / f"timings{_SUFFIX}"
+
+
+class Store:
+    """The timings in one file.
+
+    Parameters
+    ----------
+    path
+        The file; it is created, with its folder, when it is missing. None keeps timings in memory.
+
+    Attributes
+    ----------
+    path
+        The file.
+    notice
+        What to tell the user about it: that a damaged file was set aside; else ``""``.
+
+    Raises
+    ------
+    ProfileError
+        If the file cannot be used at all: no permission, a full disk, not a store of ours, one of a
+        newer version.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self.notice = ""
+        with self._refusals():
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._set_aside_if_damaged(path)
+            self._connection = _connect(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; it may be opened again."""
+        self._connection.close()
+
+    def find(self, key: TimingKey) -> Timing | None:
+        """Look up a timing."""
+        with self._refusals():
+            row = self._connection.execute(_FIND, key.row()).fetchone()
+        return None if row is None else Timing(median_us=row[0], spread_us=row[1], repeats=row[2])
+
+    def add(self, key: TimingKey, timing: Timing) -> None:
+        """File a timing; it is on disk when this returns, and replaces an earlier one."""
+        row = (*key.row(), timing.median_us, timing.spread_us, timing.repeats, _now())
+        with self._refusals():
+            self._connection.execute(_ADD, row)
+
+    def find_counters(self, key: TimingKey) -> Mapping[str, float] | None:
+        """Look up hardware counters; empty ones were looked for and could not be read."""
+        with self._refusals():
+            row = self._connection.execute(_FIND_COUNTERS, key.row()).fetchone()
+        return None if row is None else dict(json.loads(row[0]))
+
+    def add_counters(self, key: TimingKey, counters: Mapping[str, float]) -> None:
+        """File hardware counters; they are on disk when this returns."""
+        row = (*key.row(), json.dumps(dict(counters)), _now())
+        with self._refusals():
+            self._connection.execute(_ADD_COUNTERS, row)
+
+    def timed_devices(self) -> Mapping[tuple[str, str], int]:
+        """Number of timings by provider and device, whatever the software."""
+        with self._refusals():
+            rows = self._connection.execute("SELECT machine, count(*) FROM timings GROUP BY machine")
+            found = [(json.loads(machine), int(count)) for machine, count in rows]
+        totals: Counter[tuple[str, str]] = Counter()
+        for machine, count in found:
+            totals[machine["provider"], machine["device"]] += count
+        return dict(totals)
+
+    def __len__(self) -> int:
+        with self._refusals():
+            (count,) = self._connection.execute("SELECT count(*) FROM timings").fetchone()
+        return int(count)
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Turn what the operating system and SQLite refuse into one error with a remedy."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise ProfileError(
+                f"the measurement store {self.path} cannot be used",
+                why=str(error),
+                remedy="Free the disk or fix the permissions, or name another file with --store. "
+                "What was measured before is kept.",
+            ) from None
+
+    def _set_aside_if_damaged(self, path: Path) -> None:
+        damage = _damage(path)
+        if not damage:
+            return
+        aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+        try:
+            path.rename(aside)
+        except FileNotFoundError:
+            return  # another process was faster
+        for extra in ("-wal", "-shm"):  # they belong to the damaged file
+            path.with_name(path.name + extra).unlink(missing_ok=True)
+        self.notice = f"{path} is damaged ({damage}). It was set aside as {aside.name}; timings start anew."
+
+
+def _damage(path: Path) -> str:
+    """Say what is wrong with a store; ``""`` when nothing is, or there is none.
+
+    Raises
+    ------
+    ProfileError
+        If the file is sound or foreign but no store of ours: it is left alone.
+    """
+    if not path.exists() or path.stat().st_size == 0:
+        return ""
+    with path.open("rb") as file:
+        header = file.read(len(_MAGIC))
+    if header != _MAGIC:
+        if path.suffix != _SUFFIX:
+            raise _foreign(path, "it is no SQLite file")
+        return "its header is gone"
+    try:
+        with closing(_open(path)) as connection:
+            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        raise  # locked or unreadable: not damage
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    if verdict != "ok":
+        return str(verdict).splitlines()[-1]
+    if tables and application != _APPLICATION_ID:
+        raise _foreign(path, "it is a database of another program")
+    if version > _VERSION:
+        raise _foreign(path, f"a newer campo-onnx wrote it (format {version})")
+    return ""
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _foreign(path: Path, why: str) -> ProfileError:
+    return ProfileError(
+        f"{path} is no measurement store of this version", why=why, remedy="Name another file."
+    )
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    # Autocommit: every statement is a transaction of its own.
+    return sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)
+
+
+def _connect(path: Path | None) -> sqlite3.Connection:
+    if path is None:
+        connection = sqlite3.connect(":memory:", isolation_level=None)
+    else:
+        connection = _open(path)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")  # a kill loses nothing; a power cut the last rows
+    connection.execute(_TIMINGS)
+    connection.execute(_COUNTERS)
+    if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION_ID,):
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {_VERSION}")
+    return connection

@@ -1,0 +1,1 @@
+"""What is known about operators, each fact once."""

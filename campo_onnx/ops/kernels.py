@@ -1,0 +1,86 @@
+"""Which operators ONNX Runtime has low-precision kernels for.
+
+The table (``data/ort_kernels.csv``) was read from the kernel registries of the onnxruntime and
+onnxruntime-gpu 1.31.1 wheels. Gradient operators of the com.microsoft domain exist only in
+ONNX Runtime's training build; :mod:`campo_onnx.ops.contrib` says which precisions those take.
+"""
+
+import csv
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from campo_onnx.ops.contrib import CONTRIB_PORTS
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import Precision
+
+
+class _Kernel(NamedTuple):
+    since: int
+    until: int
+    precisions: frozenset[Precision]
+
+
+@cache
+def _kernels() -> Mapping[tuple[str, OpKey], tuple[_Kernel, ...]]:
+    table: dict[tuple[str, OpKey], list[_Kernel]] = defaultdict(list)
+    with files(__package__).joinpath("kernels.csv").open(encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            low = frozenset(p for p in (Precision.FP16, Precision.BF16) if row[p.value] == "1")
+            until = int(row["until"]) if row["until"] else 1 << 30
+            key = (row["provider"], OpKey(row["domain"], row["op_type"]))
+            table[key].append(_Kernel(int(row["since"]), until, low))
+    return {key: tuple(found) for key, found in table.items()}
+
+
+def has_kernel(op: OpKey, opset: int, provider: str, precision: Precision) -> bool:
+    """Whether `provider` runs `op` in `precision`.
+
+    Parameters
+    ----------
+    op
+        The operator.
+    opset
+        Version of its domain that the model imports.
+    provider
+        ``"cuda"`` or ``"cpu"``.
+    precision
+        The low precision in question.
+
+    Examples
+    --------
+    >>> has_kernel(OpKey("", "LogSoftmax"), 20, "cuda", Precision.FP16)
+    True
+    >>> has_kernel(OpKey("", "LogSoftmax"), 20, "cuda", Precision.BF16)
+    False
+    >>> has_kernel(OpKey("", "MatMul"), 20, "cpu", Precision.FP16)
+    False
+    """
+    if any(
+        kernel.since <= opset <= kernel.until and precision in kernel.precisions
+        for kernel in _kernels().get((provider, op), ())
+    ):
+        return True
+    training = CONTRIB_PORTS.get(op)
+    return training is not None and provider == "cuda" and precision in training.training_kernels
+
+
+def runs(op: OpKey, opset: int, provider: str, precision: Precision) -> bool:
+    """Whether a graph with `op` in `precision` runs on `provider`, with a kernel of its own or not.
+
+    ONNX Runtime's CPU provider runs an FP16 node it has no kernel for in FP32, between Casts of its
+    own: slow, but no obstacle. It does so for no other 16-bit type, and the CUDA provider never.
+
+    Examples
+    --------
+    >>> runs(OpKey("", "MatMul"), 20, "cpu", Precision.FP16)
+    True
+    >>> runs(OpKey("", "MatMul"), 20, "cpu", Precision.BF16)
+    False
+    """
+    if has_kernel(op, opset, provider, precision):
+        return True
+    is_known = any(kernel.since <= opset <= kernel.until for kernel in _kernels().get((provider, op), ()))
+    return provider == "cpu" and precision is Precision.FP16 and is_known

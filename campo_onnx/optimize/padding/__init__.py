@@ -1,0 +1,1 @@
+"""Zero padding of matrix products: what fits, what pays, and writing it."""

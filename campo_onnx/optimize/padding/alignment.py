@@ -1,0 +1,173 @@
+"""Which zeros make a matrix product fit tensor cores: geometry only, no costs.
+
+Each axis of a product's tensors plays one part: M, N or K of a matrix product, input or output
+channels of a convolution, or none (batch and spatial axes, which stay). Zeros at the end of every
+axis of a part change nothing but the size of the result, whose new rows and columns are cut off
+again: along K and input channels they add zero times zero to each sum.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+
+from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.work import work_of
+
+Ends: TypeAlias = tuple[int, ...]
+"""Zeros appended at the end of each axis of a tensor."""
+
+_UNTOUCHED = "."
+
+
+class Axis(NamedTuple):
+    """One axis of a tensor."""
+
+    tensor: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alignment:
+    """What has to be appended to the tensors of one node.
+
+    Parameters
+    ----------
+    inputs
+        Zeros by input position; inputs that stay as they are are absent.
+    output
+        What the result is longer by, or None when its size stays.
+    zero_filled
+        Whether what the result is longer by is zero, so that the next product may read it as it
+        is. A bias that is broadcast along such an axis fills it.
+    """
+
+    inputs: Mapping[int, Ends] = field(default_factory=lambda: MappingProxyType({}))
+    output: Ends | None = None
+    zero_filled: bool = True
+
+
+def alignment_of(
+    node: OpNode, view: GraphView, multiple: int, open_axes: frozenset[Axis] = frozenset()
+) -> Alignment | None:
+    """Find the least zero padding that makes every dimension of a product a multiple.
+
+    Parameters
+    ----------
+    node
+        A node of `view`.
+    view
+        Where the shapes are.
+    multiple
+        What M, N and K, or the channels of a convolution, are to be multiples of.
+    open_axes
+        Axes whose size the written file does not fix; what they have to do with stays.
+
+    Returns
+    -------
+    Alignment or None
+        None for a node that fits already, or that padding does not help: no product, grouped,
+        with vectors or empty tensors, of unknown shape, or open along an axis in question.
+    """
+    parts = _parts(node, view)
+    if parts is None:
+        return None
+    (product,) = work_of(node, view).gemms
+    if product.is_aligned(multiple):
+        return None
+    tensors = (*node.inputs, node.outputs[0])
+    sizes: dict[str, int] = {}
+    closed: set[str] = set()
+    for tensor, labels in zip(tensors, parts, strict=True):
+        for position, (label, size) in enumerate(zip(labels, view.shape(tensor) or (), strict=True)):
+            sizes[label] = size
+            if Axis(tensor, position) not in open_axes:
+                closed.add(label)
+    missing = {
+        label: -size % (multiple // math.gcd(multiple, product.m // size if label == "m" else 1))
+        for label, size in sizes.items()
+        if label != _UNTOUCHED
+    }
+    if any(zeros and label not in closed for label, zeros in missing.items()):
+        return None
+    ends = [tuple(missing.get(label, 0) for label in labels) for labels in parts]
+    lengthened = {label for label in parts[-1] if missing.get(label)}
+    return Alignment(
+        inputs=MappingProxyType({i: end for i, end in enumerate(ends[:-1]) if any(end)}),
+        output=ends[-1] if lengthened else None,
+        zero_filled=_has_no_bias(node) or lengthened <= set(parts[2]),
+    )
+
+
+def open_axes(imported: Imported, dims: Mapping[str, int]) -> frozenset[Axis]:
+    """List the axes that may have another size when the written graph runs.
+
+    Without bound dimensions there are none. With some, an axis is fixed if it belongs to an
+    initializer, or if the model declares the very size it was planned with.
+
+    Parameters
+    ----------
+    imported
+        The graph, with symbolic dimensions bound for planning only.
+    dims
+        Those dimensions.
+    """
+    if not dims:
+        return frozenset()
+    graph = imported.model.graph
+    declared = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.input, *graph.output)}
+    fixed = {tensor.name for tensor in graph.initializer}
+    found = set()
+    for name, info in imported.view.tensors.items():
+        known = declared[name].shape.dim if name in declared else ()
+        for position, size in enumerate(info.shape or ()):
+            is_declared = position < len(known) and known[position].HasField("dim_value")
+            if name not in fixed and not (is_declared and known[position].dim_value == size):
+                found.add(Axis(name, position))
+    return frozenset(found)
+
+
+def _has_no_bias(node: OpNode) -> bool:
+    return len(node.inputs) < 3 or not node.inputs[2]
+
+
+def _parts(node: OpNode, view: GraphView) -> tuple[str, ...] | None:
+    """One letter per axis, for each input and then the result."""
+    shapes = [view.shape(tensor) if tensor else () for tensor in (*node.inputs, node.outputs[0])]
+    if None in shapes or any(0 in shape for shape in shapes if shape):
+        return None
+    ranks = [len(shape or ()) for shape in shapes]
+    transposed_a, transposed_b = (bool(node.attributes.get(name, 0)) for name in ("transA", "transB"))
+    a, b = "km" if transposed_a else "mk", "nk" if transposed_b else "kn"
+    match node.op:
+        case OpKey("", "MatMul") | OpKey("com.microsoft", "FusedMatMul"):
+            moves_batch = any(node.attributes.get(name, 0) for name in ("transBatchA", "transBatchB"))
+            return None if moves_batch or min(ranks) < 2 else _trailing(ranks, (a, b, "mn"))
+        case OpKey("", "Gemm"):
+            bias = [_stretched(shape or ()) for shape in shapes[2:-1]]
+            return (a, b, *bias, "mn")
+        case OpKey("", "Conv"):
+            return _channels(node, ranks, ".i", "oi")
+        case OpKey("", "ConvTranspose"):
+            return _channels(node, ranks, ".i", "io")
+    return None
+
+
+def _trailing(ranks: list[int], letters: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(own.rjust(rank, _UNTOUCHED) for rank, own in zip(ranks, letters, strict=True))
+
+
+def _stretched(shape: tuple[int, ...]) -> str:
+    """Parts of Gemm's C, whose axes of size 1 stretch by themselves."""
+    labels = "mn"[2 - len(shape) :]
+    return "".join(label if size > 1 else _UNTOUCHED for label, size in zip(labels, shape, strict=True))
+
+
+def _channels(node: OpNode, ranks: list[int], data: str, weight: str) -> tuple[str, ...] | None:
+    if node.attributes.get("group", 1) != 1:
+        return None
+    letters = (data, weight, *["o"] * (len(ranks) - 3), ".o")
+    return tuple(own.ljust(rank, _UNTOUCHED)[:rank] for rank, own in zip(ranks, letters, strict=True))

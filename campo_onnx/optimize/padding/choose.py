@@ -1,0 +1,287 @@
+"""Decide which low matrix products to zero-pad until they fit tensor cores (Campo, 4.4).
+
+A product is padded where its kernel gains more than the Pads and Slices cost that it brings. Those
+are shared: one Pad serves every reader of a tensor that wants the same, and where a padded product
+feeds a padded product of the same size, neither a Slice nor a Pad is needed. Which products to pad
+is therefore one question, a minimum cut like the precision itself, and answered exactly.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import lil_array
+
+from campo_onnx.costs.roofline import copy_us, padded_us, tensor_core_multiple
+from campo_onnx.devices.device import Device
+from campo_onnx.ir.view import OpNode, Use
+from campo_onnx.ops.kernels import has_kernel
+from campo_onnx.ops.key import OpKey
+from campo_onnx.optimize.padding.alignment import Alignment, Axis, Ends, alignment_of
+from campo_onnx.optimize.plan import Decision, PaddedTensor, Plan, PlannedPad
+from campo_onnx.optimize.problem import Problem, low_twins
+
+_Want: TypeAlias = tuple[str, Ends]  # a tensor, and what its readers want it longer by
+
+_INSERTED = (OpKey("", "Pad"), OpKey("", "Slice"))
+_LEAST_GAIN_US = 1e-6  # of two answers that are equally fast, the one with fewer pads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PadLimits:
+    """What may be padded, and what that must be worth.
+
+    Parameters
+    ----------
+    threshold_us
+        What padding one node must gain beyond its predicted cost: the paper's threshold.
+    stored
+        Constants whose bytes are in the model file. They are padded there, at no cost; any other
+        tensor is padded in every step.
+    open_axes
+        Axes whose size the written file does not fix.
+    """
+
+    threshold_us: float = 0.0
+    stored: frozenset[str] = field(default_factory=frozenset)
+    open_axes: frozenset[Axis] = field(default_factory=frozenset)
+
+
+NO_LIMITS = PadLimits()
+
+
+def pad(problem: Problem, plan: Plan, device: Device, limits: PadLimits = NO_LIMITS) -> Plan:
+    """Add to a plan the pads that pay.
+
+    Parameters
+    ----------
+    problem
+        The question the plan answers, with costs that know of no padding.
+    plan
+        The precisions.
+    device
+        Where the graph is to run: the roofline over its figures says by what factor padding
+        shortens a kernel, and what Pads and Slices take.
+    limits
+        What may be padded.
+
+    Returns
+    -------
+    Plan
+        The very plan where nothing pays, else one with pads, predicted faster.
+    """
+    links = _Links(problem, _candidates(problem, plan.low_nodes, device, limits))
+    pads = _planned_pads(links, _most_worthwhile(links, limits.threshold_us))
+    saved_us = sum(pad.gain_us - pad.pads_us for pad in pads)
+    if saved_us <= 0:
+        return plan
+    return replace(
+        plan,
+        pads=pads,
+        decisions=_with_reasons(plan.decisions, pads),
+        predicted_us=plan.predicted_us - saved_us,
+        lower_bound_us=None,
+    )
+
+
+def _with_reasons(decisions: Iterable[Decision], pads: Iterable[PlannedPad]) -> tuple[Decision, ...]:
+    padded = {pad.node: pad for pad in pads}
+    return tuple(
+        replace(
+            decision,
+            gain_us=decision.gain_us + padded[decision.node].gain_us - padded[decision.node].pads_us,
+            reason=f"{decision.reason}; zero-padded to fit tensor cores",
+        )
+        if decision.node in padded
+        else decision
+        for decision in decisions
+    )
+
+
+def with_padding(problem: Problem, device: Device, limits: PadLimits = NO_LIMITS) -> Problem:
+    """Let a strategy see what low precision costs where padding is at hand.
+
+    A product that FP16 speeds up only on tensor cores would otherwise stay FP32 for its odd size,
+    and never be padded. Each is charged with all its own Pads and its Slice, as if nothing were
+    shared, so that :func:`pad` can only improve on what the strategy predicts.
+    """
+    free = [name for name, ports in problem.ports.items() if not ports.refusal and problem.is_free(name)]
+    nodes = dict(problem.costs.nodes)
+    for candidate in _candidates(problem, free, device, limits):
+        worth_us = candidate.gain_us - candidate.alone_us - limits.threshold_us
+        if worth_us > 0:
+            cost = nodes[candidate.node.name]
+            nodes[cost.node] = replace(cost, low_us=cost.low_us - worth_us, on_tensor_cores=True)
+    return replace(problem, costs=replace(problem.costs, nodes=nodes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """A product that padding can make fit, and what that gains before Pads and Slices."""
+
+    node: OpNode
+    alignment: Alignment
+    gain_us: float
+    pad_us: Mapping[_Want, float]
+    slice_us: float
+
+    @property
+    def alone_us(self) -> float:
+        """Pads and Slice, if nobody shares them."""
+        return sum(self.pad_us.values()) + self.slice_us
+
+
+def _candidates(
+    problem: Problem, names: Iterable[str], device: Device, limits: PadLimits
+) -> list[_Candidate]:
+    """Find them among some nodes, in topological order."""
+    view, low = problem.view, problem.low
+    opset = view.opset.get("", 1)
+    if device.tensor_flops_per_s(low) is None:
+        return []
+    if not all(has_kernel(op, opset, device.provider, low) for op in _INSERTED):
+        return []
+    wanted = frozenset(names)
+    stored = limits.stored.difference(low_twins(view, low))
+    found = []
+    for node in view.nodes:
+        ports = problem.ports[node.name]
+        if node.name not in wanted or 0 not in ports.low_outputs:
+            continue
+        alignment = alignment_of(node, view, tensor_core_multiple(low), limits.open_axes)
+        if alignment is None or not ports.low_inputs.issuperset(alignment.inputs):
+            continue
+        kernel_us, aligned_us = (
+            padded_us(node, view, ports, device, low, ends, output)
+            for ends, output in (({}, None), (alignment.inputs, alignment.output))
+        )
+        wants = [(node.inputs[i], ends) for i, ends in alignment.inputs.items()]
+        found.append(
+            _Candidate(
+                node=node,
+                alignment=alignment,
+                # Costs may be measured ones, so the roofline only says what share is saved.
+                gain_us=problem.costs.nodes[node.name].low_us * (1 - aligned_us / kernel_us),
+                pad_us={want: 0.0 if want[0] in stored else _pad_us(problem, want, device) for want in wants},
+                slice_us=_slice_us(problem, node.outputs[0], device) if alignment.output else 0.0,
+            )
+        )
+    return found
+
+
+def _pad_us(problem: Problem, want: _Want, device: Device) -> float:
+    tensor, ends = want
+    shape = problem.view.shape(tensor) or ()
+    longer = np.prod([size + end for size, end in zip(shape, ends, strict=True)], dtype=float)
+    return copy_us(float(np.prod(shape, dtype=float) + longer) * problem.low.itemsize_bytes, device)
+
+
+def _slice_us(problem: Problem, tensor: str, device: Device) -> float:
+    elements = problem.view.tensors[tensor].elements or 0
+    return copy_us(2.0 * elements * problem.low.itemsize_bytes, device)
+
+
+class _Links:
+    """Who shares Pads with whom, and who may read whose padded output."""
+
+    def __init__(self, problem: Problem, candidates: Sequence[_Candidate]) -> None:
+        self.candidates = candidates
+        self.readers: dict[_Want, list[str]] = {}
+        self.pad_us: dict[_Want, float] = {}
+        reading: dict[Use, _Want] = {}
+        for c in candidates:
+            self.pad_us |= c.pad_us
+            for position, ends in c.alignment.inputs.items():
+                want = (c.node.inputs[position], ends)
+                self.readers.setdefault(want, []).append(c.node.name)
+                reading[Use(c.node.name, position)] = want
+        self.maker: dict[_Want, str] = {}
+        self.sliced_anyway: set[str] = set()
+        for c in candidates:
+            if c.alignment.output is None:
+                continue
+            made = (c.node.outputs[0], c.alignment.output)
+            if c.alignment.zero_filled and made in self.readers:
+                self.maker[made] = c.node.name
+            uses = problem.view.consumers.get(made[0], ())
+            others = [use for use in uses if not c.alignment.zero_filled or reading.get(use) != made]
+            if others or problem.view.tensors[made[0]].is_output:
+                self.sliced_anyway.add(c.node.name)
+
+    def chained(self, c: _Candidate) -> list[str]:
+        """Candidates that could read the padded output."""
+        made = (c.node.outputs[0], c.alignment.output or ())
+        return self.readers.get(made, []) if made in self.maker else []
+
+
+def _most_worthwhile(links: _Links, threshold_us: float) -> frozenset[str]:
+    """Choose the nodes whose padding gains most in all.
+
+    A linear program: x is 1 for a node that is padded, y for a Pad (its maker is not padded, a
+    reader is) or a Slice (its maker is padded, a reader is not). Every row is a difference of two
+    x, at most y; such a program has its least at whole numbers.
+    """
+    column = {c.node.name: i for i, c in enumerate(links.candidates)}
+    price_us = [threshold_us + _LEAST_GAIN_US - c.gain_us for c in links.candidates]
+    rows: list[tuple[int, int | None, int]] = []  # x[first] - x[second] <= y
+    for want, readers in links.readers.items():
+        if links.pad_us[want]:
+            maker = column[links.maker[want]] if want in links.maker else None
+            rows += [(column[reader], maker, len(price_us)) for reader in readers]
+            price_us.append(links.pad_us[want])
+    for c in links.candidates:
+        if c.node.name in links.sliced_anyway:
+            price_us[column[c.node.name]] += c.slice_us
+        elif chained := links.chained(c):
+            rows += [(column[c.node.name], column[reader], len(price_us)) for reader in chained]
+            price_us.append(c.slice_us)
+    if not any(price < 0 for price in price_us):
+        return frozenset()
+    matrix = lil_array((len(rows), len(price_us)))
+    for row, (first, second, y) in enumerate(rows):
+        matrix[row, first] = 1.0
+        matrix[row, y] = -1.0
+        if second is not None:
+            matrix[row, second] = -1.0
+    answer = milp(
+        np.array(price_us),
+        bounds=Bounds(0, 1),
+        constraints=LinearConstraint(matrix.tocsr(), -np.inf, 0) if rows else (),
+    )
+    assert answer.x is not None, "padding nothing is always an answer"
+    return frozenset(name for name, i in column.items() if answer.x[i] > 0.5)
+
+
+def _planned_pads(links: _Links, chosen: frozenset[str]) -> tuple[PlannedPad, ...]:
+    """Write the choice down; every Pad is charged to its first reader."""
+    paid: set[_Want] = set()
+    pads = []
+    for c in links.candidates:
+        if c.node.name not in chosen:
+            continue
+        pads_us, inputs = 0.0, []
+        for position, ends in c.alignment.inputs.items():
+            want = (c.node.inputs[position], ends)
+            by = "chain" if links.maker.get(want) in chosen else "pad" if links.pad_us[want] else "file"
+            if by == "pad" and want not in paid:
+                paid.add(want)
+                pads_us += links.pad_us[want]
+            inputs.append(PaddedTensor(tensor=want[0], position=position, ends=ends, by=by))
+        output = None
+        if c.alignment.output is not None:
+            is_sliced = c.node.name in links.sliced_anyway or not chosen.issuperset(links.chained(c))
+            pads_us += c.slice_us if is_sliced else 0.0
+            output = PaddedTensor(
+                tensor=c.node.outputs[0],
+                position=0,
+                ends=c.alignment.output,
+                by="slice" if is_sliced else "chain",
+            )
+        pads.append(
+            PlannedPad(
+                node=c.node.name, inputs=tuple(inputs), output=output, gain_us=c.gain_us, pads_us=pads_us
+            )
+        )
+    return tuple(pads)

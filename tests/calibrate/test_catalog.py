@@ -1,0 +1,211 @@
+"""Calibrations found by name, what is known of devices, and what is passed over or refused."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from campo_onnx.calibrate import catalog as calibrations
+from campo_onnx.calibrate.calibration import Calibration
+from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.calibrate.catalog import (
+    HERE,
+    SHIPPED,
+    file_name,
+    found_calibrations,
+    make_folder,
+    shipped_folder,
+    user_folder,
+)
+from campo_onnx.calibrate.fit import OpModel, TimeModel
+from campo_onnx.calibrate.knowledge import Knowledge, known_devices
+from campo_onnx.costs.choose import costs_for
+from campo_onnx.costs.evidence import CostSource
+from campo_onnx.devices.datasheet import assumptions, device, devices
+from campo_onnx.devices.local import device_of
+from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
+from campo_onnx.ir.importer import import_model
+from campo_onnx.ir.view import GraphView
+from campo_onnx.measure.store import GRAPH, Store, TimingKey
+from campo_onnx.ops.ports import Ports, ports_of
+from campo_onnx.ops.precision import Precision
+from campo_onnx.runtime.providers import Machine, machine
+from campo_onnx.runtime.timing import Timing
+
+DATA = Path(__file__).parent.parent / "data"
+LOW = Precision.FP16
+CPU = machine("cpu")
+GPU = Machine(
+    provider="cuda", device="NVIDIA H200", driver="580", cuda="13.0", ort="1.31.1", tf32=True, threads=0
+)
+
+
+def made(name: str, on: Machine, precision: Precision = LOW) -> Calibration:
+    figures = device(name) if name != "cpu" else device_of(on)
+    return Calibration(
+        machine=on,
+        device=figures,
+        precision=precision,
+        execution="stream",
+        cast=CastModel(r_us=1e-4, c_i_us=2.0),
+        cast_score=0.9,
+        cast_paper_score=0.8,
+        host_us=1.0,
+        entries=(),
+        general=OpModel(features=("time",), weights=(0.5,), sigma_us=0.0, ratios=(0.4, 1.0)),
+        general_time=TimeModel(features=("moved_bytes",), weights=(1e-6,), constant_us=3.0),
+        failures={},
+        measured_at="2026-11-21T05:01:35+00:00",
+    )
+
+
+def keep(calibration: Calibration, folder: Path | None = None) -> Path:
+    where = folder or user_folder()
+    make_folder(where)
+    path = where / file_name(calibration.device.name, calibration.precision)
+    path.write_text(calibration.to_json(), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def view() -> GraphView:
+    return import_model(DATA / "mlp.onnx").view
+
+
+@pytest.fixture(scope="module")
+def ports(view: GraphView) -> Mapping[str, Ports]:
+    return {node.name: ports_of(node, view, LOW) for node in view.nodes}
+
+
+def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert file_name("h200", LOW) == "h200-fp16.json"
+    assert file_name("h200", Precision.BF16, GRAPH) == "h200-bf16-graph.json"
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert user_folder() == tmp_path / "campo-onnx" / "calibrations"
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    assert user_folder() == Path.home() / ".local" / "share" / "campo-onnx" / "calibrations"
+
+
+def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
+    assert list(found_calibrations("no-such-device", LOW)) == []
+    assert list(found_calibrations("h200", LOW, shipped=tmp_path)) == []
+    assert list(found_calibrations("h200", LOW, shipped=tmp_path / "missing")) == []
+
+
+def test_shipped_ones_lie_with_the_package() -> None:
+    assert str(shipped_folder()).endswith("campo_onnx/calibrate/data/calibrations")
+
+
+def test_the_users_own_come_first(tmp_path: Path) -> None:
+    own, shipped = made("h200", GPU), replace(made("h200", GPU), host_us=9.0)
+    keep(own)
+    keep(shipped, tmp_path / "shipped")
+    first, second = found_calibrations("h200", LOW, shipped=tmp_path / "shipped")
+    assert (first.origin, first.calibration, first.refusal) == (HERE, own, "")
+    assert (second.origin, second.calibration, second.refusal) == (SHIPPED, shipped, "")
+    assert first.file == str(user_folder() / "h200-fp16.json")
+
+
+@pytest.mark.parametrize("source", [CostSource.AUTO, CostSource.MODEL])
+def test_costs_take_a_shipped_calibration_by_name(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    view: GraphView,
+    ports: Mapping[str, Ports],
+    source: CostSource,
+) -> None:
+    monkeypatch.setattr(calibrations, "shipped_folder", lambda: tmp_path / "shipped")
+    keep(made("a100", GPU), tmp_path / "shipped")
+    assert costs_for(view, ports, device("a100"), LOW, source).source == "model"
+    with pytest.raises(UsageError, match="no calibration of t4"):
+        costs_for(view, ports, device("t4"), LOW, CostSource.MODEL)
+
+
+def test_costs_take_what_was_calibrated_here(view: GraphView, ports: Mapping[str, Ports]) -> None:
+    keep(made("cpu", CPU))
+    for source in (CostSource.AUTO, CostSource.MODEL):
+        table = costs_for(view, ports, device("cpu"), LOW, source)
+        assert table.source == "model"
+        # Its model says half the time, but a CPU runs FP32 kernels between Casts.
+        assert all(cost.gain_us <= 0 for cost in table.nodes.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"ort": "0.1"}, "ONNX Runtime was 0.1 when it was made"),
+        ({"device": "another CPU"}, "the device was another CPU"),
+        ({"threads": 99}, "the number of threads was 99"),
+    ],
+)
+def test_a_calibration_that_no_longer_fits(
+    change: Mapping[str, object], why: str, view: GraphView, ports: Mapping[str, Ports]
+) -> None:
+    path = keep(made("cpu", replace(CPU, **change)))
+    (found,) = found_calibrations("cpu", LOW)
+    assert why in found.refusal
+    with pytest.raises(DeviceMismatchError, match=why) as error:
+        costs_for(view, ports, device("cpu"), LOW, CostSource.MODEL)
+    assert str(path) in str(error.value)
+    assert error.value.exit_code == 6
+
+
+def test_a_file_under_a_wrong_name(tmp_path: Path) -> None:
+    path = keep(made("a100", GPU))
+    path.rename(path.with_name("h200-fp16.json"))
+    (found,) = found_calibrations("h200", LOW)
+    assert found.refusal == "it is of a100"
+
+
+def test_a_damaged_one_is_told(view: GraphView, ports: Mapping[str, Ports]) -> None:
+    path = keep(made("cpu", CPU))
+    path.write_text(path.read_text()[:200])
+    with pytest.raises(ProfileError, match=r"cpu-fp16\.json cannot be read"):
+        costs_for(view, ports, device("cpu"), LOW, CostSource.AUTO)
+    cpu = {known.device.name: known for known in known_devices(None)}["cpu"]
+    assert cpu.calibrations == ()
+    assert "cannot be read" in cpu.problems[0]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError, match="--output"):
+        make_folder(tmp_path / "file" / "calibrations")
+
+
+def known() -> dict[str, Knowledge]:
+    with Store() as store:
+        for on in (CPU, replace(CPU, device="another CPU"), GPU):
+            key = TimingKey(machine=on, signature="x")
+            store.add(key, Timing(median_us=1.0, spread_us=0.0, repeats=1))
+        return {entry.device.name: entry for entry in known_devices(store)}
+
+
+def test_what_is_known_of_each_device() -> None:
+    keep(made("h200", GPU))
+    entries = known()
+    assert list(entries) == list(devices())
+    assert {name: entry.timings for name, entry in entries.items() if entry.timings} == {"h200": 1, "cpu": 1}
+    (found,) = entries["h200"].calibrations
+    assert found.origin == HERE
+    facts = entries["h200"].to_dict()
+    assert facts["calibrations"][0]["precision"] == "fp16"
+    assert facts["calibrations"][0]["model_accuracy"] is None
+    json.dumps(facts)
+
+
+def test_every_assumption_has_a_reason() -> None:
+    for name in devices():
+        assumed = {entry.name: entry for entry in assumptions(name)}
+        assert set(assumed) == {
+            "launch_us",
+            "host_us",
+            "bandwidth",
+            "cuda_cores",
+            "tensor_cores",
+            "unaligned",
+        }
+        assert all(entry.reason for entry in assumed.values())
+        assert assumed["bandwidth"].value == device(name).efficiency.bandwidth

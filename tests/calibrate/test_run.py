@@ -1,0 +1,169 @@
+"""Calibrating, on made-up timings and on this CPU: models, file, predictions."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from onnx import TensorProto
+
+from campo_onnx.calibrate.calibration import Calibration, load_calibration
+from campo_onnx.calibrate.run import Campaign, calibrate
+from campo_onnx.calibrate.samples import Sampling, samples_of
+from campo_onnx.costs.predicted import GENERAL, SOURCE, CostModel
+from campo_onnx.devices.datasheet import device as datasheet_device
+from campo_onnx.devices.device import DeviceKind
+from campo_onnx.errors import ProfileError, UsageError
+from campo_onnx.ir.importer import import_model
+from campo_onnx.ir.view import GraphView
+from campo_onnx.measure.events import EVENTS, events_of
+from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.signature import Signature
+from campo_onnx.measure.store import Store
+from campo_onnx.ops.ports import Ports, ports_of
+from campo_onnx.ops.precision import Precision
+from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.timing import Timing
+
+DATA = Path(__file__).parent.parent / "data"
+GPU = Machine(
+    provider="cuda", device="NVIDIA H200", driver="580", cuda="13.0", ort="1.31.1", tf32=True, threads=0
+)
+H200 = datasheet_device("h200")
+TINY = Campaign(
+    ops=("MatMul", "Add", "Gather"),
+    sampling=Sampling(count=36, largest_bytes=4e6, largest_flops=1e9),
+    casts=6,
+    largest_cast_elements=1 << 20,
+)
+
+
+def physics_us(signature: Signature) -> float:
+    """A GPU that obeys its bytes and FLOPs, with faster products in FP16 where they are aligned."""
+    is_low = any(info.dtype == TensorProto.FLOAT16 for info in signature.view.tensors.values())
+    aligned = bool(signature.work.gemms) and all(gemm.is_aligned() for gemm in signature.work.gemms)
+    rate = 1e6 * (8 if is_low and aligned else 1)
+    return 4 + signature.moved_bytes / 1e6 + signature.work.flops / rate
+
+
+class Imagined(Bench):
+    """A bench whose times come from :func:`physics_us`."""
+
+    def time(self, signature: Signature) -> Timing:
+        timing = Timing(median_us=physics_us(signature), spread_us=0.0, repeats=1)
+        self.store.add(self.key(signature), timing)
+        return timing
+
+
+@pytest.fixture(scope="module")
+def calibration() -> Calibration:
+    return calibrate(TINY, Imagined(machine=GPU, store=Store()), H200, Precision.FP16)
+
+
+@pytest.fixture(scope="module")
+def view() -> GraphView:
+    return import_model(DATA / "mlp.onnx").view
+
+
+def ports(view: GraphView) -> Mapping[str, Ports]:
+    return {node.name: ports_of(node, view, Precision.FP16) for node in view.nodes}
+
+
+def test_tensor_cores_have_a_model_of_their_own(calibration: Calibration) -> None:
+    groups = {(entry.op, entry.on_tensor_cores) for entry in calibration.entries}
+    assert groups == {("MatMul", True), ("MatMul", False), ("Add", False), ("Gather", False)}
+    for entry in calibration.entries:
+        assert entry.scores.chosen > 0.9, entry.op
+        assert entry.scores.fp32 > 0.9, entry.op
+        assert entry.scores.chosen >= entry.scores.general - 0.02
+    assert calibration.score > 0.95
+    assert calibration.cast_score > 0.95
+    assert calibration.failures == {}
+    assert calibration.device.kind is DeviceKind.CALIBRATED
+
+
+def test_progress_ends_at_its_total() -> None:
+    seen: list[tuple[int, int]] = []
+    bench = Imagined(machine=GPU, store=Store())
+    calibrate(TINY, bench, H200, Precision.FP16, lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (3 * 36 * 2 + 12 + 1,) * 2
+    assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
+
+
+def test_ops_without_a_kernel_are_named_and_the_rest_is_kept() -> None:
+    campaign = replace(TINY, ops=("Add", "LogSoftmax"))
+    made = calibrate(campaign, Imagined(machine=GPU, store=Store()), H200, Precision.BF16)
+    assert {entry.op for entry in made.entries} == {"Add"}
+    assert "no bf16 kernel" in made.failures["LogSoftmax"]
+    with pytest.raises(ProfileError, match="no bf16 kernel"):
+        calibrate(
+            replace(TINY, ops=("LogSoftmax",)), Imagined(machine=GPU, store=Store()), H200, Precision.BF16
+        )
+
+
+def test_events_are_complete_and_follow_the_shapes() -> None:
+    (small, large) = sorted(samples_of("Add", replace(TINY.sampling, count=2)), key=lambda s: s.nbytes)
+    first, second = (events_of(s, 10.0, H200) for s in (small, large))
+    assert tuple(first) == EVENTS
+    assert first["moved_bytes"] < second["moved_bytes"]
+    assert second["bytes_per_us"] == pytest.approx(second["moved_bytes"] / 10)
+    assert events_of(small, 0.0, H200)["bytes_per_us"] == 0.0
+
+
+def test_file_round_trip(calibration: Calibration, tmp_path: Path) -> None:
+    path = tmp_path / "h200.json"
+    path.write_text(calibration.to_json())
+    assert load_calibration(path) == calibration
+    lines = calibration.to_json().splitlines()
+    assert sum('"op": "MatMul"' in line for line in lines) == 2  # one model a line: diffs stay readable
+
+
+def test_bad_files(calibration: Calibration, tmp_path: Path) -> None:
+    def written(text: str | bytes) -> Path:
+        path = tmp_path / "file.json"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_calibration(tmp_path / "none.json")
+    for bad in (calibration.to_json()[:-40], "[]", "{}", b"\xff\xfe\x00", '{"kind": "another"}'):
+        with pytest.raises(ProfileError):
+            load_calibration(written(bad))
+    newer = json.loads(calibration.to_json()) | {"format_version": 99}
+    with pytest.raises(ProfileError, match="newer"):
+        load_calibration(written(json.dumps(newer)))
+    lacking = json.loads(calibration.to_json())
+    del lacking["machine"]["ort"]
+    with pytest.raises(ProfileError):
+        load_calibration(written(json.dumps(lacking)))
+
+
+def test_every_node_is_predicted_also_without_a_profile(calibration: Calibration, view: GraphView) -> None:
+    table = CostModel(calibration).predict(view, ports(view))
+    assert set(table.nodes) == {node.name for node in view.nodes}
+    matmul = next(node for node in view.nodes if node.op.op_type == "MatMul")
+    assert table.nodes[matmul.name].source == SOURCE
+    gemm = next(node for node in view.nodes if node.op.op_type == "Gemm")
+    assert table.nodes[gemm.name].source == GENERAL
+    assert table.source == "model"
+    assert table.fp32_us > 0
+
+
+def test_profiled_times_are_taken_as_they_are(calibration: Calibration, view: GraphView) -> None:
+    matmul = next(node.name for node in view.nodes if node.op.op_type == "MatMul")
+    table = CostModel(calibration).predict(view, ports(view), {matmul: 1234.5})
+    assert table.nodes[matmul].fp32_us == 1234.5
+    assert table.nodes[matmul].low_us < 1234.5
+
+
+def test_prediction_agrees_with_the_machine_it_was_fitted_to(calibration: Calibration) -> None:
+    model = CostModel(calibration)
+    fresh = samples_of("Add", replace(TINY.sampling, seed=7))
+    for signature in fresh:
+        own = {signature.node.name: signature.ports(Precision.FP16)}
+        cost = model.predict(signature.view, own).nodes[signature.node.name]
+        low = signature.lowered(Precision.FP16)
+        assert low is not None
+        assert cost.fp32_us == pytest.approx(physics_us(signature), rel=0.15)
+        assert cost.low_us == pytest.approx(physics_us(low), rel=0.15)

@@ -1,0 +1,140 @@
+"""Where costs come from, and what is refused."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from campo_onnx.calibrate.calibration import Calibration
+from campo_onnx.calibrate.run import Campaign, calibrate
+from campo_onnx.calibrate.samples import Sampling
+from campo_onnx.costs.choose import costs_for, is_here, measured_costs
+from campo_onnx.costs.evidence import CostSource, Evidence
+from campo_onnx.devices.datasheet import device
+from campo_onnx.devices.local import device_of
+from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, ProfileError, UsageError
+from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.profiler import take_profile
+from campo_onnx.measure.store import Store
+from campo_onnx.ops.kernels import has_kernel
+from campo_onnx.ops.ports import Ports, ports_of
+from campo_onnx.ops.precision import Precision
+from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.timing import Effort
+
+DATA = Path(__file__).parent.parent / "data"
+CPU, H200 = device("cpu"), device("h200")
+HERE = machine("cpu", threads=1)
+LOW = Precision.FP16
+
+
+@pytest.fixture(scope="module")
+def imported() -> Imported:
+    return import_model(DATA / "mlp.onnx")
+
+
+@pytest.fixture(scope="module")
+def ports(imported: Imported) -> Mapping[str, Ports]:
+    return {node.name: ports_of(node, imported.view, LOW) for node in imported.view.nodes}
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench(machine=HERE, store=Store(), effort=Effort(warmup=1, repeats=5, least=3, budget_s=0.02))
+
+
+@pytest.fixture(scope="module")
+def calibration(bench: Bench) -> Calibration:
+    sampling = Sampling(count=9, largest_bytes=1e5, largest_flops=1e7)
+    campaign = Campaign(ops=("Add",), sampling=sampling, casts=3, largest_cast_elements=1 << 14)
+    return calibrate(campaign, bench, device_of(HERE), LOW)
+
+
+def test_datasheet_needs_no_machine(imported: Imported, ports: Mapping[str, Ports]) -> None:
+    table = costs_for(imported.view, ports, H200, LOW)
+    assert table.source == "datasheet"
+
+
+def test_measuring_here_finds_that_fp16_loses_on_a_cpu(
+    imported: Imported, ports: Mapping[str, Ports], bench: Bench
+) -> None:
+    seen: list[tuple[int, int]] = []
+    table = measured_costs(imported.view, ports, CPU, LOW, bench, lambda *done: seen.append(done))
+    kept = len(bench.store)
+    assert measured_costs(imported.view, ports, CPU, LOW, bench) == table
+    assert len(bench.store) == kept  # measured once
+    assert seen[-1][0] == seen[-1][1]
+    assert table.source == "measure"
+    emulated = [n.name for n in imported.view.nodes if not has_kernel(n.op, 20, "cpu", LOW)]
+    assert len(emulated) > 30
+    for cost in table.nodes.values():  # FP32 kernels between Casts, and nothing that is lower for good
+        assert cost.gain_us <= 0, cost.node
+    fp32_us = sum(table.nodes[name].fp32_us for name in emulated)
+    assert sum(table.nodes[name].low_us for name in emulated) > 1.1 * fp32_us
+    assert table.cast.c_i_us >= 0
+    assert table.cast.r_us > 0
+
+
+def test_auto_measures_the_device_that_is_here() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 20]>
+        g (float[8,8] x) => (float[8,8] y) { y = Relu(x) }
+    """)
+    view = import_model(model).view
+    own = {node.name: ports_of(node, view, LOW) for node in view.nodes}
+    assert is_here(CPU)
+    with Store() as store:
+        found = costs_for(view, own, CPU, LOW, CostSource.AUTO, Evidence(store=store, threads=1))
+    assert found.source == "measure"
+    assert found.nodes[view.nodes[0].name].source == "measure"
+
+
+@pytest.mark.skipif(is_here(H200), reason="this machine has an H200")
+def test_auto_falls_back_to_figures(imported: Imported, ports: Mapping[str, Ports]) -> None:
+    assert costs_for(imported.view, ports, H200, LOW, CostSource.AUTO).source == "datasheet"
+    with pytest.raises((DeviceUnavailableError, DeviceMismatchError)):
+        costs_for(imported.view, ports, H200, LOW, CostSource.MEASURE)
+
+
+def test_model_without_a_calibration(imported: Imported, ports: Mapping[str, Ports]) -> None:
+    with pytest.raises(UsageError, match="campo-onnx calibrate"):
+        costs_for(imported.view, ports, device("t4"), LOW, CostSource.MODEL)
+
+
+def test_model_with_and_without_a_profile(
+    imported: Imported, ports: Mapping[str, Ports], calibration: Calibration, bench: Bench
+) -> None:
+    view = imported.view
+    plain = costs_for(view, ports, CPU, LOW, CostSource.AUTO, Evidence(calibration=calibration))
+    assert plain.source == "model"
+    profile = take_profile(imported, synthesize(view), bench, device_of(HERE), steps=2)
+    evidence = Evidence(calibration=calibration, profile=profile)
+    profiled = costs_for(view, ports, CPU, LOW, CostSource.MODEL, evidence)
+    assert profiled.fp32_us == pytest.approx(profile.nodes_us)
+    other = import_model(DATA / "alexnet_like.onnx").view
+    with pytest.raises(ProfileError, match="another graph"):
+        costs_for(other, {}, CPU, LOW, CostSource.MODEL, evidence)
+    foreign = replace(profile, machine=replace(HERE, device="another CPU"))
+    with pytest.raises(DeviceMismatchError, match="another CPU"):
+        costs_for(view, ports, CPU, LOW, CostSource.MODEL, replace(evidence, profile=foreign))
+
+
+def test_a_profile_without_a_calibration_is_not_passed_over(
+    imported: Imported, ports: Mapping[str, Ports], bench: Bench
+) -> None:
+    profile = take_profile(imported, synthesize(imported.view), bench, device_of(HERE), steps=1)
+    with pytest.raises(UsageError, match="no calibration of cpu"):
+        costs_for(imported.view, ports, CPU, LOW, CostSource.AUTO, Evidence(profile=profile))
+
+
+def test_calibration_of_another_device_or_precision(
+    imported: Imported, ports: Mapping[str, Ports], calibration: Calibration
+) -> None:
+    evidence = Evidence(calibration=calibration)
+    for wanted, precision in ((H200, LOW), (CPU, Precision.BF16)):
+        with pytest.raises(DeviceMismatchError, match="calibration is of cpu in fp16"):
+            costs_for(imported.view, ports, wanted, precision, CostSource.MODEL, evidence)

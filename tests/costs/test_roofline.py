@@ -1,0 +1,177 @@
+"""The datasheet estimate, against numbers done by hand and the physics it must keep."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from onnx import TensorProto
+
+from campo_onnx.costs.roofline import estimate, gemm_rate, utilization
+from campo_onnx.costs.table import CostTable
+from campo_onnx.devices.datasheet import device, devices
+from campo_onnx.devices.device import Device, DeviceKind, Efficiency
+from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
+from campo_onnx.ops.gemms import GemmShape
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
+
+# 1 MB/us reached of 2, 8 TFLOP/s reached of 10, 50 reached of 100: easy numbers.
+GPU = Device(
+    name="gpu",
+    title="A GPU",
+    kind=DeviceKind.DATASHEET,
+    provider="cuda",
+    compute_capability=(7, 0),
+    sm_count=10,
+    l2_bytes=1 << 20,
+    memory_bandwidth_bytes_per_s=2e12,
+    fp32_flops_per_s=10e12,
+    fp16_flops_per_s=20e12,
+    fp16_tensor_flops_per_s=100e12,
+    launch_us=5.0,
+    host_us=1.0,
+    efficiency=Efficiency(bandwidth=0.5, cuda_cores=0.8, tensor_cores=0.5, unaligned=0.0),
+    source="made up",
+)
+ALL = Ports(low_inputs=frozenset({0, 1}), low_outputs=frozenset({0}))
+UNARY = Ports(low_inputs=frozenset({0}), low_outputs=frozenset({0}))
+
+
+def graph(*nodes: tuple[str, list[tuple[int, ...]], tuple[int, ...]]) -> GraphView:
+    """Unconnected nodes n0, n1, …: label, input shapes, output shape."""
+    made: list[OpNode] = []
+    shapes: dict[str, tuple[int, ...]] = {}
+    for number, (label, inputs, output) in enumerate(nodes):
+        names = [f"n{number}x{i}" for i in range(len(inputs))]
+        shapes |= dict(zip(names, inputs, strict=True)) | {f"n{number}y": output}
+        made.append(
+            OpNode(name=f"n{number}", op=OpKey.parse(label), inputs=tuple(names), outputs=(f"n{number}y",))
+        )
+    tensors = {
+        name: TensorInfo(name=name, dtype=TensorProto.FLOAT, shape=shape, kind=TensorKind.ACTIVATION)
+        for name, shape in shapes.items()
+    }
+    return GraphView(nodes=tuple(made), tensors=tensors, inputs=(), outputs=(), opset={"": 20})
+
+
+def costs(
+    view: GraphView, ports: Ports, on: Device = GPU, precision: Precision = Precision.FP16
+) -> CostTable:
+    table: Mapping[str, Ports] = {node.name: ports for node in view.nodes}
+    return estimate(view, table, on, precision)
+
+
+def test_memory_bound_node_costs_its_bytes() -> None:
+    cost = costs(graph(("Relu", [(1_000_000,)], (1_000_000,))), UNARY).nodes["n0"]
+    assert cost.fp32_us == pytest.approx(8 + 5)
+    assert cost.low_us == pytest.approx(4 + 5)
+    assert not cost.on_tensor_cores
+    assert cost.source == "datasheet"
+
+
+def test_compute_bound_product_costs_its_flops() -> None:
+    n = 1024
+    cost = costs(graph(("MatMul", [(n, n), (n, n)], (n, n))), ALL).nodes["n0"]
+    assert cost.fp32_us == pytest.approx(2 * n**3 / 8e6 + 5)
+    assert cost.low_us == pytest.approx(2 * n**3 / 50e6 + 5)
+    assert cost.on_tensor_cores
+
+
+def test_unaligned_product_stays_on_cuda_cores_before_ampere() -> None:
+    view = graph(("MatMul", [(1024, 1023), (1023, 1024)], (1024, 1024)))
+    old = costs(view, ALL).nodes["n0"]
+    assert not old.on_tensor_cores
+    assert old.low_us == pytest.approx(old.fp32_us)  # FP32 accumulation: the FP32 rate
+    newer = replace(GPU, efficiency=replace(GPU.efficiency, unaligned=0.5))
+    new = costs(view, ALL, newer).nodes["n0"]
+    assert new.on_tensor_cores
+    assert new.low_us - 5 == pytest.approx(2 * 1024 * 1024 * 1023 / 25e6)
+
+
+def test_tf32_speeds_up_fp32_where_it_is_the_default() -> None:
+    ampere = replace(GPU, compute_capability=(8, 0), tf32_flops_per_s=50e12)
+    with_tf32 = replace(ampere, tf32_default=True)
+    view = graph(("MatMul", [(1024, 1024), (1024, 1024)], (1024, 1024)))
+    assert costs(view, ALL, ampere).fp32_us == pytest.approx(costs(view, ALL).fp32_us)
+    assert costs(view, ALL, with_tf32).fp32_us == pytest.approx(2 * 1024**3 / 25e6 + 5)
+    multiple_of_4 = GemmShape(m=1024, n=1020, k=1024)
+    assert gemm_rate(multiple_of_4, with_tf32, Precision.FP32) == (25e12, True)
+    assert gemm_rate(multiple_of_4, with_tf32, Precision.FP16) == (8e12, False)
+
+
+def test_small_products_do_not_fill_the_chip() -> None:
+    assert utilization(GemmShape(m=64, n=64, k=64), 10) == 0.1
+    assert utilization(GemmShape(m=64, n=64, k=64, batch=4), 10) == 0.4
+    assert utilization(GemmShape(m=65, n=64, k=64), 10) == 0.2
+    assert utilization(GemmShape(m=64, n=64, k=5 * 1024), 10) == 0.5  # a weight gradient splits its sum
+    assert utilization(GemmShape(m=4096, n=4096, k=64), 10) == 1.0
+    assert utilization(GemmShape(m=0, n=4096, k=64), 10) == 0.1  # empty, not a division by zero
+
+
+def test_steps_of_a_recurrent_layer_are_launches() -> None:
+    view = graph(("RNN", [(20, 1, 8), (1, 8, 8), (1, 8, 8)], (20, 1, 1, 8)))
+    assert costs(view, ALL).nodes["n0"].fp32_us >= 21 * 5
+
+
+def test_host_nodes_and_constants() -> None:
+    view = graph(("Reshape", [(9,), (1,)], (9,)), ("Shape", [(9,)], (1,)), ("Constant", [], (9,)))
+    found = [(c.fp32_us, c.low_us) for c in costs(view, Ports()).nodes.values()]
+    assert found == [(1.0, 1.0), (1.0, 1.0), (0.0, 0.0)]
+
+
+def test_refused_node_gains_nothing() -> None:
+    view = graph(("MatMul", [(1024, 1024), (1024, 1024)], (1024, 1024)))
+    cost = costs(view, replace(ALL, refusal="no kernel")).nodes["n0"]
+    assert cost.gain_us == 0
+    assert not cost.on_tensor_cores
+
+
+def test_cast_model_reads_four_bytes_and_writes_two() -> None:
+    cast = costs(graph(), Ports()).cast
+    assert cast.cast_us(1_000_000) == pytest.approx(6 + 5)
+
+
+def test_without_fp16_arithmetic_casts_surround_the_kernel() -> None:
+    view = graph(("Add", [(1000,), (1000,)], (1000,)))
+    table = costs(view, ALL, device("cpu"))
+    cost = table.nodes["n0"]
+    assert cost.low_us == pytest.approx(cost.fp32_us + 3 * table.cast.cast_us(1000))
+    assert cost.gain_us < 0
+
+
+def test_bf16_before_ampere_does_not_pay() -> None:
+    view = graph(("MatMul", [(1024, 1024), (1024, 1024)], (1024, 1024)))
+    assert costs(view, ALL, device("v100"), Precision.BF16).nodes["n0"].gain_us < 0
+    assert costs(view, ALL, device("a100"), Precision.BF16).nodes["n0"].gain_us > 0
+
+
+def test_bf16_elementwise_computes_in_fp32() -> None:
+    ampere = replace(GPU, compute_capability=(8, 0), bf16_tensor_flops_per_s=100e12)
+    slow_memory = replace(ampere, fp32_flops_per_s=1e9, fp16_flops_per_s=2e9)
+    view = graph(("Exp", [(1_000_000,)], (1_000_000,)))
+    fp16 = costs(view, UNARY, slow_memory, Precision.FP16).nodes["n0"]
+    bf16 = costs(view, UNARY, slow_memory, Precision.BF16).nodes["n0"]
+    assert bf16.low_us == pytest.approx(bf16.fp32_us)
+    assert fp16.low_us < bf16.low_us
+
+
+@pytest.mark.parametrize("name", [name for name in devices() if name != "cpu"])
+def test_every_gpu_prefers_fp16_for_a_large_product_and_not_for_a_tiny_one(name: str) -> None:
+    n = 4096
+    view = graph(("MatMul", [(n, n), (n, n)], (n, n)), ("Add", [(64, 8), (8,)], (64, 8)))
+    table = costs(view, ALL, device(name))
+    large, tiny = table.nodes["n0"], table.nodes["n1"]
+    assert large.on_tensor_cores
+    assert large.gain_us > 3 * table.cast.cast_us(n * n)
+    assert tiny.gain_us < table.cast.cast_us(8)
+
+
+def test_five_thousand_nodes_in_well_under_a_second() -> None:
+    square: tuple[int, ...] = (64, 64)
+    view = graph(*[("MatMul", [square, square], square)] * 5000)
+    start = time.perf_counter()
+    table = costs(view, ALL)
+    assert time.perf_counter() - start < 1.0
+    assert len(table.nodes) == 5000

@@ -1,0 +1,146 @@
+"""Profiles on CUDA, with a kernel trace that is made up: taken, checked, refused."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from campo_onnx.devices.datasheet import device
+from campo_onnx.errors import DeviceUnavailableError, UnsupportedModelError
+from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.measure import profiler as profiling
+from campo_onnx.measure.counters import COUNTERS, Counted
+from campo_onnx.measure.node_timer import LAUNCH_NODE, Bench
+from campo_onnx.measure.profiler import Signatures, take_profile, trace_kernels
+from campo_onnx.measure.signature import Signature, signature_of
+from campo_onnx.measure.store import Store
+from campo_onnx.runtime.kernel_trace import Joined
+from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.timing import Timing
+
+DATA = Path(__file__).parent.parent / "data"
+GPU = Machine(
+    provider="cuda", device="NVIDIA H200", driver="580", cuda="13.0", ort="1.31.1", tf32=True, threads=0
+)
+LAUNCH_US = 4.0
+
+
+class Imagined(Bench):
+    """Every node takes 100 us alone, a launch 4; Gemm does not run alone."""
+
+    def time(self, signature: Signature) -> Timing:
+        if signature.node.op.op_type == "Gemm":
+            raise UnsupportedModelError("no Gemm")
+        us = LAUNCH_US if signature is LAUNCH_NODE else 100.0
+        return Timing(median_us=us, spread_us=0.0, repeats=1)
+
+
+@pytest.fixture(scope="module")
+def imported() -> Imported:
+    return import_model(DATA / "mlp.onnx")
+
+
+@pytest.fixture(scope="module")
+def signatures(imported: Imported) -> Signatures:
+    return {node.name: signature_of(node, imported.view) for node in imported.view.nodes}
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Imagined(machine=GPU, store=Store())
+
+
+def joined(times_us: Mapping[str, float]) -> Joined:
+    return Joined(
+        nodes_us={name: (us, us) for name, us in times_us.items()},
+        kernels=dict.fromkeys(times_us, (("k",), ("k",))),
+        busy_us=(sum(times_us.values()),) * 2,
+        unlaunched=(),
+        outside=(),
+    )
+
+
+def traced(imported: Imported, bench: Bench, signatures: Signatures, found: Joined) -> profiling.Traced:
+    return trace_kernels(imported, {}, bench, signatures, 500.0, steps=2, take=lambda *_, **__: found)
+
+
+def names(imported: Imported, op_type: str) -> list[str]:
+    return [node.name for node in imported.view.nodes if node.op.op_type == op_type]
+
+
+def test_kernels_shorter_than_a_launch_are_left_to_be_timed_alone(
+    imported: Imported, bench: Bench, signatures: Signatures
+) -> None:
+    product, relu = names(imported, "MatMul")[0], names(imported, "Relu")[0]
+    # What the runtime put in besides is in the trace and in no row.
+    found = traced(imported, bench, signatures, joined({product: 99.0, "Memcpy": 100.0}))
+    assert found.refusal == ""
+    assert set(found.nodes) == {product, "Memcpy"}
+    assert found.accounted == 1.0
+    found = traced(imported, bench, signatures, joined({product: 99.0, relu: 3.9}))
+    assert "in the trace" in found.refusal  # a node timed alone disagrees
+    assert found.nodes == {}
+    gemm = names(imported, "Gemm")[0]
+    found = traced(imported, bench, signatures, joined({gemm: 99.0, product: 101.0}))
+    assert found.refusal == ""  # what does not run alone is not compared
+
+
+def test_short_nodes(imported: Imported, signatures: Signatures) -> None:
+    class Short(Imagined):
+        def time(self, signature: Signature) -> Timing:
+            us = LAUNCH_US if signature is LAUNCH_NODE else 2.0
+            return Timing(median_us=us, spread_us=0.0, repeats=1)
+
+    product, relu = names(imported, "MatMul")[0], names(imported, "Relu")[0]
+    found = traced(imported, Short(machine=GPU, store=Store()), signatures, joined({product: 2.1, relu: 2.1}))
+    assert found.refusal == ""
+    assert found.nodes == {}
+
+
+def test_a_trace_that_cannot_be_taken_says_why(
+    imported: Imported, bench: Bench, signatures: Signatures
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Joined:
+        raise DeviceUnavailableError("kernels cannot be traced", why="no PyTorch")
+
+    found = trace_kernels(imported, {}, bench, signatures, 500.0, steps=2, take=refuse)
+    assert found.refusal == "kernels cannot be traced: no PyTorch. Nodes were timed alone."
+    assert found.step_us == 500.0
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_profile_tells_how_each_node_was_measured(
+    imported: Imported, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    timed: list[str] = []
+
+    class Watched(Imagined):
+        def time(self, signature: Signature) -> Timing:
+            timed.append(signature.key)
+            return super().time(signature)
+
+    bench = Watched(machine=GPU, store=Store())
+    product = names(imported, "MatMul")[0]
+    monkeypatch.setattr(profiling, "_step_us", lambda *_: 900.0)
+    monkeypatch.setattr(
+        profiling,
+        "trace_kernels",
+        lambda *_, **__: traced(imported, bench, {product: None}, joined({product: 101.0})),
+    )
+    key = signature_of(imported.view.node[product], imported.view)
+    assert key is not None
+    counted = Counted(by_key={key.key: {COUNTERS[0]: 7.0}}, refusal="ncu grew tired")
+    monkeypatch.setattr(profiling, "counters_of", lambda *_: counted)
+    profile = take_profile(imported, {}, bench, device("h200"), steps=2, kernel_trace=wanted, counters=wanted)
+    assert (key.key in timed) is not wanted  # no other node is like it
+    how = dict(profile.table.select("node", "measured").iter_rows())
+    assert how[product] == ("kernel trace" if wanted else "one-node")
+    assert how[names(imported, "Relu")[0]] == "one-node"
+    assert how[names(imported, "Gemm")[0]] == "not measured"
+    assert profile.accounted == (1.0 if wanted else None)
+    assert profile.notes == (("ncu grew tired",) if wanted else ())
+    assert profile.step_us == (500.0 if wanted else 900.0)
+    assert profile.fp32_us()[product] == (101.0 if wanted else 100.0)
+    twins = {n for n, counters in profile.counters().items() if counters == {COUNTERS[0]: 7.0}}
+    assert (product in twins) is wanted

@@ -1,0 +1,229 @@
+"""The measurement store: kept for good, shared, killed, damaged, refused."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from campo_onnx.errors import ProfileError
+from campo_onnx.measure.store import GRAPH, STREAM, Store, TimingKey, default_path
+from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.timing import Timing
+
+HERE = Machine(provider="cpu", device="a CPU", driver="", cuda="", ort="1.31.1", tf32=False, threads=2)
+KEY = TimingKey(machine=HERE, signature="MatMul 4x4")
+TIMING = Timing(median_us=12.5, spread_us=0.5, repeats=9)
+
+
+def test_what_was_filed_is_found_again(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "er" / "t.sqlite"
+    with Store(path) as store:
+        assert store.find(KEY) is None
+        store.add(KEY, TIMING)
+    with Store(path) as store:
+        assert store.find(KEY) == TIMING
+        assert store.notice == ""
+        assert len(store) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(KEY, machine=replace(HERE, device="another CPU")),
+        replace(KEY, machine=replace(HERE, driver="1")),
+        replace(KEY, machine=replace(HERE, cuda="13")),
+        replace(KEY, machine=replace(HERE, ort="2")),
+        replace(KEY, machine=replace(HERE, tf32=True)),
+        replace(KEY, machine=replace(HERE, threads=3)),
+        replace(KEY, signature="MatMul 4x5"),
+        replace(KEY, execution=GRAPH),
+    ],
+)
+def test_everything_that_changes_a_time_is_in_the_key(other: TimingKey) -> None:
+    assert KEY.execution == STREAM
+    with Store() as store:
+        store.add(KEY, TIMING)
+        assert store.find(other) is None
+
+
+def test_a_later_timing_replaces_an_earlier_one() -> None:
+    with Store() as store:
+        store.add(KEY, TIMING)
+        store.add(KEY, replace(TIMING, median_us=1.0))
+        assert store.find(KEY) == replace(TIMING, median_us=1.0)
+        assert len(store) == 1
+
+
+def test_counters_are_filed_beside_timings(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    with Store(path) as store:
+        assert store.find_counters(KEY) is None
+        store.add_counters(KEY, {"dram": 5.0})
+        store.add_counters(replace(KEY, signature="Shape"), {})
+    with Store(path) as store:
+        assert store.find_counters(KEY) == {"dram": 5.0}
+        assert store.find_counters(replace(KEY, signature="Shape")) == {}  # looked for, and not there
+        assert store.find(KEY) is None
+
+
+def test_stores_from_before_counters_are_used(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    with Store(path) as store:
+        store.add(KEY, TIMING)
+        store._connection.execute("DROP TABLE counters")
+    with Store(path) as store:
+        assert store.find(KEY) == TIMING
+        assert store.find_counters(KEY) is None
+
+
+def test_timings_by_device() -> None:
+    with Store() as store:
+        store.add(KEY, TIMING)
+        store.add(replace(KEY, machine=replace(HERE, ort="2")), TIMING)
+        store.add(replace(KEY, machine=replace(HERE, provider="cuda", device="NVIDIA H200")), TIMING)
+        assert store.timed_devices() == {("cpu", "a CPU"): 2, ("cuda", "NVIDIA H200"): 1}
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from campo_onnx.measure.store import Store, TimingKey
+from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.timing import Timing
+here = Machine(provider="cpu", device="a CPU", driver="", cuda="", ort="1.31.1", tf32=False, threads=2)
+with Store(Path(sys.argv[1])) as store:
+    for i in range(10**9):
+        store.add(TimingKey(machine=here, signature=f"{sys.argv[2]}{i}"),
+                  Timing(median_us=i, spread_us=0, repeats=1))
+        print(i, flush=True)
+"""
+
+
+def writer(path: Path, name: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path), name], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_kill_loses_at_most_the_timing_in_flight(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    process = writer(path, "a")
+    assert process.stdout is not None
+    for _ in range(50):
+        reported = int(process.stdout.readline())
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    rest = process.stdout.read().split("\n")
+    process.stdout.close()
+    reported = max([reported, *(int(line) for line in rest[:-1] if line)])
+    with Store(path) as store:
+        assert store.notice == ""
+        for i in range(reported + 1):
+            found = store.find(TimingKey(machine=HERE, signature=f"a{i}"))
+            assert found is not None
+            assert found.median_us == i
+        assert len(store) <= reported + 2
+
+
+def test_two_writers_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+
+    def write(name: str) -> None:
+        with Store(path) as store:
+            for i in range(100):
+                store.add(TimingKey(machine=HERE, signature=f"{name}{i}"), TIMING)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, "abcd"))
+    with Store(path) as store:
+        assert len(store) == 400
+
+
+def damaged(path: Path, where: str) -> None:
+    with Store(path) as store:
+        for i in range(500):
+            store.add(TimingKey(machine=HERE, signature=f"{i}" * 20), TIMING)
+        store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    content = bytearray(path.read_bytes())
+    if where == "tail":
+        content = content[: len(content) // 2]
+    elif where == "middle":
+        content[len(content) // 2 : len(content) // 2 + 8192] = os.urandom(8192)
+    else:
+        content[:100] = os.urandom(100)
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("where", ["tail", "middle", "header"])
+def test_damage_is_set_aside_with_a_notice(tmp_path: Path, where: str) -> None:
+    path = tmp_path / "t.sqlite"
+    damaged(path, where)
+    before = path.read_bytes()
+    with Store(path) as store:
+        assert "damaged" in store.notice
+        assert len(store) == 0
+        store.add(KEY, TIMING)
+        assert store.find(KEY) == TIMING
+    (aside,) = tmp_path.glob("*.damaged-*")
+    assert aside.name in store.notice
+    assert aside.read_bytes() == before
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"precious")
+    with pytest.raises(ProfileError, match="no SQLite file"):
+        Store(model)
+    assert model.read_bytes() == b"precious"
+    database = tmp_path / "theirs.sqlite"
+    with sqlite3.connect(database) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+    connection.close()
+    with pytest.raises(ProfileError, match="another program"):
+        Store(database)
+
+
+def test_a_newer_format_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    with Store(path) as store:
+        store._connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(ProfileError, match="newer campo-onnx"):
+        Store(path)
+
+
+def test_a_place_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("x")
+    with pytest.raises(ProfileError, match="--store") as error:
+        Store(blocked / "t.sqlite")
+    assert error.value.exit_code == 5
+
+
+def fill(store: Store) -> None:
+    for i in range(1000):
+        store.add(TimingKey(machine=HERE, signature=f"{i}" * 50), TIMING)
+
+
+def test_a_full_disk_keeps_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    with Store(path) as store:
+        store.add(KEY, TIMING)
+        (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+        store._connection.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(ProfileError, match=r"full.*--store"):
+            fill(store)
+    with Store(path) as store:
+        assert store.find(KEY) == TIMING
+
+
+def test_default_place_is_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_path() == tmp_path / "campo-onnx" / "timings.sqlite"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_path() == Path.home() / ".cache" / "campo-onnx" / "timings.sqlite"

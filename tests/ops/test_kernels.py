@@ -1,0 +1,94 @@
+"""The table of ONNX Runtime's kernels."""
+
+from contextlib import nullcontext
+
+import onnx
+import onnxruntime
+import pytest
+
+from campo_onnx.ops.contrib import CONTRIB_PORTS
+from campo_onnx.ops.kernels import has_kernel, runs
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import Precision
+
+FP16, BF16 = Precision.FP16, Precision.BF16
+TENSOR_CORE_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+@pytest.mark.parametrize("op", TENSOR_CORE_OPS)
+@pytest.mark.parametrize("opset", range(13, 23))
+def test_tensor_core_operators_have_fp16_kernels_on_cuda(op, opset):
+    assert has_kernel(OpKey("", op), opset, "cuda", FP16)
+
+
+@pytest.mark.parametrize("op", TENSOR_CORE_OPS)
+def test_the_cpu_provider_computes_products_in_fp32(op):
+    assert not has_kernel(OpKey("", op), 20, "cpu", FP16)
+
+
+@pytest.mark.parametrize("op", ["MatMul", "Softmax", "ReduceSum", "Erf", "Transpose"])
+@pytest.mark.parametrize("precision", [FP16, BF16], ids=["fp16", "bf16"])
+def test_what_is_said_to_run_on_a_cpu_runs_on_it(op, precision):
+    dtype, arity = precision.onnx_dtype, 2 if op == "MatMul" else 1
+    inputs = [onnx.helper.make_tensor_value_info(f"x{i}", dtype, [4, 4]) for i in range(arity)]
+    output = onnx.helper.make_tensor_value_info("y", dtype, None)
+    node = onnx.helper.make_node(op, [value.name for value in inputs], ["y"])
+    opset = [onnx.helper.make_opsetid("", 20)]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "g", inputs, [output]), opset_imports=opset, ir_version=9
+    )
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    allowed = (
+        pytest.raises(Exception, match="NOT_IMPLEMENTED")
+        if not runs(OpKey("", op), 20, "cpu", precision)
+        else nullcontext()
+    )
+    with allowed:
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def test_bf16_has_fewer_kernels():
+    log_softmax = OpKey("", "LogSoftmax")
+    assert has_kernel(log_softmax, 20, "cuda", FP16)
+    assert not has_kernel(log_softmax, 20, "cuda", BF16)
+
+
+def test_an_operator_nobody_knows():
+    assert not has_kernel(OpKey("my.domain", "Fancy"), 1, "cuda", FP16)
+    assert not has_kernel(OpKey("", "MatMul"), 20, "tpu", FP16)
+
+
+def test_training_kernels_are_cuda_only():
+    gradient = OpKey("com.microsoft", "ConvGrad")
+    assert has_kernel(gradient, 1, "cuda", FP16)
+    assert not has_kernel(gradient, 1, "cuda", BF16)
+    assert not has_kernel(gradient, 1, "cpu", FP16)
+
+
+def test_a_missing_kernel_keeps_a_node_fp32_and_says_so(model_text):
+    from campo_onnx.devices.datasheet import device
+    from campo_onnx.ir.importer import import_model
+    from campo_onnx.optimize.oplists import preset
+    from campo_onnx.pipeline import Options, pose
+
+    model = model_text("""g (float[8,8] x, float[8,8] w) => (float[8,8] y) {
+        h = MatMul(x, w) [soft] s = LogSoftmax(h) y = MatMul(s, w)
+    }""")
+    for precision, expected in ((BF16, "the cuda provider has no bf16 kernel for LogSoftmax"), (FP16, None)):
+        options = Options(device=device("h200"), lists=preset("campo"), low=precision)
+        verdict = pose(import_model(model), options).fixed.get("soft")
+        assert (verdict and verdict.reason) == expected
+
+
+@pytest.mark.parametrize("op", CONTRIB_PORTS, ids=lambda op: op.label)
+def test_operators_of_the_training_build_have_kernels_but_for_one(op):
+    # Release 1.19.2 crashes on loading a graph with a low MaxPoolGrad.
+    assert has_kernel(op, 1, "cuda", FP16) == (op.op_type != "MaxPoolGrad")
+
+
+@pytest.mark.parametrize("op", CONTRIB_PORTS, ids=lambda op: op.label)
+def test_contrib_ports_are_only_for_operators_onnx_does_not_know(op):
+    with pytest.raises(onnx.defs.SchemaError):
+        onnx.defs.get_schema(op.op_type, 20, op.domain)
