@@ -13,6 +13,8 @@ ROOT = Path(__file__).parent.parent
 # A room may import from its own row and those above it.
 ROOMS = (
     "campo_onnx.errors",
+    "campo_onnx.files",
+    "campo_onnx.codec",
     "campo_onnx.ops",
     "campo_onnx.ir",
     "campo_onnx.runtime",
