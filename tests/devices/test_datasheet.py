@@ -16,7 +16,7 @@ from campo_onnx.errors import UsageError
 @pytest.fixture(scope="module")
 def tables() -> dict[str, Any]:
     return tomllib.loads(
-        Path(str(files("campo_onnx.calibrate"))).joinpath("data/datasheets.toml").read_text()
+        Path(str(files("campo_onnx.devices"))).joinpath("data/datasheets.toml").read_text()
     )
 
 
