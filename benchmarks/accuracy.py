@@ -31,7 +31,7 @@ from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.problem import edges_of_graph
 from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.pipeline import decide, optimize, pose
+from campo_onnx.pipeline import decide, optimize, problem_of
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
 from campo_onnx.training.loss_scaler import LossScaler
@@ -100,7 +100,7 @@ def costless(case: Case, strategy: str) -> tuple[onnx.ModelProto, Plan]:
     """Plan as if Casts cost nothing, and emulate: as much FP16 as lists and safety rules allow."""
     chosen = replace(options(strategy), min_gain=0.0)
     imported = import_model(HERE / "data" / f"{case.step}.onnx")
-    problem = pose(imported, chosen)
+    problem = problem_of(imported, chosen)
     costs = replace(problem.costs, cast=CastModel(r_us=0.0, c_i_us=0.0))
     edges = edges_of_graph(problem.view, problem.ports, costs, problem.low)
     plan = decide(replace(problem, costs=costs, edges=edges), imported, chosen)

@@ -21,7 +21,8 @@ from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.pipeline import Options, decide, pose
+from campo_onnx.options import Options
+from campo_onnx.pipeline import decide, problem_of
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.training.data_safety import judge
 
@@ -80,11 +81,11 @@ def main() -> None:
         model = with_loss_scale(onnx.load(ROOT / "tests" / "data" / f"{name}.onnx"), LOSS_SCALE)
         imported = import_model(model)
         batches = [batch(imported.view, seed) for seed in range(BATCHES)]
-        lists_us = decide(pose(imported, options), imported, options).predicted_us
+        lists_us = decide(problem_of(imported, options), imported, options).predicted_us
         for budget in BUDGETS:
             found = judge(imported, options, batches, budget=budget)
             judged = found.applied_to(options)
-            data_us = decide(pose(imported, judged), imported, judged).predicted_us
+            data_us = decide(problem_of(imported, judged), imported, judged).predicted_us
             lines.append(
                 f"| {name} | {budget:g} | {len(found.forbidden)} | {len(found.released)} | {lists_us:.2f} "
                 f"| {data_us:.2f} | {lists_us / data_us - 1:+.1%} | {max(found.drift_before.values()):.1e} "

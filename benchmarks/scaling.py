@@ -56,7 +56,8 @@ def measure(layers: int) -> dict[str, float]:
     from campo_onnx.ir.importer import import_model
     from campo_onnx.optimize.oplists import preset
     from campo_onnx.optimize.rewrite import rewrite
-    from campo_onnx.pipeline import Options, decide, pose
+    from campo_onnx.options import Options
+    from campo_onnx.pipeline import decide, problem_of
 
     options = Options(device=device("v100"), lists=preset("campo"))
     with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +66,7 @@ def measure(layers: int) -> dict[str, float]:
         clock = [time.perf_counter()]
         imported = import_model(source)
         clock.append(time.perf_counter())
-        problem = pose(imported, options)
+        problem = problem_of(imported, options)
         clock.append(time.perf_counter())
         plan = decide(problem, imported, options)
         clock.append(time.perf_counter())

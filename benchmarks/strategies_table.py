@@ -19,7 +19,8 @@ from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Plan
-from campo_onnx.pipeline import Options, decide, pose
+from campo_onnx.options import Options
+from campo_onnx.pipeline import decide, problem_of
 
 DEVICES = ("h200", "v100")
 LISTS = ("campo", "tf2", "tf115")
@@ -91,7 +92,7 @@ def rows_of(path: Path, dims: Mapping[str, int]) -> Iterator[Row]:
     for device_name in DEVICES:
         for lists in LISTS:
             options = Options(device=device(device_name), lists=preset(lists), dims=dims)
-            problem = pose(imported, options)
+            problem = problem_of(imported, options)
             yield Row(
                 graph=path.stem,
                 nodes=len(imported.view.nodes),

@@ -20,7 +20,7 @@ from campo_onnx.optimize.padding.choose import PadLimits, pad, with_padding
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.planning import make_plan
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.reason import Reason, Verdict
+from campo_onnx.optimize.reason import Fact, Reason, Verdict
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.safety import protected, weight_update
 from campo_onnx.optimize.strategies.fp32 import all_fp32, fp32
@@ -132,7 +132,7 @@ def _unless_too_little(plan: Plan, problem: Problem, options: Options) -> Plan:
     saved_us = plan.fp32_us - plan.predicted_us
     if not plan.low_nodes or saved_us >= options.min_gain * plan.fp32_us:
         return plan
-    facts = {
+    facts: dict[str, Fact] = {
         "low": plan.low.value.upper(),
         "saved_share": saved_us / plan.fp32_us,
         "asked_share": options.min_gain,

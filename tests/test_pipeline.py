@@ -14,7 +14,8 @@ from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.pipeline import Options, optimize
+from campo_onnx.options import Options
+from campo_onnx.pipeline import optimize
 
 ROOT = Path(__file__).parent.parent
 GRAPHS = sorted((ROOT / "tests" / "data").glob("*.onnx"))

@@ -19,7 +19,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.safety import loss, weight_update
-from campo_onnx.pipeline import pose
+from campo_onnx.pipeline import problem_of
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.sessions import open_session
 
@@ -167,7 +167,7 @@ def _predict(given: Imported, mixed: Imported, low: frozenset[str], name: str) -
     No more is asked of the mixed graph than its nodes' names: what it computes is judged elsewhere.
     """
     options = options_for(device(name))
-    problem = pose(given, options)
+    problem = problem_of(given, options)
     before, after = given.view.node, mixed.view.node
     pairing = Pairing(
         low=Precision.FP16,

@@ -20,7 +20,7 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.pipeline import decide, pose
+from campo_onnx.pipeline import decide, problem_of
 from campo_onnx.runtime.providers import Machine
 
 FIRST = (FP32, TF_AMP)
@@ -183,7 +183,8 @@ def update_errors(given: Imported, members: Sequence[Entrant]) -> dict[str, dict
 def _plans(given: Imported, planned_for: Device, labels: Sequence[str]) -> Mapping[str, Plan]:
     options = options_for(planned_for)
     problems = {
-        name: pose(given, replace(options, lists=preset(name))) for name in {STRATEGIES[n][1] for n in labels}
+        name: problem_of(given, replace(options, lists=preset(name)))
+        for name in {STRATEGIES[n][1] for n in labels}
     }
     plans = {}
     for label in labels:

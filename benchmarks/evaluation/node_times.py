@@ -15,7 +15,7 @@ from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import Bench
 from campo_onnx.measure.signature import Signature, signature_of
 from campo_onnx.ops.precision import Precision
-from campo_onnx.pipeline import pose
+from campo_onnx.pipeline import problem_of
 
 CAST = "Cast"
 OPERATORS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
@@ -94,7 +94,7 @@ def node_times(graph: Path, device: Device, bench: Bench, on_progress: Progress)
         Called with how many are done, and how many there are.
     """
     view_of = import_model(graph)
-    problem = pose(view_of, options_for(device))
+    problem = problem_of(view_of, options_for(device))
     view = problem.view
     signatures: dict[str, Signature] = {}
     names: dict[str, str] = {}
@@ -137,7 +137,7 @@ def cast_times(graph: Path, device: Device, bench: Bench, on_progress: Progress)
     device, bench, on_progress
         As for :func:`node_times`.
     """
-    cast = pose(import_model(graph), options_for(device)).costs.cast
+    cast = problem_of(import_model(graph), options_for(device)).costs.cast
     sweep = list(cast_samples(_CASTS, _LARGEST_CAST_ELEMENTS, Precision.FP16))
     found = []
     for done, (elements, signature) in enumerate(sweep, start=1):

@@ -10,7 +10,7 @@ from campo_onnx.comparison import ComparisonRow, compare
 from campo_onnx.devices.datasheet import device
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Plan
-from campo_onnx.pipeline import decide, pose
+from campo_onnx.pipeline import decide, problem_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def predict(graph: Path, device_name: str, labels: Collection[str]) -> dict[str,
     if padding := [label for label in labels if label in PADDING]:
         # The strategies that pad plan by the same lists, so one problem serves them.
         lists = preset(STRATEGIES[padding[0]][1])
-        problem = pose(compared.imported, replace(options, lists=lists))
+        problem = problem_of(compared.imported, replace(options, lists=lists))
         for label in padding:
             chosen = replace(options, strategy=STRATEGIES[label][0], lists=lists, pads=False)
             without[label] = decide(problem, compared.imported, chosen).predicted_us

@@ -20,7 +20,8 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Decision, Plan
 from campo_onnx.optimize.report import report_of
-from campo_onnx.pipeline import Options, decide, pose
+from campo_onnx.options import Options
+from campo_onnx.pipeline import decide, problem_of
 
 ROOT = Path(__file__).parents[2]
 GRAPHS = ROOT / "tests" / "data" / "frameworks"
@@ -145,7 +146,7 @@ def agreement(network: str, device_name: str, strategy: str) -> Agreement:
     for framework in FRAMEWORKS:
         imported = import_model(GRAPHS / f"{network}_{framework}.onnx")
         options = Options(device=device(device_name), lists=lists, strategy=strategy)
-        problem = pose(imported, options)
+        problem = problem_of(imported, options)
         plans[framework] = plan = decide(problem, imported, options)
         roles = roles_of(problem, lists)
         for decision in plan.decisions:

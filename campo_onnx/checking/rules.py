@@ -15,6 +15,7 @@ from campo_onnx.checking.verdict import Finding, failed, not_asked, not_checked,
 from campo_onnx.errors import ModelError, UnsupportedModelError
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.reason import Reason
 from campo_onnx.optimize.safety import protected
 from campo_onnx.runtime.feeds import read_feeds, synthesize
 from campo_onnx.runtime.providers import machine
@@ -69,8 +70,8 @@ def _must_be_fp32(subject: Subject) -> dict[str, str]:
         for name, found in classes.items()
         if found.op_class is OpClass.DENY
     }
-    reasons |= {name: v.reason for name, v in problem.fixed.items() if v.decided_by == "user"}
-    return reasons | dict(protected(problem.view, subject.policy.lists))
+    reasons |= {name: v.reason for name, v in problem.fixed.items() if v.decided_by is Reason.USER}
+    return reasons | {n: r.sentence for n, r in protected(problem.view, subject.policy.lists).items()}
 
 
 def drift(subject: Subject) -> Finding:

@@ -9,7 +9,8 @@ from campo_onnx.integrations.backward import with_backward
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.pipeline import Options, decide, pose
+from campo_onnx.options import Options
+from campo_onnx.pipeline import decide, problem_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +63,10 @@ def plan_forward(
     """
     sizes = sizes_of(forward.graph, shapes)
     imported = import_model(forward, sizes)
-    problem = pose(imported, options)
+    problem = problem_of(imported, options)
     if gradient is not None:
         dims = sizes_of(gradient.graph, shapes)
-        problem = with_backward(problem, pose(import_model(gradient, dims), options))
+        problem = with_backward(problem, problem_of(import_model(gradient, dims), options))
     plan = decide(problem, imported, options)
     return PlannedGraph(plan=plan, model=rewrite(imported, plan) if plan.low_nodes else None, sizes=sizes)
 

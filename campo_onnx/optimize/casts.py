@@ -121,7 +121,7 @@ class CastSite:
 
     def _possible(self) -> Iterator[PossibleCast]:
         if_fp32 = None if self.needs_fp32 else self.consumers
-        if_produced_fp32 = None if self.producer is None else (self.producer,)
+        if_produced_fp32: tuple[str, ...] | None = None if self.producer is None else (self.producer,)
         if self.existing is None and self.consumers:
             yield PossibleCast(
                 kind=CastKind.DOWN, if_low=self.consumers, if_fp32=if_produced_fp32, cast_us=self.cast_us
@@ -132,10 +132,9 @@ class CastSite:
             )
         if self.existing is None:
             return
-        if self.existing.is_source:
+        stays_while = if_produced_fp32
+        if self.existing.is_source:  # one that only readers of shapes are left of stays
             stays_while = if_fp32 if self.consumers else None
-        else:
-            stays_while = if_produced_fp32
         for node, cast_us in self.existing_us.items():
             yield PossibleCast(
                 kind=CastKind.EXISTING, node=node, if_low=None, if_fp32=stays_while, cast_us=cast_us

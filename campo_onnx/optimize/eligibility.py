@@ -11,7 +11,7 @@ from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.kernels import runs
 from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.reason import Reason, Verdict
+from campo_onnx.optimize.reason import Fact, Reason, Verdict
 from campo_onnx.optimize.safety import scalar_inputs
 
 _OVERFLOWS = (Reason.OVERFLOW, Reason.FILL_OVERFLOW)
@@ -71,8 +71,10 @@ def fixed_nodes(
             return Verdict(decided_by=Reason.KERNEL, facts=facts)
         inputs = [node.inputs[i] for i in sorted(own.low_inputs)]
         if loss := next(filter(None, map(lost, inputs)), None):
-            facts = {"tensor": loss.tensor, "value": loss.value, "low": low.value}
-            return Verdict(decided_by=Reason.OVERFLOW if loss.overflows else Reason.UNDERFLOW, facts=facts)
+            lost_facts: dict[str, Fact] = {"tensor": loss.tensor, "value": loss.value, "low": low.value}
+            return Verdict(
+                decided_by=Reason.OVERFLOW if loss.overflows else Reason.UNDERFLOW, facts=lost_facts
+            )
         if verdict := _lost_fill(node, own, low):
             return verdict
         if scalars := scalar_inputs(view, inputs):

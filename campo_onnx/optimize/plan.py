@@ -312,7 +312,7 @@ class Plan:
         return encode(self)
 
     @classmethod
-    def from_json(cls, text: str, *, title: str = "the plan") -> "Plan":
+    def from_json(cls, text: str | bytes, *, title: str = "the plan") -> "Plan":
         """Read a plan back.
 
         Raises

@@ -89,14 +89,16 @@ class Problem:
         tensors |= dict.fromkeys(op_node.outputs[i] for i in sorted(ports.low_outputs))
         return tuple(self.sites[t] for t in tensors if t in self.sites)
 
+    def dropped_casts(self, low: frozenset[str]) -> frozenset[str]:
+        """Existing Casts that nobody needs any more."""
+        return frozenset(cast.node for site in self.sites.values() for cast in site.dropped(low))
+
     def predicted_us(self, low: frozenset[str]) -> float:
         """Predicted step when exactly the nodes in `low` are low: nodes plus casts.
 
         Summed exactly and rounded once, so that the order of the parts decides nothing.
         """
-        parts_us = [
-            cost.low_us if name in low else cost.fp32_us for name, cost in self.costs.nodes.items()
-        ]
+        parts_us = [cost.low_us if name in low else cost.fp32_us for name, cost in self.costs.nodes.items()]
         for site in self.sites.values():
             parts_us.append(site.new_cast_us(low))
             parts_us += [-cast.cast_us for cast in site.dropped(low)]

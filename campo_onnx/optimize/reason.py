@@ -127,6 +127,8 @@ class Reason(Enum):
         "casts would cost more than low precision gains",
     )
 
+    EARLIER_VERSION = "earlier-version", "{who}: {why}", "{why}"
+
     # What is said of the whole plan.
     NEVER_WORSE = "never-worse", "the whole assignment is predicted no faster than FP32"
     MIN_GAIN = (

@@ -101,7 +101,9 @@ class _Rewriting:
             c.tensor: c.low_tensor for c in plan.dropped if c.low_tensor in self._outputs_of(c.node)
         }
         unread = {c.tensor for c in plan.constants if not c.keeps_fp32}
-        self._left_out = {n.name for n in self.view.nodes if n.op.op_type == "Constant" and unread & {*n.outputs}}
+        self._left_out = {
+            n.name for n in self.view.nodes if n.op.op_type == "Constant" and unread & {*n.outputs}
+        }
 
     def _outputs_of(self, cast: str) -> tuple[str, ...]:
         if cast not in self.view.node:
@@ -111,12 +113,15 @@ class _Rewriting:
     @staticmethod
     def _sources(plan: Plan) -> dict[Use, PlannedCast | ExistingCast | LowConstant]:
         """By reading, what the plan says it gets its low version from."""
-        casts_down = (c for c in plan.casts if c.dst is plan.low)
-        return {
-            use: source
-            for source in (*casts_down, *plan.reused, *plan.dropped, *plan.constants)
-            for use in source.consumers
-        }
+        found: dict[Use, PlannedCast | ExistingCast | LowConstant] = {}
+        for cast in plan.casts:
+            if cast.dst is plan.low:
+                found |= dict.fromkeys(cast.consumers, cast)
+        for existing in (*plan.reused, *plan.dropped):
+            found |= dict.fromkeys(existing.consumers, existing)
+        for constant in plan.constants:
+            found |= dict.fromkeys(constant.consumers, constant)
+        return found
 
     def execute(self, node: gs.Node) -> None:
         """Give one node its low inputs and outputs, and put it, with its casts, behind the last."""
@@ -216,10 +221,9 @@ class _Rewriting:
                     f"it has a Cast of {cast.tensor!r} to {cast.dst.value} that nothing in it needs"
                 )
         written = {node.name: node for node in self.nodes}
-        for cast in (*self._plan.casts, *self._plan.reused):
-            for use in cast.consumers:
-                if use.position != CAPTURE and use.node not in written:
-                    raise _incoherent(f"{use.node!r} is to read {cast.tensor!r}, and is not in the graph")
+        for use in (use for cast in self._plan.casts for use in cast.consumers):
+            if use.position != CAPTURE and use.node not in written:
+                raise _incoherent(f"it has a Cast for node {use.node!r}, which is not in the graph")
         there = {tensor for node in self.nodes for tensor in (t.name for t in node.outputs)}
         there |= {*self.view.inputs, *(t.name for t in self.initializers)}
         there |= self.view.tensors.keys() - self.view.producer.keys()  # initializers of the given graph

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from campo_onnx.optimize.problem import Assignment, Problem
+if TYPE_CHECKING:  # a command's help lists strategies, and is to be there at once
+    from campo_onnx.optimize.problem import Assignment, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,7 @@ class Strategy:
 
     name: str
     title: str
-    rule: Callable[..., Assignment]
+    rule: "Callable[..., Assignment]"
     parameters: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     default_lists: str = "campo"
     compared_with: tuple[str, ...] = ()
@@ -40,7 +43,7 @@ class Strategy:
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", MappingProxyType(dict(self.parameters)))
 
-    def decide(self, problem: Problem) -> Assignment:
+    def decide(self, problem: "Problem") -> "Assignment":
         """Answer the question."""
         return self.rule(problem, **self.parameters)
 
@@ -48,3 +51,20 @@ class Strategy:
         """The same strategy with other figures; those it does not know are not for it."""
         known = {name: value for name, value in parameters.items() if name in self.parameters}
         return replace(self, parameters={**self.parameters, **known})
+
+
+def later(home: str) -> "Callable[..., Assignment]":
+    """A rule that is imported when it is first used.
+
+    Parameters
+    ----------
+    home
+        Module and function: ``"campo_onnx.optimize.strategies.campo:campo"``.
+    """
+    module, _, function = home.partition(":")
+
+    def rule(problem: "Problem", **parameters: float) -> "Assignment":
+        decide: Callable[..., Assignment] = getattr(import_module(module), function)
+        return decide(problem, **parameters)
+
+    return rule

@@ -17,7 +17,7 @@ from campo_onnx.errors import ModelError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.pipeline import decide, pose
+from campo_onnx.pipeline import decide, problem_of
 from campo_onnx.runtime.providers import machine
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def mixed(tmp_path: Path, strategy: str = "tf-amp") -> tuple[Plan, Path]:
     """A training step as a strategy plans it, written to a file."""
     given = import_model(STEP)
     options = replace(labels.options_for(V100), strategy=strategy)
-    plan = decide(pose(given, options), given, options)
+    plan = decide(problem_of(given, options), given, options)
     assert plan.low_nodes
     path = tmp_path / "mixed.onnx"
     onnx.save(rewrite(given, plan), path)

@@ -17,7 +17,8 @@ from campo_onnx.errors import UsageError
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.pipeline import Options, optimize
+from campo_onnx.options import Options
+from campo_onnx.pipeline import optimize
 
 NAMES = [VALID, *(rule.name for rule in RULES)]
 

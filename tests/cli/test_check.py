@@ -12,7 +12,8 @@ import pytest
 from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.pipeline import Options, optimize
+from campo_onnx.options import Options
+from campo_onnx.pipeline import optimize
 
 ROOT = Path(__file__).parent.parent.parent
 DATA = ROOT / "tests" / "data"

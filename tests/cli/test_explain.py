@@ -8,7 +8,8 @@ import pytest
 
 from campo_onnx.devices.datasheet import device
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.pipeline import Options, optimize
+from campo_onnx.options import Options
+from campo_onnx.pipeline import optimize
 
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 

@@ -13,7 +13,8 @@ from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.pipeline import Options, pose
+from campo_onnx.options import Options
+from campo_onnx.pipeline import problem_of
 
 OPTIONS = Options(device=device("v100"), lists=preset("campo"), pads=False)
 
@@ -55,7 +56,7 @@ def graph(model_text):
 @pytest.fixture
 def posed(graph):
     def pose_it(text: str, options: Options = OPTIONS) -> Problem:
-        return pose(import_model(graph(text), {"N": 256}), options)
+        return problem_of(import_model(graph(text), {"N": 256}), options)
 
     return pose_it
 

@@ -10,7 +10,8 @@ from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.pipeline import Options, optimize
+from campo_onnx.options import Options
+from campo_onnx.pipeline import optimize
 from campo_onnx.training.data_safety import drift_of, judge
 
 # Launches that cost nothing: so small a graph has precisions worth choosing.

@@ -145,4 +145,3 @@ def _clear_groups(problem: Problem, low: frozenset[str], tainted: frozenset[str]
         seen |= group
         if touches:
             yield frozenset(group)
-

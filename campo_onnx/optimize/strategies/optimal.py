@@ -40,9 +40,7 @@ def optimal(problem: Problem) -> Assignment:
     for name in free:
         gain_us = problem.costs.nodes[name].gain_us
         verdicts[name] = (
-            Verdict(
-                decided_by=Reason.CUT_LOW, facts={"gain_us": gain_us, "low": problem.low.value.upper()}
-            )
+            Verdict(decided_by=Reason.CUT_LOW, facts={"gain_us": gain_us, "low": problem.low.value.upper()})
             if name in cut.yes
             else Verdict(decided_by=Reason.CUT_FP32, facts={"gain_us": gain_us})
         )
