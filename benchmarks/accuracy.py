@@ -29,7 +29,6 @@ from campo_onnx import Options, device, oplists
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.plan import Plan
-from campo_onnx.optimize.problem import edges_of_graph
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.pipeline import decide, optimize, problem_of
 from campo_onnx.runtime.providers import machine
@@ -102,8 +101,7 @@ def costless(case: Case, strategy: str) -> tuple[onnx.ModelProto, Plan]:
     imported = import_model(HERE / "data" / f"{case.step}.onnx")
     problem = problem_of(imported, chosen)
     costs = replace(problem.costs, cast=CastModel(r_us=0.0, c_i_us=0.0))
-    edges = edges_of_graph(problem.view, problem.ports, costs, problem.low)
-    plan = decide(replace(problem, costs=costs, edges=edges), imported, chosen)
+    plan = decide(replace(problem, costs=costs), imported, chosen)
     if strategy != "fp32" and not plan.low_nodes:
         raise AssertionError(f"{strategy} lowers nothing of {case.title}: FP32 would be compared with itself")
     return emulate(rewrite(imported, plan)), plan

@@ -22,7 +22,7 @@ from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.classify import Classification, NodeClass
 from campo_onnx.optimize.oplists import OpClass
-from campo_onnx.optimize.problem import Problem, edges_of_graph
+from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.strategies.optimal import optimal
 
 RESULT = Path(__file__).parent / "results" / "solver.md"
@@ -78,7 +78,6 @@ def random_problem(nodes: int, seed: int) -> Problem:
         ports=ports,
         fixed={},
         costs=costs,
-        edges=edges_of_graph(view, ports, costs, Precision.FP16),
     )
 
 
@@ -102,7 +101,7 @@ def main() -> None:
         seconds = time.perf_counter() - begin
         predicted_us = problem.predicted_us(assignment.low)
         bound_us = assignment.lower_bound_us or 0.0
-        casts = sum(edge.boundary_us(assignment.low) > 0 for edge in problem.edges.values())
+        casts = sum(site.new_cast_us(assignment.low) > 0 for site in problem.sites.values())
         lines.append(
             f"| {nodes} | {len(assignment.low)} | {casts} | {seconds:.2f} | {seconds / nodes * 1e6:.1f} "
             f"| {predicted_us / bound_us - 1:.1e} |"

@@ -18,7 +18,7 @@ from campo_onnx.pipeline import decide, problem_of
 
 ROWS = tuple(
     (strategy.name, lists)
-    for strategy in map(STRATEGIES.__getitem__, reversed(STRATEGIES))
+    for strategy in reversed([*STRATEGIES.values()])
     for lists in (strategy.default_lists, *strategy.compared_with)
 )
 """Strategies, each with its own lists, and with further ones to tell lists and costs apart."""
@@ -126,5 +126,5 @@ def _tensor_core_us(plan: Plan, costs: CostTable) -> float:
 
 def _rows(lists: OpLists | None) -> Sequence[tuple[str, OpLists]]:
     if lists is not None:
-        return [(strategy, lists) for strategy in reversed(STRATEGIES)]
+        return [(strategy, lists) for strategy in reversed([*STRATEGIES])]
     return [(strategy, preset(name)) for strategy, name in ROWS]

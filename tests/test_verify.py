@@ -16,6 +16,7 @@ from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.view import GraphView
 from campo_onnx.optimize.oplists import preset
+from campo_onnx.optimize.reason import Reason
 from campo_onnx.options import Options
 from campo_onnx.pipeline import Optimized, optimize
 from campo_onnx.runtime.providers import machine
@@ -135,7 +136,7 @@ def test_a_plan_that_does_not_win_gives_way_to_fp32(planned, factor):
     assert not done.returned.plan.casts
     ops = [node.op_type for node in done.returned.model.graph.node]
     assert ops == [node.op_type for node in planned.imported.model.graph.node]
-    reasons = {d.reason for d in done.returned.plan.decisions if d.decided_by == "verify"}
+    reasons = {d.reason for d in done.returned.plan.decisions if d.decided_by is Reason.VERIFIED_SLOWER}
     assert len(reasons) == 1
     assert ("slower" if factor else "no difference") in reasons.pop()
 

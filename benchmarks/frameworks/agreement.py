@@ -98,7 +98,7 @@ class Share:
             return "-"
         if 0 < self.low < len(self.decisions):
             return "mixed"
-        return self.plan.low if self.low else Precision.FP32.value
+        return (self.plan.low if self.low else Precision.FP32).value
 
     @property
     def why_fp32(self) -> Mapping[str, str]:
@@ -150,7 +150,7 @@ def agreement(network: str, device_name: str, strategy: str) -> Agreement:
         plans[framework] = plan = decide(problem, imported, options)
         roles = roles_of(problem, lists)
         for decision in plan.decisions:
-            if decision.precision == "-":
+            if decision.precision is None:
                 continue
             for role in roles[decision.node]:
                 found[role][framework].append(decision)

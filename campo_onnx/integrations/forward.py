@@ -36,7 +36,7 @@ class PlannedGraph:
     def __str__(self) -> str:
         plan = self.plan
         return (
-            f"{len(plan.low_nodes)} of {len(plan.decisions)} forward nodes in {plan.low}, "
+            f"{len(plan.low_nodes)} of {len(plan.decisions)} forward nodes in {plan.low.value}, "
             f"{len(plan.casts)} casts; predicted {plan.fp32_us:.0f} us -> {plan.predicted_us:.0f} us a step "
             f"on {plan.device} ({plan.source})"
         )

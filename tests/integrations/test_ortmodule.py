@@ -259,8 +259,8 @@ def test_options_reach_the_plan(mlp, ortmodule):
     assert str(attached) == "no training step was run yet"
     gradients(module, batch)
     plan = attached.graphs[0].plan
-    assert (plan.strategy, plan.lists, plan.low) == ("tf-amp", "tf2", "fp16")
-    assert all(d.precision == "fp32" for d in plan.decisions if d.op_type == "Gemm")
+    assert (plan.strategy, plan.lists, plan.low) == ("tf-amp", "tf2", Precision.FP16)
+    assert all(d.precision is Precision.FP32 for d in plan.decisions if d.op_type == "Gemm")
     assert attached.graphs[0].sizes == {"x_dim0": 16, "x_dim1": 64}
     assert "0 of 6 forward nodes in fp16" in str(attached)
 

@@ -21,7 +21,6 @@ from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.constants import constants_of
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.shapes import TensorTypes, infer
-from campo_onnx.optimize.problem import edges_of_graph
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.pipeline import decide, problem_of
 from campo_onnx.runtime.providers import machine
@@ -56,8 +55,7 @@ def mixed(graph: str, strategy: str) -> onnx.ModelProto:
     imported = import_model(DATA / f"{graph}.onnx")
     problem = problem_of(imported, options)
     costs = replace(problem.costs, cast=CastModel(r_us=0.0, c_i_us=0.0))
-    edges = edges_of_graph(problem.view, problem.ports, costs, problem.low)
-    return rewrite(imported, decide(replace(problem, costs=costs, edges=edges), imported, options))
+    return rewrite(imported, decide(replace(problem, costs=costs), imported, options))
 
 
 def single(model: onnx.ModelProto, node: onnx.NodeProto, types: TensorTypes) -> onnx.ModelProto:
