@@ -123,7 +123,7 @@ def open_session(
         )
     except RUNTIME_ERRORS as error:
         raise _refused(error) from None
-    if strict and (stray := strays(assignments(session), machine.provider)):
+    if strict and (stray := placed_elsewhere(assignments(session), machine.provider)):
         first = stray[0]
         raise UnsupportedModelError(
             f"{len(stray)} nodes would not run on the {machine.provider} provider",
@@ -157,7 +157,7 @@ def assignments(session: ort.InferenceSession) -> tuple[Assignment, ...]:
     )
 
 
-def strays(assigned: Iterable[Assignment], provider: str) -> tuple[Assignment, ...]:
+def placed_elsewhere(assigned: Iterable[Assignment], provider: str) -> tuple[Assignment, ...]:
     """Nodes that run elsewhere than on `provider`; copies between providers are not listed as nodes."""
     name = ORT_NAME[provider]
     return tuple(a for a in assigned if a.provider != name)

@@ -34,9 +34,7 @@ def run(*words: str, folder: Path, gpu: str = "") -> subprocess.CompletedProcess
 
 def test_bench(cuda: Machine, tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
-    answer = run(
-        "bench", GRAPH, GRAPH, "--device", "cuda", "--steps", "6", "-o", str(out), folder=tmp_path
-    )
+    answer = run("bench", GRAPH, GRAPH, "--device", "cuda", "--steps", "6", "-o", str(out), folder=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert json.loads(out.read_text())["machine"]["device"] == cuda.device
 
@@ -57,7 +55,18 @@ def test_profile(cuda: Machine, tmp_path: Path) -> None:
 
 def test_calibrate_and_plan_with_it(cuda: Machine, tmp_path: Path) -> None:
     out = tmp_path / "calibration.json"
-    words = ("calibrate", "--quick", "--ops", "MatMul,Add", "--shapes", "9", "--device", "cuda", "-o", str(out))
+    words = (
+        "calibrate",
+        "--quick",
+        "--ops",
+        "MatMul,Add",
+        "--shapes",
+        "9",
+        "--device",
+        "cuda",
+        "-o",
+        str(out),
+    )
     answer = run(*words, folder=tmp_path, gpu=KNOWN_GPU)
     assert answer.returncode == 0, answer.stderr
     assert json.loads(out.read_text())["machine"]["driver"] == cuda.driver

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import onnx
 import pytest
-from tests.conftest import DIMS
 
 from campo_onnx import Options, Precision, device, oplists, optimize_model
 from campo_onnx.errors import UnsupportedModelError
@@ -15,7 +14,7 @@ from campo_onnx.optimize.strategies import DEFAULT_LISTS
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.sessions import bind, open_session, optimized_nodes
-
+from tests.conftest import DIMS
 from tests.cuda.conftest import graphs
 
 PLANS = (
@@ -90,7 +89,7 @@ def test_a_node_without_a_kernel_is_refused(cuda: Machine) -> None:
 def test_a_copy_between_providers_is_seen(cuda: Machine) -> None:
     """So that the assertions above can fail."""
     model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 20]> g (float[4] x) => (float[4] y) { a = Abs(x)\n b = Asinh(a)\n'
-        "y = Abs(b) }"
+        '<ir_version: 10, opset_import: ["" : 20]> g (float[4] x) => (float[4] y) { a = Abs(x)\n'
+        "b = Asinh(a)\n y = Abs(b) }"
     )
     assert [n for n in optimized_nodes(model, cuda, None) if n.op_type.startswith("Memcpy")]

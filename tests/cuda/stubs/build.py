@@ -1,8 +1,8 @@
 """Build a CUDA that is not there: libraries with which onnxruntime-gpu's CUDA provider loads without a GPU.
 
 ``python tests/cuda/stubs/build.py`` prints the folder to put on ``LD_LIBRARY_PATH``; it is built in seconds
-and kept until ONNX Runtime or these sources change. Needs a C compiler, ``nm`` and ``strings``. Nothing that runs on
-it is a measurement: see ``tests/cuda/README.md``.
+and kept until ONNX Runtime or these sources change. Needs a C compiler, ``nm`` and ``strings``. Nothing that
+runs on it is a measurement: see ``tests/cuda/README.md``.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ HEADERS = ("nvidia-cuda-runtime==13.0.*", "nvidia-cuda-crt==13.0.*")
 SPECIAL = {
     "cublasGetMathMode": "int {name}(void *h, int *mode) {{ *mode = 0; return 0; }}",
     "cublasLtMatmulAlgoGetHeuristic": (
-        "int {name}(void *h, void *a, void *b, void *c, void *d, void *e, void *p, int n, void *r, int *found)"
-        " {{ memset(r, 0, 96); *found = 1; return 0; }}"
+        "int {name}(void *h, void *a, void *b, void *c, void *d, void *e, void *p, int n, void *r,"
+        " int *found) {{ memset(r, 0, 96); *found = 1; return 0; }}"
     ),
     "cudnnGetVersion": "size_t {name}(void) {{ return 91300; }}",
     "cudnnGetCudartVersion": "size_t {name}(void) {{ return 13000; }}",
@@ -52,7 +52,9 @@ RULES = (
     (re.compile(r"^cudnnCreate|Create(_v2)?$"), "int {name}(void **h) {{ *h = calloc(1, 256); return 0; }}"),
     (re.compile(r"Workspace|Size|^cudnnFind"), "int {name}() {{ return 0; }}"),
     (
-        re.compile(r"[gG]emm|geam|Matmul$|scal|copy|getr|Transform$|Forward|Execute$|ReduceTensor$|AddTensor"),
+        re.compile(
+            r"[gG]emm|geam|Matmul$|scal|copy|getr|Transform$|Forward|Execute$|ReduceTensor$|AddTensor"
+        ),
         "int {name}() {{ return stub_launch(); }}",
     ),
     (re.compile(""), "int {name}() {{ return 0; }}"),
