@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 _QUERY = "--query-gpu=uuid,name,driver_version,compute_cap"
 _TIMEOUT_S = 10
@@ -83,12 +84,13 @@ def first_visible(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Visibl
         return Visible(gpu=None, problem=problem)
     names = {gpu.name for gpu in gpus}
     if len(names) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-        problem = f"GPUs differ ({', '.join(sorted(names))}), and which one CUDA takes first is its own choice"
+        problem = f"GPUs differ ({', '.join(sorted(names))}), and CUDA chooses which comes first"
         remedy = "set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name one by its UUID in CUDA_VISIBLE_DEVICES"
         return Visible(gpu=None, problem=f"{problem}: {remedy}")
     return Visible(gpu=gpus[int(wanted)])
 
 
+@cache
 def _listed() -> tuple[Gpu, ...]:
     """All GPUs, in the order of their buses; none without a driver."""
     program = shutil.which("nvidia-smi")
