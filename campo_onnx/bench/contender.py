@@ -14,7 +14,7 @@ from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.run import empty_on_device, on_device, run_bound
 from campo_onnx.runtime.sessions import assignments, open_session, strays
 from campo_onnx.runtime.timing import Step
-from campo_onnx.training.state import TensorSpec
+from campo_onnx.training.step_interface import TensorSpec
 
 _CUDA_GRAPH = 1  # which of its captured graphs a session replays; it has one
 
