@@ -133,7 +133,8 @@ def bench(
     from campo_onnx.bench.chart import chart
     from campo_onnx.bench.subject import check_comparable, read_subjects
     from campo_onnx.bench.tensor_pipe import with_tensor_pipe
-    from campo_onnx.ir.exporter import check_destination, export_text
+    from campo_onnx.files import write_text
+    from campo_onnx.ir.exporter import check_destination
     from campo_onnx.runtime.feeds import read_feeds
     from campo_onnx.runtime.providers import ORT_NAME, choose_provider, machine
 
@@ -169,9 +170,9 @@ def bench(
         with working("reading hardware counters"):
             result = with_tensor_pipe(result, models, dimensions(dim))
     if output is not None:
-        export_text(result.to_json(), output)
+        write_text(result.to_json(), output)
     if plot is not None:
-        export_text(chart(result, title=f"Training step on {here.device}"), plot)
+        write_text(chart(result, title=f"Training step on {here.device}"), plot)
     if json:
         print_json(result.to_json())
     else:

@@ -20,7 +20,7 @@ from campo_onnx.pipeline import Optimized, Options, optimize, repriced
 from campo_onnx.runtime.providers import machine
 from campo_onnx.verify import scaled_costs, verify
 
-GRAPH = Path(__file__).parent.parent / "data" / "alexnet_like.onnx"
+GRAPH = Path(__file__).parent / "data" / "alexnet_like.onnx"
 # Casts and launches next to nothing, so that the small graph is worth rewriting.
 EAGER = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
 OPTIONS = Options(device=EAGER, lists=preset("campo"), pads=False)
