@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from campo_onnx.codec import from_json
 from campo_onnx.errors import CheckpointError, UsageError
 from campo_onnx.files import replacing
 from campo_onnx.training.loss_scaler import LossScaler
@@ -21,7 +23,7 @@ _CHECKSUM = "checksum"
 _EARLIER = "Restore an earlier one."
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """Everything needed to go on training as if nothing had happened.
 
@@ -42,6 +44,12 @@ class Checkpoint:
     signature: str
     steps: int
     scaler: LossScaler | None
+
+    def __post_init__(self) -> None:
+        """Refuse a count that no training reaches; make the mapping read-only."""
+        if self.steps < 0:
+            raise ValueError(f"steps is {self.steps}, and cannot be negative")
+        object.__setattr__(self, "state", MappingProxyType(dict(self.state)))
 
 
 def save_checkpoint(checkpoint: Checkpoint, target: Path) -> None:
@@ -97,13 +105,14 @@ def load_checkpoint(source: Path) -> Checkpoint:
             remedy=_EARLIER,
         )
     try:
-        scaler = LossScaler.from_state_dict(json.loads(metadata["scaler"])) if "scaler" in metadata else None
-        steps, signature = int(metadata["steps"]), metadata["signature"]
+        scaler = LossScaler.from_state_dict(from_json(metadata["scaler"])) if "scaler" in metadata else None
+        return Checkpoint(
+            state=state, signature=metadata["signature"], steps=int(metadata["steps"]), scaler=scaler
+        )
     except (KeyError, ValueError, UsageError) as error:
         raise CheckpointError(
             f"the checkpoint {source} is damaged", why=str(error), remedy=_EARLIER
         ) from None
-    return Checkpoint(state=state, signature=signature, steps=steps, scaler=scaler)
 
 
 def _checksum(metadata: Mapping[str, str], state: Mapping[str, NDArray[Any]]) -> str:

@@ -3,9 +3,22 @@
 import numpy as np
 import pytest
 
-from campo_onnx.calibrate.accuracy import accuracy, fit_best, model_accuracy, split
-from campo_onnx.calibrate.fit import METHODS, PAPER, TIME, OpModel, Sample, fit_cast, fit_op, fit_time
-from campo_onnx.calibrate.select import correlations, select
+from campo_onnx.calibrate.fit import (
+    METHODS,
+    PAPER,
+    TIME,
+    OpModel,
+    Sample,
+    accuracy,
+    correlations,
+    fit_best,
+    fit_cast,
+    fit_op,
+    fit_time,
+    model_accuracy,
+    select,
+    split,
+)
 
 
 def samples(count: int, low_us, *, noise: float = 0.0, seed: int = 0) -> list[Sample]:
