@@ -19,8 +19,7 @@ from campo_onnx.optimize.safety import protected
 from campo_onnx.runtime.feeds import read_feeds, synthesize
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
-from campo_onnx.training.data_safety import drift_of
-from campo_onnx.training.numerics import emulate, seeded
+from campo_onnx.training.numerics import drift_of, emulate, seeded
 
 _SHOWN = 3
 _ROUNDING = 1e-9  # predictions are sums in another order

@@ -5,7 +5,6 @@ before the update. The dynamic scale is NVIDIA's recipe: start high; when a grad
 the update and halve the scale; after some time without overflow, double it.
 """
 
-import json
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -90,7 +89,8 @@ class LossScaler:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for a checkpoint."""
-        return dict(to_plain(self))
+        state: dict[str, Any] = to_plain(self)
+        return state
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "LossScaler":
@@ -105,9 +105,7 @@ class LossScaler:
             return from_plain(state, cls)
         except DecodeError as error:
             raise UsageError(
-                f"{json.dumps(state, default=str)} is no loss scaler's state",
-                why=str(error),
-                remedy="Pass what state_dict() returned.",
+                "this is not a loss scaler's state", why=str(error), remedy="Pass what state_dict() returned."
             ) from None
 
 
