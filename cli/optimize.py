@@ -270,8 +270,8 @@ def _note_what_surprises(model: Path, optimized: "Optimized", options: "Options"
     if optimized.imported.stamp is not None:
         stamp = optimized.imported.stamp
         print_note(
-            f"{model} is already optimized (strategy {stamp.strategy}, {stamp.device}, {stamp.low}) and stays "
-            "as it is. To plan again, start from the FP32 file."
+            f"{model} is already optimized (strategy {stamp.strategy}, {stamp.device}, {stamp.low}) and "
+            "stays as it is. To plan again, start from the FP32 file."
         )
 
 
