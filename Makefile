@@ -25,12 +25,12 @@ test-frameworks: $(FRAMEWORKS_VENV)/.installed
 
 # The paper's six models at full size, as training steps (benchmarks/zoo).
 zoo: $(FRAMEWORKS_VENV)/.installed
-	$(FRAMEWORKS_VENV)/bin/python benchmarks/zoo/export.py zoo_out
+	$(FRAMEWORKS_VENV)/bin/python -m benchmarks.zoo.export zoo_out
 
 # The paper's evaluation (benchmarks/campo_eval.py); run again until it says that all is done.
 campo-eval: $(FRAMEWORKS_VENV)/.installed
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --editable ".[benchmarks]"
-	$(FRAMEWORKS_VENV)/bin/python benchmarks/campo_eval.py
+	$(FRAMEWORKS_VENV)/bin/python -m benchmarks.campo_eval
 
 # ORTModule lives in an environment of its own: onnxruntime-training replaces onnxruntime. Its C++
 # extension takes half a minute and any C++ compiler; the models that need it skip without.

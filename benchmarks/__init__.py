@@ -1,1 +1,1 @@
-"""What is claimed of campo-onnx, one module a claim: ``python -m benchmarks.CLAIM`` from the project's root."""
+"""What is claimed of campo-onnx, a module a claim; ``python -m benchmarks.CLAIM`` in the root runs one."""

@@ -37,18 +37,20 @@ def number(value: float | None, form: str = ".2f", none: str = "-") -> str:
     return none if value is None else format(value, form)
 
 
-def interval(value: Mapping[str, float] | None, form: str = ".2f", scale: float = 1.0) -> str:
+def interval(
+    value: Mapping[str, float] | None, form: str = ".2f", scale: float = 1.0, unit: str = ""
+) -> str:
     """Write a median and its interval.
 
     Examples
     --------
-    >>> interval({"median": 2000.0, "low": 1900.0, "high": 2100.0}, ".1f", 1e-3)
-    '2.0 (1.9 to 2.1)'
+    >>> interval({"median": 2000.0, "low": 1900.0, "high": 2100.0}, ".1f", 1e-3, " ms")
+    '2.0 ms (1.9 to 2.1)'
     """
     if value is None:
         return "-"
     median, low, high = (format(value[key] * scale, form) for key in ("median", "low", "high"))
-    return f"{median} ({low} to {high})"
+    return f"{median}{unit} ({low} to {high})"
 
 
 def cell(text: object) -> str:

@@ -248,7 +248,10 @@ def call_of(options: argparse.Namespace, folder: Path | None = None) -> Call:
 
 
 def drive(
-    steps: Iterable[Step], call: Call, options: argparse.Namespace, publish: Callable[[Records], Iterable[Path]]
+    steps: Iterable[Step],
+    call: Call,
+    options: argparse.Namespace,
+    publish: Callable[[Records], Iterable[Path]],
 ) -> int:
     """Do what the command line asks for, write the page, and return the exit code."""
     if options.plan:
