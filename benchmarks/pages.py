@@ -37,9 +37,7 @@ def number(value: float | None, form: str = ".2f", none: str = "-") -> str:
     return none if value is None else format(value, form)
 
 
-def interval(
-    value: Mapping[str, float] | None, form: str = ".2f", scale: float = 1.0, unit: str = ""
-) -> str:
+def interval(value: Mapping[str, float] | None, form: str = ".2f", scale: float = 1.0, unit: str = "") -> str:
     """Write a median and its interval.
 
     Examples

@@ -51,10 +51,7 @@ def predict(graph: Path, device_name: str, labels: Collection[str]) -> dict[str,
         chosen = replace(options, strategy=strategy, lists=oplists(lists), pads=False)
         unpadded_us[label] = optimize_model(graph, chosen).plan.predicted_us
     best = rows[OPTIMAL].plan
-    found = {label: _row(rows[label], best) for label in STRATEGIES if label in labels}
-    return {
-        label: row | {"unpadded_us": unpadded_us.get(label, row["step_us"])} for label, row in found.items()
-    }
+    return {label: _row(rows[label], best, unpadded_us.get(label)) for label in STRATEGIES if label in labels}
 
 
 def _row(row: ComparisonRow, best: Plan, unpadded_us: float | None) -> Row:

@@ -139,7 +139,7 @@ def groups(labels: Sequence[str], size: int) -> tuple[tuple[str, ...], ...]:
 
 
 def measure(
-    members: Sequence[Candidate], machine: Machine, effort: Effort, batch: int, deadline: Deadline
+    members: Sequence[Candidate], machine: Machine, effort: Effort, batch: int | None, deadline: Deadline
 ) -> dict[str, Any]:
     """Measure graphs in turns.
 
@@ -152,7 +152,7 @@ def measure(
     effort
         How long.
     batch
-        Samples per step.
+        Samples per step; None where it is not known.
     deadline
         When to give up, to begin anew in another call.
 
