@@ -71,7 +71,7 @@ def head(columns: Sequence[str], left: int = 1) -> str:
     | model | x |
     |---|--:|
     """
-    rule = "|" + "|".join(["---"] * left + ["--:"] * (len(columns) - left)) + "|"
+    rule = "|" + "|".join(["---"] * min(left, len(columns)) + ["--:"] * (len(columns) - left)) + "|"
     return f"| {' | '.join(columns)} |\n{rule}"
 
 
