@@ -104,8 +104,9 @@ def publish(
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(data, indent=1) + "\n"
     results, page = (folder / f"{name or claim}.{ending}" for ending in ("json", "md"))
+    written = render(claim, json.loads(text))
     export_text(text, results)
-    export_text(render(claim, json.loads(text)), page)
+    export_text(written, page)
     return results, page
 
 

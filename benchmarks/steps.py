@@ -264,7 +264,8 @@ def drive(
     except CampoError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    print("all done" if is_done else "to be continued")
+    if not options.report:
+        print("all done" if is_done else "to be continued")
     return 0 if is_done else TO_BE_CONTINUED
 
 

@@ -15,6 +15,7 @@ from benchmarks.evaluation.strategies import (
     label_of,
     options_for,
 )
+from benchmarks.zoo import NOT_ON_RTX2080TI
 from campo_onnx import Plan, device, oplists, optimize_model
 from campo_onnx.comparison import ComparisonRow, compare
 
@@ -104,7 +105,8 @@ def summary(by_model: Mapping[str, Rows]) -> Row:
     for label in (TF_AMP, CAMPO, OPTIMAL):
         rows = [rows[label] for rows in by_model.values() if label in rows]
         found[label] = {key: _spread(row.get(key) for row in rows) for key in (*keys, "share_of_rewriting")}
-        found[label]["low_nodes"] = sum(row["low_nodes"] for row in rows)
+        shared = [rows for model, rows in by_model.items() if model not in NOT_ON_RTX2080TI]
+        found[label]["low_nodes"] = sum(rows[label]["low_nodes"] for rows in shared if label in rows)
     return found
 
 
