@@ -6,6 +6,7 @@ writes the pages anew whose JSON is in ``results/``.
 """
 
 import argparse
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -19,16 +20,15 @@ from campo_onnx.ir.exporter import export_text
 RESULTS = Path(__file__).parent / "results"
 TEMPLATES = Path(__file__).parent / "templates"
 _LONGEST = 160
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu")
 
 
 def made(*packages: str) -> dict[str, Any]:
     """When and with which versions results were made."""
     versions = {"campo-onnx": __version__}
-    for package in ("onnx", "onnxruntime", *packages):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    for package in ("onnx", *_RUNTIMES, *packages):
+        with contextlib.suppress(PackageNotFoundError):
+            versions["onnxruntime" if package in _RUNTIMES else package] = version(package)
     return {"date": date.today().isoformat(), "versions": versions}
 
 

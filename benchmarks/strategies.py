@@ -90,7 +90,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("graphs", nargs="+", type=Path)
-    parser.add_argument("--dim", action="append", default=[], metavar="GRAPH:NAME=SIZE")
+    parser.add_argument("--dim", nargs="+", action="extend", default=[], metavar="GRAPH:NAME=SIZE")
     options = parser.parse_args()
     rows = [row for path in options.graphs for row in rows_of(path, dims_of(path, options.dim))]
     print(*publish("strategies", {"made": made(), "summary": summary(rows), "rows": rows}))
