@@ -39,7 +39,7 @@ from benchmarks.peers.convert import CONVERT_S, INSTALL_S, PEERS, Peer, convert,
 from benchmarks.steps import Call, Records, Step, add_arguments, call_of, drive
 from benchmarks.zoo import NOT_ON_RTX2080TI, TITLES
 from campo_onnx import CampoError, device
-from campo_onnx.devices.local import device_of
+from campo_onnx.devices.detect import device_of
 from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import Bench
 from campo_onnx.measure.store import Store

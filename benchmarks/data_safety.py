@@ -19,10 +19,10 @@ from onnx import numpy_helper
 
 from benchmarks.pages import made, publish
 from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx.data_safety import measure_safety
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.training.data_safety import judge
 
 GRAPHS = Path(__file__).parents[1] / "tests" / "data"
 NAMES = ("resblocks", "bert2_mlm_sdpa", "alexnet_like", "mlp")
@@ -70,7 +70,7 @@ def rows_of(name: str, budgets: tuple[float, ...] = BUDGETS, batches: int = BATC
     values = [batch(imported.view, seed) for seed in range(batches)]
     lists_us = optimize_model(model, options).plan.predicted_us
     for budget in budgets:
-        found = judge(imported, options, values, budget=budget)
+        found = measure_safety(imported, options, values, budget=budget)
         yield {
             "graph": name,
             "budget": budget,

@@ -32,11 +32,10 @@ from benchmarks.gpu_steps import (
 from benchmarks.pages import RESULTS, made, publish
 from benchmarks.steps import Records, Step, add_arguments, call_of, drive
 from campo_onnx import CampoError, Precision
-from campo_onnx.calibrate.accuracy import PAPER_ACCURACY
 from campo_onnx.calibrate.calibration import Calibration, load_calibration
 from campo_onnx.calibrate.catalog import file_name
-from campo_onnx.calibrate.fit import METHODS
-from campo_onnx.devices.local import device_of
+from campo_onnx.calibrate.fit import METHODS, PAPER_ACCURACY
+from campo_onnx.devices.detect import device_of
 from campo_onnx.measure.node_timer import Bench
 from campo_onnx.measure.store import Store, default_path
 from campo_onnx.runtime.providers import choose_provider, machine

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from campo_onnx import __version__
-from campo_onnx.ir.exporter import export_text
+from campo_onnx.files import write_text
 
 RESULTS = Path(__file__).parent / "results"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -105,8 +105,8 @@ def publish(
     text = json.dumps(data, indent=1) + "\n"
     results, page = (folder / f"{name or claim}.{ending}" for ending in ("json", "md"))
     written = render(claim, json.loads(text))
-    export_text(text, results)
-    export_text(written, page)
+    write_text(text, results)
+    write_text(written, page)
     return results, page
 
 
@@ -120,7 +120,7 @@ def main() -> None:
     for name in parser.parse_args().claims:
         data = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         page = RESULTS / f"{name}.md"
-        export_text(render(data.get("template", name), data), page)
+        write_text(render(data.get("template", name), data), page)
         print(page)
 
 

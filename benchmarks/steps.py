@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from campo_onnx.errors import CampoError
-from campo_onnx.ir.exporter import export_text
+from campo_onnx.files import write_text
 
 SUFFIX = ".step.json"
 TO_BE_CONTINUED = 75  # EX_TEMPFAIL: run the same command again
@@ -97,7 +97,7 @@ class Records:
 
     def keep(self, name: str, facts: Facts) -> None:
         """Put a step on record, whole or not at all."""
-        export_text(json.dumps(facts, indent=1) + "\n", self.folder / f"{name}{SUFFIX}")
+        write_text(json.dumps(facts, indent=1) + "\n", self.folder / f"{name}{SUFFIX}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

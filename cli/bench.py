@@ -7,7 +7,7 @@ import typer
 
 from campo_onnx.errors import CheckFailedError, UsageError
 
-from .options import INPUT, OUTPUT, DimOption, ForceOption, dimensions
+from .options import INPUT, OUTPUT, DimOption, ForceOption, PlotOption, dimensions
 from .profile import MEASURE, RunOnOption, ThreadsOption
 from .render.bench import print_bench, print_failures, print_written
 from .render.console import print_json, progressing, working
@@ -95,16 +95,7 @@ def bench(
             rich_help_panel=OUTPUT,
         ),
     ] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE.svg",
-            help="Draw how the step times of each graph are distributed.",
-            show_default=False,
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
+    plot: PlotOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -130,10 +121,11 @@ def bench(
     Example: `campo-onnx bench step.onnx mixed.onnx --dim batch=64`
     """
     from campo_onnx.bench.bench import bench as run_bench
-    from campo_onnx.bench.chart import chart
-    from campo_onnx.bench.subject import check_comparable, read_subjects
-    from campo_onnx.bench.tensor_pipe import with_tensor_pipe
-    from campo_onnx.ir.exporter import check_destination, export_text
+    from campo_onnx.bench.graphs import check_same_interface, read_graphs
+    from campo_onnx.bench.meters import with_tensor_pipe
+    from campo_onnx.charts import check_plot, draw_bench, save_figure
+    from campo_onnx.files import write_text
+    from campo_onnx.ir.exporter import check_destination
     from campo_onnx.runtime.feeds import read_feeds
     from campo_onnx.runtime.providers import ORT_NAME, choose_provider, machine
 
@@ -143,6 +135,8 @@ def bench(
             why="graphs run on this machine, on one of ONNX Runtime's providers",
             remedy="Choose auto, cpu or cuda. What another device would do, `campo-onnx compare` predicts.",
         )
+    if plot is not None:
+        check_plot(plot)
     for target in filter(None, (plot, output)):
         for model in models:
             check_destination(target, force=force, source=model)
@@ -150,12 +144,12 @@ def bench(
     if tensor_cores and here.provider != "cuda":
         raise UsageError("--tensor-cores needs --device cuda", why="a CPU has none")
     with working("reading graphs"):
-        subjects = read_subjects(models, dimensions(dim))
-        check_comparable(subjects)
-        feeds = None if inputs is None else read_feeds(inputs, subjects[0].imported.view)
-    with progressing(f"timing {len(subjects)} graphs on {here.provider}") as advance:
+        graphs = read_graphs(models, dimensions(dim))
+        check_same_interface(graphs)
+        feeds = None if inputs is None else read_feeds(inputs, graphs[0].imported.view)
+    with progressing(f"timing {len(graphs)} graphs on {here.provider}") as advance:
         result = run_bench(
-            subjects,
+            graphs,
             here,
             feeds=feeds,
             steps=steps,
@@ -169,9 +163,9 @@ def bench(
         with working("reading hardware counters"):
             result = with_tensor_pipe(result, models, dimensions(dim))
     if output is not None:
-        export_text(result.to_json(), output)
+        write_text(result.to_json(), output)
     if plot is not None:
-        export_text(chart(result, title=f"Training step on {here.device}"), plot)
+        save_figure(draw_bench(result, title="Measured training steps"), plot)
     if json:
         print_json(result.to_json())
     else:

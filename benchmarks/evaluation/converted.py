@@ -9,8 +9,8 @@ from onnx import ModelProto, TensorProto
 
 from benchmarks.evaluation.strategies import options_for
 from campo_onnx import device, oplists, optimize_model
-from campo_onnx.checking.pairing import Pairing
-from campo_onnx.checking.prediction import predicted_us
+from campo_onnx.checking.changes import Changes
+from campo_onnx.checking.context import predicted_us
 from campo_onnx.errors import CampoError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.shapes import infer
@@ -167,14 +167,14 @@ def _predict(graph: Path, mixed: Imported, low: frozenset[str], name: str) -> tu
     options = options_for(device(name))
     problem = optimize_model(graph, replace(options, strategy="fp32")).problem
     before, after = problem.view.node, mixed.view.node
-    pairing = Pairing(
+    changes = Changes(
         low=Precision.FP16,
         low_nodes=low,
-        gone=frozenset(before) - frozenset(after),
+        removed=frozenset(before) - frozenset(after),
         casts=tuple(node for node in mixed.view.nodes if node.op == _CAST and node.name not in before),
         paddings=(),
     )
-    return problem.costs.fp32_us, predicted_us(problem, pairing, mixed.view, options.device)
+    return problem.costs.fp32_us, predicted_us(problem, changes, mixed.view, options.device)
 
 
 def _interface(model: ModelProto) -> list[list[tuple[str, bytes]]]:

@@ -10,7 +10,7 @@ from benchmarks import accuracy, data_safety, export, gpu_session, scaling, solv
 from benchmarks.gpu_machine import Session
 from benchmarks.pages import made, render
 from benchmarks.steps import Call, Deadline, Records, run_steps
-from campo_onnx.devices.local import device_of
+from campo_onnx.devices.detect import device_of
 from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import Bench
 from campo_onnx.measure.store import Store

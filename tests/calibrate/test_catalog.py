@@ -24,7 +24,7 @@ from campo_onnx.calibrate.knowledge import Knowledge, known_devices
 from campo_onnx.costs.choose import costs_for
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.devices.datasheet import assumptions, device, devices
-from campo_onnx.devices.local import device_of
+from campo_onnx.devices.detect import device_of
 from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
