@@ -102,7 +102,7 @@ def _calibration(found: "Found") -> str:
     score = made.score
     accuracy = "no operators" if score is None else f"M_A {score:.1%}, {made.operators} operators"
     return (
-        f"{found.origin} in {made.precision.value}: {accuracy}, {made.measured_at[:10]}, "
+        f"{found.origin.value} in {made.precision.value}: {accuracy}, {made.measured_at[:10]}, "
         f"ONNX Runtime {made.machine.ort}"
     )
 
