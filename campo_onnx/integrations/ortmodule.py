@@ -198,7 +198,7 @@ def attach(
     keep_fp32
         Regular expressions for names or operators of forward nodes that stay FP32.
     backward
-        Whether a forward node is judged together with its backward nodes, at the price of building
+        Whether a forward node is decided together with its backward nodes, at the price of building
         the gradient graph twice on the first step. Otherwise forward times decide alone.
 
     Raises

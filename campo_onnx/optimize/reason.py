@@ -147,6 +147,9 @@ class Reason(Enum):
         "the mixed step does not run",
     )
 
+    def __str__(self) -> str:
+        return str(self.value)
+
     @property
     def fact_names(self) -> frozenset[str]:
         """The facts its templates speak of."""

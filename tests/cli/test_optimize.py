@@ -118,7 +118,7 @@ def test_twice_is_once_to_the_byte(optimize, tmp_path, capsys):
     assert optimize(MLP, "-o", "once.onnx", *words) == 0
     capsys.readouterr()
     assert optimize("once.onnx", "-o", "twice.onnx", "--device", "h200") == 0
-    assert "was optimized already (strategy tf-amp, v100, fp16): nothing changes" in capsys.readouterr().err
+    assert "is already optimized (strategy tf-amp, v100, fp16) and stays as it is" in capsys.readouterr().err
     assert (tmp_path / "once.onnx").read_bytes() == (tmp_path / "twice.onnx").read_bytes()
 
 
@@ -154,9 +154,9 @@ def test_operators_can_be_put_on_another_list(optimize, capsys):
 
 
 def test_without_a_gpu_auto_says_what_it_plans_for(optimize, monkeypatch, capsys):
-    monkeypatch.setattr("campo_onnx.devices.detect.gpu_name", lambda: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert optimize(MLP, "-o", "out.onnx") == 0
-    assert "No GPU here: planning for h200" in capsys.readouterr().err
+    assert "No GPU here, planning for h200; choose with --device: " in capsys.readouterr().err
 
 
 def test_help_mentions_every_option(optimize, capsys, monkeypatch):
@@ -242,9 +242,9 @@ BAD = [
     ("good.onnx -o good.onnx", 2, ["the output good.onnx is the input itself", "--force"]),
     ("good.onnx -o existing.onnx", 2, ["existing.onnx exists", "--force"]),
     ("good.onnx --plan existing.json", 2, ["existing.json exists", "--force"]),
-    ("good.onnx --plan out.onnx", 2, ["--plan and --output name the same file"]),
-    ("good.onnx --plan ./out.onnx", 2, ["--plan and --output name the same file"]),
-    ("good.onnx --plan good.onnx --force", 2, ["--plan and MODEL name the same file"]),
+    ("good.onnx --plan out.onnx", 2, ["--plan and --output are the same file"]),
+    ("good.onnx --plan ./out.onnx", 2, ["--plan and --output are the same file"]),
+    ("good.onnx --plan good.onnx --force", 2, ["--plan and MODEL are the same file"]),
     ("good.onnx --plan nowhere/plan.json", 2, ["does not exist"]),
 ]
 
