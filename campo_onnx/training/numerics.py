@@ -68,6 +68,7 @@ def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelPr
     """
     emulated = ModelProto()
     emulated.CopyFrom(model)
+    shorten_domains(emulated)
     if emulated.functions:
         emulated = onnx.inliner.inline_local_functions(emulated)
     graph = emulated.graph
@@ -97,7 +98,7 @@ class _Emulation:
         node.CopyFrom(given)
         if node.name.startswith(_DROPPED_PREFIX):
             node.name = self._node_name(f"kept_{node.name}")
-        if node.op_type in _NATIVE and node.domain in ("", "ai.onnx"):
+        if node.op_type in _NATIVE and not node.domain:
             self.nodes.append(node)
             self._remember_widening(node)
             return
