@@ -63,9 +63,9 @@ $(FRAMEWORKS_VENV)/.installed: pyproject.toml
 
 $(ORT_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(ORT_VENV)
-	$(ORT_BIN)/python -m pip install --quiet onnxruntime-training-cpu==1.19.2 torch==2.13.0 "onnx>=1.20" \
-	    "onnx-graphsurgeon>=0.6" "polars>=1.20" "rich>=13.9" "safetensors>=0.5" "scipy>=1.14" "typer>=0.16" \
-	    "hypothesis>=6.120" "pytest>=8.3" setuptools
+	$(ORT_BIN)/python -m pip install --quiet onnxruntime-training-cpu==1.19.2 torch==2.13.0 "msgspec>=0.20" \
+	    "onnx>=1.20" "onnx-graphsurgeon>=0.6" "platformdirs>=4.14" "polars>=1.20" "rich>=13.9" \
+	    "safetensors>=0.5" "scipy>=1.14" "typer>=0.16" "hypothesis>=6.120" "pytest>=8.3" setuptools
 	cd $$($(ORT_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/onnxruntime/training/ortmodule/torch_cpp_extensions \
 	    && $(CURDIR)/$(ORT_BIN)/python cpu/aten_op_executor/setup.py --quiet build_ext --inplace
 	$(ORT_BIN)/python -m pip install --quiet --no-deps --editable .

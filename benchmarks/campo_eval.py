@@ -38,7 +38,7 @@ from evaluation.strategies import STRATEGIES
 from campo_onnx.devices.datasheet import device
 from campo_onnx.devices.local import device_of
 from campo_onnx.errors import CampoError
-from campo_onnx.ir.exporter import export_text
+from campo_onnx.files import write_text
 from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import Bench
 from campo_onnx.measure.store import Store
@@ -283,7 +283,7 @@ def main() -> int:
         )
         findings = read_findings(session.records)
         pictures = draw(findings, options.out) if can_draw() else ()
-        export_text(page(findings, pictures), options.out / "campo_eval.md")
+        write_text(page(findings, pictures), options.out / "campo_eval.md")
     except CampoError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

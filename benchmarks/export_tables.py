@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from campo_onnx.ir.exporter import export_text
+from campo_onnx.files import write_text
 
 Found = Mapping[str, Any]
 
@@ -31,7 +31,7 @@ def write_tables(results: Iterable[Found], document: Path) -> None:
         text, count = pattern.subn(lambda match, new=content: f"{match[1]}{new}\n{match[2]}", text)
         if count != 1:
             raise SystemExit(f"{document} has {count} places for the table {name!r}")
-    export_text(text, document)
+    write_text(text, document)
 
 
 def taken(found: list[Found]) -> list[str]:

@@ -131,9 +131,10 @@ def bench(
     """
     from campo_onnx.bench.bench import bench as run_bench
     from campo_onnx.bench.chart import chart
-    from campo_onnx.bench.subject import check_comparable, read_subjects
-    from campo_onnx.bench.tensor_pipe import with_tensor_pipe
-    from campo_onnx.ir.exporter import check_destination, export_text
+    from campo_onnx.bench.graphs import check_same_interface, read_graphs
+    from campo_onnx.bench.meters import with_tensor_pipe
+    from campo_onnx.files import write_text
+    from campo_onnx.ir.exporter import check_destination
     from campo_onnx.runtime.feeds import read_feeds
     from campo_onnx.runtime.providers import ORT_NAME, choose_provider, machine
 
@@ -150,12 +151,12 @@ def bench(
     if tensor_cores and here.provider != "cuda":
         raise UsageError("--tensor-cores needs --device cuda", why="a CPU has none")
     with working("reading graphs"):
-        subjects = read_subjects(models, dimensions(dim))
-        check_comparable(subjects)
-        feeds = None if inputs is None else read_feeds(inputs, subjects[0].imported.view)
-    with progressing(f"timing {len(subjects)} graphs on {here.provider}") as advance:
+        graphs = read_graphs(models, dimensions(dim))
+        check_same_interface(graphs)
+        feeds = None if inputs is None else read_feeds(inputs, graphs[0].imported.view)
+    with progressing(f"timing {len(graphs)} graphs on {here.provider}") as advance:
         result = run_bench(
-            subjects,
+            graphs,
             here,
             feeds=feeds,
             steps=steps,
@@ -169,9 +170,9 @@ def bench(
         with working("reading hardware counters"):
             result = with_tensor_pipe(result, models, dimensions(dim))
     if output is not None:
-        export_text(result.to_json(), output)
+        write_text(result.to_json(), output)
     if plot is not None:
-        export_text(chart(result, title=f"Training step on {here.device}"), plot)
+        write_text(chart(result, title=f"Training step on {here.device}"), plot)
     if json:
         print_json(result.to_json())
     else:

@@ -76,7 +76,8 @@ def calibrate(
     from campo_onnx.calibrate.run import full_campaign, quick_campaign
     from campo_onnx.devices.local import device_of
     from campo_onnx.errors import UsageError
-    from campo_onnx.ir.exporter import check_destination, export_text
+    from campo_onnx.files import write_text
+    from campo_onnx.ir.exporter import check_destination
     from campo_onnx.measure.counters import counters_of
     from campo_onnx.measure.node_timer import Bench
     from campo_onnx.measure.store import GRAPH, STREAM, Store, default_path
@@ -109,7 +110,7 @@ def calibrate(
             made = run_campaign(
                 campaign, bench, figures, low, advance, counters_of if with_counters else None
             )
-    export_text(made.to_json(), output)
+    write_text(made.to_json(), output)
     if json:
         print_json(made.to_json())
     else:

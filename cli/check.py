@@ -149,7 +149,8 @@ def check(
     from campo_onnx.checking.policy import Pair, Policy, load_policy
     from campo_onnx.checking.reports import to_annotations, to_json, to_junit
     from campo_onnx.devices.datasheet import device as device_called
-    from campo_onnx.ir.exporter import check_destination, export_text
+    from campo_onnx.files import write_text
+    from campo_onnx.ir.exporter import check_destination
     from campo_onnx.optimize.oplists import resolve
 
     if policy is not None:
@@ -201,7 +202,7 @@ def check(
         with progressing(f"checking {len(pairs)} graphs") as advance:
             checked = check_all(pairs, advance)
     if junit is not None:
-        export_text(to_junit(checked), junit)
+        write_text(to_junit(checked), junit)
     if json:
         print_json(to_json(checked))
     else:

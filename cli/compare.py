@@ -81,7 +81,8 @@ def compare(
     import json as json_format
 
     from campo_onnx.comparison import compare as run_comparison
-    from campo_onnx.ir.exporter import check_destination, export_text
+    from campo_onnx.files import write_text
+    from campo_onnx.ir.exporter import check_destination
     from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.chart import chart
     from campo_onnx.optimize.oplists import preset, resolve
@@ -109,7 +110,7 @@ def compare(
     if plot is not None:
         plans = [row.plan for row in comparison.rows]
         title = f"{model.name} on {judged.device.name}: predicted step"
-        export_text(chart(plans, title=title), plot)
+        write_text(chart(plans, title=title), plot)
     if json:
         rows = [
             {

@@ -187,7 +187,8 @@ def optimize(
 
     Example: `campo-onnx optimize bert.onnx -o bert_mixed.onnx --device v100 --plan plan.json`
     """
-    from campo_onnx.ir.exporter import export_model, export_text
+    from campo_onnx.files import write_text
+    from campo_onnx.ir.exporter import export_model
     from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.oplists import resolve, with_overrides
     from campo_onnx.optimize.report import report_of
@@ -234,7 +235,7 @@ def optimize(
     with working(f"writing {output.name}"):
         export_model(optimized.model, output, folder=optimized.imported.folder)
         if plan is not None:
-            export_text(optimized.plan.to_json(), plan)
+            write_text(optimized.plan.to_json(), plan)
     if json:
         print_json(optimized.plan.to_json())
     else:

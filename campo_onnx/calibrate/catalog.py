@@ -1,15 +1,14 @@
 """Calibrations that are found by the name of a device: those of this user, and those that are shipped."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from campo_onnx import files
 from campo_onnx.calibrate.calibration import Calibration, load_calibration
 from campo_onnx.devices.detect import matching
-from campo_onnx.errors import UsageError
 from campo_onnx.measure.store import GRAPH, STREAM
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import choose_provider, cores, cuda_problem, machine
@@ -45,9 +44,7 @@ class Found:
 
 def user_folder() -> Path:
     """Where calibrations go unless told otherwise: the user's data folder."""
-    data = os.environ.get("XDG_DATA_HOME", "")
-    root = Path(data) if data and Path(data).is_absolute() else Path.home() / ".local" / "share"
-    return root / "campo-onnx" / "calibrations"
+    return files.data_folder() / "calibrations"
 
 
 def make_folder(folder: Path) -> None:
@@ -58,19 +55,12 @@ def make_folder(folder: Path) -> None:
     UsageError
         If it cannot be made.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"the folder {folder} cannot be made",
-            why=error.strerror or str(error),
-            remedy="Name another place with --output, or set XDG_DATA_HOME.",
-        ) from None
+    files.make_folder(folder, remedy="Name another place with --output, or set XDG_DATA_HOME.")
 
 
 def shipped_folder() -> Traversable:
     """Where the program brings calibrations along; it need not exist."""
-    return files("campo_onnx.calibrate").joinpath("data", "calibrations")
+    return resources.files("campo_onnx.calibrate").joinpath("data", "calibrations")
 
 
 def file_name(device: str, precision: Precision, execution: str = STREAM) -> str:
@@ -106,7 +96,7 @@ def found_calibrations(
         yield Found(calibration=calibration, origin=HERE, file=str(own), refusal=_misfit(calibration, device))
     file = (shipped or shipped_folder()).joinpath(name)
     if file.is_file():
-        calibration = Calibration.from_json(file.read_text(encoding="utf-8"), str(file))
+        calibration = Calibration.from_json(file.read_bytes(), str(file))
         yield Found(calibration=calibration, origin=SHIPPED, file=str(file))
 
 

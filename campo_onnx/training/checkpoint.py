@@ -1,8 +1,6 @@
 """Checkpoints: state tensors as safetensors, written whole or not at all."""
 
 import json
-import os
-import tempfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from campo_onnx.errors import CheckpointError, UsageError
+from campo_onnx.files import replacing
 from campo_onnx.training.loss_scaler import LossScaler
 
 _FORMAT = "campo-onnx-checkpoint-2"
@@ -57,19 +56,9 @@ def save_checkpoint(checkpoint: Checkpoint, target: Path) -> None:
     if checkpoint.scaler is not None:
         metadata["scaler"] = json.dumps(checkpoint.scaler.state_dict())
     metadata[_CHECKSUM] = _checksum(metadata, checkpoint.state)
-    try:
-        with tempfile.TemporaryDirectory(prefix=".campo-onnx-", dir=target.parent) as workshop:
-            draft = Path(workshop) / target.name
-            save_file(dict(checkpoint.state), draft, metadata)
-            with draft.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(draft, target)
-    except (OSError, SafetensorError) as error:
-        raise UsageError(
-            f"the checkpoint {target} cannot be written",
-            why=str(error),
-            remedy="Training goes on unchanged, and an earlier checkpoint of this name is kept.",
-        ) from None
+    remedy = "Training goes on unchanged, and an earlier checkpoint of this name is kept."
+    with replacing(target, title=f"the checkpoint {target}", remedy=remedy, also=(SafetensorError,)) as path:
+        save_file(dict(checkpoint.state), path, metadata)
 
 
 def load_checkpoint(source: Path) -> Checkpoint:

@@ -99,7 +99,8 @@ def _known_by(known: "Knowledge") -> list[str]:
 
 def _calibration(found: "Found") -> str:
     made = found.calibration
-    accuracy = f"M_A {made.score:.1%}, {made.operators} operators" if made.entries else "no operators"
+    score = made.score
+    accuracy = "no operators" if score is None else f"M_A {score:.1%}, {made.operators} operators"
     return (
         f"{found.origin} in {made.precision.value}: {accuracy}, {made.measured_at[:10]}, "
         f"ONNX Runtime {made.machine.ort}"

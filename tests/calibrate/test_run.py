@@ -125,7 +125,7 @@ def test_bad_files(calibration: Calibration, tmp_path: Path) -> None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         return path
 
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="does not exist"):
         load_calibration(tmp_path / "none.json")
     for bad in (calibration.to_json()[:-40], "[]", "{}", b"\xff\xfe\x00", '{"kind": "another"}'):
         with pytest.raises(ProfileError):

@@ -15,9 +15,7 @@ from campo_onnx.errors import UsageError
 
 @pytest.fixture(scope="module")
 def tables() -> dict[str, Any]:
-    return tomllib.loads(
-        Path(str(files("campo_onnx.calibrate"))).joinpath("data/datasheets.toml").read_text()
-    )
+    return tomllib.loads(Path(str(files("campo_onnx.devices"))).joinpath("data/datasheets.toml").read_text())
 
 
 def test_the_devices_there_are() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.bench.subject import Subject, batch_size, check_comparable, distinct_names, read_subjects
+from campo_onnx.bench.graphs import Graph, batch_size, check_same_interface, distinct_names, read_graphs
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import import_model
 
@@ -13,15 +13,15 @@ RELU = "g (float[2, 3] x, float[3] w) => (float[2, 3] y) { z = Relu(x) y = Add(z
 
 
 @pytest.fixture
-def subject(model_text):
-    def make(text: str, name: str = "a") -> Subject:
-        return Subject(name=name, imported=import_model(model_text(text)))
+def graph(model_text):
+    def make(text: str, name: str = "a") -> Graph:
+        return Graph(name=name, imported=import_model(model_text(text)))
 
     return make
 
 
 def test_a_file_twice_has_two_names() -> None:
-    first, second = read_subjects([MLP, MLP])
+    first, second = read_graphs([MLP, MLP])
     assert (first.name, second.name) == ("mlp", "mlp (2)")
 
 
@@ -40,9 +40,9 @@ def test_names_are_as_short_as_they_can_be(paths, names) -> None:
     assert distinct_names([Path(path) for path in paths]) == names
 
 
-def test_order_of_inputs_does_not_matter(subject) -> None:
+def test_order_of_inputs_does_not_matter(graph) -> None:
     other = RELU.replace("float[2, 3] x, float[3] w", "float[3] w, float[2, 3] x")
-    check_comparable([subject(RELU), subject(other, "b")])
+    check_same_interface([graph(RELU), graph(other, "b")])
 
 
 @pytest.mark.parametrize(
@@ -58,24 +58,24 @@ def test_order_of_inputs_does_not_matter(subject) -> None:
         ("=> (float[2, 3] y)", "=> (float[2, 3] y, float[2, 3] z)", "the first has no output 'z'"),
     ],
 )
-def test_the_first_difference_is_named(subject, old, new, message) -> None:
+def test_the_first_difference_is_named(graph, old, new, message) -> None:
     changed = RELU.replace(old, new)
     with pytest.raises(UsageError, match=message):
-        check_comparable([subject(RELU), subject(RELU, "b"), subject(changed, "c")])
+        check_same_interface([graph(RELU), graph(RELU, "b"), graph(changed, "c")])
 
 
-def test_another_type_is_a_difference(subject) -> None:
+def test_another_type_is_a_difference(graph) -> None:
     double = RELU.replace("float[3] w", "float16[3] w").replace("Add(z, w)", "Add(z, v)")
     double = double.replace("z = Relu", "v = Cast<to = 1>(w) z = Relu")
     with pytest.raises(UsageError, match=r"float32\[3\] in the first and float16\[3\] in the second"):
-        check_comparable([subject(RELU), subject(double, "b")])
+        check_same_interface([graph(RELU), graph(double, "b")])
 
 
-def test_two_graphs_of_one_name_are_refused(subject) -> None:
-    with pytest.raises(UsageError, match="called the same"):
-        check_comparable([subject(RELU), subject(RELU)])
+def test_two_graphs_of_one_name_are_refused(graph) -> None:
+    with pytest.raises(UsageError, match="the same name"):
+        check_same_interface([graph(RELU), graph(RELU)])
     with pytest.raises(UsageError, match="no graph"):
-        check_comparable([])
+        check_same_interface([])
 
 
 STEP = """
@@ -102,8 +102,8 @@ def renamed(model):
 @pytest.mark.parametrize(("rows", "labels", "batch"), [(4, 4, 4), (4, 8, None)])
 def test_batch_is_what_all_feeds_share(model_text, rows, labels, batch) -> None:
     model = renamed(model_text(STEP.format(rows=rows, labels=labels)))
-    assert batch_size(Subject(name="step", imported=import_model(model))) == batch
+    assert batch_size(Graph(name="step", imported=import_model(model))) == batch
 
 
-def test_no_batch_without_state(subject) -> None:
-    assert batch_size(subject(RELU)) is None
+def test_no_batch_without_state(graph) -> None:
+    assert batch_size(graph(RELU)) is None
