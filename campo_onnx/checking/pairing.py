@@ -14,8 +14,9 @@ from campo_onnx.checking.weights import is_rounded
 from campo_onnx.errors import PlanMismatchError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import FLOAT, GraphView, OpNode
+from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.ports import Ports, ports_of
+from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 
 _CAST, _CONSTANT = OpKey("", "Cast"), OpKey("", "Constant")
@@ -67,7 +68,7 @@ def pair(given: Imported, mixed: Imported, *, title: str, with_weights: bool = T
     before, after = given.view, mixed.view
     inserted = tuple(node for node in after.nodes if node.name not in before.node)
     precision = _low_precision(after, before)
-    ports = {node.name: ports_of(node, before, precision) for node in before.nodes}
+    ports = {node.name: ports_of(before.signature(node.name), precision) for node in before.nodes}
     problem = next(_differences(given, mixed, inserted, ports, with_weights), None)
     if problem is not None:
         raise PlanMismatchError(

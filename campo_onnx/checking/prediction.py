@@ -1,8 +1,8 @@
 """The predicted step of a mixed graph as it stands, whoever wrote it."""
 
 from campo_onnx.checking.pairing import Pairing
-from campo_onnx.costs.roofline import copy_us, padded_us
 from campo_onnx.devices.device import Device
+from campo_onnx.devices.roofline import copy_us, node_time
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.problem import Problem
@@ -49,6 +49,6 @@ def _padding_factor(name: str, problem: Problem, mixed: GraphView, device: Devic
     sizes += [(problem.view.shape(a), mixed.shape(b)) for a, b in zip(node.outputs, now.outputs, strict=True)]
     if all(before == after for before, after in sizes):
         return 1.0
-    ports = problem.ports[name]
-    kernel_us = padded_us(node, problem.view, ports, device, problem.low, {}, None)
-    return padded_us(now, mixed, ports, device, problem.low, {}, None) / kernel_us
+    ports, low = problem.ports[name], problem.low
+    kernel_us = node_time(problem.view.signature(name), ports, device, low).time_us
+    return node_time(mixed.signature(name), ports, device, low).time_us / kernel_us

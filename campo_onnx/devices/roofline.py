@@ -62,9 +62,7 @@ def node_time(signature: Signature, ports: Ports, device: Device, precision: Pre
     return Estimate(time_us, bool(rates) and all(on_tensor_cores for _, on_tensor_cores in rates))
 
 
-def _surrounding_casts_us(
-    signature: Signature, ports: Ports, device: Device, precision: Precision
-) -> float:
+def _surrounding_casts_us(signature: Signature, ports: Ports, device: Device, precision: Precision) -> float:
     operands = [signature.inputs[i] for i in ports.low_inputs]
     operands += [signature.outputs[i] for i in ports.low_outputs]
     return sum(cast_us(operand.elements, device, precision) for operand in operands if operand is not None)

@@ -90,10 +90,8 @@ def _stream_work(form: Stream, signature: Signature) -> Work:
     shapes = _shapes(signature)
     sizes = [math.prod(shape) for shape in shapes if shape is not None]
     window = signature.attributes.get("kernel_shape")
-    if window is not None:  # a pool: one window for each element of its small side
-        elements = min(sizes, default=0) * math.prod(window)
-    else:
-        elements = max(sizes, default=0)
+    # A pool computes one window for each element of its small side.
+    elements = max(sizes, default=0) if window is None else min(sizes, default=0) * math.prod(window)
     return Work(kind=WorkKind.STREAM, flops=form.flops * elements, known=None not in shapes)
 
 

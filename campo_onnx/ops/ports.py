@@ -71,7 +71,9 @@ def lowered(signature: Signature, ports: Ports, precision: Precision) -> Signatu
     low_names |= {_name(signature.outputs[i]) for i in ports.low_outputs}
 
     def low(operand: Operand | None) -> Operand | None:
-        return operand._replace(dtype=precision.onnx_dtype) if _name(operand) in low_names else operand
+        if operand is None or operand.name not in low_names:
+            return operand
+        return operand._replace(dtype=precision.onnx_dtype)
 
     attributes = dict(signature.attributes)
     if ports.attribute is not None:

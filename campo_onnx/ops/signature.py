@@ -232,9 +232,7 @@ def make_signature(
     )
 
 
-def operands(
-    prefix: str, tensors: Iterable[tuple[str, int, Shape | None]]
-) -> tuple[Operand | None, ...]:
+def operands(prefix: str, tensors: Iterable[tuple[str, int, Shape | None]]) -> tuple[Operand | None, ...]:
     """Name tensors by position.
 
     Parameters
@@ -298,8 +296,8 @@ def _values_text(value: NDArray[Any]) -> str:
 
 def _text(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        is_short = value.size <= _VALUES_KEPT
-        return f"{value.dtype}{list(value.shape)}={value.ravel().tolist() if is_short else _values_text(value)}"
+        values = value.ravel().tolist() if value.size <= _VALUES_KEPT else _values_text(value)
+        return f"{value.dtype}{list(value.shape)}={values}"
     if isinstance(value, (list, tuple)):
         return [_text(item) for item in value]
     return value if isinstance(value, (int, float, str)) else repr(value)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.sort import fresh, name_nodes, outer_reads, sort_nodes
 from campo_onnx.ops.precision import Precision

@@ -65,9 +65,7 @@ def _embedding_backward_types(signature: Signature) -> list[TensorType]:
 
 def _of_pytorch(names: str, family: Family, **facts: Any) -> tuple[OpSpec, ...]:
     """Whatever it computes, it is PyTorch that does, in the types it is given."""
-    return specs(
-        ATEN, names, family, work=Stream(1), ports=FRAMEWORK, typed_by_declaration=True, **facts
-    )
+    return specs(ATEN, names, family, work=Stream(1), ports=FRAMEWORK, typed_by_declaration=True, **facts)
 
 
 _GRADIENT_OF_SECOND = Like((1,))

@@ -20,12 +20,8 @@ _COMMUNICATION = """
 """
 
 SPECS = (
-    *specs(
-        MICROSOFT, "YieldOp", Family.BOUNDARY, work=WorkKind.VIEW, ports=FRAMEWORK, shapes=_yield_types
-    ),
-    *specs(
-        MICROSOFT, "PythonOp PythonOpGrad", Family.BOUNDARY, ports=FRAMEWORK, typed_by_declaration=True
-    ),
+    *specs(MICROSOFT, "YieldOp", Family.BOUNDARY, work=WorkKind.VIEW, ports=FRAMEWORK, shapes=_yield_types),
+    *specs(MICROSOFT, "PythonOp PythonOpGrad", Family.BOUNDARY, ports=FRAMEWORK, typed_by_declaration=True),
     *specs(MICROSOFT, "TritonOp", Family.BOUNDARY),
     *specs(MICROSOFT, _COMMUNICATION, Family.BOUNDARY),
     *specs(MICROSOFT, "QuantizeLinear DequantizeLinear FakeQuant FakeQuantGrad", Family.QUANTIZATION),

@@ -70,9 +70,7 @@ SPECS = (
         shapes=SAME_AS_FIRST,
     ),
     *specs(MICROSOFT, "BiasFastGeluGrad_dX", _EACH, work=Stream(25), shapes=SAME_AS_FIRST),
-    *specs(
-        MICROSOFT, "Gelu QuickGelu", _EACH, work=Stream(15), ports=FixedPorts((0,)), shapes=SAME_AS_FIRST
-    ),
+    *specs(MICROSOFT, "Gelu QuickGelu", _EACH, work=Stream(15), ports=FixedPorts((0,)), shapes=SAME_AS_FIRST),
     *specs(
         MICROSOFT, "FastGelu BiasGelu", _EACH, work=Stream(15), ports=FixedPorts((0, 1)), shapes=SAME_AS_FIRST
     ),
