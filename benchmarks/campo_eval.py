@@ -36,7 +36,7 @@ from evaluation.steps import Deadline, Facts, Records, Step, run_steps
 from evaluation.strategies import STRATEGIES
 
 from campo_onnx.devices.datasheet import device
-from campo_onnx.devices.local import device_of
+from campo_onnx.devices.detect import device_of
 from campo_onnx.errors import CampoError
 from campo_onnx.files import write_text
 from campo_onnx.ir.importer import import_model

@@ -9,9 +9,11 @@ from campo_onnx.calibrate.catalog import file_name
 from campo_onnx.devices.device import Device
 from campo_onnx.ir.view import FLOAT
 from campo_onnx.measure.node_timer import Bench
-from campo_onnx.measure.signature import Signature, make_signature
+from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature, make_signature
 
 LOW = Precision.FP16
 
@@ -65,12 +67,11 @@ class Session:
 
 def both_us(fp32: Signature, session: Session) -> dict[str, float]:
     """Time of a node in both precisions."""
-    low = fp32.lowered(LOW)
+    low = lowered(fp32, ports_of(fp32, LOW), LOW)
     assert low is not None
     return {"fp32_us": session.bench.time(fp32).median_us, "low_us": session.bench.time(low).median_us}
 
 
 def matmul(m: int, k: int, n: int) -> Signature:
     """A matrix product in FP32."""
-    types = {"x0": (FLOAT, (m, k)), "x1": (FLOAT, (k, n)), "y0": (FLOAT, (m, n))}
-    return make_signature(OpKey("", "MatMul"), inputs=("x0", "x1"), outputs=("y0",), types=types)
+    return make_signature(OpKey("", "MatMul"), [(FLOAT, (m, k)), (FLOAT, (k, n))], [(FLOAT, (m, n))])

@@ -18,7 +18,9 @@ from gpu_call import LOW, Session, matmul
 from campo_onnx import __version__
 from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import LAUNCH_NODE
-from campo_onnx.measure.signature import one_node_model
+from campo_onnx.measure.one_node import one_node_model, one_node_view
+from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.ncu import LIMIT_S, count, tensor_pipe_share
@@ -81,11 +83,11 @@ def check_provider(session: Session) -> dict[str, Any]:
     found: dict[str, Any] = {}
     fp32 = matmul(64, 64, 64)
     for precision in (None, Precision.FP16, Precision.BF16):
-        signature = fp32 if precision is None else fp32.lowered(precision)
+        signature = fp32 if precision is None else lowered(fp32, ports_of(fp32, precision), precision)
         if signature is None or (session.on_cpu and precision is Precision.BF16):
             continue
         loaded = open_session(one_node_model(signature, 2), session.bench.machine)
-        values = synthesize(signature.view)
+        values = synthesize(one_node_view(signature))
         feeds = {f"{name}_{copy}": value for copy in range(2) for name, value in values.items()}
         bind(loaded, feeds, session.provider)()
         assigned = assignments(loaded)

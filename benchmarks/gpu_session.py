@@ -28,7 +28,7 @@ from gpu_report import STEP, report
 from gpu_steps import steps_of
 
 from campo_onnx.calibrate.catalog import file_name
-from campo_onnx.devices.local import device_of
+from campo_onnx.devices.detect import device_of
 from campo_onnx.errors import CampoError
 from campo_onnx.measure.node_timer import Bench
 from campo_onnx.measure.store import Store, default_path

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from campo_onnx.costs.roofline import estimate
+from campo_onnx.costs.estimated import estimate
 from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.view import FLOAT, GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.key import OpKey

@@ -7,7 +7,7 @@ import typer
 
 from campo_onnx.errors import CheckFailedError, UsageError
 
-from .options import INPUT, OUTPUT, DimOption, ForceOption, dimensions
+from .options import INPUT, OUTPUT, DimOption, ForceOption, PlotOption, dimensions
 from .profile import MEASURE, RunOnOption, ThreadsOption
 from .render.bench import print_bench, print_failures, print_written
 from .render.console import print_json, progressing, working
@@ -95,16 +95,7 @@ def bench(
             rich_help_panel=OUTPUT,
         ),
     ] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE.svg",
-            help="Draw how the step times of each graph are distributed.",
-            show_default=False,
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
+    plot: PlotOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -130,9 +121,9 @@ def bench(
     Example: `campo-onnx bench step.onnx mixed.onnx --dim batch=64`
     """
     from campo_onnx.bench.bench import bench as run_bench
-    from campo_onnx.bench.chart import chart
     from campo_onnx.bench.graphs import check_same_interface, read_graphs
     from campo_onnx.bench.meters import with_tensor_pipe
+    from campo_onnx.charts import check_plot, draw_bench, save_figure
     from campo_onnx.files import write_text
     from campo_onnx.ir.exporter import check_destination
     from campo_onnx.runtime.feeds import read_feeds
@@ -144,6 +135,8 @@ def bench(
             why="graphs run on this machine, on one of ONNX Runtime's providers",
             remedy="Choose auto, cpu or cuda. What another device would do, `campo-onnx compare` predicts.",
         )
+    if plot is not None:
+        check_plot(plot)
     for target in filter(None, (plot, output)):
         for model in models:
             check_destination(target, force=force, source=model)
@@ -172,7 +165,7 @@ def bench(
     if output is not None:
         write_text(result.to_json(), output)
     if plot is not None:
-        write_text(chart(result, title=f"Training step on {here.device}"), plot)
+        save_figure(draw_bench(result, title="Measured training steps"), plot)
     if json:
         print_json(result.to_json())
     else:

@@ -74,7 +74,7 @@ def calibrate(
     from campo_onnx.calibrate.catalog import file_name, make_folder, user_folder
     from campo_onnx.calibrate.run import calibrate as run_campaign
     from campo_onnx.calibrate.run import full_campaign, quick_campaign
-    from campo_onnx.devices.local import device_of
+    from campo_onnx.devices.detect import device_of
     from campo_onnx.errors import UsageError
     from campo_onnx.files import write_text
     from campo_onnx.ir.exporter import check_destination

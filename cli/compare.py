@@ -1,6 +1,5 @@
 """``campo-onnx compare``: every strategy side by side."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,10 +18,11 @@ from .options import (
     LowPrecision,
     MarginOption,
     ModelArgument,
+    PlotOption,
     PrecisionOption,
     dimensions,
 )
-from .render.comparison import print_comparison
+from .render.comparison import headline, print_comparison
 from .render.console import print_json, working
 from .verification import check_verifiable, measured_strategies
 
@@ -58,15 +58,7 @@ def compare(
         int,
         typer.Option(metavar="N", min=6, help="Rounds that --measure takes.", rich_help_panel=VERIFICATION),
     ] = 30,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE.svg",
-            help="Draw where the time goes, one bar a strategy.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
+    plot: PlotOption = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=OUTPUT)
     ] = False,
@@ -80,15 +72,15 @@ def compare(
     """
     import json as json_format
 
+    from campo_onnx.charts import check_plot, draw_plans, save_figure
     from campo_onnx.comparison import compare as run_comparison
-    from campo_onnx.files import write_text
     from campo_onnx.ir.exporter import check_destination
     from campo_onnx.ops.precision import Precision
-    from campo_onnx.optimize.chart import chart
     from campo_onnx.optimize.oplists import preset, resolve
     from campo_onnx.pipeline import Options
 
     if plot is not None:
+        check_plot(plot)
         check_destination(plot, force=force, source=model)
     with gathered(device, costs, profile=profile, store=store) as judged:
         if measure:
@@ -109,8 +101,8 @@ def compare(
         comparison = measured_strategies(comparison, options, steps=steps)
     if plot is not None:
         plans = [row.plan for row in comparison.rows]
-        title = f"{model.name} on {judged.device.name}: predicted step"
-        write_text(chart(plans, title=title), plot)
+        title = f"{model.name} on {headline(plans[0])}: predicted step"
+        save_figure(draw_plans(plans, title=title), plot)
     if json:
         rows = [
             {

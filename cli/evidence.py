@@ -64,7 +64,8 @@ class Judged:
 def gathered(device: str, costs: CostSource, *, profile: Path | None, store: Path | None) -> Iterator[Judged]:
     """Find the device (a name, ``auto``, or a calibration file) and open what costs are taken from."""
     from campo_onnx.costs.evidence import Evidence
-    from campo_onnx.devices.detect import gpu_name, resolve_device
+    from campo_onnx.devices.detect import resolve_device
+    from campo_onnx.runtime.gpu import visible_gpu
 
     if profile is not None and costs in (CostSource.DATASHEET, CostSource.MEASURE):
         raise UsageError(
@@ -89,7 +90,7 @@ def gathered(device: str, costs: CostSource, *, profile: Path | None, store: Pat
     if calibration is not None and (changed := _changed(calibration)):
         print_note(f"{device} {changed}")
     read = read_profile(profile) if profile is not None else None
-    may_measure = known.provider == "cpu" or gpu_name() is not None
+    may_measure = known.provider == "cpu" or visible_gpu().gpu is not None
     if costs is CostSource.MODEL or calibration is not None or not may_measure:
         yield Judged(device=known, evidence=Evidence(calibration=calibration, profile=read))
         return

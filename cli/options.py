@@ -68,6 +68,16 @@ MarginOption = Annotated[
         rich_help_panel=DECISION,
     ),
 ]
+PlotOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot",
+        metavar="FILE.svg|png|pdf",
+        help="Also draw the result; needs `pip install 'campo-onnx[plot]'`.",
+        show_default=False,
+        rich_help_panel=OUTPUT,
+    ),
+]
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Overwrite existing files.", rich_help_panel=OUTPUT)
 ]

@@ -95,7 +95,7 @@ def profile(
 
     Example: `campo-onnx profile bert.onnx -o bert.parquet --dim batch=8`
     """
-    from campo_onnx.devices.local import device_of
+    from campo_onnx.devices.detect import device_of
     from campo_onnx.ir.exporter import check_destination
     from campo_onnx.ir.importer import import_model
     from campo_onnx.measure.node_timer import Bench

@@ -8,12 +8,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from campo_onnx.export.step_naming import GRADS_FINITE, LOSS_SCALE
 from campo_onnx.ir.importer import Imported
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
 from campo_onnx.training.numerics import emulate, relative_l2, seeded
-from campo_onnx.training.state import GRADS_FINITE, LOSS_SCALE, step_interface
+from campo_onnx.training.step_interface import step_interface
 
 SCALES = (2.0**15, 2.0**10, 2.0**5, 1.0)
 """Loss scales, tried as dynamic loss scaling would: lower while gradients overflow."""

@@ -17,7 +17,7 @@ from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.run import empty_on_device, on_device, run_bound
 from campo_onnx.runtime.sessions import RUNTIME_ERRORS, assignments, open_session, strays
 from campo_onnx.runtime.timing import Step
-from campo_onnx.training.state import TensorSpec
+from campo_onnx.training.step_interface import TensorSpec
 
 _CUDA_GRAPH_ID = 1  # a session here captures one CUDA graph
 

@@ -1,13 +1,11 @@
 """The result of a benchmark: one row per graph, and every single time."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 
+from campo_onnx.codec import Document, Format
 from campo_onnx.runtime.providers import Machine
-
-FORMAT_VERSION = 2
 
 
 class Outcome(StrEnum):
@@ -125,4 +123,19 @@ class BenchResult:
 
     def to_json(self) -> str:
         """Write everything as a JSON document."""
-        return json.dumps({"format_version": FORMAT_VERSION} | asdict(self), indent=1) + "\n"
+        return FORMAT.encode(self)
+
+
+def _runs_named(document: Document) -> Document:
+    """Version 1 called the runs starts."""
+    return {"rounds_per_run" if key == "starts" else key: value for key, value in document.items()}
+
+
+FORMAT = Format(
+    holds=BenchResult,
+    noun="benchmark result",
+    version=2,
+    older={1: _runs_named},
+    remedy="Write one with: campo-onnx bench STEP.onnx MIXED.onnx -o FILE",
+)
+"""Results as files; :meth:`~campo_onnx.codec.Format.load` reads them."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from campo_onnx import files
 from campo_onnx.calibrate.calibration import Calibration, load_calibration
-from campo_onnx.devices.detect import matching
+from campo_onnx.devices.datasheet import matching
 from campo_onnx.measure.store import GRAPH, STREAM
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import choose_provider, cores, cuda_problem, machine

@@ -6,8 +6,7 @@ from typing import Any
 
 from campo_onnx.calibrate.catalog import Found, found_calibrations
 from campo_onnx.codec import to_plain
-from campo_onnx.devices.datasheet import Assumption, assumptions, devices
-from campo_onnx.devices.detect import matching
+from campo_onnx.devices.datasheet import Assumption, assumptions, devices, matching
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import CampoError
 from campo_onnx.measure.store import Store

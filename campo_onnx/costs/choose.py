@@ -9,7 +9,7 @@ from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.costs.measured import measured_costs
 from campo_onnx.costs.predicted import CostModel
 from campo_onnx.costs.table import CostTable
-from campo_onnx.devices import detect
+from campo_onnx.devices import datasheet
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, UsageError
 from campo_onnx.ir.view import GraphView
@@ -116,7 +116,7 @@ def this_machine(device: Device, threads: int = 0) -> Machine:
     """
     here = machine(choose_provider(device.provider), threads)
     if device.provider == "cuda":
-        known = detect.matching(here.device)
+        known = datasheet.matching(here.device)
         if known is None or known.name != device.name:
             raise DeviceMismatchError(
                 f"{device.name} cannot be measured here",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError
 from typing import ClassVar
 
 from onnx import TensorProto
@@ -10,12 +10,11 @@ from onnx import TensorProto
 _by_value: dict[str, "Precision"] = {}
 
 
-@dataclass(frozen=True, init=False, eq=False)
 class Precision:
     """A floating-point format, with what ONNX calls it and what it can hold.
 
     ``Precision("fp16")`` looks a format up by its name, and is the constant :attr:`FP16`: there is
-    one object for a format, so that ``is`` compares formats.
+    one object for a format, so that ``is`` compares formats. It cannot be changed.
 
     Parameters
     ----------
@@ -32,6 +31,8 @@ class Precision:
     smallest_normal
         Smallest magnitude that keeps all its significand bits.
     """
+
+    __slots__ = ("fraction_bits", "itemsize_bytes", "largest", "onnx_dtype", "smallest_normal", "value")
 
     value: str
     onnx_dtype: int
@@ -57,12 +58,33 @@ class Precision:
             raise ValueError(f"{value!r} is not a valid Precision")
         return found
 
+    def __setattr__(self, name: str, _: object) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
     def __reduce__(self) -> tuple[type["Precision"], tuple[str]]:
         """Copy and pickle by name: the copy is the very object."""
         return Precision, (self.value,)
 
     def __repr__(self) -> str:
         return f"Precision({self.value!r})"
+
+    def to_plain(self) -> str:
+        """The name: what files hold of a format."""
+        return self.value
+
+    @classmethod
+    def from_plain(cls, plain: object) -> "Precision":
+        """Read :meth:`to_plain` back.
+
+        Raises
+        ------
+        ValueError
+            If there is no format of this name.
+        """
+        return cls(str(plain))
 
     @property
     def name(self) -> str:

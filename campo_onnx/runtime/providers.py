@@ -7,8 +7,6 @@ import contextlib
 import io
 import os
 import platform
-import shutil
-import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,12 +15,13 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from campo_onnx.errors import DeviceUnavailableError, UsageError
+from campo_onnx.runtime.gpu import Gpu, visible_gpu
 
 ORT_NAME = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """What ONNX Runtime calls each provider."""
 
-_AMPERE = 8  # major compute capability from which FP32 products run as TF32 by default
-_TIMEOUT_S = 10
+_AMPERE = (8, 0)  # compute capability from which FP32 products run as TF32 by default
+_UNKNOWN_GPU = Gpu(uuid="", name="an NVIDIA GPU", driver="unknown", compute_capability=(0, 0))
 _CPU_WHEEL = "the installed ONNX Runtime was built for CPUs only"
 _REMEDY = (
     "Install onnxruntime-gpu and CUDA's and cuDNN's libraries (pip's or PyTorch's), or choose --device cpu."
@@ -60,13 +59,6 @@ class Machine:
     def is_same_device(self, other: "Machine") -> bool:
         """Whether timings of both describe the same device, whatever the software."""
         return (self.provider, self.device) == (other.provider, other.device)
-
-
-@dataclass(frozen=True, slots=True)
-class _Gpu:
-    name: str
-    driver: str
-    compute_capability: str
 
 
 def choose_provider(wanted: str) -> str:
@@ -108,15 +100,14 @@ def machine(provider: str, threads: int = 0) -> Machine:
             tf32=False,
             threads=threads or cores(),
         )
-    gpu = _gpu() or _Gpu("an NVIDIA GPU", "unknown", "0.0")
-    is_ampere = int(gpu.compute_capability.partition(".")[0] or 0) >= _AMPERE
+    gpu = visible_gpu().gpu or _UNKNOWN_GPU
     return Machine(
         provider=provider,
         device=gpu.name,
         driver=gpu.driver,
         cuda=_cuda_version(),
         ort=ort.__version__,
-        tf32=is_ampere and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0",
+        tf32=gpu.compute_capability >= _AMPERE and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0",
         threads=0,
     )
 
@@ -148,8 +139,8 @@ def cuda_problem() -> str:
     """
     if ORT_NAME["cuda"] not in ort.get_available_providers():
         return _CPU_WHEEL
-    if _gpu() is None:
-        return "no NVIDIA GPU answers (nvidia-smi lists none)"
+    if problem := visible_gpu().problem:
+        return problem
     heard = io.StringIO()
     with contextlib.redirect_stdout(heard):  # it prints what it cannot find
         ort.preload_dlls()
@@ -171,24 +162,6 @@ def _probe() -> bytes:
     )
     opset = [helper.make_opsetid("", 20)]
     return bytes(helper.make_model(graph, opset_imports=opset, ir_version=10).SerializeToString())
-
-
-@cache
-def _gpu() -> _Gpu | None:
-    """The GPU that CUDA takes first, or None."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    query = [program, "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
-    if first:
-        query.append(f"--id={first}")
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
-    except (subprocess.SubprocessError, OSError):
-        return None
-    fields = [field.strip() for field in next(iter(answer.stdout.splitlines()), "").split(",")]
-    return _Gpu(*fields) if len(fields) == 3 else None
 
 
 def _cuda_version() -> str:

@@ -132,7 +132,7 @@ class _Emulation:
         return self._widened[tensor]
 
     def _remember_widening(self, node: NodeProto) -> None:
-        """Let later readers of a low tensor share a Cast to FP32 that the graph has already."""
+        """Let later consumers of a low tensor share a Cast to FP32 that the graph has already."""
         is_widening = node.op_type == "Cast" and self._is_low(node.input[0])
         if is_widening and self._dtypes.get(node.output[0]) == TensorProto.FLOAT:
             self._widened.setdefault(node.input[0], node.output[0])

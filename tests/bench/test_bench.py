@@ -12,7 +12,7 @@ from campo_onnx.bench import bench as bench_module
 from campo_onnx.bench import loading
 from campo_onnx.bench.bench import bench
 from campo_onnx.bench.graphs import Graph
-from campo_onnx.bench.result import FORMAT_VERSION, Outcome
+from campo_onnx.bench.result import FORMAT, Outcome
 from campo_onnx.bench.rounds import time_rounds
 from campo_onnx.errors import DeviceUnavailableError, ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir.importer import import_model
@@ -292,9 +292,29 @@ def test_spinning_threads_are_waited_for(graphs, staged, monkeypatch) -> None:
 def test_document(graphs, staged) -> None:
     staged.lengths_s = dict.fromkeys("abc", 0.010)
     document = json.loads(bench(graphs, CPU, steps=6).to_json())
-    assert document["format_version"] == FORMAT_VERSION
+    assert document["format_version"] == FORMAT.version
     assert document["machine"]["provider"] == "cpu"
     assert document["rows"][1]["verdict"] == "no difference"
     assert document["rows"][1]["speedup"].keys() == {"median", "low", "high"}
     assert len(document["samples_us"]["c"]) == 6
     assert document["measured_at"].endswith("+00:00")
+
+
+def test_a_result_is_read_back(graphs, staged, tmp_path) -> None:
+    staged.lengths_s = {"a": 0.010, "b": 0.005, "c": UnsupportedModelError("no kernel")}
+    result = bench(graphs, CPU, steps=12, batch=4)
+    FORMAT.save(result, tmp_path / "result.json")
+    assert FORMAT.load(tmp_path / "result.json") == result
+
+
+def test_a_result_of_version_1_is_read(graphs, staged) -> None:
+    staged.lengths_s = dict.fromkeys("abc", 0.010)
+    result = bench(graphs, CPU, steps=12)
+    document = json.loads(result.to_json())
+    document |= {"format_version": 1, "starts": document.pop("rounds_per_run")}
+    assert FORMAT.decode(json.dumps(document)) == result
+
+
+def test_a_file_of_something_else_is_no_result() -> None:
+    with pytest.raises(UsageError, match=r"r\.json cannot be read: colour: unknown field"):
+        FORMAT.decode('{"format_version": 2, "colour": "red"}', "r.json")

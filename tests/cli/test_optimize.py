@@ -146,9 +146,9 @@ def test_operators_can_be_put_on_another_list(optimize, capsys):
 
 
 def test_without_a_gpu_auto_says_what_it_plans_for(optimize, monkeypatch, capsys):
-    monkeypatch.setattr("campo_onnx.devices.detect.gpu_name", lambda: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert optimize(MLP, "-o", "out.onnx") == 0
-    assert "No GPU here: planning for h200" in capsys.readouterr().err
+    assert "No GPU here, planning for h200; choose with --device: " in capsys.readouterr().err
 
 
 def test_help_mentions_every_option(optimize, capsys, monkeypatch):

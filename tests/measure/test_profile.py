@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from onnx import TensorProto, helper
 
-from campo_onnx.devices.local import device_of
+from campo_onnx.devices.detect import device_of
 from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.measure.counters import COUNTERS

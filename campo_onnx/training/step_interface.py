@@ -1,18 +1,8 @@
 """Which inputs of a training-step graph are state, and which outputs are their next values.
 
-The rule is by name, the names being those that the exporters give:
-
-=============  ==============  ==============================================
-input          next value      what it is
-=============  ==============  ==============================================
-``param.X``    ``new.X``       a parameter, the FP32 master copy
-``buf.X``      ``buf_out.X``   a buffer, such as BatchNormalization's statistics
-``opt.X``      ``new_X``       optimizer state, such as ``opt.m.fc.weight``
-``step``       ``step_out``    the optimizer's count of steps
-=============  ==============  ==============================================
-
-A parameter or buffer without a next value is frozen: kept on the device, never written. A parameter
-that has optimizer state is trained, so there a missing next value is an error.
+They are paired by name, as :mod:`campo_onnx.export.step_naming` says. A parameter or buffer without a
+next value is frozen: kept on the device, never written. A parameter that has optimizer state is
+trained, so there a missing next value is an error.
 """
 
 import hashlib
@@ -26,17 +16,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.export import step_naming
 from campo_onnx.ir.view import GraphView
-
-LOSS_SCALE = "loss_scale"
-"""Input that the loss is multiplied by and gradients are divided by."""
-
-GRADS_FINITE = "grads_finite"
-"""Output that tells whether every gradient was finite."""
-
-_PREFIXES = (("param.", "new."), ("buf.", "buf_out."), ("opt.", "new_"))
-_STEP, _STEP_OUT = "step", "step_out"
-
 
 Feed = NDArray[Any] | float | int | bool
 """An array of the input's type and shape, or a plain number for a scalar input."""
@@ -115,11 +96,11 @@ class StepInterface:
         UsageError
             If a parameter or buffer is missing, or a value is unknown or does not fit.
         """
-        missing = [n for n in self.state if n not in given and n != _STEP and not n.startswith("opt.")]
-        strange = [name for name in given if name not in self.state]
-        if missing or strange:
+        missing = [n for n in self.state if n not in given and not step_naming.is_optimizer_state(n)]
+        unknown = [name for name in given if name not in self.state]
+        if missing or unknown:
             why = [f"it lacks {', '.join(missing)}"] if missing else []
-            why += [f"the graph has no state {', '.join(strange)}"] if strange else []
+            why += [f"the graph has no state {', '.join(unknown)}"] if unknown else []
             raise UsageError(
                 "the first state does not fit the graph",
                 why="; ".join(why),
@@ -134,8 +115,8 @@ class StepInterface:
         """Say how a state read from a file differs in names, types or shapes; ``""`` if it does not."""
         if missing := sorted(self.state.keys() - found.keys()):
             return f"it lacks {missing[0]!r}" + (f" and {len(missing) - 1} more" if missing[1:] else "")
-        if strange := sorted(found.keys() - self.state.keys()):
-            return f"it holds {strange[0]!r}" + (f" and {len(strange) - 1} more" if strange[1:] else "")
+        if unknown := sorted(found.keys() - self.state.keys()):
+            return f"it holds {unknown[0]!r}" + (f" and {len(unknown) - 1} more" if unknown[1:] else "")
         for name, spec in self.state.items():
             there = f"{found[name].dtype}{list(found[name].shape)}"
             if there != str(spec):
@@ -171,17 +152,17 @@ def step_interface(
     inputs = {name: _spec(view, name) for name in view.inputs if name not in defaults}
     outputs = {name: _spec(view, name) for name in view.outputs}
     _check_names(given, inputs, outputs)
-    wanted = {name: given[name] if name in given else _next_value(name) for name in inputs}
+    wanted = {name: given[name] if name in given else step_naming.next_value(name) for name in inputs}
     next_value = {name: output for name, output in wanted.items() if output in outputs and output is not None}
     frozen = {name for name, output in given.items() if output is None}
-    frozen |= {name for name in inputs if name not in next_value and _may_be_frozen(name, inputs)}
+    frozen |= {name for name in inputs if name not in next_value and step_naming.may_be_frozen(name, inputs)}
     claimed = set(next_value.values())
     lost = [n for n, output in wanted.items() if output is not None and n not in next_value.keys() | frozen]
-    lost += [name for name in outputs if name not in claimed and _is_next_value(name)]
+    lost += [name for name in outputs if name not in claimed and step_naming.is_next_value(name)]
     if lost:
         raise UnsupportedModelError(
             f"state without a counterpart: {', '.join(lost)}",
-            why="param.X goes with new.X, buf.X with buf_out.X, opt.X with new_X, step with step_out",
+            why=step_naming.RULE,
             remedy="Name the counterparts: pairs={'input': 'output'}; {'input': None} freezes a parameter.",
         )
     if not next_value:
@@ -204,32 +185,14 @@ def step_interface(
     )
 
 
-def _next_value(name: str) -> str | None:
-    if name == _STEP:
-        return _STEP_OUT
-    found = ((prefix, next_) for prefix, next_ in _PREFIXES if name.startswith(prefix))
-    return next((next_ + name.removeprefix(prefix) for prefix, next_ in found), None)
-
-
-def _may_be_frozen(name: str, inputs: Iterable[str]) -> bool:
-    if name.startswith("param."):
-        stem = name.removeprefix("param")  # ".fc.weight", which "opt.m.fc.weight" ends with
-        return not any(other.startswith("opt.") and other.endswith(stem) for other in inputs)
-    return name.startswith("buf.")
-
-
-def _is_next_value(name: str) -> bool:
-    return name == _STEP_OUT or any(name.startswith(next_) for _, next_ in _PREFIXES)
-
-
 def _check_names(
     pairs: Mapping[str, str | None], inputs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]
 ) -> None:
-    strangers = [name for name in pairs if name not in inputs]
-    strangers += [name for name in pairs.values() if name is not None and name not in outputs]
-    if strangers:
+    unknownrs = [name for name in pairs if name not in inputs]
+    unknownrs += [name for name in pairs.values() if name is not None and name not in outputs]
+    if unknownrs:
         raise UsageError(
-            f"pairs names {', '.join(strangers)}",
+            f"pairs names {', '.join(unknownrs)}",
             why="the graph has no such input or output",
             remedy=f"Inputs: {', '.join(inputs)}. Outputs: {', '.join(outputs)}.",
         )

@@ -1,14 +1,13 @@
-"""What every translation from ATen to ONNX is made of."""
+"""Operands of ATen operations: their types, and numbers and axes in the forms that ONNX takes."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Sequence
 
 import torch
 from onnx import TensorProto
 
 from campo_onnx.export import compact
 from campo_onnx.export.graph import Graph
+from campo_onnx.export.translation import UntranslatableError
 from campo_onnx.export.value import Value
 
 aten = torch.ops.aten
@@ -28,32 +27,6 @@ DTYPES = {
 """ONNX's name of each type."""
 
 FLOATS = frozenset(DTYPES[t] for t in (torch.float32, torch.float64, torch.float16, torch.bfloat16))
-
-
-class UntranslatableError(Exception):
-    """An operation is used in a way that has no translation; the message says in which."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """Type and shape of a result, as torch computes them.
-
-    Parameters
-    ----------
-    dtype
-        ``TensorProto.DataType``.
-    shape
-        Static dimensions.
-    """
-
-    dtype: int
-    shape: tuple[int, ...]
-
-
-Translation: TypeAlias = Callable[..., Value | Sequence[Value | None]]
-"""``(graph, expected results, *args, **kwargs)``; None stands for a result nobody asked for."""
-
-Table: TypeAlias = Mapping[Any, Translation]
 
 
 def operand(g: Graph, x: Value | complex, dtype: int) -> Value:
