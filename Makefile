@@ -7,7 +7,7 @@ ORT_VENV := .venv-ortmodule
 ORT_BIN := $(ORT_VENV)/bin
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-frameworks test-ortmodule zoo campo-eval lint format clean
+.PHONY: demo test test-cuda-dry test-frameworks test-ortmodule zoo campo-eval lint format clean
 
 demo: $(VENV)/.installed
 	@mkdir -p demo_out
@@ -31,6 +31,13 @@ zoo: $(FRAMEWORKS_VENV)/.installed
 campo-eval: $(FRAMEWORKS_VENV)/.installed
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --editable ".[benchmarks]"
 	$(FRAMEWORKS_VENV)/bin/python benchmarks/campo_eval.py
+
+# The CUDA provider of onnxruntime-gpu on stubs of CUDA's libraries: placement, casts, capture, memory and
+# failures without a GPU. Nothing of it is a measurement (tests/cuda/README.md). Needs any C compiler. Graphs of
+# your own: CAMPO_GRAPHS=FOLDER make test-cuda-dry.
+test-cuda-dry: $(VENV)/.installed-test
+	stubs=$$($(BIN)/python tests/cuda/stubs/build.py) && PATH="$$stubs/bin:$$PATH" LD_LIBRARY_PATH="$$stubs" \
+	    $(BIN)/python -m pytest tests/cuda
 
 # ORTModule lives in an environment of its own: onnxruntime-training replaces onnxruntime. Its C++
 # extension takes half a minute and any C++ compiler; the models that need it skip without.
@@ -77,4 +84,4 @@ $(LINT_VENV)/.installed: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LINT_VENV) $(FRAMEWORKS_VENV) $(ORT_VENV) demo_out zoo_out eval_out build *.egg-info
+	rm -rf $(VENV) $(LINT_VENV) $(FRAMEWORKS_VENV) $(ORT_VENV) .cuda-stubs demo_out zoo_out eval_out build *.egg-info

@@ -1,4 +1,4 @@
-"""Lists alone against safety judged on data, on a residual stack and a two-layer BERT.
+"""Lists alone against safety measured on data, on a residual stack and a two-layer BERT.
 
     python benchmarks/data_safety.py
 
@@ -17,13 +17,13 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from campo_onnx.data_safety import measure_safety
 from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.pipeline import Options, decide, pose
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.training.data_safety import judge
 
 ROOT = Path(__file__).parent.parent
 GRAPHS = ("resblocks", "bert2_mlm_sdpa", "alexnet_like", "mlp")
@@ -82,7 +82,7 @@ def main() -> None:
         batches = [batch(imported.view, seed) for seed in range(BATCHES)]
         lists_us = decide(pose(imported, options), imported, options).predicted_us
         for budget in BUDGETS:
-            found = judge(imported, options, batches, budget=budget)
+            found = measure_safety(imported, options, batches, budget=budget)
             judged = found.applied_to(options)
             data_us = decide(pose(imported, judged), imported, judged).predicted_us
             lines.append(

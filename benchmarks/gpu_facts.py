@@ -25,7 +25,7 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.ncu import LIMIT_S, count, tensor_pipe_share
 from campo_onnx.runtime.providers import ORT_NAME
-from campo_onnx.runtime.sessions import assignments, bind, open_session, strays
+from campo_onnx.runtime.sessions import assignments, bind, open_session, placed_elsewhere
 from campo_onnx.runtime.timing import Effort, measure
 
 _STEP_EFFORT = Effort(warmup=2, repeats=10, least=3, budget_s=20.0)
@@ -104,7 +104,7 @@ def step_of(graph: Path) -> Step:
     def step(session: Session) -> dict[str, Any]:
         imported = import_model(graph)
         loaded = open_session(imported.model, session.bench.machine, folder=imported.folder, strict=False)
-        elsewhere = strays(assignments(loaded), session.provider)
+        elsewhere = placed_elsewhere(assignments(loaded), session.provider)
         run = bind(loaded, synthesize(imported.view), session.provider)
         return {
             "nodes": len(imported.view.nodes),

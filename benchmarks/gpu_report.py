@@ -5,9 +5,8 @@ from typing import Any
 
 from gpu_call import Session
 
-from campo_onnx.calibrate.accuracy import PAPER_ACCURACY
 from campo_onnx.calibrate.calibration import Calibration, load_calibration
-from campo_onnx.calibrate.fit import METHODS
+from campo_onnx.calibrate.fit import METHODS, PAPER_ACCURACY
 from campo_onnx.ops.precision import Precision
 
 STEP = ".step.json"

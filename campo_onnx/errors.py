@@ -32,7 +32,7 @@ class CampoError(Exception):
         message = self.what
         if self.why:
             message += f": {self.why}"
-        if not message.endswith("."):
+        if not message.endswith((".", "?")):
             message += "."
         if self.remedy:
             message += f" {self.remedy}"

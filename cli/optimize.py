@@ -24,7 +24,7 @@ from .options import (
     PrecisionOption,
     dimensions,
 )
-from .render.checks import print_judgement
+from .render.checks import print_data_safety
 from .render.console import print_json, print_note, working
 from .render.plan import print_report
 from .render.verification import print_verification
@@ -222,7 +222,7 @@ def optimize(
             evidence=judged.evidence,
         )
         if safety is SafetyMode.DATA:
-            options = _judged_on_data(model, options, inputs or [], budget)
+            options = _with_data_safety(model, options, inputs or [], budget)
         with working(f"planning {model.name} for {judged.device.name}"):
             optimized = run_pipeline(model, options)
         if verify:
@@ -277,14 +277,14 @@ def _note_what_surprises(model: Path, optimized: "Optimized", options: "Options"
         )
 
 
-def _judged_on_data(model: Path, options: "Options", inputs: list[Path], budget: float) -> "Options":
+def _with_data_safety(model: Path, options: "Options", inputs: list[Path], budget: float) -> "Options":
+    from campo_onnx.data_safety import measure_safety
     from campo_onnx.ir.importer import import_model
     from campo_onnx.runtime.feeds import read_feeds
-    from campo_onnx.training.data_safety import judge
 
     imported = import_model(model, options.dims)
     batches = [read_feeds(path, imported.view) for path in inputs]
-    with working(f"judging {model.name} on {len(batches)} batch(es)"):
-        judgement = judge(imported, options, batches, budget=budget)
-    print_judgement(judgement, budget)
-    return judgement.applied_to(options)
+    with working(f"measuring safety of {model.name} on {len(batches)} batch(es)"):
+        found = measure_safety(imported, options, batches, budget=budget)
+    print_data_safety(found, budget)
+    return found.applied_to(options)

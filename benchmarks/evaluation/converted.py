@@ -8,8 +8,8 @@ import onnx
 from evaluation.strategies import options_for
 from onnx import ModelProto, TensorProto
 
-from campo_onnx.checking.pairing import Pairing
-from campo_onnx.checking.prediction import predicted_us
+from campo_onnx.checking.changes import Changes
+from campo_onnx.checking.context import predicted_us
 from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import CampoError
 from campo_onnx.ir.importer import Imported, import_model
@@ -169,14 +169,14 @@ def _predict(given: Imported, mixed: Imported, low: frozenset[str], name: str) -
     options = options_for(device(name))
     problem = pose(given, options)
     before, after = given.view.node, mixed.view.node
-    pairing = Pairing(
+    changes = Changes(
         low=Precision.FP16,
         low_nodes=low,
-        gone=frozenset(before) - frozenset(after),
+        removed=frozenset(before) - frozenset(after),
         casts=tuple(node for node in mixed.view.nodes if node.op == _CAST and node.name not in before),
         paddings=(),
     )
-    return problem.costs.fp32_us, predicted_us(problem, pairing, mixed.view, options.device)
+    return problem.costs.fp32_us, predicted_us(problem, changes, mixed.view, options.device)
 
 
 def _interface(model: ModelProto) -> list[list[tuple[str, bytes]]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from evaluation.strategies import options_for
 
-from campo_onnx.calibrate.accuracy import model_accuracy
+from campo_onnx.calibrate.fit import model_accuracy
 from campo_onnx.calibrate.samples import cast_samples
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import UnsupportedModelError

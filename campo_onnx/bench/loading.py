@@ -15,7 +15,7 @@ from campo_onnx.ir.view import GraphView
 from campo_onnx.runtime.feeds import Feeds, synthesize
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.run import empty_on_device, on_device, run_bound
-from campo_onnx.runtime.sessions import RUNTIME_ERRORS, assignments, open_session, strays
+from campo_onnx.runtime.sessions import RUNTIME_ERRORS, assignments, open_session, placed_elsewhere
 from campo_onnx.runtime.timing import Step
 from campo_onnx.training.step_interface import TensorSpec
 
@@ -155,7 +155,7 @@ def open_step(graph: Graph, buffers: Buffers, machine: Machine, *, cuda_graph: b
             binding.bind_ortvalue_output(name, buffer)
     binding.synchronize_inputs()  # the copies are asynchronous
     captured = _CUDA_GRAPH_ID if cuda_graph else None
-    elsewhere = strays(assignments(session), machine.provider)
+    elsewhere = placed_elsewhere(assignments(session), machine.provider)
     note = ""
     if elsewhere:
         note = (

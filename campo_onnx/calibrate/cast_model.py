@@ -1,5 +1,6 @@
 """What a Cast costs: Eq. 1 of the Campo paper."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -17,6 +18,13 @@ class CastModel:
 
     r_us: float
     c_i_us: float
+
+    def __post_init__(self) -> None:
+        """Refuse times that are none."""
+        for name in ("r_us", "c_i_us"):
+            time_us = getattr(self, name)
+            if not 0 <= time_us < math.inf:
+                raise ValueError(f"{name} is {time_us}, and must be a time")
 
     def cast_us(self, elements: int) -> float:
         """Time to cast `elements` elements, in either direction.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import onnx
 
@@ -67,7 +68,9 @@ def plan_forward(
         dims = sizes_of(gradient.graph, shapes)
         problem = with_backward(problem, pose(import_model(gradient, dims), options))
     plan = decide(problem, imported, options)
-    return PlannedGraph(plan=plan, model=rewrite(imported, plan) if plan.low_nodes else None, sizes=sizes)
+    return PlannedGraph(
+        plan=plan, model=rewrite(imported, plan) if plan.low_nodes else None, sizes=MappingProxyType(sizes)
+    )
 
 
 def sizes_of(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

@@ -3,18 +3,18 @@
 Timings belong to a machine and its software: :class:`Machine` is what they are filed under.
 """
 
-import contextlib
-import io
 import os
 import platform
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from campo_onnx.errors import DeviceUnavailableError, UsageError
+from campo_onnx.runtime.cuda_libraries import load_cuda_libraries
 from campo_onnx.runtime.gpu import Gpu, visible_gpu
 
 ORT_NAME = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -135,31 +135,40 @@ def cuda_problem() -> str:
     """Why the CUDA provider cannot be used; ``""`` when it can.
 
     Libraries that pip packages or PyTorch brought along are loaded first. ONNX Runtime falls back
-    to the CPU without an error when something is missing, so a session is opened to find out.
+    to the CPU without an error when something is missing, so a session is opened and run to find out.
     """
     if ORT_NAME["cuda"] not in ort.get_available_providers():
         return _CPU_WHEEL
     if problem := visible_gpu().problem:
         return problem
-    heard = io.StringIO()
-    with contextlib.redirect_stdout(heard):  # it prints what it cannot find
-        ort.preload_dlls()
+    missing = load_cuda_libraries()
     options = ort.SessionOptions()
     options.log_severity_level = 4
     try:
         session = ort.InferenceSession(_probe(), options, providers=[ORT_NAME["cuda"]])
+        session.disable_fallback()  # a run that fails would be repeated on the CPU
     except Exception as error:  # whatever the driver and its libraries raise: all of it means "no"
         return str(error).strip()
-    if ORT_NAME["cuda"] in session.get_providers():
-        return ""
-    return "its libraries do not load" + (f" ({heard.getvalue().strip()})" if heard.getvalue() else "")
+    if ORT_NAME["cuda"] not in session.get_providers():
+        return "its libraries do not load" + (f" (missing: {missing})" if missing else "")
+    try:
+        # cuDNN is loaded by the first convolution that runs, hours into a training otherwise.
+        session.run(None, {"x": np.ones((1, 1, 4, 4), np.float32)})
+    except Exception as error:  # as above
+        return str(error).strip()
+    return ""
 
 
 def _probe() -> bytes:
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"], name="relu")], "probe", value[:1], value[1:]
-    )
+    """A graph that needs CUDA's own libraries, cuBLAS and cuDNN."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 4, 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 4, 4])
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
+        helper.make_node("MatMul", ["c", "c"], ["y"], name="matmul"),
+    ]
+    weight = numpy_helper.from_array(np.ones((1, 1, 1, 1), np.float32), "w")
+    graph = helper.make_graph(nodes, "probe", [x], [y], [weight])
     opset = [helper.make_opsetid("", 20)]
     return bytes(helper.make_model(graph, opset_imports=opset, ir_version=10).SerializeToString())
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -176,7 +177,7 @@ class TrainingSession:
         self._steps += 1
         return StepResult(
             step=self._steps,
-            metrics=metrics,
+            metrics=MappingProxyType(metrics),
             skipped=not finite,
             loss_scale=scale,
             duration_s=time.perf_counter() - began,

@@ -13,7 +13,7 @@ from .units import duration
 
 if TYPE_CHECKING:
     from campo_onnx.checking.verdict import Verdicts
-    from campo_onnx.training.data_safety import Judgement
+    from campo_onnx.data_safety import DataSafety
 
 _STATUS_STYLES = {"passed": "green", "failed": "bold red", "not checked": "yellow", "not asked": "dim"}
 
@@ -47,19 +47,19 @@ def print_annotations(text: str, *, beside_a_document: bool) -> None:
     (sys.stderr if beside_a_document else sys.stdout).write(text)
 
 
-def print_judgement(judgement: "Judgement", budget: float) -> None:
+def print_data_safety(found: "DataSafety", budget: float) -> None:
     """Tell what the data forbade and released, and what that is worth."""
     console = stderr()
-    worst = max(judgement.drift_after, key=lambda name: judgement.drift_after[name])
+    worst = max(found.drift_after, key=lambda name: found.drift_after[name])
     console.print(
         escape(
-            f"On the data: {len(judgement.forbidden)} nodes forbidden, {len(judgement.released)} released "
-            f"from taint, worth {duration(judgement.gain_us)} a step. The largest error of an output, "
-            f"emulated, is {judgement.drift_after[worst]:.2g} ({worst}); the budget is {budget:g}."
+            f"On the data: {len(found.forbidden)} nodes forbidden, {len(found.released)} released "
+            f"from taint, worth {duration(found.gain_us)} a step. The largest error of an output, "
+            f"emulated, is {found.drift_after[worst]:.2g} ({worst}); the budget is {budget:g}."
         ),
         style="dim",
     )
-    beyond = [name for name, error in judgement.drift_before.items() if error > budget]
+    beyond = [name for name, error in found.drift_before.items() if error > budget]
     if beyond:
         console.print(
             escape(

@@ -5,9 +5,9 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from campo_onnx.checking.changes import is_rounded
 from campo_onnx.checking.check import check
 from campo_onnx.checking.policy import Policy
-from campo_onnx.checking.weights import is_rounded
 from campo_onnx.errors import PlanMismatchError, UsageError
 
 
@@ -47,12 +47,12 @@ def other_weights(model):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (rename, "1 of 15 nodes are missing in it, 'second' for one"),
-        (other_operator, "'relu' is Sigmoid in it, and Relu in the FP32 model"),
-        (other_attribute, "'transposed_v' (Transpose) has other attributes"),
-        (insert, "a node 'absolute' (Abs) that the FP32 model has not"),
-        (swap, "input 0 of 'dropped' comes from another place in it"),
-        (other_weights, "the weights differ: 'b' has other values in it"),
+        (rename, "1 of 15 nodes are missing, for example 'second'"),
+        (other_operator, "'relu' is Sigmoid, and Relu in the FP32 model"),
+        (other_attribute, "'transposed_v' (Transpose) has different attributes"),
+        (insert, "a node 'absolute' (Abs) that is not in the FP32 model"),
+        (swap, "input 0 of 'dropped' is connected to a different tensor"),
+        (other_weights, "the weights differ: 'b' has different values"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

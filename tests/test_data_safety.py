@@ -1,4 +1,4 @@
-"""Safety judged on data: what overflows is forbidden, what no output feels is released."""
+"""Safety measured on data: what overflows is forbidden, what no output feels is released."""
 
 from dataclasses import replace
 
@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from onnx import parser
 
+from campo_onnx.data_safety import measure_safety
 from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.pipeline import Options, optimize
-from campo_onnx.training.data_safety import drift_of, judge
+from campo_onnx.training.numerics import drift_of
 
 # Launches that cost nothing: so small a graph has precisions worth choosing.
 DEVICE = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
@@ -34,39 +35,39 @@ def batch(scale, seed=0):
 def test_a_harmless_taint_is_released_and_pays():
     imported = import_model(parser.parse_model(HARMLESS))
     before = optimize(imported.model, OPTIONS).plan
-    judgement = judge(imported, OPTIONS, [batch(0.01)])
-    after = optimize(imported.model, judgement.applied_to(OPTIONS)).plan
-    assert judgement.released == {"mul", "add"}
-    assert not judgement.forbidden
+    found = measure_safety(imported, OPTIONS, [batch(0.01)])
+    after = optimize(imported.model, found.applied_to(OPTIONS)).plan
+    assert found.released == {"mul", "add"}
+    assert not found.forbidden
     assert {"mul", "add"} <= after.low_nodes - before.low_nodes
     assert after.predicted_us < before.predicted_us
-    assert judgement.gain_us == pytest.approx(before.predicted_us - after.predicted_us)
-    assert max(judgement.drift_after.values()) < 1e-2
+    assert found.gain_us == pytest.approx(before.predicted_us - after.predicted_us)
+    assert max(found.drift_after.values()) < 1e-2
 
 
 def test_what_overflows_on_the_data_is_forbidden():
     imported = import_model(parser.parse_model(LARGE))
     assert "mul" in optimize(imported.model, OPTIONS).plan.low_nodes
-    judgement = judge(imported, OPTIONS, [batch(30.0)])
-    assert "mul" in judgement.forbidden
-    assert "overflows fp16" in judgement.forbidden["mul"]
-    plan = optimize(imported.model, judgement.applied_to(OPTIONS)).plan
+    found = measure_safety(imported, OPTIONS, [batch(30.0)])
+    assert "mul" in found.forbidden
+    assert "overflows fp16" in found.forbidden["mul"]
+    plan = optimize(imported.model, found.applied_to(OPTIONS)).plan
     decision = next(d for d in plan.decisions if d.node == "mul")
     assert (decision.precision, decision.decided_by) == ("fp32", "data")
 
 
 def test_one_batch_of_many_is_enough_to_forbid():
     imported = import_model(parser.parse_model(LARGE))
-    judgement = judge(imported, OPTIONS, [batch(0.01), batch(30.0), batch(0.01, seed=1)])
-    assert "mul" in judgement.forbidden
+    found = measure_safety(imported, OPTIONS, [batch(0.01), batch(30.0), batch(0.01, seed=1)])
+    assert "mul" in found.forbidden
 
 
 def test_nothing_is_released_beyond_the_budget():
     imported = import_model(parser.parse_model(HARMLESS))
-    judgement = judge(imported, OPTIONS, [batch(0.01)], budget=1e-9)
+    found = measure_safety(imported, OPTIONS, [batch(0.01)], budget=1e-9)
     # The lists' own plan exceeds so small a budget; a release may not add more than noise to it.
-    limit = 1.25 * max(judgement.drift_before.values())
-    assert max(judgement.drift_after.values()) <= limit
+    limit = 1.25 * max(found.drift_before.values())
+    assert max(found.drift_after.values()) <= limit
 
 
 def test_the_update_and_the_loss_are_never_released():
@@ -82,8 +83,8 @@ def test_the_update_and_the_loss_are_never_released():
         "w": (0.01 * rng.normal(size=(64, 64))).astype(np.float32),
         "lr": np.array(0.1, np.float32),
     }
-    judgement = judge(imported, OPTIONS, [feeds])
-    plan = optimize(imported.model, judgement.applied_to(OPTIONS)).plan
+    found = measure_safety(imported, OPTIONS, [feeds])
+    plan = optimize(imported.model, found.applied_to(OPTIONS)).plan
     precision = {d.node: d.precision for d in plan.decisions}
     assert {precision[name] for name in ("exp", "mean", "scale", "step")} == {"fp32"}
 
@@ -91,25 +92,25 @@ def test_the_update_and_the_loss_are_never_released():
 @pytest.mark.parametrize("budget", [0.0, -1.0, float("nan")])
 def test_a_budget_must_be_positive(budget):
     with pytest.raises(UsageError, match="budget"):
-        judge(import_model(parser.parse_model(HARMLESS)), OPTIONS, [batch(0.01)], budget=budget)
+        measure_safety(import_model(parser.parse_model(HARMLESS)), OPTIONS, [batch(0.01)], budget=budget)
 
 
 def test_a_batch_with_nan_is_refused():
     feeds = batch(0.01)
     feeds["x"][3, 4] = np.nan
     with pytest.raises(UsageError, match="NaN in 'x'"):
-        judge(import_model(parser.parse_model(HARMLESS)), OPTIONS, [feeds])
+        measure_safety(import_model(parser.parse_model(HARMLESS)), OPTIONS, [feeds])
 
 
 def test_no_batch_is_refused():
     with pytest.raises(UsageError, match="--inputs"):
-        judge(import_model(parser.parse_model(HARMLESS)), OPTIONS, [])
+        measure_safety(import_model(parser.parse_model(HARMLESS)), OPTIONS, [])
 
 
 def test_a_result_is_not_judged():
     mixed = optimize(parser.parse_model(HARMLESS), OPTIONS).model
     with pytest.raises(UsageError, match="FP32 file it was made from"):
-        judge(import_model(mixed), OPTIONS, [batch(0.01)])
+        measure_safety(import_model(mixed), OPTIONS, [batch(0.01)])
 
 
 def test_drift_holds_noise_against_the_largest_output():

@@ -1,4 +1,4 @@
-"""Safety judged on data: forbid what breaks on real batches, release from taint what is harmless.
+"""Safety measured on data: forbid what breaks on real batches, release from taint what is harmless.
 
 Lists are blunt. They allow what may overflow on this network's values, and they forbid everything
 downstream of a deny node although its rounding may not be felt in any gradient.
@@ -6,6 +6,7 @@ downstream of a deny node although its rounding may not be felt in any gradient.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.pipeline import Options, decide, pose
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
-from campo_onnx.training.numerics import emulate, seeded
+from campo_onnx.training.numerics import drift_of, emulate, seeded
 from campo_onnx.training.ranges import Range, ranges_of
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -32,10 +33,6 @@ DEFAULT_BUDGET = 1e-2
 LOST_MASS = 2.0**-11
 """Share of a tensor's magnitude that may become zero: what FP16's own rounding loses."""
 
-NOISE = 2.0**-20
-"""An output smaller than this share of the largest one is noise (the gradient of a key's bias, which
-is zero but for rounding): its error counts against that share."""
-
 SLACK = 1.25
 """Where the lists alone exceed the budget already, releases may add this much: rounding elsewhere moves
 an ill-conditioned gradient by about as much either way."""
@@ -45,7 +42,7 @@ MOST_TRIALS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class DataSafety:
     """What data says of a graph.
 
     Parameters
@@ -73,19 +70,19 @@ class Judgement:
     trials: int
 
     def applied_to(self, options: Options) -> Options:
-        """Options that plan with this judgement."""
+        """Options that plan with what was found."""
         return replace(options, forbidden=self.forbidden, released=self.released)
 
 
-def judge(
+def measure_safety(
     imported: Imported,
     options: Options,
     batches: Sequence[Feeds],
     *,
     budget: float = DEFAULT_BUDGET,
     tell: Progress = lambda _: None,
-) -> Judgement:
-    """Run the FP32 step on real batches and judge every node by what it computes there.
+) -> DataSafety:
+    """Run the FP32 step on real batches and decide by what each node computes there.
 
     1. A node with an input or output that overflows, or of whose magnitude more than
        :data:`LOST_MASS` becomes zero, is forbidden.
@@ -117,7 +114,7 @@ def judge(
         raise UsageError(
             "the model is a result of campo-onnx already",
             why="its precision is decided",
-            remedy="Judge the FP32 file it was made from.",
+            remedy="Give the FP32 file it was made from.",
         )
     if not batches:
         raise UsageError("safety on data needs a batch", remedy="Give one with --inputs batch.npz.")
@@ -132,18 +129,18 @@ def judge(
     problem = pose(imported, options)
     tell("recording ranges")
     found = ranges_of(given, _reads_and_results(problem), batches, options.low, here)
-    forbidden = dict(_breaking(problem, found))
+    forbidden = MappingProxyType(dict(_breaking(problem, found)))
     cautious = replace(options, forbidden=forbidden, released=frozenset())
     search = _Search(imported, cautious, batches, expected, budget, tell)
     before, drift_before = search.trial(frozenset())
     search.limits = {name: max(budget, SLACK * error) for name, error in drift_before.items()}
     released, after, drift_after = search.best(_groups(pose(imported, cautious)), before, drift_before)
-    return Judgement(
+    return DataSafety(
         forbidden=forbidden,
         released=released,
-        ranges=found,
-        drift_before=drift_before,
-        drift_after=drift_after,
+        ranges=MappingProxyType(found),
+        drift_before=MappingProxyType(drift_before),
+        drift_after=MappingProxyType(drift_after),
         gain_us=before.predicted_us - after.predicted_us,
         trials=search.trials,
     )
@@ -198,20 +195,6 @@ class _Search:
                 half = len(candidates) // 2
                 pending += [candidates[:half], candidates[half:]]
         return released, plan, drift
-
-
-def drift_of(actual: Feeds, expected: Feeds) -> dict[str, float]:
-    """Relative L2 error by floating-point output, small outputs held against :data:`NOISE`."""
-    floats = {name: value for name, value in expected.items() if np.issubdtype(value.dtype, np.floating)}
-    sizes = {name: float(np.linalg.norm(value.astype(np.float64))) for name, value in floats.items()}
-    floor = NOISE * max(sizes.values(), default=0.0)
-    errors = {}
-    for name, value in floats.items():
-        difference = actual[name].astype(np.float64) - value.astype(np.float64)
-        error = float(np.linalg.norm(difference))
-        size = max(sizes[name], floor)
-        errors[name] = 0.0 if error == 0 else (error / size if size and np.isfinite(error) else float("inf"))
-    return errors
 
 
 def _reads_and_results(problem: Problem) -> Iterator[str]:
