@@ -55,7 +55,7 @@ class Precision:
         """
         found = _by_value.get(value)
         if found is None:
-            raise ValueError(f"{value!r} is not a valid Precision")
+            raise ValueError(f"unknown precision {value!r}, known: {', '.join(_by_value)}")
         return found
 
     def __setattr__(self, name: str, _: object) -> None:

@@ -140,7 +140,7 @@ def test_a_calibration_without_entries_has_no_score(calibration: Calibration, tm
         (("entries", 1, "scores", "shapes"), 0, "entries[1].scores: scores need at least one"),
         (("execution",), "steam", "execution is 'steam'"),
         (("host_us",), -1, "host_us is -1"),
-        (("precision",), "fp17", "precision: invalid enum value 'fp17'"),
+        (("precision",), "fp17", "precision: unknown precision 'fp17'"),
         (("device", "sm_count"), 0, "sm_count is 0"),
     ],
 )

@@ -110,7 +110,7 @@ def test_twice_is_once_to_the_byte(optimize, tmp_path, capsys):
     assert optimize(MLP, "-o", "once.onnx", *words) == 0
     capsys.readouterr()
     assert optimize("once.onnx", "-o", "twice.onnx", "--device", "h200") == 0
-    assert "was optimized already (strategy tf-amp, v100, fp16): nothing changes" in capsys.readouterr().err
+    assert "is already optimized (strategy tf-amp, v100, fp16) and stays as it is" in capsys.readouterr().err
     assert (tmp_path / "once.onnx").read_bytes() == (tmp_path / "twice.onnx").read_bytes()
 
 
@@ -234,9 +234,9 @@ BAD = [
     ("good.onnx -o good.onnx", 2, ["the output good.onnx is the input itself", "--force"]),
     ("good.onnx -o existing.onnx", 2, ["existing.onnx exists", "--force"]),
     ("good.onnx --plan existing.json", 2, ["existing.json exists", "--force"]),
-    ("good.onnx --plan out.onnx", 2, ["--plan and --output name the same file"]),
-    ("good.onnx --plan ./out.onnx", 2, ["--plan and --output name the same file"]),
-    ("good.onnx --plan good.onnx --force", 2, ["--plan and MODEL name the same file"]),
+    ("good.onnx --plan out.onnx", 2, ["--plan and --output are the same file"]),
+    ("good.onnx --plan ./out.onnx", 2, ["--plan and --output are the same file"]),
+    ("good.onnx --plan good.onnx --force", 2, ["--plan and MODEL are the same file"]),
     ("good.onnx --plan nowhere/plan.json", 2, ["does not exist"]),
 ]
 

@@ -1,7 +1,6 @@
 """Pictures: one idea each, told apart by colour and shape, the same bytes whenever the data is the same."""
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,11 +18,6 @@ _ROW_IN, _WIDTH_IN, _FRAME_IN = 0.42, 7.4, 1.75
 
 Values = Mapping[str, Mapping[str, float]]
 """By row (a model), by series (a strategy); what is missing is not drawn."""
-
-
-def can_draw() -> bool:
-    """Whether matplotlib is installed."""
-    return find_spec("matplotlib") is not None
 
 
 def dots(
@@ -115,6 +109,38 @@ def stacked(values: Values, parts: Sequence[str], path: Path, *, title: str, axi
                 ends[width >= 0][y] += width
         axes.axvline(0, color="#555555", linewidth=1)
         _frame(figure, axes, rows, title, axis, columns=2)
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def curves(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path, *, axis: str, steps: str) -> None:
+    """Draw diagrams of curves, two in a row, with a logarithmic vertical axis.
+
+    Parameters
+    ----------
+    panels
+        By title, by label: a value for each step, from 1 on.
+    path
+        The SVG file to write.
+    axis, steps
+        What the vertical and the horizontal axis show.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(dict(_RC)):
+        rows = (len(panels) + 1) // 2
+        figure = Figure(figsize=(_WIDTH_IN * 1.3, 2.9 * rows), layout="constrained")
+        for position, (title, by_label) in enumerate(panels.items(), start=1):
+            axes = figure.add_subplot(rows, 2, position)
+            for number, (label, values) in enumerate(by_label.items()):
+                colour, dashes = _STYLES[number][0], ("-", "--", ":", "-.")[number % 4]
+                axes.plot(range(1, len(values) + 1), values, color=colour, linestyle=dashes, label=label)
+            axes.set_yscale("log")
+            axes.set_title(title, fontsize=10)
+            axes.set_xlabel(steps)
+            axes.set_ylabel(axis)
+            axes.grid(color="#dddddd", linewidth=0.6)
+            axes.legend(frameon=False)
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 

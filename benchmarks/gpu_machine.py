@@ -1,4 +1,4 @@
-"""First facts of :mod:`gpu_session`: versions, whether anything runs, what counters can be read."""
+"""First steps of a session on a device: versions, whether anything runs, what counters can be read."""
 
 import ctypes
 import os
@@ -6,22 +6,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnxruntime as ort
-from gpu_call import LOW, Session, matmul
 
-from campo_onnx import __version__
+from benchmarks.steps import Call
+from campo_onnx import Device, __version__
+from campo_onnx.calibrate.catalog import file_name
 from campo_onnx.ir.importer import import_model
-from campo_onnx.measure.node_timer import LAUNCH_NODE
+from campo_onnx.ir.view import FLOAT
+from campo_onnx.measure.node_timer import LAUNCH_NODE, Bench
 from campo_onnx.measure.one_node import one_node_model, one_node_view
 from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature, make_signature
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.ncu import LIMIT_S, count, tensor_pipe_share
 from campo_onnx.runtime.providers import ORT_NAME
@@ -32,11 +35,47 @@ _STEP_EFFORT = Effort(warmup=2, repeats=10, least=3, budget_s=20.0)
 _TELLING_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "CUDA_VISIBLE_DEVICES", "ORT_CUDA_GEMM_OPTIONS")
 _GPU_FIELDS = "name,driver_version,compute_cap,memory.total,clocks.max.sm,clocks.max.mem,power.limit"
 
-Step = Callable[[Session], Any]
-"""One step of a session."""
+LOW = Precision.FP16
 
 
-def facts(session: Session) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What is measured, where, and where files go."""
+
+    folder: Path
+    bench: Bench
+    device: Device
+    graphs: tuple[Path, ...]
+
+    @property
+    def provider(self) -> str:
+        """Where it runs."""
+        return self.bench.machine.provider
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether there is no GPU in it."""
+        return self.provider == "cpu"
+
+    def calibration_path(self, precision: Precision, *, full: bool) -> Path:
+        """Where a calibration goes: the full one under the name it is shipped as."""
+        name = file_name(self.device.name, precision)
+        return self.folder / (name if full else name.replace(".json", ".quick.json"))
+
+
+def both_us(fp32: Signature, session: Session) -> dict[str, float]:
+    """Time of a node in both precisions."""
+    low = lowered(fp32, ports_of(fp32, LOW), LOW)
+    assert low is not None
+    return {"fp32_us": session.bench.time(fp32).median_us, "low_us": session.bench.time(low).median_us}
+
+
+def matmul(m: int, k: int, n: int) -> Signature:
+    """A matrix product in FP32."""
+    return make_signature(OpKey("", "MatMul"), [(FLOAT, (m, k)), (FLOAT, (k, n))], [(FLOAT, (m, n))])
+
+
+def facts(session: Session, call: Call) -> dict[str, Any]:
     """Device, driver and every version that may change a time."""
     found: dict[str, Any] = {
         "campo_onnx": __version__,
@@ -78,7 +117,7 @@ def _cudnn_version() -> str:
     return str(library.cudnnGetVersion())
 
 
-def check_provider(session: Session) -> dict[str, Any]:
+def check_provider(session: Session, call: Call) -> dict[str, Any]:
     """The provider loads, names survive, nothing runs elsewhere; and BF16 inputs can be bound."""
     found: dict[str, Any] = {}
     fp32 = matmul(64, 64, 64)
@@ -98,25 +137,21 @@ def check_provider(session: Session) -> dict[str, Any]:
     return found
 
 
-def step_of(graph: Path) -> Step:
+def step_of(graph: Path, session: Session, call: Call) -> dict[str, Any]:
     """Load a graph and run whole steps of it."""
-
-    def step(session: Session) -> dict[str, Any]:
-        imported = import_model(graph)
-        loaded = open_session(imported.model, session.bench.machine, folder=imported.folder, strict=False)
-        elsewhere = placed_elsewhere(assignments(loaded), session.provider)
-        run = bind(loaded, synthesize(imported.view), session.provider)
-        return {
-            "nodes": len(imported.view.nodes),
-            "elsewhere": sorted({f"{a.op_type} on {a.provider}" for a in elsewhere}),
-            "nodes_elsewhere": len(elsewhere),
-            **asdict(measure(run, _STEP_EFFORT)),
-        }
-
-    return step
+    imported = import_model(graph)
+    loaded = open_session(imported.model, session.bench.machine, folder=imported.folder, strict=False)
+    elsewhere = placed_elsewhere(assignments(loaded), session.provider)
+    run = bind(loaded, synthesize(imported.view), session.provider)
+    return {
+        "nodes": len(imported.view.nodes),
+        "elsewhere": sorted({f"{a.op_type} on {a.provider}" for a in elsewhere}),
+        "nodes_elsewhere": len(elsewhere),
+        **asdict(measure(run, _STEP_EFFORT)),
+    }
 
 
-def count_some(session: Session) -> dict[str, Any]:
+def count_some(session: Session, call: Call) -> dict[str, Any]:
     """Hardware counters of a few nodes, and the tensor pipes' share of each graph's step."""
     if session.on_cpu:
         return {"refusal": "there is no GPU in this session"}
@@ -133,8 +168,8 @@ def count_some(session: Session) -> dict[str, Any]:
         counted = count(files)
     found: dict[str, Any] = dict(zip(models, counted, strict=True))
     for graph in session.graphs:
-        session.check_time()
-        limit_s = max(30.0, min(LIMIT_S, session.left_s))
+        call.deadline.need(0.0)
+        limit_s = max(30.0, min(LIMIT_S, call.deadline.left_s))
         found[f"tensor pipe share of {graph.stem}"] = tensor_pipe_share(graph, limit_s=limit_s)
     return found
 

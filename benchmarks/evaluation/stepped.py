@@ -1,26 +1,29 @@
-"""What every strategy's graph, and every peer's, is measured to take: interleaved training steps."""
+"""What every strategy's graph, and every peer's, takes: interleaved training steps, measured."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from evaluation.numerics import update_error
-from evaluation.steps import Deadline
-from evaluation.strategies import FP32, PADDING, STRATEGIES, TF_AMP, decided, options_for, unpadded
-
+from benchmarks.evaluation.strategies import (
+    FP32,
+    PADDING,
+    STRATEGIES,
+    TF_AMP,
+    decided,
+    options_for,
+    unpadded,
+)
+from benchmarks.evaluation.update_error import update_error
+from benchmarks.steps import Deadline
+from campo_onnx import Device, Plan, oplists, optimize_model
 from campo_onnx.bench.bench import bench
 from campo_onnx.bench.graphs import Graph
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.bench.statistics import paired_speedup
-from campo_onnx.devices.device import Device
 from campo_onnx.errors import CampoError
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.pipeline import decide, pose
 from campo_onnx.runtime.providers import Machine
 
 FIRST = (FP32, TF_AMP)
@@ -28,7 +31,7 @@ FIRST = (FP32, TF_AMP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entrant:
+class Candidate:
     """A graph to be measured.
 
     Parameters
@@ -60,7 +63,7 @@ class Effort:
     budget_s: float
 
 
-def entrants(graph: Path, planned_for: Device, labels: Collection[str]) -> tuple[Entrant, ...]:
+def candidates(graph: Path, planned_for: Device, labels: Collection[str]) -> tuple[Candidate, ...]:
     """Let the strategies plan a graph, and write their graphs; equal ones once.
 
     A strategy that pads comes with padding off as well, where it pads at all.
@@ -74,22 +77,32 @@ def entrants(graph: Path, planned_for: Device, labels: Collection[str]) -> tuple
     labels
         Which strategies; FP32 is always among them.
     """
-    given = import_model(graph)
-    plans = _plans(given, planned_for, [label for label in STRATEGIES if label in {FP32, *labels}])
-    shared: dict[tuple[object, ...], list[str]] = {}
-    for label, plan in plans.items():
-        shared.setdefault(decided(plan), []).append(label)
-    return tuple(
-        Entrant(
-            labels=tuple(names),
-            imported=import_model(rewrite(given, plans[names[0]])) if names[0] != FP32 else given,
-            casts=len(plans[names[0]].casts),
+    found: dict[tuple[object, ...], Candidate] = {}
+    for label, plan, imported in _planned(graph, planned_for, labels):
+        known = found.get(decided(plan))
+        found[decided(plan)] = (
+            Candidate(labels=(label,), imported=imported, casts=len(plan.casts))
+            if known is None
+            else replace(known, labels=(*known.labels, label))
         )
-        for names in shared.values()
-    )
+    return tuple(found.values())
 
 
-def peer_entrant(label: str, path: Path) -> Entrant:
+def _planned(
+    graph: Path, planned_for: Device, labels: Collection[str]
+) -> Iterator[tuple[str, Plan, Imported]]:
+    options = options_for(planned_for)
+    for label in [label for label in STRATEGIES if label in {FP32, *labels}]:
+        strategy, lists = STRATEGIES[label]
+        chosen = replace(options, strategy=strategy, lists=oplists(lists))
+        result = optimize_model(graph, chosen)
+        yield label, result.plan, import_model(graph if label == FP32 else result.model)
+        if label in PADDING and result.plan.pads:
+            without = optimize_model(graph, replace(chosen, pads=False))
+            yield unpadded(label), without.plan, import_model(without.model)
+
+
+def peer_candidate(label: str, path: Path) -> Candidate:
     """Read a peer's graph.
 
     Raises
@@ -97,7 +110,7 @@ def peer_entrant(label: str, path: Path) -> Entrant:
     campo_onnx.errors.CampoError
         If it cannot be read.
     """
-    return Entrant(labels=(label,), imported=import_model(path), casts=None)
+    return Candidate(labels=(label,), imported=import_model(path), casts=None)
 
 
 def groups(labels: Sequence[str], size: int) -> tuple[tuple[str, ...], ...]:
@@ -126,7 +139,7 @@ def groups(labels: Sequence[str], size: int) -> tuple[tuple[str, ...], ...]:
 
 
 def measure(
-    members: Sequence[Entrant], machine: Machine, effort: Effort, batch: int, deadline: Deadline
+    members: Sequence[Candidate], machine: Machine, effort: Effort, batch: int | None, deadline: Deadline
 ) -> dict[str, Any]:
     """Measure graphs in turns.
 
@@ -139,7 +152,7 @@ def measure(
     effort
         How long.
     batch
-        Samples per step.
+        Samples per step; None where it is not known.
     deadline
         When to give up, to begin anew in another call.
 
@@ -168,8 +181,8 @@ def measure(
     return facts | {"rows": rows}
 
 
-def update_errors(given: Imported, members: Sequence[Entrant]) -> dict[str, dict[str, Any]]:
-    """How far the weights' updates of graphs are from FP32's (:mod:`evaluation.numerics`), by label."""
+def update_errors(given: Imported, members: Sequence[Candidate]) -> dict[str, dict[str, Any]]:
+    """How far the weights' updates of graphs are from FP32's, by label."""
     found: dict[str, dict[str, Any]] = {}
     for member in members:
         try:
@@ -178,21 +191,6 @@ def update_errors(given: Imported, members: Sequence[Entrant]) -> dict[str, dict
             facts = {"failure": error.why or error.what}
         found |= dict.fromkeys(member.labels, facts)
     return found
-
-
-def _plans(given: Imported, planned_for: Device, labels: Sequence[str]) -> Mapping[str, Plan]:
-    options = options_for(planned_for)
-    problems = {
-        name: pose(given, replace(options, lists=preset(name))) for name in {STRATEGIES[n][1] for n in labels}
-    }
-    plans = {}
-    for label in labels:
-        strategy, lists = STRATEGIES[label]
-        chosen = replace(options, strategy=strategy, lists=preset(lists))
-        plans[label] = decide(problems[lists], given, chosen)
-        if label in PADDING and plans[label].pads:
-            plans[unpadded(label)] = decide(problems[lists], given, replace(chosen, pads=False))
-    return plans
 
 
 def _over(result: BenchResult, baseline: str | None, row: BenchRow) -> Interval | None:

@@ -7,11 +7,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from campo_onnx.errors import UnsupportedModelError
+from benchmarks.steps import StepError
 from campo_onnx.ir.importer import import_model
-from campo_onnx.ir.view import GraphView
 
-RUNNERS = Path(__file__).parents[1] / "peers"
+RUNNERS = Path(__file__).parent
 
 INSTALL_S, CONVERT_S = 300.0, 300.0
 """How long installing a peer, and a conversion, may take."""
@@ -30,8 +29,6 @@ class Peer:
         Short name, and what people call it, with its version.
     requirements
         Everything that is installed for it, pinned.
-    runner
-        The script that calls it.
     runs_the_graph
         Whether it runs the graph itself, with every tensor as an output.
     """
@@ -39,8 +36,12 @@ class Peer:
     name: str
     title: str
     requirements: tuple[str, ...]
-    runner: str
     runs_the_graph: bool = False
+
+    @property
+    def runner(self) -> Path:
+        """The script that calls it."""
+        return RUNNERS / f"run_{self.name.replace('-', '_')}.py"
 
 
 PEERS = {
@@ -55,77 +56,63 @@ PEERS = {
                 *("onnxruntime==1.24.4", "onnxscript==0.7.2", "onnxslim==0.1.98", "polygraphy==0.53.6"),
                 "lief==1.0.0",
             ),
-            runner="run_autocast.py",
             runs_the_graph=True,
         ),
         Peer(
             name="onnxconverter",
             title="onnxconverter-common 1.16.0",
             requirements=("onnxconverter-common==1.16.0", "onnx==1.21.0"),
-            runner="run_onnxconverter.py",
         ),
         Peer(
             name="ort-float16",
             title="ONNX Runtime 1.31.1, transformers.float16",
             requirements=("onnxruntime==1.31.1", "onnx==1.23.2"),
-            runner="run_ort_float16.py",
         ),
     )
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How a call to another program ended.
+def install(peer: Peer, folder: Path) -> None:
+    """Make an environment for a peer below `folder`.
 
-    Parameters
-    ----------
-    failure
-        First line of what went wrong; ``""`` if nothing did.
+    Raises
+    ------
+    StepError
+        If that fails, with what pip said.
     """
-
-    failure: str
-
-
-def install(peer: Peer, folder: Path) -> Outcome:
-    """Make an environment for a peer below `folder`; a failure is what pip said."""
     environment = folder / peer.name
-    made = _call([sys.executable, "-m", "venv", "--clear", str(environment)], INSTALL_S)
-    if made.failure:
-        return made
-    pip = [str(_python(environment)), "-m", "pip", "install", "--quiet", "--retries", "2", *peer.requirements]
-    return _call(pip, INSTALL_S)
+    _call([sys.executable, "-m", "venv", "--clear", str(environment)], INSTALL_S)
+    pip = [str(_python(environment)), "-m", "pip", "install", "--quiet", "--retries", "2"]
+    _call([*pip, *peer.requirements], INSTALL_S)
 
 
-def convert(peer: Peer, graph: Path, output: Path, folder: Path) -> Outcome:
-    """Let a peer convert a graph.
+def convert(peer: Peer, graph: Path, output: Path, folder: Path) -> None:
+    """Let an installed peer, whose environment is in `folder`, convert a graph.
 
-    Parameters
-    ----------
-    peer
-        An installed peer.
-    graph
-        The FP32 training step.
-    output
-        Where the result goes.
-    folder
-        Where its environment lies.
+    Raises
+    ------
+    StepError
+        If it does not, with the first line of what it said.
     """
     if peer.runs_the_graph:
-        needed_bytes = activations_bytes(import_model(graph).view)
-        limit_bytes = _MEMORY_SHARE * _memory_bytes()
+        needed_bytes, limit_bytes = activations_bytes(graph), _MEMORY_SHARE * memory_bytes()
         if needed_bytes > limit_bytes:
-            return Outcome(
-                failure=f"not tried: it runs the graph on the CPU with all tensors as outputs, which are "
+            raise StepError(
+                f"not tried: it runs the graph on the CPU with all tensors as outputs, which are "
                 f"{needed_bytes / 2**30:.0f} GiB, and this machine can spare {limit_bytes / 2**30:.0f} GiB"
             )
-    python = _python(folder / peer.name)
-    return _call([str(python), str(RUNNERS / peer.runner), str(graph), str(output)], CONVERT_S)
+    _call([str(_python(folder / peer.name)), str(peer.runner), str(graph), str(output)], CONVERT_S)
 
 
-def activations_bytes(view: GraphView) -> int:
+def activations_bytes(graph: Path) -> int:
     """Size of everything a graph computes, all at once."""
+    view = import_model(graph).view
     return int(sum(view.tensors[name].nbytes for node in view.nodes for name in node.outputs if name))
+
+
+def memory_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def first_line(text: str) -> str:
@@ -139,24 +126,19 @@ def first_line(text: str) -> str:
     return next(iter([*reversed(raised), *complaints, *reversed(lines)]), "it ended without a word")
 
 
-def _call(command: list[str], limit_s: float) -> Outcome:
+def _call(command: list[str], limit_s: float) -> None:
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         ended = subprocess.run(
             command, capture_output=True, text=True, timeout=limit_s, check=False, env=clean
         )
     except subprocess.TimeoutExpired:
-        return Outcome(failure=f"not done after {limit_s:.0f} s")
+        raise StepError(f"not done after {limit_s:.0f} s") from None
     except OSError as error:
-        return Outcome(failure=str(error))
-    return Outcome(failure=first_line(ended.stderr) if ended.returncode else "")
+        raise StepError(str(error)) from error
+    if ended.returncode:
+        raise StepError(first_line(ended.stderr))
 
 
 def _python(environment: Path) -> Path:
     return environment / ("Scripts" if os.name == "nt" else "bin") / "python"
-
-
-def _memory_bytes() -> int:
-    if not hasattr(os, "sysconf"):
-        raise UnsupportedModelError("this system does not tell its memory", remedy="Run with --no-peers.")
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
