@@ -153,7 +153,8 @@ def gradient_products_summed(
 
     Unscaled gradients lie close to the smallest value FP16 holds; times an activation well below 1 (a
     probability of attention) most of them become zero, where FP32 would have summed them. A product with
-    a normalized activation or a mask loses nothing that the gradient has not lost already.
+    a normalized activation, a deviation from the mean that is about to be, or a mask loses little that
+    the gradient itself has not lost.
 
     Parameters
     ----------
@@ -207,4 +208,11 @@ def _may_be_small(tensor: str, view: GraphView, ranges: Mapping[str, ValueRange]
         return False
     if producer.op in (OpKey("", "Mul"), OpKey("", "Div")):  # (x - mean) * (1 / deviation)
         return not any(ranges.get(t, UNKNOWN).is_guard for t in producer.inputs)
+    if producer.op == OpKey("", "Sub"):  # x - mean
+        return not _is_mean(producer.inputs[1], view)
     return producer.op not in _NORMALIZED
+
+
+def _is_mean(tensor: str, view: GraphView) -> bool:
+    producer = view.producer.get(_origin(tensor, view))
+    return producer is not None and (producer.op == OpKey("", "ReduceMean") or producer.op in _NORMALIZED)
