@@ -12,7 +12,8 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.signature import Operand, Signature
 from campo_onnx.ops.values.arithmetic import GUARD, LARGE
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange, made
-from campo_onnx.ops.values.rules import of_type, propagated
+from campo_onnx.ops.values.registry import propagated
+from campo_onnx.ops.values.rule import of_type
 
 _VIEWS = frozenset(
     OpKey("", op)

@@ -182,7 +182,8 @@ def test_an_epsilon_that_fp16_holds_costs_nothing():
     assert "scale" not in mixed_of(normalization(1e-12), "fine-grained").plan.low_nodes
 
 
-NORM = """[loss] loss = ReduceMax<keepdims=0>(x) [out] g = MatMul(x, w) [square] s = {square} [sum] n2 = ReduceSum<keepdims=0>(s)
+NORM = """[loss] loss = ReduceMax<keepdims=0>(x) [out] g = MatMul(x, w) [square] s = {square}
+          [sum] n2 = ReduceSum<keepdims=0>(s)
           [root] norm = Sqrt(n2)"""
 
 
