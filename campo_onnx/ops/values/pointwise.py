@@ -96,7 +96,7 @@ def relu(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
 
 
 def no_larger(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
-    """An activation like GELU: it tends to zero on the left, to its argument on the right, and is above -0.375."""
+    """An activation like GELU: zero on the far left, its argument on the right, above -0.375 throughout."""
     one = inputs[0] or UNKNOWN
     like = replace(one, is_integer=False, from_integers=False, is_guard=False)
     found = made(
