@@ -7,7 +7,7 @@ ORT_VENV := .venv-ortmodule
 ORT_BIN := $(ORT_VENV)/bin
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-frameworks test-ortmodule zoo campo-eval lint format clean
+.PHONY: demo test test-cuda-dry test-frameworks test-ortmodule zoo campo-eval lint format clean
 
 demo: $(VENV)/.installed
 	@mkdir -p demo_out
@@ -25,12 +25,19 @@ test-frameworks: $(FRAMEWORKS_VENV)/.installed
 
 # The paper's six models at full size, as training steps (benchmarks/zoo).
 zoo: $(FRAMEWORKS_VENV)/.installed
-	$(FRAMEWORKS_VENV)/bin/python benchmarks/zoo/export.py zoo_out
+	$(FRAMEWORKS_VENV)/bin/python -m benchmarks.zoo.export zoo_out
 
 # The paper's evaluation (benchmarks/campo_eval.py); run again until it says that all is done.
 campo-eval: $(FRAMEWORKS_VENV)/.installed
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --editable ".[benchmarks]"
-	$(FRAMEWORKS_VENV)/bin/python benchmarks/campo_eval.py
+	$(FRAMEWORKS_VENV)/bin/python -m benchmarks.campo_eval
+
+# The CUDA provider of onnxruntime-gpu on stubs of CUDA's libraries: placement, casts, capture, memory and
+# failures without a GPU. Nothing of it is a measurement (tests/cuda/README.md). Needs any C compiler. Graphs of
+# your own: CAMPO_GRAPHS=FOLDER make test-cuda-dry.
+test-cuda-dry: $(VENV)/.installed-test
+	stubs=$$($(BIN)/python tests/cuda/stubs/build.py) && PATH="$$stubs/bin:$$PATH" LD_LIBRARY_PATH="$$stubs" \
+	    $(BIN)/python -m pytest tests/cuda
 
 # ORTModule lives in an environment of its own: onnxruntime-training replaces onnxruntime. Its C++
 # extension takes half a minute and any C++ compiler; the models that need it skip without.
@@ -63,9 +70,9 @@ $(FRAMEWORKS_VENV)/.installed: pyproject.toml
 
 $(ORT_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(ORT_VENV)
-	$(ORT_BIN)/python -m pip install --quiet onnxruntime-training-cpu==1.19.2 torch==2.13.0 "onnx>=1.20" \
-	    "onnx-graphsurgeon>=0.6" "polars>=1.20" "rich>=13.9" "safetensors>=0.5" "scipy>=1.14" "typer>=0.16" \
-	    "hypothesis>=6.120" "pytest>=8.3" setuptools
+	$(ORT_BIN)/python -m pip install --quiet onnxruntime-training-cpu==1.19.2 torch==2.13.0 "msgspec>=0.20" \
+	    "onnx>=1.20" "onnx-graphsurgeon>=0.6" "platformdirs>=4.14" "polars>=1.20" "rich>=13.9" \
+	    "safetensors>=0.5" "scipy>=1.14" "typer>=0.16" "hypothesis>=6.120" "pytest>=8.3" setuptools
 	cd $$($(ORT_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/onnxruntime/training/ortmodule/torch_cpp_extensions \
 	    && $(CURDIR)/$(ORT_BIN)/python cpu/aten_op_executor/setup.py --quiet build_ext --inplace
 	$(ORT_BIN)/python -m pip install --quiet --no-deps --editable .
@@ -77,4 +84,4 @@ $(LINT_VENV)/.installed: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LINT_VENV) $(FRAMEWORKS_VENV) $(ORT_VENV) demo_out zoo_out eval_out build *.egg-info
+	rm -rf $(VENV) $(LINT_VENV) $(FRAMEWORKS_VENV) $(ORT_VENV) .cuda-stubs demo_out zoo_out eval_out build *.egg-info

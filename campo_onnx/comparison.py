@@ -44,7 +44,7 @@ class ComparisonRow:
         run there as TF32.
     measured_us, measured_speedup
         Measured step, and the FP32 step over it; None where nothing was measured
-        (:mod:`campo_onnx.bench.strategies`) or the graph did not run.
+        (:func:`campo_onnx.verify.measured`) or the graph did not run.
     """
 
     plan: Plan

@@ -64,7 +64,7 @@ class Options:
         Share of the FP32 step that a cost-aware strategy must be predicted to save; below it the graph
         stays FP32, since no cost is known better.
     forbidden, released
-        What data says (:mod:`campo_onnx.training.data_safety`): nodes that would break, with the
+        What data says (:mod:`campo_onnx.data_safety`): nodes that would break, with the
         reason, and tainted nodes that are shown harmless.
     """
 

@@ -1,41 +1,44 @@
-"""The promise, checked on the device: what is returned is measured faster than FP32, or is FP32.
+"""Plans measured on the device: one plan against FP32, or every strategy's plan side by side.
 
-Where a plan does not win it can be repaired: plan again with better costs, and measure again. First
-every node is timed on the device in both precisions; after that, what the step itself took tells by
-how much low precision and its casts were underestimated.
+:func:`verify` returns the mixed graph only if its step is measured faster than the FP32 step, and the
+FP32 graph otherwise. A plan that is not faster can be repaired: plan again with better costs, and
+measure again. First every node is timed on the device in both precisions; after that the measured step
+shows by how much the costs of low precision and its casts were underestimated.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from campo_onnx.bench.result import BenchResult, BenchRow, Outcome
-from campo_onnx.bench.subject import Subject
+from campo_onnx.bench.graphs import Graph
+from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.comparison import Comparison
 from campo_onnx.costs.choose import MEASURED, costs_for
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable
 from campo_onnx.errors import ModelError
-from campo_onnx.ir.importer import import_model
+from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.problem import Problem, Verdict
+from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.pipeline import COST_AWARE, Optimized, Options, carry_out, decide, repriced, stay_fp32
 
-Measure = Callable[[Sequence[Subject]], BenchResult]
-"""Times training steps against each other; the first graph is what the others are held against."""
+Measure = Callable[[Sequence[Graph]], BenchResult]
+"""Times training steps in alternation; the others are compared with the first."""
 
 FP32 = "fp32"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One plan, carried out and measured beside FP32.
+    """One plan, and its graph measured against FP32.
 
     Parameters
     ----------
     optimized
         The plan and its graph.
     result
-        What was measured: FP32 first, then the graph.
+        The measurement: FP32 first, then the mixed graph.
     """
 
     optimized: Optimized
@@ -43,25 +46,25 @@ class Attempt:
 
     @property
     def row(self) -> BenchRow:
-        """What was measured of the graph."""
+        """The mixed graph's row."""
         return self.result.rows[1]
 
     @property
     def wins(self) -> bool:
-        """Whether it is faster than FP32 beyond doubt."""
+        """Whether the whole confidence interval of its speed-up is on the faster side."""
         return self.row.verdict is Outcome.FASTER
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was tried, and what is to be used.
+    """All attempts, and the graph to use.
 
     Parameters
     ----------
     attempts
         Plans that were measured, in order; none where the first plan changes nothing.
     returned
-        The attempt that won, or the graph in FP32.
+        The attempt that was faster than FP32, or the FP32 graph.
     """
 
     attempts: tuple[Attempt, ...]
@@ -74,25 +77,25 @@ class Verification:
 
 
 def verify(optimized: Optimized, options: Options, measure: Measure, *, repairs: int = 0) -> Verification:
-    """Measure a result against the graph it was made from.
+    """Measure a result against the FP32 graph it was made from.
 
     Parameters
     ----------
     optimized
         The result.
     options
-        What it was planned with.
+        The options it was planned with.
     measure
         How to measure: :func:`campo_onnx.bench.bench.bench` on the plan's device.
     repairs
-        How often to plan again when it does not win.
+        How often to plan again when the mixed step is not faster.
 
     Raises
     ------
     ModelError
         If the FP32 graph itself does not run.
     campo_onnx.errors.CampoError
-        For what goes wrong while nodes are timed for a repair.
+        If nodes cannot be timed for a repair.
     """
     if not optimized.plan.low_nodes:
         return Verification(attempts=(), returned=optimized)
@@ -101,7 +104,7 @@ def verify(optimized: Optimized, options: Options, measure: Measure, *, repairs:
         repairs = 0  # other costs would change nothing
     while not attempts[-1].wins and len(attempts) <= repairs:
         problem, plan = _replanned(attempts[-1], options)
-        if not plan.low_nodes or any(_is_same(plan, tried.optimized.plan) for tried in attempts):
+        if not plan.low_nodes or _key(plan) in {_key(tried.optimized.plan) for tried in attempts}:
             break
         attempts.append(_attempt(carry_out(plan, problem, optimized.imported), options, measure))
     last = attempts[-1]
@@ -111,27 +114,28 @@ def verify(optimized: Optimized, options: Options, measure: Measure, *, repairs:
 
 
 def scaled_costs(costs: CostTable, plan: Plan, result: BenchResult) -> CostTable:
-    """Make low precision and casts as much dearer as the measured step says they are.
+    """Scale the costs of low precision and casts up to what the measured step implies.
 
-    What the plan left in FP32 is believed; the difference between the measured and the predicted
-    mixed step, both as multiples of the FP32 step, is put on its low nodes, casts and pads.
+    Costs of nodes that the plan left in FP32 stay. The difference between the measured and the
+    predicted mixed step, both as multiples of the FP32 step, is attributed to low nodes, casts and
+    pads, in proportion to their predicted times.
 
     Parameters
     ----------
     costs
-        What the plan was made with.
+        The costs that the plan was made with.
     plan
         The plan, with at least one low node.
     result
-        What was measured: FP32 first, then the planned graph.
+        The measurement: FP32 first, then the mixed graph.
     """
     fp32, mixed = (row.step_us for row in result.rows[:2])
     if fp32 is None or mixed is None:
         return costs
     low = plan.low_nodes
-    left_us = sum(d.fp32_us for d in plan.decisions if d.node not in low)
+    fp32_part_us = sum(d.fp32_us for d in plan.decisions if d.node not in low)
     measured_us = mixed.median / fp32.median * plan.fp32_us
-    factor = max(1.0, (measured_us - left_us) / max(plan.predicted_us - left_us, 1e-9))
+    factor = max(1.0, (measured_us - fp32_part_us) / max(plan.predicted_us - fp32_part_us, 1e-9))
     nodes = {name: replace(cost, low_us=cost.low_us * factor) for name, cost in costs.nodes.items()}
     cast = CastModel(r_us=costs.cast.r_us * factor, c_i_us=costs.cast.c_i_us * factor)
     return replace(costs, nodes=nodes, cast=cast)
@@ -140,9 +144,9 @@ def scaled_costs(costs: CostTable, plan: Plan, result: BenchResult) -> CostTable
 def _attempt(optimized: Optimized, options: Options, measure: Measure) -> Attempt:
     given = optimized.imported
     mixed = replace(import_model(optimized.model, options.dims), folder=given.folder)
-    result = measure((Subject(name=FP32, imported=given), Subject(name=optimized.plan.low, imported=mixed)))
+    result = measure((Graph(name=FP32, imported=given), Graph(name=optimized.plan.low, imported=mixed)))
     if result.interrupted:
-        raise KeyboardInterrupt  # half a measurement decides nothing, and nothing is written
+        raise KeyboardInterrupt  # an incomplete measurement decides nothing, and nothing is written
     if result.rows[0].verdict is Outcome.FAILED:
         raise ModelError(
             "the FP32 graph does not run, so nothing can be verified", why=result.rows[0].failure
@@ -151,7 +155,7 @@ def _attempt(optimized: Optimized, options: Options, measure: Measure) -> Attemp
 
 
 def _replanned(attempt: Attempt, options: Options) -> tuple[Problem, Plan]:
-    """Plan again after an attempt that did not win, from better costs."""
+    """Plan again, with better costs, after an attempt that was not faster."""
     problem, plan = attempt.optimized.problem, attempt.optimized.plan
     if problem.costs.source != MEASURED:
         costs = costs_for(
@@ -159,20 +163,16 @@ def _replanned(attempt: Attempt, options: Options) -> tuple[Problem, Plan]:
         )
         problem = repriced(problem, costs)
         plan = decide(problem, attempt.optimized.imported, options)
-        if not _is_same(plan, attempt.optimized.plan):
+        if _key(plan) != _key(attempt.optimized.plan):
             return problem, plan
     problem = repriced(problem, scaled_costs(problem.costs, plan, attempt.result))
     return problem, decide(problem, attempt.optimized.imported, options)
 
 
-def _is_same(plan: Plan, other: Plan) -> bool:
-    return (plan.low_nodes, plan.pads) == (other.low_nodes, other.pads)
-
-
 def _in_fp32(attempt: Attempt, options: Options) -> Optimized:
     fp32, mixed = attempt.result.rows[:2]
     if fp32.step_us is None or mixed.step_us is None:
-        reason = f"in {options.low.value} the step does not run: {mixed.failure}"
+        reason = f"the step does not run in {options.low.value}: {mixed.failure}"
     else:
         reason = (
             f"measured: the step takes {mixed.step_us.median / 1000:.3g} ms in {options.low.value}, "
@@ -181,3 +181,49 @@ def _in_fp32(attempt: Attempt, options: Options) -> Optimized:
     problem, imported = attempt.optimized.problem, attempt.optimized.imported
     plan = stay_fp32(problem, options, Verdict(decided_by="verify", reason=reason))
     return carry_out(plan, problem, imported)
+
+
+def measured(comparison: Comparison, measure: Measure, dims: Mapping[str, int] | None = None) -> Comparison:
+    """Measure the step of every strategy; strategies with equal plans share one measurement.
+
+    Parameters
+    ----------
+    comparison
+        The strategies' plans.
+    measure
+        How to measure.
+    dims
+        Sizes of symbolic dimensions, as the strategies were compared with.
+    """
+    plans = {_key(row.plan): row.plan for row in reversed(comparison.rows)}
+    unchanged = _key(comparison.rows[0].plan)  # the strategy fp32
+    names = {key: f"{plan.strategy} {plan.lists}" for key, plan in plans.items()}
+    graphs = [Graph(name=names[unchanged], imported=comparison.imported)]
+    graphs += [
+        Graph(name=names[key], imported=_mixed(comparison.imported, plan, dims))
+        for key, plan in reversed(plans.items())
+        if key != unchanged
+    ]
+    found = {row.name: row for row in measure(graphs).rows}
+    rows = []
+    for row in comparison.rows:
+        key = _key(row.plan)
+        timed = found[names[key]]
+        step_us, speedup = _median(timed.step_us), _median(timed.speedup)
+        if key == unchanged and step_us is not None:
+            speedup = 1.0
+        rows.append(replace(row, measured_us=step_us, measured_speedup=speedup))
+    return replace(comparison, rows=tuple(rows))
+
+
+def _key(plan: Plan) -> tuple[object, ...]:
+    """What makes two plans of one graph equal."""
+    return plan.low_nodes, plan.pads
+
+
+def _mixed(given: Imported, plan: Plan, dims: Mapping[str, int] | None) -> Imported:
+    return replace(import_model(rewrite(given, plan), dims), folder=given.folder)
+
+
+def _median(interval: Interval | None) -> float | None:
+    return interval.median if interval is not None else None

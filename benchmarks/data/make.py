@@ -1,6 +1,6 @@
 """Write the graphs of the accuracy experiment: training steps, and the networks alone for evaluation.
 
-Run ``python benchmarks/data/make.py`` (needs torch). Weights are inputs of every graph, so that the files
+Run ``python -m benchmarks.data.make`` (needs torch). Weights are inputs of every graph, so that the files
 hold none and do not depend on a random start.
 """
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.func import functional_call
 
-from campo_onnx.export import interface
+from campo_onnx.export import step_naming
 from campo_onnx.export.torch import export_training_step
 from campo_onnx.export.torch.rewritten import RewrittenFunctions
 from campo_onnx.export.torch.trace import trace
@@ -103,8 +103,8 @@ class Network:
 
     def state(self) -> Tensors:
         """Parameters and buffers by the name of the graph's input."""
-        state = {interface.parameter(n): p for n, p in self.module.named_parameters()}
-        return state | {interface.buffer(n): b for n, b in self.module.named_buffers()}
+        state = {step_naming.parameter(n): p for n, p in self.module.named_parameters()}
+        return state | {step_naming.buffer(n): b for n, b in self.module.named_buffers()}
 
     def run(self, given: Tensors) -> Tensors:
         """Give logits."""

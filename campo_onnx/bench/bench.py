@@ -11,37 +11,43 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from campo_onnx.bench.contender import Buffers
-from campo_onnx.bench.energy import BLOCKS, energy_samples
 from campo_onnx.bench.failure import Failure, failure_of
-from campo_onnx.bench.lineup import Lineup, line_up
-from campo_onnx.bench.memory import memory_gauge
+from campo_onnx.bench.graphs import Graph, batch_size, check_same_interface
+from campo_onnx.bench.loading import Buffers, Loaded, load_graphs
+from campo_onnx.bench.meters import BLOCKS, energy_samples, memory_meter
 from campo_onnx.bench.result import BenchResult, BenchRow, Outcome
-from campo_onnx.bench.rounds import Pace, Progress, Rounds, take_rounds
-from campo_onnx.bench.starts import STARTS, rounds_in_all, take_starts, together
+from campo_onnx.bench.rounds import (
+    RUNS,
+    Progress,
+    Rounds,
+    Schedule,
+    merged,
+    time_rounds,
+    time_runs,
+    total_rounds,
+)
 from campo_onnx.bench.statistics import (
     RESOLUTION_US,
-    interval_over_starts,
+    interval_over_runs,
     median_interval,
     paired_speedup,
     resolvable,
     verdict,
 )
-from campo_onnx.bench.subject import Subject, batch_size, check_comparable
 from campo_onnx.errors import CampoError, DeviceUnavailableError, UsageError
 from campo_onnx.runtime.nvml import GpuMeter, gpu_meter
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.sessions import RUNTIME_ERRORS
 
 TOLERANCE = 0.01
-"""Speed-ups nearer to 1 than this are no difference, unless asked otherwise."""
+"""Speed-ups within this of 1 count as no difference, unless asked otherwise."""
 
-_SETTLE_S = 0.005
+_PAUSE_S = 0.005
 _LOW = frozenset([TensorProto.FLOAT16, TensorProto.BFLOAT16])
 
 
 def bench(
-    subjects: Sequence[Subject],
+    graphs: Sequence[Graph],
     machine: Machine,
     *,
     feeds: Mapping[str, NDArray[Any]] | None = None,
@@ -54,98 +60,97 @@ def bench(
     batch: int | None = None,
     on_progress: Progress | None = None,
 ) -> BenchResult:
-    """Time training steps of graphs in turns, on the same values.
+    """Time training steps of graphs in alternation, on the same values.
 
-    A graph that fails becomes a row that says why, and the others go on. Ctrl-C after the first
-    round ends the benchmark; what was measured until then is returned.
+    A graph that fails becomes a row with the reason, and the others go on. Ctrl-C after the first round
+    ends the benchmark; what was measured until then is returned.
 
     Parameters
     ----------
-    subjects
-        The graphs, with equal inputs and outputs; the first is what the others are held against.
+    graphs
+        Graphs with equal inputs and outputs; the others are compared with the first.
     machine
         Where to run.
     feeds
-        A value for every input; made up from `seed` where None.
+        A value for every input; generated from `seed` where None.
     steps
-        Rounds that count; in each every graph takes one step.
+        Timed rounds; in each, every graph runs one step.
     warmup
-        Rounds before them. At least one is taken: ONNX Runtime reserves its memory in it.
+        Rounds before them, in each run. At least one is taken: ONNX Runtime reserves its memory in it.
     budget_s
-        Time over all rounds, after which only one round of each start is still taken. None takes all
-        `steps`.
+        Time for all rounds, after which each remaining run times one round only. None times all `steps`.
     cuda_graph
         Whether CUDA captures each step once and replays it. Every node must then run on the GPU.
     seed
-        Of made-up values and of the order within rounds.
+        Seed of generated values and of the order within rounds.
     tolerance
-        Speed-ups whose interval comes within this of 1 are no difference.
+        Speed-ups whose interval comes within this of 1 count as no difference.
     batch
-        Samples per step; None reads it off the graph where that can tell.
+        Samples per step; None infers it from the graph where possible.
     on_progress
-        Called with how much is done, and how much there is in all.
+        Called with the work done and the total.
 
     Raises
     ------
     UsageError
-        If the graphs differ in their interface, values do not fit, or an argument makes no sense.
+        If the graphs differ in their interface, values do not fit, or an argument is out of range.
     DeviceUnavailableError
         If not even the inputs and outputs fit on the device.
     KeyboardInterrupt
         If the user ends it before the first round is complete.
     """
     _check_arguments(machine, steps=steps, tolerance=tolerance, batch=batch, cuda_graph=cuda_graph)
-    check_comparable(subjects)
-    buffers = _buffers(subjects[0], feeds, machine, seed)
+    check_same_interface(graphs)
+    buffers = _buffers(graphs[0], feeds, machine, seed)
     with _meter(machine) as gpu:
-        gauge = memory_gauge(machine, gpu)
-        open_all = partial(line_up, buffers=buffers, machine=machine, gauge=gauge, cuda_graph=cuda_graph)
-        lineup = open_all(subjects)
-        pace = Pace(steps=steps, warmup=max(0, warmup - 1), budget_s=budget_s)
-        blocks = 0 if gpu.problem else BLOCKS * len(lineup.steps)
-        advance = _Advance(on_progress, rounds_in_all(pace), blocks)
-        starts, lineup = take_starts(
-            lineup,
-            lambda left: open_all([subject for subject in subjects if subject.name in left]),
-            partial(take_rounds, settle=_settling(machine)),
-            pace,
+        memory = memory_meter(machine, gpu)
+        load = partial(load_graphs, buffers=buffers, machine=machine, memory=memory, cuda_graph=cuda_graph)
+        loaded = load(graphs)
+        schedule = Schedule(rounds=steps, warmup=max(0, warmup - 1), budget_s=budget_s)
+        blocks = 0 if gpu.problem else BLOCKS * len(loaded.steps)
+        progress = _Progress(on_progress, total_rounds(schedule), blocks)
+        runs, loaded = time_runs(
+            loaded,
+            lambda names: load([graph for graph in graphs if graph.name in names]),
+            partial(time_rounds, pause=_pause(machine)),
+            schedule,
             seed=seed,
-            on_progress=advance.round_done,
+            on_progress=progress.round_done,
         )
-        rounds = together(starts)
-        energy = _energy(lineup, rounds, gpu, seed, advance.block_done)
-    batch = batch or batch_size(subjects[0])
+        rounds = merged(runs)
+        energy = _energy(loaded, rounds, gpu, seed, progress.block_done)
+    batch = batch or batch_size(graphs[0])
     return BenchResult(
         machine=machine,
-        rows=_rows(subjects, lineup, rounds, [start.taken for start in starts], energy, tolerance, batch),
-        steps=rounds.taken,
+        rows=_rows(graphs, loaded, rounds, [run.count for run in runs], energy, tolerance, batch),
+        steps=rounds.count,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         samples_us=rounds.samples_us,
-        starts=tuple(start.taken for start in starts),
+        rounds_per_run=tuple(run.count for run in runs),
         tolerance=tolerance,
         batch=batch,
         interrupted=rounds.interrupted or energy.interrupted,
         energy_from=energy.source,
-        memory_from=gauge.source,
-        notes=(*lineup.remarks, *_notes(subjects, machine, rounds, tolerance)),
+        memory_from=memory.source,
+        notes=(*loaded.notes, *_notes(graphs, machine, rounds, tolerance)),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Advance:
-    """One count over rounds and blocks of energy."""
+class _Progress:
+    """One count over rounds and energy blocks."""
 
-    tell: Progress | None
+    report: Progress | None
     rounds: int
     blocks: int
 
     def round_done(self, done: int, _: int) -> None:
-        if self.tell is not None:
-            self.tell(done, self.rounds + self.blocks)
+        if self.report is not None:
+            self.report(done, self.rounds + self.blocks)
 
     def block_done(self, done: int) -> None:
-        if self.tell is not None:
-            self.tell(self.rounds + done, self.rounds + self.blocks)
+        if self.report is not None:
+            self.report(self.rounds + done, self.rounds + self.blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,86 +164,86 @@ def _check_arguments(
     machine: Machine, *, steps: int, tolerance: float, batch: int | None, cuda_graph: bool
 ) -> None:
     if steps < 1:
-        raise UsageError(f"{steps} steps cannot be timed", remedy="Take at least 1, better 6 or more.")
+        raise UsageError(f"steps is {steps}", remedy="Give at least 1; an interval needs 6 or more.")
     if not 0 <= tolerance < 1:
-        raise UsageError(f"the tolerance is {tolerance}", remedy="Give a share, 0.01 for 1 %.")
+        raise UsageError(
+            f"the tolerance is {tolerance}", remedy="Give a share from 0 to 1, such as 0.01 for 1 %."
+        )
     if batch is not None and batch < 1:
         raise UsageError(f"the batch is {batch}", remedy="Give the number of samples in a step.")
     if cuda_graph and machine.provider != "cuda":
         raise UsageError("a CUDA graph cannot be captured on a CPU", remedy="Leave --cuda-graph off.")
 
 
-def _buffers(
-    subject: Subject, feeds: Mapping[str, NDArray[Any]] | None, machine: Machine, seed: int
-) -> Buffers:
+def _buffers(graph: Graph, feeds: Mapping[str, NDArray[Any]] | None, machine: Machine, seed: int) -> Buffers:
     try:
-        return Buffers(subject.imported.view, feeds, machine, seed=seed)
+        return Buffers(graph.imported.view, feeds, machine, seed=seed)
     except (MemoryError, *RUNTIME_ERRORS) as error:
         raise DeviceUnavailableError(
-            "the inputs and outputs cannot be put on the device", why=failure_of(error).text
+            "the inputs and outputs cannot be copied to the device", why=failure_of(error).text
         ) from None
 
 
 def _meter(machine: Machine) -> AbstractContextManager[GpuMeter]:
     if machine.provider == "cuda":
         return gpu_meter()
-    return nullcontext(GpuMeter(problem="only NVIDIA GPUs count it"))
+    return nullcontext(GpuMeter(problem="only NVIDIA GPUs report it"))
 
 
-def _settling(machine: Machine) -> Callable[[], None] | None:
+def _pause(machine: Machine) -> Callable[[], None] | None:
     """What to do between two steps."""
     if machine.provider != "cpu" or machine.threads == 1:
         return None
-    # The threads of the session that ran last go on spinning for about a millisecond, on the cores
-    # that the next one needs; without a pause a step took up to half as long again.
-    return partial(time.sleep, _SETTLE_S)
+    # Threads of the previous session keep spinning for about a millisecond, on the cores that the next
+    # one needs; without a pause a step took up to 50 % longer.
+    return partial(time.sleep, _PAUSE_S)
 
 
 def _energy(
-    lineup: Lineup, rounds: Rounds, gpu: GpuMeter, seed: int, on_block: Callable[[int], None]
+    loaded: Loaded, rounds: Rounds, gpu: GpuMeter, seed: int, on_block: Callable[[int], None]
 ) -> _Energy:
     if gpu.problem:
         return _Energy(source=f"not measured: {gpu.problem}")
-    if rounds.interrupted or not lineup.steps:
+    if rounds.interrupted or not loaded.steps:
         return _Energy(source="not measured: interrupted" if rounds.interrupted else "not measured")
     try:
-        samples_j = energy_samples(lineup.steps, gpu.energy_j, seed=seed, on_block=on_block)
+        samples_j = energy_samples(loaded.steps, gpu.energy_j, seed=seed, on_block=on_block)
     except KeyboardInterrupt:
         return _Energy(source="not measured: interrupted", interrupted=True)
     except CampoError as error:
         return _Energy(source=f"not measured: {failure_of(error).text}")
     if not samples_j:
-        return _Energy(source="not measured: this GPU does not count it")
-    return _Energy(source=f"the GPU's own counter (NVML), {BLOCKS} blocks", samples_j=samples_j)
+        return _Energy(source="not measured: this GPU does not report it")
+    return _Energy(source=f"the GPU's energy counter (NVML), {BLOCKS} blocks", samples_j=samples_j)
 
 
 def _rows(
-    subjects: Sequence[Subject],
-    lineup: Lineup,
+    graphs: Sequence[Graph],
+    loaded: Loaded,
     rounds: Rounds,
-    starts: Sequence[int],
+    rounds_per_run: Sequence[int],
     energy: _Energy,
     tolerance: float,
     batch: int | None,
 ) -> tuple[BenchRow, ...]:
-    failures = {**lineup.failures, **rounds.failures}
-    first = subjects[0].name
+    failures = {**loaded.failures, **rounds.failures}
+    first = graphs[0].name
     baseline_us = () if first in failures else rounds.samples_us[first]
     if baseline_us:
         tolerance = resolvable(tolerance, median_interval(baseline_us).median)
     rows = []
-    for name in (subject.name for subject in subjects):
+    for name in (graph.name for graph in graphs):
         samples_us = rounds.samples_us.get(name, ())
-        step_us = interval_over_starts(samples_us, starts) if samples_us else None
+        step_us = interval_over_runs(samples_us, rounds_per_run) if samples_us else None
         failure = failures.get(name, Failure(text="", exit_code=0))
         is_compared = name != first and not failure.text
-        speedup = paired_speedup(baseline_us, samples_us, starts) if is_compared else None
+        speedup = paired_speedup(baseline_us, samples_us, rounds_per_run) if is_compared else None
         if failure.text:
             outcome = Outcome.FAILED
         elif name == first:
             outcome = Outcome.BASELINE
         else:
-            is_enough = speedup is not None and sum(map(bool, starts)) >= STARTS
+            is_enough = speedup is not None and sum(map(bool, rounds_per_run)) >= RUNS
             outcome = verdict(speedup, tolerance) if speedup and is_enough else Outcome.NOT_COMPARED
         joules = energy.samples_j.get(name, ())
         rows.append(
@@ -249,7 +254,7 @@ def _rows(
                 verdict=outcome,
                 samples_per_s=batch / step_us.median * 1e6 if batch and step_us else None,
                 energy_j=median_interval(joules) if joules else None,
-                peak_bytes=lineup.peak_bytes.get(name),
+                peak_bytes=loaded.peak_bytes.get(name),
                 failure=failure.text,
                 failure_code=failure.exit_code,
             )
@@ -257,18 +262,16 @@ def _rows(
     return tuple(rows)
 
 
-def _notes(subjects: Sequence[Subject], machine: Machine, rounds: Rounds, tolerance: float) -> Iterator[str]:
-    """What must be known to read the figures."""
-    first_us = rounds.samples_us.get(subjects[0].name, ())
-    if first_us and len(subjects) > 1:
-        told_apart = resolvable(tolerance, median_interval(first_us).median)
-        if told_apart > tolerance:
-            yield (
-                f"steps this short cannot be told apart below {RESOLUTION_US:g} us, which is {told_apart:.1%}"
-            )
-    low = [s.name for s in subjects if any(t.dtype in _LOW for t in s.imported.view.tensors.values())]
+def _notes(graphs: Sequence[Graph], machine: Machine, rounds: Rounds, tolerance: float) -> Iterator[str]:
+    """What one must know to interpret the figures."""
+    first_us = rounds.samples_us.get(graphs[0].name, ())
+    if first_us and len(graphs) > 1:
+        smallest = resolvable(tolerance, median_interval(first_us).median)
+        if smallest > tolerance:
+            yield f"differences below {RESOLUTION_US:g} us ({smallest:.1%} of a step) cannot be resolved"
+    low = [g.name for g in graphs if any(t.dtype in _LOW for t in g.imported.view.tensors.values())]
     if machine.provider == "cpu" and low:
         yield (
-            f"{', '.join(low)}: ONNX Runtime's CPU provider computes FP16 in FP32, with casts around; this "
+            f"{', '.join(low)}: ONNX Runtime's CPU provider computes FP16 in FP32 between casts; this "
             "says nothing about a GPU"
         )

@@ -1,17 +1,15 @@
-"""What a benchmark found: one row a graph, and the raw times behind it."""
+"""The result of a benchmark: one row per graph, and every single time."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 
+from campo_onnx.codec import Document, Format
 from campo_onnx.runtime.providers import Machine
-
-FORMAT_VERSION = 1
 
 
 class Outcome(StrEnum):
-    """What can be said of a graph against the first one."""
+    """How a graph compares with the first one."""
 
     BASELINE = "baseline"
     FASTER = "faster"
@@ -23,15 +21,15 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A median and where it may lie.
+    """A median with its confidence interval.
 
     Parameters
     ----------
     median
         Median of the samples.
     low, high
-        Its 95 % confidence interval, widened to the median of every start; with fewer than six
-        samples their range, which covers less.
+        95 % confidence interval, widened to the median of every run; with fewer than six samples their
+        range, which covers less.
     """
 
     median: float
@@ -48,12 +46,12 @@ class BenchRow:
     name
         Its name.
     step_us
-        Time of one step; of a graph that failed, over the rounds before. None if there were none.
+        Time of one step; for a graph that failed, over the rounds before. None if there were none.
     speedup
         Step of the first graph over that of this one, paired round by round. None for the first
         and wherever nothing was compared.
     verdict
-        What the speed-up says at the tolerance asked for.
+        How the speed-up is classified at the tolerance asked for.
     samples_per_s
         Samples trained per second, where the batch size is known.
     energy_j
@@ -61,7 +59,7 @@ class BenchRow:
     peak_bytes
         Memory that a step needs, its inputs and outputs included.
     tensor_pipe_share
-        Share of the step in which the tensor cores' pipe was busy.
+        Share of the step in which the tensor cores were busy.
     failure
         What went wrong; ``""`` if nothing did.
     failure_code
@@ -82,7 +80,7 @@ class BenchRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """A benchmark.
+    """Everything a benchmark measured.
 
     Parameters
     ----------
@@ -91,15 +89,15 @@ class BenchResult:
     rows
         One per graph, in the order given.
     steps
-        Rounds that count: steps of every graph that did not fail.
+        Timed rounds: steps of every graph that did not fail.
     measured_at
         When it ended (UTC, ISO 8601).
     samples_us
-        Time of every step by graph, in the order of rounds: the n-th of two graphs belong together.
-    starts
-        Rounds between one loading of the graphs and the next.
+        Time of every step by graph, in the order of rounds: the n-th times of two graphs are a pair.
+    rounds_per_run
+        Rounds of each run; the graphs are loaded anew for every run.
     tolerance
-        Speed-ups nearer to 1 than this are no difference; very short steps need more (see `notes`).
+        Speed-ups within this of 1 count as no difference; very short steps need more (see `notes`).
     batch
         Samples per step; None where it is not known.
     interrupted
@@ -107,7 +105,7 @@ class BenchResult:
     energy_from, memory_from
         How these were measured, or why they were not.
     notes
-        What a reader should know beside the figures.
+        What one should know to interpret the figures.
     """
 
     machine: Machine
@@ -116,7 +114,7 @@ class BenchResult:
     measured_at: str
     samples_us: Mapping[str, tuple[float, ...]]
     tolerance: float
-    starts: tuple[int, ...] = ()
+    rounds_per_run: tuple[int, ...] = ()
     batch: int | None = None
     interrupted: bool = False
     energy_from: str = ""
@@ -125,4 +123,19 @@ class BenchResult:
 
     def to_json(self) -> str:
         """Write everything as a JSON document."""
-        return json.dumps({"format_version": FORMAT_VERSION} | asdict(self), indent=1) + "\n"
+        return FORMAT.encode(self)
+
+
+def _runs_named(document: Document) -> Document:
+    """Version 1 called the runs starts."""
+    return {"rounds_per_run" if key == "starts" else key: value for key, value in document.items()}
+
+
+FORMAT = Format(
+    holds=BenchResult,
+    noun="benchmark result",
+    version=2,
+    older={1: _runs_named},
+    remedy="Write one with: campo-onnx bench STEP.onnx MIXED.onnx -o FILE",
+)
+"""Results as files; :meth:`~campo_onnx.codec.Format.load` reads them."""

@@ -1,39 +1,49 @@
-"""Rounds: every graph takes one step in each, in an order drawn anew."""
+"""When each graph runs: rounds of one step per graph, spread over several runs.
+
+A run loads all graphs, warms them up and times some rounds. One and the same graph may be faster or
+slower for as long as it stays loaded, so rounds of a single run cannot decide between graphs.
+"""
 
 import time
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from campo_onnx.bench.failure import Failure, failure_of
-from campo_onnx.bench.statistics import LEAST_SAMPLES
+from campo_onnx.bench.loading import Loaded
+from campo_onnx.bench.statistics import MIN_SAMPLES
 from campo_onnx.errors import CampoError
 from campo_onnx.runtime.timing import Step
 
+RUNS = 6
+"""How often graphs are loaded: the fewest medians whose range covers the true one with 95 %."""
+
 Progress = Callable[[int, int], None]
+Reload = Callable[[Collection[str]], Loaded]
+"""Loads the graphs of these names once more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How many rounds to take.
+class Schedule:
+    """How many rounds to time.
 
     Parameters
     ----------
-    steps
-        Rounds that count, at most.
+    rounds
+        Timed rounds, at most.
     warmup
-        Rounds before them that do not.
+        Rounds before them, which are not timed.
     budget_s
-        Time after which no further round is begun, once there are `least`. None takes all.
-    least
-        Rounds that are taken however long they are.
+        No further round begins after this time, once there are `min_rounds`. None sets no limit.
+    min_rounds
+        Rounds that are timed however long they take.
     """
 
-    steps: int
+    rounds: int
     warmup: int
     budget_s: float | None = None
-    least: int = LEAST_SAMPLES
+    min_rounds: int = MIN_SAMPLES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,78 +55,80 @@ class Rounds:
     samples_us
         By graph, in the order of rounds.
     failures
-        Of graphs that failed on the way.
-    taken
-        Rounds that count.
+        Graphs that failed on the way.
+    count
+        Timed rounds.
     interrupted
         Whether the user ended it early.
     """
 
     samples_us: Mapping[str, tuple[float, ...]]
     failures: Mapping[str, Failure]
-    taken: int
+    count: int
     interrupted: bool
 
 
-def take_rounds(
+def time_rounds(
     steps: MutableMapping[str, Step],
-    pace: Pace,
+    schedule: Schedule,
     *,
     seed: int = 0,
-    settle: Callable[[], None] | None = None,
+    pause: Callable[[], None] | None = None,
     on_progress: Progress | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rounds:
-    """Time steps in turns, so that what changes on the machine hits all alike.
+    """Time the rounds of one run: in each, every graph runs one step, in random order.
+
+    Whatever changes on the machine meanwhile affects all graphs alike.
 
     Parameters
     ----------
     steps
-        What takes one step and waits for its end, by graph. A graph that fails is taken out, which
-        frees its memory for the others.
-    pace
+        By graph, a function that runs one step and waits for its end. A graph that fails is removed,
+        which frees its memory for the others.
+    schedule
         How many rounds.
     seed
-        Of the order within each round.
-    settle
-        Called before every step.
+        Seed of the order within each round.
+    pause
+        Called before every step, outside the timed interval.
     on_progress
-        Called after every round with how many are done, warm-up included, and how many there are.
+        Called after every round with the number done, warm-up included, and the total.
     clock
         Seconds.
 
     Raises
     ------
     KeyboardInterrupt
-        If the user ends it before the first round is complete.
+        If the user ends it before the first timed round is complete.
     """
     generator = np.random.default_rng(seed)
     samples: dict[str, list[float]] = {name: [] for name in steps}
     failures: dict[str, Failure] = {}
-    total, taken, interrupted = pace.warmup + pace.steps, 0, False
+    total, timed, interrupted = schedule.warmup + schedule.rounds, 0, False
     began = clock()
     try:
         for done in range(total):
-            if done == pace.warmup:
+            if done == schedule.warmup:
                 began = clock()
-            if not steps or _is_over(done - pace.warmup, clock() - began, pace):
+            if not steps or _is_over(done - schedule.warmup, clock() - began, schedule):
                 break
-            times_us, failed = _round(steps, generator, settle, clock)
+            times_us, failed = _round(steps, generator, pause, clock)
             failures |= failed
-            if done >= pace.warmup and times_us:
+            if done >= schedule.warmup and times_us:
                 for name, time_us in times_us.items():
                     samples[name].append(time_us)
-                taken += 1
+                timed += 1
             if on_progress is not None:
                 on_progress(done + 1, total)
     except KeyboardInterrupt:
-        if not taken:
+        if not timed:
             raise
         interrupted = True
     return Rounds(
         samples_us={name: tuple(times) for name, times in samples.items()},
         failures=failures,
-        taken=taken,
+        count=timed,
         interrupted=interrupted,
     )
 
@@ -124,16 +136,16 @@ def take_rounds(
 def _round(
     steps: MutableMapping[str, Step],
     generator: np.random.Generator,
-    settle: Callable[[], None] | None,
+    pause: Callable[[], None] | None,
     clock: Callable[[], float],
 ) -> tuple[dict[str, float], dict[str, Failure]]:
-    """Let every graph take one step; returns microseconds, and failures."""
+    """Run one step of every graph; returns microseconds and failures."""
     times_us: dict[str, float] = {}
     failures: dict[str, Failure] = {}
     names = list(steps)
     for name in (names[i] for i in generator.permutation(len(names))):
-        if settle is not None:
-            settle()
+        if pause is not None:
+            pause()
         step = steps[name]
         try:
             began = clock()
@@ -145,5 +157,99 @@ def _round(
     return times_us, failures
 
 
-def _is_over(taken: int, elapsed_s: float, pace: Pace) -> bool:
-    return pace.budget_s is not None and taken >= pace.least and elapsed_s >= pace.budget_s
+def _is_over(timed: int, elapsed_s: float, schedule: Schedule) -> bool:
+    return schedule.budget_s is not None and timed >= schedule.min_rounds and elapsed_s >= schedule.budget_s
+
+
+def rounds_per_run(rounds: int) -> tuple[int, ...]:
+    """Distribute rounds evenly over the runs.
+
+    Examples
+    --------
+    >>> rounds_per_run(50)
+    (9, 9, 8, 8, 8, 8)
+    """
+    runs = min(RUNS, rounds)
+    return tuple(rounds // runs + (number < rounds % runs) for number in range(runs))
+
+
+def total_rounds(schedule: Schedule) -> int:
+    """Rounds of all runs, warm-up included."""
+    return schedule.rounds + schedule.warmup * len(rounds_per_run(schedule.rounds))
+
+
+def time_runs(
+    loaded: Loaded,
+    reload: Reload,
+    time_one: Callable[..., Rounds],
+    schedule: Schedule,
+    *,
+    seed: int,
+    on_progress: Progress,
+) -> tuple[tuple[Rounds, ...], Loaded]:
+    """Time all rounds, loading the graphs anew between runs.
+
+    Parameters
+    ----------
+    loaded
+        The graphs as first loaded.
+    reload
+        Loads graphs once more, after the old sessions were dropped; those that failed stay out.
+    time_one
+        :func:`time_rounds`.
+    schedule
+        Rounds of all runs together, warm-up of each run, time of all runs together.
+    seed
+        Seed of the order within rounds.
+    on_progress
+        Called with the rounds done and the total.
+
+    Returns
+    -------
+    tuple of Rounds
+        One per run, at least one.
+    Loaded
+        The graphs as they are loaded now.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If the user ends it before the first timed round is complete; later, what was timed is returned.
+    """
+    runs: list[Rounds] = []
+    total, shares = total_rounds(schedule), rounds_per_run(schedule.rounds)
+    budget_s = None if schedule.budget_s is None else schedule.budget_s / len(shares)
+    for number, share in enumerate(shares):
+        before = sum(shares[:number]) + number * schedule.warmup
+        try:
+            if number:
+                remaining = tuple(loaded.steps)
+                loaded.steps.clear()
+                fresh = reload(remaining)
+                loaded = replace(loaded, steps=fresh.steps, failures={**loaded.failures, **fresh.failures})
+            runs.append(
+                time_one(
+                    loaded.steps,
+                    replace(schedule, rounds=share, budget_s=budget_s, min_rounds=1),
+                    seed=seed + number,
+                    on_progress=lambda done, _, before=before: on_progress(before + done, total),
+                )
+            )
+        except KeyboardInterrupt:
+            if not runs:
+                raise
+            runs[-1] = replace(runs[-1], interrupted=True)
+        if runs[-1].interrupted or not loaded.steps:
+            break
+    return tuple(runs), loaded
+
+
+def merged(runs: Sequence[Rounds]) -> Rounds:
+    """Concatenate the rounds of several runs; at least one run."""
+    names = runs[0].samples_us
+    return Rounds(
+        samples_us={name: tuple(t for run in runs for t in run.samples_us.get(name, ())) for name in names},
+        failures={name: failure for run in runs for name, failure in run.failures.items()},
+        count=sum(run.count for run in runs),
+        interrupted=runs[-1].interrupted,
+    )

@@ -1,26 +1,27 @@
-"""From samples to intervals and verdicts, without assuming how times are distributed."""
+"""From samples to intervals and verdicts, without assuming a distribution of times."""
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from scipy.stats import binom
+from scipy.stats import quantile_test
 
 from campo_onnx.bench.result import Interval, Outcome
 
 CONFIDENCE = 0.95
 """Of every interval."""
 
-LEAST_SAMPLES = 6
-"""With fewer, not even the whole range of the samples covers the median with 95 %."""
-
+MIN_SAMPLES = 6
+"""With fewer, not even the range of the samples covers the median with 95 %."""
 
 RESOLUTION_US = 5.0
-"""Sessions of one and the same graph differ by some microseconds a step, from run to run of the
-program: by where their buffers come to lie. No number of rounds averages that out."""
+"""Sessions of one and the same graph differ by some microseconds per step, depending on where their
+buffers lie in memory. No number of rounds averages that out."""
 
 
 def resolvable(tolerance: float, first_us: float) -> float:
-    """Widen a tolerance to what can be told apart at all.
+    """Widen a tolerance to the smallest difference that can be resolved.
 
     Parameters
     ----------
@@ -38,79 +39,79 @@ def resolvable(tolerance: float, first_us: float) -> float:
 
 
 def median_interval(samples: Sequence[float]) -> Interval:
-    """Median with its 95 % confidence interval by order statistics.
+    """Median with its 95 % confidence interval.
 
-    How many of n samples lie below the true median is binomial(n, 1/2) whatever they are
-    distributed like, so two of the ordered samples bound it. Exact, and nothing is drawn at random.
+    The interval is scipy's, by order statistics: how many of n samples lie below the true median is
+    binomial(n, 1/2) for any distribution, so two of the ordered samples bound it. It is exact.
 
     Parameters
     ----------
     samples
-        At least one. With fewer than six the interval is their range.
+        At least one. With fewer than six the interval is their range, which covers less than 95 %.
 
     Examples
     --------
     >>> median_interval([5.0, 1.0, 4.0, 2.0, 3.0, 6.0])
     Interval(median=3.5, low=1.0, high=6.0)
     """
-    ordered = np.sort(np.asarray(samples, np.float64))
-    # The largest rank below which the median lies in at most 2.5 % of all cases, and above likewise.
-    rank = max(1, int(binom.ppf((1 - CONFIDENCE) / 2, len(ordered), 0.5)))
-    return Interval(
-        median=float(np.median(ordered)), low=float(ordered[rank - 1]), high=float(ordered[-rank])
-    )
+    values = np.asarray(samples, np.float64)
+    found: Any = quantile_test(values, p=0.5).confidence_interval(CONFIDENCE)
+    low, high = float(found.low), float(found.high)
+    if math.isnan(low) or math.isnan(high):
+        low, high = float(values.min()), float(values.max())
+    return Interval(median=float(np.median(values)), low=low, high=high)
 
 
-def interval_over_starts(samples: Sequence[float], starts: Sequence[int]) -> Interval:
-    """Median with an interval that no start of the graphs contradicts.
+def interval_over_runs(samples: Sequence[float], rounds_per_run: Sequence[int]) -> Interval:
+    """Median with an interval that includes the median of every run.
 
-    A graph that is loaded anew may run faster or slower for as long as it is loaded: its threads and
-    buffers come to lie elsewhere. Rounds of one start do not see that, however many there are. So
-    the interval is widened to the median of every start. That of six starts or more alone covers the
-    median over all starts with 95 %, by the same argument as :func:`median_interval`.
+    A graph may run faster or slower for as long as it stays loaded, because its threads and buffers are
+    placed differently each time; rounds of one run do not show that, however many there are. So the
+    interval is widened to the median of every run. The range of six medians alone covers the median over
+    all runs with 97 %, for the reason given in :func:`median_interval`.
 
     Parameters
     ----------
     samples
-        At least one, start after start.
-    starts
-        How many samples each start has.
+        At least one, run after run.
+    rounds_per_run
+        How many samples each run has.
 
     Examples
     --------
-    >>> interval_over_starts([1.0] * 50 + [3.0] * 10, [50, 10])
+    >>> interval_over_runs([1.0] * 50 + [3.0] * 10, [50, 10])
     Interval(median=1.0, low=1.0, high=3.0)
     """
     whole = median_interval(samples)
-    ends = np.cumsum(starts)
+    ends = np.cumsum(rounds_per_run)
     parts = np.split(np.asarray(samples, np.float64), ends[ends < len(samples)])
     medians = [float(np.median(part)) for part in parts if len(part)]
     return Interval(median=whole.median, low=min(whole.low, *medians), high=max(whole.high, *medians))
 
 
 def paired_speedup(
-    first_us: Sequence[float], this_us: Sequence[float], starts: Sequence[int] = ()
+    first_us: Sequence[float], this_us: Sequence[float], rounds_per_run: Sequence[int] = ()
 ) -> Interval | None:
-    """Median ratio of two graphs' steps in the same round, above 1 where this one is faster.
+    """Median ratio of two graphs' steps in the same round, above 1 where this graph is faster.
 
     Parameters
     ----------
     first_us, this_us
         Steps by round. The longer is cut to the shorter: a graph that failed has fewer.
-    starts
-        Rounds of each start, see :func:`interval_over_starts`.
+    rounds_per_run
+        See :func:`interval_over_runs`.
 
     Returns
     -------
     Interval or None
-        None where too few rounds are shared for an interval.
+        None where the graphs share too few rounds for an interval.
     """
     ratios = [first / this for first, this in zip(first_us, this_us, strict=False)]
-    return interval_over_starts(ratios, starts) if len(ratios) >= LEAST_SAMPLES else None
+    return interval_over_runs(ratios, rounds_per_run) if len(ratios) >= MIN_SAMPLES else None
 
 
 def verdict(speedup: Interval, tolerance: float) -> Outcome:
-    """Say what a speed-up is worth.
+    """Classify a speed-up.
 
     Parameters
     ----------

@@ -1,25 +1,22 @@
 """A calibration: everything learned about one device, in one readable file that can be shipped."""
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.fit import OpModel, TimeModel
-from campo_onnx.devices.device import Device, DeviceKind, Efficiency
-from campo_onnx.errors import ProfileError, UsageError
+from campo_onnx.codec import Format
+from campo_onnx.devices.device import Device
+from campo_onnx.errors import ProfileError
+from campo_onnx.measure.store import GRAPH, STREAM
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import Machine
 
-FORMAT_VERSION = 1
-"""Version of the file; raised when a reader of the old one would misread the new one."""
 
-_KIND = "campo-onnx calibration"
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
     """M_A (Eq. 3) on shapes kept out of the fit.
 
@@ -49,8 +46,14 @@ class Scores:
     fp32: float
     with_counters: float | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse scores of nothing; make the mapping read-only."""
+        if self.shapes < 1:
+            raise ValueError(f"scores need at least one held-out shape, and shapes is {self.shapes}")
+        object.__setattr__(self, "by_method", MappingProxyType(dict(self.by_method)))
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpEntry:
     """What is known about one operator.
 
@@ -85,7 +88,7 @@ class OpEntry:
     with_counters: OpModel | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """Cost models of one device in one precision.
 
@@ -132,9 +135,17 @@ class Calibration:
     measured_at: str
     counters_refusal: str = ""
 
+    def __post_init__(self) -> None:
+        """Refuse what no measurement gives; make the mapping read-only."""
+        if self.execution not in (STREAM, GRAPH):
+            raise ValueError(f"execution is {self.execution!r}, and must be {STREAM!r} or {GRAPH!r}")
+        if not (math.isfinite(self.host_us) and self.host_us >= 0):
+            raise ValueError(f"host_us is {self.host_us}, and must be a time")
+        object.__setattr__(self, "failures", MappingProxyType(dict(self.failures)))
+
     @property
-    def score(self) -> float:
-        """M_A over all held-out shapes of all operators."""
+    def score(self) -> float | None:
+        """M_A over all held-out shapes of all operators; None where no operator has a model of its own."""
         return self.mean(lambda scores: scores.chosen)
 
     @property
@@ -142,24 +153,19 @@ class Calibration:
         """How many operators have a model of their own."""
         return len({entry.op for entry in self.entries})
 
-    def mean(self, pick: Any) -> float:
-        """Mean of one figure of the scores over all held-out shapes."""
+    def mean(self, pick: Callable[[Scores], float]) -> float | None:
+        """Mean of one figure of the scores over all held-out shapes; None where there are none."""
+        if not self.entries:
+            return None
         shapes = sum(entry.scores.shapes for entry in self.entries)
-        return sum(entry.scores.shapes * float(pick(entry.scores)) for entry in self.entries) / shapes
+        return sum(entry.scores.shapes * pick(entry.scores) for entry in self.entries) / shapes
 
     def to_json(self) -> str:
         """The calibration as text: one model a line, so that two of them can be compared."""
-        facts = asdict(self)
-        facts["precision"] = self.precision.value
-        facts["device"]["kind"] = self.device.kind.value
-        entries, failures = facts.pop("entries"), facts.pop("failures")
-        head = json.dumps({"kind": _KIND, "format_version": FORMAT_VERSION, **facts}, indent=1)
-        rows = ",\n".join(f"  {json.dumps(entry)}" for entry in entries)
-        tail = json.dumps(failures, indent=1).replace("\n", "\n ")
-        return f'{head[:-2]},\n "entries": [\n{rows}\n ],\n "failures": {tail}\n}}\n'
+        return FORMAT.encode(self)
 
     @classmethod
-    def from_json(cls, text: str, title: str = "the calibration") -> "Calibration":
+    def from_json(cls, text: str | bytes, title: str = "the calibration") -> "Calibration":
         """Read :meth:`to_json` back.
 
         Raises
@@ -167,29 +173,19 @@ class Calibration:
         ProfileError
             If it is no calibration, damaged, or of a newer version.
         """
-        try:
-            facts = json.loads(text)
-            if not isinstance(facts, dict) or facts.pop("kind", None) != _KIND:
-                raise ProfileError(f"{title} is no calibration of campo-onnx", remedy=_REMEDY)
-            if facts.pop("format_version") > FORMAT_VERSION:
-                raise ProfileError(f"{title} was written by a newer campo-onnx", remedy="Update campo-onnx.")
-            return cls(
-                **{
-                    **facts,
-                    "machine": Machine(**facts["machine"]),
-                    "device": _device(facts["device"]),
-                    "precision": Precision(facts["precision"]),
-                    "cast": CastModel(**facts["cast"]),
-                    "entries": tuple(_entry(row) for row in facts["entries"]),
-                    "general": _op_model(facts["general"]),
-                    "general_time": _time_model(facts["general_time"]),
-                }
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProfileError(f"{title} cannot be read", why=str(error), remedy=_REMEDY) from None
+        return FORMAT.decode(text, title)
 
 
-_REMEDY = "Make it again with campo-onnx calibrate."
+FORMAT = Format(
+    holds=Calibration,
+    noun="calibration",
+    kind="campo-onnx calibration",
+    version=1,
+    rows=("entries",),
+    error=ProfileError,
+    remedy="Make it again with campo-onnx calibrate.",
+)
+"""The file."""
 
 
 def load_calibration(path: Path) -> Calibration:
@@ -202,52 +198,4 @@ def load_calibration(path: Path) -> Calibration:
     ProfileError
         If it is no calibration, damaged, or of a newer version.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ProfileError(
-            f"{path} is no calibration of campo-onnx", why="it is no text", remedy=_REMEDY
-        ) from None
-    except OSError as error:
-        raise UsageError(f"the calibration {path} cannot be read", why=error.strerror or str(error)) from None
-    return Calibration.from_json(text, str(path))
-
-
-def _device(facts: Mapping[str, Any]) -> Device:
-    capability = facts["compute_capability"]
-    return Device(
-        **{
-            **facts,
-            "kind": DeviceKind(facts["kind"]),
-            "compute_capability": tuple(capability) if capability else None,
-            "efficiency": Efficiency(**facts["efficiency"]),
-        }
-    )
-
-
-def _entry(row: Mapping[str, Any]) -> OpEntry:
-    return OpEntry(
-        **{
-            **row,
-            "model": _op_model(row["model"]),
-            "time": _time_model(row["time"]),
-            "scores": Scores(**row["scores"]),
-            "with_counters": _op_model(row["with_counters"]) if row.get("with_counters") else None,
-        }
-    )
-
-
-def _op_model(row: Mapping[str, Any]) -> OpModel:
-    ratios = row["ratios"]
-    return OpModel(
-        features=tuple(row["features"]),
-        weights=tuple(row["weights"]),
-        sigma_us=row["sigma_us"],
-        ratios=tuple(ratios) if ratios else None,
-    )
-
-
-def _time_model(row: Mapping[str, Any]) -> TimeModel:
-    return TimeModel(
-        features=tuple(row["features"]), weights=tuple(row["weights"]), constant_us=row["constant_us"]
-    )
+    return FORMAT.load(path)

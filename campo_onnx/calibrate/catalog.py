@@ -1,24 +1,25 @@
 """Calibrations that are found by the name of a device: those of this user, and those that are shipped."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import files
+from enum import StrEnum
+from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from campo_onnx import files
 from campo_onnx.calibrate.calibration import Calibration, load_calibration
-from campo_onnx.devices.detect import matching
-from campo_onnx.errors import UsageError
+from campo_onnx.devices.datasheet import matching
 from campo_onnx.measure.store import GRAPH, STREAM
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import choose_provider, cores, cuda_problem, machine
 
-HERE = "here"
-"""Origin of a calibration that this user made."""
 
-SHIPPED = "shipped"
-"""Origin of a calibration that comes with the program."""
+class Origin(StrEnum):
+    """Whose a calibration is."""
+
+    HERE = "here"  # this user made it
+    SHIPPED = "shipped"  # it comes with the program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class Found:
     calibration
         The calibration.
     origin
-        :data:`HERE` or :data:`SHIPPED`.
+        Whose it is.
     file
         Where it lies.
     refusal
@@ -38,16 +39,14 @@ class Found:
     """
 
     calibration: Calibration
-    origin: str
+    origin: Origin
     file: str
     refusal: str = ""
 
 
 def user_folder() -> Path:
     """Where calibrations go unless told otherwise: the user's data folder."""
-    data = os.environ.get("XDG_DATA_HOME", "")
-    root = Path(data) if data and Path(data).is_absolute() else Path.home() / ".local" / "share"
-    return root / "campo-onnx" / "calibrations"
+    return files.data_folder() / "calibrations"
 
 
 def make_folder(folder: Path) -> None:
@@ -58,19 +57,12 @@ def make_folder(folder: Path) -> None:
     UsageError
         If it cannot be made.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"the folder {folder} cannot be made",
-            why=error.strerror or str(error),
-            remedy="Name another place with --output, or set XDG_DATA_HOME.",
-        ) from None
+    files.make_folder(folder, remedy="Name another place with --output, or set XDG_DATA_HOME.")
 
 
 def shipped_folder() -> Traversable:
     """Where the program brings calibrations along; it need not exist."""
-    return files("campo_onnx.calibrate").joinpath("data", "calibrations")
+    return resources.files("campo_onnx.calibrate").joinpath("data", "calibrations")
 
 
 def file_name(device: str, precision: Precision, execution: str = STREAM) -> str:
@@ -103,11 +95,13 @@ def found_calibrations(
     own = user_folder() / name
     if own.is_file():
         calibration = load_calibration(own)
-        yield Found(calibration=calibration, origin=HERE, file=str(own), refusal=_misfit(calibration, device))
+        yield Found(
+            calibration=calibration, origin=Origin.HERE, file=str(own), refusal=_misfit(calibration, device)
+        )
     file = (shipped or shipped_folder()).joinpath(name)
     if file.is_file():
-        calibration = Calibration.from_json(file.read_text(encoding="utf-8"), str(file))
-        yield Found(calibration=calibration, origin=SHIPPED, file=str(file))
+        calibration = Calibration.from_json(file.read_bytes(), str(file))
+        yield Found(calibration=calibration, origin=Origin.SHIPPED, file=str(file))
 
 
 def _misfit(calibration: Calibration, device: str) -> str:

@@ -1,12 +1,12 @@
 """How well each device is known: public figures, calibrations, timings taken here."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from campo_onnx.calibrate.catalog import Found, found_calibrations
-from campo_onnx.devices.datasheet import Assumption, assumptions, devices
-from campo_onnx.devices.detect import matching
+from campo_onnx.codec import to_plain
+from campo_onnx.devices.datasheet import Assumption, assumptions, devices, matching
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import CampoError
 from campo_onnx.measure.store import Store
@@ -44,9 +44,8 @@ class Knowledge:
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values; of calibrations, what they are and how good."""
         return {
-            **asdict(self.device),
-            "kind": self.device.kind.value,
-            "assumptions": [asdict(assumption) for assumption in self.assumptions],
+            **to_plain(self.device),
+            "assumptions": to_plain(self.assumptions),
             "calibrations": [_calibration_facts(found) for found in self.calibrations],
             "timings": self.timings,
             "problems": list(self.problems),
@@ -96,11 +95,11 @@ def _calibration_facts(found: Found) -> dict[str, Any]:
     calibration = found.calibration
     return {
         "precision": calibration.precision.value,
-        "origin": found.origin,
+        "origin": found.origin.value,
         "file": found.file,
         "refusal": found.refusal,
-        "model_accuracy": calibration.score if calibration.entries else None,
+        "model_accuracy": calibration.score,
         "operators": calibration.operators,
         "measured_at": calibration.measured_at,
-        "machine": asdict(calibration.machine),
+        "machine": to_plain(calibration.machine),
     }

@@ -8,10 +8,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from campo_onnx.calibrate.accuracy import accuracy, fit_best, model_accuracy, split
 from campo_onnx.calibrate.calibration import Calibration, OpEntry, Scores
 from campo_onnx.calibrate.cast_model import CastModel
-from campo_onnx.calibrate.fit import OpModel, Sample, TimeModel, fit_cast, fit_time
+from campo_onnx.calibrate.fit import (
+    OpModel,
+    Sample,
+    TimeModel,
+    accuracy,
+    fit_best,
+    fit_cast,
+    fit_time,
+    model_accuracy,
+    split,
+)
 from campo_onnx.calibrate.samples import OPSET, Sampling, cast_samples, sampled_ops, samples_of
 from campo_onnx.costs.roofline import estimate
 from campo_onnx.devices.device import Device, DeviceKind

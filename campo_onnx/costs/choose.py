@@ -11,7 +11,7 @@ from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.costs.predicted import CostModel
 from campo_onnx.costs.roofline import estimate
 from campo_onnx.costs.table import CostTable, NodeCost
-from campo_onnx.devices import detect
+from campo_onnx.devices import datasheet
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, UnsupportedModelError, UsageError
 from campo_onnx.ir.view import GraphView, OpNode
@@ -126,7 +126,7 @@ def this_machine(device: Device, threads: int = 0) -> Machine:
     """
     here = machine(choose_provider(device.provider), threads)
     if device.provider == "cuda":
-        known = detect.matching(here.device)
+        known = datasheet.matching(here.device)
         if known is None or known.name != device.name:
             raise DeviceMismatchError(
                 f"{device.name} cannot be measured here",

@@ -1,16 +1,18 @@
-"""Which device to plan for when the user names none."""
+"""Which device this machine has, and which to plan for when the user names none."""
 
-import shutil
-import subprocess
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from campo_onnx.devices.datasheet import device as datasheet_device
-from campo_onnx.devices.datasheet import devices
-from campo_onnx.devices.device import Device
+from campo_onnx.devices import datasheet
+from campo_onnx.devices.device import Device, DeviceKind
+from campo_onnx.errors import DeviceUnavailableError
+from campo_onnx.runtime.gpu import visible_gpu
+
+if TYPE_CHECKING:
+    from campo_onnx.runtime.providers import Machine
 
 FALLBACK = "h200"
 """Planned for where no GPU of known figures is in the machine."""
-
-_TIMEOUT_S = 10
 
 
 def resolve_device(name: str) -> tuple[Device, str]:
@@ -34,42 +36,49 @@ def resolve_device(name: str) -> tuple[Device, str]:
         If there is no device of that name.
     """
     if name != "auto":
-        return datasheet_device(name), ""
-    found = gpu_name()
-    if found is None:
-        note = f"No GPU here: planning for {FALLBACK}. Choose with --device."
-        return datasheet_device(FALLBACK), note
-    match = matching(found)
+        return datasheet.device(name), ""
+    instead = f"planning for {FALLBACK}; choose with --device"
+    visible = visible_gpu()
+    if visible.gpu is None:
+        return datasheet.device(FALLBACK), f"No GPU here, {instead}: {visible.problem}."
+    found = visible.gpu.name
+    match = datasheet.matching(found)
     if match is None:
-        note = f"No figures for this machine's {found}: planning for {FALLBACK}. Choose with --device."
-        return datasheet_device(FALLBACK), note
+        return datasheet.device(FALLBACK), f"{_unknown(found)}: {instead}."
     return match, f"Planning for this machine's {found}."
 
 
-def gpu_name() -> str | None:
-    """Name of the first NVIDIA GPU of this machine, or None."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    query = [program, "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
-    except (subprocess.SubprocessError, OSError):
-        return None
-    return next(iter(answer.stdout.splitlines()), "").strip() or None
+def device_of(machine: "Machine") -> Device:
+    """Find the figures of a machine.
 
+    Caches and peaks only scale events and set the comparison with a roofline; no time comes from
+    them.
 
-def matching(gpu: str) -> Device | None:
-    """Match what the driver calls a GPU (``NVIDIA A100-SXM4-40GB``) to a device.
-
-    Examples
-    --------
-    >>> matching("Tesla V100-SXM2-16GB").name
-    'v100'
+    Raises
+    ------
+    DeviceUnavailableError
+        If no figures are known for its GPU.
     """
-    words = gpu.lower().replace("-", " ").replace("geforce ", "").split()
-    joined = "".join(words)
-    for device in devices().values():
-        if device.provider == "cuda" and (device.name in words or device.name in joined):
-            return device
-    return None
+    if machine.provider == "cpu":
+        figures = datasheet.device("cpu")
+        return replace(
+            figures,
+            title=machine.device,
+            kind=DeviceKind.MEASURED,
+            sm_count=machine.threads,
+            source="this machine",
+        )
+    known = datasheet.matching(machine.device)
+    if known is None:
+        raise DeviceUnavailableError(
+            _unknown(machine.device),
+            why="cores and caches are needed to describe what was measured",
+            remedy="Add a file to campo_onnx/devices/data, from its data sheet.",
+        )
+    return replace(known, kind=DeviceKind.MEASURED, source="this machine")
+
+
+def _unknown(gpu: str) -> str:
+    near = datasheet.closest(gpu)
+    others = f" (closest: {', '.join(near)}, whose figures differ)" if near else ""
+    return f"No figures are known for this machine's {gpu}{others}"

@@ -18,10 +18,10 @@ def reshape(g: Graph, x: Value, shape: Sequence[int]) -> Value:
     """``Reshape`` to static dimensions; a chain of them is one."""
     if tuple(shape) == x.shape:
         return x
-    before = g.maker(x, "Reshape")
+    before = g.producer(x, "Reshape")
     if before is not None and before.inputs[0] is not None:
         return reshape(g, before.inputs[0], shape)
-    uniform = g.maker(x, "ConstantOfShape")
+    uniform = g.producer(x, "ConstantOfShape")
     if uniform is not None:
         return g.op("ConstantOfShape", g.integers(shape), **uniform.attributes)
     return g.op("Reshape", x, g.integers(shape))
@@ -32,7 +32,7 @@ def transpose(g: Graph, x: Value, perm: Sequence[int]) -> Value:
     moved = [axis for axis in perm if x.shape[axis] != 1]
     if moved == sorted(moved):
         return reshape(g, x, [x.shape[axis] for axis in perm])
-    before = g.maker(x, "Transpose")
+    before = g.producer(x, "Transpose")
     if before is not None and before.inputs[0] is not None:
         return transpose(g, before.inputs[0], [before.attributes["perm"][axis] for axis in perm])
     return g.op("Transpose", x, perm=list(perm))
@@ -55,7 +55,7 @@ def expand(g: Graph, x: Value, shape: Sequence[int]) -> Value:
         return x
     if x.constant is not None and x.elements == 1:
         return g.op("ConstantOfShape", g.integers(shape), value=x.constant.reshape(1))
-    before = g.maker(x, "Expand")
+    before = g.producer(x, "Expand")
     if before is not None and before.inputs[0] is not None:
         return expand(g, before.inputs[0], shape)
     return g.op("Expand", x, g.integers(shape))
@@ -71,10 +71,10 @@ def elementwise(g: Graph, op_type: str, *operands: Value) -> Value:
 
 
 def _before_broadcast(g: Graph, x: Value) -> Value:
-    expanded = g.maker(x, "Expand")
+    expanded = g.producer(x, "Expand")
     if expanded is not None and expanded.inputs[0] is not None:
         return expanded.inputs[0]
-    uniform = g.maker(x, "ConstantOfShape")
+    uniform = g.producer(x, "ConstantOfShape")
     if uniform is not None:
         return g.constant(numpy_helper.to_array(uniform.attributes["value"]).reshape(()))
     return x
@@ -116,11 +116,11 @@ def reduce(g: Graph, op_type: str, x: Value, axes: Sequence[int], *, keepdims: b
     if all(x.shape[axis] == 1 for axis in axes):
         kept = [1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes]
         return reshape(g, x, kept)
-    stack = g.maker(x, "Concat")
+    stack = g.producer(x, "Concat")
     if op_type == "ReduceSum" and stack is not None and all(v and v.shape == (1,) for v in stack.inputs):
         total = g.op("Sum", *(reshape(g, v, ()) for v in stack.inputs if v is not None))
         return reshape(g, total, (1,) if keepdims else ())
-    magnitude = g.maker(x, "Abs")
+    magnitude = g.producer(x, "Abs")
     if op_type == "ReduceSum" and magnitude is not None:
         return g.op("ReduceL1", magnitude.inputs[0], g.integers(sorted(axes)), keepdims=int(keepdims))
     return g.op(op_type, x, g.integers(sorted(axes)), keepdims=int(keepdims))
@@ -150,7 +150,7 @@ def gemm(g: Graph, a: Value, b: Value, bias: Value | None = None) -> Value:
 
 
 def _untransposed(g: Graph, matrix: Value) -> tuple[Value, int]:
-    made = g.maker(matrix, "Transpose")
+    made = g.producer(matrix, "Transpose")
     if made is not None and made.inputs[0] is not None:
         return made.inputs[0], 1
     return matrix, 0
@@ -163,11 +163,11 @@ def _leading_axes(g: Graph, batch: Value) -> tuple[int, ...]:
 
 
 def _before_merge(g: Graph, batch: Value) -> Value | None:
-    merged = g.maker(batch, "Reshape")
+    merged = g.producer(batch, "Reshape")
     if merged is not None and merged.inputs[0] is not None:
         source = merged.inputs[0]
         return source if source.shape[-2:] == batch.shape[-2:] and source.rank > 3 else None
-    turned = g.maker(batch, "Transpose")
+    turned = g.producer(batch, "Transpose")
     if turned is None or turned.inputs[0] is None or list(turned.attributes["perm"]) != [0, 2, 1]:
         return None
     unturned = _before_merge(g, turned.inputs[0])

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from campo_onnx.export.tidy import merged_pairs
-from campo_onnx.export.value import Made, Value
+from campo_onnx.export.value import Node, Value
 
 IR_VERSION = 10
 """Read by every ONNX Runtime since 1.18; opset 21 came with it."""
@@ -40,8 +40,8 @@ class Graph:
     opset: int
     scope: str = ""
     _inputs: list[Value] = field(default_factory=list)
-    _made: list[Made] = field(default_factory=list)
-    _maker: dict[str, Made] = field(default_factory=dict)
+    _nodes: list[Node] = field(default_factory=list)
+    _producer: dict[str, Node] = field(default_factory=dict)
     _known: dict[tuple[Any, ...], tuple[Value, ...]] = field(default_factory=dict)
     _constants: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     _names: dict[str, int] = field(default_factory=dict)
@@ -131,9 +131,9 @@ class Graph:
             Value(name=name if i == 0 else f"{name}.{i}", dtype=dtype, shape=shape)
             for i, (dtype, shape) in enumerate(types)
         )
-        made = Made(op_type=op_type, inputs=inputs, outputs=values, attributes=attributes, name=name)
-        self._made.append(made)
-        self._maker.update(dict.fromkeys((v.name for v in values), made))
+        made = Node(op_type=op_type, inputs=inputs, outputs=values, attributes=attributes, name=name)
+        self._nodes.append(made)
+        self._producer.update(dict.fromkeys((v.name for v in values), made))
         return values
 
     def _infer(
@@ -165,9 +165,9 @@ class Graph:
             results = ReferenceEvaluator(graph, opsets={"": self.opset}).run(None, feeds)
         return tuple(self.constant(np.asarray(result)) for result in results)
 
-    def maker(self, value: Value, op_type: str) -> Made | None:
-        """Find the node that makes `value` as its first output, if it is of this operator."""
-        made = self._maker.get(value.name)
+    def producer(self, value: Value, op_type: str) -> Node | None:
+        """Find the node that computes `value` as its first output, if it is of this operator."""
+        made = self._producer.get(value.name)
         if made is None or made.op_type != op_type or made.outputs[0] is not value:
             return None
         return made
@@ -224,15 +224,15 @@ class Graph:
     def _own(self, value: Value, name: str, outputs: Mapping[str, Value]) -> Value:
         """Copy what may not bear the name of an output: inputs, constants, and another output's value."""
         first = next(n for n, v in outputs.items() if v is value)
-        if value.name in self._maker and first == name:
+        if value.name in self._producer and first == name:
             return value
         with self.within(name):
             return self._append("Identity", (value,), [(value.dtype, value.shape)], {})[0]
 
-    def _needed(self, outputs: Any) -> list[Made]:
+    def _needed(self, outputs: Any) -> list[Node]:
         wanted = {value.name for value in outputs}
         needed = []
-        for made in reversed(self._made):
+        for made in reversed(self._nodes):
             if wanted.intersection(v.name for v in made.outputs):
                 needed.append(made)
                 wanted.update(v.name for v in made.inputs if v is not None)
@@ -250,7 +250,7 @@ def _nbytes(dtype: int, shape: tuple[int, ...]) -> int:
 def _static(tensor: onnx.TypeProto.Tensor, op_type: str) -> tuple[int, tuple[int, ...]]:
     dims = tensor.shape.dim
     if not tensor.HasField("shape") or any(not dim.HasField("dim_value") for dim in dims):
-        raise shape_inference.InferenceError(f"the shape that {op_type} makes is not static")
+        raise shape_inference.InferenceError(f"the shape of {op_type}'s result is not static")
     return tensor.elem_type, tuple(dim.dim_value for dim in dims)
 
 

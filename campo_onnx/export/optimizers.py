@@ -3,7 +3,9 @@
 The learning rate is an input of the graph, so that it can be scheduled; the rest is constant.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, TypeAlias
 
 
@@ -83,5 +85,7 @@ class AdamW:
 
 Optimizer: TypeAlias = SGD | Momentum | Adam | AdamW
 
-BY_NAME: dict[str, Optimizer] = {"sgd": SGD(), "momentum": Momentum(), "adam": Adam(), "adamw": AdamW()}
+BY_NAME: Mapping[str, Optimizer] = MappingProxyType(
+    {"sgd": SGD(), "momentum": Momentum(), "adam": Adam(), "adamw": AdamW()}
+)
 """Each optimizer with its usual settings."""

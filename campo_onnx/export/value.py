@@ -1,4 +1,4 @@
-"""The tensors of a graph under construction, and how each is made."""
+"""The tensors and nodes of a graph under construction."""
 
 import math
 from collections.abc import Mapping
@@ -48,11 +48,16 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Made:
-    """How a value is computed: what the compacting constructors look at."""
+class Node:
+    """A node: what the compacting constructors look at."""
 
     op_type: str
     inputs: tuple[Value | None, ...]
     outputs: tuple[Value, ...]
     attributes: Mapping[str, Any]
     name: str
+
+
+def dtype_of(dtype: Any) -> int:
+    """Give ONNX's name of a NumPy type."""
+    return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))

@@ -2,7 +2,7 @@
 
 A framework that is handed a forward graph writes the backward one itself, and follows it: gradients
 have the type of what they are gradients of, and the gradient of a Cast is a Cast. So a forward node
-decides about its backward nodes too, and has to be judged with them.
+decides about its backward nodes too, and has to be decided with them.
 """
 
 from collections.abc import Mapping
@@ -48,9 +48,9 @@ def with_backward(forward: Problem, gradient: Problem) -> Problem:
     Parameters
     ----------
     forward
-        The question as posed on the forward graph.
+        The problem of the forward graph.
     gradient
-        The one posed on the FP32 gradient graph, with the same options.
+        That of the FP32 gradient graph, with the same options.
     """
     nodes = dict(forward.costs.nodes)
     fixed = dict(forward.fixed)
@@ -75,8 +75,8 @@ def _owner(name: str, forward: GraphView) -> str | None:
     if mark and differentiated in forward.node:
         return differentiated
     tensor = name.removeprefix(_SUM_PREFIX).removesuffix(_TENSOR_SUFFIX)
-    maker = forward.producer.get(tensor) if name.startswith(_SUM_PREFIX) else None
-    return maker.name if maker is not None else None
+    producer = forward.producer.get(tensor) if name.startswith(_SUM_PREFIX) else None
+    return producer.name if producer is not None else None
 
 
 def _together(one: NodeCost, other: NodeCost) -> NodeCost:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import onnx
 
@@ -25,7 +26,7 @@ class PlannedGraph:
         The forward graph handed to the gradient builder; None where the plan keeps all in FP32 and
         ORTModule's own was left alone.
     sizes
-        Sizes of the symbolic dimensions it was judged at: those of the first batch.
+        Sizes of the symbolic dimensions it was planned at: those of the first batch.
     """
 
     plan: Plan
@@ -47,14 +48,14 @@ def plan_forward(
     shapes: Mapping[str, tuple[int, ...]],
     options: Options,
 ) -> PlannedGraph:
-    """Plan a forward graph, judging its nodes together with their backward nodes.
+    """Plan a forward graph, with each node's backward nodes counted in.
 
     Parameters
     ----------
     forward
         The graph that is going to be differentiated.
     gradient
-        The same graph with its backward nodes in FP32; None judges forward nodes alone.
+        The same graph with its backward nodes in FP32; None plans by forward times alone.
     shapes
         Shapes of the inputs.
     options
@@ -67,7 +68,9 @@ def plan_forward(
         dims = sizes_of(gradient.graph, shapes)
         problem = with_backward(problem, pose(import_model(gradient, dims), options))
     plan = decide(problem, imported, options)
-    return PlannedGraph(plan=plan, model=rewrite(imported, plan) if plan.low_nodes else None, sizes=sizes)
+    return PlannedGraph(
+        plan=plan, model=rewrite(imported, plan) if plan.low_nodes else None, sizes=MappingProxyType(sizes)
+    )
 
 
 def sizes_of(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

@@ -198,7 +198,7 @@ def attach(
     keep_fp32
         Regular expressions for names or operators of forward nodes that stay FP32.
     backward
-        Whether a forward node is judged together with its backward nodes, at the price of building
+        Whether a forward node is decided together with its backward nodes, at the price of building
         the gradient graph twice on the first step. Otherwise forward times decide alone.
 
     Raises
@@ -210,7 +210,7 @@ def attach(
     """
     manager = _training_manager(ort_module)
     if strategy not in STRATEGIES:
-        raise UsageError(f"{strategy!r} is no strategy", remedy=f"Choose one of: {', '.join(STRATEGIES)}.")
+        raise UsageError(f"unknown strategy {strategy!r}", remedy=f"Choose one of: {', '.join(STRATEGIES)}.")
     chosen, note = resolve_device(device) if isinstance(device, str) else (device, "")
     options = Options(
         device=chosen,

@@ -152,7 +152,8 @@ def loss_in(precision: Precision, tensor: TensorProto, folder: Path | None) -> C
     ConstantLoss or None
         None when the precision holds the constant.
     """
-    any_normal, any_nonzero, elements = False, False, 0
+    any_normal, any_nonzero = False, False
+    every_value_counts = math.prod(tensor.dims) <= _FEW_ELEMENTS
     for chunk in chunks(tensor, folder):
         magnitude = np.abs(chunk.astype(np.float32, copy=False))
         finite = magnitude[np.isfinite(magnitude)]
@@ -162,14 +163,13 @@ def loss_in(precision: Precision, tensor: TensorProto, folder: Path | None) -> C
             return ConstantLoss(overflows=True, reason=reason)
         normal = finite >= precision.smallest_normal
         nonzero = finite > 0
-        elements += chunk.size
         any_normal |= bool(normal.any())
         any_nonzero |= bool(nonzero.any())
-        if chunk.size <= _FEW_ELEMENTS and (nonzero & ~normal).any():
+        if every_value_counts and (nonzero & ~normal).any():
             value = float(finite[nonzero & ~normal][0])
             reason = f"its constant {tensor.name!r} holds {value:.4g}, too small for {precision.value}"
             return ConstantLoss(overflows=False, reason=reason)
-    if elements > _FEW_ELEMENTS and any_nonzero and not any_normal:
+    if any_nonzero and not any_normal:
         reason = f"every value of its constant {tensor.name!r} is too small for {precision.value}"
         return ConstantLoss(overflows=False, reason=reason)
     return None

@@ -1,10 +1,7 @@
 """Write a model: checked, atomic, with external data streamed and never loaded whole."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,6 +9,7 @@ import onnx
 from onnx import TensorProto
 
 from campo_onnx.errors import UsageError
+from campo_onnx.files import replacing
 from campo_onnx.ir.check import check_written
 from campo_onnx.ir.constants import chunks, is_external
 from campo_onnx.ir.convert import SOURCE_TYPE_KEY
@@ -82,33 +80,10 @@ def export_model(model: onnx.ModelProto, target: Path, *, folder: Path | None = 
     onnx.checker.ValidationError, onnx.shape_inference.InferenceError
         If the model is invalid: a bug of ours, since the importer refuses invalid models.
     """
-    try:
-        with _workshop(target.parent) as workshop:
-            draft = workshop / target.name
-            data = data_beside(draft)
-            written = _with_data_beside(model, data, folder)
-            with draft.open("wb") as file:
-                file.write(written.SerializeToString(deterministic=True))
-                file.flush()
-                os.fsync(file.fileno())
-            check_written(written, draft)
-            if data.exists():
-                os.replace(data, data_beside(target))
-            os.replace(draft, target)
-    except OSError as error:
-        raise UsageError(
-            f"{target} cannot be written", why=error.strerror or str(error), remedy="Nothing was left behind."
-        ) from error
-
-
-@contextmanager
-def _workshop(parent: Path) -> Iterator[Path]:
-    """Make a folder beside the target, so that moving out of it is atomic; remove it at the end."""
-    workshop = Path(tempfile.mkdtemp(prefix=".campo-onnx-", dir=parent))
-    try:
-        yield workshop
-    finally:
-        shutil.rmtree(workshop, ignore_errors=True)
+    with replacing(target) as path:
+        written = _with_data_beside(model, data_beside(path), folder)
+        path.write_bytes(written.SerializeToString(deterministic=True))
+        check_written(written, path)
 
 
 def _with_data_beside(model: onnx.ModelProto, data: Path, folder: Path | None) -> onnx.ModelProto:
@@ -160,20 +135,3 @@ def _as_stored(tensor: TensorProto) -> TensorProto:
     stored.CopyFrom(tensor)
     stored.data_type = int(source_type)
     return stored
-
-
-def export_text(text: str, target: Path) -> None:
-    """Write a text file beside its final place, then move it there.
-
-    Raises
-    ------
-    UsageError
-        If the file cannot be written.
-    """
-    try:
-        with _workshop(target.parent) as workshop:
-            draft = workshop / target.name
-            draft.write_text(text, encoding="utf-8")
-            os.replace(draft, target)
-    except OSError as error:
-        raise UsageError(f"{target} cannot be written", why=error.strerror or str(error)) from error

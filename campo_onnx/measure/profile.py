@@ -1,21 +1,18 @@
 """The profile of one FP32 training step: a table with a row for every node, and its file."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
+from campo_onnx.codec import Format, to_json
 from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
+from campo_onnx.files import replacing
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.counters import COUNTERS
 from campo_onnx.measure.events import EVENTS
 from campo_onnx.runtime.providers import Machine
-
-FORMAT_VERSION = 1
-"""Version of the file; raised when a reader of the old one would misread the new one."""
 
 TRACE = "trace"
 KERNEL_TRACE = "kernel trace"
@@ -99,20 +96,11 @@ class Profile:
         return total.sort("fp32_us", "op", descending=[True, False])
 
     def to_json(self) -> str:
-        """The profile as a versioned JSON document."""
-        document = {**self._facts(), "nodes": self.table.to_dicts()}
-        return json.dumps(document, indent=1) + "\n"
+        """The profile as a versioned JSON document, one node a line."""
+        return to_json(FORMAT.document(self._facts()) | {"nodes": self.table.to_dicts()}, rows=("nodes",))
 
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "format_version": FORMAT_VERSION,
-            "machine": asdict(self.machine),
-            "digest": self.digest,
-            "step_us": self.step_us,
-            "accounted": self.accounted,
-            "measured_at": self.measured_at,
-            "notes": self.notes,
-        }
+    def _facts(self) -> "_Facts":
+        return _Facts(**{field.name: getattr(self, field.name) for field in fields(_Facts)})
 
     def check_fits(self, view: GraphView) -> None:
         """Make sure the profile is of this graph.
@@ -151,6 +139,28 @@ class Profile:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """A profile without its table: what lies in the parquet file's metadata."""
+
+    machine: Machine
+    digest: str
+    step_us: float
+    accounted: float | None
+    measured_at: str
+    notes: tuple[str, ...] = ()
+
+
+FORMAT = Format(
+    holds=_Facts,
+    noun="profile",
+    version=1,
+    error=ProfileError,
+    remedy="Make it again with campo-onnx profile.",
+)
+"""What the file says beside its table."""
+
+
 def _with_tf32(machine: Machine) -> str:
     return f"{'with' if machine.tf32 else 'without'} TF32"
 
@@ -163,13 +173,8 @@ def write_profile(profile: Profile, path: Path) -> None:
     UsageError
         If the file cannot be written.
     """
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        profile.table.write_parquet(draft, metadata={_KEY: json.dumps(profile._facts())})
-        draft.replace(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        draft.unlink(missing_ok=True)
-        raise UsageError(f"{path} cannot be written", why=str(error)) from None
+    with replacing(path, also=(pl.exceptions.PolarsError,)) as file:
+        profile.table.write_parquet(file, metadata={_KEY: FORMAT.encode(profile._facts())})
 
 
 def read_profile(path: Path) -> Profile:
@@ -182,29 +187,25 @@ def read_profile(path: Path) -> Profile:
     ProfileError
         If it is no profile, damaged, or of a newer version.
     """
-    remedy = "Make it again with campo-onnx profile."
     if not path.is_file():
-        raise UsageError(f"the profile {path} does not exist", remedy=remedy)
+        raise UsageError(f"the profile {path} does not exist", remedy=FORMAT.remedy)
     try:
         table, metadata = pl.read_parquet(path), pl.read_parquet_metadata(path)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise ProfileError(f"{path} cannot be read as a profile", why=str(error), remedy=remedy) from None
-    try:
-        facts = json.loads(metadata[_KEY])
-        version = facts["format_version"]
-        if version > FORMAT_VERSION:
-            raise ProfileError(f"{path} is a profile of a newer campo-onnx", remedy="Update campo-onnx.")
-        uncounted = [pl.lit(None, pl.Float64).alias(c) for c in COUNTERS if c not in table.columns]
-        return Profile(
-            table=table.with_columns(uncounted).select(list(SCHEMA)),
-            machine=Machine(**facts["machine"]),
-            digest=facts["digest"],
-            step_us=float(facts["step_us"]),
-            accounted=facts["accounted"],
-            measured_at=facts["measured_at"],
-            notes=tuple(facts.get("notes", ())),
-        )
-    except (KeyError, TypeError, ValueError, pl.exceptions.PolarsError):
         raise ProfileError(
-            f"{path} is no profile of campo-onnx", why="it is a parquet file of something else", remedy=remedy
+            f"{path} cannot be read as a profile", why=str(error), remedy=FORMAT.remedy
         ) from None
+    foreign = ProfileError(
+        f"{path} is not a profile of campo-onnx",
+        why="it is a parquet file of something else",
+        remedy=FORMAT.remedy,
+    )
+    if _KEY not in metadata:
+        raise foreign
+    facts = FORMAT.decode(metadata[_KEY], str(path))
+    try:
+        uncounted = [pl.lit(None, pl.Float64).alias(c) for c in COUNTERS if c not in table.columns]
+        table = table.with_columns(uncounted).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
+    except pl.exceptions.PolarsError:
+        raise foreign from None
+    return Profile(table=table, **{field.name: getattr(facts, field.name) for field in fields(facts)})

@@ -6,19 +6,20 @@ run, and how.
 """
 
 import json
-import os
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from campo_onnx.codec import DecodeError, from_json, from_plain, to_plain
 from campo_onnx.errors import ProfileError
+from campo_onnx.files import cache_folder
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.timing import Timing
 
@@ -83,14 +84,12 @@ class TimingKey:
 
     def row(self) -> tuple[str, str, str]:
         """The key as text."""
-        return json.dumps(asdict(self.machine), sort_keys=True), self.signature, self.execution
+        return json.dumps(to_plain(self.machine), sort_keys=True), self.signature, self.execution
 
 
 def default_path() -> Path:
     """Where the store lies unless told otherwise: the user's cache folder."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache"
-    return root / "campo-onnx" / f"timings{_SUFFIX}"
+    return cache_folder() / f"timings{_SUFFIX}"
 
 
 class Store:
@@ -152,7 +151,7 @@ class Store:
         """Look up hardware counters; empty ones were looked for and could not be read."""
         with self._refusals():
             row = self._connection.execute(_FIND_COUNTERS, key.row()).fetchone()
-        return None if row is None else dict(json.loads(row[0]))
+        return None if row is None else from_plain(from_json(row[0]), dict[str, float])
 
     def add_counters(self, key: TimingKey, counters: Mapping[str, float]) -> None:
         """File hardware counters; they are on disk when this returns."""
@@ -164,7 +163,7 @@ class Store:
         """Number of timings by provider and device, whatever the software."""
         with self._refusals():
             rows = self._connection.execute("SELECT machine, count(*) FROM timings GROUP BY machine")
-            found = [(json.loads(machine), int(count)) for machine, count in rows]
+            found = [(from_json(machine), int(count)) for machine, count in rows]
         totals: Counter[tuple[str, str]] = Counter()
         for machine, count in found:
             totals[machine["provider"], machine["device"]] += count
@@ -180,7 +179,7 @@ class Store:
         """Turn what the operating system and SQLite refuse into one error with a remedy."""
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, DecodeError) as error:
             raise ProfileError(
                 f"the measurement store {self.path} cannot be used",
                 why=str(error),
@@ -216,7 +215,7 @@ def _damage(path: Path) -> str:
         header = file.read(len(_MAGIC))
     if header != _MAGIC:
         if path.suffix != _SUFFIX:
-            raise _foreign(path, "it is no SQLite file")
+            raise _foreign(path, "it is not an SQLite file")
         return "its header is gone"
     try:
         with closing(_open(path)) as connection:
@@ -243,7 +242,7 @@ def _now() -> str:
 
 def _foreign(path: Path, why: str) -> ProfileError:
     return ProfileError(
-        f"{path} is no measurement store of this version", why=why, remedy="Name another file."
+        f"{path} is not a measurement store of this version", why=why, remedy="Name another file."
     )
 
 

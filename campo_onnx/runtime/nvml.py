@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from campo_onnx.runtime.gpu import visible_gpu
+
 _MILLI = 1e-3
 _NOT_INSTALLED = "nvidia-ml-py is not installed (pip install 'campo-onnx[gpu]')"
 
@@ -79,12 +81,11 @@ def gpu_meter() -> Iterator[GpuMeter]:
 
 
 def _meter(nvml: Any) -> GpuMeter:
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip() or "0"
+    visible = visible_gpu()
+    if visible.gpu is None:
+        return GpuMeter(problem=visible.problem)
     try:
-        if first.isdigit():
-            handle = nvml.nvmlDeviceGetHandleByIndex(int(first))
-        else:
-            handle = nvml.nvmlDeviceGetHandleByUUID(first)
+        handle = nvml.nvmlDeviceGetHandleByUUID(visible.gpu.uuid)
     except nvml.NVMLError as error:
-        return GpuMeter(problem=f"NVML does not know the GPU {first}: {error}")
+        return GpuMeter(problem=f"NVML does not know the GPU {visible.gpu.uuid}: {error}")
     return GpuMeter(nvml=nvml, handle=handle)

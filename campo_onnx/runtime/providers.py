@@ -3,26 +3,25 @@
 Timings belong to a machine and its software: :class:`Machine` is what they are filed under.
 """
 
-import contextlib
-import io
 import os
 import platform
-import shutil
-import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from campo_onnx.errors import DeviceUnavailableError, UsageError
+from campo_onnx.runtime.cuda_libraries import load_cuda_libraries
+from campo_onnx.runtime.gpu import Gpu, visible_gpu
 
 ORT_NAME = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """What ONNX Runtime calls each provider."""
 
-_AMPERE = 8  # major compute capability from which FP32 products run as TF32 by default
-_TIMEOUT_S = 10
+_AMPERE = (8, 0)  # compute capability from which FP32 products run as TF32 by default
+_UNKNOWN_GPU = Gpu(uuid="", name="an NVIDIA GPU", driver="unknown", compute_capability=(0, 0))
 _CPU_WHEEL = "the installed ONNX Runtime was built for CPUs only"
 _REMEDY = (
     "Install onnxruntime-gpu and CUDA's and cuDNN's libraries (pip's or PyTorch's), or choose --device cpu."
@@ -62,13 +61,6 @@ class Machine:
         return (self.provider, self.device) == (other.provider, other.device)
 
 
-@dataclass(frozen=True, slots=True)
-class _Gpu:
-    name: str
-    driver: str
-    compute_capability: str
-
-
 def choose_provider(wanted: str) -> str:
     """Turn ``auto``, ``cpu`` or ``cuda`` into a provider that works here.
 
@@ -82,7 +74,7 @@ def choose_provider(wanted: str) -> str:
     if wanted == "auto":
         return "cpu" if cuda_problem() else "cuda"
     if wanted not in ORT_NAME:
-        raise UsageError(f"{wanted!r} is no provider", remedy="Choose auto, cpu or cuda.")
+        raise UsageError(f"unknown provider {wanted!r}", remedy="Choose auto, cpu or cuda.")
     if wanted == "cuda" and (why := cuda_problem()):
         raise DeviceUnavailableError("the CUDA provider cannot be used", why=why, remedy=_REMEDY)
     return wanted
@@ -108,15 +100,14 @@ def machine(provider: str, threads: int = 0) -> Machine:
             tf32=False,
             threads=threads or cores(),
         )
-    gpu = _gpu() or _Gpu("an NVIDIA GPU", "unknown", "0.0")
-    is_ampere = int(gpu.compute_capability.partition(".")[0] or 0) >= _AMPERE
+    gpu = visible_gpu().gpu or _UNKNOWN_GPU
     return Machine(
         provider=provider,
         device=gpu.name,
         driver=gpu.driver,
         cuda=_cuda_version(),
         ort=ort.__version__,
-        tf32=is_ampere and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0",
+        tf32=gpu.compute_capability >= _AMPERE and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0",
         threads=0,
     )
 
@@ -144,51 +135,42 @@ def cuda_problem() -> str:
     """Why the CUDA provider cannot be used; ``""`` when it can.
 
     Libraries that pip packages or PyTorch brought along are loaded first. ONNX Runtime falls back
-    to the CPU without an error when something is missing, so a session is opened to find out.
+    to the CPU without an error when something is missing, so a session is opened and run to find out.
     """
     if ORT_NAME["cuda"] not in ort.get_available_providers():
         return _CPU_WHEEL
-    if _gpu() is None:
-        return "no NVIDIA GPU answers (nvidia-smi lists none)"
-    heard = io.StringIO()
-    with contextlib.redirect_stdout(heard):  # it prints what it cannot find
-        ort.preload_dlls()
+    if problem := visible_gpu().problem:
+        return problem
+    missing = load_cuda_libraries()
     options = ort.SessionOptions()
     options.log_severity_level = 4
     try:
         session = ort.InferenceSession(_probe(), options, providers=[ORT_NAME["cuda"]])
+        session.disable_fallback()  # a run that fails would be repeated on the CPU
     except Exception as error:  # whatever the driver and its libraries raise: all of it means "no"
         return str(error).strip()
-    if ORT_NAME["cuda"] in session.get_providers():
-        return ""
-    return "its libraries do not load" + (f" ({heard.getvalue().strip()})" if heard.getvalue() else "")
+    if ORT_NAME["cuda"] not in session.get_providers():
+        return "its libraries do not load" + (f" (missing: {missing})" if missing else "")
+    try:
+        # cuDNN is loaded by the first convolution that runs, hours into a training otherwise.
+        session.run(None, {"x": np.ones((1, 1, 4, 4), np.float32)})
+    except Exception as error:  # as above
+        return str(error).strip()
+    return ""
 
 
 def _probe() -> bytes:
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"], name="relu")], "probe", value[:1], value[1:]
-    )
+    """A graph that needs CUDA's own libraries, cuBLAS and cuDNN."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 4, 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 4, 4])
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
+        helper.make_node("MatMul", ["c", "c"], ["y"], name="matmul"),
+    ]
+    weight = numpy_helper.from_array(np.ones((1, 1, 1, 1), np.float32), "w")
+    graph = helper.make_graph(nodes, "probe", [x], [y], [weight])
     opset = [helper.make_opsetid("", 20)]
     return bytes(helper.make_model(graph, opset_imports=opset, ir_version=10).SerializeToString())
-
-
-@cache
-def _gpu() -> _Gpu | None:
-    """The GPU that CUDA takes first, or None."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    query = [program, "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
-    if first:
-        query.append(f"--id={first}")
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
-    except (subprocess.SubprocessError, OSError):
-        return None
-    fields = [field.strip() for field in next(iter(answer.stdout.splitlines()), "").split(",")]
-    return _Gpu(*fields) if len(fields) == 3 else None
 
 
 def _cuda_version() -> str:

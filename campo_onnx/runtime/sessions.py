@@ -4,6 +4,7 @@ ONNX Runtime would otherwise fuse, fold and move nodes; then neither times nor p
 told apart by node.
 """
 
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,10 @@ def session_options(machine: Machine, *, trace_to: Path | None = None) -> ort.Se
     options.inter_op_num_threads = 1
     options.log_severity_level = _QUIET
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if machine.provider == "cuda":
+        # From the second step on, patterns reserve all activations in one block beside what the first one
+        # took: up to twice the memory, and under pressure a failed attempt in every step.
+        options.enable_mem_pattern = False
     if trace_to is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(trace_to)
@@ -102,9 +107,7 @@ def open_session(
     UnsupportedModelError
         If ONNX Runtime refuses the model, or runs a node of it elsewhere although `strict`.
     """
-    options = session_options(machine, trace_to=trace_to)
-    if folder is not None:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    options = _options_for(machine, folder, trace_to)
     name = ORT_NAME[machine.provider]
     provider: Any = name
     if machine.provider == "cuda":
@@ -119,19 +122,30 @@ def open_session(
             model.SerializeToString(), options, providers=[provider], enable_fallback=0
         )
     except RUNTIME_ERRORS as error:
-        raise UnsupportedModelError(
-            "ONNX Runtime cannot load the graph",
-            why=_first_line(error),
-            remedy="Export with standard operators at opset 20 (gradients as well), and check the file with "
-            "onnx.checker.",
-        ) from None
-    if strict and (stray := strays(assignments(session), machine.provider)):
+        raise _refused(error) from None
+    if strict and (stray := placed_elsewhere(assignments(session), machine.provider)):
         first = stray[0]
         raise UnsupportedModelError(
             f"{len(stray)} nodes would not run on the {machine.provider} provider",
             why=f"ONNX Runtime puts {first.node!r} ({first.op_type}) on {first.provider}",
         )
     return session
+
+
+def _options_for(machine: Machine, folder: Path | None, trace_to: Path | None = None) -> ort.SessionOptions:
+    options = session_options(machine, trace_to=trace_to)
+    if folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    return options
+
+
+def _refused(error: Exception) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        "ONNX Runtime cannot load the graph",
+        why=_first_line(error),
+        remedy="Export with standard operators at opset 20 (gradients as well), and check the file with "
+        "onnx.checker.",
+    )
 
 
 def assignments(session: ort.InferenceSession) -> tuple[Assignment, ...]:
@@ -143,10 +157,35 @@ def assignments(session: ort.InferenceSession) -> tuple[Assignment, ...]:
     )
 
 
-def strays(assigned: Iterable[Assignment], provider: str) -> tuple[Assignment, ...]:
-    """Nodes that run elsewhere than on `provider`, and copies between providers."""
+def placed_elsewhere(assigned: Iterable[Assignment], provider: str) -> tuple[Assignment, ...]:
+    """Nodes that run elsewhere than on `provider`; copies between providers are not listed as nodes."""
     name = ORT_NAME[provider]
-    return tuple(a for a in assigned if a.provider != name or a.op_type.startswith("Memcpy"))
+    return tuple(a for a in assigned if a.provider != name)
+
+
+def optimized_nodes(
+    model: onnx.ModelProto, machine: Machine, folder: Path | None = None
+) -> tuple[onnx.NodeProto, ...]:
+    """List the nodes that will run, those that ONNX Runtime inserts included.
+
+    Copies between providers (``Memcpy...``) and Casts of its own show only in the graph as it is
+    about to run, so that graph is written out and read back.
+
+    Parameters
+    ----------
+    model, machine, folder
+        As for :func:`open_session`.
+    """
+    options = _options_for(machine, folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        written = Path(scratch) / "as_it_runs.onnx"
+        options.optimized_model_filepath = str(written)
+        providers = [ORT_NAME[machine.provider]]
+        try:
+            ort.InferenceSession(model.SerializeToString(), options, providers=providers, enable_fallback=0)
+        except RUNTIME_ERRORS as error:
+            raise _refused(error) from None
+        return tuple(onnx.load(written, load_external_data=False).graph.node)
 
 
 def bind(

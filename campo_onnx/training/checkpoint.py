@@ -1,12 +1,11 @@
 """Checkpoints: state tensors as safetensors, written whole or not at all."""
 
 import json
-import os
-import tempfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from campo_onnx.codec import DecodeError, from_json, from_plain, to_plain
 from campo_onnx.errors import CheckpointError, UsageError
+from campo_onnx.files import replacing
 from campo_onnx.training.loss_scaler import LossScaler
 
 _FORMAT = "campo-onnx-checkpoint-2"
@@ -22,7 +23,7 @@ _CHECKSUM = "checksum"
 _EARLIER = "Restore an earlier one."
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """Everything needed to go on training as if nothing had happened.
 
@@ -32,7 +33,7 @@ class Checkpoint:
         State tensors by the name of their graph input.
     signature
         Digest of names, types and shapes of the state, see
-        :attr:`campo_onnx.training.state.StepInterface.signature`.
+        :attr:`campo_onnx.training.step_interface.StepInterface.signature`.
     steps
         Steps taken so far, skipped ones included.
     scaler
@@ -53,23 +54,12 @@ def save_checkpoint(checkpoint: Checkpoint, target: Path) -> None:
     UsageError
         If it cannot be written; an existing file is then as it was.
     """
-    metadata = {"format": _FORMAT, "signature": checkpoint.signature, "steps": str(checkpoint.steps)}
-    if checkpoint.scaler is not None:
-        metadata["scaler"] = json.dumps(checkpoint.scaler.state_dict())
+    facts = _Facts(signature=checkpoint.signature, steps=checkpoint.steps, scaler=checkpoint.scaler)
+    metadata = {"format": _FORMAT, **facts.as_metadata()}
     metadata[_CHECKSUM] = _checksum(metadata, checkpoint.state)
-    try:
-        with tempfile.TemporaryDirectory(prefix=".campo-onnx-", dir=target.parent) as workshop:
-            draft = Path(workshop) / target.name
-            save_file(dict(checkpoint.state), draft, metadata)
-            with draft.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(draft, target)
-    except (OSError, SafetensorError) as error:
-        raise UsageError(
-            f"the checkpoint {target} cannot be written",
-            why=str(error),
-            remedy="Training goes on unchanged, and an earlier checkpoint of this name is kept.",
-        ) from None
+    remedy = "Training goes on unchanged, and an earlier checkpoint of this name is kept."
+    with replacing(target, title=f"the checkpoint {target}", remedy=remedy, also=(SafetensorError,)) as path:
+        save_file(dict(checkpoint.state), path, metadata)
 
 
 def load_checkpoint(source: Path) -> Checkpoint:
@@ -96,7 +86,7 @@ def load_checkpoint(source: Path) -> Checkpoint:
         ) from None
     if metadata.get("format") != _FORMAT:
         raise CheckpointError(
-            f"{source} is no checkpoint of a training session",
+            f"{source} is not a checkpoint of a training session",
             why="it is a safetensors file from elsewhere, or from another version of campo-onnx",
             remedy="To start from its weights, load them and pass them as the session's state.",
         )
@@ -108,13 +98,37 @@ def load_checkpoint(source: Path) -> Checkpoint:
             remedy=_EARLIER,
         )
     try:
-        scaler = LossScaler.from_state_dict(json.loads(metadata["scaler"])) if "scaler" in metadata else None
-        steps, signature = int(metadata["steps"]), metadata["signature"]
-    except (KeyError, ValueError, UsageError) as error:
+        facts = _Facts.from_metadata(metadata)
+    except (DecodeError, UsageError) as error:
         raise CheckpointError(
             f"the checkpoint {source} is damaged", why=str(error), remedy=_EARLIER
         ) from None
-    return Checkpoint(state=state, signature=signature, steps=steps, scaler=scaler)
+    return Checkpoint(
+        state=MappingProxyType(state), signature=facts.signature, steps=facts.steps, scaler=facts.scaler
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """What a checkpoint holds besides tensors; safetensors keeps it as strings."""
+
+    signature: str
+    steps: int
+    scaler: LossScaler | None = None
+
+    def as_metadata(self) -> dict[str, str]:
+        """Each fact as JSON, the signature as it is."""
+        plain = to_plain(self)
+        signature = {"signature": plain.pop("signature")}
+        return signature | {name: json.dumps(fact) for name, fact in plain.items() if fact is not None}
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str]) -> "_Facts":
+        """Read :meth:`as_metadata` back."""
+        as_they_are = ("signature", "format")
+        plain = {n: text if n in as_they_are else from_json(text) for n, text in metadata.items()}
+        plain.pop("format")
+        return from_plain(plain, cls)
 
 
 def _checksum(metadata: Mapping[str, str], state: Mapping[str, NDArray[Any]]) -> str:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from campo_onnx.export.step_naming import LOSS
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -68,7 +70,7 @@ def progress(
 
 
 def _figures(result: "StepResult", skipped: int, steps_per_s: float | None) -> Iterator[str]:
-    if "loss" in result.metrics:
+    if LOSS in result.metrics:
         yield f"loss {result.loss:.4g}"
     if result.loss_scale is not None:
         yield f"scale {_power_of_two(result.loss_scale)}"

@@ -5,11 +5,11 @@ before the update. The dynamic scale is NVIDIA's recipe: start high; when a grad
 the update and halve the scale; after some time without overflow, double it.
 """
 
-import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from campo_onnx.codec import DecodeError, from_plain, to_plain
 from campo_onnx.errors import UsageError
 
 LARGEST = 2.0**24
@@ -89,7 +89,8 @@ class LossScaler:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for a checkpoint."""
-        return asdict(self)
+        state: dict[str, Any] = to_plain(self)
+        return state
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "LossScaler":
@@ -101,12 +102,10 @@ class LossScaler:
             If a value is missing, unknown, of the wrong type or out of range.
         """
         try:
-            return cls(**state)
-        except TypeError as error:
+            return from_plain(state, cls)
+        except DecodeError as error:
             raise UsageError(
-                f"{json.dumps(state, default=str)} is no loss scaler's state",
-                why=str(error),
-                remedy="Pass what state_dict() returned.",
+                "this is not a loss scaler's state", why=str(error), remedy="Pass what state_dict() returned."
             ) from None
 
 

@@ -4,19 +4,21 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnx
 from numpy.typing import NDArray
 
 from campo_onnx.errors import CheckpointError, UnsupportedModelError, UsageError
+from campo_onnx.export.step_naming import GRADS_FINITE, LOSS, LOSS_SCALE
 from campo_onnx.ir.importer import import_model
 from campo_onnx.runtime.providers import choose_provider, machine
 from campo_onnx.runtime.run import empty_on_device, from_device, on_device, run_bound
 from campo_onnx.runtime.sessions import open_session
 from campo_onnx.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from campo_onnx.training.loss_scaler import LossScaler
-from campo_onnx.training.state import GRADS_FINITE, LOSS_SCALE, Feed, TensorSpec, step_interface
+from campo_onnx.training.step_interface import Feed, TensorSpec, step_interface
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ class StepResult:
     @property
     def loss(self) -> float:
         """The output ``loss``."""
-        return float(self.metrics["loss"])
+        return float(self.metrics[LOSS])
 
 
 class TrainingSession:
@@ -80,7 +82,7 @@ class TrainingSession:
     scaler
         How the loss scale moves; the dynamic default if the graph has the input ``loss_scale``.
     pairs
-        State to pair otherwise than by name, see :mod:`campo_onnx.training.state`.
+        State to pair otherwise than by name, see :mod:`campo_onnx.training.step_interface`.
     dims
         Sizes of symbolic dimensions.
     threads
@@ -175,7 +177,7 @@ class TrainingSession:
         self._steps += 1
         return StepResult(
             step=self._steps,
-            metrics=metrics,
+            metrics=MappingProxyType(metrics),
             skipped=not finite,
             loss_scale=scale,
             duration_s=time.perf_counter() - began,
@@ -277,8 +279,8 @@ class TrainingSession:
 
     def _checked(self, feeds: Mapping[str, Feed]) -> dict[str, NDArray[Any]]:
         specs = self.interface.feeds
-        if strange := [name for name in feeds if name not in specs]:
-            what = f"the graph takes no feed named {', '.join(strange)}"
+        if unknown := [name for name in feeds if name not in specs]:
+            what = f"the graph takes no feed named {', '.join(unknown)}"
             raise UsageError(what, remedy=self._expected_feeds())
         return {name: specs[name].fitted(value) for name, value in feeds.items()}
 

@@ -12,14 +12,20 @@ from .units import duration
 
 if TYPE_CHECKING:
     from campo_onnx.comparison import Comparison, ComparisonRow
+    from campo_onnx.optimize.plan import Plan
+
+
+def headline(plan: "Plan") -> str:
+    """Say what predictions are for and what they rest on."""
+    known = "estimates from public figures" if plan.source == "datasheet" else plan.source
+    return f"{plan.device} ({known}), {plan.low}"
 
 
 def print_comparison(comparison: "Comparison", *, plot: Path | None) -> None:
     """Print strategies side by side."""
     console, baseline_us = stdout(), comparison.baseline.plan.predicted_us
     first = comparison.rows[0].plan
-    known = "estimates from public figures" if first.source == "datasheet" else first.source
-    console.print(escape(f"{first.device} ({known}), {first.low}"), style="bold")
+    console.print(escape(headline(first)), style="bold")
     table = Table(box=box.SIMPLE_HEAD)
     baseline = comparison.baseline.plan
     for column in ("strategy", "lists"):

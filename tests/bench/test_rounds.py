@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from campo_onnx.bench.rounds import Pace, take_rounds
+from campo_onnx.bench.rounds import Schedule, time_rounds
 from campo_onnx.errors import ModelError
 
 
@@ -39,8 +39,8 @@ class Stage:
         self.steps[name] = fail
 
     def rounds(self, steps: int = 10, warmup: int = 0, **options):
-        pace = Pace(steps=steps, warmup=warmup, budget_s=options.pop("budget_s", None))
-        return take_rounds(self.steps, pace, clock=self.clock, **options)
+        schedule = Schedule(rounds=steps, warmup=warmup, budget_s=options.pop("budget_s", None))
+        return time_rounds(self.steps, schedule, clock=self.clock, **options)
 
 
 def orders(stage: Stage) -> list[str]:
@@ -53,7 +53,7 @@ def test_each_round_runs_each_graph_once_and_times_it() -> None:
     rounds = stage.rounds(20)
     assert all(sorted(order) == ["a", "b", "c"] for order in orders(stage))
     assert rounds.samples_us["b"] == pytest.approx([2000.0] * 20)
-    assert (rounds.taken, rounds.interrupted, rounds.failures) == (20, False, {})
+    assert (rounds.count, rounds.interrupted, rounds.failures) == (20, False, {})
 
 
 def test_order_is_drawn_anew_and_seeded() -> None:
@@ -75,18 +75,18 @@ def test_warmup_does_not_count() -> None:
 
 
 def test_budget_ends_rounds_but_not_before_there_is_an_interval() -> None:
-    assert Stage(a=1.0, b=1.0).rounds(100, budget_s=20.0).taken == 10
-    assert Stage(a=1.0, b=1.0).rounds(100, budget_s=0.0).taken == 6
-    assert Stage(a=1.0, b=1.0).rounds(100, warmup=5, budget_s=20.0).taken == 10
+    assert Stage(a=1.0, b=1.0).rounds(100, budget_s=20.0).count == 10
+    assert Stage(a=1.0, b=1.0).rounds(100, budget_s=0.0).count == 6
+    assert Stage(a=1.0, b=1.0).rounds(100, warmup=5, budget_s=20.0).count == 10
 
 
-def test_settling_is_not_timed() -> None:
+def test_pausing_is_not_timed() -> None:
     stage = Stage(a=1.0)
 
-    def settle() -> None:
+    def pause() -> None:
         stage.now_s += 100.0
 
-    assert stage.rounds(3, settle=settle).samples_us["a"] == pytest.approx([1e6] * 3)
+    assert stage.rounds(3, pause=pause).samples_us["a"] == pytest.approx([1e6] * 3)
 
 
 @pytest.mark.parametrize("after", [0, 4])
@@ -104,7 +104,7 @@ def test_rounds_end_when_nothing_is_left() -> None:
     stage = Stage(a=1.0)
     stage.failing("a", 2, MemoryError())
     rounds = stage.rounds(10)
-    assert rounds.taken == 2
+    assert rounds.count == 2
     assert "out of memory" in rounds.failures["a"].text
 
 
@@ -120,7 +120,7 @@ def test_memory_of_one_that_fails_is_free() -> None:
 
     steps = {"a": step}
     del session, step
-    take_rounds(steps, Pace(steps=3, warmup=0))
+    time_rounds(steps, Schedule(rounds=3, warmup=0))
     gc.collect()
     assert alive() is None
 
@@ -129,7 +129,7 @@ def test_interruption_keeps_whole_rounds() -> None:
     stage = Stage(a=1.0, b=1.0)
     stage.failing("b", 7, KeyboardInterrupt())
     rounds = stage.rounds(50)
-    assert (rounds.interrupted, rounds.taken) == (True, 7)
+    assert (rounds.interrupted, rounds.count) == (True, 7)
     assert {len(times) for times in rounds.samples_us.values()} == {7}
 
 

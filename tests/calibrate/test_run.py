@@ -119,13 +119,47 @@ def test_file_round_trip(calibration: Calibration, tmp_path: Path) -> None:
     assert sum('"op": "MatMul"' in line for line in lines) == 2  # one model a line: diffs stay readable
 
 
+def test_a_calibration_without_entries_has_no_score(calibration: Calibration, tmp_path: Path) -> None:
+    bare = replace(calibration, entries=())
+    assert bare.score is None
+    assert bare.mean(lambda scores: scores.fp32) is None
+    assert bare.operators == 0
+    assert Calibration.from_json(bare.to_json()) == bare
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        (("entires",), [], "entires: unknown field, did you mean 'entries'"),
+        (("entries", 0, "model", "sigma_us"), "1", "entries[0].model.sigma_us: expected `float`, got `str`"),
+        (("entries", 1, "on_tensor_core"), True, "entries[1].on_tensor_core: unknown field"),
+        (("entries", 1, "scores", "shapes"), 0, "entries[1].scores: scores need at least one"),
+        (("execution",), "steam", "execution is 'steam'"),
+        (("host_us",), -1, "host_us is -1"),
+        (("precision",), "fp17", "precision: invalid enum value 'fp17'"),
+        (("device", "sm_count"), 0, "sm_count is 0"),
+    ],
+)
+def test_a_wrong_field_is_named(
+    calibration: Calibration, where: tuple[str | int, ...], value: object, message: str
+) -> None:
+    document = place = json.loads(calibration.to_json())
+    for step in where[:-1]:
+        place = place[step]
+    place[where[-1]] = value
+    with pytest.raises(ProfileError) as refusal:
+        Calibration.from_json(json.dumps(document), "c.json")
+    assert str(refusal.value).startswith("c.json cannot be read: ")
+    assert message in str(refusal.value)
+
+
 def test_bad_files(calibration: Calibration, tmp_path: Path) -> None:
     def written(text: str | bytes) -> Path:
         path = tmp_path / "file.json"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         return path
 
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="does not exist"):
         load_calibration(tmp_path / "none.json")
     for bad in (calibration.to_json()[:-40], "[]", "{}", b"\xff\xfe\x00", '{"kind": "another"}'):
         with pytest.raises(ProfileError):

@@ -129,7 +129,7 @@ def test_by_default_it_is_found_again(
     code, out, _ = call("optimize", str(MLP), "-o", optimized, "--device", "cpu")
     assert code == 0
     assert out.startswith("cpu (model)")
-    assert "Everything stays in FP32: predicted, fp16 loses on cpu." in out
+    assert "Everything stays in FP32: fp16 is predicted to be slower on cpu." in out
     assert "calibrated here in fp16: M_A" in call("devices")[1]
     file.write_text(before.replace('"ort": "', '"ort": "0.'))
     code, _, err = call(
@@ -165,4 +165,7 @@ def test_measured_fp16_loses_on_a_cpu_and_the_report_says_so(
     assert not left.value.code
     printed = " ".join(capsys.readouterr().out.split())
     assert "0 of" in printed
-    assert "Everything stays in FP32: measured, fp16 loses on cpu. The nodes it would change take" in printed
+    assert (
+        "Everything stays in FP32: fp16 is measured to be slower on cpu. The nodes whose time changes take"
+        in printed
+    )

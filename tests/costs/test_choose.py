@@ -13,7 +13,7 @@ from campo_onnx.calibrate.samples import Sampling
 from campo_onnx.costs.choose import costs_for, is_here, measured_costs
 from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.devices.datasheet import device
-from campo_onnx.devices.local import device_of
+from campo_onnx.devices.detect import device_of
 from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, ProfileError, UsageError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.measure.node_timer import Bench

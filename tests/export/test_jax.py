@@ -199,7 +199,7 @@ def decided(p: Any, x: Any) -> Any:
     [
         (looped, UnsupportedModelError, "control flow cannot be exported: scan"),
         (decided, UnsupportedModelError, "looks at the data"),
-        (lambda p, x: x @ p["w"], UsageError, "no scalar"),
+        (lambda p, x: x @ p["w"], UsageError, "not a scalar"),
         (lambda p, x: jnp.linalg.inv(x @ p["w"] @ x.T).sum(), UnsupportedModelError, "no translation .*lu"),
         (lambda p, x: jnp.sort(x @ p["w"]).sum(), UnsupportedModelError, "sort"),
     ],

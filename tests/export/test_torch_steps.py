@@ -248,8 +248,8 @@ class Decides(nn.Module):
     ("module", "loss", "options", "error", "message"),
     [
         (Decides(), weighted_sum, {}, UnsupportedModelError, "looks at the data"),
-        (nn.Linear(2, 2), lambda y: y, {}, UsageError, r"no scalar but a tensor of shape \(3, 2\)"),
-        (nn.Linear(2, 2), lambda y: 1.0, {}, UsageError, "no scalar but float"),
+        (nn.Linear(2, 2), lambda y: y, {}, UsageError, r"not a scalar but a tensor of shape \(3, 2\)"),
+        (nn.Linear(2, 2), lambda y: 1.0, {}, UsageError, "not a scalar but float"),
         (nn.Linear(2, 2), lambda y: y.detach().sum(), {}, UsageError, "does not depend"),
         (Function(torch.linalg.det, 2, 2), lambda y: y.sum(), {}, UnsupportedModelError, "_linalg_det"),
         (Function(torch.nonzero, 2, 2), lambda y: y.sum(), {}, UnsupportedModelError, "nonzero"),

@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from campo_onnx.errors import ModelError
+from campo_onnx.ir import constants
 from campo_onnx.ir.constants import chunks, constants_of, external_data, loss_in
 from campo_onnx.ops.precision import Precision
 
@@ -135,6 +136,13 @@ def test_what_fp16_loses(values, reason):
 )
 def test_what_fp16_holds(values):
     assert loss_in(FP16, inline(*values), None) is None
+
+
+def test_the_last_chunk_of_a_large_tensor_is_not_a_small_tensor(monkeypatch):
+    monkeypatch.setattr(constants, "_CHUNK_ELEMENTS", 20)
+    assert loss_in(FP16, inline(*(1.0,) * 20, 1e-8), None) is None
+    loss = loss_in(FP16, inline(*(1e-8,) * 21), None)
+    assert "every value of its constant 'c' is too small" in loss.reason
 
 
 def test_bf16_has_the_range_of_fp32():

@@ -12,7 +12,7 @@ from onnx import TensorProto, numpy_helper
 from campo_onnx.errors import ModelError, UsageError
 from campo_onnx.ir import exporter
 from campo_onnx.ir.convert import converted
-from campo_onnx.ir.exporter import check_destination, export_model, export_text
+from campo_onnx.ir.exporter import check_destination, export_model
 from campo_onnx.ops.precision import Precision
 
 GRAPH = "g (float[2] x) => (float[2] y) { y = Relu(x) }"
@@ -110,16 +110,6 @@ def test_an_invalid_model_is_not_written(model_text, tmp_path):
     with pytest.raises(onnx.shape_inference.InferenceError):
         export_model(model, tmp_path / "out.onnx")
     assert names_in(tmp_path) == []
-
-
-def test_text_is_atomic_too(tmp_path, monkeypatch):
-    target = tmp_path / "plan.json"
-    export_text("first", target)
-    monkeypatch.setattr(exporter.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(UsageError, match="cannot be written: disk full"):
-        export_text("second", target)
-    monkeypatch.undo()
-    assert (target.read_text(), names_in(tmp_path)) == ("first", ["plan.json"])
 
 
 # --- external data ---

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from campo_onnx.runtime import nvml as nvml_room
+from campo_onnx.runtime.gpu import Gpu, Visible
 from campo_onnx.runtime.nvml import gpu_meter
 
 
@@ -33,12 +35,8 @@ class Nvml:
     def nvmlShutdown(self) -> None:  # noqa: N802
         self.open -= 1
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
-        self._may_break("handle")
-        self.asked.append(index)
-        return "handle"
-
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        self._may_break("handle")
         self.asked.append(uuid)
         return "handle"
 
@@ -54,7 +52,8 @@ class Nvml:
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    here = Gpu(uuid="GPU-8f1", name="NVIDIA H200", driver="580.1", compute_capability=(9, 0))
+    monkeypatch.setattr(nvml_room, "visible_gpu", lambda: Visible(gpu=here))
 
     def install(nvml: object) -> object:
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
@@ -69,15 +68,14 @@ def test_reads_joules_and_bytes(install) -> None:
         assert gpu.problem == ""
         assert gpu.energy_j() == pytest.approx(12.345)
         assert gpu.process_bytes() == 1 << 30
-    assert (nvml.open, nvml.asked) == (0, [0])
+    assert (nvml.open, nvml.asked) == (0, ["GPU-8f1"])
 
 
-@pytest.mark.parametrize(("visible", "asked"), [("2,0", 2), ("GPU-8f1", "GPU-8f1"), ("", 0)])
-def test_takes_the_gpu_that_cuda_takes(install, monkeypatch, visible, asked) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+def test_without_a_gpu_that_cuda_takes(install, monkeypatch) -> None:
+    monkeypatch.setattr(nvml_room, "visible_gpu", lambda: Visible(gpu=None, problem="all are hidden"))
     nvml = install(Nvml())
-    with gpu_meter():
-        assert nvml.asked == [asked]
+    with gpu_meter() as gpu:
+        assert (gpu.problem, nvml.asked) == ("all are hidden", [])
 
 
 def test_the_library_closes_after_an_error(install) -> None:

@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 
 from campo_onnx.errors import DeviceUnavailableError, UsageError
-from campo_onnx.runtime import providers
+from campo_onnx.runtime import gpu, providers
 from campo_onnx.runtime.providers import choose_provider, machine
 
 HAS_CUDA = "CUDAExecutionProvider" in ort.get_available_providers()
@@ -18,10 +18,10 @@ HAS_CUDA = "CUDAExecutionProvider" in ort.get_available_providers()
 @pytest.fixture(autouse=True)
 def _forget_probes() -> Iterator[None]:
     providers.cuda_problem.cache_clear()
-    providers._gpu.cache_clear()
+    gpu._listed.cache_clear()
     yield
     providers.cuda_problem.cache_clear()
-    providers._gpu.cache_clear()
+    gpu._listed.cache_clear()
 
 
 def test_cpu_is_always_there() -> None:
@@ -58,11 +58,12 @@ def test_machine_tells_what_timings_depend_on() -> None:
 
 def test_gpu_is_asked_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'NVIDIA H200, 580.1, 9.0'\n")
+    program.write_text("#!/bin/sh\necho 'GPU-1, NVIDIA H200, 580.1, 9.0'\n")
     program.chmod(program.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
-    gpu = machine("cuda")
-    assert (gpu.device, gpu.driver, gpu.tf32, gpu.threads) == ("NVIDIA H200", "580.1", True, 0)
+    here = machine("cuda")
+    assert (here.device, here.driver, here.tf32, here.threads) == ("NVIDIA H200", "580.1", True, 0)
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     assert not machine("cuda").tf32

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.sessions import Assignment, assignments, bind, open_session, strays
+from campo_onnx.runtime.sessions import Assignment, assignments, bind, open_session, placed_elsewhere
 
 HERE = machine("cpu", threads=1)
 
@@ -60,12 +60,11 @@ def test_missing_kernel_is_reported() -> None:
         open_session(model(node("MatMul", ["a", "b"], "c"), dtype=TensorProto.BFLOAT16), HERE)
 
 
-def test_node_on_another_provider_is_a_stray() -> None:
+def test_a_node_on_another_provider_is_found() -> None:
     on_gpu = Assignment(node="a", op_type="Relu", provider="CUDAExecutionProvider")
     on_cpu = Assignment(node="b", op_type="Relu", provider="CPUExecutionProvider")
-    copy = Assignment(node="c", op_type="MemcpyToHost", provider="CUDAExecutionProvider")
-    assert strays([on_gpu, on_cpu, copy], "cuda") == (on_cpu, copy)
-    assert strays([on_cpu], "cpu") == ()
+    assert placed_elsewhere([on_gpu, on_cpu], "cuda") == (on_cpu,)
+    assert placed_elsewhere([on_cpu], "cpu") == ()
 
 
 def test_values_that_cannot_be_bound_are_reported() -> None:

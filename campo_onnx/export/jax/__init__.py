@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import onnx
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
-from campo_onnx.export import interface
+from campo_onnx.export import step_naming
 from campo_onnx.export.jax.translate import translate
 from campo_onnx.ir.exporter import export_model
 
@@ -50,7 +50,7 @@ def export_training_step(
     Raises
     ------
     UsageError
-        If the loss is no scalar.
+        If the loss is not a scalar.
     UnsupportedModelError
         If there is control flow, or a primitive without a translation.
 
@@ -67,26 +67,29 @@ def export_training_step(
 
     def step(arguments: Mapping[str, Any]) -> dict[str, Any]:
         def scaled(p: Any) -> tuple[Any, Any]:
-            value = loss(p, **arguments["input"])
+            value = loss(p, **arguments[step_naming.INPUT])
             if jnp.shape(value):
                 raise UsageError(
-                    f"the loss is no scalar but of shape {jnp.shape(value)}",
+                    f"the loss is not a scalar but of shape {jnp.shape(value)}",
                     remedy="Reduce it, with .mean() say.",
                 )
-            return (value * arguments[interface.LOSS_SCALE] if loss_scale else value), value
+            return (value * arguments[step_naming.LOSS_SCALE] if loss_scale else value), value
 
-        gradients, value = jax.grad(scaled, has_aux=True)(arguments["param"])
-        results = {interface.LOSS: value, "grad": gradients}
+        gradients, value = jax.grad(scaled, has_aux=True)(arguments[step_naming.PARAMETER])
+        results = {step_naming.LOSS: value, step_naming.GRADIENT: gradients}
         if loss_scale:
-            inverse = 1 / arguments[interface.LOSS_SCALE]
-            results["grad"] = gradients = jax.tree.map(lambda g: g * inverse, gradients)
+            inverse = 1 / arguments[step_naming.LOSS_SCALE]
+            results[step_naming.GRADIENT] = gradients = jax.tree.map(lambda g: g * inverse, gradients)
             total = sum(jnp.abs(g).sum() for g in jax.tree.leaves(gradients))
-            results[interface.GRADS_FINITE] = total - total == 0
+            results[step_naming.GRADS_FINITE] = total - total == 0
         return results
 
-    arguments: dict[str, Any] = {"param": parameters, "input": dict(example_inputs)}
+    arguments: dict[str, Any] = {
+        step_naming.PARAMETER: parameters,
+        step_naming.INPUT: dict(example_inputs),
+    }
     if loss_scale:
-        arguments[interface.LOSS_SCALE] = jax.ShapeDtypeStruct((), jnp.float32)
+        arguments[step_naming.LOSS_SCALE] = jax.ShapeDtypeStruct((), jnp.float32)
     return export_function(step, arguments, opset=opset, path=path)
 
 

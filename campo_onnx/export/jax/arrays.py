@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from campo_onnx.export.compact import (
     transpose,
 )
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.jax.translation import Expected, Table, UntranslatableError
+from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
 
 _INT64 = int(TensorProto.INT64)
@@ -221,31 +220,29 @@ def _is_zero(g: Graph, x: Value) -> bool:
     return full(g, x.shape, 0, x.dtype) is x
 
 
-TRANSLATIONS: Table = MappingProxyType(
-    {
-        "argmax": partial(_argument, "ArgMax"),
-        "argmin": partial(_argument, "ArgMin"),
-        "broadcast_in_dim": _broadcast,
-        "concatenate": _concatenated,
-        "cumsum": _cumsum,
-        "dot_general": _dot,
-        "expand_dims": _reshaped,
-        "gather": _gathered,
-        "iota": _iota,
-        "pad": _padded,
-        "reduce_and": partial(_reduced_bool, "ReduceMin"),
-        "reduce_max": partial(_reduced, "ReduceMax"),
-        "reduce_min": partial(_reduced, "ReduceMin"),
-        "reduce_or": partial(_reduced_bool, "ReduceMax"),
-        "reduce_prod": partial(_reduced, "ReduceProd"),
-        "reduce_sum": partial(_reduced, "ReduceSum"),
-        "reshape": _reshaped,
-        "rev": _reversed,
-        "scatter-add": _scatter_added,
-        "scatter_add": _scatter_added,
-        "slice": _sliced,
-        "split": _split,
-        "squeeze": _reshaped,
-        "transpose": _transposed,
-    }
+TRANSLATIONS: Table = table(
+    ("argmax", partial(_argument, "ArgMax")),
+    ("argmin", partial(_argument, "ArgMin")),
+    ("broadcast_in_dim", _broadcast),
+    ("concatenate", _concatenated),
+    ("cumsum", _cumsum),
+    ("dot_general", _dot),
+    ("expand_dims", _reshaped),
+    ("gather", _gathered),
+    ("iota", _iota),
+    ("pad", _padded),
+    ("reduce_and", partial(_reduced_bool, "ReduceMin")),
+    ("reduce_max", partial(_reduced, "ReduceMax")),
+    ("reduce_min", partial(_reduced, "ReduceMin")),
+    ("reduce_or", partial(_reduced_bool, "ReduceMax")),
+    ("reduce_prod", partial(_reduced, "ReduceProd")),
+    ("reduce_sum", partial(_reduced, "ReduceSum")),
+    ("reshape", _reshaped),
+    ("rev", _reversed),
+    ("scatter-add", _scatter_added),
+    ("scatter_add", _scatter_added),
+    ("slice", _sliced),
+    ("split", _split),
+    ("squeeze", _reshaped),
+    ("transpose", _transposed),
 )

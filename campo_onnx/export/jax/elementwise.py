@@ -1,7 +1,6 @@
 """Elementwise primitives."""
 
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -9,8 +8,8 @@ from onnx import TensorProto
 
 from campo_onnx.export.compact import cast, elementwise
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.jax.translation import Expected, Table, UntranslatableError, dtype_of
-from campo_onnx.export.value import Value
+from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
+from campo_onnx.export.value import Value, dtype_of
 
 _BOOL = int(TensorProto.BOOL)
 
@@ -101,21 +100,19 @@ def _identity(g: Graph, expected: Expected, *operands: Value, **_: Any) -> Value
     return operands if len(operands) > 1 else operands[0]
 
 
-TRANSLATIONS: Table = MappingProxyType(
-    {
-        **{name: partial(_same, op_type) for name, op_type in _SAME.items()},
-        **{name: partial(_on_bool, op_type) for name, op_type in _ON_BOOL.items()},
-        **dict.fromkeys(_IDENTITIES, _identity),
-        "ne": _unequal,
-        "square": _square,
-        "rsqrt": _rsqrt,
-        "integer_pow": _integer_pow,
-        "log1p": _log1p,
-        "expm1": _expm1,
-        "erfc": _erfc,
-        "select_n": _select,
-        "clamp": _clamp,
-        "is_finite": _is_finite,
-        "convert_element_type": _converted,
-    }
+TRANSLATIONS: Table = table(
+    *((name, partial(_same, op_type)) for name, op_type in _SAME.items()),
+    *((name, partial(_on_bool, op_type)) for name, op_type in _ON_BOOL.items()),
+    (_IDENTITIES, _identity),
+    ("ne", _unequal),
+    ("square", _square),
+    ("rsqrt", _rsqrt),
+    ("integer_pow", _integer_pow),
+    ("log1p", _log1p),
+    ("expm1", _expm1),
+    ("erfc", _erfc),
+    ("select_n", _select),
+    ("clamp", _clamp),
+    ("is_finite", _is_finite),
+    ("convert_element_type", _converted),
 )

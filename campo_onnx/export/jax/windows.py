@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from campo_onnx.export.compact import elementwise, full, pad, reshape, transpose
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.jax.arrays import spread
-from campo_onnx.export.jax.translation import Expected, Table, UntranslatableError
+from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
 
 
@@ -138,11 +137,9 @@ def _select_and_scatter_add(
     return transpose(g, reshape(g, added, [x.shape[i] for i in order]), _inverse(order))
 
 
-TRANSLATIONS: Table = MappingProxyType(
-    {
-        "conv_general_dilated": _convolution,
-        "reduce_window_max": _window_max,
-        "reduce_window_sum": _window_sum,
-        "select_and_scatter_add": _select_and_scatter_add,
-    }
+TRANSLATIONS: Table = table(
+    ("conv_general_dilated", _convolution),
+    ("reduce_window_max", _window_max),
+    ("reduce_window_sum", _window_sum),
+    ("select_and_scatter_add", _select_and_scatter_add),
 )

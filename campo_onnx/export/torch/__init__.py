@@ -9,6 +9,7 @@ import onnx
 import torch
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.export import step_naming
 from campo_onnx.export.optimizers import BY_NAME, SGD, Adam, AdamW, Momentum, Optimizer
 from campo_onnx.export.torch.convolution import WeightGradient
 from campo_onnx.export.torch.step import Step
@@ -38,7 +39,7 @@ def export_training_step(
 
     The module is traced as it is: in training mode unless ``module.eval()`` was called. Nothing of
     it changes. Its weights do not go into the file but are inputs of the graph; what they and all
-    other inputs and outputs are called says :mod:`campo_onnx.export.interface`.
+    other inputs and outputs are called says :mod:`campo_onnx.export.step_naming`.
 
     Parameters
     ----------
@@ -69,7 +70,7 @@ def export_training_step(
     Raises
     ------
     UsageError
-        If the loss is no scalar, or the arguments do not fit each other.
+        If the loss is not a scalar, or the arguments do not fit each other.
     UnsupportedModelError
         If the module decides by its data, or an operation has no translation.
 
@@ -92,11 +93,12 @@ def export_training_step(
         loss=loss,
         optimizer=BY_NAME[optimizer] if isinstance(optimizer, str) else optimizer,
         loss_scale=loss_scale,
-        inputs={name: f"input.{name}" for name in inputs},
+        inputs={name: step_naming.batch_input(name) for name in inputs},
         by_keyword=isinstance(example_inputs, Mapping),
-        targets=[f"target.{name}" for name in targets],
+        targets=[step_naming.target(name) for name in targets],
     )
-    batch = {f"input.{n}": t for n, t in inputs.items()} | {f"target.{n}": t for n, t in targets.items()}
+    batch = {step_naming.batch_input(n): t for n, t in inputs.items()}
+    batch |= {step_naming.target(n): t for n, t in targets.items()}
     table = translations(conv_weight_gradient)
     traced, outputs = trace(step, batch, frozenset(table))
     model = translate(traced, [*step.state(), *batch], outputs, table, opset=opset)
@@ -109,15 +111,15 @@ def _check_options(optimizer: Any, opset: int, conv_weight_gradient: str) -> Non
     if opset not in OPSETS:
         raise UsageError(f"opset {opset} is not supported", remedy="Choose 20 or 21.")
     if isinstance(optimizer, str) and optimizer not in BY_NAME:
-        raise UsageError(f"{optimizer!r} is no optimizer", remedy=f"Choose one of: {', '.join(BY_NAME)}.")
+        raise UsageError(f"unknown optimizer {optimizer!r}", remedy=f"Choose one of: {', '.join(BY_NAME)}.")
     if optimizer is not None and not isinstance(optimizer, str | Optimizer):
         raise UsageError(
-            f"{type(optimizer).__name__} is no optimizer of this module",
+            f"{type(optimizer).__name__} is not an optimizer of campo_onnx.export.torch",
             remedy="Pass campo_onnx.export.torch.Adam(beta1=0.9), say, not one of torch.optim.",
         )
     if conv_weight_gradient not in ("matmul", "conv"):
         raise UsageError(
-            f"{conv_weight_gradient!r} is no form of a weight's gradient", remedy="Choose 'matmul' or 'conv'."
+            f"unknown conv_weight_gradient {conv_weight_gradient!r}", remedy="Choose 'matmul' or 'conv'."
         )
 
 
@@ -153,7 +155,7 @@ def _named(given: Any, names: Sequence[str], kind: str) -> dict[str, torch.Tenso
     for name, tensor in given.items():
         if not isinstance(tensor, torch.Tensor):
             raise UsageError(
-                f"the example {kind} {name!r} is no tensor but {type(tensor).__name__}",
-                remedy="Bind what is no tensor with functools.partial, or in a module around yours.",
+                f"the example {kind} {name!r} is not a tensor but {type(tensor).__name__}",
+                remedy="Bind what is not a tensor with functools.partial, or in a module around yours.",
             )
     return dict(given)

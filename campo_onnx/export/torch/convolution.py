@@ -12,12 +12,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from campo_onnx.export.compact import concat, crop, matmul, pad, reduce, reshape, transpose
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.torch.translation import Expected, Translation, aten, pair
+from campo_onnx.export.torch.operands import aten, pair
+from campo_onnx.export.translation import Expected, Translation, table
 from campo_onnx.export.value import Value
 
 WeightGradient: TypeAlias = Literal["matmul", "conv"]
@@ -179,9 +179,7 @@ def _weight_gradient_by_conv(
 
 def translations(weight_gradient: WeightGradient) -> Mapping[Any, Translation]:
     """Give the translations with one form of the weight's gradient."""
-    return MappingProxyType(
-        {
-            aten.convolution.default: _convolution,
-            aten.convolution_backward.default: partial(_convolution_backward, weight_gradient),
-        }
+    return table(
+        (aten.convolution.default, _convolution),
+        (aten.convolution_backward.default, partial(_convolution_backward, weight_gradient)),
     )

@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,15 +9,8 @@ from onnx import TensorProto
 
 from campo_onnx.export.compact import cast, elementwise, expand, full
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.torch.translation import (
-    DTYPES,
-    FLOATS,
-    Expected,
-    Table,
-    UntranslatableError,
-    aten,
-    operand,
-)
+from campo_onnx.export.torch.operands import DTYPES, FLOATS, aten, operand
+from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
 
 _BOOL = int(TensorProto.BOOL)
@@ -225,68 +217,66 @@ _COMPARED = {
     "lt": ("Less", False), "le": ("LessOrEqual", False),
 }  # fmt: skip
 
-TRANSLATIONS: Table = MappingProxyType(
-    {
-        **{op.default: partial(_unary, op_type) for op_type, op in _UNARY.items()},
-        **{
-            overload: partial(_compared, *rule)
-            for name, rule in _COMPARED.items()
-            for overload in (getattr(aten, name).Tensor, getattr(aten, name).Scalar)
-        },
-        **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _add),
-        **{overload: partial(_scaled, "Sub") for overload in (aten.sub.Tensor, aten.sub.Scalar)},
-        **dict.fromkeys((aten.rsub.Tensor, aten.rsub.Scalar), _reversed_sub),
-        **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _mul),
-        **{overload: partial(_binary, "Div") for overload in (aten.div.Tensor, aten.div.Scalar)},
-        **dict.fromkeys((aten.div.Tensor_mode, aten.div.Scalar_mode), _div_mode),
-        **dict.fromkeys((aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar), _pow),
-        aten.maximum.default: partial(_binary, "Max"),
-        aten.minimum.default: partial(_binary, "Min"),
-        **{op.default: partial(_binary, "And") for op in (aten.logical_and,)},
-        **{op.default: partial(_binary, "Or") for op in (aten.logical_or,)},
-        **{op.default: partial(_binary, "Xor") for op in (aten.logical_xor,)},
-        aten.bitwise_and.Tensor: lambda g, e, a, b: _bitwise("And", g, e, a, b),
-        aten.bitwise_or.Tensor: lambda g, e, a, b: _bitwise("Or", g, e, a, b),
-        aten.bitwise_not.default: lambda g, e, x: _bitwise("Not", g, e, x),
-        aten.isnan.default: lambda g, e, x: elementwise(g, "IsNaN", x),
-        aten.isinf.default: lambda g, e, x: elementwise(g, "IsInf", x),
-        aten.where.self: _where,
-        aten.clamp.default: _clamp,
-        aten.clamp.Tensor: _clamp,
-        aten.clamp_min.default: _clamp,
-        **dict.fromkeys((aten.fmod.Tensor, aten.fmod.Scalar), _fmod),
-        aten.rsqrt.default: _rsqrt,
-        aten.log1p.default: _log1p,
-        aten.expm1.default: _expm1,
-        aten.elu.default: _elu,
-        aten.leaky_relu.default: _leaky_relu,
-        aten.leaky_relu_backward.default: _leaky_relu_backward,
-        aten.threshold_backward.default: _threshold_backward,
-        aten.gelu.default: _gelu,
-        aten.gelu_backward.default: _gelu_backward,
-        aten.sigmoid_backward.default: _sigmoid_backward,
-        aten.tanh_backward.default: _tanh_backward,
-        aten._to_copy.default: _to_copy,
-        aten.clone.default: _identity,
-        aten.detach.default: _identity,
-        aten.alias.default: _identity,
-        aten.lift_fresh_copy.default: _identity,
-        aten.copy.default: lambda g, e, x, source, *_: expand(g, cast(g, source, e.dtype), e.shape),
-        aten.full_like.default: _filled,
-        aten.full.default: _filled,
-        aten.zeros_like.default: partial(_constant, 0),
-        aten.zeros.default: partial(_constant, 0),
-        aten.new_zeros.default: partial(_constant, 0),
-        aten.ones_like.default: partial(_constant, 1),
-        aten.ones.default: partial(_constant, 1),
-        aten.empty_like.default: partial(_constant, 0),
-        aten.empty.memory_format: partial(_constant, 0),
-        aten.empty_permuted.default: partial(_constant, 0),
-        aten.new_empty_strided.default: partial(_constant, 0),
-        aten.scalar_tensor.default: _scalar_tensor,
-        aten.fill.Scalar: _fill,
-        aten.fill.Tensor: _fill,
-    }
+TRANSLATIONS: Table = table(
+    *((op.default, partial(_unary, op_type)) for op_type, op in _UNARY.items()),
+    *(
+        (overload, partial(_compared, *rule))
+        for name, rule in _COMPARED.items()
+        for overload in (getattr(aten, name).Tensor, getattr(aten, name).Scalar)
+    ),
+    ((aten.add.Tensor, aten.add.Scalar), _add),
+    *((overload, partial(_scaled, "Sub")) for overload in (aten.sub.Tensor, aten.sub.Scalar)),
+    ((aten.rsub.Tensor, aten.rsub.Scalar), _reversed_sub),
+    ((aten.mul.Tensor, aten.mul.Scalar), _mul),
+    *((overload, partial(_binary, "Div")) for overload in (aten.div.Tensor, aten.div.Scalar)),
+    ((aten.div.Tensor_mode, aten.div.Scalar_mode), _div_mode),
+    ((aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar), _pow),
+    (aten.maximum.default, partial(_binary, "Max")),
+    (aten.minimum.default, partial(_binary, "Min")),
+    *((op.default, partial(_binary, "And")) for op in (aten.logical_and,)),
+    *((op.default, partial(_binary, "Or")) for op in (aten.logical_or,)),
+    *((op.default, partial(_binary, "Xor")) for op in (aten.logical_xor,)),
+    (aten.bitwise_and.Tensor, lambda g, e, a, b: _bitwise("And", g, e, a, b)),
+    (aten.bitwise_or.Tensor, lambda g, e, a, b: _bitwise("Or", g, e, a, b)),
+    (aten.bitwise_not.default, lambda g, e, x: _bitwise("Not", g, e, x)),
+    (aten.isnan.default, lambda g, e, x: elementwise(g, "IsNaN", x)),
+    (aten.isinf.default, lambda g, e, x: elementwise(g, "IsInf", x)),
+    (aten.where.self, _where),
+    (aten.clamp.default, _clamp),
+    (aten.clamp.Tensor, _clamp),
+    (aten.clamp_min.default, _clamp),
+    ((aten.fmod.Tensor, aten.fmod.Scalar), _fmod),
+    (aten.rsqrt.default, _rsqrt),
+    (aten.log1p.default, _log1p),
+    (aten.expm1.default, _expm1),
+    (aten.elu.default, _elu),
+    (aten.leaky_relu.default, _leaky_relu),
+    (aten.leaky_relu_backward.default, _leaky_relu_backward),
+    (aten.threshold_backward.default, _threshold_backward),
+    (aten.gelu.default, _gelu),
+    (aten.gelu_backward.default, _gelu_backward),
+    (aten.sigmoid_backward.default, _sigmoid_backward),
+    (aten.tanh_backward.default, _tanh_backward),
+    (aten._to_copy.default, _to_copy),
+    (aten.clone.default, _identity),
+    (aten.detach.default, _identity),
+    (aten.alias.default, _identity),
+    (aten.lift_fresh_copy.default, _identity),
+    (aten.copy.default, lambda g, e, x, source, *_: expand(g, cast(g, source, e.dtype), e.shape)),
+    (aten.full_like.default, _filled),
+    (aten.full.default, _filled),
+    (aten.zeros_like.default, partial(_constant, 0)),
+    (aten.zeros.default, partial(_constant, 0)),
+    (aten.new_zeros.default, partial(_constant, 0)),
+    (aten.ones_like.default, partial(_constant, 1)),
+    (aten.ones.default, partial(_constant, 1)),
+    (aten.empty_like.default, partial(_constant, 0)),
+    (aten.empty.memory_format, partial(_constant, 0)),
+    (aten.empty_permuted.default, partial(_constant, 0)),
+    (aten.new_empty_strided.default, partial(_constant, 0)),
+    (aten.scalar_tensor.default, _scalar_tensor),
+    (aten.fill.Scalar, _fill),
+    (aten.fill.Tensor, _fill),
 )
 
 

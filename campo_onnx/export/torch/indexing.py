@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any
 
 from onnx import TensorProto
 
 from campo_onnx.export.compact import cast, elementwise, expand, reshape, scatter_add_rows, transpose
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.torch.translation import Expected, Table, UntranslatableError, aten, operand
+from campo_onnx.export.torch.operands import aten, operand
+from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
 
 _INT64 = int(TensorProto.INT64)
@@ -114,15 +114,13 @@ def _masked_put(g: Graph, x: Value, mask: Value, values: Value, accumulate: bool
     return elementwise(g, "Where", mask, reshape(g, cast(g, values, x.dtype), ()), x)
 
 
-TRANSLATIONS: Table = MappingProxyType(
-    {
-        aten.embedding.default: _embedding,
-        aten.embedding_dense_backward.default: _embedding_backward,
-        aten.gather.default: _gather,
-        **dict.fromkeys((aten.scatter.src, aten.scatter.value), _scatter),
-        aten.scatter_add.default: _scatter_add,
-        aten.index_select.default: _index_select,
-        aten.index.Tensor: _index,
-        **dict.fromkeys((aten.index_put.default, aten._unsafe_index_put.default), _index_put),
-    }
+TRANSLATIONS: Table = table(
+    (aten.embedding.default, _embedding),
+    (aten.embedding_dense_backward.default, _embedding_backward),
+    (aten.gather.default, _gather),
+    ((aten.scatter.src, aten.scatter.value), _scatter),
+    (aten.scatter_add.default, _scatter_add),
+    (aten.index_select.default, _index_select),
+    (aten.index.Tensor, _index),
+    ((aten.index_put.default, aten._unsafe_index_put.default), _index_put),
 )

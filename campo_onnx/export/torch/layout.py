@@ -1,14 +1,14 @@
 """Operations that move elements and compute nothing."""
 
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from campo_onnx.export.compact import concat, crop, expand, pad, reshape, transpose
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.torch.translation import Expected, Table, UntranslatableError, aten, axes_of
+from campo_onnx.export.torch.operands import aten, axes_of
+from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
 
 
@@ -170,28 +170,26 @@ _RESHAPES = (
     *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
 )
 
-TRANSLATIONS: Table = MappingProxyType(
-    {
-        **dict.fromkeys(_RESHAPES, _reshaped),
-        aten.expand.default: _expanded,
-        aten.permute.default: _permuted,
-        aten.transpose.int: _swapped,
-        aten.t.default: _t,
-        aten.cat.default: _cat,
-        aten.slice.Tensor: _slice,
-        aten.select.int: _select,
-        aten.slice_backward.default: _slice_backward,
-        aten.select_backward.default: _select_backward,
-        aten.slice_scatter.default: _slice_scatter,
-        aten.select_scatter.default: _select_scatter,
-        aten.split.Tensor: _split,
-        aten.split_with_sizes.default: _split,
-        aten.unbind.int: _unbind,
-        aten.constant_pad_nd.default: _constant_pad,
-        aten.repeat.default: _repeat,
-        aten.flip.default: _flip,
-        aten.arange.start_step: _arange,
-        aten.tril.default: lambda g, e, x, k=0: _triangle(0, g, e, x, k),
-        aten.triu.default: lambda g, e, x, k=0: _triangle(1, g, e, x, k),
-    }
+TRANSLATIONS: Table = table(
+    (_RESHAPES, _reshaped),
+    (aten.expand.default, _expanded),
+    (aten.permute.default, _permuted),
+    (aten.transpose.int, _swapped),
+    (aten.t.default, _t),
+    (aten.cat.default, _cat),
+    (aten.slice.Tensor, _slice),
+    (aten.select.int, _select),
+    (aten.slice_backward.default, _slice_backward),
+    (aten.select_backward.default, _select_backward),
+    (aten.slice_scatter.default, _slice_scatter),
+    (aten.select_scatter.default, _select_scatter),
+    (aten.split.Tensor, _split),
+    (aten.split_with_sizes.default, _split),
+    (aten.unbind.int, _unbind),
+    (aten.constant_pad_nd.default, _constant_pad),
+    (aten.repeat.default, _repeat),
+    (aten.flip.default, _flip),
+    (aten.arange.start_step, _arange),
+    (aten.tril.default, lambda g, e, x, k=0: _triangle(0, g, e, x, k)),
+    (aten.triu.default, lambda g, e, x, k=0: _triangle(1, g, e, x, k)),
 )

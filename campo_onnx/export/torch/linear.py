@@ -1,10 +1,9 @@
 """Products of matrices."""
 
-from types import MappingProxyType
-
 from campo_onnx.export.compact import elementwise, gemm, matmul
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.torch.translation import Expected, Table, aten
+from campo_onnx.export.torch.operands import aten
+from campo_onnx.export.translation import Expected, Table, table
 from campo_onnx.export.value import Value
 
 
@@ -34,13 +33,11 @@ def _baddbmm(
     return _scaled_sum(g, bias, matmul(g, a, b), beta, alpha)
 
 
-TRANSLATIONS: Table = MappingProxyType(
-    {
-        aten.mm.default: _mm,
-        aten.bmm.default: _mm,
-        aten.mv.default: _mm,
-        aten.dot.default: _mm,
-        aten.addmm.default: _addmm,
-        aten.baddbmm.default: _baddbmm,
-    }
+TRANSLATIONS: Table = table(
+    (aten.mm.default, _mm),
+    (aten.bmm.default, _mm),
+    (aten.mv.default, _mm),
+    (aten.dot.default, _mm),
+    (aten.addmm.default, _addmm),
+    (aten.baddbmm.default, _baddbmm),
 )

@@ -1,12 +1,11 @@
 """The loss that picks one log-probability per row."""
 
-from types import MappingProxyType
-
 from onnx import TensorProto
 
 from campo_onnx.export.compact import cast, elementwise, expand, full, reduce, reshape
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.torch.translation import Expected, Table, aten
+from campo_onnx.export.torch.operands import aten
+from campo_onnx.export.translation import Expected, Table, table
 from campo_onnx.export.value import Value
 
 _INT64 = int(TensorProto.INT64)
@@ -63,11 +62,9 @@ def _nll_loss_backward(
     return g.op("ScatterElements", zeros, index, expand(g, share, index.shape), axis=_class_axis(x))
 
 
-TRANSLATIONS: Table = MappingProxyType(
-    {
-        aten.nll_loss_forward.default: _nll_loss,
-        aten.nll_loss_backward.default: _nll_loss_backward,
-        aten.nll_loss2d_forward.default: _nll_loss,
-        aten.nll_loss2d_backward.default: _nll_loss_backward,
-    }
+TRANSLATIONS: Table = table(
+    (aten.nll_loss_forward.default, _nll_loss),
+    (aten.nll_loss_backward.default, _nll_loss_backward),
+    (aten.nll_loss2d_forward.default, _nll_loss),
+    (aten.nll_loss2d_backward.default, _nll_loss_backward),
 )

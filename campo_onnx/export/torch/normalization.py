@@ -6,11 +6,11 @@ inference form has, and takes the statistics of the batch as well as running one
 
 import math
 from collections.abc import Sequence
-from types import MappingProxyType
 
 from campo_onnx.export.compact import elementwise, full, reduce, reshape
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.torch.translation import Expected, Table, UntranslatableError, aten
+from campo_onnx.export.torch.operands import aten
+from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
 
 
@@ -180,15 +180,13 @@ def _group_norm_backward(
     return reshape(g, of_input, x.shape), of_weight, of_bias
 
 
-TRANSLATIONS: Table = MappingProxyType(
-    {
-        aten._native_batch_norm_legit_functional.default: _batch_norm,
-        aten._native_batch_norm_legit.no_stats: _batch_norm_without_statistics,
-        aten.native_batch_norm.default: _native_batch_norm,
-        aten.native_batch_norm_backward.default: _batch_norm_backward,
-        aten.native_layer_norm.default: _layer_norm,
-        aten.native_layer_norm_backward.default: _layer_norm_backward,
-        aten.native_group_norm.default: _group_norm,
-        aten.native_group_norm_backward.default: _group_norm_backward,
-    }
+TRANSLATIONS: Table = table(
+    (aten._native_batch_norm_legit_functional.default, _batch_norm),
+    (aten._native_batch_norm_legit.no_stats, _batch_norm_without_statistics),
+    (aten.native_batch_norm.default, _native_batch_norm),
+    (aten.native_batch_norm_backward.default, _batch_norm_backward),
+    (aten.native_layer_norm.default, _layer_norm),
+    (aten.native_layer_norm_backward.default, _layer_norm_backward),
+    (aten.native_group_norm.default, _group_norm),
+    (aten.native_group_norm_backward.default, _group_norm_backward),
 )

@@ -1,7 +1,6 @@
 """Pooling and resampling, with their gradients."""
 
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,8 @@ from numpy.typing import NDArray
 
 from campo_onnx.export.compact import full, reshape
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.torch.translation import Expected, Table, UntranslatableError, aten, pair
+from campo_onnx.export.torch.operands import aten, pair
+from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
 
 Matrix = NDArray[np.float64]
@@ -191,17 +191,15 @@ def _bilinear_matrices(
     )
 
 
-TRANSLATIONS: Table = MappingProxyType(
-    {
-        aten.max_pool2d_with_indices.default: _max_pool,
-        aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
-        aten.avg_pool2d.default: _avg_pool,
-        aten.avg_pool2d_backward.default: _avg_pool_backward,
-        aten._adaptive_avg_pool2d.default: _adaptive_avg_pool,
-        aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool_backward,
-        aten.upsample_nearest2d.default: _nearest,
-        aten.upsample_nearest2d_backward.default: _nearest_backward,
-        aten.upsample_bilinear2d.default: _bilinear,
-        aten.upsample_bilinear2d_backward.default: _bilinear_backward,
-    }
+TRANSLATIONS: Table = table(
+    (aten.max_pool2d_with_indices.default, _max_pool),
+    (aten.max_pool2d_with_indices_backward.default, _max_pool_backward),
+    (aten.avg_pool2d.default, _avg_pool),
+    (aten.avg_pool2d_backward.default, _avg_pool_backward),
+    (aten._adaptive_avg_pool2d.default, _adaptive_avg_pool),
+    (aten._adaptive_avg_pool2d_backward.default, _adaptive_avg_pool_backward),
+    (aten.upsample_nearest2d.default, _nearest),
+    (aten.upsample_nearest2d_backward.default, _nearest_backward),
+    (aten.upsample_bilinear2d.default, _bilinear),
+    (aten.upsample_bilinear2d_backward.default, _bilinear_backward),
 )

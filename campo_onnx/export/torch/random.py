@@ -1,6 +1,5 @@
 """Random numbers: dropout's mask, and what modules draw themselves."""
 
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,8 @@ from onnx import TensorProto
 
 from campo_onnx.export.compact import cast, elementwise
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.torch.translation import Expected, Table, UntranslatableError, aten
+from campo_onnx.export.torch.operands import aten
+from campo_onnx.export.translation import Expected, Table, UntranslatableError, merged, table
 from campo_onnx.export.value import Value
 
 _FLOAT = int(TensorProto.FLOAT)
@@ -39,16 +39,14 @@ def _randn(g: Graph, expected: Expected, *_: Any, **__: Any) -> Value:
     return g.op("RandomNormal", shape=list(expected.shape), dtype=expected.dtype)
 
 
-RANDOM: Table = MappingProxyType(
-    {
-        aten.native_dropout.default: _dropout,
-        aten.bernoulli.p: _bernoulli,
-        aten.rand.default: _rand,
-        aten.rand_like.default: _rand,
-        aten.randn.default: _randn,
-        aten.randn_like.default: _randn,
-    }
+RANDOM: Table = table(
+    (aten.native_dropout.default, _dropout),
+    (aten.bernoulli.p, _bernoulli),
+    (aten.rand.default, _rand),
+    (aten.rand_like.default, _rand),
+    (aten.randn.default, _randn),
+    (aten.randn_like.default, _randn),
 )
 """Operations that draw random numbers: one that runs again for the gradient would draw others."""
 
-TRANSLATIONS: Table = MappingProxyType({**RANDOM, aten.native_dropout_backward.default: _dropout_backward})
+TRANSLATIONS: Table = merged([RANDOM, table((aten.native_dropout_backward.default, _dropout_backward))])

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any
 
 from onnx import TensorProto
 
 from campo_onnx.export.compact import cast, elementwise, reduce, reshape
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.torch.translation import Expected, Table, UntranslatableError, aten, axes_of, operand
+from campo_onnx.export.torch.operands import aten, axes_of, operand
+from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
 
 Dims = int | Sequence[int] | None
@@ -148,29 +148,27 @@ def _log_softmax_backward(
     return elementwise(g, "Sub", gradient, elementwise(g, "Mul", elementwise(g, "Exp", y), total))
 
 
-TRANSLATIONS: Table = MappingProxyType(
-    {
-        **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), _sum),
-        **dict.fromkeys((aten.mean.default, aten.mean.dim), _mean),
-        aten.amax.default: _amax,
-        aten.max.default: _amax,
-        aten.amin.default: _amin,
-        aten.min.default: _amin,
-        **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), _any),
-        **dict.fromkeys((aten.all.default, aten.all.dim), _all),
-        aten.max.dim: _max_dim,
-        aten.min.dim: _min_dim,
-        aten.argmax.default: _argmax,
-        aten.linalg_vector_norm.default: _vector_norm,
-        aten.topk.default: _topk,
-        aten.sort.default: _sort,
-        aten.var.correction: _var,
-        aten.var_mean.correction: _var_mean,
-        aten.cumsum.default: _cumsum,
-        aten._softmax.default: _softmax,
-        aten._log_softmax.default: _log_softmax,
-        aten._safe_softmax.default: _safe_softmax,
-        aten._softmax_backward_data.default: _softmax_backward,
-        aten._log_softmax_backward_data.default: _log_softmax_backward,
-    }
+TRANSLATIONS: Table = table(
+    ((aten.sum.default, aten.sum.dim_IntList), _sum),
+    ((aten.mean.default, aten.mean.dim), _mean),
+    (aten.amax.default, _amax),
+    (aten.max.default, _amax),
+    (aten.amin.default, _amin),
+    (aten.min.default, _amin),
+    ((aten.any.default, aten.any.dim, aten.any.dims), _any),
+    ((aten.all.default, aten.all.dim), _all),
+    (aten.max.dim, _max_dim),
+    (aten.min.dim, _min_dim),
+    (aten.argmax.default, _argmax),
+    (aten.linalg_vector_norm.default, _vector_norm),
+    (aten.topk.default, _topk),
+    (aten.sort.default, _sort),
+    (aten.var.correction, _var),
+    (aten.var_mean.correction, _var_mean),
+    (aten.cumsum.default, _cumsum),
+    (aten._softmax.default, _softmax),
+    (aten._log_softmax.default, _log_softmax),
+    (aten._safe_softmax.default, _safe_softmax),
+    (aten._softmax_backward_data.default, _softmax_backward),
+    (aten._log_softmax_backward_data.default, _log_softmax_backward),
 )

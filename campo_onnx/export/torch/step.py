@@ -9,7 +9,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
-from campo_onnx.export import interface
+from campo_onnx.export import step_naming
 from campo_onnx.export.optimizers import Adam, AdamW, Optimizer
 from campo_onnx.export.torch.origin import recorded_origins, set_origin
 from campo_onnx.export.torch.rewritten import RewrittenFunctions
@@ -52,16 +52,16 @@ class Step:
 
     def state(self) -> Tensors:
         """Everything a step reads besides the batch, by the name of the graph's input."""
-        state = {interface.parameter(n): p for n, p in self.module.named_parameters()}
-        state |= {interface.buffer(n): b for n, b in self.module.named_buffers()}
+        state = {step_naming.parameter(n): p for n, p in self.module.named_parameters()}
+        state |= {step_naming.buffer(n): b for n, b in self.module.named_buffers()}
         if self.optimizer is not None:
             for slot in self.optimizer.slots:
-                state |= {interface.state(slot, n): p for n, p in self.trainable().items()}
-            state[interface.LEARNING_RATE] = torch.zeros(())
+                state |= {step_naming.state(slot, n): p for n, p in self.trainable().items()}
+            state[step_naming.LEARNING_RATE] = torch.zeros(())
         if isinstance(self.optimizer, Adam | AdamW):
-            state[interface.STEP] = torch.zeros((), dtype=torch.int64)
+            state[step_naming.STEP] = torch.zeros((), dtype=torch.int64)
         if self.loss_scale:
-            state[interface.LOSS_SCALE] = torch.zeros(())
+            state[step_naming.LOSS_SCALE] = torch.zeros(())
         return state
 
     def run(self, given: Tensors) -> Tensors:
@@ -77,25 +77,25 @@ class Step:
         dict
             Every output of the graph by name.
         """
-        trainable = {n: given[interface.parameter(n)].detach().requires_grad_() for n in self.trainable()}
+        trainable = {n: given[step_naming.parameter(n)].detach().requires_grad_() for n in self.trainable()}
         # Normalizations update their statistics in place; the inputs must keep the old values.
-        buffers = {n: given[interface.buffer(n)].clone() for n, _ in self.module.named_buffers()}
+        buffers = {n: given[step_naming.buffer(n)].clone() for n, _ in self.module.named_buffers()}
         loss, gradients = self._differentiate(given, trainable, buffers)
-        results = {interface.LOSS: loss.detach()}
+        results = {step_naming.LOSS: loss.detach()}
         finite: torch.Tensor | None = None
         if self.loss_scale:
-            set_origin(interface.LOSS_SCALE)
-            inverse = given[interface.LOSS_SCALE].reciprocal()
+            set_origin(step_naming.LOSS_SCALE)
+            inverse = given[step_naming.LOSS_SCALE].reciprocal()
             gradients = {n: gradient * inverse for n, gradient in gradients.items()}
             finite = _all_finite(list(gradients.values()))
-            results[interface.GRADS_FINITE] = finite
+            results[step_naming.GRADS_FINITE] = finite
         if self.optimizer is None:
-            results |= {interface.gradient(n): gradient for n, gradient in gradients.items()}
+            results |= {step_naming.gradient(n): gradient for n, gradient in gradients.items()}
         else:
             results |= self._update(self.optimizer, given, gradients, finite)
         set_origin("buffers")
         for name, buffer in buffers.items():
-            results[interface.new_buffer(name)] = _chosen(finite, buffer, given[interface.buffer(name)])
+            results[step_naming.new_buffer(name)] = _chosen(finite, buffer, given[step_naming.buffer(name)])
         return results
 
     def _differentiate(
@@ -108,15 +108,15 @@ class Step:
                 if self.by_keyword
                 else self.module(*arguments)
             )
-            set_origin(interface.LOSS)
+            set_origin(step_naming.LOSS)
             loss = self.loss(output, *(given[name] for name in self.targets))
             _check_loss(loss)
-            scaled = loss * given[interface.LOSS_SCALE] if self.loss_scale else loss
-            claim(scaled, interface.LOSS)
+            scaled = loss * given[step_naming.LOSS_SCALE] if self.loss_scale else loss
+            claim(scaled, step_naming.LOSS)
             found = torch.autograd.grad(scaled, list(trainable.values()), allow_unused=True)
             return loss, {n: g for n, g in zip(trainable, found, strict=True) if g is not None}
 
-        tensors = {n: given[interface.parameter(n)] for n, _ in self.module.named_parameters()}
+        tensors = {n: given[step_naming.parameter(n)] for n, _ in self.module.named_parameters()}
         tensors |= trainable | buffers
         with recorded_origins(self.module) as claim, RewrittenFunctions(), sdpa_kernel(SDPBackend.MATH):
             return _called_with(self.module, tensors, run)
@@ -126,19 +126,19 @@ class Step:
     ) -> Tensors:
         results: Tensors = {}
         set_origin("optimizer")
-        count = new_count(given[interface.STEP]) if interface.STEP in given else None
+        count = new_count(given[step_naming.STEP]) if step_naming.STEP in given else None
         for name, gradient in gradients.items():
             set_origin(f"{name}/update")
-            slots = {slot: given[interface.state(slot, name)] for slot in optimizer.slots}
-            parameter = given[interface.parameter(name)]
-            lr = given[interface.LEARNING_RATE]
+            slots = {slot: given[step_naming.state(slot, name)] for slot in optimizer.slots}
+            parameter = given[step_naming.parameter(name)]
+            lr = given[step_naming.LEARNING_RATE]
             new, new_slots = updated(optimizer, parameter, gradient, slots, lr, count)
-            results[interface.new_parameter(name)] = _chosen(finite, new, parameter)
+            results[step_naming.new_parameter(name)] = _chosen(finite, new, parameter)
             for slot, value in new_slots.items():
-                results[interface.new_state(slot, name)] = _chosen(finite, value, slots[slot])
+                results[step_naming.new_state(slot, name)] = _chosen(finite, value, slots[slot])
         if count is not None:
             set_origin("optimizer")
-            results[interface.STEP_OUT] = _chosen(finite, count, given[interface.STEP])
+            results[step_naming.STEP_OUT] = _chosen(finite, count, given[step_naming.STEP])
         return results
 
 
@@ -170,7 +170,7 @@ def _check_loss(loss: Any) -> None:
             else type(loss).__name__
         )
         raise UsageError(
-            f"the loss is no scalar but {found}",
+            f"the loss is not a scalar but {found}",
             remedy="Reduce it, with .mean() say, so that loss(output, *targets) has no dimensions.",
         )
     if not loss.requires_grad:

@@ -25,7 +25,7 @@ from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run as run_once
 from campo_onnx.training.numerics import emulate, relative_l2, seeded
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 GRAPHS = sorted((ROOT / "tests" / "data").glob("*.onnx"))
 STANDARD = [path for path in GRAPHS if "training" not in path.stem]
 

@@ -1,0 +1,96 @@
+"""What FP16 does to the weight update of one step, in emulated arithmetic."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from campo_onnx.export.step_naming import GRADS_FINITE, LOSS_SCALE
+from campo_onnx.ir.importer import Imported
+from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.run import run
+from campo_onnx.training.numerics import emulate, relative_l2, seeded
+from campo_onnx.training.step_interface import step_interface
+
+SCALES = (2.0**15, 2.0**10, 2.0**5, 1.0)
+"""Loss scales, tried as dynamic loss scaling would: lower while gradients overflow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateError:
+    """How far one step's update of the weights is from FP32's.
+
+    Parameters
+    ----------
+    median, worst
+        Over the parameters, ``||mixed - fp32|| / ||fp32 - old||`` of the new value.
+    not_finite
+        Parameters with a new value that is not finite where FP32's is.
+    scale
+        The loss scale: the first of :data:`SCALES` with finite gradients.
+    parameters
+        How many there are.
+    """
+
+    median: float
+    worst: float
+    not_finite: int
+    scale: float
+    parameters: int
+
+
+def update_error(given: Imported, mixed: onnx.ModelProto) -> UpdateError:
+    """Compare the new weights of a mixed graph with those of the FP32 graph after one step.
+
+    Inputs are made up, and the same for both; random nodes draw the same masks. A step whose gradients
+    overflow at every scale is skipped, and its error is 1.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the graph updates nothing, or the mixed graph cannot be emulated or run.
+    ModelError
+        If it fails to run.
+    """
+    feeds = synthesize(given.view)
+    here = machine("cpu")
+    scales = SCALES if LOSS_SCALE in feeds else SCALES[-1:]
+    expected = run(seeded(given.model), _at(scales[-1], feeds), here)
+    emulated = seeded(emulate(mixed))
+    for scale in scales:
+        actual = run(emulated, _at(scale, feeds), here)
+        if actual.get(GRADS_FINITE, True):
+            break
+    following = step_interface(given.view, constants=given.constants).next_value
+    errors = _errors(
+        {old: new for old, new in following.items() if old.startswith("param.")}, feeds, expected, actual
+    )
+    finite = [error for error in errors if np.isfinite(error)]
+    return UpdateError(
+        median=float(np.median(errors)),
+        worst=max(finite, default=float("inf")),
+        not_finite=len(errors) - len(finite),
+        scale=scale,
+        parameters=len(errors),
+    )
+
+
+def _at(scale: float, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Feeds at a loss scale; a graph without one computes at scale 1."""
+    return {**feeds, LOSS_SCALE: np.asarray(scale, np.float32)} if LOSS_SCALE in feeds else dict(feeds)
+
+
+def _errors(
+    following: Mapping[str, str],
+    old: Mapping[str, NDArray[Any]],
+    expected: Mapping[str, NDArray[Any]],
+    actual: Mapping[str, NDArray[Any]],
+) -> list[float]:
+    return [
+        relative_l2(actual[new].astype(np.float64) - old[name], expected[new].astype(np.float64) - old[name])
+        for name, new in following.items()
+    ]

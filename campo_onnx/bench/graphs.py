@@ -1,0 +1,134 @@
+"""The graphs to time: read, given distinct names, and checked to have the same interface."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnx import TensorProto, helper
+
+from campo_onnx.errors import CampoError, UsageError
+from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ir.view import GraphView, TensorInfo
+from campo_onnx.training.step_interface import step_interface
+
+_SUFFIX = ".onnx"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Graph:
+    """A graph to time.
+
+    Parameters
+    ----------
+    name
+        Its name in results, unique within one benchmark.
+    imported
+        The graph.
+    """
+
+    name: str
+    imported: Imported
+
+
+def read_graphs(paths: Sequence[Path], dims: Mapping[str, int] | None = None) -> tuple[Graph, ...]:
+    """Read graphs and give each a name of its own.
+
+    Parameters
+    ----------
+    paths
+        Files. The same file may be named twice, to see by how much measurements of equal graphs differ.
+    dims
+        Sizes of symbolic dimensions.
+
+    Raises
+    ------
+    campo_onnx.errors.CampoError
+        If a file cannot be read as a training graph; see :func:`campo_onnx.ir.importer.import_model`.
+    """
+    return tuple(
+        Graph(name=name, imported=import_model(path, dims))
+        for name, path in zip(distinct_names(paths), paths, strict=True)
+    )
+
+
+def distinct_names(paths: Sequence[Path]) -> tuple[str, ...]:
+    """Name each file by the shortest end of its path that is unique.
+
+    Examples
+    --------
+    >>> distinct_names([Path("step.onnx"), Path("mixed.onnx"), Path("step.onnx")])
+    ('step', 'mixed', 'step (2)')
+    >>> distinct_names([Path("old/step.onnx"), Path("new/step.onnx")])
+    ('old/step', 'new/step')
+    """
+    parts = [(*(whole := path.absolute()).parts[:-1], whole.name.removesuffix(_SUFFIX)) for path in paths]
+    names: list[str] = []
+    for own in parts:
+        others = [other for other in parts if other != own]
+        depth = next(d for d in range(1, len(own) + 1) if all(other[-d:] != own[-d:] for other in others))
+        name = Path(*own[-depth:]).as_posix()
+        earlier = sum(other == own for other in parts[: len(names)])
+        names.append(f"{name} ({earlier + 1})" if earlier else name)
+    return tuple(names)
+
+
+def check_same_interface(graphs: Sequence[Graph]) -> None:
+    """Refuse graphs whose interfaces differ.
+
+    Inputs and outputs must have the same names, types and shapes; their order may differ.
+
+    Raises
+    ------
+    UsageError
+        If there is no graph, two have the same name, or two differ; the message names the first difference.
+    """
+    if not graphs:
+        raise UsageError("there is no graph to time", remedy="Name at least one.")
+    if len({graph.name for graph in graphs}) < len(graphs):
+        raise UsageError("two graphs have the same name", remedy="Give each a name of its own.")
+    first = graphs[0]
+    for other in graphs[1:]:
+        if difference := next(_differences(first.imported.view, other.imported.view), ""):
+            raise UsageError(
+                f"{first.name} and {other.name} have different interfaces",
+                why=difference,
+                remedy="Time graphs with the same inputs and outputs, bound to the same sizes with --dim.",
+            )
+
+
+def batch_size(graph: Graph) -> int | None:
+    """Samples per step: the leading dimension that all tensors of the batch share.
+
+    The batch is every input that is neither state nor a scalar. None where the batch size cannot be
+    inferred, as in a graph that updates nothing, whose weights look like its batch.
+    """
+    imported = graph.imported
+    try:
+        interface = step_interface(imported.view, constants=imported.constants)
+    except CampoError:
+        return None
+    sizes = {spec.shape[0] for spec in interface.feeds.values() if spec.shape}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _differences(first: GraphView, other: GraphView) -> Iterator[str]:
+    for kind, ours, theirs in (
+        ("input", first.inputs, other.inputs),
+        ("output", first.outputs, other.outputs),
+    ):
+        for name in ours:
+            if name not in theirs:
+                yield f"the second has no {kind} {name!r}"
+            elif _type(first.tensors[name]) != _type(other.tensors[name]):
+                there, here = _type(other.tensors[name]), _type(first.tensors[name])
+                yield f"the {kind} {name!r} is {here} in the first and {there} in the second"
+        for name in theirs:
+            if name not in ours:
+                yield f"the first has no {kind} {name!r}"
+
+
+def _type(info: TensorInfo) -> str:
+    kind = TensorProto.DataType.Name(info.dtype).lower()
+    if info.dtype not in (TensorProto.UNDEFINED, TensorProto.STRING):
+        kind = str(helper.tensor_dtype_to_np_dtype(info.dtype))
+    return f"{kind}{'[...]' if info.shape is None else list(info.shape)}"

@@ -1,0 +1,195 @@
+"""Graphs made ready to time: loaded, bound to shared buffers, run once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from campo_onnx.bench.failure import Failure, failure_of
+from campo_onnx.bench.graphs import Graph
+from campo_onnx.bench.meters import MemoryMeter
+from campo_onnx.errors import CampoError, UnsupportedModelError, UsageError
+from campo_onnx.ir.view import GraphView
+from campo_onnx.runtime.feeds import Feeds, synthesize
+from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.run import empty_on_device, on_device, run_bound
+from campo_onnx.runtime.sessions import RUNTIME_ERRORS, assignments, open_session, placed_elsewhere
+from campo_onnx.runtime.timing import Step
+from campo_onnx.training.step_interface import TensorSpec
+
+_CUDA_GRAPH_ID = 1  # a session here captures one CUDA graph
+
+
+class Buffers:
+    """Inputs and outputs of the step on the device, shared by all graphs.
+
+    Steps run one after another and only read their inputs, so sharing is safe, and the device's memory
+    is left to what the graphs themselves need.
+
+    Parameters
+    ----------
+    view
+        One of the graphs; all have the same interface.
+    feeds
+        A value for every input; generated where None.
+    machine
+        Where the buffers live.
+    seed
+        Seed of generated values.
+
+    Raises
+    ------
+    UsageError
+        If a value is missing, unknown or does not fit.
+    UnsupportedModelError
+        If an input has no static shape, or a type that cannot be bound.
+    """
+
+    def __init__(
+        self, view: GraphView, feeds: Mapping[str, NDArray[Any]] | None, machine: Machine, *, seed: int
+    ) -> None:
+        for name in view.inputs:
+            if view.tensors[name].dtype == TensorProto.BFLOAT16:
+                raise UnsupportedModelError(
+                    f"the input {name!r} is bfloat16",
+                    why="NumPy has no such type",
+                    remedy="Export in FP32; optimizing to bf16 keeps the interface.",
+                )
+        values = synthesize(view, seed=seed) if feeds is None else _checked(feeds, view)
+        self.inputs = {name: on_device(value, machine) for name, value in values.items()}
+        self.outputs = {name: _output_buffer(view, name, machine) for name in view.outputs}
+        self.nbytes = int(sum(view.tensors[name].nbytes for name in {*view.inputs, *view.outputs}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """Graphs ready to run.
+
+    Parameters
+    ----------
+    steps
+        By graph, a function that runs one step and waits for its end. A graph that fails later is
+        removed, which frees its memory.
+    peak_bytes
+        By graph, memory of a step, inputs and outputs included, where it could be measured.
+    failures
+        Graphs that could not be loaded or whose first step failed.
+    notes
+        Nodes that run on another provider than the one asked for.
+    """
+
+    steps: dict[str, Step] = field(default_factory=dict)
+    peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    failures: Mapping[str, Failure] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def load_graphs(
+    graphs: Sequence[Graph],
+    buffers: Buffers,
+    machine: Machine,
+    memory: MemoryMeter,
+    *,
+    cuda_graph: bool,
+) -> Loaded:
+    """Load every graph and run its first step, in which ONNX Runtime reserves its memory."""
+    steps: dict[str, Step] = {}
+    peak_bytes: dict[str, int] = {}
+    failures: dict[str, Failure] = {}
+    notes: list[str] = []
+    for graph in graphs:
+        before_bytes = memory.read()
+        try:
+            step, note = open_step(graph, buffers, machine, cuda_graph=cuda_graph)
+            step()
+        except (CampoError, MemoryError, *RUNTIME_ERRORS) as error:
+            failures[graph.name] = failure_of(error)
+            continue
+        steps[graph.name] = step
+        if (grown_bytes := memory.growth(before_bytes)) is not None:
+            peak_bytes[graph.name] = buffers.nbytes + grown_bytes
+        if note:
+            notes.append(f"{graph.name}: {note}")
+    return Loaded(steps=steps, peak_bytes=peak_bytes, failures=failures, notes=tuple(notes))
+
+
+def open_step(graph: Graph, buffers: Buffers, machine: Machine, *, cuda_graph: bool) -> tuple[Step, str]:
+    """Load a graph and bind it.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    buffers
+        Its inputs and outputs.
+    machine
+        Where to run.
+    cuda_graph
+        Whether CUDA captures the step once and replays it.
+
+    Returns
+    -------
+    Step
+        Runs one step and waits for its end.
+    str
+        A note on nodes assigned to another provider; empty if there are none.
+
+    Raises
+    ------
+    campo_onnx.errors.CampoError
+        If ONNX Runtime refuses the graph.
+    """
+    imported = graph.imported
+    session = open_session(
+        imported.model, machine, folder=imported.folder, cuda_graph=cuda_graph, strict=cuda_graph
+    )
+    binding = session.io_binding()
+    for name, value in buffers.inputs.items():
+        binding.bind_ortvalue_input(name, value)
+    for name, buffer in buffers.outputs.items():
+        if buffer is None:
+            binding.bind_output(name, machine.provider)
+        else:
+            binding.bind_ortvalue_output(name, buffer)
+    binding.synchronize_inputs()  # the copies are asynchronous
+    captured = _CUDA_GRAPH_ID if cuda_graph else None
+    elsewhere = placed_elsewhere(assignments(session), machine.provider)
+    note = ""
+    if elsewhere:
+        note = (
+            f"{len(elsewhere)} nodes run on another provider than {machine.provider} or copy between "
+            f"providers, the first is {elsewhere[0].node!r} ({elsewhere[0].op_type})"
+        )
+    return lambda: run_bound(session, binding, captured), note
+
+
+def _output_buffer(view: GraphView, name: str, machine: Machine) -> Any:
+    """Allocate an output; None where its size is unknown and ONNX Runtime allocates it in every step."""
+    info = view.tensors[name]
+    if info.shape is None or info.dtype == TensorProto.UNDEFINED:
+        return None
+    return empty_on_device(info.shape, info.dtype, machine)
+
+
+def _checked(feeds: Mapping[str, NDArray[Any]], view: GraphView) -> Feeds:
+    missing = [name for name in view.inputs if name not in feeds]
+    unknown = [name for name in feeds if name not in view.inputs]
+    if missing or unknown:
+        why = [f"no value for {', '.join(missing)}"] if missing else []
+        why += [f"the graph has no input {', '.join(unknown)}"] if unknown else []
+        raise UsageError(
+            "the given inputs do not fit the graph",
+            why="; ".join(why),
+            remedy="Give one array per input, under the input's name.",
+        )
+    checked = {}
+    for name in view.inputs:
+        info = view.tensors[name]
+        if info.shape is None:
+            raise UnsupportedModelError(
+                f"the input {name!r} has no static shape", remedy="Bind its dimensions with --dim."
+            )
+        checked[name] = TensorSpec(name=name, dtype=info.dtype, shape=info.shape).fitted(feeds[name])
+    return checked

@@ -1,0 +1,215 @@
+"""Figures, drawn by matplotlib: predicted steps of strategies, measured steps of a benchmark.
+
+The suffix of the file chooses the format. Bars differ by hatching as well as by colour, so that they can
+be told apart in black and white. Names of files and strategies are drawn as they are, never as formulas.
+"""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from campo_onnx.bench.result import BenchResult, BenchRow, Outcome
+from campo_onnx.errors import UsageError
+from campo_onnx.files import replacing
+from campo_onnx.optimize.plan import Plan
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = ("svg", "png", "pdf")
+"""What can be written, by the suffix of the file."""
+
+_OTHERS = "element-wise and others"
+_CASTS = "casts"
+_FAMILIES: dict[str, frozenset[str]] = {
+    "matrix products and convolutions": frozenset(
+        {"MatMul", "Gemm", "Conv", "ConvTranspose", "com.microsoft:FusedMatMul", "com.microsoft:ConvGrad"}
+    ),
+    "normalization and softmax": frozenset(
+        {"BatchNormalization", "LayerNormalization", "LogSoftmax", "Softmax"}
+    ),
+    "reductions and scatters": frozenset(
+        {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ScatterElements", "ScatterND"}
+    ),
+    "data movement": frozenset(
+        {"Concat", "Expand", "Gather", "GatherElements", "MaxPool", "Pad", "Reshape", "Slice", "Split"}
+        | {"Squeeze", "Transpose", "Unsqueeze", "Where"}
+    ),
+}
+_STYLES = {  # colour and hatching; lightness rises from the first to the last
+    "matrix products and convolutions": ("#2b4a8b", ""),
+    "normalization and softmax": ("#b5563c", "//"),
+    "reductions and scatters": ("#4f9d8f", ".."),
+    "data movement": ("#d9a441", "\\\\"),
+    _OTHERS: ("#b9bec7", ""),
+    _CASTS: ("#ffffff", "xx"),
+}
+_MARKERS = {Outcome.FASTER: "^", Outcome.SLOWER: "v"}
+_POINTS_DRAWN = 400
+_FAR = 3.0  # interquartile ranges: a few disturbed steps would squeeze all others into a line
+_GOLDEN = (5**0.5 - 1) / 2
+_WIDTH_INCHES, _ROW_INCHES = 9.5, 0.42
+
+
+def check_plot(path: Path) -> None:
+    """Find out before any work whether a figure can be drawn into this file.
+
+    Raises
+    ------
+    UsageError
+        If the suffix names no format that can be written, or matplotlib is not installed.
+    """
+    if path.suffix.lower().removeprefix(".") not in FORMATS:
+        *others, last = (f".{name}" for name in FORMATS)
+        raise UsageError(
+            f"--plot {path}: unknown figure format {path.suffix!r}",
+            remedy=f"End the name with {', '.join(others)} or {last}.",
+        )
+    if find_spec("matplotlib") is None:
+        raise UsageError(
+            "--plot needs matplotlib, which is not installed",
+            remedy="Install it with: pip install 'campo-onnx[plot]'",
+        )
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a figure in the format that the suffix names; an existing file is replaced.
+
+    Raises
+    ------
+    UsageError
+        If :func:`check_plot` refuses the path, or the file cannot be written.
+    """
+    check_plot(path)
+    import matplotlib
+
+    kind = path.suffix.lower().removeprefix(".")
+    # Without dates and random identifiers, so that the same figure is always the same file.
+    metadata: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    settings = {"svg.fonttype": "none", "svg.hashsalt": "campo-onnx"}
+    with matplotlib.rc_context(settings), replacing(path) as place:
+        figure.savefig(place, format=kind, metadata=metadata.get(kind), dpi=150)
+
+
+def draw_plans(plans: Sequence[Plan], *, title: str) -> "Figure":
+    """Draw the predicted step of each plan as a bar, by family of operators.
+
+    Parameters
+    ----------
+    plans
+        Plans of one graph.
+    title
+        Title of the figure.
+    """
+    figure, axes = _figure(rows=len(plans), title=title)
+    heights = np.arange(len(plans))
+    left_ms = np.zeros(len(plans))
+    stacks = [_times_by_family(plan) for plan in plans]
+    for family, (colour, hatch) in _STYLES.items():
+        width_ms = np.array([stack[family] for stack in stacks]) / 1000
+        axes.barh(
+            heights, width_ms, 0.72, left=left_ms, label=family, color=colour, hatch=hatch,
+            edgecolor="black", linewidth=0.5,
+        )  # fmt: skip
+        left_ms += width_ms
+    for height, plan, end_ms in zip(heights, plans, left_ms, strict=True):
+        text = f" {plan.predicted_us / 1000:,.2f} ms, {plan.speedup:.2f}x FP32"
+        axes.text(end_ms, height, text, va="center", parse_math=False)
+    axes.set_xlim(0, 1.3 * max(float(left_ms.max()), 1e-6))
+    _label(axes, [f"{plan.strategy} ({plan.lists})" for plan in plans], "predicted step in ms")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def _times_by_family(plan: Plan) -> dict[str, float]:
+    times_us = dict.fromkeys(_STYLES, 0.0)
+    for decision in plan.decisions:
+        family = next((name for name, ops in _FAMILIES.items() if decision.op_type in ops), _OTHERS)
+        times_us[family] += decision.planned_us
+    times_us[_CASTS] = plan.cast_us
+    return times_us
+
+
+def draw_bench(result: BenchResult, *, title: str) -> "Figure":
+    """Draw every measured step as a dot, with median, confidence interval and verdict of each graph.
+
+    Parameters
+    ----------
+    result
+        A benchmark.
+    title
+        Title of the figure.
+    """
+    figure, axes = _figure(rows=len(result.rows), title=title)
+    samples = [np.asarray(result.samples_us.get(row.name, ()), np.float64) / 1000 for row in result.rows]
+    last_ms = max((_last_shown(times) for times in samples if len(times)), default=1.0)
+    for height, (row, times_ms) in enumerate(zip(result.rows, samples, strict=True)):
+        _draw_times(axes, height, row, times_ms, last_ms)
+        text = _summary(row, int(np.sum(times_ms > last_ms)))
+        axes.text(1.01, height, text, va="center", transform=axes.get_yaxis_transform(), parse_math=False)
+    interrupted = ", interrupted" if result.interrupted else ""
+    _label(
+        axes,
+        [row.name for row in result.rows],
+        f"measured step in ms on {result.machine.device} ({result.machine.provider}), "
+        f"{result.steps} rounds{interrupted}\ndot: one step; bar: 95 % confidence interval of the median",
+    )
+    return figure
+
+
+def _last_shown(times_ms: "np.typing.NDArray[np.float64]") -> float:
+    lower, upper = np.percentile(times_ms, (25, 75))
+    return float(min(times_ms.max(), upper + _FAR * (upper - lower)))
+
+
+def _draw_times(
+    axes: "Axes", height: int, row: BenchRow, times_ms: "np.typing.NDArray[np.float64]", last_ms: float
+) -> None:
+    shown = times_ms[times_ms <= last_ms]
+    if len(shown) > _POINTS_DRAWN:
+        shown = shown[np.linspace(0, len(shown) - 1, _POINTS_DRAWN).astype(int)]
+    # Spread without random numbers: the figure of a result is always the same.
+    offsets = (np.arange(len(shown)) * _GOLDEN % 1 - 0.5) * 0.6
+    axes.scatter(shown, height + offsets, s=6, color="#8f98a6", linewidths=0)
+    if row.step_us is not None:
+        low, median, high = (
+            value / 1000 for value in (row.step_us.low, row.step_us.median, row.step_us.high)
+        )
+        axes.hlines(height, low, min(high, last_ms), color="black", linewidth=3)
+        axes.plot(
+            [min(median, last_ms)], [height], marker=_MARKERS.get(row.verdict, "o"), color="white",
+            markeredgecolor="black", markersize=7,
+        )  # fmt: skip
+
+
+def _summary(row: BenchRow, beyond: int) -> str:
+    parts = [] if row.step_us is None else [f"{row.step_us.median / 1000:.3g} ms"]
+    if row.speedup is not None:
+        parts.append(f"{row.speedup.median:.2f}x ({row.speedup.low:.2f} to {row.speedup.high:.2f})")
+    parts.append(row.verdict.value)
+    if beyond:
+        parts.append(f"{beyond} steps beyond the right edge")
+    return "\n".join([", ".join(parts[:2]), ", ".join(parts[2:])]).rstrip()
+
+
+def _figure(*, rows: int, title: str) -> "tuple[Figure, Axes]":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH_INCHES, 1.6 + _ROW_INCHES * max(rows, 2)), layout="constrained")
+    axes = figure.add_subplot()
+    figure.suptitle(title, x=0.01, ha="left", fontsize="large", parse_math=False)
+    return figure, axes
+
+
+def _label(axes: "Axes", names: Sequence[str], xlabel: str) -> None:
+    axes.set_yticks(range(len(names)), labels=names, parse_math=False)
+    axes.set_ylim(len(names) - 0.4, -0.6)  # the first on top
+    axes.set_xlabel(xlabel, parse_math=False)
+    axes.grid(axis="x", linewidth=0.4, color="#c8ccd2")
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)

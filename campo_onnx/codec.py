@@ -1,0 +1,345 @@
+"""One codec for every file of ours: frozen dataclasses to JSON or TOML and back, strictly.
+
+What a file may hold follows from the types of the dataclass it is read into. Unknown fields are refused
+and wrong types are named with their path, because a misspelt field that is passed over in silence is a
+setting that somebody believes in. Values check themselves (``__post_init__``).
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
+
+import msgspec
+from msgspec import inspect
+
+from campo_onnx.errors import CampoError, UsageError
+from campo_onnx.files import READ_LIMIT_BYTES, read_bytes, write_text
+
+T = TypeVar("T")
+
+Document = dict[str, Any]
+"""A JSON object as plain values."""
+
+
+@runtime_checkable
+class Plain(Protocol):
+    """A type that msgspec does not know, and that knows how to be written and read itself."""
+
+    def to_plain(self) -> Any:
+        """The value as strings, numbers, lists and dicts."""
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> Self:
+        """Read :meth:`to_plain` back; a ValueError says what is wrong."""
+
+
+class DecodeError(ValueError):
+    """What is read is not what was asked for; the message says where and why."""
+
+
+def to_plain(value: Any) -> Any:
+    """Turn a value into strings, numbers, lists and dicts: dataclasses by field, enums by value.
+
+    Examples
+    --------
+    >>> from types import MappingProxyType
+    >>> to_plain({"sizes": (1, 2), "shares": MappingProxyType({"a": 0.5})})
+    {'sizes': (1, 2), 'shares': {'a': 0.5}}
+    """
+    return msgspec.to_builtins(value, enc_hook=_plain)
+
+
+def from_plain(plain: Any, kind: type[T]) -> T:
+    """Turn plain values into a type.
+
+    Raises
+    ------
+    DecodeError
+        If a field is unknown or missing, or a value has the wrong type.
+
+    Examples
+    --------
+    >>> from_plain([1, "2"], tuple[int, ...])
+    Traceback (most recent call last):
+    campo_onnx.codec.DecodeError: [1]: expected `int`, got `str`
+    """
+    known: inspect.Type = _known(kind)  # type: ignore[arg-type]  # a class is hashable
+    _refuse_unknown(plain, known, "")
+    try:
+        return msgspec.convert(plain, kind, dec_hook=_read)
+    except msgspec.ValidationError as error:
+        raise DecodeError(_located(str(error))) from None
+
+
+def from_json(text: str | bytes) -> Any:
+    """Read JSON as plain values.
+
+    Raises
+    ------
+    DecodeError
+        If it is not JSON, or nested too deeply.
+    """
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError:
+        raise DecodeError("it is nested too deeply") from None
+    except ValueError as error:  # of msgspec, or a surrogate in the text
+        raise DecodeError(f"it is not JSON ({error})") from None
+
+
+def from_toml(text: str | bytes) -> Any:
+    """Read TOML as plain values.
+
+    Raises
+    ------
+    DecodeError
+        If it is not TOML, or nested too deeply.
+    """
+    try:
+        return msgspec.toml.decode(text)
+    except RecursionError:
+        raise DecodeError("it is nested too deeply") from None
+    except ValueError as error:  # of msgspec, or bytes that are not UTF-8
+        raise DecodeError(f"it is not TOML: {error}") from None
+
+
+def to_json(document: Mapping[str, Any], rows: tuple[str, ...] = ()) -> str:
+    """Write an object as JSON that can be read and compared by people.
+
+    Parameters
+    ----------
+    document
+        The object; values may be of any type that :func:`to_plain` takes.
+    rows
+        Keys of arrays that get one element a line; they come last.
+
+    Raises
+    ------
+    ValueError
+        If a number is not finite: JSON has no word for it.
+
+    Examples
+    --------
+    >>> print(to_json({"points": [{"x": 1}, {"x": 2}], "unit": "us"}, rows=("points",)))
+    {
+     "unit": "us",
+     "points": [
+      {"x": 1},
+      {"x": 2}
+     ]
+    }
+    <BLANKLINE>
+    """
+    plain = to_plain(dict(document))
+    parts = [
+        f" {json.dumps(key)}: {json.dumps(value, indent=1, allow_nan=False)}".replace("\n", "\n ")
+        for key, value in plain.items()
+        if key not in rows
+    ]
+    for key in rows:
+        lines = ",\n  ".join(json.dumps(row, allow_nan=False) for row in plain[key])
+        parts.append(f" {json.dumps(key)}: [" + (f"\n  {lines}\n ]" if lines else "]"))
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format(Generic[T]):
+    """A kind of file: what it holds, and which versions of it are read.
+
+    Parameters
+    ----------
+    holds
+        The dataclass.
+    noun
+        What the file is called: ``"calibration"``.
+    version
+        Version that is written, as ``format_version``; raised when a reader of the old one would
+        misread the new one.
+    kind
+        What the file says it is, as ``kind``; ``""`` for files that do not say it.
+    rows
+        Fields that get one element a line.
+    older
+        By older version that is still read, what turns its document into one of the next version.
+    error
+        Raised for a file that is something else, damaged, or of a newer version.
+    remedy
+        How to get a new one.
+    limit_bytes
+        What a file may hold.
+    """
+
+    holds: type[T]
+    noun: str
+    version: int
+    kind: str = ""
+    rows: tuple[str, ...] = ()
+    older: Mapping[int, Callable[[Document], Document]] = field(default_factory=dict)
+    error: type[CampoError] = UsageError
+    remedy: str = ""
+    limit_bytes: int = READ_LIMIT_BYTES
+
+    def document(self, value: T) -> Document:
+        """The value as plain values, with kind and version."""
+        head: Document = {"kind": self.kind} if self.kind else {}
+        fields: Document = to_plain(value)
+        return head | {"format_version": self.version} | fields
+
+    def encode(self, value: T) -> str:
+        """The value as JSON."""
+        return to_json(self.document(value), self.rows)
+
+    def decode(self, text: str | bytes, title: str = "") -> T:
+        """Read :meth:`encode` back.
+
+        Parameters
+        ----------
+        text
+            JSON.
+        title
+            What it is called in messages: a path.
+
+        Raises
+        ------
+        CampoError
+            `error`: if it is something else, damaged, or of a newer version.
+        """
+        title = title or f"the {self.noun}"
+        try:
+            document = from_json(text)
+        except DecodeError as error:
+            raise self._unreadable(title, error) from None
+        return self.from_document(document, title)
+
+    def from_document(self, document: Any, title: str) -> T:
+        """Turn plain values, with kind and version, into a value; raises as :meth:`decode` does."""
+        if not isinstance(document, dict) or document.get("kind", "") != self.kind:
+            raise self.error(f"{title} is not a {self.noun} of campo-onnx", remedy=self.remedy)
+        facts = {key: value for key, value in document.items() if key not in ("kind", "format_version")}
+        version = self._checked_version(document, title)
+        try:
+            for number in range(version, self.version):
+                facts = self.older[number](facts)
+            return from_plain(facts, self.holds)
+        except CampoError as error:  # a value refused itself
+            raise self.error(f"{title} cannot be read", why=str(error), remedy=self.remedy) from None
+        except (DecodeError, KeyError, TypeError) as error:
+            raise self._unreadable(title, error) from None
+
+    def load(self, path: Path) -> T:
+        """Read a file.
+
+        Raises
+        ------
+        UsageError
+            If it does not exist or cannot be read.
+        CampoError
+            `error`: if it is too large, something else, damaged, or of a newer version.
+        """
+        data = read_bytes(
+            path, title=f"the {self.noun} {path}", limit_bytes=self.limit_bytes, too_large=self.error
+        )
+        return self.decode(data, str(path))
+
+    def save(self, value: T, path: Path) -> None:
+        """Write a file, whole or not at all.
+
+        Raises
+        ------
+        UsageError
+            If it cannot be written.
+        """
+        write_text(self.encode(value), path)
+
+    def _checked_version(self, document: Document, title: str) -> int:
+        version = document.get("format_version")
+        if type(version) is not int:
+            why = "it has no format_version" if version is None else f"its format_version is {version!r}"
+            raise self.error(f"{title} is not a {self.noun} of campo-onnx", why=why, remedy=self.remedy)
+        if version > self.version:
+            raise self.error(
+                f"{title} was written by a newer campo-onnx",
+                why=f"it has format version {version}, and this one reads up to {self.version}",
+                remedy="Update campo-onnx.",
+            )
+        if any(number not in self.older for number in range(version, self.version)):
+            raise self.error(
+                f"{title} has format version {version}",
+                why=f"this campo-onnx reads version {min(self.older, default=self.version)} and later",
+                remedy=self.remedy,
+            )
+        return version
+
+    def _unreadable(self, title: str, error: Exception) -> CampoError:
+        return self.error(f"{title} cannot be read", why=str(error), remedy=self.remedy)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):  # read-only ones
+        return dict(value)
+    if isinstance(value, Plain):
+        return value.to_plain()
+    raise NotImplementedError(f"{type(value).__name__} cannot be written to a file")
+
+
+def _read(kind: type[Any], plain: Any) -> Any:
+    if isinstance(plain, kind):
+        return plain
+    if issubclass(kind, Plain):
+        return kind.from_plain(plain)
+    raise NotImplementedError(f"{kind.__name__} cannot be read from a file")
+
+
+@cache
+def _known(kind: Any) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _refuse_unknown(plain: Any, known: inspect.Type, path: str) -> None:
+    """Refuse fields that no dataclass has: msgspec passes over them.
+
+    Values of the wrong type are left to msgspec, which names them.
+    """
+    if isinstance(known, inspect.UnionType):
+        # A union holds at most one type that is written as an object, else msgspec refuses it.
+        for one in known.types:
+            _refuse_unknown(plain, one, path)
+    elif isinstance(plain, Mapping):
+        _refuse_unknown_keys(plain, known, path)
+    elif isinstance(plain, list | tuple):
+        match known:
+            case inspect.TupleType(item_types=items):
+                kinds = items
+            case inspect.VarTupleType(item_type=item) | inspect.ListType(item_type=item):
+                kinds = (item,) * len(plain)
+            case _:
+                return
+        for index, (value, one) in enumerate(zip(plain, kinds, strict=False)):
+            _refuse_unknown(value, one, f"{path}[{index}]")
+
+
+def _refuse_unknown_keys(plain: Mapping[Any, Any], known: inspect.Type, path: str) -> None:
+    match known:
+        case inspect.DictType(value_type=value_type):
+            for key, value in plain.items():
+                _refuse_unknown(value, value_type, f"{path}[{key!r}]")
+        case inspect.DataclassType(fields=fields):
+            types = {part.encode_name: part.type for part in fields}
+            for key, value in plain.items():
+                here = f"{path}.{key}".removeprefix(".")
+                if key not in types:
+                    near = get_close_matches(str(key), types, n=1)
+                    guess = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(types)}"
+                    raise DecodeError(f"{here}: unknown field, {guess}")
+                _refuse_unknown(value, types[key], here)
+
+
+def _located(message: str) -> str:
+    """Put the path first: of "Expected `int`, got `str` - at `$.a[0]`" make "a[0]: expected ..."."""
+    what, _, path = message.partition(" - at ")
+    path = path.strip("`").removeprefix("$").removeprefix(".")
+    return f"{path}: {what[:1].lower()}{what[1:]}" if path else what

@@ -1,0 +1,150 @@
+"""What the inputs and outputs of a training step are called; exporters write it, sessions read it.
+
+=====================  ==========================================================================
+input                  meaning
+=====================  ==========================================================================
+``param.X``            a parameter, ``X`` its name in the module; the FP32 master weight
+``buf.X``              a buffer (running statistics)
+``opt.S.X``            optimizer state ``S`` of a parameter (``mom``; ``m`` and ``v``); zeros at first
+``step``               int64, number of updates so far (Adam, AdamW)
+``lr``                 learning rate (with an optimizer)
+``loss_scale``         the factor the loss is multiplied by before the backward pass
+``input.X``            an input of the module, ``X`` its name in ``forward``
+``target.X``           an argument of the loss after the module's output
+=====================  ==========================================================================
+
+=====================  ==========================================================================
+output                 meaning
+=====================  ==========================================================================
+``loss``               the unscaled loss
+``grads_finite``       bool; when false, every new state below is the old one (with ``loss_scale``)
+``grad.X``             unscaled gradient of a parameter (without an optimizer)
+``new.X``              the parameter after the update (with an optimizer)
+``new_S.X``            the optimizer state after the update
+``step_out``           the number of updates after this one
+``buf_out.X``          a buffer after the step; a buffer that no step changes has none
+=====================  ==========================================================================
+
+A parameter that is frozen, or that the loss does not depend on, has no output.
+"""
+
+from collections.abc import Iterable
+
+LOSS = "loss"
+GRADS_FINITE = "grads_finite"
+LOSS_SCALE = "loss_scale"
+LEARNING_RATE = "lr"
+STEP = "step"
+STEP_OUT = "step_out"
+
+PARAMETER, GRADIENT, INPUT = "param", "grad", "input"
+"""First parts of names, where a framework joins the rest itself."""
+
+_PARAMETER, _NEW_PARAMETER = f"{PARAMETER}.", "new."
+_BUFFER, _NEW_BUFFER = "buf.", "buf_out."
+_STATE, _NEW_STATE = "opt.", "new_"
+_GRADIENT = f"{GRADIENT}."
+_INPUT, _TARGET = f"{INPUT}.", "target."
+
+_NEXT = ((_PARAMETER, _NEW_PARAMETER), (_BUFFER, _NEW_BUFFER), (_STATE, _NEW_STATE))
+
+RULE = f"param.X goes with new.X, buf.X with buf_out.X, opt.X with new_X, {STEP} with {STEP_OUT}"
+"""Which output holds the next value of a state input, for messages."""
+
+
+def parameter(name: str) -> str:
+    """Name the input of a parameter."""
+    return f"{_PARAMETER}{name}"
+
+
+def new_parameter(name: str) -> str:
+    """Name the output of an updated parameter."""
+    return f"{_NEW_PARAMETER}{name}"
+
+
+def gradient(name: str) -> str:
+    """Name the output of a gradient."""
+    return f"{_GRADIENT}{name}"
+
+
+def buffer(name: str) -> str:
+    """Name the input of a buffer."""
+    return f"{_BUFFER}{name}"
+
+
+def new_buffer(name: str) -> str:
+    """Name the output of an updated buffer."""
+    return f"{_NEW_BUFFER}{name}"
+
+
+def state(slot: str, name: str) -> str:
+    """Name the input of one kind of optimizer state of a parameter."""
+    return f"{_STATE}{slot}.{name}"
+
+
+def new_state(slot: str, name: str) -> str:
+    """Name the output of one kind of optimizer state of a parameter."""
+    return f"{_NEW_STATE}{slot}.{name}"
+
+
+def batch_input(name: str) -> str:
+    """Name the input that takes an argument of the module."""
+    return f"{_INPUT}{name}"
+
+
+def target(name: str) -> str:
+    """Name the input that takes an argument of the loss."""
+    return f"{_TARGET}{name}"
+
+
+def is_batch(name: str) -> bool:
+    """Whether an input takes a part of the batch."""
+    return name.startswith((_INPUT, _TARGET))
+
+
+def is_buffer(name: str) -> bool:
+    """Whether an input is a buffer."""
+    return name.startswith(_BUFFER)
+
+
+def is_optimizer_state(name: str) -> bool:
+    """Whether an input is kept by the optimizer alone, and so is zero before the first step."""
+    return name == STEP or name.startswith(_STATE)
+
+
+def next_value(name: str) -> str | None:
+    """Name the output that holds the next value of a state input; None for any other input.
+
+    Examples
+    --------
+    >>> next_value("opt.m.fc.weight")
+    'new_m.fc.weight'
+    >>> next_value("lr") is None
+    True
+    """
+    if name == STEP:
+        return STEP_OUT
+    found = ((prefix, new) for prefix, new in _NEXT if name.startswith(prefix))
+    return next((new + name.removeprefix(prefix) for prefix, new in found), None)
+
+
+def is_next_value(name: str) -> bool:
+    """Whether an output is named as the next value of some state."""
+    return name == STEP_OUT or name.startswith(tuple(new for _, new in _NEXT))
+
+
+def may_be_frozen(name: str, inputs: Iterable[str]) -> bool:
+    """Whether a state input may lack a next value: a buffer, or a parameter without optimizer state.
+
+    Parameters
+    ----------
+    name
+        The input.
+    inputs
+        All inputs of the graph.
+    """
+    if not name.startswith(_PARAMETER):
+        return is_buffer(name)
+    own = name.removeprefix(_PARAMETER)
+    states = (other.removeprefix(_STATE) for other in inputs if other.startswith(_STATE))
+    return all(state.partition(".")[2] != own for state in states)

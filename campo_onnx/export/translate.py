@@ -1,0 +1,182 @@
+"""From a traced training step to an ONNX model: the loop that every framework's translator shares.
+
+A framework's translator flattens what it traced into a :class:`TracedStep` and brings a table of
+translations; which operations there are, what they read and where they come from is all that differs.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.translation import Expected, Table, UntranslatableError
+from campo_onnx.export.value import Value
+
+Ref: TypeAlias = Hashable
+"""What a traced step calls a tensor."""
+
+Read: TypeAlias = Callable[[Ref], Value]
+"""Gives the value of a tensor that an operation reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """A tensor whose value is known when the step is traced."""
+
+    ref: Ref
+    array: NDArray[Any] | np.generic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One operation of a traced step.
+
+    Parameters
+    ----------
+    kind
+        What the table lists it as.
+    place
+        Where it comes from, which is the first part of node names: ``encoder.query/grad``.
+    arguments
+        Gives the operands and parameters for the translation, operands read through a :data:`Read`.
+    expected
+        Type and shape of each result.
+    results
+        What the step calls each result; None for one that nothing reads.
+    """
+
+    kind: Hashable
+    place: str
+    arguments: Callable[[Read], tuple[Sequence[Any], Mapping[str, Any]]]
+    expected: Sequence[Expected | None]
+    results: Sequence[Ref | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStep:
+    """A training step as a straight line of operations.
+
+    Parameters
+    ----------
+    inputs
+        Type and shape of each input of the graph by name, and what the step calls it.
+    body
+        Constants and operations, each behind what it reads.
+    outputs
+        What the step calls each output of the graph.
+    outermost
+        What an operation without a place is in: ``the outermost module``.
+    """
+
+    inputs: Mapping[str, tuple[Ref, Expected]]
+    body: Sequence[Constant | Operation]
+    outputs: Mapping[str, Ref]
+    outermost: str
+
+
+def refuse_unknown(operations: Iterable[tuple[Hashable, str]], table: Table, outermost: str) -> None:
+    """Refuse operations that the table lacks, all in one message.
+
+    Parameters
+    ----------
+    operations
+        Kind and place of each.
+    table
+        The translations.
+    outermost
+        What an operation without a place is in.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If one is not in the table.
+    """
+    places: dict[str, str] = {}
+    for kind, place in operations:
+        if kind not in table:
+            places.setdefault(str(kind), place)
+    if places:
+        found = ", ".join(f"{kind} (in {place or outermost})" for kind, place in places.items())
+        raise UnsupportedModelError(
+            f"no translation for {found}",
+            remedy="Write that part with other operations, or report the operation.",
+        )
+
+
+def translate_step(
+    step: TracedStep,
+    table: Table,
+    *,
+    opset: int,
+    optional_inputs: frozenset[str],
+    unchanged: Mapping[str, str] | None = None,
+) -> onnx.ModelProto:
+    """Write a traced step as a model.
+
+    Parameters
+    ----------
+    step
+        What was traced; the table has its operations.
+    table
+        The translations.
+    opset
+        Version of the standard operators.
+    optional_inputs
+        Inputs that are left out when nothing reads them.
+    unchanged
+        Outputs to leave out where they are what the input of this name is.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If an operation is used in a way that has no translation.
+    """
+    g = Graph(opset=opset)
+    values: dict[Ref, Value] = {
+        ref: g.input(name, expected.dtype, expected.shape) for name, (ref, expected) in step.inputs.items()
+    }
+    for item in step.body:
+        if isinstance(item, Constant):
+            values[item.ref] = g.constant(item.array)
+            continue
+        made = _translated(g, item, values.__getitem__, table, step.outermost)
+        values.update((ref, made[i]) for i, ref in enumerate(item.results) if ref is not None)
+    outputs = {name: values[ref] for name, ref in step.outputs.items()}
+    same = unchanged or {}
+    changed = {name: value for name, value in outputs.items() if value.name != same.get(name)}
+    return g.model(changed, optional_inputs=optional_inputs)
+
+
+def _translated(g: Graph, item: Operation, read: Read, table: Table, outermost: str) -> dict[int, Value]:
+    """Translate one operation; gives the results that something reads, by position."""
+    where = f"{item.kind} (in {item.place or outermost})"
+    with g.within(item.place):
+        args, kwargs = item.arguments(read)
+        try:
+            made = table[item.kind](g, item.expected[0], *args, **kwargs)
+        except (UntranslatableError, onnx.shape_inference.InferenceError) as error:
+            raise UnsupportedModelError(f"{where} cannot be translated", why=str(error)) from error
+    results = [made] if isinstance(made, Value) else list(made)
+    return {
+        i: _checked(f"result {i} of {where}", results[i], item.expected[i])
+        for i, ref in enumerate(item.results)
+        if ref is not None
+    }
+
+
+def _checked(what: str, value: Value | None, expected: Expected | None) -> Value:
+    """Refuse a result of another type or shape than the framework computed: a translation's last guard."""
+    found = value and (value.dtype, value.shape)
+    wished = expected and (expected.dtype, expected.shape)
+    if value is None or found != wished:
+        raise UnsupportedModelError(
+            f"{what} comes out as {found} instead of {wished}",
+            why="this use of the operation was never translated",
+            remedy="Please report it.",
+        )
+    return value

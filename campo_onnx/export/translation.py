@@ -1,0 +1,80 @@
+"""How one operation of a framework becomes ONNX nodes, and the tables that say so for all of them."""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from campo_onnx.export.value import Value
+
+
+class UntranslatableError(Exception):
+    """An operation is used in a way that has no translation; the message says in which."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Type and shape of a result, as the framework computes them.
+
+    Parameters
+    ----------
+    dtype
+        ``TensorProto.DataType``.
+    shape
+        Static dimensions.
+    """
+
+    dtype: int
+    shape: tuple[int, ...]
+
+
+Translation: TypeAlias = Callable[..., Value | Sequence[Value | None]]
+"""``(graph, expected first result, *operands, **parameters)``; None stands for a result nobody reads."""
+
+Table: TypeAlias = Mapping[Hashable, Translation]
+"""Translations by operation."""
+
+
+def table(*rows: tuple[Any, Translation]) -> Table:
+    """Make a table of translations.
+
+    Parameters
+    ----------
+    rows
+        An operation, or a tuple or set of operations, and the translation they share.
+
+    Raises
+    ------
+    ValueError
+        If an operation has two translations: a bug of ours.
+
+    Examples
+    --------
+    >>> sorted(table(("add", len), (("mul", "div"), max)))
+    ['add', 'div', 'mul']
+    """
+    return _unique((operation, made) for operations, made in rows for operation in _each(operations))
+
+
+def merged(tables: Iterable[Table]) -> Table:
+    """Join tables.
+
+    Raises
+    ------
+    ValueError
+        If two of them translate the same operation.
+    """
+    return _unique(row for each in tables for row in each.items())
+
+
+def _each(operations: Any) -> Iterable[Hashable]:
+    return operations if isinstance(operations, tuple | frozenset) else (operations,)
+
+
+def _unique(rows: Iterable[tuple[Hashable, Translation]]) -> Table:
+    found: dict[Hashable, Translation] = {}
+    for operation, translation in rows:
+        if operation in found:
+            raise ValueError(f"{operation} has two translations: {found[operation]} and {translation}")
+        found[operation] = translation
+    return MappingProxyType(found)

@@ -1,0 +1,66 @@
+"""Tests on the CUDA provider: of a real GPU, or of the stubs that `make test-cuda-dry` builds."""
+
+import ctypes
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from campo_onnx.runtime.providers import Machine, cuda_problem, machine
+
+STUB = "STUB"
+_FIELDS = ("launches", "up", "down", "inside", "waits", "captures", "replays", "used_bytes", "peak_bytes")
+_OWN = Path(__file__).parent.parent / "data"
+
+
+def graphs() -> list[Path]:
+    """The repository's graphs, and those of the folder CAMPO_GRAPHS."""
+    shared = os.environ.get("CAMPO_GRAPHS", "")
+    more = sorted(Path(shared).glob("*.onnx")) if shared else []
+    known = {path.name for path in more}
+    return [path for path in sorted(_OWN.glob("*.onnx")) if path.name not in known] + more
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip, saying why, where no CUDA provider loads."""
+    mine = [item for item in items if Path(__file__).parent in item.path.parents]
+    problem = cuda_problem() if mine else ""
+    for item in mine:
+        item.add_marker(pytest.mark.gpu)
+        if problem:
+            item.add_marker(pytest.mark.skip(reason=f"no CUDA provider: {problem}"))
+
+
+@pytest.fixture(scope="session")
+def cuda() -> Machine:
+    """The machine, with its GPU."""
+    return machine("cuda")
+
+
+@dataclass(frozen=True)
+class Stub:
+    """What the stub of the CUDA runtime counted."""
+
+    library: ctypes.CDLL
+
+    def counts(self) -> Mapping[str, int]:
+        """Launches, copies, captures, bytes since :meth:`reset`."""
+        values = (ctypes.c_longlong * len(_FIELDS))()
+        self.library.stub_counts(values)
+        return dict(zip(_FIELDS, values, strict=True))
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self.library.stub_reset()
+
+
+@pytest.fixture
+def stub(cuda: Machine) -> Stub:
+    """The stub, for what only it can count."""
+    if not cuda.device.startswith(STUB):
+        pytest.skip("counted on the stubs only")
+    found = Stub(ctypes.CDLL("libcudart.so.13"))
+    found.reset()
+    return found

@@ -1,0 +1,86 @@
+"""The commands on the CUDA provider, from the outside.
+
+On the stubs every time is meaningless, so nothing about figures is asserted: only that the way from end to
+end is sound, and that no file can be mistaken for a measurement.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from campo_onnx.runtime.providers import Machine
+from tests.cuda.conftest import STUB
+
+GRAPH = str(Path(__file__).parent.parent / "data" / "mlp.onnx")
+
+
+KNOWN_GPU = "NVIDIA H100 80GB HBM3"
+"""What the stub calls itself where figures of the device are needed; its driver still says what it is."""
+
+
+def run(*words: str, folder: Path, gpu: str = "") -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "XDG_DATA_HOME": str(folder / "data")}
+    if gpu:
+        env["STUB_GPU_NAME"] = gpu  # a real GPU does not care
+    program = Path(sys.executable).with_name("campo-onnx")
+    return subprocess.run(
+        [str(program), *words], capture_output=True, text=True, env=env, cwd=folder, check=False
+    )
+
+
+def test_bench(cuda: Machine, tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    answer = run("bench", GRAPH, GRAPH, "--device", "cuda", "--steps", "6", "-o", str(out), folder=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(out.read_text())["machine"]["device"] == cuda.device
+
+
+def test_bench_captured(cuda: Machine, tmp_path: Path) -> None:
+    words = ("bench", GRAPH, "--device", "cuda", "--steps", "6", "--cuda-graph")
+    answer = run(*words, folder=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_profile(cuda: Machine, tmp_path: Path) -> None:
+    out = tmp_path / "mlp.parquet"
+    words = ("profile", GRAPH, "-o", str(out), "--device", "cuda", "--steps", "2", "--json")
+    answer = run(*words, folder=tmp_path, gpu=KNOWN_GPU)
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout)["machine"]["driver"] == cuda.driver
+
+
+def test_calibrate(cuda: Machine, tmp_path: Path) -> None:
+    out = tmp_path / "calibration.json"
+    words = ("calibrate", "--ops", "Add", "--shapes", "9", "--counters", "off", "--device", "cuda")
+    answer = run(*words, "-o", str(out), folder=tmp_path, gpu=KNOWN_GPU)
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(out.read_text())["machine"]["driver"] == cuda.driver
+
+
+def test_a_device_without_figures_is_not_calibrated(cuda: Machine, tmp_path: Path) -> None:
+    if not cuda.device.startswith(STUB):
+        pytest.skip("a real GPU has figures")
+    words = ("calibrate", "--quick", "--ops", "Add", "--shapes", "9", "--device", "cuda")
+    answer = run(*words, folder=tmp_path)
+    assert answer.returncode == 8, answer.stderr
+    assert cuda.device in answer.stderr
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_verification_measures_on_cuda(cuda: Machine, tmp_path: Path) -> None:
+    out = tmp_path / "mixed.onnx"
+    words = ("optimize", GRAPH, "-o", str(out), "--device", "h100", "--verify", "--verify-steps", "6")
+    answer = run(*words, folder=tmp_path, gpu=KNOWN_GPU)
+    assert answer.returncode == 0, answer.stderr
+    assert out.exists()
+
+
+def test_verification_on_another_device_is_refused(cuda: Machine, tmp_path: Path) -> None:
+    out = tmp_path / "mixed.onnx"
+    answer = run("optimize", GRAPH, "-o", str(out), "--device", "l4", "--verify", folder=tmp_path)
+    assert answer.returncode == 6, answer.stderr
+    assert not out.exists()

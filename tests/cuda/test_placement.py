@@ -1,0 +1,95 @@
+"""Every graph, as it came and mixed, runs wholly on the CUDA provider."""
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import onnx
+import pytest
+
+from campo_onnx import Options, Precision, device, oplists, optimize_model
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.optimize.strategies import DEFAULT_LISTS
+from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.sessions import bind, open_session, optimized_nodes
+from tests.conftest import DIMS
+from tests.cuda.conftest import graphs
+
+PLANS = (
+    ("optimal", Precision.FP16),
+    ("tf-amp", Precision.FP16),
+    ("torch-amp", Precision.FP16),
+    ("fine-grained", Precision.FP16),
+    ("optimal", Precision.BF16),
+    ("fine-grained", Precision.BF16),
+)
+NEEDS_TRAINING_BUILD = "com.microsoft"
+
+
+@cache
+def imported(path: Path) -> Imported:
+    return import_model(path, DIMS.get(path.stem, {}))
+
+
+def is_loadable(path: Path) -> bool:
+    """Whether release builds of ONNX Runtime have the graph's operators at all."""
+    return not any(
+        node.domain == NEEDS_TRAINING_BUILD and node.op_type.endswith(("Grad", "Training"))
+        for node in onnx.load(path, load_external_data=False).graph.node
+    )
+
+
+GRAPHS = [path for path in graphs() if is_loadable(path)]
+
+
+def casts(nodes: list[onnx.NodeProto]) -> int:
+    return Counter(node.op_type for node in nodes)["Cast"]
+
+
+@pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
+def test_the_given_graph_runs_on_cuda(path: Path, cuda: Machine) -> None:
+    given = imported(path)
+    session = open_session(given.model, cuda, folder=given.folder)
+    step = bind(session, synthesize(given.view), "cuda")
+    step()
+    step()
+    assert not [n for n in optimized_nodes(given.model, cuda, given.folder) if n.op_type.startswith("Memcpy")]
+
+
+@pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(("strategy", "low"), PLANS, ids=lambda value: getattr(value, "value", value))
+def test_the_mixed_graph_runs_on_cuda(path: Path, strategy: str, low: Precision, cuda: Machine) -> None:
+    given = imported(path)
+    options = Options(
+        device=device("h100"),
+        lists=oplists(DEFAULT_LISTS[strategy]),
+        strategy=strategy,
+        low=low,
+        dims=DIMS.get(path.stem, {}),
+    )
+    mixed = optimize_model(path, options).model
+    session = open_session(mixed, cuda, folder=given.folder)
+    bind(session, synthesize(given.view), "cuda")()
+    nodes = optimized_nodes(mixed, cuda, given.folder)
+    assert not [node for node in nodes if node.op_type.startswith("Memcpy")]
+    assert casts(nodes) == casts(list(mixed.graph.node)), "ONNX Runtime inserted or dropped a Cast"
+
+
+def test_a_node_without_a_kernel_is_refused(cuda: Machine) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20]> g (float[4] x) => (float[4] y) { y = Asinh(x) }'
+    )
+    model.graph.node[0].name = "asinh"
+    with pytest.raises(UnsupportedModelError):
+        open_session(model, cuda)
+
+
+def test_a_copy_between_providers_is_seen(cuda: Machine) -> None:
+    """So that the assertions above can fail."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20]> g (float[4] x) => (float[4] y) { a = Abs(x)\n'
+        "b = Asinh(a)\n y = Abs(b) }"
+    )
+    assert [n for n in optimized_nodes(model, cuda, None) if n.op_type.startswith("Memcpy")]

@@ -1,0 +1,99 @@
+"""Steps on the CUDA provider: captured, out of memory, on a device that vanishes, in a training session."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from campo_onnx.ir.importer import import_model
+from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.sessions import bind, open_session
+from campo_onnx.training.session import TrainingSession
+from campo_onnx.training.step_interface import step_interface
+from tests.cuda.conftest import Stub
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data"
+GRAPH = DATA / "resblocks.onnx"
+STEPS = """
+import sys
+from pathlib import Path
+from campo_onnx.errors import CampoError
+from campo_onnx.ir.importer import import_model
+from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.sessions import bind, open_session
+given = import_model(Path(sys.argv[1]))
+try:
+    step = bind(open_session(given.model, machine("cuda")), synthesize(given.view), "cuda")
+    for _ in range(3):
+        step()
+except CampoError as error:
+    print(error)
+    sys.exit(9)
+"""
+
+
+def in_a_process(graph: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", STEPS, str(graph)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **settings},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", ["mlp", "resblocks", "bert2_mlm_sdpa", "alexnet_like"])
+def test_a_step_is_captured_once_and_replayed(name: str, cuda: Machine, stub: Stub) -> None:
+    given = import_model(DATA / f"{name}.onnx")
+    step = bind(open_session(given.model, cuda, cuda_graph=True), synthesize(given.view), "cuda")
+    for _ in range(4):
+        step()
+    counts = stub.counts()
+    assert counts["captures"] == 1
+    assert counts["replays"] >= 3
+    launched = counts["launches"]
+    step()
+    assert stub.counts()["launches"] == launched, "a replayed step launches nothing of its own"
+
+
+def test_patterns_of_memory_do_not_double_what_is_held(cuda: Machine, stub: Stub) -> None:
+    given = import_model(DATA / "bert2_mlm_sdpa.onnx")
+    step = bind(open_session(given.model, cuda), synthesize(given.view), "cuda")
+    step()
+    first = stub.counts()["used_bytes"]
+    step()
+    step()
+    assert stub.counts()["used_bytes"] <= first * 1.01
+
+
+def test_a_card_that_is_too_small_is_one_message(stub: Stub) -> None:
+    answer = in_a_process(GRAPH, STUB_GPU_MIB="2")
+    assert answer.returncode == 9, answer.stderr[-2000:]
+    assert "memory" in answer.stdout.lower()
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_device_that_vanishes_is_one_message(stub: Stub) -> None:
+    answer = in_a_process(GRAPH, STUB_GPU_LOST_AFTER="300")
+    assert answer.returncode == 9, (answer.returncode, answer.stderr[-2000:])
+    assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize("cuda_graph", [False, True])
+def test_a_training_session_steps(cuda_graph: bool, cuda: Machine) -> None:
+    step = ROOT / "benchmarks" / "data" / "transformer_step.onnx"
+    given = import_model(step)
+    feeds = synthesize(given.view)
+    interface = step_interface(given.view, constants=given.constants)
+    state = {name: feeds[name] for name in interface.state}
+    session = TrainingSession(step, state, provider="cuda", cuda_graph=cuda_graph)
+    batch = {name: feeds[name] for name in interface.feeds if name != "loss_scale"}
+    for _ in range(3):
+        result = session.step(batch)
+    assert result.step == 3
+    assert "loss" in result.metrics

@@ -1,0 +1,125 @@
+"""Safety measured on data: what overflows is forbidden, what no output feels is released."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onnx import parser
+
+from campo_onnx.data_safety import measure_safety
+from campo_onnx.devices.datasheet import device
+from campo_onnx.errors import UsageError
+from campo_onnx.ir.importer import import_model
+from campo_onnx.optimize.oplists import preset
+from campo_onnx.pipeline import Options, optimize
+from campo_onnx.training.numerics import drift_of
+
+# Launches that cost nothing: so small a graph has precisions worth choosing.
+DEVICE = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
+OPTIONS = Options(device=DEVICE, lists=preset("campo"))
+
+# Exp taints Mul and Add, whose values here are harmless; MatMul is allowed.
+HARMLESS = """<ir_version: 10, opset_import: ["": 20]> g (float[256, 256] x, float[256, 256] w)
+=> (float[256, 256] y) {
+  [m1] p = MatMul(x, w) [exp] e = Exp(p) [mul] s = Mul(e, p) [add] t = Add(s, p) [m2] y = MatMul(t, w)
+}"""
+LARGE = HARMLESS.replace("[exp] e = Exp(p) [mul] s = Mul(e, p)", "[mul] s = Mul(p, p)")
+
+
+def batch(scale, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(256, 256)).astype(np.float32)
+    return {"x": x, "w": (scale * rng.normal(size=(256, 256))).astype(np.float32)}
+
+
+def test_a_harmless_taint_is_released_and_pays():
+    imported = import_model(parser.parse_model(HARMLESS))
+    before = optimize(imported.model, OPTIONS).plan
+    found = measure_safety(imported, OPTIONS, [batch(0.01)])
+    after = optimize(imported.model, found.applied_to(OPTIONS)).plan
+    assert found.released == {"mul", "add"}
+    assert not found.forbidden
+    assert {"mul", "add"} <= after.low_nodes - before.low_nodes
+    assert after.predicted_us < before.predicted_us
+    assert found.gain_us == pytest.approx(before.predicted_us - after.predicted_us)
+    assert max(found.drift_after.values()) < 1e-2
+
+
+def test_what_overflows_on_the_data_is_forbidden():
+    imported = import_model(parser.parse_model(LARGE))
+    assert "mul" in optimize(imported.model, OPTIONS).plan.low_nodes
+    found = measure_safety(imported, OPTIONS, [batch(30.0)])
+    assert "mul" in found.forbidden
+    assert "overflows fp16" in found.forbidden["mul"]
+    plan = optimize(imported.model, found.applied_to(OPTIONS)).plan
+    decision = next(d for d in plan.decisions if d.node == "mul")
+    assert (decision.precision, decision.decided_by) == ("fp32", "data")
+
+
+def test_one_batch_of_many_is_enough_to_forbid():
+    imported = import_model(parser.parse_model(LARGE))
+    found = measure_safety(imported, OPTIONS, [batch(0.01), batch(30.0), batch(0.01, seed=1)])
+    assert "mul" in found.forbidden
+
+
+def test_nothing_is_released_beyond_the_budget():
+    imported = import_model(parser.parse_model(HARMLESS))
+    found = measure_safety(imported, OPTIONS, [batch(0.01)], budget=1e-9)
+    # The lists' own plan exceeds so small a budget; a release may not add more than noise to it.
+    limit = 1.25 * max(found.drift_before.values())
+    assert max(found.drift_after.values()) <= limit
+
+
+def test_the_update_and_the_loss_are_never_released():
+    text = """<ir_version: 10, opset_import: ["": 20]> g (float[64, 64] x, float[64, 64] w, float lr)
+    => (float loss, float[64, 64] new_w) {
+      [m] p = MatMul(x, w) [exp] e = Exp(p) [mean] loss = ReduceMean<keepdims = 0>(e)
+      [scale] d = Mul(lr, e) [step] new_w = Sub(w, d)
+    }"""
+    imported = import_model(parser.parse_model(text))
+    rng = np.random.default_rng(0)
+    feeds = {
+        "x": rng.normal(size=(64, 64)).astype(np.float32),
+        "w": (0.01 * rng.normal(size=(64, 64))).astype(np.float32),
+        "lr": np.array(0.1, np.float32),
+    }
+    found = measure_safety(imported, OPTIONS, [feeds])
+    plan = optimize(imported.model, found.applied_to(OPTIONS)).plan
+    precision = {d.node: d.precision for d in plan.decisions}
+    assert {precision[name] for name in ("exp", "mean", "scale", "step")} == {"fp32"}
+
+
+@pytest.mark.parametrize("budget", [0.0, -1.0, float("nan")])
+def test_a_budget_must_be_positive(budget):
+    with pytest.raises(UsageError, match="budget"):
+        measure_safety(import_model(parser.parse_model(HARMLESS)), OPTIONS, [batch(0.01)], budget=budget)
+
+
+def test_a_batch_with_nan_is_refused():
+    feeds = batch(0.01)
+    feeds["x"][3, 4] = np.nan
+    with pytest.raises(UsageError, match="NaN in 'x'"):
+        measure_safety(import_model(parser.parse_model(HARMLESS)), OPTIONS, [feeds])
+
+
+def test_no_batch_is_refused():
+    with pytest.raises(UsageError, match="--inputs"):
+        measure_safety(import_model(parser.parse_model(HARMLESS)), OPTIONS, [])
+
+
+def test_a_result_is_not_judged():
+    mixed = optimize(parser.parse_model(HARMLESS), OPTIONS).model
+    with pytest.raises(UsageError, match="FP32 file it was made from"):
+        measure_safety(import_model(mixed), OPTIONS, [batch(0.01)])
+
+
+def test_drift_holds_noise_against_the_largest_output():
+    expected = {"big": np.full(4, 100.0, np.float32), "noise": np.full(4, 1e-9, np.float32)}
+    actual = {"big": np.full(4, 101.0, np.float32), "noise": np.zeros(4, np.float32)}
+    errors = drift_of(actual, expected)
+    assert errors["big"] == pytest.approx(0.01)
+    assert errors["noise"] < 1e-4
+
+
+def test_drift_of_infinity_is_infinite():
+    assert drift_of({"y": np.array([np.inf])}, {"y": np.array([1.0])}) == {"y": float("inf")}
