@@ -1,6 +1,6 @@
 """Write bert_layer.onnx: one layer of BERT-large for question answering, loss scale and gradients included.
 
-Run ``python examples/export_bert_layer.py`` (needs torch). Weights are inputs of the graph, so the file is small.
+Run ``python examples/export_bert_layer.py`` (needs torch). Weights are inputs, so the file is small.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ BATCH, TOKENS, WIDTH, HEADS, INNER = 8, 384, 1024, 16, 4096
 
 
 class BertLayer(nn.Module):
-    """Self-attention and a feed-forward part, each with dropout, residual and normalization; then two logits."""
+    """Self-attention and a feed-forward part, each with dropout and normalization, then two logits."""
 
     def __init__(self) -> None:
         super().__init__()
