@@ -73,7 +73,7 @@ class TimingKey:
     machine
         Device, driver, CUDA, ONNX Runtime, TF32 state and threads.
     signature
-        Op, attributes, shapes and types: :attr:`campo_onnx.measure.signature.Signature.key`.
+        Op, attributes, shapes and types: :attr:`campo_onnx.ops.signature.Signature.key`.
     execution
         :data:`STREAM` or :data:`GRAPH`.
     """
