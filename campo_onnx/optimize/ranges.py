@@ -9,7 +9,6 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.statistics import statistics_of
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.signature import Operand, Signature
 from campo_onnx.ops.values.arithmetic import GUARD, LARGE
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange, made
 from campo_onnx.ops.values.registry import propagated
@@ -80,7 +79,7 @@ def _add_outputs(node: OpNode, view: GraphView, found: dict[str, ValueRange]) ->
     if all(tensor in found for tensor in node.outputs if tensor):
         return  # a constant, or nothing
     inputs = tuple(_known(tensor, view, found) if tensor else None for tensor in node.inputs)
-    results = propagated(_signature(node, view), inputs)
+    results = propagated(view.signature(node.name), inputs)
     for tensor, result in zip(node.outputs, results, strict=True):
         if not tensor or tensor in found:
             continue
@@ -96,22 +95,6 @@ def _known(tensor: str, view: GraphView, found: Mapping[str, ValueRange]) -> Val
         return known
     info = view.tensors.get(tensor)
     return UNKNOWN if info is None else of_type(info.dtype)
-
-
-def _signature(node: OpNode, view: GraphView) -> Signature:
-    names = {tensor: f"x{i}" for i, tensor in reversed(tuple(enumerate(node.inputs)))}
-    return Signature(
-        op=node.op,
-        opset=view.opset.get(node.op.domain, 1),
-        inputs=tuple(_operand(t, names[t], view) for t in node.inputs),
-        outputs=tuple(_operand(t, f"y{i}", view) for i, t in enumerate(node.outputs)),
-        attributes=node.attributes,
-    )
-
-
-def _operand(tensor: str, name: str, view: GraphView) -> Operand | None:
-    info = view.tensors.get(tensor) if tensor else None
-    return None if info is None else Operand(name=name, dtype=info.dtype, shape=info.shape)
 
 
 def _of_constant(name: str, imported: Imported) -> ValueRange:

@@ -124,7 +124,7 @@ def largest_exact(low: Precision) -> int:
     >>> largest_exact(Precision.FP16), largest_exact(Precision.BF16)
     (2048, 256)
     """
-    return {Precision.FP32: 1 << 24, Precision.FP16: 1 << 11, Precision.BF16: 1 << 8}[low]
+    return 1 << (low.fraction_bits + 1)
 
 
 def _lost(
