@@ -94,7 +94,9 @@ def render(claim: str, data: Mapping[str, Any]) -> str:
     )
     environment.filters |= {"number": number, "interval": interval, "cell": cell, "seconds": seconds}
     environment.globals |= {"head": head, "line": line}
-    return environment.get_template(f"{claim}.md.j2").render(**data)
+    page = environment.get_template(f"{claim}.md.j2").render(**data)
+    note = data.get("transcribed")
+    return f"{page}\nNot measured again; the figures in the JSON are transcribed: {note}.\n" if note else page
 
 
 def publish(

@@ -310,7 +310,7 @@ def records(folder: Path) -> Records:
         "predicted-v100-vgg16": rows,
         "measured-cuda-vgg16-0": measured,
         "nodes-cuda-vgg16": [vars_of(node_time())],
-        "update-vgg16": {"fp32": error, "campo": error, "autocast": {"failure": "it broke"}},
+        "update-vgg16": {"fp32": error, "campo": error, "ort-float16": {"failure": "it broke"}},
     }.items():
         found.keep(name, {"asked": asked, "result": result, **facts})
     found.keep("install-autocast", {"asked": {}, "failure": "no network", **facts})
