@@ -235,4 +235,4 @@ def test_scaled_costs_say_that_they_are(planned, no_timing):
     done = verify(planned, OPTIONS, fake, repairs=6)
     sources = [attempt.optimized.plan.source for attempt in done.attempts]
     assert "scaled" in sources
-    assert sources == sorted(sources, key="datasheet measure scaled".split().index)
+    assert sources == sorted(sources, key=["datasheet", "measure", "scaled"].index)
