@@ -18,10 +18,10 @@ from campo_onnx.measure.counters import Counted, counters_of
 from campo_onnx.measure.node_timer import LAUNCH_NODE, VIEW_NODE, Bench
 from campo_onnx.measure.profile import read_profile, write_profile
 from campo_onnx.measure.profiler import take_profile
-from campo_onnx.measure.signature import Signature, make_signature
 from campo_onnx.measure.store import GRAPH
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature, make_signature
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.ncu import LIMIT_S, count
 
@@ -70,9 +70,8 @@ def weight_gradient(session: Session, call: Call) -> list[dict[str, Any]]:
         image = (channels, batch, size, size)
         as_conv = make_signature(
             OpKey("", "Conv"),
-            inputs=("x0", "x1"),
-            outputs=("y0",),
-            types={"x0": (FLOAT, image), "x1": (FLOAT, image), "y0": (FLOAT, (channels, channels, 3, 3))},
+            inputs=[(FLOAT, image), (FLOAT, image)],
+            outputs=[(FLOAT, (channels, channels, 3, 3))],
             attributes={"kernel_shape": [size, size], "pads": [1] * 4},
         )
         product = matmul(channels, batch * size * size, channels)

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.pages import made, publish
 from campo_onnx import Precision, device
-from campo_onnx.costs.roofline import estimate
+from campo_onnx.costs.estimated import estimate
 from campo_onnx.ir.view import FLOAT, GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
