@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evaluation.collect import DEVICES, collect, draw
-from benchmarks.evaluation.converted import Converted, examine
+from benchmarks.evaluation.converted import examine
 from benchmarks.evaluation.node_times import CAST, cast_times, node_times
 from benchmarks.evaluation.predicted import predict
 from benchmarks.evaluation.stepped import (
@@ -148,7 +148,7 @@ def _convert(asked: Evaluation, peer: Peer, model: str, variant: str, call: Call
     graph, output = asked.graph(model, variant), asked.output(peer.name, model, variant)
     convert(peer, graph, output, asked.peers_home)
     devices = [name for name in asked.devices if variant_for(name) == FULL]
-    return asdict(examine(graph, output, devices))
+    return examine(graph, output, devices)
 
 
 def _measurements(asked: Evaluation, records: Records) -> Iterator[Step]:
@@ -205,11 +205,8 @@ def _time_nodes(asked: Evaluation, of: str, model: str, call: Call) -> Any:
 
 
 def _can_be_stepped(asked: Evaluation, records: Records, peer: str, model: str) -> bool:
-    result = records.result(f"peer-{peer}-{model}-{asked.variant}")
-    if result is None:
-        return False
-    converted = Converted(**result)
-    return not converted.unreadable and converted.interface_kept
+    found = records.result(f"peer-{peer}-{model}-{asked.variant}")
+    return found is not None and not found["unreadable"] and found["interface_kept"]
 
 
 def _members(asked: Evaluation, model: str, labels: tuple[str, ...]) -> list[Candidate]:

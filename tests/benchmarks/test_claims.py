@@ -58,8 +58,7 @@ def test_the_solver_is_within_its_gap() -> None:
 
 
 def test_every_row_of_table_1_is_estimated() -> None:
-    estimates = tuple(table1.estimate_row(row.node) for row in table1.TABLE_1)
-    found = table1.results(estimates)
+    found = table1.results()
     agreed = sum(row["paper"]["winner"] == row["ours"]["winner"] for row in found["rows"])
     assert found["same_winner"] == agreed > found["fp32_wins"]  # better than "always FP32"
     assert "(2048, 8, 8, 1024)" in render("table1", {"made": made(), **found})
