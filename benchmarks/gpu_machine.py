@@ -18,10 +18,13 @@ from campo_onnx import Device, __version__
 from campo_onnx.calibrate.catalog import file_name
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import FLOAT
-from campo_onnx.measure.node_timer import LAUNCH_NODE, Bench
-from campo_onnx.measure.signature import Signature, make_signature, one_node_model
+from campo_onnx.measure.node_timer import LAUNCH_NODE, NodeTimer
+from campo_onnx.measure.one_node import one_node_model, one_node_view
+from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature, make_signature
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.ncu import LIMIT_S, count, tensor_pipe_share
 from campo_onnx.runtime.providers import ORT_NAME
@@ -40,7 +43,7 @@ class Session:
     """What is measured, where, and where files go."""
 
     folder: Path
-    bench: Bench
+    bench: NodeTimer
     device: Device
     graphs: tuple[Path, ...]
 
@@ -62,15 +65,14 @@ class Session:
 
 def both_us(fp32: Signature, session: Session) -> dict[str, float]:
     """Time of a node in both precisions."""
-    low = fp32.lowered(LOW)
+    low = lowered(fp32, ports_of(fp32, LOW), LOW)
     assert low is not None
     return {"fp32_us": session.bench.time(fp32).median_us, "low_us": session.bench.time(low).median_us}
 
 
 def matmul(m: int, k: int, n: int) -> Signature:
     """A matrix product in FP32."""
-    types = {"x0": (FLOAT, (m, k)), "x1": (FLOAT, (k, n)), "y0": (FLOAT, (m, n))}
-    return make_signature(OpKey("", "MatMul"), inputs=("x0", "x1"), outputs=("y0",), types=types)
+    return make_signature(OpKey("", "MatMul"), [(FLOAT, (m, k)), (FLOAT, (k, n))], [(FLOAT, (m, n))])
 
 
 def facts(session: Session, call: Call) -> dict[str, Any]:
@@ -120,11 +122,11 @@ def check_provider(session: Session, call: Call) -> dict[str, Any]:
     found: dict[str, Any] = {}
     fp32 = matmul(64, 64, 64)
     for precision in (None, Precision.FP16, Precision.BF16):
-        signature = fp32 if precision is None else fp32.lowered(precision)
+        signature = fp32 if precision is None else lowered(fp32, ports_of(fp32, precision), precision)
         if signature is None or (session.on_cpu and precision is Precision.BF16):
             continue
         loaded = open_session(one_node_model(signature, 2), session.bench.machine)
-        values = synthesize(signature.view)
+        values = synthesize(one_node_view(signature))
         feeds = {f"{name}_{copy}": value for copy in range(2) for name, value in values.items()}
         bind(loaded, feeds, session.provider)()
         assigned = assignments(loaded)

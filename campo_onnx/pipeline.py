@@ -6,13 +6,14 @@ from pathlib import Path
 
 import onnx
 
+from campo_onnx.costs.estimated import estimate
 from campo_onnx.costs.evidence import CostSource
-from campo_onnx.costs.roofline import estimate
 from campo_onnx.costs.table import CostTable
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
-from campo_onnx.ops.ports import Ports, ports_of
+from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.ports import Ports
 from campo_onnx.optimize.classify import classify
 from campo_onnx.optimize.eligibility import fixed_nodes, overflowing_nodes
 from campo_onnx.optimize.padding.alignment import open_axes
@@ -78,7 +79,7 @@ def optimize(source: str | Path | onnx.ModelProto, options: Options) -> Optimize
 def problem_of(imported: Imported, options: Options) -> Problem:
     """Gather what is to be decided: classes, costs, and what is not up for decision."""
     view, low = imported.view, options.low
-    ports = {node.name: ports_of(node, view, low) for node in view.nodes}
+    ports = {node.name: ports_of(view.signature(node.name), low) for node in view.nodes}
     fixed = fixed_nodes(
         imported,
         ports,

@@ -12,9 +12,12 @@ from campo_onnx.calibrate.fit import model_accuracy
 from campo_onnx.calibrate.samples import cast_samples
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.measure.node_timer import Bench
-from campo_onnx.measure.signature import Signature, signature_of
+from campo_onnx.measure.node_timer import NodeTimer
+from campo_onnx.measure.one_node import standalone
+from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature
 
 CAST = "Cast"
 OPERATORS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
@@ -50,7 +53,7 @@ class NodeTime:
     predicted_low_us: float
 
 
-def node_times(graph: Path, device: Device, bench: Bench, on_progress: Progress) -> tuple[NodeTime, ...]:
+def node_times(graph: Path, device: Device, bench: NodeTimer, on_progress: Progress) -> tuple[NodeTime, ...]:
     """Time each distinct product and convolution of a graph in both precisions.
 
     Parameters
@@ -70,17 +73,17 @@ def node_times(graph: Path, device: Device, bench: Bench, on_progress: Progress)
     names: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for node in view.nodes:
-        if node.op.label in OPERATORS and (signature := signature_of(node, view)) is not None:
+        if node.op.label in OPERATORS and (signature := standalone(view, node.name)) is not None:
             counts[signature.key] += 1
             signatures.setdefault(signature.key, signature)
             names.setdefault(signature.key, node.name)
     found = []
     for done, (key, signature) in enumerate(signatures.items(), start=1):
         cost = problem.costs.nodes[names[key]]
-        lowered = signature.lowered(Precision.FP16)
+        low = lowered(signature, ports_of(signature, Precision.FP16), Precision.FP16)
         try:
             fp32_us = bench.time(signature).median_us
-            low_us = None if lowered is None else bench.time(lowered).median_us
+            low_us = None if low is None else bench.time(low).median_us
         except UnsupportedModelError:
             continue  # a node that does not run alone has no time of its own
         found.append(
@@ -97,7 +100,7 @@ def node_times(graph: Path, device: Device, bench: Bench, on_progress: Progress)
     return tuple(found)
 
 
-def cast_times(graph: Path, device: Device, bench: Bench, on_progress: Progress) -> tuple[NodeTime, ...]:
+def cast_times(graph: Path, device: Device, bench: NodeTimer, on_progress: Progress) -> tuple[NodeTime, ...]:
     """Time Casts in both directions over a sweep of sizes.
 
     Parameters

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.measure.signature import Signature, make_signature, one_node_model
+from campo_onnx.measure.one_node import one_node_model, one_node_view
 from campo_onnx.measure.store import GRAPH, STREAM, Store, TimingKey
+from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.work import WorkKind
+from campo_onnx.ops.signature import FLOAT, Signature, make_signature
+from campo_onnx.ops.work import HOST_ONLY
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.sessions import bind, open_session
@@ -26,23 +28,17 @@ NODE_EFFORT = Effort(warmup=1, repeats=25, least=5, budget_s=0.2)
 
 VIEW_NODE = make_signature(
     OpKey("", "Reshape"),
-    inputs=("x0", "x1"),
-    outputs=("y0",),
-    types={
-        "x0": (TensorProto.FLOAT, (4,)),
-        "x1": (TensorProto.INT64, (2,)),
-        "y0": (TensorProto.FLOAT, (2, 2)),
-    },
-    values={"x1": np.asarray([2, 2])},
+    inputs=[(FLOAT, (4,)), (int(TensorProto.INT64), (2,))],
+    outputs=[(FLOAT, (2, 2))],
+    constants={1: np.asarray([2, 2])},
 )
 """Stands for every node that only renames bytes. Alone, such a node would copy its input, which it
 does not do inside a graph; here that copy is four numbers."""
 
 LAUNCH_NODE = make_signature(
     OpKey("", "Relu"),
-    inputs=("x0",),
-    outputs=("y0",),
-    types={"x0": (TensorProto.FLOAT, (4,)), "y0": (TensorProto.FLOAT, (4,))},
+    inputs=[(FLOAT, (4,))],
+    outputs=[(FLOAT, (4,))],
 )
 """A node that does next to nothing: it costs what a node costs that launches a kernel."""
 
@@ -52,7 +48,7 @@ _STEADY = 0.2  # a spread up to this share of the time is as good as it gets on 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class NodeTimer:
     """Where and how to time nodes.
 
     Parameters
@@ -120,16 +116,16 @@ class Measured:
 
 def timed_as(signature: Signature) -> Signature:
     """What is timed in place of a signature: mostly itself."""
-    return VIEW_NODE if signature.work.kind in (WorkKind.VIEW, WorkKind.NONE) else signature
+    return VIEW_NODE if work_of(signature).kind in HOST_ONLY else signature
 
 
 def time_all(
-    signatures: Iterable[Signature], bench: Bench, on_done: Callable[[Measured], None] | None = None
+    signatures: Iterable[Signature], timer: NodeTimer, on_done: Callable[[Measured], None] | None = None
 ) -> Iterator[Measured]:
     """Time signatures one after another; one that fails does not stop the rest."""
     for signature in signatures:
         try:
-            measured = Measured(signature=signature, timing=bench.time(signature))
+            measured = Measured(signature=signature, timing=timer.time(signature))
         except UnsupportedModelError as error:
             measured = Measured(signature=signature, timing=None, failure=str(error))
         if on_done is not None:
@@ -137,7 +133,7 @@ def time_all(
         yield measured
 
 
-def time_node(signature: Signature, bench: Bench) -> Timing:
+def time_node(signature: Signature, timer: NodeTimer) -> Timing:
     """Time one node by the slope between two models with few and many copies of it.
 
     Raises
@@ -146,12 +142,12 @@ def time_node(signature: Signature, bench: Bench) -> Timing:
         If the node does not load or run here.
     """
     feeds = _feeds(signature)
-    few = _step(signature, feeds, 1, bench)
+    few = _step(signature, feeds, 1, timer)
     few()
-    once_us = measure(few, replace(bench.effort, warmup=0, repeats=2, least=1)).median_us
-    extra = copies_for(once_us, node_bytes=signature.nbytes, limit_bytes=bench.memory_bytes)
-    many = _step(signature, feeds, 1 + extra, bench)
-    effort = replace(bench.effort, least=3) if once_us > _LONG_US else bench.effort
+    once_us = measure(few, replace(timer.effort, warmup=0, repeats=2, least=1)).median_us
+    extra = copies_for(once_us, node_bytes=signature.nbytes, limit_bytes=timer.memory_bytes)
+    many = _step(signature, feeds, 1 + extra, timer)
+    effort = replace(timer.effort, least=3) if once_us > _LONG_US else timer.effort
     timing = slope(few, many, extra, effort)
     for _ in range(_RETRIES):
         if timing.spread_us <= _STEADY * timing.median_us:
@@ -167,11 +163,11 @@ def _scatter(timing: Timing) -> float:
 
 
 def _feeds(signature: Signature) -> Mapping[str, NDArray[Any]]:
-    return synthesize(signature.view)
+    return synthesize(one_node_view(signature))
 
 
-def _step(signature: Signature, feeds: Mapping[str, NDArray[Any]], copies: int, bench: Bench) -> Step:
+def _step(signature: Signature, feeds: Mapping[str, NDArray[Any]], copies: int, timer: NodeTimer) -> Step:
     model: onnx.ModelProto = one_node_model(signature, copies)
-    session = open_session(model, bench.machine, cuda_graph=bench.execution == GRAPH)
+    session = open_session(model, timer.machine, cuda_graph=timer.execution == GRAPH)
     own = {f"{name}_{copy}": array.copy() for copy in range(copies) for name, array in feeds.items()}
-    return bind(session, own, bench.machine.provider)
+    return bind(session, own, timer.machine.provider)

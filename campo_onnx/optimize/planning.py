@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from campo_onnx.ir.view import FLOAT, TensorKind, Use
-from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.optimize.casts import CastKind, CastSite, existing_versions
 from campo_onnx.optimize.plan import Decision, ExistingCast, LowConstant, Plan, PlannedCast
 from campo_onnx.optimize.problem import Assignment, Problem
@@ -82,7 +82,7 @@ class _Planning:
         dtypes = {self.view.tensors[t].dtype for t in (*node.inputs, *node.outputs) if t}
         if FLOAT in dtypes:
             return Precision.FP32
-        return next((p for p in (Precision.FP16, Precision.BF16) if p.onnx_dtype in dtypes), None)
+        return next((p for p in low_precisions() if p.onnx_dtype in dtypes), None)
 
     def _followed(self, name: str) -> Iterator[int]:
         """Positions of inputs that the node reads in whatever precision is there, where that is low."""

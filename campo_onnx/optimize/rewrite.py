@@ -132,8 +132,8 @@ class _Rewriting:
             if tensor.name in self._merged:
                 node.inputs[position] = self._merged[tensor.name]
         if decision.attribute:
-            ports = Ports(attribute=decision.attribute)
-            value = low_attribute(self.view.node[node.name], ports, self.low)
+            given = self.view.node[node.name].attributes.get(decision.attribute)
+            value = low_attribute(given, Ports(attribute=decision.attribute), self.low)
             self.attributes[node.name] = {decision.attribute: value}
         if node.name in self._dropped:
             self._drop(self._dropped[node.name])

@@ -28,7 +28,8 @@ from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.store import GRAPH, Store, TimingKey
-from campo_onnx.ops.ports import Ports, ports_of
+from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import Machine, machine
 from campo_onnx.runtime.timing import Timing
@@ -75,7 +76,7 @@ def view() -> GraphView:
 
 @pytest.fixture(scope="module")
 def ports(view: GraphView) -> Mapping[str, Ports]:
-    return {node.name: ports_of(node, view, LOW) for node in view.nodes}
+    return {node.name: ports_of(view.signature(node.name), LOW) for node in view.nodes}
 
 
 def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,7 +194,7 @@ def test_an_error_outranks_a_broken_rule_and_hides_none(check, tmp_path, capsys)
         ((*SOUND, "--baseline", "gone.json"), 2, "the baseline gone.json does not exist. Write one with"),
         ((*SOUND, "--baseline", "p.toml"), 2, "the baseline p.toml is not a plan file"),
         ((*SOUND, "--inputs", "gone.npz"), 2, "gone.npz does not exist"),
-        ((*SOUND, "--device", "v10"), 2, "there is no device 'v10'"),
+        ((*SOUND, "--device", "v10"), 2, "unknown device 'v10'"),
         ((*SOUND, "--lists", "camp"), 2, "camp"),
         ((*SOUND, "--keep-fp32", "("), 2, "is not a regular expression"),
         ((*SOUND, "--max-drift", "-1"), 2, "max_drift is -1.0. Give a number that is not negative."),

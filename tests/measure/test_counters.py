@@ -8,16 +8,19 @@ import onnx
 import pytest
 
 from campo_onnx.calibrate.calibration import Calibration
-from campo_onnx.calibrate.run import Campaign, calibrate
+from campo_onnx.calibrate.run import Workload, calibrate
 from campo_onnx.calibrate.samples import Sampling, samples_of
 from campo_onnx.costs.predicted import CostModel
 from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.measure.counters import COUNTERS, Counted, counters_of
-from campo_onnx.measure.node_timer import VIEW_NODE, Bench
-from campo_onnx.measure.signature import NODE, Signature
+from campo_onnx.measure.node_timer import VIEW_NODE, NodeTimer
+from campo_onnx.measure.one_node import NODE, one_node_view
 from campo_onnx.measure.store import Store
+from campo_onnx.ops.facts import moved_bytes, ports_of
+from campo_onnx.ops.ports import Ports, lowered
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.ncu_table import DURATION
 from campo_onnx.runtime.providers import Machine, machine
 from campo_onnx.runtime.timing import Timing
@@ -34,7 +37,7 @@ def counts(number: int = 45) -> tuple[Signature, ...]:
 
 
 def test_read_in_batches_kept_and_looked_up() -> None:
-    bench = Bench(machine=GPU, store=Store())
+    timer = NodeTimer(machine=GPU, store=Store())
     batches: list[int] = []
 
     def read(files: Sequence[Path]) -> Sequence[Mapping[str, float] | None]:
@@ -43,7 +46,7 @@ def test_read_in_batches_kept_and_looked_up() -> None:
         return [None if i == 1 else {READ: float(i), DURATION: 9.0} for i in range(len(files))]
 
     signatures = [*counts(), VIEW_NODE]
-    found = counters_of(signatures, bench, read)
+    found = counters_of(signatures, timer, read)
     assert batches == [40, 5]
     assert found.refusal == ""
     assert found.by_key[signatures[2].key] == {READ: 2.0}  # the time is no counter
@@ -52,54 +55,54 @@ def test_read_in_batches_kept_and_looked_up() -> None:
         signatures[41].key,
         VIEW_NODE.key,
     }
-    assert counters_of(signatures, bench, read) == found
+    assert counters_of(signatures, timer, read) == found
     assert batches == [40, 5]  # not read again, not even what could not be read
 
 
 def test_a_refusal_keeps_what_was_read() -> None:
-    bench = Bench(machine=GPU, store=Store())
+    timer = NodeTimer(machine=GPU, store=Store())
 
     def read(files: Sequence[Path]) -> Sequence[Mapping[str, float] | None]:
         if len(files) < 40:
             raise DeviceUnavailableError("hardware counters cannot be read", why="the GPU was taken away")
         return [{READ: 1.0}] * len(files)
 
-    found = counters_of(counts(), bench, read)
+    found = counters_of(counts(), timer, read)
     assert len(found.by_key) == 40
     assert "taken away" in found.refusal
 
 
 def test_a_cpu_has_none() -> None:
-    found = counters_of(counts(3), Bench(machine=machine("cpu", 1), store=Store()))
+    found = counters_of(counts(3), NodeTimer(machine=machine("cpu", 1), store=Store()))
     assert found.by_key == {}
     assert "only CUDA devices" in found.refusal
 
 
-class Imagined(Bench):
+class Imagined(NodeTimer):
     """A GPU on which the FP16 time hangs on something that no shape tells."""
 
     def time(self, signature: Signature) -> Timing:
-        is_low = any(info.dtype != 1 for info in signature.view.tensors.values())
-        us = 10 + signature.moved_bytes / 1e5 * (hidden(signature) / 2 if is_low else 1)
+        is_low = any(info.dtype != 1 for info in signature.operands)
+        us = 10 + moved_bytes(signature, Ports(), None) / 1e5 * (hidden(signature) / 2 if is_low else 1)
         return Timing(median_us=us, spread_us=0.0, repeats=1)
 
 
 def hidden(signature: Signature) -> float:
-    largest = max(info.elements or 0 for info in signature.view.tensors.values())
+    largest = max(operand.elements for operand in signature.operands)
     return 0.5 + largest % 97 / 97
 
 
-def ask(signatures: Iterable[Signature], bench: Bench) -> Counted:
+def ask(signatures: Iterable[Signature], timer: NodeTimer) -> Counted:
     return Counted(by_key={s.key: {READ: hidden(s), COUNTERS[1]: 1.0} for s in signatures})
 
 
-CAMPAIGN = Campaign(ops=("Add",), sampling=SAMPLING, casts=6, largest_cast_elements=1 << 18)
+WORKLOAD = Workload(ops=("Add",), sampling=SAMPLING, casts=6, largest_cast_elements=1 << 18)
 
 
 @pytest.fixture(scope="module")
 def calibration() -> Calibration:
-    bench = Imagined(machine=GPU, store=Store())
-    return calibrate(CAMPAIGN, bench, device("h200"), Precision.FP16, None, ask)
+    timer = Imagined(machine=GPU, store=Store())
+    return calibrate(WORKLOAD, timer, device("h200"), Precision.FP16, None, ask)
 
 
 def test_counters_are_selected_beside_derived_events(calibration: Calibration) -> None:
@@ -113,13 +116,13 @@ def test_counters_are_selected_beside_derived_events(calibration: Calibration) -
 
 
 def test_without_counters_of_every_shape_they_are_not_fitted() -> None:
-    def ask_some(signatures: Iterable[Signature], bench: Bench) -> Counted:
-        found = dict(ask(signatures, bench).by_key)
+    def ask_some(signatures: Iterable[Signature], timer: NodeTimer) -> Counted:
+        found = dict(ask(signatures, timer).by_key)
         found.pop(next(iter(found)))
         return Counted(by_key=found, refusal="ncu died")
 
-    bench = Imagined(machine=GPU, store=Store())
-    made = calibrate(CAMPAIGN, bench, device("h200"), Precision.FP16, None, ask_some)
+    timer = Imagined(machine=GPU, store=Store())
+    made = calibrate(WORKLOAD, timer, device("h200"), Precision.FP16, None, ask_some)
     assert made.entries[0].with_counters is None
     assert made.entries[0].scores.with_counters is None
     assert made.counters_refusal == "ncu died"
@@ -127,16 +130,16 @@ def test_without_counters_of_every_shape_they_are_not_fitted() -> None:
 
 def test_predictions_use_counters_where_they_are_known(calibration: Calibration) -> None:
     fresh = samples_of("Add", replace(SAMPLING, seed=3, count=20))
-    bench = Imagined(machine=GPU, store=Store())
+    timer = Imagined(machine=GPU, store=Store())
     model = CostModel(calibration)
     plain, counted = 0.0, 0.0
     for signature in fresh:
-        ports = {NODE: signature.ports(Precision.FP16)}
-        low = signature.lowered(Precision.FP16)
+        ports = {NODE: ports_of(signature, Precision.FP16)}
+        low = lowered(signature, ports[NODE], Precision.FP16)
         assert low is not None
-        fp32_us, low_us = bench.time(signature).median_us, bench.time(low).median_us
+        fp32_us, low_us = timer.time(signature).median_us, timer.time(low).median_us
         known = {NODE: {READ: hidden(signature), COUNTERS[1]: 1.0}}
-        args = (signature.view, ports, {NODE: fp32_us})
+        args = (one_node_view(signature), ports, {NODE: fp32_us})
         plain += abs(model.predict(*args).nodes[NODE].low_us / low_us - 1)
         counted += abs(model.predict(*args, known).nodes[NODE].low_us / low_us - 1)
         some = model.predict(*args, {NODE: {"another": 1.0}})
