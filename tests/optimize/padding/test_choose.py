@@ -298,7 +298,7 @@ def test_the_command_line_says_what_was_padded(model_text, monkeypatch, tmp_path
         assert not left.value.code
         return capsys.readouterr().out
 
-    assert "1 for tensor cores" in call()
+    assert "1 nodes for tensor cores" in call()
     assert "Pad" in {node.op_type for node in onnx.load("out.onnx").graph.node}
     for words in (["--no-pads"], ["--pad-threshold-us", "5000"]):
         assert "for tensor cores" not in call(*words)
