@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from campo_onnx.calibrate.cast_model import CastModel
-from campo_onnx.calibrate.fit import OpModel, TimeModel
+from campo_onnx.calibrate.op_model import OpModel, TimeModel
 from campo_onnx.codec import Format
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import ProfileError

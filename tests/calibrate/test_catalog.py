@@ -18,8 +18,8 @@ from campo_onnx.calibrate.catalog import (
     shipped_folder,
     user_folder,
 )
-from campo_onnx.calibrate.fit import OpModel, TimeModel
 from campo_onnx.calibrate.knowledge import Knowledge, known_devices
+from campo_onnx.calibrate.op_model import OpModel, TimeModel
 from campo_onnx.costs.choose import costs_for
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.devices.datasheet import assumptions, device, devices
