@@ -153,3 +153,31 @@ def integers() -> Callable[..., NDArray[np.float32]]:
     """Make small integers, which every precision holds exactly."""
     generator = np.random.default_rng(0)
     return lambda *shape: generator.integers(-3, 4, shape).astype(np.float32)
+
+
+class Clock:
+    """Time that passes only where a test says so; stands in for the module ``time`` of timings."""
+
+    def __init__(self) -> None:
+        self.now_us = 0.0
+
+    def pass_us(self, us: float) -> None:
+        self.now_us += us
+
+    def perf_counter(self) -> float:
+        return self.now_us / 1e6
+
+    def perf_counter_ns(self) -> int:
+        return round(self.now_us * 1e3)
+
+    def taking(self, *us: float):
+        """A step that takes so long; of several times one after the other, the last one from then on."""
+        left = list(us)
+        return lambda: self.pass_us(left.pop(0) if len(left) > 1 else left[0])
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("campo_onnx.runtime.timing.time", clock)
+    return clock

@@ -18,6 +18,13 @@ class CastModel:
     r_us: float
     c_i_us: float
 
+    def __post_init__(self) -> None:
+        """Refuse times that are none; an infinite one says that no Cast pays."""
+        for name in ("r_us", "c_i_us"):
+            time_us = getattr(self, name)
+            if not time_us >= 0:
+                raise ValueError(f"{name} is {time_us}, and must be a time")
+
     def cast_us(self, elements: int) -> float:
         """Time to cast `elements` elements, in either direction.
 

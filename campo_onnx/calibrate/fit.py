@@ -1,16 +1,37 @@
-"""Fit the performance models: Eq. 1 for casts, Eq. 2 for operators (Campo paper, 4.2)."""
+"""Fit the performance models, and say how good they are (Campo paper, 4.2).
 
-from collections.abc import Mapping, Sequence
+Eq. 1 for casts, Eq. 2 for operators on the events that Spearman's rank correlation chooses, M_A (Eq. 3)
+on shapes kept out of the fit.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
+from scipy.stats import spearmanr
 
 from campo_onnx.calibrate.cast_model import CastModel
 
 Floats: TypeAlias = NDArray[np.float64]
+
+T = TypeVar("T")
+
+PAPER_ACCURACY = 0.942
+"""What the paper reports over 143 operators."""
+
+THRESHOLD = 0.75
+"""The paper's: an event is a feature when its |rho| with the low-precision time is larger."""
+
+HELD_OUT_EVERY = 3
+"""Every third sample is kept out of the fit."""
+
+_FOLDS = 4
+_FEWEST = 6  # fewer samples than this determine no model
 
 TIME = "time"
 """The feature that is 1: it lets OP_FP32 itself into the sum of Eq. 2."""
@@ -31,6 +52,14 @@ class Sample:
     fp32_us: float
     low_us: float
     events: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        """Refuse times that a share cannot be taken of; make the mapping read-only."""
+        for name in ("fp32_us", "low_us"):
+            time_us = getattr(self, name)
+            if not 0 < time_us < math.inf:
+                raise ValueError(f"{name} is {time_us}, and a sample needs a time")
+        object.__setattr__(self, "events", MappingProxyType(dict(self.events)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +120,12 @@ class OpModel:
     sigma_us: float
     ratios: tuple[float, float] | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse models that cannot predict."""
+        _check_linear(self.features, self.weights, self.sigma_us)
+        if self.ratios is not None and not 0 < self.ratios[0] <= self.ratios[1] < math.inf:
+            raise ValueError(f"ratios are {self.ratios}, and must be positive and in order")
+
     def reads(self, events: Mapping[str, float]) -> bool:
         """Whether all its features are among the events."""
         return all(name == TIME or name in events for name in self.features)
@@ -121,10 +156,21 @@ class TimeModel:
     weights: tuple[float, ...]
     constant_us: float
 
+    def __post_init__(self) -> None:
+        """Refuse models that cannot predict."""
+        _check_linear(self.features, self.weights, self.constant_us)
+
     def fp32_us(self, events: Mapping[str, float]) -> float:
         """Predict the FP32 time of a node."""
         pairs = zip(self.features, self.weights, strict=True)
         return sum(w * events[name] for name, w in pairs) + self.constant_us
+
+
+def _check_linear(features: tuple[str, ...], weights: tuple[float, ...], constant_us: float) -> None:
+    if len(features) != len(weights):
+        raise ValueError(f"{len(features)} features have {len(weights)} weights")
+    if not all(map(math.isfinite, (*weights, constant_us))):
+        raise ValueError("a weight or the constant is not finite")
 
 
 def fit_op(samples: Sequence[Sample], selected: Sequence[str], method: Method = PAPER) -> OpModel:
@@ -135,7 +181,7 @@ def fit_op(samples: Sequence[Sample], selected: Sequence[str], method: Method = 
     samples
         Measured nodes of one op.
     selected
-        Events that :func:`campo_onnx.calibrate.select.select` chose.
+        Events that :func:`select` chose.
     method
         How to fit.
     """
@@ -198,3 +244,103 @@ def _solve(columns: Sequence[Floats], target: Floats, *, relative: bool, non_neg
     else:
         solution = np.linalg.lstsq(matrix, target, rcond=None)[0]
     return [float(value) for value in solution / scale]
+
+
+def correlations(samples: Sequence[Sample]) -> dict[str, float]:
+    """Spearman's rho of every event with the low-precision time; 0 for one that never changes."""
+    low_us = np.asarray([sample.low_us for sample in samples])
+    found: dict[str, float] = {}
+    for event in samples[0].events:
+        values = np.asarray([sample.events[event] for sample in samples])
+        is_constant = np.ptp(values) == 0 or np.ptp(low_us) == 0
+        found[event] = 0.0 if is_constant else float(spearmanr(values, low_us).statistic)
+    return found
+
+
+def select(samples: Sequence[Sample], threshold: float = THRESHOLD) -> tuple[str, ...]:
+    """Names of the events with |rho| above the threshold; the strongest one if none is.
+
+    Parameters
+    ----------
+    samples
+        Measured nodes of one op.
+    threshold
+        The paper's 0.75, unless asked otherwise.
+    """
+    found = {event: abs(rho) for event, rho in correlations(samples).items()}
+    chosen = tuple(event for event, rho in found.items() if rho > threshold)
+    return chosen or (max(found, key=lambda event: found[event]),)
+
+
+def model_accuracy(predicted_us: Iterable[float], measured_us: Iterable[float]) -> float:
+    """Eq. 3: one minus the mean relative error. It has no lower end.
+
+    Examples
+    --------
+    >>> model_accuracy([9.0, 11.0], [10.0, 10.0])
+    0.9
+    """
+    predicted, measured = np.asarray(list(predicted_us)), np.asarray(list(measured_us))
+    return float(1 - np.mean(np.abs((predicted - measured) / measured)))
+
+
+def split(samples: Sequence[T]) -> tuple[list[T], list[T]]:
+    """Samples to fit and samples to test with; samples come in random order already."""
+    fitted = [sample for i, sample in enumerate(samples) if i % HELD_OUT_EVERY]
+    return fitted, [sample for i, sample in enumerate(samples) if not i % HELD_OUT_EVERY]
+
+
+def accuracy(model: OpModel, samples: Sequence[Sample]) -> float:
+    """M_A of a model over samples."""
+    predicted = [model.low_us(s.fp32_us, s.events) for s in samples]
+    return model_accuracy(predicted, [s.low_us for s in samples])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A model with the method that predicted best in cross-validation.
+
+    Parameters
+    ----------
+    model
+        The model, fitted to all samples it was given.
+    method
+        The method's name.
+    by_method
+        The same samples fitted by every method.
+    """
+
+    model: OpModel
+    method: str
+    by_method: Mapping[str, OpModel]
+
+    def __post_init__(self) -> None:
+        """Make the mapping read-only."""
+        object.__setattr__(self, "by_method", MappingProxyType(dict(self.by_method)))
+
+
+def fit_best(samples: Sequence[Sample], methods: Sequence[Method] = METHODS) -> Fitted | None:
+    """Fit by every method, and choose by cross-validation inside the given samples.
+
+    Held-out shapes take no part in the choice, so that M_A on them stays honest.
+
+    Returns
+    -------
+    Fitted or None
+        None for too few samples.
+    """
+    if len(samples) < _FEWEST:
+        return None
+    scores = {method.name: _cross_validated(samples, method) for method in methods}
+    by_method = {method.name: fit_op(samples, select(samples), method) for method in methods}
+    best = max(scores, key=lambda name: scores[name])
+    return Fitted(model=by_method[best], method=best, by_method=by_method)
+
+
+def _cross_validated(samples: Sequence[Sample], method: Method) -> float:
+    scores = []
+    for fold in range(_FOLDS):
+        rest = [s for i, s in enumerate(samples) if i % _FOLDS != fold]
+        kept = [s for i, s in enumerate(samples) if i % _FOLDS == fold]
+        scores.append(accuracy(fit_op(rest, select(rest), method), kept))
+    return float(np.mean(scores))

@@ -1,13 +1,13 @@
-"""Check mixed graphs: read both files, ask every rule."""
+"""Check mixed graphs: read both files, evaluate every rule."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from campo_onnx.checking.context import context_of
 from campo_onnx.checking.policy import Pair, Policy
 from campo_onnx.checking.rules import RULES, VALID
-from campo_onnx.checking.subject import subject_of
 from campo_onnx.checking.verdict import Finding, Status, Verdict, Verdicts, failed, not_checked, passed
 from campo_onnx.errors import CampoError, ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir.constants import chunks
@@ -15,68 +15,68 @@ from campo_onnx.ir.importer import Imported, import_model
 
 
 def check(mixed: str | Path, against: str | Path, policy: Policy, *, name: str = "") -> Verdicts:
-    """Hold a mixed graph against the FP32 graph it was made from, and against a policy.
+    """Check a mixed graph against the FP32 graph it was made from and the limits of a policy.
 
-    Nothing needs a GPU: drift is that of the emulated mixed graph, times are predicted.
+    No GPU is needed: drift is measured on the emulated mixed graph, times are predicted.
 
     Parameters
     ----------
     mixed, against
         The mixed graph and the FP32 graph.
     policy
-        What is asked.
+        The limits.
     name
-        What to call the graph in reports; by default `mixed`.
+        Name of the graph in reports; by default `mixed`.
 
     Returns
     -------
     Verdicts
-        One a rule. A mixed graph that is no valid model fails the first; the others are then not
+        One per rule. A mixed graph that is not a valid model fails the first; the others are then not
         checked.
 
     Raises
     ------
     UsageError
-        If a file is missing, or what the policy names does not fit the FP32 graph.
+        If a file is missing, or the policy names something that the FP32 graph does not have.
     ModelError, UnsupportedModelError
         If the FP32 graph cannot be read.
     PlanMismatchError
         If the mixed graph belongs to another model.
     """
     verdicts_of = partial(Verdicts, name=name or str(mixed), mixed=str(mixed), against=str(against))
-    given = import_model(against, policy.dims)
-    if given.stamp is not None:
+    fp32 = import_model(against, policy.dims)
+    if fp32.stamp is not None:
         raise UsageError(
             f"{against} is itself a result of campo-onnx",
-            why="a mixed graph is held against the FP32 graph it was made from",
+            why="a mixed graph is compared with the FP32 graph it was made from",
             remedy="Name that file with --against.",
         )
     try:
-        changed = _read_whole(mixed, policy)
+        read = _read_whole(mixed, policy)
     except (ModelError, UnsupportedModelError) as error:
-        others = (Verdict(rule=rule.name, finding=not_checked("the graph is not valid")) for rule in RULES)
-        return verdicts_of(verdicts=(Verdict(rule=VALID, finding=failed(str(error))), *others))
-    subject = subject_of(given, changed, policy, title=str(mixed))
+        rest = (Verdict(rule=rule.name, finding=not_checked("the graph is not valid")) for rule in RULES)
+        return verdicts_of(verdicts=(Verdict(rule=VALID, finding=failed(str(error))), *rest))
+    context = context_of(fp32, read, policy, title=str(mixed))
     valid = Verdict(rule=VALID, finding=passed("onnx.checker accepts it in full"))
-    asked = (Verdict(rule=rule.name, finding=_judged(rule.judge(subject), policy)) for rule in RULES)
+    others = (Verdict(rule=rule.name, finding=_strict(rule.check(context), policy)) for rule in RULES)
     return verdicts_of(
-        verdicts=(valid, *asked),
-        device=subject.device.name,
-        costs=subject.problem.costs.source,
+        verdicts=(valid, *others),
+        device=context.device.name,
+        costs=context.problem.costs.source,
     )
 
 
 def check_all(
     pairs: Sequence[Pair], advance: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[Verdicts, ...]:
-    """Check every graph of a policy; an error in one does not keep the others from being checked.
+    """Check every graph of a policy; an error in one does not stop the others.
 
     Parameters
     ----------
     pairs
-        What to check.
+        The graphs to check.
     advance
-        Called with the graphs done and in all.
+        Called with the number of graphs done and the total.
     """
     found = []
     for index, pair in enumerate(pairs):
@@ -92,11 +92,11 @@ def check_all(
 def _read_whole(mixed: str | Path, policy: Policy) -> Imported:
     imported = import_model(mixed, policy.dims)
     for tensor in imported.constants.values():
-        next(chunks(tensor, imported.folder), None)  # large ones are not among what the checker sees
+        next(chunks(tensor, imported.folder), None)  # onnx.checker does not look at external data
     return imported
 
 
-def _judged(finding: Finding, policy: Policy) -> Finding:
+def _strict(finding: Finding, policy: Policy) -> Finding:
     if policy.strict and finding.status is Status.NOT_CHECKED:
         return replace(finding, status=Status.FAILED, reason=f"not checked: {finding.reason}")
     return finding

@@ -60,7 +60,7 @@ def _finite(value: float | None) -> float | None:
 def to_junit(checked: Sequence[Verdicts]) -> str:
     """Write verdicts as JUnit XML: a suite for each graph, a case for each rule.
 
-    What could not be checked, or was not asked, counts as skipped. A graph that could not be
+    What could not be checked, or has no limit, counts as skipped. A graph that could not be
     checked at all has one case, ``check``, with an error.
     """
     root = ElementTree.Element("testsuites", name="campo-onnx check")

@@ -1,4 +1,4 @@
-"""What a check answers: one verdict a rule, and all of them for one graph."""
+"""The result of a check: a verdict for each rule."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,26 +7,26 @@ from campo_onnx.errors import CampoError
 
 
 class Status(StrEnum):
-    """How a rule came out."""
+    """Result of a rule."""
 
     PASSED = "passed"
     FAILED = "failed"
-    NOT_CHECKED = "not checked"  # asked for, and not possible here: the reason says why
+    NOT_CHECKED = "not checked"  # required, and not possible here: the reason says why
     NOT_ASKED = "not asked"  # the policy sets no limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one rule found.
+    """The result of one rule, with its reason.
 
     Parameters
     ----------
     status
-        How it came out.
+        The result.
     reason
-        Why, in a sentence for people.
+        Why, in a sentence.
     value, limit
-        What was found and what is allowed, where that is a number (the rule says of what).
+        Measured value and its limit, where the rule has numbers.
     """
 
     status: Status
@@ -44,26 +44,26 @@ class Verdict:
 
     @property
     def status(self) -> Status:
-        """How the rule came out."""
+        """Result of the rule."""
         return self.finding.status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdicts:
-    """Everything that was found out about one mixed graph.
+    """All verdicts on one mixed graph.
 
     Parameters
     ----------
     name
-        What the policy calls the graph.
+        Name of the graph in the policy.
     mixed, against
-        The files, as they were given.
+        Paths of the files.
     verdicts
-        One a rule; empty where an error kept the check from happening.
+        One per rule; empty after an error.
     device, costs
-        What the step was predicted for, and from what; ``""`` after an error.
+        Device that the step was predicted for, and source of the costs; ``""`` after an error.
     error
-        What kept the check from happening: a missing file, or a mixed graph of another model.
+        Why nothing was checked: a missing file, or a mixed graph of another model.
     """
 
     name: str
@@ -81,25 +81,25 @@ class Verdicts:
 
     @property
     def passed(self) -> bool:
-        """Whether the check took place and no rule failed."""
+        """Whether there was no error and no rule failed."""
         return self.error is None and not self.failed
 
 
 def passed(reason: str, *, value: float | None = None, limit: float | None = None) -> Finding:
-    """Say that a rule is kept."""
+    """The rule is satisfied."""
     return Finding(status=Status.PASSED, reason=reason, value=value, limit=limit)
 
 
 def failed(reason: str, *, value: float | None = None, limit: float | None = None) -> Finding:
-    """Say that a rule is broken."""
+    """The rule is violated."""
     return Finding(status=Status.FAILED, reason=reason, value=value, limit=limit)
 
 
 def not_checked(reason: str) -> Finding:
-    """Say that a rule could not be checked here."""
+    """The rule could not be checked here."""
     return Finding(status=Status.NOT_CHECKED, reason=reason)
 
 
 def not_asked(reason: str) -> Finding:
-    """Say that the policy sets no limit."""
+    """The policy sets no limit."""
     return Finding(status=Status.NOT_ASKED, reason=reason)

@@ -6,9 +6,11 @@ FP32 nodes would now pay. The stamp says that this very graph is already a decis
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import onnx
+
+from campo_onnx.codec import DecodeError, from_json, from_plain, to_plain
 
 STAMP_KEY = "campo_onnx"
 """Key of the stamp among the model's metadata."""
@@ -49,8 +51,8 @@ def read_stamp(model: onnx.ModelProto) -> Stamp | None:
     for entry in model.metadata_props:
         if entry.key == STAMP_KEY:
             try:
-                stamp = Stamp(**json.loads(entry.value))
-            except (ValueError, TypeError):
+                stamp = from_plain(from_json(entry.value), Stamp)
+            except DecodeError:
                 return None  # written by another version: plan afresh
             return stamp if stamp.digest == structure_digest(model.graph) else None
     return None
@@ -61,5 +63,5 @@ def write_stamp(model: onnx.ModelProto, stamp: Stamp) -> None:
     kept = [entry for entry in model.metadata_props if entry.key != STAMP_KEY]
     entries = [(entry.key, entry.value) for entry in kept]
     del model.metadata_props[:]
-    for key, value in (*entries, (STAMP_KEY, json.dumps(asdict(stamp), sort_keys=True))):
+    for key, value in (*entries, (STAMP_KEY, json.dumps(to_plain(stamp), sort_keys=True))):
         model.metadata_props.add(key=key, value=value)

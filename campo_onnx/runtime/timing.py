@@ -28,6 +28,11 @@ class Timing:
     spread_us: float
     repeats: int
 
+    def __post_init__(self) -> None:
+        """Refuse what no clock shows. A difference of two times may be negative."""
+        if not (math.isfinite(self.median_us) and 0 <= self.spread_us < math.inf and self.repeats >= 0):
+            raise ValueError(f"{self.median_us} +- {self.spread_us} us of {self.repeats} repeats is no time")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:

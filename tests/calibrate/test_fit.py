@@ -1,11 +1,29 @@
 """Eq. 1 and Eq. 2 against data made from known coefficients."""
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from campo_onnx.calibrate.accuracy import accuracy, fit_best, model_accuracy, split
-from campo_onnx.calibrate.fit import METHODS, PAPER, TIME, OpModel, Sample, fit_cast, fit_op, fit_time
-from campo_onnx.calibrate.select import correlations, select
+from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.calibrate.fit import (
+    METHODS,
+    PAPER,
+    TIME,
+    OpModel,
+    Sample,
+    TimeModel,
+    accuracy,
+    correlations,
+    fit_best,
+    fit_cast,
+    fit_op,
+    fit_time,
+    model_accuracy,
+    select,
+    split,
+)
 
 
 def samples(count: int, low_us, *, noise: float = 0.0, seed: int = 0) -> list[Sample]:
@@ -114,3 +132,37 @@ def test_fp32_time_from_shapes() -> None:
     model = fit_time(rows, times)
     assert model.fp32_us(rows[0]) == pytest.approx(times[0], rel=1e-3)
     assert min(model.weights) >= 0
+
+
+def model(**changes: object) -> OpModel:
+    good = {"features": ("flops",), "weights": (1.0,), "sigma_us": 0.0, "ratios": (0.5, 1.0)}
+    return OpModel(**(good | changes))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: model(weights=()), "1 features have 0 weights"),
+        (lambda: model(weights=(math.nan,)), "not finite"),
+        (lambda: model(sigma_us=math.inf), "not finite"),
+        (lambda: model(ratios=(0.0, 1.0)), "ratios are"),
+        (lambda: model(ratios=(1.0, 0.5)), "ratios are"),
+        (lambda: TimeModel(features=("flops",), weights=(1.0, 2.0), constant_us=0.0), "1 features have 2"),
+        (lambda: CastModel(r_us=-1e-9, c_i_us=1.0), "r_us is -1e-09"),
+        (lambda: CastModel(r_us=1e-9, c_i_us=math.nan), "c_i_us is nan"),
+        (lambda: Sample(fp32_us=0.0, low_us=1.0, events={}), "fp32_us is 0.0"),
+        (lambda: Sample(fp32_us=1.0, low_us=math.nan, events={}), "low_us is nan"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_what_a_sample_was_made_from_may_change() -> None:
+    events = {"flops": 1.0}
+    sample = Sample(fp32_us=1.0, low_us=1.0, events=events)
+    events["flops"] = 2.0
+    assert sample.events == {"flops": 1.0}
+    with pytest.raises(TypeError):
+        sample.events["flops"] = 3.0  # type: ignore[index]

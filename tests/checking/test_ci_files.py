@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields
 from importlib.metadata import entry_points
 from pathlib import Path
 from xml.etree import ElementTree
@@ -189,11 +190,11 @@ def test_the_guide_s_policy_is_read_and_kept(step, model_text, tmp_path):
 
 
 def test_the_guide_names_every_rule_and_key():
-    from campo_onnx.checking.policy import _LIMITS, _OF_ONE_GRAPH
+    from campo_onnx.checking.policy import _Graph
     from campo_onnx.checking.rules import RULES, VALID
 
     guide = (ROOT / "docs" / "ci.md").read_text()
     assert re.findall(r"^\| `(\w+)` \|", guide, re.MULTILINE) == [VALID, *(rule.name for rule in RULES)]
     (text,) = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
     used = tomllib.loads(text)
-    assert set(used["defaults"]).union(*used["graph"]) == {*_LIMITS, *_OF_ONE_GRAPH}
+    assert set(used["defaults"]).union(*used["graph"]) == {key.name for key in fields(_Graph)}

@@ -43,8 +43,8 @@ def test_a_sound_graph_keeps_every_rule(made):
 
 def test_what_the_policy_does_not_ask(made):
     findings = checked(made)
-    unasked = [name for name, finding in findings.items() if finding.status is Status.NOT_ASKED]
-    assert unasked == ["plan", "casts", "step"]
+    without_limit = [name for name, finding in findings.items() if finding.status is Status.NOT_ASKED]
+    assert without_limit == ["plan", "casts", "step"]
     assert not red(findings)
 
 
@@ -130,10 +130,10 @@ def lower_output(model):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (reorder, "outputs have another order"),
-        (halve_the_batch, "input 'x' has another type or shape"),
-        (drop, "output 'grad_w' is gone"),
-        (lower_output, "output 'grad_v' has another type or shape"),
+        (reorder, "outputs are in a different order"),
+        (halve_the_batch, "input 'x' has a different type or shape"),
+        (drop, "output 'grad_w' is missing"),
+        (lower_output, "output 'grad_v' has a different type or shape"),
     ],
     ids=["order", "shape", "missing", "type"],
 )
@@ -254,7 +254,7 @@ def test_step_is_red_when_the_graph_got_slower(step):
 # --- gain ---
 
 
-def test_gain_is_red_below_what_is_asked(made):
+def test_gain_is_red_below_what_is_required(made):
     findings = checked(made, min_speedup=2.5)
     assert red(findings) == ["gain"]
     assert findings["gain"].limit == 2.5

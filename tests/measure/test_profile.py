@@ -7,11 +7,11 @@ import numpy as np
 import onnx
 import polars as pl
 import pytest
-from onnx import TensorProto, helper
 
 from campo_onnx.devices.detect import device_of
 from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
 from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.measure import profiler
 from campo_onnx.measure.counters import COUNTERS
 from campo_onnx.measure.events import EVENTS
 from campo_onnx.measure.node_timer import Bench
@@ -20,7 +20,8 @@ from campo_onnx.measure.profiler import take_profile
 from campo_onnx.measure.store import Store
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.timing import Effort
+from campo_onnx.runtime.timing import Effort, Timing
+from campo_onnx.runtime.traces import Trace
 
 DATA = Path(__file__).parent.parent / "data"
 HERE = machine("cpu", threads=1)
@@ -53,17 +54,16 @@ def test_a_row_for_every_node_in_order(profile: Profile, imported: Imported) -> 
     assert set(EVENTS) <= set(gemm)
 
 
-def test_heavy_graph_sums_up_to_its_step() -> None:
-    """Nodes far longer than a microsecond leave little besides them."""
-    types = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [512, 512]) for name in "abcd"}
-    nodes = [
-        helper.make_node("MatMul", ["a", "b"], ["c"], name="first"),
-        helper.make_node("MatMul", ["c", "b"], ["d"], name="second"),
-    ]
-    graph = helper.make_graph(nodes, "g", [types["a"], types["b"]], [types["d"]])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    profile = taken(import_model(model), steps=5)
-    assert profile.nodes_us == pytest.approx(profile.step_us, rel=0.1)
+def test_times_come_from_the_trace(imported: Imported, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = [node.name for node in imported.view.nodes if node.op.op_type != "Constant"]
+    times = {name: Timing(median_us=10.0 + i, spread_us=0.5, repeats=3) for i, name in enumerate(computed)}
+    step = Timing(median_us=5000.0, spread_us=1.0, repeats=3)
+    monkeypatch.setattr(profiler, "trace", lambda *_, **__: Trace(nodes=times, step=step, accounted=0.9))
+    profile = taken(imported)
+    constants = {node.name: 0.0 for node in imported.view.nodes if node.op.op_type == "Constant"}
+    assert profile.fp32_us() == constants | {name: timing.median_us for name, timing in times.items()}
+    assert profile.nodes_us == sum(timing.median_us for timing in times.values())
+    assert (profile.step_us, profile.accounted) == (5000.0, 0.9)
 
 
 def test_node_that_the_runtime_takes_apart_is_timed_alone() -> None:

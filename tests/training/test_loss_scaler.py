@@ -94,7 +94,9 @@ def test_values_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
         replace(LossScaler(), **wrong)
 
 
-@pytest.mark.parametrize("state", [{"scales": 1.0}, {"scale": "1024"}, {"scale": None}])
+@pytest.mark.parametrize(
+    "state", [{"scales": 1.0}, {"scale": "1024"}, {"scale": None}, {"growth_interval": 3.5}, {"scale": True}]
+)
 def test_a_foreign_state_is_refused(state: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="not a loss scaler's state"):
         LossScaler.from_state_dict(state)

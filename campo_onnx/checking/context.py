@@ -1,0 +1,234 @@
+"""What the rules look at: both graphs, the changes between them, and the predicted steps."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from campo_onnx.checking.changes import Changes, changes_between
+from campo_onnx.checking.policy import Policy
+from campo_onnx.devices.datasheet import devices
+from campo_onnx.devices.detect import resolve_device
+from campo_onnx.devices.device import Device
+from campo_onnx.devices.roofline import copy_us, node_time
+from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ir.view import GraphView
+from campo_onnx.ops.key import OpKey
+from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.rewrite import rewrite
+from campo_onnx.pipeline import Options, pose
+from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.sessions import open_session
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """The graph that a committed plan gives, with its step predicted like the mixed graph's.
+
+    Parameters
+    ----------
+    casts
+        Inserted Casts.
+    step_us
+        Predicted step.
+    """
+
+    casts: int
+    step_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckContext:
+    """One mixed graph being checked, and everything known about it.
+
+    Parameters
+    ----------
+    fp32, mixed
+        The FP32 graph and the one that was made from it.
+    changes
+        What was changed.
+    problem
+        Classes and costs of the FP32 graph.
+    device
+        The device that costs are for.
+    plan
+        The committed plan, or None.
+    policy
+        The limits.
+    """
+
+    fp32: Imported
+    mixed: Imported
+    changes: Changes
+    problem: Problem
+    device: Device
+    plan: Plan | None
+    policy: Policy
+
+    @cached_property
+    def step_us(self) -> float:
+        """Predicted step of the mixed graph."""
+        return predicted_us(self.problem, self.changes, self.mixed.view, self.device)
+
+    @property
+    def fp32_us(self) -> float:
+        """Predicted step of the FP32 graph."""
+        return self.problem.costs.fp32_us
+
+    @property
+    def plan_fits(self) -> bool:
+        """Whether the committed plan was made for this very graph."""
+        return self.plan is not None and self.plan.digest == self.fp32.view.digest
+
+    @cached_property
+    def baseline(self) -> Baseline | None:
+        """The committed plan applied to the FP32 graph; None without a plan that fits.
+
+        The step is predicted again: the figures in the plan may be for another device, or come from
+        another version's cost model.
+        """
+        if self.plan is None or not self.plan_fits:
+            return None
+        planned = import_model(rewrite(self.fp32, self.plan), self.policy.dims)
+        changes = changes_between(self.fp32, planned, title="the baseline", with_weights=False)
+        return Baseline(
+            casts=len(changes.casts),
+            step_us=predicted_us(self.problem, changes, planned.view, self.device),
+        )
+
+    @cached_property
+    def interface_changes(self) -> tuple[str, ...]:
+        """Differences in inputs and outputs."""
+        return tuple(_interface_changes(self.fp32, self.mixed))
+
+    @cached_property
+    def load_error(self) -> str:
+        """Why ONNX Runtime's CPU provider does not load the mixed graph; ``""`` where it does."""
+        return _load_error(self.mixed)
+
+    @cached_property
+    def fp32_load_error(self) -> str:
+        """The same for the FP32 graph, which may need ONNX Runtime's training build."""
+        return _load_error(self.fp32)
+
+
+def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -> CheckContext:
+    """Gather what the rules look at.
+
+    Raises
+    ------
+    PlanMismatchError
+        If the mixed graph belongs to another model.
+    UsageError
+        If the baseline cannot be read, or the policy names something that does not exist.
+    """
+    changes = changes_between(fp32, mixed, title=title)
+    plan = None if policy.baseline is None else _read_plan(policy.baseline)
+    device = policy.device or _device_of(plan, mixed)
+    options = Options(
+        device=device,
+        lists=policy.lists,
+        low=changes.low,
+        keep_fp32=policy.keep_fp32,
+        dims=policy.dims,
+    )
+    return CheckContext(
+        fp32=fp32,
+        mixed=mixed,
+        changes=changes,
+        problem=pose(fp32, options),
+        device=device,
+        plan=plan,
+        policy=policy,
+    )
+
+
+def _device_of(plan: Plan | None, mixed: Imported) -> Device:
+    """The device that the plan, or else the mixed graph, was made for, if its figures are known."""
+    named = (made.device for made in (plan, mixed.stamp) if made is not None)
+    name = next((name for name in named if name in devices()), "auto")
+    return resolve_device(name)[0]
+
+
+def _read_plan(path: Path) -> Plan:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(
+            f"the baseline {path} does not exist",
+            remedy="Write one with: campo-onnx optimize MODEL -o MIXED --plan FILE",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the baseline {path} cannot be read", why=str(error)) from None
+    return Plan.from_json(text, title=f"the baseline {path}")
+
+
+def _interface_changes(fp32: Imported, mixed: Imported) -> list[str]:
+    changes = []
+    for what in ("input", "output"):
+        before, after = ({v.name: v.type for v in getattr(m.model.graph, what)} for m in (fp32, mixed))
+        changes += [f"{what} {name!r} is missing" for name in before if name not in after]
+        changes += [f"{what} {name!r} is new" for name in after if name not in before]
+        changes += [
+            f"{what} {name!r} has a different type or shape"
+            for name, declared in before.items()
+            if name in after and after[name] != declared
+        ]
+        if not changes and list(before) != list(after):
+            changes.append(f"{what}s are in a different order")
+    return changes
+
+
+def _load_error(imported: Imported) -> str:
+    try:
+        open_session(imported.model, machine("cpu"), folder=imported.folder, strict=False)
+    except UnsupportedModelError as error:
+        return error.why
+    return ""
+
+
+def predicted_us(problem: Problem, changes: Changes, mixed: GraphView, device: Device) -> float:
+    """Predict the step of a mixed graph as it stands, whoever wrote it.
+
+    Every node counts in its precision, and so does every Cast, Pad and Slice, shared or not. For a
+    graph that was made by a plan this is what the plan predicts.
+
+    Parameters
+    ----------
+    problem
+        The FP32 graph with the costs of its nodes.
+    changes
+        What was changed in it.
+    mixed
+        The mixed graph.
+    device
+        The device that the costs are for.
+    """
+    costs = problem.costs
+    nodes_us = 0.0
+    for name, cost in costs.nodes.items():
+        if name in changes.low_nodes:
+            nodes_us += cost.low_us * _padding_factor(name, problem, mixed, device)
+        elif name not in changes.removed:
+            nodes_us += cost.fp32_us
+    casts_us = sum(costs.cast.cast_us(mixed.tensors[cast.inputs[0]].elements or 0) for cast in changes.casts)
+    paddings_us = 0.0
+    for node in changes.paddings:
+        source, target = (mixed.tensors[t].nbytes for t in (node.inputs[0], node.outputs[0]))
+        # A Slice reads only what it keeps.
+        read_bytes = target if node.op == OpKey("", "Slice") else source
+        paddings_us += copy_us(read_bytes + target, device)
+    return nodes_us + casts_us + paddings_us
+
+
+def _padding_factor(name: str, problem: Problem, mixed: GraphView, device: Device) -> float:
+    """Time of a padded product over its time without padding; 1 for a node that was not padded."""
+    node, now = problem.view.node[name], mixed.node[name]
+    sizes = [(problem.view.shape(a), mixed.shape(b)) for a, b in zip(node.inputs, now.inputs, strict=True)]
+    sizes += [(problem.view.shape(a), mixed.shape(b)) for a, b in zip(node.outputs, now.outputs, strict=True)]
+    if all(before == after for before, after in sizes):
+        return 1.0
+    ports = problem.ports[name]
+    kernel_us = node_time(problem.view.signature(name), ports, device, problem.low).time_us
+    return node_time(mixed.signature(name), ports, device, problem.low).time_us / kernel_us

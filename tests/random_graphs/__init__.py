@@ -1,0 +1,1 @@
+"""Random training graphs, and what must hold of every one of them."""
