@@ -1,6 +1,7 @@
 """Updates of flat tensors against torch's optimizers: groups, clipping, accumulation, loss scaling."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -81,11 +82,17 @@ def gradients(seed: int) -> list[Any]:
     return [torch.from_numpy(np.asarray(rng.standard_normal(s), np.float32)) for s in SHAPES.values()]
 
 
-def session(module: Any, update: WeightUpdate, **options: Any) -> TrainingSession:
-    scaler = options.pop("scaler", None)
-    model = export_training_step(
-        module, lambda loss: loss, gradients(0), loss_scale=scaler is not None, **options
+@cache
+def exported(*, loss_scale: bool, unscale: bool) -> Any:
+    return export_training_step(
+        Weighted(), lambda loss: loss, gradients(0), loss_scale=loss_scale, unscale=unscale
     )
+
+
+def session(
+    module: Any, update: WeightUpdate, *, scaler: LossScaler | None = None, unscale: bool = True
+) -> TrainingSession:
+    model = exported(loss_scale=scaler is not None, unscale=unscale)
     state = {f"param.{n}": p.detach().numpy() for n, p in module.named_parameters()}
     return TrainingSession(
         model, state, update=update, settings={"lr": LR}, provider="cpu", threads=2, scaler=scaler

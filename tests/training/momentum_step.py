@@ -61,19 +61,17 @@ def step_model(*changes: tuple[str, str]) -> onnx.ModelProto:
 def gradient_model(*changes: tuple[str, str], scaled: bool = False) -> onnx.ModelProto:
     """Leave the update of :data:`STEP` to the session."""
     grad = "scaled_grad" if scaled else "grad"
-    finite = (
-        [
-            ("bool grads_finite, ", ""),
-            ("nothing = Mul(g, zero)", ""),
-            ("grads_finite = Equal(total, zero)", ""),
-        ]
-        + [("total = ReduceSum<keepdims = 0>(nothing)", ""), ("g = Div(g_scaled, loss_scale)", "")]
-        + [("g_scaled = MatMul", "scaled_grad.w = MatMul")]
-        if scaled
-        else [("g = Div(", "grad.w = Div("), ("nothing = Mul(g,", "nothing = Mul(grad.w,")]
+    unscaling = (
+        ("bool grads_finite, ", ""),
+        ("nothing = Mul(g, zero)", ""),
+        ("grads_finite = Equal(total, zero)", ""),
+        ("total = ReduceSum<keepdims = 0>(nothing)", ""),
+        ("g = Div(g_scaled, loss_scale)", ""),
+        ("g_scaled = MatMul", "scaled_grad.w = MatMul"),
     )
+    renamed = (("g = Div(", "grad.w = Div("), ("nothing = Mul(g,", "nothing = Mul(grad.w,"))
     return step_model(
-        *finite,
+        *(unscaling if scaled else renamed),
         ("float[3, 1] opt.m.w, float step, ", ""),
         ("float lr, ", ""),
         ("float[3, 1] new.w,", f"float[3, 1] {grad}.w,"),
