@@ -41,7 +41,7 @@ from benchmarks.zoo import NOT_ON_RTX2080TI, TITLES
 from campo_onnx import CampoError, device
 from campo_onnx.devices.detect import device_of
 from campo_onnx.ir.importer import import_model
-from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
 from campo_onnx.runtime.providers import Machine, choose_provider, machine
 
@@ -198,7 +198,7 @@ def _update(asked: Evaluation, model: str, labels: tuple[str, ...], call: Call) 
 def _time_nodes(asked: Evaluation, of: str, model: str, call: Call) -> Any:
     take = cast_times if of == CAST else node_times
     with Store(asked.work / "timings.sqlite") as store:
-        bench = Bench(machine=asked.machine, store=store)
+        bench = NodeTimer(machine=asked.machine, store=store)
         graph = asked.graph(model, asked.variant)
         times = take(graph, device_of(asked.machine), bench, call.deadline.tick)
     return [asdict(time) for time in times]

@@ -37,7 +37,7 @@ from campo_onnx.calibrate.calibration import Calibration, Scores, load_calibrati
 from campo_onnx.calibrate.catalog import file_name
 from campo_onnx.calibrate.fit import METHODS, PAPER_ACCURACY
 from campo_onnx.devices.detect import device_of
-from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store, default_path
 from campo_onnx.runtime.providers import choose_provider, machine
 
@@ -162,7 +162,7 @@ def main() -> int:
     folder = options.work / f"session_{here.provider}"
     call = call_of(options, folder)
     with Store(options.store or default_path()) as store:
-        bench = Bench(machine=here, store=store)
+        bench = NodeTimer(machine=here, store=store)
         session = Session(folder=folder, bench=bench, device=device, graphs=tuple(options.graphs))
 
         def write(records: Records) -> tuple[Path, ...]:

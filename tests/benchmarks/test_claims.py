@@ -22,7 +22,7 @@ from benchmarks.pages import made, render
 from benchmarks.steps import Call, Deadline, Records, run_steps
 from campo_onnx.devices.detect import device_of
 from campo_onnx.ir.importer import import_model
-from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
 from campo_onnx.runtime.providers import machine
 
@@ -185,7 +185,7 @@ class TestGpuSession:
     def session(self, tmp_path: Path) -> Session:
         here = machine("cpu", 1)
         with Store(tmp_path / "timings.sqlite") as store:
-            bench = Bench(machine=here, store=store)
+            bench = NodeTimer(machine=here, store=store)
             yield Session(folder=tmp_path, bench=bench, device=device_of(here), graphs=(MLP,))
 
     def test_calibration_comes_before_everything_that_takes_long(self, session: Session) -> None:
