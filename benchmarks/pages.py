@@ -104,9 +104,11 @@ def publish(
 ) -> tuple[Path, Path]:
     """Write the results of a claim, and its page made from what was written."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(data, indent=1) + "\n"
+    # The last digits of a sum may differ from run to run.
+    rounded = json.loads(json.dumps(data), parse_float=lambda digits: float(f"{float(digits):.9g}"))
+    text = json.dumps(rounded, indent=1) + "\n"
     results, page = (folder / f"{name or claim}.{ending}" for ending in ("json", "md"))
-    written = render(claim, json.loads(text))
+    written = render(claim, rounded)
     write_text(text, results)
     write_text(written, page)
     return results, page

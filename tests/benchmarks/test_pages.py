@@ -44,6 +44,15 @@ def test_a_page_shows_the_results_that_were_written(tmp_path: Path) -> None:
     assert "| 1000 | 900 | 7 | 0.50 | 500.0 | 1.0e-06 |" in page.read_text()
 
 
+def test_the_last_digits_of_a_sum_change_no_file(tmp_path: Path) -> None:
+    row = {"nodes": 1000, "low_nodes": 900, "casts": 7, "gap": 1e-6}
+    written = []
+    for seconds in (0.1 + 0.2, 0.3):
+        data = {"made": pages.made("scipy"), "rows": [row | {"seconds": seconds}]}
+        written.append([path.read_bytes() for path in pages.publish("solver", data, tmp_path)])
+    assert written[0] == written[1]
+
+
 @pytest.mark.parametrize(
     ("value", "text"), [(None, "-"), (1.234, "1.23"), (0, "0.00")], ids=["missing", "number", "zero"]
 )
