@@ -121,7 +121,6 @@ def test_a_plan_of_version_1_can_be_read_but_not_executed(planned):
     kept = ("node", "op_type", "op_class", "fp32_us", "gain_us", "cast_us")
     for name in ("decisions_digest", "reused", "dropped", "constants"):
         del document[name]
-    because = {"decided_by": "lists", "reason": "Exp is on the deny list"}
     document |= {
         "format_version": 1,
         "casts": [row | {"consumers": [node for node, _ in row["consumers"]]} for row in document["casts"]],
