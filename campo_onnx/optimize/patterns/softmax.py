@@ -39,13 +39,13 @@ def _maxima_of(tensor: str, view: GraphView) -> set[str]:
     """
     found, pending = set(), [tensor]
     while pending:
-        maker = view.producer.get(pending.pop())
-        if maker is None:
+        producer = view.producer.get(pending.pop())
+        if producer is None:
             continue
-        if maker.op == OpKey("", "ReduceMax"):
-            found.add(maker.inputs[0])
-        elif maker.op in _VIEWS:
-            pending.append(maker.inputs[0])
-        elif maker.op == OpKey("", "Max"):
-            pending.extend(maker.inputs)
+        if producer.op == OpKey("", "ReduceMax"):
+            found.add(producer.inputs[0])
+        elif producer.op in _VIEWS:
+            pending.append(producer.inputs[0])
+        elif producer.op == OpKey("", "Max"):
+            pending.extend(producer.inputs)
     return found
