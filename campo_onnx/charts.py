@@ -14,6 +14,9 @@ import numpy as np
 from campo_onnx.bench.result import BenchResult, BenchRow, Outcome
 from campo_onnx.errors import UsageError
 from campo_onnx.files import replacing
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Family
 from campo_onnx.optimize.plan import Plan
 
 if TYPE_CHECKING:
@@ -25,20 +28,14 @@ FORMATS = ("svg", "png", "pdf")
 
 _OTHERS = "element-wise and others"
 _CASTS = "casts"
-_FAMILIES: dict[str, frozenset[str]] = {
-    "matrix products and convolutions": frozenset(
-        {"MatMul", "Gemm", "Conv", "ConvTranspose", "com.microsoft:FusedMatMul", "com.microsoft:ConvGrad"}
+_GROUPS: dict[Family, str] = {
+    **dict.fromkeys(
+        (Family.MATRIX_PRODUCT, Family.CONVOLUTION, Family.RECURRENT, Family.ATTENTION),
+        "matrix products and convolutions",
     ),
-    "normalization and softmax": frozenset(
-        {"BatchNormalization", "LayerNormalization", "LogSoftmax", "Softmax"}
-    ),
-    "reductions and scatters": frozenset(
-        {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ScatterElements", "ScatterND"}
-    ),
-    "data movement": frozenset(
-        {"Concat", "Expand", "Gather", "GatherElements", "MaxPool", "Pad", "Reshape", "Slice", "Split"}
-        | {"Squeeze", "Transpose", "Unsqueeze", "Where"}
-    ),
+    **dict.fromkeys((Family.NORMALIZATION, Family.SOFTMAX), "normalization and softmax"),
+    **dict.fromkeys((Family.REDUCTION, Family.SCATTER), "reductions and scatters"),
+    **dict.fromkeys((Family.MOVEMENT, Family.POOLING), "data movement"),
 }
 _STYLES = {  # colour and hatching; lightness rises from the first to the last
     "matrix products and convolutions": ("#2b4a8b", ""),
@@ -128,8 +125,8 @@ def draw_plans(plans: Sequence[Plan], *, title: str) -> "Figure":
 def _times_by_family(plan: Plan) -> dict[str, float]:
     times_us = dict.fromkeys(_STYLES, 0.0)
     for decision in plan.decisions:
-        family = next((name for name, ops in _FAMILIES.items() if decision.op_type in ops), _OTHERS)
-        times_us[family] += decision.planned_us
+        family = spec(OpKey.parse(decision.op_type)).family
+        times_us[_GROUPS.get(family, _OTHERS)] += decision.planned_us
     times_us[_CASTS] = plan.cast_us
     return times_us
 

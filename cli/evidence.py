@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from campo_onnx.costs.evidence import CostSource
+from campo_onnx.costs.evidence import CHOICES, CostSource
 from campo_onnx.errors import UsageError
 
-from .options import COSTS
+from .options import COSTS, one_of
 from .render.console import print_note, progressing
 
 if TYPE_CHECKING:
@@ -21,10 +21,16 @@ if TYPE_CHECKING:
 
 CALIBRATION_SUFFIX = ".json"
 
+
+def _cost_source(text: str) -> CostSource:
+    return CostSource(one_of(text, CHOICES))  # tables of costs know more sources
+
+
 CostsOption = Annotated[
     CostSource,
     typer.Option(
         "--costs",
+        parser=_cost_source,
         metavar="SOURCE",
         help="Where costs come from. `datasheet`: estimated from public figures. `model`: predicted by a "
         "calibration of the device. `measure`: every distinct node is timed on this machine, in both "

@@ -1,5 +1,6 @@
 """Options that several commands share, and how they are parsed."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +8,7 @@ from typing import Annotated
 import typer
 
 from campo_onnx.errors import UsageError
+from campo_onnx.ops.precision import low_precisions
 
 INPUT = "Input"
 DECISION = "How to decide"
@@ -15,13 +17,6 @@ SAFETY = "What may run in low precision"
 VERIFICATION = "Measuring on this machine"
 MEASURE = "How to measure"
 OUTPUT = "Output"
-
-
-class LowPrecision(StrEnum):
-    """Low precisions."""
-
-    FP16 = "fp16"
-    BF16 = "bf16"
 
 
 class Use(StrEnum):
@@ -54,8 +49,29 @@ DeviceOption = Annotated[
         rich_help_panel=DECISION,
     ),
 ]
+
+
+def one_of(text: str, names: Iterable[str]) -> str:
+    """Refuse a word that is not among those on offer."""
+    known = tuple(names)
+    if text not in known:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, known))}.")
+    return text
+
+
+def _low_precision(text: str) -> str:
+    return one_of(text, (precision.value for precision in low_precisions()))
+
+
 PrecisionOption = Annotated[
-    LowPrecision, typer.Option("--precision", help="The low precision.", rich_help_panel=DECISION)
+    str,
+    typer.Option(
+        "--precision",
+        parser=_low_precision,
+        metavar="|".join(precision.value for precision in low_precisions()),
+        help="The low precision.",
+        rich_help_panel=DECISION,
+    ),
 ]
 KeepFp32Option = Annotated[
     list[str] | None,

@@ -140,8 +140,8 @@ def preset(name: str) -> OpLists:
 def _presets() -> Mapping[str, OpLists]:
     """Read the table: a row an operator, a column a preset."""
     about = tomllib.loads(_TABLE.joinpath("presets.toml").read_text(encoding="utf-8"))
-    with _TABLE.joinpath("presets.csv").open(encoding="utf-8", newline="") as lines:
-        rows = [(OpKey.parse(row["op"]), row) for row in csv.DictReader(lines)]
+    table = _TABLE.joinpath("presets.csv").read_text(encoding="utf-8")
+    rows = [(OpKey.parse(row["op"]), row) for row in csv.DictReader(table.splitlines())]
     found = {}
     for name, facts in about.items():
         tables = {

@@ -1,7 +1,7 @@
 """From a strategy's answer to a plan: every decision with its price, and the casts it takes."""
 
 from campo_onnx.ir.view import FLOAT
-from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.optimize.plan import Decision, Plan, PlannedCast
 from campo_onnx.optimize.problem import Assignment, Problem, Verdict
 
@@ -94,5 +94,5 @@ def _precision(problem: Problem, node: str, low: frozenset[str], verdict: Verdic
     dtypes = {problem.view.tensors[t].dtype for t in tensors}
     if FLOAT in dtypes:
         return Precision.FP32.value
-    found = [p.value for p in (Precision.FP16, Precision.BF16) if p.onnx_dtype in dtypes]
+    found = [p.value for p in low_precisions() if p.onnx_dtype in dtypes]
     return found[0] if found else "-"

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from campo_onnx.optimize.classify import classify
 from campo_onnx.optimize.oplists import OpClass, preset
 from campo_onnx.optimize.patterns.bias_gradient import bias_gradient
+from campo_onnx.optimize.patterns.findings import Findings
 from campo_onnx.optimize.safety import weight_update
 from campo_onnx.optimize.strategies.optimal import optimal
 
@@ -82,7 +85,7 @@ def test_whether_decisions_carry_is_the_lists_word(read, lists, through):
 
 @pytest.mark.parametrize("order", [("careless", "careful"), ("careful", "careless")])
 def test_of_two_rules_the_more_careful_one_is_right_in_any_order(order, read, monkeypatch):
-    view = read("[n] y = Exp(x)", outputs="float[2,3] y").view
+    view = read("(float[2,3] x) => (float[2,3] y) { [n] y = Exp(x) }").view
 
     def saying(op_class, reason):
         return lambda *_: Findings(classes={"n": (op_class, reason)})
