@@ -188,8 +188,7 @@ def optimize(
 
     Example: `campo-onnx optimize bert.onnx -o bert_mixed.onnx --device v100 --plan plan.json`
     """
-    from campo_onnx.files import write_text
-    from campo_onnx.ir.exporter import export_model
+    from campo_onnx.ir.exporter import export_with
     from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.oplists import resolve, with_overrides
     from campo_onnx.optimize.report import report_of
@@ -234,9 +233,8 @@ def optimize(
             print_verification(verification)
     _note_what_surprises(model, optimized, options)
     with working(f"writing {output.name}"):
-        export_model(optimized.model, output, folder=optimized.imported.folder)
-        if plan is not None:
-            write_text(optimized.plan.to_json(), plan)
+        texts = {} if plan is None else {plan: optimized.plan.to_json()}
+        export_with(optimized.model, output, folder=optimized.imported.folder, texts=texts)
     if json:
         print_json(optimized.plan.to_json())
     else:

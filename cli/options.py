@@ -1,13 +1,12 @@
 """Options that several commands share, and how they are parsed."""
 
-from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from campo_onnx.errors import UsageError
+from campo_onnx.errors import UsageError, did_you_mean
 from campo_onnx.ops.precision import low_precisions
 
 INPUT = "Input"
@@ -51,16 +50,11 @@ DeviceOption = Annotated[
 ]
 
 
-def one_of(text: str, names: Iterable[str]) -> str:
-    """Refuse a word that is not among those on offer."""
-    known = tuple(names)
-    if text not in known:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, known))}.")
-    return text
-
-
 def _low_precision(text: str) -> str:
-    return one_of(text, (precision.value for precision in low_precisions()))
+    known = tuple(precision.value for precision in low_precisions())
+    if text not in known:
+        raise UsageError(f"unknown low precision {text!r}", remedy=did_you_mean(text, known))
+    return text
 
 
 PrecisionOption = Annotated[
