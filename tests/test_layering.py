@@ -23,6 +23,7 @@ ROOMS = (
     "campo_onnx.calibrate",
     "campo_onnx.costs",
     "campo_onnx.optimize",
+    "campo_onnx.options",
     "campo_onnx.pipeline",
     "campo_onnx.comparison",
     "campo_onnx.export",
@@ -100,10 +101,10 @@ def test_heavy_packages_stay_in_their_rooms(module: str, path: Path) -> None:
             assert any(is_in(module, home) for home in homes), f"{module} imports {imported}"
 
 
-def loaded_after(statement: str) -> set[str]:
+def loaded_after(statement: str, *, whole: bool = False) -> set[str]:
     program = f"import sys\n{statement}\nprint(*sys.modules)"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return {name.partition(".")[0] for name in answer.stdout.split()}
+    return {name if whole else name.partition(".")[0] for name in answer.stdout.split()}
 
 
 HEAVY = {"matplotlib", "onnxruntime", "torch", "typer", "onnx", "onnx_graphsurgeon", "scipy", "polars"}
@@ -111,6 +112,12 @@ HEAVY = {"matplotlib", "onnxruntime", "torch", "typer", "onnx", "onnx_graphsurge
 
 def test_importing_the_package_is_light() -> None:
     assert not loaded_after("import campo_onnx") & HEAVY
+
+
+def test_planning_does_without_statistics() -> None:
+    assert "scipy.stats" not in loaded_after(
+        "import campo_onnx.pipeline, campo_onnx.costs.choose", whole=True
+    )
 
 
 def test_lightness_can_fail() -> None:
