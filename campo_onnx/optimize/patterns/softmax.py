@@ -2,10 +2,12 @@
 
 from campo_onnx.ir.view import GraphView, Use
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Movement
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
-_VIEWS = frozenset(OpKey("", op) for op in ("Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
+_KEEPS_ALL = frozenset({Movement.VIEW, Movement.REPEAT})
 
 
 def softmax(view: GraphView, update: frozenset[str]) -> Findings:
@@ -44,7 +46,7 @@ def _maxima_of(tensor: str, view: GraphView) -> set[str]:
             continue
         if producer.op == OpKey("", "ReduceMax"):
             found.add(producer.inputs[0])
-        elif producer.op in _VIEWS:
+        elif spec(producer.op).movement in _KEEPS_ALL:
             pending.append(producer.inputs[0])
         elif producer.op == OpKey("", "Max"):
             pending.extend(producer.inputs)
