@@ -15,7 +15,6 @@ from .options import (
     DimOption,
     ForceOption,
     KeepFp32Option,
-    LowPrecision,
     MarginOption,
     ModelArgument,
     PlotOption,
@@ -32,7 +31,7 @@ def compare(
     model: ModelArgument,
     dim: DimOption = None,
     device: DeviceOption = "auto",
-    precision: PrecisionOption = LowPrecision.FP16,
+    precision: PrecisionOption = "fp16",
     lists: Annotated[
         str | None,
         typer.Option(
@@ -83,7 +82,7 @@ def compare(
     from campo_onnx.ir.exporter import check_destination
     from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.oplists import preset, resolve
-    from campo_onnx.pipeline import Options
+    from campo_onnx.options import Options
 
     if plot is not None:
         check_plot(plot)
@@ -95,7 +94,7 @@ def compare(
             device=target.device,
             lists=preset("campo"),
             margin_us=margin_us,
-            low=Precision(precision.value),
+            low=Precision(precision),
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),
             costs=costs,
@@ -131,7 +130,7 @@ def compare(
             "model": str(model),
             "device": first.device,
             "source": first.source,
-            "low": first.low,
+            "low": first.low.value,
             "fp32_us": first.fp32_us,
             "strategies": rows,
         }

@@ -4,7 +4,10 @@ from collections.abc import Iterable, Mapping
 
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Family
 from campo_onnx.optimize.oplists import OpClass, OpLists
+from campo_onnx.optimize.reason import Reason
 
 _ELEMENTWISE = frozenset(
     OpKey("", op)
@@ -13,14 +16,6 @@ _ELEMENTWISE = frozenset(
         *("Reciprocal", "Sign", "Sqrt", "Sub", "Sum", "Where"),
     )
 )
-_NORMALIZATIONS = frozenset(
-    OpKey("", op)
-    for op in (
-        *("BatchNormalization", "GroupNormalization", "InstanceNormalization"),
-        *("LayerNormalization", "RMSNormalization"),
-    )
-)
-_LOSS_HEADS = frozenset({OpKey("", "LogSoftmax"), OpKey("", "Softmax")})
 _BOUNDARY = OpKey("com.microsoft", "YieldOp")
 
 
@@ -86,10 +81,11 @@ def loss(view: GraphView, lists: OpLists) -> frozenset[str]:
         node = view.producer.get(pending.pop())
         if node is None or node.name in region:
             continue
-        if lists.class_of(node.op) is OpClass.ALLOW or node.op in _NORMALIZATIONS:
+        family = spec(node.op).family
+        if lists.class_of(node.op) is OpClass.ALLOW or family is Family.NORMALIZATION:
             continue
         region.add(node.name)
-        if node.op not in _LOSS_HEADS and not _joins_two_tensors(node, view):
+        if family is not Family.SOFTMAX and not _joins_two_tensors(node, view):
             pending.extend(t for t in node.inputs if view.is_float32(t))
     return frozenset(region)
 
@@ -117,7 +113,7 @@ def _joins_two_tensors(node: OpNode, view: GraphView) -> bool:
     )
 
 
-def protected(view: GraphView, lists: OpLists) -> Mapping[str, str]:
+def protected(view: GraphView, lists: OpLists) -> Mapping[str, Reason]:
     """Say which nodes stay FP32 for safety.
 
     Returns
@@ -125,8 +121,8 @@ def protected(view: GraphView, lists: OpLists) -> Mapping[str, str]:
     mapping
         Reason by node name.
     """
-    reasons = dict.fromkeys(loss(view, lists), "computes the loss")
-    reasons |= dict.fromkeys(weight_update(view), "updates weights, optimizer state or statistics")
+    reasons = dict.fromkeys(loss(view, lists), Reason.LOSS)
+    reasons |= dict.fromkeys(weight_update(view), Reason.WEIGHT_UPDATE)
     return reasons
 
 

@@ -1,8 +1,12 @@
+from dataclasses import replace
+
 import pytest
 
 from campo_onnx.optimize.classify import classify
 from campo_onnx.optimize.oplists import OpClass, preset
 from campo_onnx.optimize.patterns.bias_gradient import bias_gradient
+from campo_onnx.optimize.patterns.findings import Findings
+from campo_onnx.optimize.reason import Reason
 from campo_onnx.optimize.safety import weight_update
 from campo_onnx.optimize.strategies.optimal import optimal
 
@@ -59,7 +63,7 @@ def test_of_two_rules_the_one_that_keeps_fp32_is_right(read):
     assert classes(view, "campo", update)["sum"].op_class is OpClass.DENY
 
 
-def test_a_mask_of_minus_infinity_in_disguise_taints(pose):
+def test_a_mask_of_minus_infinity_in_disguise_taints(problem_from):
     """-3e38 becomes -inf in FP16; so what is made of it stays FP32 up to where it is harmless."""
     text = """(float[4,8] x, float[8,8] w, float[8,6] v, bool[4,8] mask) => (float[4,6] y)
               <float low = {-3e38}> {
@@ -68,13 +72,27 @@ def test_a_mask_of_minus_infinity_in_disguise_taints(pose):
         [scale] r = Tanh(s)
         [a2] y = MatMul(r, v)
     }"""
-    problem = pose(text)
+    problem = problem_from(text)
     assignment = optimal(problem)
     assert problem.op_class("hide") is OpClass.DENY
     assert assignment.low == {"a1", "a2"}
-    assert assignment.verdicts["scale"].decided_by == "taint"
+    assert assignment.verdicts["scale"].decided_by is Reason.DOWNSTREAM_OF_DENY
 
 
 @pytest.mark.parametrize(("lists", "through"), [("campo", False), ("tf115", True), ("tf2", True)])
 def test_whether_decisions_carry_is_the_lists_word(read, lists, through):
     assert classify(read(SOFTMAX).view, preset(lists), frozenset(), {}).taint_through_decisions is through
+
+
+@pytest.mark.parametrize("order", [("careless", "careful"), ("careful", "careless")])
+def test_of_two_rules_the_more_careful_one_is_right_in_any_order(order, read, monkeypatch):
+    view = read("(float[2,3] x) => (float[2,3] y) { [n] y = Exp(x) }").view
+
+    def saying(op_class, reason):
+        return lambda *_: Findings(classes={"n": (op_class, reason)})
+
+    rules = {"careless": saying(OpClass.CLEAR, "moves"), "careful": saying(OpClass.INFER, "computes")}
+    monkeypatch.setattr("campo_onnx.optimize.classify.PATTERN_RULES", rules)
+    monkeypatch.setattr("campo_onnx.optimize.oplists.PATTERNS", tuple(rules))
+    found = classify(view, replace(preset("campo"), patterns=order), frozenset(), {}).classes["n"]
+    assert (found.op_class, found.reason) == (OpClass.INFER, "computes")
