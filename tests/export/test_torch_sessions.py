@@ -175,7 +175,7 @@ def test_an_optimizer_of_torch_drives_the_sessions_memory(clip_norm: float | Non
         parameter = nn.Parameter(torch.from_numpy(arrays[f"param.{name}"]))
         parameter.grad = torch.from_numpy(arrays[f"grad.{name}"])
         parameters.append(parameter)
-    # A small epsilon would turn the noise of a gradient that is zero but for rounding into steps of full size.
+    # A small epsilon would turn the noise of a gradient that is all rounding into steps of full size.
     optimizer = torch.optim.AdamW(parameters, 0.05, eps=0.1, fused=True)
     reference = torch.optim.AdamW(module.parameters(), 0.05, eps=0.1, fused=True)
     for _ in range(5):
