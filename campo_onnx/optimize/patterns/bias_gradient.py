@@ -44,13 +44,8 @@ def _only_leaves(tensor: str, view: GraphView, update: frozenset[str]) -> bool:
             consumer = view.node[use.node]
             if consumer.name in update or consumer.op in _ACCUMULATORS:
                 leaves = True
-<<<<<<< HEAD
-            elif consumer.op in _MOVES and use.position == 0:
+            elif spec(consumer.op).movement in _ONE_TO_ONE and use.position == 0:
                 pending.append(consumer.outputs[0])
-=======
-            elif spec(reader.op).movement in _ONE_TO_ONE and use.position == 0:
-                pending.append(reader.outputs[0])
->>>>>>> main
             else:
                 return False
     return leaves
