@@ -215,3 +215,26 @@ def test_figures_do_not_depend_on_the_hash_seed():
         for seed in ("1", "2")
     }
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize("graph", ["bert2_mlm_sdpa", "resblocks"])
+@pytest.mark.parametrize("strategy", ["optimal", "fine-grained"])
+def test_a_mixed_graph_is_priced_as_it_is(graph, strategy):
+    options = replace(OPTIONS, lists=oplists("campo"), strategy=strategy)
+    made = optimize_model(DATA / f"{graph}.onnx", options)
+    assert not made.plan.pads
+    again = optimize_model(made.model, options).plan
+    assert again.predicted_us == pytest.approx(made.plan.predicted_us, rel=1e-9)
+    del made.model.metadata_props[:]
+    unstamped = optimize_model(made.model, replace(options, strategy="fp32")).plan
+    assert unstamped.predicted_us == pytest.approx(made.plan.predicted_us, rel=1e-9)
+
+
+def test_the_plan_of_optimal_always_has_a_bound():
+    options = replace(OPTIONS, lists=oplists("campo"), strategy="optimal")
+    left = optimize_model(DATA / "mlp.onnx", replace(options, min_gain=1.0))
+    assert not left.plan.low_nodes
+    stamped = optimize_model(left.model, options)
+    for plan in (left.plan, stamped.plan):
+        assert plan.lower_bound_us is not None
+        assert plan.lower_bound_us <= plan.predicted_us * (1 + 1e-9)
