@@ -25,12 +25,12 @@ test-frameworks: $(FRAMEWORKS_VENV)/.installed
 
 # The paper's six models at full size, as training steps (benchmarks/zoo).
 zoo: $(FRAMEWORKS_VENV)/.installed
-	$(FRAMEWORKS_VENV)/bin/python benchmarks/zoo/export.py zoo_out
+	$(FRAMEWORKS_VENV)/bin/python -m benchmarks.zoo.export zoo_out
 
 # The paper's evaluation (benchmarks/campo_eval.py); run again until it says that all is done.
 campo-eval: $(FRAMEWORKS_VENV)/.installed
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --editable ".[benchmarks]"
-	$(FRAMEWORKS_VENV)/bin/python benchmarks/campo_eval.py
+	$(FRAMEWORKS_VENV)/bin/python -m benchmarks.campo_eval
 
 # The CUDA provider of onnxruntime-gpu on stubs of CUDA's libraries: placement, casts, capture, memory and
 # failures without a GPU. Nothing of it is a measurement (tests/cuda/README.md). Needs any C compiler. Graphs of

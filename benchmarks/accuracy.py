@@ -1,12 +1,14 @@
 """Whether training in mixed precision is as accurate as in FP32: the Campo paper's Table 3 in small.
 
+    python -m benchmarks.accuracy [--quick]
+
 A multilayer perceptron, a convolutional network and a transformer learn scikit-learn's digits (1,797
 images of 8 x 8) with SGD and momentum, from the same starting points and batches in FP32 and in mixed
 precision. Without a GPU the mixed graphs are emulated: FP32 arithmetic, every FP16 tensor rounded to FP16.
 
-Run ``python benchmarks/accuracy.py`` (needs scikit-learn; a few minutes on two cores). It writes
-``results/accuracy.md`` and ``results/accuracy_loss.svg``; with ``--quick`` it takes two seeds and only
-prints. The graphs in ``data/`` are described in ``data/README.md``.
+Needs scikit-learn and takes a few minutes on two cores. Writes results/accuracy.json and .md and
+results/accuracy_loss.svg; with ``--quick`` it takes two seeds and writes to ``--out``. The graphs in
+``data/`` are described in ``data/README.md``.
 """
 
 import argparse
@@ -15,23 +17,20 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from loss_curves import Panel, write_svg
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 
-from campo_onnx import Options, device, oplists
+from benchmarks.figures import curves
+from benchmarks.pages import RESULTS, made, publish
+from campo_onnx import Options, Plan, device, oplists, optimize_model
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.ir.importer import import_model
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.optimize.problem import edges_of_graph
 from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.pipeline import decide, optimize, pose
+from campo_onnx.pipeline import decide, pose, repriced
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
 from campo_onnx.training.loss_scaler import LossScaler
@@ -39,7 +38,6 @@ from campo_onnx.training.numerics import emulate
 from campo_onnx.training.session import TrainingSession
 
 HERE = Path(__file__).parent
-TABLE, CURVES = HERE / "results" / "accuracy.md", HERE / "results" / "accuracy_loss.svg"
 TRAIN, BATCH, EPOCHS, SEEDS, WORKERS = 1437, 64, 40, 40, 2
 QUICK_SEEDS = 2
 DEVICE = "h200"
@@ -72,6 +70,10 @@ UNIT = 2**18
 SMALL_LOSS = replace(MLP, title="MLP, small loss", step="mlp_small_loss_step", lr=MLP.lr * UNIT)
 
 
+SMALL_RUNS = (("fp32", NO_SCALING), ("campo", NO_SCALING), ("campo", DYNAMIC))
+"""What it is trained with."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One training run to do."""
@@ -92,6 +94,7 @@ class Outcome:
 
 
 def options(strategy: str) -> Options:
+    """What is planned with."""
     return Options(device=device(DEVICE), lists=oplists("campo"), strategy=strategy)
 
 
@@ -101,9 +104,8 @@ def costless(case: Case, strategy: str) -> tuple[onnx.ModelProto, Plan]:
     chosen = replace(options(strategy), min_gain=0.0)
     imported = import_model(HERE / "data" / f"{case.step}.onnx")
     problem = pose(imported, chosen)
-    costs = replace(problem.costs, cast=CastModel(r_us=0.0, c_i_us=0.0))
-    edges = edges_of_graph(problem.view, problem.ports, costs, problem.low)
-    plan = decide(replace(problem, costs=costs, edges=edges), imported, chosen)
+    free = repriced(problem, replace(problem.costs, cast=CastModel(r_us=0.0, c_i_us=0.0)))
+    plan = decide(free, imported, chosen)
     if strategy != "fp32" and not plan.low_nodes:
         raise AssertionError(f"{strategy} lowers nothing of {case.title}: FP32 would be compared with itself")
     return emulate(rewrite(imported, plan)), plan
@@ -112,6 +114,8 @@ def costless(case: Case, strategy: str) -> tuple[onnx.ModelProto, Plan]:
 @cache
 def digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Images in [0, 1] and labels, in one random order for all runs."""
+    from sklearn.datasets import load_digits
+
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     return (images[order] / 16).astype(np.float32), labels[order].astype(np.int64)
@@ -161,6 +165,7 @@ def train(job: Run) -> Outcome:
 
 
 def accuracy(case: Case, state: Mapping[str, NDArray[Any]]) -> float:
+    """Percent of the images held out that a network tells right."""
     model = onnx.load(HERE / "data" / f"{case.evaluation}.onnx")
     images, labels = digits()
     feeds = {i.name: state[i.name] for i in model.graph.input if i.name in state}
@@ -168,115 +173,64 @@ def accuracy(case: Case, state: Mapping[str, NDArray[Any]]) -> float:
     return float((logits.argmax(1) == labels[TRAIN:]).mean() * 100)
 
 
-def spread(values: Iterable[float]) -> str:
-    array = np.array(list(values))
-    return f"{array.mean():.2f} ± {array.std(ddof=1):.2f}"
-
-
-def paired(mixed: Iterable[float], fp32: Iterable[float]) -> str:
-    """Mean difference seed by seed, with the half-width of its 95 % interval (normal approximation)."""
-    d = np.array(list(mixed)) - np.array(list(fp32))
-    return f"{d.mean():+.2f} ± {1.96 * d.std(ddof=1) / len(d) ** 0.5:.2f}"
-
-
 Outcomes = Mapping[tuple[str, str, str], list[Outcome]]
 
 
-def twins(outcomes: Outcomes) -> str:
-    """Say so where TF_AMP and Campo trained alike, lest equal columns look like a mistake."""
-    same = [
-        c.title for c in CASES if outcomes[c.title, "tf-amp", DYNAMIC] == outcomes[c.title, "campo", DYNAMIC]
-    ]
-    if not same:
-        return ""
-    return f"""
-TF_AMP and Campo gave the same numbers to the bit for {", ".join(same)}:
-with free Casts they differ at most in nodes that only move values (Reshape, Unsqueeze)."""
+def spread(values: Iterable[float]) -> dict[str, float]:
+    """Mean and standard deviation over seeds."""
+    array = np.array(list(values))
+    return {"mean": float(array.mean()), "deviation": float(array.std(ddof=1))}
 
 
-def accuracy_table(outcomes: Outcomes) -> list[str]:
-    rows = ["| network | " + " | ".join(TITLES.values()) + " |", "|---" * 5 + "|"]
-    for case in CASES:
-        found = [outcomes[case.title, s, DYNAMIC] for s in STRATEGIES]
-        rows.append(f"| {case.title} | " + " | ".join(spread(o.accuracy for o in f) for f in found) + " |")
-    return rows
+def paired(mixed: Iterable[float], fp32: Iterable[float]) -> dict[str, float]:
+    """Mean difference seed by seed, with the half-width of its 95 % interval (normal approximation)."""
+    d = np.array(list(mixed)) - np.array(list(fp32))
+    return {"mean": float(d.mean()), "half_width": float(1.96 * d.std(ddof=1) / len(d) ** 0.5)}
 
 
-def difference_table(outcomes: Outcomes) -> list[str]:
-    head = "| network | strategy | FP16 nodes, free Casts | FP16 nodes, real Casts | accuracy minus FP32's "
-    head += "| within FP32's spread | steps skipped |"
-    rows = [head, "|---" * 7 + "|"]
+def differences(outcomes: Outcomes) -> list[dict[str, Any]]:
+    """Hold every strategy against FP32, by network."""
+    rows = []
     for case in CASES:
         fp32 = [o.accuracy for o in outcomes[case.title, "fp32", DYNAMIC]]
         for strategy in STRATEGIES[1:]:
             found = outcomes[case.title, strategy, DYNAMIC]
             mixed = [o.accuracy for o in found]
-            is_within = abs(np.mean(mixed) - np.mean(fp32)) <= np.std(fp32, ddof=1)
             plan = costless(case, strategy)[1]
-            real = optimize(HERE / "data" / f"{case.step}.onnx", options(strategy)).plan
+            real = optimize_model(HERE / "data" / f"{case.step}.onnx", options(strategy)).plan
             rows.append(
-                f"| {case.title} | {TITLES[strategy]} | {len(plan.low_nodes)} of {len(plan.decisions)} "
-                f"| {len(real.low_nodes)} | {paired(mixed, fp32)} | {'yes' if is_within else 'NO'} "
-                f"| {np.mean([o.skipped for o in found]):.1f} of {EPOCHS * (TRAIN // BATCH)} |"
+                {
+                    "network": case.title,
+                    "strategy": strategy,
+                    "nodes": len(plan.decisions),
+                    "low_nodes": len(plan.low_nodes),
+                    "low_nodes_at_real_costs": len(real.low_nodes),
+                    "difference": paired(mixed, fp32),
+                    "is_within": bool(abs(np.mean(mixed) - np.mean(fp32)) <= np.std(fp32, ddof=1)),
+                    "skipped": float(np.mean([o.skipped for o in found])),
+                    "same_as_tf_amp": found == outcomes[case.title, "tf-amp", DYNAMIC],
+                }
             )
     return rows
 
 
-def scaling_table(outcomes: Outcomes) -> list[str]:
-    rows = ["| precision | loss scale | accuracy | loss: last / first epoch, median | ended in NaN |"]
-    rows.append("|---" * 5 + "|")
-    for strategy, scaling in (("fp32", NO_SCALING), ("campo", NO_SCALING), ("campo", DYNAMIC)):
-        found = outcomes[SMALL_LOSS.title, strategy, scaling]
+def scaling(outcomes: Outcomes) -> list[dict[str, Any]]:
+    """What loss scaling does where the loss is small."""
+    rows = []
+    for strategy, kind in SMALL_RUNS:
+        found = outcomes[SMALL_LOSS.title, strategy, kind]
         ratios = np.array([o.losses[-1] / o.losses[0] for o in found])
-        lost = f"{np.isnan(ratios).sum()} of {len(ratios)}"
         rows.append(
-            f"| {TITLES[strategy]} | {scaling} | {spread(o.accuracy for o in found)} "
-            f"| {np.nanmedian(ratios):.3f} | {lost} |"
+            {
+                "strategy": strategy,
+                "scaling": kind,
+                "accuracy": spread(o.accuracy for o in found),
+                "loss_ratio": float(np.nanmedian(ratios)),
+                "lost": int(np.isnan(ratios).sum()),
+                "runs": len(ratios),
+            }
         )
     return rows
-
-
-TEXT = """\
-# Accuracy in mixed precision
-
-Modelled on Table 3 of the Campo paper: final accuracy with FP32, TF_AMP and Campo. Written by
-`benchmarks/accuracy.py`.
-
-- CPU emulation (FP32 arithmetic, every FP16 tensor rounded to FP16). On CUDA: not measured.
-- Data: scikit-learn's digits, {train} images to train, {test} held out; batch {batch}, {epochs} epochs.
-- {seeds} seeds. A seed gives the starting weights and the order of batches, the same in every column.
-- SGD, momentum 0.9, FP32 master weights, dynamic loss scaling from 2^24. Accuracy is that of the FP32
-  weights in FP32 after the last epoch; none was picked.
-- Layers as small as these never pay for a Cast on a GPU: planned for {device} with its real costs, campo and
-  optimal leave them in FP32 ("real Casts" below). To test numerics at all, the graphs are planned as if
-  Casts cost nothing, which is more FP16 than the strategies would choose. Lists: campo. TF_AMP asks no costs.
-
-## Accuracy on held-out images, % (mean ± standard deviation over seeds)
-
-{accuracy}
-
-## Against FP32, seed by seed (mean ± 95 % interval of the mean, in points)
-
-{difference}
-
-"Within FP32's spread": the mean differs from FP32's by less than FP32's standard deviation over seeds.
-Steps are skipped at the beginning, until the loss scale has come down from 2^24.{twins}
-
-Training loss, mean of each epoch, median over seeds:
-
-![Training loss](accuracy_loss.svg)
-
-## A case that needs loss scaling
-
-The MLP with its loss measured in units of 2^18: the loss is 2^-18 times the cross entropy, the learning
-rate 2^18 times larger. In FP32 this changes nothing, to the bit (checked). In FP16 gradients fall below
-6e-8, the smallest number above zero, and without loss scaling the network stays at chance (10 %).
-
-{scaling}
-
-campo-onnx {campo}, ONNX Runtime {ort} on its CPU provider, onnx {onnx}, NumPy {numpy}; {minutes:.0f} CPU
-minutes.
-"""
 
 
 def check_units(outcomes: Outcomes) -> None:
@@ -288,33 +242,55 @@ def check_units(outcomes: Outcomes) -> None:
 
 
 def jobs(seeds: int) -> list[Run]:
+    """Every training run."""
     kinds = [(case, strategy, DYNAMIC) for case in CASES for strategy in STRATEGIES]
-    kinds += [(SMALL_LOSS, s, NO_SCALING) for s in ("fp32", "campo")] + [(SMALL_LOSS, "campo", DYNAMIC)]
+    kinds += [(SMALL_LOSS, strategy, kind) for strategy, kind in SMALL_RUNS]
     return [Run(case=c, strategy=s, scaling=k, seed=n) for c, s, k in kinds for n in range(seeds)]
 
 
-def panels(outcomes: Outcomes) -> list[Panel]:
-    def median(key: tuple[str, str, str]) -> list[float]:
-        return list(np.nanmedian([o.losses for o in outcomes[key]], axis=0))
+def losses(outcomes: Outcomes) -> dict[str, dict[str, list[float]]]:
+    """Median training loss of each epoch, by network and curve."""
 
-    found = [
-        Panel(title=case.title, curves={TITLES[s]: median((case.title, s, DYNAMIC)) for s in STRATEGIES})
-        for case in CASES
-    ]
-    small = {
-        f"{TITLES[s]}, {k}": median((SMALL_LOSS.title, s, k))
-        for s, k in (("fp32", NO_SCALING), ("campo", NO_SCALING), ("campo", DYNAMIC))
+    def median(*key: str) -> list[float]:
+        return [float(v) for v in np.nanmedian([o.losses for o in outcomes[key]], axis=0)]
+
+    found = {c.title: {TITLES[s]: median(c.title, s, DYNAMIC) for s in STRATEGIES} for c in CASES}
+    small = {f"{TITLES[s]}, {k}": median(SMALL_LOSS.title, s, k) for s, k in SMALL_RUNS}
+    return found | {SMALL_LOSS.title: small}
+
+
+def results(outcomes: Outcomes, seeds: int) -> dict[str, Any]:
+    """Put everything together that the page shows."""
+    return {
+        "made": made("numpy", "scikit-learn"),
+        "train": TRAIN,
+        "held_out": len(digits()[1]) - TRAIN,
+        "batch": BATCH,
+        "epochs": EPOCHS,
+        "steps": EPOCHS * (TRAIN // BATCH),
+        "seeds": seeds,
+        "device": DEVICE,
+        "titles": TITLES,
+        "accuracy": {
+            c.title: {s: spread(o.accuracy for o in outcomes[c.title, s, DYNAMIC]) for s in STRATEGIES}
+            for c in CASES
+        },
+        "differences": differences(outcomes),
+        "scaling": scaling(outcomes),
+        "losses": losses(outcomes),
+        "cpu_minutes": os.times().children_user / 60,
     }
-    return [*found, Panel(title=SMALL_LOSS.title, curves=small)]
 
 
 def main() -> None:
+    """Train everything, and write the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="two seeds, nothing is written")
-    is_quick = parser.parse_args().quick
-    seeds = QUICK_SEEDS if is_quick else SEEDS
+    parser.add_argument("--quick", action="store_true", help="two seeds; the committed page stays")
+    parser.add_argument("--out", type=Path, default=Path("build/accuracy"), help="where --quick writes to")
+    chosen = parser.parse_args()
+    seeds, folder = (QUICK_SEEDS, chosen.out) if chosen.quick else (SEEDS, RESULTS)
     todo = jobs(seeds)
     with ProcessPoolExecutor(WORKERS) as pool:
         done = list(pool.map(train, todo, chunksize=5))
@@ -322,27 +298,9 @@ def main() -> None:
     for job, outcome in zip(todo, done, strict=True):
         outcomes.setdefault((job.case.title, job.strategy, job.scaling), []).append(outcome)
     check_units(outcomes)
-    text = TEXT.format(
-        train=TRAIN,
-        test=len(digits()[1]) - TRAIN,
-        batch=BATCH,
-        epochs=EPOCHS,
-        seeds=seeds,
-        device=DEVICE,
-        accuracy="\n".join(accuracy_table(outcomes)),
-        difference="\n".join(difference_table(outcomes)),
-        twins=twins(outcomes),
-        scaling="\n".join(scaling_table(outcomes)),
-        campo=version("campo-onnx"),
-        ort=machine("cpu").ort,
-        onnx=version("onnx"),
-        numpy=version("numpy"),
-        minutes=os.times().children_user / 60,
-    )
-    if not is_quick:
-        TABLE.write_text(text, encoding="utf-8")
-        write_svg(panels(outcomes), CURVES)
-    print(text)
+    data = results(outcomes, seeds)
+    print(*publish("accuracy", data, folder))
+    curves(data["losses"], folder / "accuracy_loss.svg", axis="training loss", steps="epoch")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
 """The Campo paper's evaluation (section 7, Figures 4 to 10) on the zoo's six models, with every strategy.
 
-    python benchmarks/campo_eval.py [--device cpu|cuda] [--variants small|full] [--work DIR] ...
+    python -m benchmarks.campo_eval [--device cpu|cuda] [--variants small|full] [--work DIR] ...
 
-It exports the models, so it needs PyTorch: ``make test-frameworks`` makes an environment, of which
-``.venv-frameworks/bin/python`` runs it; ``pip install matplotlib`` there for the pictures. Steps that
-are done are kept below ``--work`` and not repeated: run the same command again until it says that all
-is done. A step that failed is tried again when its file in ``DIR/records`` is deleted. ``--report``
-only writes the page anew, from what is there; records of another machine may be copied into
-``DIR/records``. Results: results/campo_eval.md and results/campo_eval_*.svg.
+It exports the models, so it needs PyTorch: ``make campo-eval`` makes an environment and runs it. Steps that
+are done are kept below ``--work``: run the same command again until it says that all is done. ``--plan``
+shows the steps; ``--report`` only writes the page anew, from what is there. Records of another machine may
+be copied into ``DIR/records``. Results: results/campo_eval.json, .md and campo_eval_*.svg.
 
 Predictions are for the models at the paper's sizes, for any device and without one. What is stepped is
 the variants: ``full``, or ``small``, which a CPU steps in tens of milliseconds.
@@ -21,41 +19,46 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evaluation.converted import Converted, judge
-from evaluation.figures import can_draw
-from evaluation.findings import DEVICES, read_findings
-from evaluation.measured import Effort, Entrant, entrants, groups, measure, peer_entrant, update_errors
-from evaluation.models import FULL, SMALL, TITLES, export, variant_for
-from evaluation.node_times import CAST, cast_times, node_times
-from evaluation.numerics import SCALES
-from evaluation.peers import CONVERT_S, INSTALL_S, PEERS, RUNNERS, Peer, convert, install
-from evaluation.pictures import draw
-from evaluation.predicted import predict
-from evaluation.report import page
-from evaluation.steps import Deadline, Facts, Records, Step, run_steps
-from evaluation.strategies import STRATEGIES
-
-from campo_onnx.devices.datasheet import device
+from benchmarks.evaluation.collect import DEVICES, collect, draw
+from benchmarks.evaluation.converted import Converted, examine
+from benchmarks.evaluation.node_times import CAST, cast_times, node_times
+from benchmarks.evaluation.predicted import predict
+from benchmarks.evaluation.stepped import (
+    Candidate,
+    Effort,
+    candidates,
+    groups,
+    measure,
+    peer_candidate,
+    update_errors,
+)
+from benchmarks.evaluation.strategies import STRATEGIES
+from benchmarks.evaluation.update_error import SCALES
+from benchmarks.pages import RESULTS, publish
+from benchmarks.peers.convert import CONVERT_S, INSTALL_S, PEERS, Peer, convert, install
+from benchmarks.steps import Call, Records, Step, add_arguments, call_of, drive
+from benchmarks.zoo import NOT_ON_RTX2080TI, TITLES
+from campo_onnx import CampoError, device
 from campo_onnx.devices.detect import device_of
-from campo_onnx.errors import CampoError
-from campo_onnx.files import write_text
 from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import Bench
 from campo_onnx.measure.store import Store
 from campo_onnx.runtime.providers import Machine, choose_provider, machine
 
-RESULTS = Path(__file__).parent / "results"
+FULL, FULL_2080TI, SMALL = "full", "full-rtx2080ti", "small"
 LEAST_LIMIT_S = max(INSTALL_S, CONVERT_S) + 30
-TO_BE_CONTINUED = 75  # EX_TEMPFAIL: run it again
+
+
+def variant_for(device_name: str) -> str:
+    """The full variant whose batch sizes fit a device: the paper's own, the V100's for any other."""
+    return FULL_2080TI if device_name == "rtx2080ti" else FULL
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
-    """One call: what is asked, where things lie, and when it ends."""
+class Evaluation:
+    """What is asked for, and where things lie."""
 
     work: Path
-    records: Records
-    deadline: Deadline
     machine: Machine
     planned_for: str
     variant: str
@@ -70,170 +73,160 @@ class Session:
         """Where an exported graph lies."""
         return self.work / "graphs" / f"{model}-{variant}.onnx"
 
-    def converted(self, peer: str, model: str) -> Path:
-        """Where what a peer made of the variant that is stepped lies."""
-        return self.output(peer, model, self.variant)
-
     def output(self, peer: str, model: str, variant: str) -> Path:
         """Where what a peer made of a graph lies."""
         return self.work / "converted" / f"{peer}-{model}-{variant}.onnx"
 
-    def exported(self, model: str, variant: str) -> Facts | None:
-        """What is on record about an exported graph."""
-        return self.records.result(f"graph-{model}-{variant}")
+    @property
+    def peers_home(self) -> Path:
+        """Where the peers' environments lie."""
+        return self.work / "peers"
 
 
-def steps_of(session: Session) -> Iterator[Step]:
-    """All steps, each found out about when the ones before it are done."""
-    yield from _exports(session)
-    yield from _predictions(session)
-    yield from _conversions(session)
-    yield from _measurements(session)
-
-
-def _exports(session: Session) -> Iterator[Step]:
-    variants = {session.variant: None, FULL: None} | {variant_for(name): None for name in session.devices}
+def steps_of(asked: Evaluation, records: Records) -> Iterator[Step]:
+    """All steps; which peers' graphs are stepped is known when they were converted."""
+    variants = dict.fromkeys([asked.variant, FULL, *map(variant_for, asked.devices)])
     for variant in variants:
-        for model in session.models:
-
-            def work(model: str = model, variant: str = variant) -> Facts:
-                found = export(model, variant, session.work / "graphs")
-                return {} if found is None else asdict(found)
-
-            yield Step(name=f"graph-{model}-{variant}", asked={"model": model}, work=work)
-
-
-def _predictions(session: Session) -> Iterator[Step]:
-    for name in session.devices:
-        for model in session.models:
-            graph = session.graph(model, variant_for(name))
-            if not session.exported(model, variant_for(name)):
-                continue
-
-            def work(graph: Path = graph, name: str = name) -> Facts:
-                rows = predict(graph, name, session.strategies)
-                return {"rows": {label: asdict(row) for label, row in rows.items()}}
-
-            yield Step(name=f"predicted-{name}-{model}", asked={"strategies": session.strategies}, work=work)
+        for model in _models(asked, variant):
+            yield Step(
+                name=f"graph-{model}-{variant}",
+                work=partial(_export, asked.graph(model, variant), model, variant),
+                seconds=10,
+                asked={"model": model},
+            )
+    for name in asked.devices:
+        for model in _models(asked, variant_for(name)):
+            yield Step(
+                name=f"predicted-{name}-{model}",
+                work=partial(_predict, asked, name, model),
+                seconds=15,
+                asked={"strategies": asked.strategies},
+                needs=(f"graph-{model}-{variant_for(name)}",),
+            )
+    yield from _conversions(asked)
+    yield from _measurements(asked, records)
 
 
-def _conversions(session: Session) -> Iterator[Step]:
-    for peer in session.peers:
-
-        def set_up(peer: Peer = peer) -> Facts:
-            session.deadline.need(INSTALL_S)
-            return asdict(install(peer, session.work / "peers"))
-
-        yield Step(name=f"install-{peer.name}", asked={"requirements": peer.requirements}, work=set_up)
-        script = (RUNNERS / peer.runner).read_text(encoding="utf-8")
-        installed = session.records.result(f"install-{peer.name}") or {"failure": "it failed"}
-        for variant in {session.variant: None, FULL: None}:
-            for model in session.models:
-                if session.exported(model, variant):
-                    yield Step(
-                        name=f"peer-{peer.name}-{model}-{variant}",
-                        asked={**asdict(peer), "script": script, "devices": session.devices, **installed},
-                        work=partial(_convert, session, peer, model, variant, installed["failure"]),
-                    )
+def _models(asked: Evaluation, variant: str) -> list[str]:
+    return [model for model in asked.models if variant != FULL_2080TI or model not in NOT_ON_RTX2080TI]
 
 
-def _convert(session: Session, peer: Peer, model: str, variant: str, refusal: str) -> Facts:
-    if refusal:
-        return {"failure": f"not installed: {refusal}", "converted": None}
-    session.deadline.need(CONVERT_S)
-    graph, output = session.graph(model, variant), session.output(peer.name, model, variant)
-    outcome = convert(peer, graph, output, session.work / "peers")
-    if outcome.failure:
-        return {"failure": outcome.failure, "converted": None}
-    devices = [name for name in session.devices if variant_for(name) == FULL]
-    return {"failure": "", "converted": asdict(judge(graph, output, devices))}
+def _export(path: Path, model: str, variant: str, call: Call) -> Any:
+    from benchmarks.zoo.variants import export_variant
+
+    return export_variant(model, variant, path)
 
 
-def _measurements(session: Session) -> Iterator[Step]:
-    here = session.machine
-    for model in session.models:
-        exported = session.exported(model, session.variant)
-        if not exported:
-            continue
-        peers = [peer.name for peer in session.peers if _can_be_stepped(session, peer.name, model)]
-        asked: dict[str, Any] = {
-            "model": model,
-            "variant": session.variant,
-            "planned_for": session.planned_for,
-            "effort": asdict(session.effort),
-            "threads": here.threads,
-        }
-        for number, labels in enumerate(groups([*session.strategies, *peers], session.together)):
+def _predict(asked: Evaluation, name: str, model: str, call: Call) -> Any:
+    return predict(asked.graph(model, variant_for(name)), name, asked.strategies)
 
-            def work(
-                model: str = model, labels: tuple[str, ...] = labels, batch: int = exported["batch"]
-            ) -> Facts:
-                members = _members(session, model, labels)
-                return measure(members, here, session.effort, batch, session.deadline)
 
-            name = f"measured-{here.provider}-{model}-{number}"
-            yield Step(name=name, asked=asked | {"labels": labels}, work=work)
-        if session.variant == SMALL:
+def _conversions(asked: Evaluation) -> Iterator[Step]:
+    for peer in asked.peers:
 
-            def errors(model: str = model, labels: tuple[str, ...] = (*session.strategies, *peers)) -> Facts:
-                given = import_model(session.graph(model, SMALL))
-                return {"rows": update_errors(given, _members(session, model, labels))}
+        def set_up(call: Call, peer: Peer = peer) -> str:
+            call.deadline.need(INSTALL_S)
+            install(peer, asked.peers_home)
+            return "installed"
 
+        requirements = {"requirements": peer.requirements}
+        yield Step(name=f"install-{peer.name}", work=set_up, seconds=60, asked=requirements)
+        script = peer.runner.read_text(encoding="utf-8")
+        for variant in dict.fromkeys([asked.variant, FULL]):
+            for model in asked.models:
+                yield Step(
+                    name=f"peer-{peer.name}-{model}-{variant}",
+                    work=partial(_convert, asked, peer, model, variant),
+                    seconds=40,
+                    asked={"peer": peer.name, "model": model, "script": script, "devices": asked.devices},
+                    needs=(f"install-{peer.name}", f"graph-{model}-{variant}"),
+                )
+
+
+def _convert(asked: Evaluation, peer: Peer, model: str, variant: str, call: Call) -> Any:
+    call.deadline.need(CONVERT_S)
+    graph, output = asked.graph(model, variant), asked.output(peer.name, model, variant)
+    convert(peer, graph, output, asked.peers_home)
+    devices = [name for name in asked.devices if variant_for(name) == FULL]
+    return asdict(examine(graph, output, devices))
+
+
+def _measurements(asked: Evaluation, records: Records) -> Iterator[Step]:
+    here = asked.machine
+    for model in asked.models:
+        graph = f"graph-{model}-{asked.variant}"
+        peers = [peer.name for peer in asked.peers if _can_be_stepped(asked, records, peer.name, model)]
+        facts = {"model": model, "variant": asked.variant, "planned_for": asked.planned_for}
+        facts |= {"threads": here.threads}
+        for position, labels in enumerate(groups([*asked.strategies, *peers], asked.together)):
+            yield Step(
+                name=f"measured-{here.provider}-{model}-{position}",
+                work=partial(_measure, asked, model, labels),
+                seconds=asked.effort.budget_s + 15,
+                asked={**facts, "effort": asdict(asked.effort), "labels": labels},
+                needs=(graph,),
+            )
+        if asked.variant == SMALL:
+            labels = (*asked.strategies, *peers)
             yield Step(
                 name=f"update-{model}",
-                asked={
-                    "labels": [*session.strategies, *peers],
-                    "planned_for": session.planned_for,
-                    "scales": SCALES,
-                },
-                work=errors,
+                work=partial(_update, asked, model, labels),
+                seconds=15,
+                asked={"labels": labels, "planned_for": asked.planned_for, "scales": SCALES},
+                needs=(graph,),
             )
-    yield from _node_times(session)
+    for of in (CAST, *asked.models):
+        model = asked.models[0] if of == CAST else of
+        yield Step(
+            name=f"nodes-{here.provider}-{of}",
+            work=partial(_time_nodes, asked, of, model),
+            seconds=60,
+            asked={"of": of, "variant": asked.variant, "threads": here.threads},
+            needs=(f"graph-{model}-{asked.variant}",),
+        )
 
 
-def _node_times(session: Session) -> Iterator[Step]:
-    here = session.machine
-    for of in (CAST, *session.models):
-        model = session.models[0] if of == CAST else of
-        if session.exported(model, session.variant):
-
-            def work(of: str = of, model: str = model) -> Facts:
-                take = cast_times if of == CAST else node_times
-                with Store(session.work / "timings.sqlite") as store:
-                    bench = Bench(machine=here, store=store)
-                    graph = session.graph(model, session.variant)
-                    times = take(graph, device_of(here), bench, session.deadline.tick)
-                return {"times": [asdict(time) for time in times]}
-
-            asked = {"of": of, "variant": session.variant, "threads": here.threads}
-            yield Step(name=f"nodes-{here.provider}-{of}", asked=asked, work=work)
+def _measure(asked: Evaluation, model: str, labels: tuple[str, ...], call: Call) -> Any:
+    batch = call.result(f"graph-{model}-{asked.variant}")["batch"]
+    return measure(_members(asked, model, labels), asked.machine, asked.effort, batch, call.deadline)
 
 
-def _can_be_stepped(session: Session, peer: str, model: str) -> bool:
-    result = session.records.result(f"peer-{peer}-{model}-{session.variant}")
-    if result is None or result["converted"] is None:
+def _update(asked: Evaluation, model: str, labels: tuple[str, ...], call: Call) -> Any:
+    return update_errors(import_model(asked.graph(model, SMALL)), _members(asked, model, labels))
+
+
+def _time_nodes(asked: Evaluation, of: str, model: str, call: Call) -> Any:
+    take = cast_times if of == CAST else node_times
+    with Store(asked.work / "timings.sqlite") as store:
+        bench = Bench(machine=asked.machine, store=store)
+        graph = asked.graph(model, asked.variant)
+        times = take(graph, device_of(asked.machine), bench, call.deadline.tick)
+    return [asdict(time) for time in times]
+
+
+def _can_be_stepped(asked: Evaluation, records: Records, peer: str, model: str) -> bool:
+    result = records.result(f"peer-{peer}-{model}-{asked.variant}")
+    if result is None:
         return False
-    converted = Converted(**result["converted"])
+    converted = Converted(**result)
     return not converted.unreadable and converted.interface_kept
 
 
-def _members(session: Session, model: str, labels: tuple[str, ...]) -> list[Entrant]:
+def _members(asked: Evaluation, model: str, labels: tuple[str, ...]) -> list[Candidate]:
     strategies = [label for label in labels if label in STRATEGIES]
-    ours = entrants(session.graph(model, session.variant), device(session.planned_for), strategies)
-    return [*ours, *(peer_entrant(n, session.converted(n, model)) for n in labels if n in PEERS)]
+    ours = candidates(asked.graph(model, asked.variant), device(asked.planned_for), strategies)
+    peers = [label for label in labels if label in PEERS]
+    return [*ours, *(peer_candidate(name, asked.output(name, model, asked.variant)) for name in peers)]
 
 
-def session_of(options: argparse.Namespace) -> Session:
-    """Put a call together from the command line."""
+def evaluation_of(options: argparse.Namespace) -> Evaluation:
+    """Put together what the command line asks for."""
     here = machine(choose_provider(options.device), options.threads)
     on_gpu = here.provider == "cuda"
-    options.out.mkdir(parents=True, exist_ok=True)
-    for name in ("graphs", "converted", "peers", "records"):
+    for name in ("graphs", "converted", "peers"):
         (options.work / name).mkdir(parents=True, exist_ok=True)
-    return Session(
+    return Evaluation(
         work=options.work,
-        records=Records(folder=options.work / "records"),
-        deadline=Deadline.after(options.limit_s),
         machine=here,
         planned_for=options.plan_for or (device_of(here).name if on_gpu else "v100"),
         variant=options.variants or (FULL if on_gpu else SMALL),
@@ -263,10 +256,8 @@ def arguments() -> argparse.ArgumentParser:
     add("--steps", type=int, default=50, help="measured steps of every graph")
     add("--seconds", type=float, default=60.0, help="time after which a measurement ends earlier")
     add("--threads", type=int, default=0, help="threads of a CPU; 0 for all cores")
-    add("--limit-s", type=float, default=540.0, help="time after which this call ends")
-    add("--work", type=Path, default=Path("eval_out"), help="where finished steps are kept")
     add("--out", type=Path, default=RESULTS, help="where the page and pictures go")
-    add("--report", action="store_true", help="measure nothing, write the page anew")
+    add_arguments(parser, work="eval_out")
     return parser
 
 
@@ -277,20 +268,18 @@ def main() -> int:
     if options.limit_s < LEAST_LIMIT_S and options.peers:
         parser.error(f"with peers a call takes at least --limit-s {LEAST_LIMIT_S:.0f}")
     try:
-        session = session_of(options)
-        done = options.report or run_steps(
-            steps_of(session), session.records, session.deadline, partial(print, flush=True)
-        )
-        findings = read_findings(session.records)
-        pictures = draw(findings, options.out) if can_draw() else ()
-        write_text(page(findings, pictures), options.out / "campo_eval.md")
+        asked = evaluation_of(options)
     except CampoError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    if not can_draw():
-        print("no pictures: matplotlib is not installed")
-    print(f"{'all done' if done else 'to be continued'}; wrote {options.out / 'campo_eval.md'}")
-    return 0 if done else TO_BE_CONTINUED
+    call = call_of(options)
+
+    def write(records: Records) -> tuple[Path, ...]:
+        data = collect(records)
+        options.out.mkdir(parents=True, exist_ok=True)
+        return (*publish("campo_eval", data, options.out), *draw(data, options.out))
+
+    return drive(steps_of(asked, call.records), call, options, write)
 
 
 if __name__ == "__main__":

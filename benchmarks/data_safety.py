@@ -1,14 +1,14 @@
-"""Lists alone against safety measured on data, on a residual stack and a two-layer BERT.
+"""Safety by lists alone against safety by data, on a residual stack and a two-layer BERT.
 
-    python benchmarks/data_safety.py
+    python -m benchmarks.data_safety
 
-Writes benchmarks/results/data_safety.md. The graphs are small, so they are planned for a V100 whose
-launches cost nothing: at their real cost everything stays FP32 and there is nothing to judge. The
-gradients are scaled by a loss scale written into the graph, as training would.
+Writes results/data_safety.json and .md. The graphs are small, so they are planned for a V100 whose launches
+cost nothing: at their real cost everything stays FP32 and there is nothing to decide. The gradients are
+scaled by a loss scale written into the graph, as training would.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,20 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from benchmarks.pages import made, publish
+from campo_onnx import Options, device, oplists, optimize_model
 from campo_onnx.data_safety import measure_safety
-from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.pipeline import Options, decide, pose
 from campo_onnx.runtime.feeds import synthesize
 
-ROOT = Path(__file__).parent.parent
-GRAPHS = ("resblocks", "bert2_mlm_sdpa", "alexnet_like", "mlp")
-RESULT = Path(__file__).parent / "results" / "data_safety.md"
+GRAPHS = Path(__file__).parents[1] / "tests" / "data"
+NAMES = ("resblocks", "bert2_mlm_sdpa", "alexnet_like", "mlp")
 LOSS_SCALE = 2.0**14
 BUDGETS = (1e-2, 5e-2)
 BATCHES = 2
+
+Row = dict[str, Any]
 
 
 def with_loss_scale(model: onnx.ModelProto, scale: float) -> onnx.ModelProto:
@@ -61,37 +61,35 @@ def batch(view: GraphView, seed: int) -> dict[str, NDArray[Any]]:
     return feeds
 
 
+def rows_of(name: str, budgets: tuple[float, ...] = BUDGETS, batches: int = BATCHES) -> Iterator[Row]:
+    """Decide about one graph by the lists alone, and by data with every budget of error."""
+    free = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
+    options = Options(device=free, lists=oplists("campo"))
+    model = with_loss_scale(onnx.load(GRAPHS / f"{name}.onnx"), LOSS_SCALE)
+    imported = import_model(model)
+    values = [batch(imported.view, seed) for seed in range(batches)]
+    lists_us = optimize_model(model, options).plan.predicted_us
+    for budget in budgets:
+        found = measure_safety(imported, options, values, budget=budget)
+        yield {
+            "graph": name,
+            "budget": budget,
+            "forbidden": len(found.forbidden),
+            "released": len(found.released),
+            "lists_us": lists_us,
+            "data_us": optimize_model(model, found.applied_to(options)).plan.predicted_us,
+            "worst_error_lists": max(found.drift_before.values()),
+            "worst_error_data": max(found.drift_after.values()),
+            "trials": found.trials,
+        }
+
+
 def main() -> None:
-    """Judge every graph and write the table."""
-    eager = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
-    options = Options(device=eager, lists=preset("campo"))
-    lines = [
-        "# Safety judged on data",
-        "",
-        f"{BATCHES} synthesized batches, loss scale {LOSS_SCALE:g}, a V100 without launch costs (estimate), "
-        f"CPU emulation, {date.today().isoformat()}. Errors are relative to FP32, of the worst output; the "
-        "lists' own error is what FP16 does to these untrained networks.",
-        "",
-        "| graph | budget | forbidden | released | lists alone us | on data us | faster | worst error, lists "
-        "| worst error, data | trials |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for name in GRAPHS:
-        model = with_loss_scale(onnx.load(ROOT / "tests" / "data" / f"{name}.onnx"), LOSS_SCALE)
-        imported = import_model(model)
-        batches = [batch(imported.view, seed) for seed in range(BATCHES)]
-        lists_us = decide(pose(imported, options), imported, options).predicted_us
-        for budget in BUDGETS:
-            found = measure_safety(imported, options, batches, budget=budget)
-            judged = found.applied_to(options)
-            data_us = decide(pose(imported, judged), imported, judged).predicted_us
-            lines.append(
-                f"| {name} | {budget:g} | {len(found.forbidden)} | {len(found.released)} | {lists_us:.2f} "
-                f"| {data_us:.2f} | {lists_us / data_us - 1:+.1%} | {max(found.drift_before.values()):.1e} "
-                f"| {max(found.drift_after.values()):.1e} | {found.trials} |"
-            )
-            print(lines[-1], flush=True)
-    RESULT.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    """Decide about every graph, and write the page."""
+    rows = [row for name in NAMES for row in rows_of(name)]
+    print(
+        *publish("data_safety", {"made": made(), "batches": BATCHES, "loss_scale": LOSS_SCALE, "rows": rows})
+    )
 
 
 if __name__ == "__main__":

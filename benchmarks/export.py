@@ -1,26 +1,22 @@
 """What exporting costs and gives: nodes, bytes, seconds, and whether ONNX Runtime and campo take it.
 
-    python benchmarks/export.py [--work DIR] [--models resnet50 ...] [--memory-gb 12]
+    python -m benchmarks.export [--work DIR] [--models resnet50 ...] [--memory-gb 12]
 
-Each job writes one JSON file into the work folder, so that a run can be stopped and started again; tables
-are written between the markers of ``results/export.md`` when all jobs are done. A job runs in a process of
-its own, which gives its memory back. Steps run on the CPU provider, where a conservative estimate of their
-memory fits; predictions are estimates from public figures of the devices.
+Needs PyTorch. Each job is a step whose result is kept below ``--work``; it runs in a process of its own,
+which gives its memory back. Steps run on the CPU provider, where a conservative estimate of their memory
+fits; predictions are estimates from public figures of the devices. Writes results/export.json and .md when
+all jobs are done.
 """
 
 import argparse
 import contextlib
-import json
 import logging
 import sys
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import date
-from importlib.metadata import version
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,33 +24,25 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from export_tables import write_tables
 from numpy.typing import NDArray
 
-from campo_onnx import Options, __version__, device, export_model, oplists, optimize_model
+from benchmarks.pages import made, publish
+from benchmarks.steps import Call, Facts, Records, Step, add_arguments, call_of, drive, in_own_process
+from benchmarks.zoo import TITLES
+from campo_onnx import Options, device, export_model, oplists, optimize_model
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import TensorKind
 from campo_onnx.runtime.feeds import synthesize
 
-HERE = Path(__file__).parent
-RESULT = HERE / "results" / "export.md"
-
 THREADS = 2
 REPEATS = 3
 SMALL = {"bert_large": 1}  # 2 otherwise
+FULL = {"bert_large": 10}  # 256 otherwise: the paper's on the V100
 FORMS = ("matmul", "conv")
 WITHOUT_CONVOLUTION = frozenset({"bert_large"})
 DEVICES = ("h200", "v100")
 STRATEGIES = ("campo", "optimal")
-TAKEN = {
-    "day": date.today().isoformat(),
-    "versions": f"campo-onnx {__version__}, torch {version('torch')}, onnx {onnx.__version__}, "
-    f"ONNX Runtime {ort.__version__}",
-    "threads": THREADS,
-    "repeats": REPEATS,
-}
-
-Found = dict[str, Any]
+SECONDS = {"eager": 20, "export": 60, "plan": 120, "stock": 30}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +78,9 @@ class Job:
         return f"{self.kind}-{self.model}-b{self.batch}-{self.form}-{update}"
 
 
-def jobs_of(model: str, full: int) -> Iterator[Job]:
+def jobs_of(model: str) -> Iterator[Job]:
     """List what is measured of one model."""
-    small = SMALL.get(model, 2)
+    small, full = SMALL.get(model, 2), FULL.get(model, 256)
     for form in FORMS[:1] if model in WITHOUT_CONVOLUTION else FORMS:
         yield Job(kind="eager", model=model, form=form)
         yield from (Job(kind="export", model=model, batch=n, form=form) for n in (small, full))
@@ -101,9 +89,9 @@ def jobs_of(model: str, full: int) -> Iterator[Job]:
     yield Job(kind="plan", model=model, batch=full, has_update=True)
 
 
-def measure(job: Job, memory_bytes: float) -> Found:
+def measure(job: Job, memory_bytes: float) -> Facts:
     """Do one job."""
-    from zoo.export import ZOO
+    from benchmarks.zoo.export import ZOO
 
     entry = ZOO[job.model]
     if job.kind == "eager":
@@ -114,9 +102,9 @@ def measure(job: Job, memory_bytes: float) -> Found:
         return exported(entry, job, Path(folder) / "step.onnx", memory_bytes)
 
 
-def against_eager(entry: Any, job: Job) -> Found:
+def against_eager(entry: Any, job: Job) -> Facts:
     """Compare gradients, then new parameters."""
-    from zoo.eager import compare
+    from benchmarks.zoo.eager import compare
 
     found = [compare(entry, optimizer=o, weight_gradient=job.form) for o in (None, entry.optimizer)]
     return {
@@ -127,7 +115,7 @@ def against_eager(entry: Any, job: Job) -> Found:
     }
 
 
-def by_torch_onnx(entry: Any, job: Job) -> Found:
+def by_torch_onnx(entry: Any, job: Job) -> Facts:
     """Hand the step, traced and free of mutation, to ``torch.onnx``."""
     import torch
 
@@ -159,9 +147,9 @@ def by_torch_onnx(entry: Any, job: Job) -> Found:
     return {"nodes": len(program.model.graph), "export_s": time.perf_counter() - began}
 
 
-def exported(entry: Any, job: Job, path: Path, memory_bytes: float) -> Found:
+def exported(entry: Any, job: Job, path: Path, memory_bytes: float) -> Facts:
     """Export, check in full, load, step, perhaps optimize."""
-    from zoo.export import export
+    from benchmarks.zoo.export import export
 
     optimizer = entry.optimizer if job.has_update else None
     began = time.perf_counter()
@@ -170,7 +158,7 @@ def exported(entry: Any, job: Job, path: Path, memory_bytes: float) -> Found:
     imported = import_model(path)
     session, load_s = loaded(path)
     peak_bytes = peak_of(imported)
-    found: Found = {
+    found: Facts = {
         "nodes": len(model.graph.node),
         "file_bytes": path.stat().st_size,
         "export_s": export_s,
@@ -248,7 +236,7 @@ def free_bytes() -> float:
     return float(rows["MemAvailable"].split()[0]) * 1024
 
 
-def planned(path: Path, device_name: str, strategy: str) -> Found:
+def planned(path: Path, device_name: str, strategy: str) -> Facts:
     """Optimize a step, write and check the result, and load it."""
     began = time.perf_counter()
     options = Options(device=device(device_name), lists=oplists("campo"), strategy=strategy)
@@ -270,43 +258,51 @@ def planned(path: Path, device_name: str, strategy: str) -> Found:
     }
 
 
-def run_jobs(jobs: list[Job], work: Path, memory_bytes: float) -> dict[str, Found]:
-    """Do what is not done yet."""
-    results = {}
-    for number, job in enumerate(jobs, 1):
-        path = work / f"{job.name}.json"
-        if not path.exists():
-            print(f"[{number}/{len(jobs)}] {job.name}", end=" ", file=sys.stderr, flush=True)
-            began = time.perf_counter()
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                found = pool.submit(measure, job, memory_bytes).result()
-            draft = path.with_suffix(".draft")
-            draft.write_text(json.dumps(asdict(job) | TAKEN | found, indent=1), encoding="utf-8")
-            draft.replace(path)
-            print(f"{time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
-        results[job.name] = json.loads(path.read_text(encoding="utf-8"))
-    return results
+def steps_of(models: list[str], memory_bytes: float) -> Iterator[Step]:
+    """One step a job."""
+    for job in (job for model in models for job in jobs_of(model)):
+
+        def work(call: Call, job: Job = job) -> Facts:
+            return in_own_process(measure, job, memory_bytes)
+
+        asked = asdict(job) | {"threads": THREADS, "repeats": REPEATS}
+        yield Step(name=job.name, work=work, seconds=SECONDS[job.kind], asked=asked)
 
 
-def main() -> None:
-    """Measure, then write the tables."""
-    from zoo.export import ZOO
+def collect(records: Records) -> Facts:
+    """Put the jobs that are done together, by kind."""
+    order = {model: position for position, model in enumerate(TITLES)}
+    jobs = [facts["asked"] | facts["result"] for facts in records.all().values() if "result" in facts]
+    jobs.sort(key=lambda job: (order[job["model"]], job["form"] != FORMS[0], job["batch"]))
+    return {
+        "made": made("torch"),
+        "titles": dict(TITLES),
+        "threads": THREADS,
+        "repeats": REPEATS,
+        **{kind: [job for job in jobs if job["kind"] == kind] for kind in SECONDS},
+    }
 
+
+def publish_when_done(steps: list[Step], records: Records) -> tuple[Path, ...]:
+    """Write the page, unless a job is missing: half of one would replace a whole one."""
+    if any(records.find(step.name) is None for step in steps):
+        return ()
+    return publish("export", collect(records))
+
+
+def main() -> int:
+    """Measure what is not measured yet, then write the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--work", type=Path, default=Path("build/export"), help="folder for finished jobs")
-    parser.add_argument("--models", nargs="+", choices=[*ZOO], default=[*ZOO])
+    parser.add_argument("--models", nargs="+", choices=[*TITLES], default=[*TITLES])
     parser.add_argument("--memory-gb", type=float, default=12.0, help="take no step that may need more")
+    add_arguments(parser, work="build/export")
     options = parser.parse_args()
-    options.work.mkdir(parents=True, exist_ok=True)
-    jobs = [job for model in options.models for job in jobs_of(model, ZOO[model].batch_sizes[1])]
-    results = run_jobs(jobs, options.work, options.memory_gb * 1e9)
-    if len(options.models) == len(ZOO):
-        write_tables([*results.values()], RESULT)
-    else:
-        print(json.dumps([*results.values()], indent=1))
+    steps = list(steps_of(options.models, options.memory_gb * 1e9))
+    every = list(steps_of([*TITLES], options.memory_gb * 1e9))
+    return drive(steps, call_of(options), options, partial(publish_when_done, every))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,136 +1,193 @@
 """Everything there is to measure on a device, in steps that can be interrupted at any time.
 
-    python benchmarks/gpu_session.py [--device cuda|cpu] [--quick] [--limit-s 540] [GRAPH.onnx ...]
+    python -m benchmarks.gpu_session [--device cuda|cpu] [--quick] [--limit-s 540] [GRAPH.onnx ...]
 
-Steps: facts about the machine; provider check; whole steps of each graph; launch overhead, casts,
-alignment, both forms of a convolution's weight gradient; hardware counters of a few nodes; profile of
-each graph with a kernel trace; quick calibrations and, without --quick, a full one, which takes hours.
-Run it again until it says that all is done: finished steps are not repeated, and every timing of an
-unfinished one is kept in the store. A step that fails is noted and passed over; --retry tries those
-again. Results go to results/session_<provider>/ (one JSON a step, profiles, calibrations) and
-results/calibration_<provider>.md.
+``--plan`` prints the steps and how long each is expected to take. What shows that anything works comes
+first, then the quick calibration, so that a machine lent for half an hour leaves that behind; then
+overheads and sweeps, whole steps, benchmarks and profiles of the graphs, and without ``--quick`` a full
+calibration, which takes hours. Run it again until it says that all is done: finished steps are not
+repeated, and every timing of an unfinished one is kept in the store. Results go to
+results/session_<provider>/ (a JSON file a step, profiles, calibrations) and to
+results/calibration_<provider>.json and .md.
 """
 
 import argparse
-import json
-import os
 import sys
-import time
-import traceback
+from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu_call import LOW, LimitReachedError, Session
-from gpu_facts import Step
-from gpu_report import STEP, report
-from gpu_steps import steps_of
-
+from benchmarks.gpu_machine import LOW, Session, check_provider, count_some, facts, step_of
+from benchmarks.gpu_steps import (
+    bench_graph,
+    calibrate_device,
+    profile_graph,
+    sweep_alignment,
+    sweep_casts,
+    time_launches,
+    weight_gradient,
+)
+from benchmarks.pages import RESULTS, made, publish
+from benchmarks.steps import Records, Step, add_arguments, call_of, drive
+from campo_onnx import CampoError, Precision
+from campo_onnx.calibrate.calibration import Calibration, load_calibration
 from campo_onnx.calibrate.catalog import file_name
+from campo_onnx.calibrate.fit import METHODS, PAPER_ACCURACY
 from campo_onnx.devices.detect import device_of
-from campo_onnx.errors import CampoError
 from campo_onnx.measure.node_timer import Bench
 from campo_onnx.measure.store import Store, default_path
 from campo_onnx.runtime.providers import choose_provider, machine
 
-RESULTS = Path(__file__).parent / "results"
-TO_BE_CONTINUED = 75
+
+def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
+    """The steps in order, with the seconds that each is expected to take on a GPU."""
+    here = session.bench.machine
+    asked = {"device": here.device, "ort": here.ort}
+
+    def step(name: str, seconds: float, work: Any, *arguments: Any) -> Step:
+        return Step(name=name, work=partial(work, *arguments, session), seconds=seconds, asked=asked)
+
+    yield step("facts", 10, facts)
+    yield step("provider", 20, check_provider)
+    yield step("calibration_quick", 420, calibrate_device, LOW, False)
+    yield step("launches", 10, time_launches)
+    yield step("casts", 60, sweep_casts)
+    yield step("alignment", 60, sweep_alignment)
+    yield step("weight_gradient", 30, weight_gradient)
+    for graph in session.graphs:
+        yield step(f"step_{graph.stem}", 30, step_of, graph)
+    for graph in session.graphs:
+        yield step(f"bench_{graph.stem}", 120, bench_graph, graph)
+    yield step("counters", 120, count_some)
+    for graph in session.graphs:
+        yield step(f"profile_{graph.stem}", 180, profile_graph, graph)
+    if not session.on_cpu:
+        yield step("calibration_bf16_quick", 420, calibrate_device, Precision.BF16, False)
+    if full:
+        yield step("calibration", 4 * 3600, calibrate_device, LOW, True)
 
 
-def run_step(name: str, step: Step, session: Session) -> bool:
-    """Run one step unless it is done; say whether the call may go on."""
-    result = session.folder / f"{name}{STEP}"
-    if result.exists():
-        print(f"{name}: done before")
-        return True
-    began = time.monotonic()
-    facts: dict[str, Any] = {
+def collect(session: Session, records: Records) -> dict[str, Any]:
+    """Put the results of all finished steps together."""
+    found = records.all()
+    results = {name: step["result"] for name, step in found.items() if "result" in step}
+
+    def by_graph(prefix: str) -> dict[str, Any]:
+        return {n.removeprefix(prefix): found[n] for n in results if n.startswith(prefix)}
+
+    calibrations = []
+    for precision in (Precision.FP16, Precision.BF16):
+        paths = [session.calibration_path(precision, full=full) for full in (True, False)]
+        if path := next((path for path in paths if path.exists()), None):
+            step = next((s for s in found.values() if s.get("result", {}) and _file(s) == path.name), {})
+            calibrations.append(_calibration(load_calibration(path), step))
+    return {
+        "template": "calibration",
+        "made": made(),
         "machine": asdict(session.bench.machine),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "paper_accuracy": PAPER_ACCURACY,
+        "methods": [method.name for method in METHODS],
+        "calibrations": calibrations,
+        "profiles": by_graph("profile_"),
+        "benches": by_graph("bench_"),
+        **{name: results.get(name) for name in ("launches", "weight_gradient", "counters", "alignment")},
+        "failures": {name: step["failure"] for name, step in found.items() if "failure" in step},
     }
-    goes_on = True
-    try:
-        facts["result"] = step(session)
-    except LimitReachedError:
-        print(f"\n{name}: time is up; run the same command again to go on")
-        return False
-    except CampoError as error:
-        facts["failure"] = str(error)
-    except Exception as error:  # one step must not cost the others
-        facts["failure"] = f"{type(error).__name__}: {error}"
-        facts["traceback"] = traceback.format_exc()
-        goes_on = False  # an error of CUDA stays with the process: the next call is a fresh one
-    facts["seconds"] = round(time.monotonic() - began, 1)
-    facts["load_average"] = os.getloadavg()
-    draft = result.with_name(f".{result.name}")
-    draft.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    draft.replace(result)
-    how = f"failed: {facts['failure']}" if "failure" in facts else "done"
-    print(f"\r{name}: {how} ({facts['seconds']:.0f} s)")
-    if not goes_on:
-        print("run the same command again to go on with the next step")
-    return goes_on
 
 
-def forget_failures(folder: Path) -> None:
-    """Let steps that failed run again."""
-    for path in folder.glob(f"*{STEP}"):
-        if "failure" in json.loads(path.read_text(encoding="utf-8")):
-            path.unlink()
+def _file(step: dict[str, Any]) -> str | None:
+    result = step["result"]
+    return result.get("file") if isinstance(result, dict) else None
+
+
+def _calibration(calibration: Calibration, step: dict[str, Any]) -> dict[str, Any]:
+    names = [method.name for method in METHODS]
+
+    def mean(of: Any) -> float:
+        return calibration.mean(of)
+
+    return {
+        "precision": calibration.precision.value,
+        "measured_at": calibration.measured_at,
+        "seconds": step.get("seconds"),
+        "load_average": step.get("load_average", []),
+        "rows": [
+            {
+                "op": f"{entry.op}, tensor cores" if entry.on_tensor_cores else entry.op,
+                "fitted": entry.fitted,
+                "held_out": entry.scores.shapes,
+                "in_use": entry.scores.chosen,
+                "by_method": {name: entry.scores.by_method[name] for name in names},
+                "general": entry.scores.general,
+                "roofline": entry.scores.roofline,
+                "fp32": entry.scores.fp32,
+            }
+            for entry in calibration.entries
+        ],
+        "all": {
+            "in_use": calibration.score,
+            "by_method": {name: mean(lambda s, name=name: s.by_method[name]) for name in names},
+            "general": mean(lambda s: s.general),
+            "roofline": mean(lambda s: s.roofline),
+            "fp32": mean(lambda s: s.fp32),
+        },
+        "cast": {
+            "r_us": calibration.cast.r_us,
+            "c_i_us": calibration.cast.c_i_us,
+            "score": calibration.cast_score,
+            "paper_score": calibration.cast_paper_score,
+        },
+        "failures": dict(calibration.failures),
+    }
 
 
 def what_to_copy(session: Session) -> list[str]:
     """What to do with the calibrations that were made."""
     lines = []
     full = session.calibration_path(LOW, full=True)
-    made = full if full.exists() else session.calibration_path(LOW, full=False)
-    if made.exists() and not session.on_cpu:  # no CPU stands for all others
+    written = full if full.exists() else session.calibration_path(LOW, full=False)
+    if written.exists() and not session.on_cpu:  # no CPU stands for all others
         shipped = Path("campo_onnx") / "calibrate" / "data" / "calibrations"
-        lines.append(f"to ship the calibration: cp {made} {shipped / file_name(session.device.name, LOW)}")
+        lines.append(f"to ship the calibration: cp {written} {shipped / file_name(session.device.name, LOW)}")
     lines.append(f"to keep everything: commit {session.folder} and the page beside it")
     return lines
 
 
 def main() -> int:
+    """Do what is not done yet, and write the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("graphs", nargs="*", type=Path)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--quick", action="store_true", help="leave the full calibration out")
-    parser.add_argument("--retry", action="store_true", help="run steps again that failed")
-    parser.add_argument("--limit-s", type=float, default=540.0, help="time after which a call ends")
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--store", type=Path, default=None)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    add = parser.add_argument
+    add("graphs", nargs="*", type=Path)
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--quick", action="store_true", help="leave the full calibration out")
+    add("--threads", type=int, default=0)
+    add("--store", type=Path, default=None)
+    add_arguments(parser, work=str(RESULTS))
     options = parser.parse_args()
-    end = time.monotonic() + options.limit_s
     try:
         here = machine(choose_provider(options.device), options.threads)
         device = device_of(here)
-        with Store(options.store or default_path()) as store:
-            folder = options.out / f"session_{here.provider}"
-            folder.mkdir(parents=True, exist_ok=True)
-            if options.retry:
-                forget_failures(folder)
-            session = Session(
-                folder=folder,
-                bench=Bench(machine=here, store=store),
-                device=device,
-                graphs=tuple(options.graphs),
-                full=not options.quick,
-                end=end,
-            )
-            finished = all(run_step(name, step, session) for name, step in steps_of(session))
     except CampoError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    page = options.out / f"calibration_{here.provider}.md"
-    page.write_text(report(session), encoding="utf-8")
-    print(f"{'all done' if finished else 'to be continued'}; wrote {page}")
-    print("\n".join(what_to_copy(session)))
-    return 0 if finished else TO_BE_CONTINUED
+    folder = options.work / f"session_{here.provider}"
+    call = call_of(options, folder)
+    with Store(options.store or default_path()) as store:
+        bench = Bench(machine=here, store=store)
+        session = Session(folder=folder, bench=bench, device=device, graphs=tuple(options.graphs))
+
+        def write(records: Records) -> tuple[Path, ...]:
+            name = f"calibration_{here.provider}"
+            return publish("calibration", collect(session, records), options.work, name=name)
+
+        code = drive(steps_of(session, full=not options.quick), call, options, write)
+    if not options.plan:
+        print("\n".join(what_to_copy(session)))
+    return code
 
 
 if __name__ == "__main__":

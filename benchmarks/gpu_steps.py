@@ -1,13 +1,15 @@
-"""Steps of :mod:`gpu_session`: what is measured on a device, each a function of the session."""
+"""Steps of a session on a device: what calibrations, cost models and profiles are checked against."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpu_call import LOW, LimitReachedError, Session, both_us, matmul
-from gpu_facts import Step, check_provider, count_some, facts, step_of
-
+from benchmarks.evaluation.stepped import Effort, candidates
+from benchmarks.evaluation.stepped import measure as measure_graphs
+from benchmarks.evaluation.strategies import FP32, OPTIMAL, TF_AMP
+from benchmarks.gpu_machine import LOW, Session, both_us, matmul
+from benchmarks.steps import Call
 from campo_onnx.calibrate.run import Campaign, calibrate, full_campaign, quick_campaign
 from campo_onnx.calibrate.samples import cast_samples
 from campo_onnx.ir.importer import import_model
@@ -16,37 +18,18 @@ from campo_onnx.measure.counters import Counted, counters_of
 from campo_onnx.measure.node_timer import LAUNCH_NODE, VIEW_NODE, Bench
 from campo_onnx.measure.profile import read_profile, write_profile
 from campo_onnx.measure.profiler import take_profile
-from campo_onnx.measure.signature import Signature, make_signature
 from campo_onnx.measure.store import GRAPH
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature, make_signature
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.ncu import LIMIT_S, count
 
 _LARGEST_SWEEP = 64  # sizes of casts: a full calibration measures more, and is a step of its own
+_BENCH = Effort(steps=50, budget_s=60.0)
 
 
-def steps_of(session: Session) -> Iterator[tuple[str, Step]]:
-    """The steps in order: first what shows that anything works, last what takes hours."""
-    yield "facts", facts
-    yield "provider", check_provider
-    for graph in session.graphs:
-        yield f"step_{graph.stem}", step_of(graph)
-    yield "launches", time_launches
-    yield "casts", sweep_casts
-    yield "alignment", sweep_alignment
-    yield "weight_gradient", weight_gradient
-    yield "counters", count_some
-    for graph in session.graphs:
-        yield f"profile_{graph.stem}", profile_of(graph)
-    yield "calibration_quick", calibration_of(LOW, full=False)
-    if not session.on_cpu:
-        yield "calibration_bf16_quick", calibration_of(Precision.BF16, full=False)
-    if session.full:
-        yield "calibration", calibration_of(LOW, full=True)
-
-
-def time_launches(session: Session) -> dict[str, float]:
+def time_launches(session: Session, call: Call) -> dict[str, float]:
     """What a node costs that does next to nothing, one after another and inside a CUDA graph."""
     nodes = {"launches a kernel": LAUNCH_NODE, "renames bytes": VIEW_NODE}
     found = {f"{name}, stream": session.bench.time(node).median_us for name, node in nodes.items()}
@@ -56,18 +39,18 @@ def time_launches(session: Session) -> dict[str, float]:
     return found
 
 
-def sweep_casts(session: Session) -> list[dict[str, Any]]:
+def sweep_casts(session: Session, call: Call) -> list[dict[str, Any]]:
     """Casts in both directions by number of elements."""
-    campaign, rows = campaign_of(session, full=session.full), []
+    campaign, rows = campaign_of(session, full=False), []
     sweep = list(cast_samples(min(campaign.casts, _LARGEST_SWEEP), campaign.largest_cast_elements, LOW))
     for done, (elements, signature) in enumerate(sweep, start=1):
         timing = session.bench.time(signature)
         rows.append({"elements": elements, "node": signature.input_types, **asdict(timing)})
-        session.tick(done, len(sweep))
+        call.deadline.tick(done, len(sweep))
     return rows
 
 
-def sweep_alignment(session: Session) -> list[dict[str, Any]]:
+def sweep_alignment(session: Session, call: Call) -> list[dict[str, Any]]:
     """Matrix products off, on and far on the multiples that tensor cores want."""
     base = 256 if session.on_cpu else 4096
     sizes = [base - 1, base, base + 8, base + 63, base + 64]
@@ -75,11 +58,11 @@ def sweep_alignment(session: Session) -> list[dict[str, Any]]:
     rows = []
     for done, (m, k, n) in enumerate(shapes, start=1):
         rows.append({"m": m, "k": k, "n": n, **both_us(matmul(m, k, n), session)})
-        session.tick(done, len(shapes))
+        call.deadline.tick(done, len(shapes))
     return rows
 
 
-def weight_gradient(session: Session) -> list[dict[str, Any]]:
+def weight_gradient(session: Session, call: Call) -> list[dict[str, Any]]:
     """Weight gradient of a 3x3 convolution: one Conv with kernels as large as images, or nine products."""
     shapes = [(2, 4, 8)] if session.on_cpu else [(64, 64, 56), (64, 128, 28), (64, 256, 14), (64, 512, 7)]
     rows = []
@@ -87,9 +70,8 @@ def weight_gradient(session: Session) -> list[dict[str, Any]]:
         image = (channels, batch, size, size)
         as_conv = make_signature(
             OpKey("", "Conv"),
-            inputs=("x0", "x1"),
-            outputs=("y0",),
-            types={"x0": (FLOAT, image), "x1": (FLOAT, image), "y0": (FLOAT, (channels, channels, 3, 3))},
+            inputs=[(FLOAT, image), (FLOAT, image)],
+            outputs=[(FLOAT, (channels, channels, 3, 3))],
             attributes={"kernel_shape": [size, size], "pads": [1] * 4},
         )
         product = matmul(channels, batch * size * size, channels)
@@ -102,72 +84,70 @@ def weight_gradient(session: Session) -> list[dict[str, Any]]:
                 "one_of_nine_products": both_us(product, session),
             }
         )
-        session.tick(done, len(shapes))
+        call.deadline.tick(done, len(shapes))
     return rows
 
 
-def profile_of(graph: Path) -> Step:
+def bench_graph(graph: Path, session: Session, call: Call) -> dict[str, Any]:
+    """Step a graph in FP32, as TF_AMP and as the exact assignment have it, in turns."""
+    members = candidates(graph, session.device, (FP32, TF_AMP, OPTIMAL))
+    return measure_graphs(members, session.bench.machine, _BENCH, None, call.deadline)
+
+
+def profile_graph(graph: Path, session: Session, call: Call) -> dict[str, Any]:
     """Profile a graph: with a kernel trace where that works, and hardware counters."""
-
-    def step(session: Session) -> dict[str, Any]:
-        imported = import_model(graph)
-        feeds = synthesize(imported.view)
-        profile = take_profile(
-            imported,
-            feeds,
-            session.bench,
-            session.device,
-            steps=12,
-            counters=not session.on_cpu,
-            on_progress=session.tick,
-        )
-        write_profile(profile, session.folder / f"{graph.stem}.parquet")
-        back = read_profile(session.folder / f"{graph.stem}.parquet")
-        return {
-            "nodes": len(back.table),
-            "not_measured": back.failed,
-            "measured": dict(back.table["measured"].value_counts().iter_rows()),
-            "notes": back.notes,
-            "step_us": back.step_us,
-            "nodes_us": back.nodes_us,
-            "accounted": back.accounted,
-            "operators": back.ops().head(8).to_dicts(),
-        }
-
-    return step
+    imported = import_model(graph)
+    profile = take_profile(
+        imported,
+        synthesize(imported.view),
+        session.bench,
+        session.device,
+        steps=12,
+        counters=not session.on_cpu,
+        on_progress=call.deadline.tick,
+    )
+    write_profile(profile, session.folder / f"{graph.stem}.parquet")
+    back = read_profile(session.folder / f"{graph.stem}.parquet")
+    return {
+        "nodes": len(back.table),
+        "not_measured": back.failed,
+        "measured": dict(back.table["measured"].value_counts().iter_rows()),
+        "notes": back.notes,
+        "step_us": back.step_us,
+        "nodes_us": back.nodes_us,
+        "accounted": back.accounted,
+        "operators": back.ops().head(8).to_dicts(),
+    }
 
 
-def calibration_of(precision: Precision, *, full: bool) -> Step:
+def calibrate_device(precision: Precision, full: bool, session: Session, call: Call) -> dict[str, Any]:
     """Calibrate, and write the file."""
-
-    def step(session: Session) -> dict[str, Any]:
-        made = calibrate(
-            campaign_of(session, full=full),
-            session.bench,
-            session.device,
-            precision,
-            session.tick,
-            None if session.on_cpu else _counting(session),
-        )
-        session.calibration_path(precision, full=full).write_text(made.to_json(), encoding="utf-8")
-        return {
-            "score": made.score,
-            "operators": made.operators,
-            "counters_refusal": made.counters_refusal,
-        }
-
-    return step
+    made = calibrate(
+        campaign_of(session, full=full),
+        session.bench,
+        session.device,
+        precision,
+        call.deadline.tick,
+        None if session.on_cpu else _counting(call),
+    )
+    path = session.calibration_path(precision, full=full)
+    path.write_text(made.to_json(), encoding="utf-8")
+    return {
+        "file": path.name,
+        "score": made.score,
+        "operators": made.operators,
+        "counters_refusal": made.counters_refusal,
+    }
 
 
-def _counting(session: Session) -> Callable[[Iterable[Signature], Bench], Counted]:
+def _counting(call: Call) -> Callable[[Iterable[Signature], Bench], Counted]:
     def read(files: Sequence[Path]) -> Sequence[Mapping[str, float] | None]:
-        session.check_time()
-        if session.left_s < 60:
-            raise LimitReachedError  # too short for a batch; those before it are kept
-        return count(files, limit_s=min(LIMIT_S, session.left_s))
+        call.deadline.need(60.0)  # less is too short for a batch; those before it are kept
+        return count(files, limit_s=min(LIMIT_S, call.deadline.left_s))
 
     return lambda signatures, bench: counters_of(signatures, bench, read)
 
 
 def campaign_of(session: Session, *, full: bool) -> Campaign:
+    """How much a calibration measures here."""
     return (full_campaign if full else quick_campaign)(session.provider)

@@ -1,16 +1,14 @@
 """ONNX Runtime's own cast placement, PropagateCastOps, against a plan, in ORTModule's graphs.
 
-    python tests/integrations/torch_shim.py benchmarks/ortmodule_pco.py [--device v100]
+    PYTHONPATH=tests/integrations:. .venv-ortmodule/bin/python -m torch_shim benchmarks/ortmodule_pco.py
 
-Runs where onnxruntime-training 1.19.2 and PyTorch are installed. Writes benchmarks/results/ortmodule.md.
-Graphs are built, not run: times are predictions from public figures.
+Runs where onnxruntime-training 1.19.2 and PyTorch are installed (``make test-ortmodule``), and Jinja is.
+Writes results/ortmodule.json and .md. Graphs are built, not run: times are predictions from public figures.
 """
 
 import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -20,36 +18,18 @@ import torch
 from networks import Bert, Cnn, Mlp
 from onnxruntime.training.ortmodule import DebugOptions, LogLevel, ORTModule
 
-from campo_onnx.devices.datasheet import device
+from benchmarks.pages import made, publish
+from campo_onnx import Options, device, oplists
 from campo_onnx.integrations.backward import with_backward
 from campo_onnx.integrations.ortmodule import Attached, attach
 from campo_onnx.ir.importer import import_model
-from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.pipeline import Options, pose
+from campo_onnx.pipeline import pose
 
-RESULT = Path(__file__).parent / "results" / "ortmodule.md"
 ALLOW = ["MatMul", "Gemm", "Conv"]
 STRATEGIES = ("optimal", "campo", "tf-amp")
-HEAD = "| graph | placed by | casts forward | casts backward | low nodes | predicted us | against FP32 |"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One way to place casts in one graph."""
-
-    network: str
-    placed_by: str
-    forward_casts: int
-    backward_casts: int
-    low_nodes: int
-    predicted_us: float
-    fp32_us: float
-
-    def __str__(self) -> str:
-        cells = (self.network, self.placed_by, self.forward_casts, self.backward_casts, self.low_nodes)
-        times = f"{self.predicted_us:.0f} | {self.fp32_us / self.predicted_us:.2f}x"
-        return f"| {' | '.join(map(str, cells))} | {times} |"
+Row = dict[str, Any]
 
 
 def networks() -> Iterator[tuple[str, torch.nn.Module, tuple[torch.Tensor, ...]]]:
@@ -109,19 +89,19 @@ def row(
         and node.op.op_type != "Cast"
         and any(view.tensors[t].dtype == low for t in (*node.inputs, *node.outputs) if t)
     )
-    return Row(
-        network=name,
-        placed_by=placed_by,
-        forward_casts=len(casts) - backward,
-        backward_casts=backward,
-        low_nodes=len(low_nodes),
-        predicted_us=asked.predicted_us(low_nodes),
-        fp32_us=asked.predicted_us(frozenset()),
-    )
+    return {
+        "network": name,
+        "placed_by": placed_by,
+        "forward_casts": len(casts) - backward,
+        "backward_casts": backward,
+        "low_nodes": len(low_nodes),
+        "predicted_us": asked.predicted_us(low_nodes),
+        "fp32_us": asked.predicted_us(frozenset()),
+    }
 
 
 def rows(name: str, network: torch.nn.Module, batch: tuple[torch.Tensor, ...], on: str) -> Iterator[Row]:
-    options = Options(device=device(on), lists=preset("campo"))
+    options = Options(device=device(on), lists=oplists("campo"))
     forward, gradient, attached = build(network, batch, planned(on, "fp32"))
     sizes = attached.graphs[0].sizes
     asked = with_backward(
@@ -138,34 +118,20 @@ def rows(name: str, network: torch.nn.Module, batch: tuple[torch.Tensor, ...], o
         yield row(name, f"campo-onnx, {strategy}", mixed, sizes, asked)
 
 
-def report(found: list[Row], on: str) -> str:
-    versions = f"onnxruntime-training {onnxruntime.__version__}, PyTorch {torch.__version__}"
-    return f"""# Casts in ORTModule's graphs: PropagateCastOps against a plan
-
-{date.today().isoformat()}, {versions}.
-Planned for {on}. No step was run: times are predicted from public figures, for the whole step, by the same
-costs in every row and with the fewest casts that the row's low nodes need. Measured times: not measured.
-
-{HEAD}
-|---|---|--:|--:|--:|--:|--:|
-{chr(10).join(map(str, found))}
-
-"Casts" are Cast nodes in the gradient graph that ONNX Runtime executes; "low nodes" are forward nodes that
-read or write FP16 there, a loss that reads FP16 among them. PropagateCastOps ran with strategy
-INSERT_AND_REDUCE, allowing {", ".join(ALLOW)}; its level says which further operators may follow: 0 none,
-1 those that move data or compute in FP32 inside, 2 also LayerNormalization, Dropout and their like. ORTModule
-as it comes is FLOOD_FILL at level 1, which moves casts that are there and inserts none. PropagateCastOps
-looks at operators, not at times, and knows FP16 only.
-"""
-
-
 def main() -> None:
+    """Build every graph, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="v100", help="what to plan for (campo-onnx devices)")
     on = parser.parse_args().device
     found = [r for name, network, batch in networks() for r in rows(name, network, batch, on)]
-    RESULT.write_text(report(found, on), encoding="utf-8")
-    print(RESULT.read_text(encoding="utf-8"))
+    data = {
+        "made": made("torch"),
+        "ort": onnxruntime.__version__,
+        "device": on,
+        "allow": ALLOW,
+        "rows": found,
+    }
+    print(*publish("ortmodule", data))
 
 
 if __name__ == "__main__":

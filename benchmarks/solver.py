@@ -1,19 +1,19 @@
 """How long the exact assignment takes to solve, up to 100,000 nodes.
 
-    python benchmarks/solver.py [--nodes 1000,10000,50000,100000]
+    python -m benchmarks.solver [--nodes 1000 10000 50000 100000]
 
-Writes benchmarks/results/solver.md. The problems are random layered graphs with random times, most
+Writes results/solver.json and .md. The problems are random layered graphs with random times, most
 nodes free to choose: harder than real graphs, where lists and taint decide much beforehand.
 """
 
 import argparse
 import time
-from datetime import date
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
+from benchmarks.pages import made, publish
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.costs.table import CostTable, NodeCost
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
@@ -24,8 +24,6 @@ from campo_onnx.optimize.classify import Classification, NodeClass
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.problem import Problem, edges_of_graph
 from campo_onnx.optimize.strategies.optimal import optimal
-
-RESULT = Path(__file__).parent / "results" / "solver.md"
 
 
 def random_problem(nodes: int, seed: int) -> Problem:
@@ -82,33 +80,29 @@ def random_problem(nodes: int, seed: int) -> Problem:
     )
 
 
+def solve(nodes: int) -> dict[str, Any]:
+    """Solve one problem: seconds, and how far above the proven bound its predicted step is."""
+    problem = random_problem(nodes, seed=nodes)
+    began = time.perf_counter()
+    assignment = optimal(problem)
+    seconds = time.perf_counter() - began
+    return {
+        "nodes": nodes,
+        "low_nodes": len(assignment.low),
+        "casts": sum(edge.boundary_us(assignment.low) > 0 for edge in problem.edges.values()),
+        "seconds": seconds,
+        "gap": problem.predicted_us(assignment.low) / (assignment.lower_bound_us or 0.0) - 1,
+    }
+
+
 def main() -> None:
-    """Solve one problem of each size and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", default="1000,10000,50000,100000")
-    lines = [
-        "# Solving the exact assignment",
-        "",
-        f"Random graphs, one run each, {date.today().isoformat()}, two shared CPU cores. The gap is "
-        "predicted step over proven lower bound: what scaling to integers can hide.",
-        "",
-        "| nodes | low | casts | seconds | us per node | gap |",
-        "|--:|--:|--:|--:|--:|--:|",
-    ]
-    for nodes in map(int, parser.parse_args().nodes.split(",")):
-        problem = random_problem(nodes, seed=nodes)
-        begin = time.perf_counter()
-        assignment = optimal(problem)
-        seconds = time.perf_counter() - begin
-        predicted_us = problem.predicted_us(assignment.low)
-        bound_us = assignment.lower_bound_us or 0.0
-        casts = sum(edge.boundary_us(assignment.low) > 0 for edge in problem.edges.values())
-        lines.append(
-            f"| {nodes} | {len(assignment.low)} | {casts} | {seconds:.2f} | {seconds / nodes * 1e6:.1f} "
-            f"| {predicted_us / bound_us - 1:.1e} |"
-        )
-    RESULT.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print("\n".join(lines))
+    """Solve one problem of each size."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nodes", nargs="+", type=int, default=[1000, 10_000, 50_000, 100_000])
+    rows = [solve(nodes) for nodes in parser.parse_args().nodes]
+    print(*publish("solver", {"made": made("scipy"), "rows": rows}))
 
 
 if __name__ == "__main__":

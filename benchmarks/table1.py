@@ -1,54 +1,28 @@
 """Whether FP16 with Casts beats FP32: Table 1 of the Campo paper against the datasheet estimate.
 
-The 18 rows come from "Campo: Cost-Aware Performance Optimization for Mixed-Precision Neural
-Network Training", USENIX ATC 2022, Table 1 (TensorFlow 1.15, RTX 2080 Ti). Each is built as a
-graph of one node and estimated for ``rtx2080ti``. Nothing is fitted to the rows.
+    python -m benchmarks.table1
 
-Run ``python benchmarks/table1.py``: it prints the table and writes ``results/table1.md``.
+The 18 rows come from "Campo: Cost-Aware Performance Optimization for Mixed-Precision Neural Network
+Training", USENIX ATC 2022, Table 1 (TensorFlow 1.15, RTX 2080 Ti). Each is built as a graph of one node
+and estimated for ``rtx2080ti``; nothing is fitted to the rows. Writes results/table1.json and .md.
 """
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from campo_onnx.costs.roofline import estimate
-from campo_onnx.devices.datasheet import device
+from benchmarks.pages import made, publish
+from campo_onnx import Precision, device
+from campo_onnx.costs.estimated import estimate
 from campo_onnx.ir.view import FLOAT, GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
-from campo_onnx.ops.precision import Precision
 
-RESULT = Path(__file__).parent / "results" / "table1.md"
 DEVICE = "rtx2080ti"
 BATCH = 64
+CONV, CONV_GRAD = OpKey("", "Conv"), OpKey("com.microsoft", "ConvGrad")
 
-READING = """\
-How the paper's tuples are read:
-
-- MatMul (M, K, K, N): both operands' shapes one after the other. The inner sizes of all three rows agree.
-- BiasAdd (N, C, C): activations (N, C) and bias (C).
-- Convolutions and pools (N, H, W, C): the layer's input; for the two backprops the input of the forward
-  layer. Filters are not given; they are taken from the Inception-v3 layer with that input (3x3/2 to 32,
-  3x3 to 32 and 64, 5x5 to 64 for 48 channels, 1x1 to 64 for 192, 3x3 to 96 on 35x35 padded to 37x37;
-  max pools 3x3/2, and 3x3/1 on 8x8).
-
-FP16 + Cast adds one Cast for every tensor that the operation reads or writes, as the paper does."""
-
-FINDINGS = """\
-What it teaches:
-
-- The paper's FP32 times are {least:.1f} to {most:.0f} times ours (median {median:.0f}).
-  Its BiasAdd on half a megabyte takes 0.25 ms: framework, not GPU. Absolute times do not carry over;
-  which precision wins may.
-- Framework time is in both precisions, but a Cast is a node with framework time of its own: BiasAdd's
-  Casts cost {cast_low_us:.0f} to {cast_high_us:.0f} us each, whatever they move.
-  We assume {assumed_us:.0f} us: C_I has to be measured on the runtime in use.
-- Tensor cores: {same_cores} of {rows} rows agree. In the others the channels are multiples of 8, so NVIDIA's
-  rule admits tensor cores, yet the paper saw none: eligible is not chosen. Of the {wrong} rows where the
-  winner differs, {wrong_cores} are such rows; in the rest the Casts move more bytes than the operation, but
-  the paper's times are too long for bytes to have been the limit.
-- For comparison: "always FP32" is right in {fp32_wins} of {rows} rows, "always FP16" in {fp16_wins}."""
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +45,8 @@ class Node:
     """One ONNX operator on tensors of given shapes."""
 
     op: OpKey
-    inputs: tuple[tuple[int, ...], ...]
-    outputs: tuple[tuple[int, ...] | None, ...]  # None: not asked for
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape | None, ...]  # None: not asked for
     attributes: dict[str, Any] = field(default_factory=dict)
     idle_inputs: frozenset[int] = frozenset()  # the schema wants them, the paper's operation has none
 
@@ -82,7 +56,7 @@ class Row:
     """A row of Table 1: what the paper writes and measured, and the node that stands for it."""
 
     op: str
-    size: tuple[int, ...]
+    size: Shape
     paper: Times
     node: Node
 
@@ -98,41 +72,28 @@ class Layer:
     output_size: int
 
     @property
-    def data(self) -> tuple[int, ...]:
-        """Shape of the input."""
-        return (BATCH, self.channels, self.size, self.size)
-
-    @property
-    def weight(self) -> tuple[int, ...]:
-        """Shape of the filters."""
-        return (self.filters, self.channels, self.kernel, self.kernel)
-
-    @property
-    def output(self) -> tuple[int, ...]:
-        """Shape of the output."""
-        return (BATCH, self.filters, self.output_size, self.output_size)
+    def shapes(self) -> tuple[Shape, Shape, Shape]:
+        """Shapes of input, filters and output."""
+        data = (BATCH, self.channels, self.size, self.size)
+        weight = (self.filters, self.channels, self.kernel, self.kernel)
+        return data, weight, (BATCH, self.filters, self.output_size, self.output_size)
 
 
 def conv(layer: Layer) -> Node:
-    return Node(op=OpKey("", "Conv"), inputs=(layer.data, layer.weight), outputs=(layer.output,))
+    data, weight, output = layer.shapes
+    return Node(op=CONV, inputs=(data, weight), outputs=(output,))
 
 
 def backprop_filter(layer: Layer) -> Node:
-    return Node(
-        op=OpKey("com.microsoft", "ConvGrad"),
-        inputs=(layer.output, layer.data, layer.weight),
-        outputs=(None, layer.weight),
-        idle_inputs=frozenset({2}),
-    )
+    data, weight, output = layer.shapes
+    gradients, idle = (None, weight), frozenset({2})
+    return Node(op=CONV_GRAD, inputs=(output, data, weight), outputs=gradients, idle_inputs=idle)
 
 
 def backprop_input(layer: Layer) -> Node:
-    return Node(
-        op=OpKey("com.microsoft", "ConvGrad"),
-        inputs=(layer.output, layer.data, layer.weight),
-        outputs=(layer.data, None),
-        idle_inputs=frozenset({1}),
-    )
+    data, weight, output = layer.shapes
+    gradients, idle = (data, None), frozenset({1})
+    return Node(op=CONV_GRAD, inputs=(output, data, weight), outputs=gradients, idle_inputs=idle)
 
 
 def matmul(m: int, k: int, n: int) -> Node:
@@ -145,21 +106,14 @@ def bias_add(channels: int) -> Node:
 
 
 def max_pool(size: int, channels: int, pooled: int) -> Node:
-    return Node(
-        op=OpKey("", "MaxPool"),
-        inputs=((BATCH, channels, size, size),),
-        outputs=((BATCH, channels, pooled, pooled),),
-        attributes={"kernel_shape": [3, 3]},
-    )
+    images, kernel = (BATCH, channels, size, size), {"kernel_shape": [3, 3]}
+    outputs = ((BATCH, channels, pooled, pooled),)
+    return Node(op=OpKey("", "MaxPool"), inputs=(images,), outputs=outputs, attributes=kernel)
 
 
-def row(
-    op: str, size: tuple[int, ...], times_ms: tuple[float, float, float], on_tensor_cores: bool, node: Node
-) -> Row:
-    fp16_ms, fp16_cast_ms, fp32_ms = times_ms
-    paper = Times(
-        fp16_ms=fp16_ms, fp16_cast_ms=fp16_cast_ms, fp32_ms=fp32_ms, on_tensor_cores=on_tensor_cores
-    )
+def row(op: str, size: Shape, times_ms: tuple[float, float, float], on_tensor_cores: bool, node: Node) -> Row:
+    fp16, cast, fp32 = times_ms
+    paper = Times(fp16_ms=fp16, fp16_cast_ms=cast, fp32_ms=fp32, on_tensor_cores=on_tensor_cores)
     return Row(op=op, size=size, paper=paper, node=node)
 
 
@@ -234,74 +188,38 @@ def one_node_view(node: Node) -> tuple[GraphView, Ports]:
     return view, ports
 
 
-def report(estimates: tuple[Times, ...]) -> str:
-    lines = [
-        "# Table 1 of the Campo paper against the datasheet estimate (RTX 2080 Ti)",
-        "",
-        READING,
-        "",
-        "Times in ms, each `paper / ours`.",
-        "",
-        "| operation | size | FP16 | FP16 + Cast | FP32 | tensor cores | faster | agree |",
-        "|---|---|---|---|---|---|---|---|",
+def results(estimates: tuple[Times, ...]) -> dict[str, Any]:
+    """Put the paper's times and ours side by side, and count where they agree."""
+    pairs = list(zip(TABLE_1, estimates, strict=True))
+    slower = [row.paper.fp32_ms / ours.fp32_ms for row, ours in pairs]
+    casts_us = [  # two inputs, one output
+        (r.paper.fp16_cast_ms - r.paper.fp16_ms) * 1e3 / 3 for r in TABLE_1 if r.op == "BiasAdd"
     ]
-    for row, ours in zip(TABLE_1, estimates, strict=True):
-        paper = row.paper
-        lines.append(
-            f"| {row.op} | {row.size} "
-            f"| {paper.fp16_ms:.3f} / {ours.fp16_ms:.3f} "
-            f"| {paper.fp16_cast_ms:.3f} / {ours.fp16_cast_ms:.3f} "
-            f"| {paper.fp32_ms:.3f} / {ours.fp32_ms:.3f} "
-            f"| {yes(paper.on_tensor_cores)} / {yes(ours.on_tensor_cores)} "
-            f"| {paper.winner} / {ours.winner} | {yes(paper.winner == ours.winner)} |"
-        )
-    return "\n".join([*lines, "", findings(estimates), "", score(estimates), ""])
-
-
-def yes(flag: bool) -> str:
-    return "yes" if flag else "no"
-
-
-def findings(estimates: tuple[Times, ...]) -> str:
-    rows = len(TABLE_1)
-    slower = [row.paper.fp32_ms / ours.fp32_ms for row, ours in zip(TABLE_1, estimates, strict=True)]
-    casts_us = [
-        (row.paper.fp16_cast_ms - row.paper.fp16_ms) * 1e3 / 3  # two inputs, one output
-        for row in TABLE_1
-        if row.op == "BiasAdd"
-    ]
-    same_cores = [
-        row.paper.on_tensor_cores == ours.on_tensor_cores
-        for row, ours in zip(TABLE_1, estimates, strict=True)
-    ]
-    right = [row.paper.winner == ours.winner for row, ours in zip(TABLE_1, estimates, strict=True)]
-    fp32_wins = sum(row.paper.winner == "FP32" for row in TABLE_1)
-    return FINDINGS.format(
-        least=min(slower),
-        most=max(slower),
-        median=median(slower),
-        cast_low_us=min(casts_us),
-        cast_high_us=max(casts_us),
-        assumed_us=device(DEVICE).launch_us,
-        same_cores=sum(same_cores),
-        wrong=rows - sum(right),
-        wrong_cores=sum(not same and not agree for same, agree in zip(same_cores, right, strict=True)),
-        rows=rows,
-        fp32_wins=fp32_wins,
-        fp16_wins=rows - fp32_wins,
-    )
-
-
-def score(estimates: tuple[Times, ...]) -> str:
-    agreed = sum(row.paper.winner == ours.winner for row, ours in zip(TABLE_1, estimates, strict=True))
-    return f"Score: the estimate picks the paper's winner in {agreed} of {len(TABLE_1)} rows."
+    wrong = [pair for pair in pairs if pair[0].paper.winner != pair[1].winner]
+    return {
+        "rows": [
+            {
+                "op": row.op,
+                "size": row.size,
+                "paper": asdict(row.paper) | {"winner": row.paper.winner},
+                "ours": asdict(ours) | {"winner": ours.winner},
+            }
+            for row, ours in pairs
+        ],
+        "fp32_ratio": {"least": min(slower), "median": median(slower), "most": max(slower)},
+        "paper_cast_us": {"least": min(casts_us), "most": max(casts_us)},
+        "assumed_launch_us": device(DEVICE).launch_us,
+        "same_tensor_cores": sum(r.paper.on_tensor_cores == ours.on_tensor_cores for r, ours in pairs),
+        "same_winner": len(pairs) - len(wrong),
+        "wrong_with_other_tensor_cores": sum(r.paper.on_tensor_cores != o.on_tensor_cores for r, o in wrong),
+        "fp32_wins": sum(row.paper.winner == "FP32" for row in TABLE_1),
+    }
 
 
 def main() -> None:
-    text = report(tuple(estimate_row(row.node) for row in TABLE_1))
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(text, encoding="utf-8")
-    print(text, end="")
+    """Estimate every row, and write the page."""
+    estimates = tuple(estimate_row(row.node) for row in TABLE_1)
+    print(*publish("table1", {"made": made(), **results(estimates)}))
 
 
 if __name__ == "__main__":

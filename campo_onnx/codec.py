@@ -218,7 +218,7 @@ class Format(Generic[T]):
     def from_document(self, document: Any, title: str) -> T:
         """Turn plain values, with kind and version, into a value; raises as :meth:`decode` does."""
         if not isinstance(document, dict) or document.get("kind", "") != self.kind:
-            raise self.error(f"{title} is no {self.noun} of campo-onnx", remedy=self.remedy)
+            raise self.error(f"{title} is not a {self.noun} of campo-onnx", remedy=self.remedy)
         facts = {key: value for key, value in document.items() if key not in ("kind", "format_version")}
         version = self._checked_version(document, title)
         try:
@@ -259,7 +259,7 @@ class Format(Generic[T]):
         version = document.get("format_version")
         if type(version) is not int:
             why = "it has no format_version" if version is None else f"its format_version is {version!r}"
-            raise self.error(f"{title} is no {self.noun} of campo-onnx", why=why, remedy=self.remedy)
+            raise self.error(f"{title} is not a {self.noun} of campo-onnx", why=why, remedy=self.remedy)
         if version > self.version:
             raise self.error(
                 f"{title} was written by a newer campo-onnx",

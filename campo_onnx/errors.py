@@ -4,7 +4,25 @@ A message says what happened, where, why, and what to do about it. Anything that
 :class:`CampoError` is a bug of ours (exit code 1).
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import ClassVar
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a remedy for an unknown word: the closest known one, and all of them.
+
+    Examples
+    --------
+    >>> did_you_mean("H20", ["v100", "h200"])
+    "Did you mean 'h200'? Known: v100, h200."
+    >>> did_you_mean("toaster", ["v100", "h200"])
+    'Known: v100, h200.'
+    """
+    words = list(known)
+    near = get_close_matches(word.lower(), words, n=1)
+    guess = f"Did you mean {near[0]!r}? " if near else ""
+    return f"{guess}Known: {', '.join(words)}."
 
 
 class CampoError(Exception):

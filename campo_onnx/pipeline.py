@@ -7,15 +7,16 @@ from pathlib import Path
 
 import onnx
 
+from campo_onnx.costs.estimated import estimate
 from campo_onnx.costs.evidence import CostSource, Evidence
-from campo_onnx.costs.roofline import estimate
 from campo_onnx.costs.table import CostTable
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
-from campo_onnx.ops.ports import Ports, ports_of
+from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.classify import classify
 from campo_onnx.optimize.eligibility import OVERFLOW, fixed_nodes
@@ -141,7 +142,7 @@ def carry_out(plan: Plan, problem: Problem, imported: Imported) -> Optimized:
 def pose(imported: Imported, options: Options) -> Problem:
     """Pose the question: classes, costs, and what is not up for decision."""
     view = imported.view
-    ports = {node.name: ports_of(node, view, options.low) for node in view.nodes}
+    ports = {node.name: ports_of(view.signature(node.name), options.low) for node in view.nodes}
     fixed = fixed_nodes(
         imported,
         ports,

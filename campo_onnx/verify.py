@@ -13,7 +13,7 @@ from campo_onnx.bench.graphs import Graph
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.comparison import Comparison
-from campo_onnx.costs.choose import MEASURED, costs_for
+from campo_onnx.costs.choose import costs_for
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable
 from campo_onnx.errors import ModelError
@@ -136,9 +136,14 @@ def scaled_costs(costs: CostTable, plan: Plan, result: BenchResult) -> CostTable
     fp32_part_us = sum(d.fp32_us for d in plan.decisions if d.node not in low)
     measured_us = mixed.median / fp32.median * plan.fp32_us
     factor = max(1.0, (measured_us - fp32_part_us) / max(plan.predicted_us - fp32_part_us, 1e-9))
-    nodes = {name: replace(cost, low_us=cost.low_us * factor) for name, cost in costs.nodes.items()}
+    if factor == 1.0:
+        return costs
+    nodes = {
+        name: replace(cost, low_us=cost.low_us * factor, source=CostSource.SCALED)
+        for name, cost in costs.nodes.items()
+    }
     cast = CastModel(r_us=costs.cast.r_us * factor, c_i_us=costs.cast.c_i_us * factor)
-    return replace(costs, nodes=nodes, cast=cast)
+    return replace(costs, source=CostSource.SCALED, nodes=nodes, cast=cast)
 
 
 def _attempt(optimized: Optimized, options: Options, measure: Measure) -> Attempt:
@@ -157,7 +162,7 @@ def _attempt(optimized: Optimized, options: Options, measure: Measure) -> Attemp
 def _replanned(attempt: Attempt, options: Options) -> tuple[Problem, Plan]:
     """Plan again, with better costs, after an attempt that was not faster."""
     problem, plan = attempt.optimized.problem, attempt.optimized.plan
-    if problem.costs.source != MEASURED:
+    if problem.costs.source not in (CostSource.MEASURE, CostSource.SCALED):
         costs = costs_for(
             problem.view, problem.ports, options.device, options.low, CostSource.MEASURE, options.evidence
         )

@@ -1,1 +1,1 @@
-"""The command line of campo-onnx; ships as the package ``campo_onnx_cli``."""
+"""The command line of campo-onnx; ``pyproject.toml`` gives the name of the package it ships as."""

@@ -1,12 +1,23 @@
-"""``campo-onnx calibrate``: learn what this machine's nodes and Casts cost."""
+"""``campo-onnx calibrate``: fit a cost model of this machine."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .options import DECISION, OUTPUT, ForceOption, LowPrecision, PrecisionOption
-from .profile import MEASURE, CountersOption, RunOnOption, StoreOption, ThreadsOption, Use
+from .options import (
+    DECISION,
+    MEASURE,
+    OUTPUT,
+    CountersOption,
+    ForceOption,
+    LowPrecision,
+    PrecisionOption,
+    RunOnOption,
+    StoreOption,
+    ThreadsOption,
+    Use,
+)
 from .render.console import print_json, print_note, progressing
 from .render.costs import print_calibration
 
@@ -17,8 +28,9 @@ def calibrate(
         typer.Option(
             "-o",
             "--output",
-            help="Where to write the calibration (JSON). By default in your data folder, where "
-            "`--costs auto` and `model` find it again; a file elsewhere is passed as `--device FILE`.",
+            metavar="FILE.json",
+            help="Where to write the calibration. By default in your data folder, where `--costs auto` and "
+            "`--costs model` find it; pass a file from elsewhere as `--device FILE`.",
             show_default=False,
         ),
     ] = None,
@@ -42,7 +54,8 @@ def calibrate(
         int | None,
         typer.Option(
             min=9,
-            help="Shapes per operator, instead of 40 with --quick and 400 without. A third is kept to test.",
+            help="Shapes per operator; by default 40 with --quick and 400 without. A third is held out for "
+            "testing.",
             show_default=False,
             rich_help_panel=DECISION,
         ),
@@ -57,15 +70,15 @@ def calibrate(
     threads: ThreadsOption = 0,
     store: StoreOption = None,
     json: Annotated[
-        bool, typer.Option("--json", help="Print the calibration itself.", rich_help_panel=OUTPUT)
+        bool, typer.Option("--json", help="Print the calibration as JSON.", rich_help_panel=OUTPUT)
     ] = False,
     force: ForceOption = False,
 ) -> None:
-    """Learn the costs of this machine, once: Casts, and every operator in both precisions.
+    """Fit a cost model of this machine: Casts, and every operator in both precisions.
 
-    Operators run on shapes of real networks in FP32 and in the low precision; a model for each
-    predicts the one from the other, and is tested on shapes it has not seen. Every timing is kept:
-    a calibration that was interrupted goes on where it stopped.
+    Operators are timed on shapes of real networks in FP32 and in the low precision. A model per operator
+    predicts the second time from the first and is tested on held-out shapes. Every timing is kept, so
+    that an interrupted calibration continues where it stopped.
 
     Example: `campo-onnx calibrate --quick`
     """

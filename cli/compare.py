@@ -6,7 +6,7 @@ import typer
 
 from campo_onnx.costs.evidence import CostSource
 
-from .evidence import CostsOption, ProfileOption, StoreOption, gathered
+from .evidence import CostsOption, ProfileOption, opened_target
 from .options import (
     OUTPUT,
     SAFETY,
@@ -20,6 +20,7 @@ from .options import (
     ModelArgument,
     PlotOption,
     PrecisionOption,
+    StoreOption,
     dimensions,
 )
 from .render.comparison import headline, print_comparison
@@ -37,7 +38,7 @@ def compare(
         typer.Option(
             "--lists",
             metavar="NAME|FILE",
-            help="One preset or file for all strategies, in place of each one's own lists.",
+            help="One preset or file for all strategies, instead of each one's own lists.",
             rich_help_panel=SAFETY,
         ),
     ] = None,
@@ -50,13 +51,18 @@ def compare(
         bool,
         typer.Option(
             "--measure",
-            help="Also measure every strategy's step, in turns, on this machine, which must have --device.",
+            help="Also measure every strategy's step on this machine, which must have --device.",
             rich_help_panel=VERIFICATION,
         ),
     ] = False,
     steps: Annotated[
         int,
-        typer.Option(metavar="N", min=6, help="Rounds that --measure takes.", rich_help_panel=VERIFICATION),
+        typer.Option(
+            metavar="N",
+            min=6,
+            help="For --measure: timed steps of each strategy.",
+            rich_help_panel=VERIFICATION,
+        ),
     ] = 30,
     plot: PlotOption = None,
     json: Annotated[
@@ -64,9 +70,9 @@ def compare(
     ] = False,
     force: ForceOption = False,
 ) -> None:
-    """Show what every strategy would make of a training step: casts, predicted step, speed-up.
+    """Compare the strategies on one training step: casts, predicted step, speed-up.
 
-    With --measure also what each takes here. Nothing is written but the picture.
+    With --measure also the measured step of each. No model is written.
 
     Example: `campo-onnx compare bert.onnx --device v100`
     """
@@ -82,20 +88,20 @@ def compare(
     if plot is not None:
         check_plot(plot)
         check_destination(plot, force=force, source=model)
-    with gathered(device, costs, profile=profile, store=store) as judged:
+    with opened_target(device, costs, profile=profile, store=store) as target:
         if measure:
-            check_verifiable(judged.device)
+            check_verifiable(target.device)
         options = Options(
-            device=judged.device,
+            device=target.device,
             lists=preset("campo"),
             margin_us=margin_us,
             low=Precision(precision.value),
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),
             costs=costs,
-            evidence=judged.evidence,
+            evidence=target.evidence,
         )
-        with working(f"comparing strategies on {model.name} for {judged.device.name}"):
+        with working(f"comparing strategies on {model.name} for {target.device.name}"):
             comparison = run_comparison(model, options, lists=None if lists is None else resolve(lists))
     if measure:
         comparison = measured_strategies(comparison, options, steps=steps)

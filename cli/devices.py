@@ -1,11 +1,11 @@
-"""``campo-onnx devices``: what can be planned for, and how well it is known."""
+"""``campo-onnx devices``: the devices to plan for, and what is known about each."""
 
 import json as json_format
 from typing import Annotated
 
 import typer
 
-from .profile import StoreOption
+from .options import StoreOption
 from .render.console import print_json, print_note
 from .render.devices import print_device, print_devices
 
@@ -20,10 +20,11 @@ def devices(
     store: StoreOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List the devices a graph can be planned for, and how well each is known.
+    """List the devices that a graph can be planned for, and what is known about each.
 
-    `datasheet`: public figures and assumptions only. `calibrated`: models of its operators were fitted
-    on it, here or by those who ship this program. `measured`: single nodes were timed on it here.
+    `datasheet`: public figures and assumptions only. `calibrated`: cost models were fitted to
+    measurements on the device, on this machine or before release. `measured`: single nodes were timed on
+    the device on this machine.
 
     Example: `campo-onnx devices h200`
     """

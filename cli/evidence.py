@@ -1,4 +1,4 @@
-"""What ``optimize`` and ``compare`` judge by: the device, and what is known of its costs."""
+"""What ``optimize`` and ``compare`` plan with: the device, and where its costs come from."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,9 +26,10 @@ CostsOption = Annotated[
     typer.Option(
         "--costs",
         metavar="SOURCE",
-        help="`datasheet`: estimate from public figures. `model`: a calibration of the device. `measure`: "
-        "time every distinct node here, in both precisions. `auto`: a calibration if there is one, else "
-        "measure if the device is in this machine, else the datasheet.",
+        help="Where costs come from. `datasheet`: estimated from public figures. `model`: predicted by a "
+        "calibration of the device. `measure`: every distinct node is timed on this machine, in both "
+        "precisions. `auto`: a calibration if there is one, else `measure` if this machine has the device, "
+        "else `datasheet`.",
         rich_help_panel=COSTS,
     ),
 ]
@@ -37,47 +38,40 @@ ProfileOption = Annotated[
     typer.Option(
         "--profile",
         metavar="FILE.parquet",
-        help="FP32 times of this very graph, from `campo-onnx profile`; with --costs model.",
-        rich_help_panel=COSTS,
-    ),
-]
-StoreOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--store",
-        metavar="FILE",
-        help="Where measured times are kept; by default in your cache folder.",
+        help="For --costs model: FP32 times of this graph, written by `campo-onnx profile`.",
         rich_help_panel=COSTS,
     ),
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """The device to plan for, and what is known beside its figures."""
+class Target:
+    """The device to plan for, and what costs are based on."""
 
     device: "Device"
     evidence: "Evidence"
 
 
 @contextmanager
-def gathered(device: str, costs: CostSource, *, profile: Path | None, store: Path | None) -> Iterator[Judged]:
-    """Find the device (a name, ``auto``, or a calibration file) and open what costs are taken from."""
+def opened_target(
+    device: str, costs: CostSource, *, profile: Path | None, store: Path | None
+) -> Iterator[Target]:
+    """Find the device (a name, ``auto``, or a calibration file) and open the files that costs come from."""
     from campo_onnx.costs.evidence import Evidence
     from campo_onnx.devices.detect import resolve_device
     from campo_onnx.runtime.gpu import visible_gpu
 
     if profile is not None and costs in (CostSource.DATASHEET, CostSource.MEASURE):
         raise UsageError(
-            f"--profile says nothing to --costs {costs.value}",
-            why="a profile holds FP32 times, and a calibration predicts FP16 times from them",
-            remedy="Leave --profile out, or take --costs model.",
+            f"--profile cannot be combined with --costs {costs.value}",
+            why="only a calibration predicts FP16 times from the FP32 times of a profile",
+            remedy="Leave --profile out, or use --costs model.",
         )
     if costs is CostSource.DATASHEET and not device.endswith(CALIBRATION_SUFFIX):
         known, note = resolve_device(device)
         if note:
             print_note(note)
-        yield Judged(device=known, evidence=Evidence())
+        yield Target(device=known, evidence=Evidence())
         return
     from campo_onnx.calibrate.calibration import load_calibration
     from campo_onnx.measure.profile import read_profile
@@ -92,7 +86,7 @@ def gathered(device: str, costs: CostSource, *, profile: Path | None, store: Pat
     read = read_profile(profile) if profile is not None else None
     may_measure = known.provider == "cpu" or visible_gpu().gpu is not None
     if costs is CostSource.MODEL or calibration is not None or not may_measure:
-        yield Judged(device=known, evidence=Evidence(calibration=calibration, profile=read))
+        yield Target(device=known, evidence=Evidence(calibration=calibration, profile=read))
         return
     with (
         Store(store if store is not None else default_path()) as timings,
@@ -100,11 +94,11 @@ def gathered(device: str, costs: CostSource, *, profile: Path | None, store: Pat
     ):
         if timings.notice:
             print_note(timings.notice)
-        yield Judged(device=known, evidence=Evidence(profile=read, store=timings, on_progress=advance))
+        yield Target(device=known, evidence=Evidence(profile=read, store=timings, on_progress=advance))
 
 
 def _changed(calibration: "Calibration") -> str:
-    """What has changed since a calibration was made, where that is known."""
+    """Say if ONNX Runtime has changed since a calibration was made."""
     from importlib.metadata import PackageNotFoundError, version
 
     for package in ("onnxruntime-gpu", "onnxruntime"):

@@ -16,14 +16,18 @@ _MOST_IMPORTANT = 10
 
 def explain(
     plan: Annotated[
-        Path, typer.Argument(help="A plan file, written by optimize --plan.", show_default=False)
+        Path, typer.Argument(help="A plan, written by `campo-onnx optimize --plan`.", show_default=False)
     ],
     node: Annotated[
-        str | None, typer.Argument(help="Name of a node; without one, the ten decisions that matter most.")
+        str | None,
+        typer.Argument(
+            help="Name of a node. Without it, the ten decisions with the largest effect.",
+            show_default=False,
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Say why a node has the precision it has: its list, its gain, its casts, and who decided.
+    """Explain why a node has its precision: its op list, its gain, its casts, and the rule that decided.
 
     Example: `campo-onnx explain plan.json node_mm_12`
     """

@@ -1,4 +1,4 @@
-"""The program: its commands, its version, and how errors leave it."""
+"""The program: its commands, its version, and how it exits on errors."""
 
 import os
 import signal
@@ -57,18 +57,19 @@ def main(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """Mixed precision for ONNX training graphs: never slower, never less accurate.
+    """Cost-aware mixed precision for ONNX training graphs.
 
-    Takes an exported FP32 training step (forward, loss, backward, maybe the update), asks for every
-    node whether FP16 pays for the casts it needs, and writes the step back in mixed precision.
+    Takes an exported FP32 training step (forward, loss, backward, perhaps the weight update), decides for
+    every node whether FP16 pays for the casts it needs, and writes the step in mixed precision. The
+    result is never predicted slower than FP32; `--verify` measures it.
 
     Start with: `campo-onnx optimize step.onnx -o mixed.onnx --device h200`
     """
 
 
 def run() -> None:
-    """Run the program; an error leaves as one message and the documented exit code."""
-    # By default a kill ends the process at once; as an exception it lets half-written files be removed.
+    """Run the program; an error is one message and the documented exit code."""
+    # By default SIGTERM ends the process at once; as an exception it lets half-written files be removed.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         app(prog_name="campo-onnx")

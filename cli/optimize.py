@@ -1,4 +1,4 @@
-"""``campo-onnx optimize``: the main job."""
+"""``campo-onnx optimize``: write a training step in mixed precision."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.errors import UsageError
 
-from .evidence import CostsOption, ProfileOption, StoreOption, gathered
+from .evidence import CostsOption, ProfileOption, opened_target
 from .options import (
     DECISION,
     OUTPUT,
@@ -22,6 +22,7 @@ from .options import (
     MarginOption,
     ModelArgument,
     PrecisionOption,
+    StoreOption,
     dimensions,
 )
 from .render.checks import print_data_safety
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class SafetyMode(StrEnum):
-    """What says which nodes may be low."""
+    """What decides which nodes may run in low precision."""
 
     LISTS = "lists"
     DATA = "data"
@@ -75,8 +76,8 @@ def optimize(
         bool,
         typer.Option(
             "--no-pads",
-            help="Do not zero-pad products whose sizes do not fit tensor cores. By default optimal and campo "
-            "do, where that is predicted to pay.",
+            help="Do not zero-pad matrix products for tensor cores. By default cost-aware strategies pad "
+            "where that is predicted to pay.",
             rich_help_panel=DECISION,
         ),
     ] = False,
@@ -86,7 +87,7 @@ def optimize(
             "--pad-threshold-us",
             metavar="US",
             min=0.0,
-            help="Microseconds that padding a product must gain beyond the predicted cost of its pads.",
+            help="Microseconds that padding a node must save beyond the predicted cost of its pads.",
             rich_help_panel=DECISION,
         ),
     ] = 0.0,
@@ -96,8 +97,8 @@ def optimize(
             metavar="SHARE",
             min=0.0,
             max=1.0,
-            help="Share of the step that must be predicted to be saved (strategies optimal and campo); below "
-            "it the step stays FP32, since no cost is known better.",
+            help="For cost-aware strategies: share of the step that must be predicted to be saved. Below it "
+            "the step stays FP32, since costs are not known more precisely.",
             rich_help_panel=DECISION,
         ),
     ] = 0.01,
@@ -106,9 +107,8 @@ def optimize(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="Which operators may be low: a preset (campo, tf115, tf2, pytorch, nvidia) or a file of "
-            "your own. By default the strategy's own: tf115 for tf-amp, pytorch for torch-amp, nvidia for "
-            "nvidia-amp, else campo.",
+            help="Which operators may run in low precision: a preset (campo, tf115, tf2, pytorch, nvidia) or "
+            "a file of your own. By default the strategy's own lists.",
             rich_help_panel=SAFETY,
         ),
     ] = None,
@@ -140,9 +140,9 @@ def optimize(
     safety: Annotated[
         SafetyMode,
         typer.Option(
-            help="`lists`: what the op lists forbid stays FP32. `data`: run the FP32 step on the batches of "
-            "--inputs, forbid what would overflow or vanish there, and release what the lists taint but no "
-            "gradient feels.",
+            help="`lists`: op lists decide. `data`: the FP32 step is also run on the batches of --inputs; "
+            "nodes that would overflow or underflow stay FP32, and nodes that the lists keep FP32 only "
+            "because of an unsafe producer may run low if no gradient changes.",
             rich_help_panel=SAFETY,
         ),
     ] = SafetyMode.LISTS,
@@ -150,7 +150,8 @@ def optimize(
         list[Path] | None,
         typer.Option(
             metavar="FILE.npz",
-            help="A real batch for --safety data or --verify: one array per input, by name. Repeatable.",
+            help="A real batch for --safety data or --verify: one array per graph input, by name. "
+            "Repeatable.",
             rich_help_panel=SAFETY,
         ),
     ] = None,
@@ -158,7 +159,7 @@ def optimize(
         float,
         typer.Option(
             metavar="ERROR",
-            help="For --safety data: relative error that each gradient may have.",
+            help="For --safety data: largest relative error of each gradient.",
             rich_help_panel=SAFETY,
         ),
     ] = 0.01,
@@ -169,7 +170,8 @@ def optimize(
         Path | None,
         typer.Option(
             "--plan",
-            help="Also write every decision with its reason (JSON), for `campo-onnx explain`.",
+            metavar="FILE.json",
+            help="Also write every decision with its reason, for `campo-onnx explain`.",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
@@ -181,9 +183,9 @@ def optimize(
 ) -> None:
     """Write an exported FP32 training step in mixed precision.
 
-    Every operator is classed by lists and pattern rules; every node's FP16 time and the casts it
-    would need are predicted for the device; FP16 goes where it pays. The loss, the weight update,
-    graph inputs and outputs stay FP32, so master weights and the training loop need no change.
+    Op lists and pattern rules say which nodes may run in FP16. For each of them the FP16 time and the
+    casts it needs are predicted for the device, and FP16 is used where it pays. The loss, the weight
+    update, and graph inputs and outputs stay FP32, so the training loop needs no change.
 
     Example: `campo-onnx optimize bert.onnx -o bert_mixed.onnx --device v100 --plan plan.json`
     """
@@ -204,11 +206,11 @@ def optimize(
     chosen_lists = with_overrides(
         chosen_lists, allow=allow or (), infer=infer or (), clear=clear or (), deny=deny or ()
     )
-    with gathered(device, costs, profile=profile, store=store) as judged:
+    with opened_target(device, costs, profile=profile, store=store) as target:
         if verify:
-            check_verifiable(judged.device)
+            check_verifiable(target.device)
         options = Options(
-            device=judged.device,
+            device=target.device,
             lists=chosen_lists,
             strategy=strategy,
             margin_us=margin_us,
@@ -219,11 +221,11 @@ def optimize(
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),
             costs=costs,
-            evidence=judged.evidence,
+            evidence=target.evidence,
         )
         if safety is SafetyMode.DATA:
             options = _with_data_safety(model, options, inputs or [], budget)
-        with working(f"planning {model.name} for {judged.device.name}"):
+        with working(f"planning {model.name} for {target.device.name}"):
             optimized = run_pipeline(model, options)
         if verify:
             verification = verified(
@@ -250,9 +252,7 @@ def _check_places(model: Path, output: Path, plan: Path | None, *, force: bool) 
         check_destination(plan, force=force)
         for other, what in ((output, "--output"), (model, "MODEL")):
             if plan.resolve() == other.resolve():
-                raise UsageError(
-                    f"--plan and {what} name the same file", remedy="Give the plan a name of its own."
-                )
+                raise UsageError(f"--plan and {what} are the same file", remedy="Give the plan another name.")
 
 
 def _check_inputs(safety: SafetyMode, inputs: list[Path], *, verify: bool) -> None:
@@ -260,15 +260,13 @@ def _check_inputs(safety: SafetyMode, inputs: list[Path], *, verify: bool) -> No
         raise UsageError("--safety data needs a batch", remedy="Give --inputs FILE.npz.")
     if inputs and safety is SafetyMode.LISTS and not verify:
         raise UsageError(
-            "--inputs is read by --safety data and --verify only", remedy="Give one of them, or leave it out."
+            "--inputs needs --safety data or --verify", remedy="Give one of them, or leave --inputs out."
         )
 
 
 def _note_what_surprises(model: Path, optimized: "Optimized", options: "Options") -> None:
     if not options.device.computes_in(options.low):
-        print_note(
-            f"{options.device.name} has no {options.low.value} arithmetic: nothing is to be won in it."
-        )
+        print_note(f"{options.device.name} has no {options.low.value} arithmetic, so it cannot pay there.")
     if optimized.imported.converted_from is not None:
         print_note(
             f"{model} uses opset {optimized.imported.converted_from}: it was converted to opset "
@@ -277,8 +275,8 @@ def _note_what_surprises(model: Path, optimized: "Optimized", options: "Options"
     if optimized.imported.stamp is not None:
         stamp = optimized.imported.stamp
         print_note(
-            f"{model} was optimized already (strategy {stamp.strategy}, {stamp.device}, {stamp.low}): "
-            "nothing changes. To decide anew, start from the FP32 file."
+            f"{model} is already optimized (strategy {stamp.strategy}, {stamp.device}, {stamp.low}) and "
+            "stays as it is. To plan again, start from the FP32 file."
         )
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their texts become values."""
+"""Options that several commands share, and how they are parsed."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -11,16 +11,24 @@ from campo_onnx.errors import UsageError
 INPUT = "Input"
 DECISION = "How to decide"
 COSTS = "Costs"
-SAFETY = "What may be low"
-VERIFICATION = "Measured on this machine"
+SAFETY = "What may run in low precision"
+VERIFICATION = "Measuring on this machine"
+MEASURE = "How to measure"
 OUTPUT = "Output"
 
 
 class LowPrecision(StrEnum):
-    """The low precisions on offer."""
+    """Low precisions."""
 
     FP16 = "fp16"
     BF16 = "bf16"
+
+
+class Use(StrEnum):
+    """Whether to use something that does not work everywhere."""
+
+    AUTO = "auto"
+    OFF = "off"
 
 
 ModelArgument = Annotated[
@@ -31,8 +39,8 @@ DimOption = Annotated[
     typer.Option(
         "--dim",
         metavar="NAME=SIZE",
-        help="Size of a symbolic dimension, e.g. `--dim batch=64`. Costs are judged at this size; "
-        "a written file keeps the symbol. Repeatable.",
+        help="Size of a symbolic dimension, e.g. `--dim batch=64`. Costs are computed for this size; "
+        "the written file keeps the symbol. Repeatable.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -42,7 +50,7 @@ DeviceOption = Annotated[
         "--device",
         metavar="NAME|FILE",
         help="The device to plan for; `campo-onnx devices` lists them. `auto`: the GPU "
-        "of this machine if its figures are known, else h200.",
+        "of this machine if its datasheet is known, else h200.",
         rich_help_panel=DECISION,
     ),
 ]
@@ -54,7 +62,7 @@ KeepFp32Option = Annotated[
     typer.Option(
         "--keep-fp32",
         metavar="REGEX",
-        help="Keep nodes in FP32 whose whole name or operator matches. Repeatable.",
+        help="Keep nodes in FP32 whose full name or operator matches. Repeatable.",
         rich_help_panel=SAFETY,
     ),
 ]
@@ -64,7 +72,7 @@ MarginOption = Annotated[
         "--margin-us",
         metavar="US",
         min=0.0,
-        help="For fine-grained: microseconds by which FP32 must win to be kept.",
+        help="For fine-grained: keep FP32 where it is faster by more than this many microseconds.",
         rich_help_panel=DECISION,
     ),
 ]
@@ -76,6 +84,43 @@ PlotOption = Annotated[
         help="Also draw the result; needs `pip install 'campo-onnx[plot]'`.",
         show_default=False,
         rich_help_panel=OUTPUT,
+    ),
+]
+RunOnOption = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="auto|cpu|cuda",
+        help="Where to run. `auto`: CUDA where it works, else the CPU.",
+        rich_help_panel=MEASURE,
+    ),
+]
+ThreadsOption = Annotated[
+    int,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        min=0,
+        help="Threads per node on a CPU; 0 takes all cores.",
+        rich_help_panel=MEASURE,
+    ),
+]
+CountersOption = Annotated[
+    Use,
+    typer.Option(
+        "--counters",
+        help="Hardware counters of every distinct node. `auto`: where NVIDIA's ncu can read them.",
+        rich_help_panel=MEASURE,
+    ),
+]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        metavar="FILE",
+        help="File that keeps measured times; by default in your cache folder.",
+        show_default=False,
+        rich_help_panel=MEASURE,
     ),
 ]
 ForceOption = Annotated[

@@ -1,4 +1,4 @@
-"""``optimize --verify`` and ``compare --measure``: what was planned, measured on this machine."""
+"""``optimize --verify`` and ``compare --measure``: plans measured on this machine."""
 
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ VerifyOption = Annotated[
     typer.Option(
         "--verify",
         help="Measure the mixed step against FP32 on this machine, which must have --device, and write FP32 "
-        "unless the mixed step is faster beyond doubt.",
+        "unless the whole 95 % confidence interval says that the mixed step is faster.",
         rich_help_panel=VERIFICATION,
     ),
 ]
@@ -32,8 +32,8 @@ RepairOption = Annotated[
     bool,
     typer.Option(
         "--repair",
-        help=f"With --verify: where the mixed step does not win, plan again from what was measured, up to "
-        f"{REPAIRS} times.",
+        help=f"With --verify: if the mixed step is not faster, plan again with costs corrected by the "
+        f"measurement, up to {REPAIRS} times.",
         rich_help_panel=VERIFICATION,
     ),
 ]
@@ -43,34 +43,34 @@ StepsOption = Annotated[
         "--verify-steps",
         metavar="N",
         min=6,
-        help="Rounds that --verify measures; a round is one step of each graph.",
+        help="For --verify: timed steps of each graph.",
         rich_help_panel=VERIFICATION,
     ),
 ]
 
 
 def check_repairable(strategy: str, *, verify: bool) -> None:
-    """Make sure that planning again can make a difference.
+    """Check that planning again can change the plan.
 
     Raises
     ------
     UsageError
-        If nothing is verified, or the strategy does not look at costs.
+        If --verify is missing, or the strategy does not use costs.
     """
     from campo_onnx.pipeline import COST_AWARE
 
     if not verify:
-        raise UsageError("--repair goes with --verify", remedy="Give both.")
+        raise UsageError("--repair needs --verify", remedy="Give both.")
     if strategy not in COST_AWARE:
         raise UsageError(
             f"--repair cannot change what {strategy} decides",
-            why="that strategy does not look at costs",
+            why="that strategy does not use costs",
             remedy=f"Choose --strategy {' or '.join(sorted(COST_AWARE, reverse=True))}.",
         )
 
 
 def check_verifiable(device: "Device") -> None:
-    """Make sure that a device can be measured here.
+    """Check that a device can be measured on this machine.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def check_verifiable(device: "Device") -> None:
 def verified(
     optimized: "Optimized", options: "Options", *, inputs: list[Path], repair: bool, steps: int
 ) -> "Verification":
-    """Measure a result, and repair it if asked to; `inputs` may name a real batch."""
+    """Measure a result, and repair it if asked to, on the batch in `inputs` or a generated one."""
     from campo_onnx.bench.bench import bench
     from campo_onnx.costs.choose import this_machine
     from campo_onnx.runtime.feeds import read_feeds
@@ -99,7 +99,7 @@ def verified(
 
 
 def measured_strategies(comparison: "Comparison", options: "Options", *, steps: int) -> "Comparison":
-    """Measure every strategy's graph beside FP32."""
+    """Measure every strategy's graph against FP32."""
     from campo_onnx.bench.bench import bench
     from campo_onnx.costs.choose import this_machine
     from campo_onnx.verify import measured

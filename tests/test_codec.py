@@ -169,7 +169,7 @@ def test_a_missing_field() -> None:
     ],
 )
 def test_something_else(text: str) -> None:
-    assert "d.json is no drawing of campo-onnx" in refusal(text)
+    assert "d.json is not a drawing of campo-onnx" in refusal(text)
 
 
 @pytest.mark.parametrize("text", ["", "{", b"\xff\xfe\x00", '{"a": NaN}', "\ud800", '{"a": 1e999}'])

@@ -1,16 +1,9 @@
 """The same network out of PyTorch, JAX and ORTModule gets the same precision for the same operations."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "benchmarks" / "frameworks"))
-
-compared = importlib.import_module("agreement")
-roles = importlib.import_module("roles")
+from benchmarks.frameworks import agreement as compared
+from benchmarks.frameworks import roles
 
 LARGE_FLOPS = 1e8
 """Below it a product takes about as long as its launch, and its neighbours' casts decide about it."""
@@ -109,8 +102,8 @@ def test_what_the_exact_plans_leave_to_costs_is_small(agreements):
                 assert share.left_to_costs_us <= bound_us, f"{a.network} {a.device} {framework} {role}"
 
 
-def test_the_page_names_every_difference(agreements):
-    page = compared.document(agreements)
+def test_the_results_name_every_difference(agreements):
     differing = {str(role) for a in agreements for role, by in a.shares.items() if compared.differs(by)}
-    shown = {line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if "**" in line}
-    assert {name for name in differing if not name.startswith(roles.LAYOUT)} <= shown
+    rows = [row for found in compared.results(agreements).values() for row in found["rows"]]
+    shown = {row["role"] for row in rows if any(cell["differs"] for cell in row["cells"])}
+    assert {name for name in differing if not name.startswith(roles.LAYOUT)} == shown

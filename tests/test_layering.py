@@ -39,11 +39,6 @@ ROOMS = (
 # Imports that the move into rooms left pointing up; each goes as its room is finished, and none is added.
 STILL_UP = {
     ("campo_onnx.bench.strategies", "campo_onnx.verify"),
-    ("campo_onnx.calibrate.run", "campo_onnx.costs.roofline"),
-    ("campo_onnx.measure.events", "campo_onnx.costs.roofline"),
-    ("campo_onnx.ops.gemms", "campo_onnx.ir.view"),
-    ("campo_onnx.ops.ports", "campo_onnx.ir.view"),
-    ("campo_onnx.ops.work", "campo_onnx.ir.view"),
 }
 
 # Who may import a package that is heavy or belongs to one room only.

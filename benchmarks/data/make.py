@@ -1,6 +1,6 @@
 """Write the graphs of the accuracy experiment: training steps, and the networks alone for evaluation.
 
-Run ``python benchmarks/data/make.py`` (needs torch). Weights are inputs of every graph, so that the files
+Run ``python -m benchmarks.data.make`` (needs torch). Weights are inputs of every graph, so that the files
 hold none and do not depend on a random start.
 """
 

@@ -1,25 +1,23 @@
 """What a peer made of a training step: is it a valid step still, and what did it put in FP16."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
-from evaluation.strategies import options_for
 from onnx import ModelProto, TensorProto
 
+from benchmarks.evaluation.strategies import options_for
+from campo_onnx import device, oplists, optimize_model
 from campo_onnx.checking.changes import Changes
 from campo_onnx.checking.context import predicted_us
-from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import CampoError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.view import FLOAT
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.safety import loss, weight_update
-from campo_onnx.pipeline import pose
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.sessions import open_session
 
@@ -29,7 +27,7 @@ _CAST = OpKey("", "Cast")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """A converted graph, judged.
+    """A converted graph, held against the FP32 graph.
 
     Parameters
     ----------
@@ -66,7 +64,7 @@ class Converted:
     predicted_us: dict[str, float]
 
 
-def judge(graph: Path, converted: Path, devices: Sequence[str]) -> Converted:
+def examine(graph: Path, converted: Path, devices: Sequence[str]) -> Converted:
     """Hold a converted graph against the FP32 graph it was made from.
 
     Parameters
@@ -85,13 +83,13 @@ def judge(graph: Path, converted: Path, devices: Sequence[str]) -> Converted:
     model = onnx.load(converted)
     dtypes = _dtypes(model)
     low = low_names(model, dtypes) & frozenset(given.view.node)
-    update, of_loss = weight_update(given.view), loss(given.view, preset("campo"))
+    update, of_loss = weight_update(given.view), loss(given.view, oplists("campo"))
     mixed, unreadable = _read(converted)
     fp32_us: dict[str, float] = {}
     predicted: dict[str, float] = {}
     for name in devices if mixed is not None else ():
         assert mixed is not None
-        fp32_us[name], predicted[name] = _predict(given, mixed, low, name)
+        fp32_us[name], predicted[name] = _predict(graph, mixed, low, name)
     return Converted(
         invalid=_invalid(converted),
         refused=_refused(model),
@@ -161,14 +159,14 @@ def _refused(model: ModelProto) -> str:
     return ""
 
 
-def _predict(given: Imported, mixed: Imported, low: frozenset[str], name: str) -> tuple[float, float]:
+def _predict(graph: Path, mixed: Imported, low: frozenset[str], name: str) -> tuple[float, float]:
     """FP32 step and that of the mixed graph: every node in the precision it has, every Cast that is there.
 
-    No more is asked of the mixed graph than its nodes' names: what it computes is judged elsewhere.
+    No more is asked of the mixed graph than its nodes' names: what it computes is checked elsewhere.
     """
     options = options_for(device(name))
-    problem = pose(given, options)
-    before, after = given.view.node, mixed.view.node
+    problem = optimize_model(graph, replace(options, strategy="fp32")).problem
+    before, after = problem.view.node, mixed.view.node
     changes = Changes(
         low=Precision.FP16,
         low_nodes=low,

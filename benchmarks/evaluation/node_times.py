@@ -2,20 +2,22 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from evaluation.strategies import options_for
-
+from benchmarks.evaluation.strategies import options_for
+from campo_onnx import optimize_model
 from campo_onnx.calibrate.fit import model_accuracy
 from campo_onnx.calibrate.samples import cast_samples
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import Bench
-from campo_onnx.measure.signature import Signature, signature_of
+from campo_onnx.measure.one_node import standalone
+from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
-from campo_onnx.pipeline import pose
+from campo_onnx.ops.signature import Signature
 
 CAST = "Cast"
 OPERATORS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
@@ -51,34 +53,6 @@ class NodeTime:
     predicted_low_us: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """Of one operator: distinct nodes, and M_A (Eq. 3) of their FP32 and FP16 times."""
-
-    op: str
-    nodes: int
-    fp32: float
-    low: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mispredictions:
-    """Nodes that are predicted to run faster in one precision and run faster in the other (section 7.5).
-
-    Parameters
-    ----------
-    predicted_faster, really_faster
-        Nodes predicted faster in FP16, and how many of them are.
-    predicted_slower, really_slower
-        The same of nodes predicted no faster.
-    """
-
-    predicted_faster: int
-    really_faster: int
-    predicted_slower: int
-    really_slower: int
-
-
 def node_times(graph: Path, device: Device, bench: Bench, on_progress: Progress) -> tuple[NodeTime, ...]:
     """Time each distinct product and convolution of a graph in both precisions.
 
@@ -93,24 +67,23 @@ def node_times(graph: Path, device: Device, bench: Bench, on_progress: Progress)
     on_progress
         Called with how many are done, and how many there are.
     """
-    view_of = import_model(graph)
-    problem = pose(view_of, options_for(device))
+    problem = optimize_model(graph, replace(options_for(device), strategy="fp32")).problem
     view = problem.view
     signatures: dict[str, Signature] = {}
     names: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for node in view.nodes:
-        if node.op.label in OPERATORS and (signature := signature_of(node, view)) is not None:
+        if node.op.label in OPERATORS and (signature := standalone(view, node.name)) is not None:
             counts[signature.key] += 1
             signatures.setdefault(signature.key, signature)
             names.setdefault(signature.key, node.name)
     found = []
     for done, (key, signature) in enumerate(signatures.items(), start=1):
         cost = problem.costs.nodes[names[key]]
-        lowered = signature.lowered(Precision.FP16)
+        low = lowered(signature, ports_of(signature, Precision.FP16), Precision.FP16)
         try:
             fp32_us = bench.time(signature).median_us
-            low_us = None if lowered is None else bench.time(lowered).median_us
+            low_us = None if low is None else bench.time(low).median_us
         except UnsupportedModelError:
             continue  # a node that does not run alone has no time of its own
         found.append(
@@ -137,7 +110,7 @@ def cast_times(graph: Path, device: Device, bench: Bench, on_progress: Progress)
     device, bench, on_progress
         As for :func:`node_times`.
     """
-    cast = pose(import_model(graph), options_for(device)).costs.cast
+    cast = optimize_model(graph, replace(options_for(device), strategy="fp32")).problem.costs.cast
     sweep = list(cast_samples(_CASTS, _LARGEST_CAST_ELEMENTS, Precision.FP16))
     found = []
     for done, (elements, signature) in enumerate(sweep, start=1):
@@ -156,39 +129,29 @@ def cast_times(graph: Path, device: Device, bench: Bench, on_progress: Progress)
     return tuple(found)
 
 
-def scores(times: Sequence[NodeTime]) -> tuple[Score, ...]:
-    """M_A by operator, over distinct nodes that took any measurable time."""
+def scores(times: Sequence[NodeTime]) -> list[dict[str, Any]]:
+    """M_A (Eq. 3) of FP32 and FP16 times by operator, over distinct nodes that took any measurable time."""
     found = []
     for op in (CAST, *OPERATORS):
         full = [t for t in times if t.op == op and t.fp32_us > 0]
-        low = [t for t in full if t.low_us]
         if full:
-            found.append(
-                Score(
-                    op=op,
-                    nodes=len(full),
-                    fp32=_accuracy((t.predicted_fp32_us, t.fp32_us) for t in full),
-                    low=_accuracy((t.predicted_low_us, t.low_us) for t in low if t.low_us) if low else None,
-                )
-            )
-    return tuple(found)
+            fp32 = model_accuracy([t.predicted_fp32_us for t in full], [t.fp32_us for t in full])
+            pairs = [(t.predicted_low_us, t.low_us) for t in full if t.low_us]
+            fp16 = model_accuracy(*zip(*pairs, strict=True)) if pairs else None
+            found.append({"op": op, "nodes": len(full), "fp32": fp32, "low": fp16})
+    return found
 
 
-def mispredictions(times: Iterable[NodeTime]) -> Mispredictions:
-    """Count nodes by what was predicted and what was measured of them, Casts apart."""
+def mispredictions(times: Iterable[NodeTime]) -> dict[str, int]:
+    """Count nodes, Casts apart, by which precision is predicted to be faster, and which is (section 7.5)."""
     counts: Counter[tuple[bool, bool]] = Counter()
     for time in times:
         if time.op != CAST and time.low_us is not None:
             is_predicted = time.predicted_low_us < time.predicted_fp32_us
             counts[is_predicted, time.low_us < time.fp32_us] += time.count
-    return Mispredictions(
-        predicted_faster=counts[True, True] + counts[True, False],
-        really_faster=counts[True, True],
-        predicted_slower=counts[False, True] + counts[False, False],
-        really_slower=counts[False, False],
-    )
-
-
-def _accuracy(pairs: Iterable[tuple[float, float]]) -> float:
-    predicted_us, measured_us = zip(*pairs, strict=True)
-    return model_accuracy(predicted_us, measured_us)
+    return {
+        "predicted_faster": counts[True, True] + counts[True, False],
+        "really_faster": counts[True, True],
+        "predicted_no_faster": counts[False, True] + counts[False, False],
+        "really_no_faster": counts[False, False],
+    }

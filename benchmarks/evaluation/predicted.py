@@ -1,59 +1,30 @@
 """What every strategy is predicted to make of a graph on a device. Nothing is run."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-from evaluation.strategies import OPTIMAL, PADDING, STRATEGIES, label_of, options_for
-
+from benchmarks.evaluation.strategies import (
+    CAMPO,
+    OPTIMAL,
+    PADDING,
+    STRATEGIES,
+    TF_AMP,
+    label_of,
+    options_for,
+)
+from benchmarks.zoo import NOT_ON_RTX2080TI
+from campo_onnx import Plan, device, oplists, optimize_model
 from campo_onnx.comparison import ComparisonRow, compare
-from campo_onnx.devices.datasheet import device
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.pipeline import decide, pose
+
+Row = dict[str, Any]
+Rows = Mapping[str, Row]
+"""By strategy."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictedRow:
-    """One strategy on one graph.
-
-    Parameters
-    ----------
-    step_us, fp32_us
-        Predicted step of its graph, and of the FP32 graph.
-    casts, pads, low_nodes
-        Casts inserted, products padded, nodes in FP16.
-    cast_us
-        Predicted time of all Casts.
-    missed_us
-        What FP16 would save, before Casts, on the nodes that `optimal` puts into FP16 and this strategy does
-        not, by who decided (``traverse-1``, ``lists``).
-    tensor_core_share
-        Share of the step in low nodes on tensor cores (section 7.3).
-    unpadded_us
-        Predicted step with padding off; `step_us` for a strategy that never pads.
-    source
-        Where the costs come from.
-    """
-
-    step_us: float
-    fp32_us: float
-    casts: int
-    pads: int
-    low_nodes: int
-    cast_us: float
-    missed_us: Mapping[str, float]
-    tensor_core_share: float
-    unpadded_us: float
-    source: str
-
-    @property
-    def speedup(self) -> float:
-        """Throughput over FP32's."""
-        return self.fp32_us / self.step_us
-
-
-def predict(graph: Path, device_name: str, labels: Collection[str]) -> dict[str, PredictedRow]:
+def predict(graph: Path, device_name: str, labels: Collection[str]) -> dict[str, Row]:
     """Let the strategies plan a graph for a device.
 
     Parameters
@@ -68,39 +39,79 @@ def predict(graph: Path, device_name: str, labels: Collection[str]) -> dict[str,
     Returns
     -------
     dict
-        By label.
+        By label: predicted step with and without padding, Casts, pads, FP16 nodes, time in Casts and on
+        tensor cores, where costs come from; and what FP16 would save, before Casts, on the nodes that
+        `optimal` lowers and this strategy does not, by who decided.
     """
     options = options_for(device(device_name))
     compared = compare(graph, options)
     rows = {label_of(row.plan.strategy, row.plan.lists): row for row in compared.rows}
-    without: dict[str, float] = {}
-    if padding := [label for label in labels if label in PADDING]:
-        # The strategies that pad plan by the same lists, so one problem serves them.
-        lists = preset(STRATEGIES[padding[0]][1])
-        problem = pose(compared.imported, replace(options, lists=lists))
-        for label in padding:
-            chosen = replace(options, strategy=STRATEGIES[label][0], lists=lists, pads=False)
-            without[label] = decide(problem, compared.imported, chosen).predicted_us
+    unpadded_us = {}
+    for label in [label for label in labels if label in PADDING and rows[label].plan.pads]:
+        strategy, lists = STRATEGIES[label]
+        chosen = replace(options, strategy=strategy, lists=oplists(lists), pads=False)
+        unpadded_us[label] = optimize_model(graph, chosen).plan.predicted_us
     best = rows[OPTIMAL].plan
-    return {label: _row(rows[label], best, without.get(label)) for label in STRATEGIES if label in labels}
+    return {label: _row(rows[label], best, unpadded_us.get(label)) for label in STRATEGIES if label in labels}
 
 
-def _row(row: ComparisonRow, best: Plan, unpadded_us: float | None) -> PredictedRow:
+def _row(row: ComparisonRow, best: Plan, unpadded_us: float | None) -> Row:
     plan = row.plan
-    missed = best.low_nodes - plan.low_nodes
     missed_us: dict[str, float] = {}
     for decision in plan.decisions:
-        if decision.node in missed:
-            missed_us[decision.decided_by] = missed_us.get(decision.decided_by, 0.0) + decision.gain_us
-    return PredictedRow(
-        step_us=plan.predicted_us,
-        fp32_us=plan.fp32_us,
-        casts=len(plan.casts),
-        pads=len(plan.pads),
-        low_nodes=len(plan.low_nodes),
-        cast_us=plan.cast_us,
-        missed_us=missed_us,
-        tensor_core_share=row.tensor_core_share,
-        unpadded_us=plan.predicted_us if unpadded_us is None else unpadded_us,
-        source=plan.source,
-    )
+        if decision.node in best.low_nodes - plan.low_nodes:
+            by = str(decision.decided_by)
+            missed_us[by] = missed_us.get(by, 0.0) + decision.gain_us
+    return {
+        "step_us": plan.predicted_us,
+        "unpadded_us": plan.predicted_us if unpadded_us is None else unpadded_us,
+        "fp32_us": plan.fp32_us,
+        "casts": len(plan.casts),
+        "pads": len(plan.pads),
+        "low_nodes": len(plan.low_nodes),
+        "cast_us": plan.cast_us,
+        "missed_us": missed_us,
+        "tensor_core_share": row.tensor_core_share,
+        "source": str(plan.source),
+    }
+
+
+def with_ratios(rows: Rows) -> dict[str, Row]:
+    """Add what the figures of the paper show: ratios to FP32 and to TF_AMP, shares of TF_AMP's step."""
+    found = {}
+    for label, row in rows.items():
+        ratios: Row = {"speedup": row["fp32_us"] / row["step_us"]}
+        if (base := rows.get(TF_AMP)) is not None:
+            whole_us = base["step_us"]
+            ratios |= {
+                "over_tf_amp": whole_us / row["step_us"] - 1,
+                "rewriting": (whole_us - row["unpadded_us"]) / whole_us,
+                "padding": (row["unpadded_us"] - row["step_us"]) / whole_us,
+                "fewer_casts": 1 - row["casts"] / base["casts"] if base["casts"] else None,
+                "more_tensor_cores": row["tensor_core_share"] / base["tensor_core_share"] - 1
+                if base["tensor_core_share"]
+                else None,
+            }
+            saved = ratios["rewriting"] + ratios["padding"]
+            ratios["share_of_rewriting"] = ratios["rewriting"] / saved if saved > 0 else None
+        found[label] = row | ratios
+    return found
+
+
+def summary(by_model: Mapping[str, Rows]) -> Row:
+    """Sum a device up over the models, as the paper's text does, for `campo` and `optimal`."""
+    keys = ("speedup", "over_tf_amp", "fewer_casts", "more_tensor_cores", "rewriting", "padding")
+    found: Row = {}
+    for label in (TF_AMP, CAMPO, OPTIMAL):
+        rows = [rows[label] for rows in by_model.values() if label in rows]
+        found[label] = {key: _spread(row.get(key) for row in rows) for key in (*keys, "share_of_rewriting")}
+        shared = [rows for model, rows in by_model.items() if model not in NOT_ON_RTX2080TI]
+        found[label]["low_nodes"] = sum(rows[label]["low_nodes"] for rows in shared if label in rows)
+    return found
+
+
+def _spread(values: Iterable[float | None]) -> Row | None:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return {"mean": fmean(known), "least": min(known), "most": max(known), "models": len(known)}

@@ -1,7 +1,7 @@
 """Make tests/data/frameworks anew: three networks out of PyTorch, JAX and ORTModule.
 
-    .venv-frameworks/bin/python benchmarks/frameworks/make.py torch jax
-    PYTHONPATH=tests/integrations .venv-ortmodule/bin/python benchmarks/frameworks/make.py ortmodule
+    .venv-frameworks/bin/python -m benchmarks.frameworks.make torch jax
+    PYTHONPATH=tests/integrations .venv-ortmodule/bin/python -m benchmarks.frameworks.make ortmodule
 
 The environments are those of ``make test-frameworks`` and ``make test-ortmodule``. Weights are inputs
 of every graph, so the files hold structure only. No step is run.
@@ -18,8 +18,7 @@ FOLDER = Path(__file__).parents[2] / "tests" / "data" / "frameworks"
 
 
 def from_torch() -> Mapping[str, onnx.ModelProto]:
-    from torch_networks import NETWORKS
-
+    from benchmarks.frameworks.torch_networks import NETWORKS
     from campo_onnx.export.torch import export_training_step
 
     graphs = {}
@@ -31,8 +30,7 @@ def from_torch() -> Mapping[str, onnx.ModelProto]:
 
 
 def from_jax() -> Mapping[str, onnx.ModelProto]:
-    from jax_networks import NETWORKS
-
+    from benchmarks.frameworks.jax_networks import NETWORKS
     from campo_onnx.export.jax import export_training_step
 
     return {
@@ -44,7 +42,8 @@ def from_jax() -> Mapping[str, onnx.ModelProto]:
 def from_ortmodule() -> Mapping[str, onnx.ModelProto]:
     import torch_shim  # noqa: F401  # first, so that ORTModule meets the PyTorch it expects
     from onnxruntime.training.ortmodule import DebugOptions, LogLevel, ORTModule
-    from torch_networks import NETWORKS
+
+    from benchmarks.frameworks.torch_networks import NETWORKS
 
     graphs = {}
     for name, make in NETWORKS.items():

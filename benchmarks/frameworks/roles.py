@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from campo_onnx.ir.view import GraphView, OpNode, Use
-from campo_onnx.ops.work import WorkKind, work_of
+from campo_onnx.ops.facts import work_of
+from campo_onnx.ops.work import HOST_ONLY, WorkKind
 from campo_onnx.optimize.oplists import OpLists
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.safety import loss, weight_update
@@ -57,7 +58,7 @@ def roles_of(problem: Problem, lists: OpLists) -> Mapping[str, tuple[Role, ...]]
     view = problem.view
     losses, update = loss(view, lists), weight_update(view)
     forward = _upstream(losses, view)
-    products = {node.name for node in view.nodes if work_of(node, view).kind is WorkKind.GEMM}
+    products = {node.name for node in view.nodes if work_of(view.signature(node.name)).kind is WorkKind.GEMM}
     after_loss = _downstream(losses, view) - losses
     after_product = _downstream(products & forward, view)  # the rest reads labels and constants alone
     after_gradient = _downstream(products - forward, view)
@@ -72,7 +73,7 @@ def roles_of(problem: Problem, lists: OpLists) -> Mapping[str, tuple[Role, ...]]
             return "running statistics"
         if reason == _PARAMETER_SUM:
             return "bias gradient"
-        if work_of(node, view).kind in (WorkKind.VIEW, WorkKind.NONE) or node.op.op_type in _MOVES:
+        if work_of(view.signature(node.name)).kind in HOST_ONLY or node.op.op_type in _MOVES:
             return LAYOUT
         between_passes = part == BACKWARD and node.name not in after_gradient
         if between_passes and (node.name in after_loss or node.name not in after_product):
@@ -94,7 +95,7 @@ def roles_of(problem: Problem, lists: OpLists) -> Mapping[str, tuple[Role, ...]]
 
 
 def _products(node: OpNode, part: str, view: GraphView) -> Iterator[Role]:
-    gemms = work_of(node, view).gemms
+    gemms = work_of(view.signature(node.name)).gemms
     if part == FORWARD:
         parts = [FORWARD] * len(gemms)
     elif node.op.op_type == "ConvGrad":
@@ -172,7 +173,11 @@ def _belongs(use: Use, tensor: str, problem: Problem) -> bool:
         return True
     reader, view = problem.view.node[use.node], problem.view
     before, after = view.tensors[tensor].elements, view.tensors[reader.outputs[0]].elements
-    return bool(before and after) and after <= before and work_of(reader, view).kind is not WorkKind.GEMM
+    return (
+        bool(before and after)
+        and after <= before
+        and work_of(view.signature(reader.name)).kind is not WorkKind.GEMM
+    )
 
 
 def _softmax(

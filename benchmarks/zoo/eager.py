@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from campo_onnx.export.torch import Adam, AdamW, Momentum, export_training_step
 
 if TYPE_CHECKING:
-    from export import Entry
+    from benchmarks.zoo.export import Entry
 
 THREADS = 2  # some kernels of ONNX Runtime are only wrong on several threads
 LR = 0.05

@@ -4,11 +4,10 @@ The batch sizes are the paper's (section 7): on the RTX 2080 Ti 256 for AlexNet 
 others, on the V100 10 for BERT-large and 256 for the others. Tracing needs types and shapes only,
 so any size exports on any machine.
 
-Run ``python benchmarks/zoo/export.py OUT [--models resnet50 ...] [--batch N] [--optimizer momentum]``.
+Run ``python -m benchmarks.zoo.export OUT [--models resnet50 ...] [--batch N] [--optimizer momentum]``.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,15 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import alexnet
-import bert_large
-import dcgan
-import inception3
-import resnet50
-import vgg16
-
+from benchmarks.zoo import alexnet, bert_large, dcgan, inception3, resnet50, vgg16
 from campo_onnx.export.torch import export_training_step
 
 Tensors = tuple[torch.Tensor, ...]

@@ -1,6 +1,5 @@
 """What a Cast costs: Eq. 1 of the Campo paper."""
 
-import math
 from dataclasses import dataclass
 
 
@@ -20,10 +19,10 @@ class CastModel:
     c_i_us: float
 
     def __post_init__(self) -> None:
-        """Refuse times that are none."""
+        """Refuse times that are none; an infinite one says that no Cast pays."""
         for name in ("r_us", "c_i_us"):
             time_us = getattr(self, name)
-            if not 0 <= time_us < math.inf:
+            if not time_us >= 0:
                 raise ValueError(f"{name} is {time_us}, and must be a time")
 
     def cast_us(self, elements: int) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -13,11 +14,12 @@ from campo_onnx.measure.store import GRAPH, STREAM
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import choose_provider, cores, cuda_problem, machine
 
-HERE = "here"
-"""Origin of a calibration that this user made."""
 
-SHIPPED = "shipped"
-"""Origin of a calibration that comes with the program."""
+class Origin(StrEnum):
+    """Whose a calibration is."""
+
+    HERE = "here"  # this user made it
+    SHIPPED = "shipped"  # it comes with the program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,7 @@ class Found:
     calibration
         The calibration.
     origin
-        :data:`HERE` or :data:`SHIPPED`.
+        Whose it is.
     file
         Where it lies.
     refusal
@@ -37,7 +39,7 @@ class Found:
     """
 
     calibration: Calibration
-    origin: str
+    origin: Origin
     file: str
     refusal: str = ""
 
@@ -93,11 +95,13 @@ def found_calibrations(
     own = user_folder() / name
     if own.is_file():
         calibration = load_calibration(own)
-        yield Found(calibration=calibration, origin=HERE, file=str(own), refusal=_misfit(calibration, device))
+        yield Found(
+            calibration=calibration, origin=Origin.HERE, file=str(own), refusal=_misfit(calibration, device)
+        )
     file = (shipped or shipped_folder()).joinpath(name)
     if file.is_file():
         calibration = Calibration.from_json(file.read_bytes(), str(file))
-        yield Found(calibration=calibration, origin=SHIPPED, file=str(file))
+        yield Found(calibration=calibration, origin=Origin.SHIPPED, file=str(file))
 
 
 def _misfit(calibration: Calibration, device: str) -> str:

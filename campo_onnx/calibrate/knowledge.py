@@ -95,7 +95,7 @@ def _calibration_facts(found: Found) -> dict[str, Any]:
     calibration = found.calibration
     return {
         "precision": calibration.precision.value,
-        "origin": found.origin,
+        "origin": found.origin.value,
         "file": found.file,
         "refusal": found.refusal,
         "model_accuracy": calibration.score,

@@ -22,16 +22,18 @@ from campo_onnx.calibrate.fit import (
     split,
 )
 from campo_onnx.calibrate.samples import OPSET, Sampling, cast_samples, sampled_ops, samples_of
-from campo_onnx.costs.roofline import estimate
 from campo_onnx.devices.device import Device, DeviceKind
+from campo_onnx.devices.roofline import node_time
 from campo_onnx.errors import ProfileError, UnsupportedModelError
 from campo_onnx.measure.counters import Counted
 from campo_onnx.measure.events import events_of, static_events
 from campo_onnx.measure.node_timer import VIEW_NODE, Bench
-from campo_onnx.measure.signature import NODE, Signature
+from campo_onnx.ops.facts import ports_of, work_of
 from campo_onnx.ops.kernels import has_kernel
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature
 
 QUICK_OPS = sampled_ops()[: sampled_ops().index("LessOrEqual") + 1]
 """What training steps spend their time in."""
@@ -180,7 +182,7 @@ def calibrate(
 
 def takes_tensor_cores(signature: Signature, device: Device, precision: Precision) -> bool:
     """Whether tensor cores take all matrix products of a node in the low precision, unpadded."""
-    gemms = signature.work.gemms
+    gemms = work_of(signature).gemms
     return (
         bool(gemms)
         and device.tensor_flops_per_s(precision) is not None
@@ -192,11 +194,12 @@ def _measure(
     signature: Signature, precision: Precision, device: Device, time_us: Callable[[Signature], float]
 ) -> _Pair | None:
     """Both times of a node; None when it is too short to be told from noise."""
-    low = signature.lowered(precision)
+    ports = ports_of(signature, precision)
+    low = lowered(signature, ports, precision)
     if low is None:
         raise UnsupportedModelError(
-            f"{signature.node.op.label} has no {precision.value} variant",
-            why=signature.ports(precision).refusal,
+            f"{signature.op.label} has no {precision.value} variant",
+            why=ports.refusal,
         )
     low_us, fp32_us = time_us(low), time_us(signature)  # the one that may be refused comes first
     if fp32_us <= 0 or low_us <= 0:
@@ -301,5 +304,4 @@ def _fit_time(pairs: Sequence[_Pair], device: Device) -> TimeModel:
 
 
 def _roofline_us(signature: Signature, device: Device, precision: Precision) -> float:
-    table = estimate(signature.view, {NODE: signature.ports(precision)}, device, precision)
-    return table.nodes[NODE].low_us
+    return node_time(signature, ports_of(signature, precision), device, precision).time_us

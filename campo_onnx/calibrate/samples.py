@@ -14,10 +14,10 @@ import numpy as np
 
 from campo_onnx.calibrate.layers import MAKERS, Draft
 from campo_onnx.errors import UsageError
-from campo_onnx.ir.view import FLOAT
-from campo_onnx.measure.signature import Signature, make_signature
+from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import FLOAT, Signature, make_signature
 
 OPSET = 20
 _SMALLEST_ELEMENTS = 512
@@ -71,7 +71,7 @@ def samples_of(label: str, sampling: Sampling) -> tuple[Signature, ...]:
         largest = sampling.largest_bytes / Precision.FP32.itemsize_bytes / 2
         target = math.exp(generator.uniform(math.log(_SMALLEST_ELEMENTS), math.log(largest)))
         signature = _signature(label, MAKERS[label](generator, target))
-        if signature.nbytes <= sampling.largest_bytes and signature.work.flops <= sampling.largest_flops:
+        if signature.nbytes <= sampling.largest_bytes and work_of(signature).flops <= sampling.largest_flops:
             found.setdefault(signature.key, signature)
     return tuple(found.values())
 
@@ -87,14 +87,12 @@ def cast_samples(count: int, largest_elements: int, low: Precision) -> Iterator[
     for size in np.geomspace(_SMALLEST_ELEMENTS, largest_elements, count):
         elements = round(size)
         for source, target in ((FLOAT, low.onnx_dtype), (low.onnx_dtype, FLOAT)):
-            types = {"x0": (source, (elements,)), "y0": (target, (elements,))}
             yield (
                 elements,
                 make_signature(
                     OpKey("", "Cast"),
-                    inputs=("x0",),
-                    outputs=("y0",),
-                    types=types,
+                    inputs=[(source, (elements,))],
+                    outputs=[(target, (elements,))],
                     attributes={"to": target},
                     opset=OPSET,
                 ),
@@ -102,16 +100,11 @@ def cast_samples(count: int, largest_elements: int, low: Precision) -> Iterator[
 
 
 def _signature(label: str, draft: Draft) -> Signature:
-    inputs = [f"x{i}" if entry else "" for i, entry in enumerate(draft.inputs)]
-    outputs = [f"y{i}" for i in range(len(draft.outputs))]
-    types = {f"x{i}": entry for i, entry in enumerate(draft.inputs) if entry}
-    types |= {name: (draft.output_dtype, shape) for name, shape in zip(outputs, draft.outputs, strict=True)}
     return make_signature(
         OpKey.parse(label),
-        inputs=inputs,
-        outputs=outputs,
-        types=types,
+        inputs=draft.inputs,
+        outputs=[(draft.output_dtype, shape) for shape in draft.outputs],
         attributes=draft.attributes,
-        values={f"x{i}": value for i, value in draft.values.items()},
+        constants=draft.values,
         opset=OPSET,
     )

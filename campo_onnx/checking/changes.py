@@ -18,8 +18,9 @@ from campo_onnx.errors import PlanMismatchError
 from campo_onnx.ir.constants import chunks
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import FLOAT, GraphView, OpNode
+from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.ports import Ports, ports_of
+from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 
 _CAST, _CONSTANT = OpKey("", "Cast"), OpKey("", "Constant")
@@ -71,7 +72,7 @@ def changes_between(fp32: Imported, mixed: Imported, *, title: str, with_weights
     before, after = fp32.view, mixed.view
     inserted = tuple(node for node in after.nodes if node.name not in before.node)
     precision = _low_precision(after, before)
-    ports = {node.name: ports_of(node, before, precision) for node in before.nodes}
+    ports = {node.name: ports_of(before.signature(node.name), precision) for node in before.nodes}
     problem = next(_differences(fp32, mixed, inserted, ports, with_weights), None)
     if problem is not None:
         raise PlanMismatchError(

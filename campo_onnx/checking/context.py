@@ -6,10 +6,10 @@ from pathlib import Path
 
 from campo_onnx.checking.changes import Changes, changes_between
 from campo_onnx.checking.policy import Policy
-from campo_onnx.costs.roofline import copy_us, padded_us
 from campo_onnx.devices.datasheet import devices
 from campo_onnx.devices.detect import resolve_device
 from campo_onnx.devices.device import Device
+from campo_onnx.devices.roofline import copy_us, node_time
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
@@ -230,5 +230,5 @@ def _padding_factor(name: str, problem: Problem, mixed: GraphView, device: Devic
     if all(before == after for before, after in sizes):
         return 1.0
     ports = problem.ports[name]
-    kernel_us = padded_us(node, problem.view, ports, device, problem.low, {}, None)
-    return padded_us(now, mixed, ports, device, problem.low, {}, None) / kernel_us
+    kernel_us = node_time(problem.view.signature(name), ports, device, problem.low).time_us
+    return node_time(mixed.signature(name), ports, device, problem.low).time_us / kernel_us

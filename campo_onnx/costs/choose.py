@@ -1,34 +1,24 @@
-"""Where the costs of a graph come from: measured here, modelled, or estimated from public figures."""
+"""Choose where the costs of a graph come from: measured here, modelled, or estimated from figures."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from campo_onnx.calibrate.calibration import Calibration
-from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.catalog import found_calibrations
-from campo_onnx.calibrate.fit import fit_cast
-from campo_onnx.calibrate.samples import cast_samples
+from campo_onnx.costs.estimated import estimate
 from campo_onnx.costs.evidence import CostSource, Evidence
+from campo_onnx.costs.measured import measured_costs
 from campo_onnx.costs.predicted import CostModel
-from campo_onnx.costs.roofline import estimate
-from campo_onnx.costs.table import CostTable, NodeCost
+from campo_onnx.costs.table import CostTable
 from campo_onnx.devices import datasheet
 from campo_onnx.devices.device import Device
-from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, UnsupportedModelError, UsageError
-from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, UsageError
+from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.node_timer import Bench
 from campo_onnx.measure.profile import Profile
-from campo_onnx.measure.signature import Signature, signature_of
 from campo_onnx.measure.store import Store
-from campo_onnx.ops.kernels import has_kernel
-from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import Machine, choose_provider, machine
-
-MEASURED = "measure"
-_CONSTANT = OpKey("", "Constant")
-_CASTS = 12
-_LARGEST_CAST_ELEMENTS = 1 << 22
 
 
 def costs_for(
@@ -160,91 +150,3 @@ def _modelled(
     profile.check_fits(view)
     profile.check_device(calibration.machine)
     return CostModel(calibration).predict(view, ports, profile.fp32_us(), profile.counters())
-
-
-def measured_costs(
-    view: GraphView,
-    ports: Mapping[str, Ports],
-    device: Device,
-    precision: Precision,
-    bench: Bench,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> CostTable:
-    """Time every distinct node in both precisions: static profiling, as in the paper's section 4.2.
-
-    A node that cannot be timed alone (control flow, an operator the provider refuses) keeps the
-    estimate from figures, and its source says so. One that runs in FP32 only costs, in the low
-    precision, the Casts around it.
-    """
-    signatures = {node.name: signature_of(node, view) for node in view.nodes}
-    distinct = {s.key: s for n, s in signatures.items() if s is not None and view.node[n].op != _CONSTANT}
-    total, done = 2 * _CASTS + len(distinct), 0
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        if on_progress is not None:
-            on_progress(done, total)
-
-    sweep = []
-    for elements, cast in cast_samples(_CASTS, _LARGEST_CAST_ELEMENTS, precision):
-        sweep.append((elements, bench.time(cast).median_us))
-        advance()
-    sweep = [(elements, us) for elements, us in sweep if us > 0]
-    cast_model = fit_cast([elements for elements, _ in sweep], [us for _, us in sweep])
-    times: dict[str, tuple[float, float] | None] = {}
-    for key, signature in distinct.items():
-        times[key] = _both_us(signature, precision, bench, cast_model, may_gain=device.computes_in(precision))
-        advance()
-    estimated = estimate(view, ports, device, precision).nodes
-    nodes = {}
-    for node in view.nodes:
-        own = signatures[node.name]
-        found = times.get(own.key) if own is not None else None
-        nodes[node.name] = _measured_node(node, found, estimated[node.name], ports[node.name])
-    return CostTable(device=device.name, source=MEASURED, nodes=nodes, cast=cast_model)
-
-
-def _measured_node(
-    node: OpNode, times: tuple[float, float] | None, estimated: NodeCost, ports: Ports
-) -> NodeCost:
-    if times is None:
-        return estimated
-    fp32_us, low_us = times
-    return NodeCost(
-        node=node.name,
-        fp32_us=fp32_us,
-        low_us=fp32_us if ports.refusal else low_us,
-        on_tensor_cores=estimated.on_tensor_cores,
-        source=MEASURED,
-    )
-
-
-def _both_us(
-    signature: Signature, precision: Precision, bench: Bench, cast: CastModel, *, may_gain: bool
-) -> tuple[float, float] | None:
-    """FP32 and low-precision time of a node; None when it does not even run in FP32."""
-    try:
-        fp32_us = bench.time(signature).median_us
-    except UnsupportedModelError:
-        return None
-    low = signature.lowered(precision)
-    if low is None:
-        return fp32_us, fp32_us
-    try:
-        low_us = bench.time(low).median_us
-    except UnsupportedModelError:
-        return fp32_us, fp32_us + _surrounding_casts_us(signature, precision, cast)
-    opset = signature.view.opset.get(signature.node.op.domain, 1)
-    if not (may_gain and has_kernel(signature.node.op, opset, bench.machine.provider, precision)):
-        # ONNX Runtime runs the FP32 kernel between Casts; anything faster than the kernel is noise. Where
-        # nothing computes in the low precision, it does so even with nodes that have a kernel and only
-        # move bytes, once their neighbours are treated like that.
-        low_us = max(low_us, fp32_us)
-    return fp32_us, low_us
-
-
-def _surrounding_casts_us(signature: Signature, precision: Precision, cast: CastModel) -> float:
-    ports, node = signature.ports(precision), signature.node
-    tensors = [node.inputs[i] for i in ports.low_inputs] + [node.outputs[i] for i in ports.low_outputs]
-    return sum(cast.cast_us(signature.view.tensors[t].elements or 0) for t in tensors)

@@ -15,12 +15,22 @@ if TYPE_CHECKING:
 
 
 class CostSource(StrEnum):
-    """What the user may ask for."""
+    """Where costs come from.
+
+    A user may ask for those in :data:`CHOICES`; tables and nodes say which one it was in the end.
+    """
 
     AUTO = "auto"  # the best there is: a calibration, else measuring if the device is here, else figures
-    MEASURE = "measure"
-    MODEL = "model"
-    DATASHEET = "datasheet"
+    MEASURE = "measure"  # every distinct node was timed
+    MODEL = "model"  # a calibration of the device
+    DATASHEET = "datasheet"  # public figures
+    GENERAL = "general model"  # of a calibration that lacks the operator: one model for all of them
+    SCALED = "scaled"  # raised to what a whole step was measured to take
+    UNKNOWN = "unknown"  # nothing is known, and no time is counted
+
+
+CHOICES = (CostSource.AUTO, CostSource.MEASURE, CostSource.MODEL, CostSource.DATASHEET)
+"""What a user may ask for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,22 +4,15 @@ from collections.abc import Mapping
 
 from campo_onnx.calibrate.calibration import Calibration, OpEntry
 from campo_onnx.calibrate.run import takes_tensor_cores
+from campo_onnx.costs.estimated import CONSTANT
+from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable, NodeCost
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.measure.events import events_of, static_events
-from campo_onnx.measure.signature import Signature, signature_of
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.ports import Ports
-from campo_onnx.ops.work import WorkKind
-
-SOURCE = "model"
-GENERAL = "general model"
-"""Source of a node whose operator was not calibrated: one model for all operators stood in."""
-
-UNKNOWN = "unknown"
-"""Source of a node nothing is known of: it counts no time."""
-
-_CONSTANT = OpKey("", "Constant")
+from campo_onnx.ops.signature import Signature
+from campo_onnx.ops.work import HOST_ONLY
 
 
 class CostModel:
@@ -64,7 +57,9 @@ class CostModel:
             for node in view.nodes
         }
         calibration = self.calibration
-        return CostTable(device=calibration.device.name, source=SOURCE, nodes=nodes, cast=calibration.cast)
+        return CostTable(
+            device=calibration.device.name, source=CostSource.MODEL, nodes=nodes, cast=calibration.cast
+        )
 
     def _node_cost(
         self,
@@ -75,17 +70,19 @@ class CostModel:
         counters: Mapping[str, float],
     ) -> NodeCost:
         calibration = self.calibration
-        signature = signature_of(node, view)
-        if node.op == _CONSTANT:
-            return _fixed(node, 0.0, SOURCE)
-        if signature is None:
-            return _fixed(node, measured_us or 0.0, SOURCE if measured_us is not None else UNKNOWN)
-        if signature.work.kind in (WorkKind.VIEW, WorkKind.NONE):
-            return _fixed(node, calibration.host_us if measured_us is None else measured_us, SOURCE)
+        signature = view.signature(node.name)
+        if node.op == CONSTANT:
+            return _fixed(node, 0.0, CostSource.MODEL)
+        if not signature.stands_alone:
+            source = CostSource.MODEL if measured_us is not None else CostSource.UNKNOWN
+            return _fixed(node, measured_us or 0.0, source)
+        if work_of(signature).kind in HOST_ONLY:
+            host_us = calibration.host_us if measured_us is None else measured_us
+            return _fixed(node, host_us, CostSource.MODEL)
         on_tensor_cores = takes_tensor_cores(signature, calibration.device, calibration.precision)
         entry = self._entry(node.op.label, on_tensor_cores)
         fp32_us = self._fp32_us(signature, entry) if measured_us is None else measured_us
-        source = SOURCE if entry is not None else GENERAL
+        source = CostSource.MODEL if entry is not None else CostSource.GENERAL
         if ports.refusal:
             return _fixed(node, fp32_us, source)
         events = {**events_of(signature, fp32_us, calibration.device), **counters}
@@ -112,5 +109,5 @@ class CostModel:
         return time.fp32_us(static_events(signature, self.calibration.device))
 
 
-def _fixed(node: OpNode, time_us: float, source: str) -> NodeCost:
+def _fixed(node: OpNode, time_us: float, source: CostSource) -> NodeCost:
     return NodeCost(node=node.name, fp32_us=time_us, low_us=time_us, on_tensor_cores=False, source=source)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.costs.evidence import CostSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,14 +20,14 @@ class NodeCost:
     on_tensor_cores
         Whether the low version runs on tensor cores.
     source
-        Where the figures come from (``"datasheet"``, ``"model"``, ``"measure"``).
+        Where the figures come from.
     """
 
     node: str
     fp32_us: float
     low_us: float
     on_tensor_cores: bool
-    source: str
+    source: CostSource
 
     @property
     def gain_us(self) -> float:
@@ -43,7 +44,7 @@ class CostTable:
     device
         Name of the device the costs are for.
     source
-        Where they come from: ``"datasheet"`` (an estimate), ``"model"`` or ``"measure"``.
+        Where most of them come from; nodes say it of their own.
     nodes
         By node name; every node of the view is there.
     cast
@@ -51,7 +52,7 @@ class CostTable:
     """
 
     device: str
-    source: str
+    source: CostSource
     nodes: Mapping[str, NodeCost]
     cast: CastModel
 

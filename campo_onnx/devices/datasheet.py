@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from campo_onnx.codec import DecodeError, from_plain, from_toml
 from campo_onnx.devices.device import Device, DeviceKind, Efficiency
-from campo_onnx.errors import ProfileError, UsageError
+from campo_onnx.errors import ProfileError, UsageError, did_you_mean
 
 TERA = 1e12
 GIGA = 1e9
@@ -209,12 +209,7 @@ def device(name: str) -> Device:
     known = devices()
     if name in known:
         return known[name]
-    near = get_close_matches(name.lower(), known, n=1)
-    raise UsageError(
-        f"there is no device {name!r}",
-        why=f"figures are known for {', '.join(known)}",
-        remedy=f"Did you mean {near[0]!r}?" if near else "Choose one of them.",
-    )
+    raise UsageError(f"unknown device {name!r}", remedy=did_you_mean(name, known))
 
 
 def matching(gpu: str) -> Device | None:

@@ -144,20 +144,13 @@ class Device:
 
     def computes_in(self, precision: Precision) -> bool:
         """Whether it has arithmetic in a precision, rather than FP32 kernels between Casts."""
-        match precision:
-            case Precision.FP32:
-                return True
-            case Precision.FP16:
-                return self.fp16_flops_per_s is not None
-            case Precision.BF16:
-                return self.bf16_tensor_flops_per_s is not None
+        if precision is Precision.FP16:
+            return self.fp16_flops_per_s is not None
+        return precision is Precision.FP32 or self.tensor_flops_per_s(precision) is not None
 
     def tensor_flops_per_s(self, precision: Precision) -> float | None:
         """Dense tensor-core peak for products in a precision; None without one."""
-        match precision:
-            case Precision.FP32:
-                return self.tf32_flops_per_s if self.tf32_default else None
-            case Precision.FP16:
-                return self.fp16_tensor_flops_per_s
-            case Precision.BF16:
-                return self.bf16_tensor_flops_per_s
+        if precision is Precision.FP32:
+            return self.tf32_flops_per_s if self.tf32_default else None
+        peaks = {Precision.FP16: self.fp16_tensor_flops_per_s, Precision.BF16: self.bf16_tensor_flops_per_s}
+        return peaks.get(precision)

@@ -10,8 +10,8 @@ from onnx import ModelProto, NodeProto, TensorProto
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.sort import bodies
-from campo_onnx.ops.contrib import CONTRIB_PORTS
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
 
 _LARGE_BYTES = 1024  # smaller ones stay: their values may be shapes that inference needs
 
@@ -100,7 +100,9 @@ def _with_known_operators(model: ModelProto) -> ModelProto:
 
 
 def _is_unknown_gradient(node: NodeProto) -> bool:
-    return node.domain in ("", "ai.onnx") and OpKey("", node.op_type) in CONTRIB_PORTS
+    if node.domain or onnx.defs.has(node.op_type):
+        return False
+    return spec(OpKey("", node.op_type)).ports is not None
 
 
 def _without_large_tensors(model: ModelProto) -> ModelProto:

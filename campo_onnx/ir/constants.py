@@ -179,7 +179,7 @@ def constants_of(graph: onnx.GraphProto) -> Mapping[str, TensorProto]:
     """Initializers and outputs of Constant nodes, by tensor name."""
     found = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+        if node.op_type == "Constant" and not node.domain:
             tensor = _constant_node_value(node)
             if tensor is not None:
                 found[node.output[0]] = tensor

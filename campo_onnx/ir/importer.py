@@ -17,6 +17,7 @@ from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir import shapes
 from campo_onnx.ir.check import check_given, refuse_broken_text
 from campo_onnx.ir.constants import constants_of, is_external
+from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.inline import inline_functions
 from campo_onnx.ir.opsets import at_readable_opset, version_of
 from campo_onnx.ir.sort import name_nodes, outer_reads, sort_nodes
@@ -83,6 +84,7 @@ def import_model(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] |
         model, folder = _load(path), path.resolve().parent
         title = str(path)
     refuse_broken_text(model, title)
+    shorten_domains(model)
     given_opset = version_of(model)
     model = at_readable_opset(model, title)
     stamp = read_stamp(model)
@@ -144,7 +146,7 @@ def _view_of(model: onnx.ModelProto, types: shapes.TensorTypes) -> GraphView:
     outputs = tuple(value.name for value in graph.output)
     inputs = tuple(value.name for value in graph.input)
     constants = {tensor.name for tensor in graph.initializer}
-    constants |= {n.output[0] for n in graph.node if n.op_type == "Constant" and n.domain in ("", "ai.onnx")}
+    constants |= {n.output[0] for n in graph.node if n.op_type == "Constant" and not n.domain}
     is_output = frozenset(outputs)
 
     def kind(name: str) -> TensorKind:
@@ -167,7 +169,7 @@ def _view_of(model: onnx.ModelProto, types: shapes.TensorTypes) -> GraphView:
         },
         inputs=inputs,
         outputs=outputs,
-        opset={"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import},
+        opset={opset.domain: opset.version for opset in model.opset_import},
         values=types.values,
     )
 
@@ -175,7 +177,7 @@ def _view_of(model: onnx.ModelProto, types: shapes.TensorTypes) -> GraphView:
 def _node_of(node: onnx.NodeProto) -> OpNode:
     return OpNode(
         name=node.name,
-        op=OpKey("" if node.domain == "ai.onnx" else node.domain, node.op_type),
+        op=OpKey(node.domain, node.op_type),
         inputs=tuple(node.input),
         outputs=tuple(node.output),
         captures=outer_reads(node),

@@ -32,8 +32,8 @@ def inline_functions(model: ModelProto) -> ModelProto:
 
 
 def _is_of_another_opset(function: FunctionProto, model: ModelProto) -> bool:
-    versions = {o.domain or "ai.onnx": o.version for o in model.opset_import}
-    return any(versions.get(o.domain or "ai.onnx", o.version) != o.version for o in function.opset_import)
+    versions = {opset.domain: opset.version for opset in model.opset_import}
+    return any(versions.get(opset.domain, opset.version) != opset.version for opset in function.opset_import)
 
 
 def _inlined_and_converted(model: ModelProto) -> ModelProto:

@@ -23,10 +23,9 @@ _FREE_INITIALIZERS_IR = 4
 """From here on an initializer, a low version of a constant say, need not be an input of the graph."""
 
 
-def version_of(model: ModelProto, domain: str = "") -> int | None:
-    """Version of a domain that a model imports, or None when it does not; ``""`` is the standard domain."""
-    names = {"", "ai.onnx"} if domain in ("", "ai.onnx") else {domain}
-    return next((opset.version for opset in model.opset_import if opset.domain in names), None)
+def version_of(model: ModelProto) -> int | None:
+    """Version of the standard domain that a model imports, or None when it does not."""
+    return next((opset.version for opset in model.opset_import if not opset.domain), None)
 
 
 def at_readable_opset(model: ModelProto, title: str) -> ModelProto:
@@ -35,7 +34,7 @@ def at_readable_opset(model: ModelProto, title: str) -> ModelProto:
     Parameters
     ----------
     model
-        The model. One that imports other domains only gets an import of the standard domain, in place:
+        The model, whose domains are spelled the short way. One that imports other domains only gets an import of the standard domain, in place:
         Cast is an operator of it.
     title
         What to call the model.
@@ -55,7 +54,7 @@ def at_readable_opset(model: ModelProto, title: str) -> ModelProto:
     """
     version = version_of(model)
     if version is None:
-        if any(node.domain in ("", "ai.onnx") for node in model.graph.node):
+        if any(not node.domain for node in model.graph.node):
             raise ModelError(
                 f"{title} imports no opset of the standard domain", remedy="Export the model again."
             )

@@ -2,7 +2,7 @@
 
 What is known of a tensor comes from, best first:
 
-1. inference from the inputs of the node (ONNX's rules, :mod:`campo_onnx.ops.contrib_shapes`, and
+1. inference from the inputs of the node (ONNX's rules, those of :mod:`campo_onnx.ops.registry`, and
    :mod:`campo_onnx.ops.fold` for the values of shape arithmetic);
 2. ONNX Runtime's naming rule: ``<tensor>_grad`` has the shape of ``<tensor>``;
 3. what the model declares (``value_info`` and graph outputs).
@@ -26,10 +26,11 @@ from campo_onnx.errors import ModelError
 from campo_onnx.ir.constants import constants_of, is_external
 from campo_onnx.ir.dims import bind_type, check_dims, static_shape
 from campo_onnx.ir.sort import outer_reads
-from campo_onnx.ops.contrib_shapes import Operands, TensorSpec, contrib_rule
-from campo_onnx.ops.fold import INTEGERS, Shape, Value, fold, is_small, may_fold
-
-_TYPED_BY_DECLARATION = frozenset({"ATen", "PythonOp", "PythonOpGrad"})
+from campo_onnx.ops.facts import output_types
+from campo_onnx.ops.fold import INTEGERS, Value, fold, is_small, may_fold
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.signature import Shape, Signature, TensorType, operands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ def infer(model: ModelProto, dims: Mapping[str, int]) -> TensorTypes:
         If the inputs of a node contradict each other or its operator.
     """
     check_dims(model.graph, dims)
-    opsets = {_standard(opset.domain): opset.version for opset in model.opset_import}
+    opsets = {opset.domain: opset.version for opset in model.opset_import}
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     known = _Known(dims=dims, opsets=opsets, opset_imports=imports)
     for info in (*model.graph.value_info, *model.graph.output):
@@ -114,9 +115,9 @@ class _Known:
         if shape is not None:
             self.shapes[name] = shape
 
-    def spec(self, name: str) -> TensorSpec:
+    def spec(self, name: str) -> TensorType:
         found = self.types.get(name)
-        return TensorSpec(found.tensor_type.elem_type if found else 0, self.shapes.get(name))
+        return TensorType(found.tensor_type.elem_type if found else 0, self.shapes.get(name))
 
 
 # --- one global pass of ONNX's own inference -----------------------------------------------------
@@ -159,7 +160,6 @@ def _slim_copy(model: ModelProto, known: _Known) -> ModelProto:
     for node in graph.node:
         if node.op_type != "Constant" or node.output[0] not in constants:
             slim.graph.node.add().CopyFrom(node)
-            slim.graph.node[-1].domain = _standard(node.domain)
     return slim
 
 
@@ -189,8 +189,8 @@ def _resolve(node: NodeProto, known: _Known) -> None:
         if name in found:
             known.record(name, found[name])
         declared_dtype = known.declared[name].tensor_type.elem_type if name in known.declared else 0
-        if declared_dtype and node.op_type in _TYPED_BY_DECLARATION:
-            known.record(name, _tensor_type(TensorSpec(declared_dtype, known.shapes.get(name))))
+        if declared_dtype and spec(_op(node)).typed_by_declaration:
+            known.record(name, _tensor_type(TensorType(declared_dtype, known.shapes.get(name))))
         if name not in known.shapes:
             _assume(name, known)
         elif rests_on_assumption:
@@ -199,22 +199,32 @@ def _resolve(node: NodeProto, known: _Known) -> None:
 
 def _infer_outputs(node: NodeProto, known: _Known) -> Mapping[str, TypeProto]:
     """Types of the outputs as far as they follow from the inputs; raises where these disagree."""
-    domain = _standard(node.domain)
-    version = known.opsets.get(domain, 1)
-    if onnx.defs.has(node.op_type, version, domain):
-        return _infer_by_schema(node, onnx.defs.get_schema(node.op_type, version, domain), known)
-    rule = contrib_rule(node)
-    if rule is None:
-        return {}
-    specs = rule(
-        Operands(
-            node=node,
-            specs=tuple(known.spec(name) for name in node.input),
-            values=tuple(known.values.get(name) for name in node.input),
-        )
+    version = known.opsets.get(node.domain, 1)
+    if onnx.defs.has(node.op_type, version, node.domain):
+        return _infer_by_schema(node, onnx.defs.get_schema(node.op_type, version, node.domain), known)
+    pairs = zip(node.output, output_types(_signature(node, known)) or (), strict=False)
+    return {name: _tensor_type(found) for name, found in pairs if name and found.dtype}
+
+
+def _signature(node: NodeProto, known: _Known) -> Signature:
+    """Describe a node by what is known so far: values of all small inputs are constants."""
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    values = {i: known.values[name] for i, name in enumerate(node.input) if name in known.values}
+    return Signature(
+        op=_op(node),
+        opset=known.opsets.get(node.domain, 1),
+        inputs=operands("x", ((name, *known.spec(name)) for name in node.input)),
+        outputs=operands("y", ((name, 0, None) for name in node.output)),
+        attributes={
+            name: value.decode(errors="replace") if isinstance(value, bytes) else value
+            for name, value in attributes.items()
+        },
+        constants=values,
     )
-    pairs = zip(node.output, specs, strict=False)
-    return {name: _tensor_type(spec) for name, spec in pairs if name and spec.dtype}
+
+
+def _op(node: NodeProto) -> OpKey:
+    return OpKey(node.domain, node.op_type)
 
 
 def _infer_by_schema(node: NodeProto, schema: OpSchema, known: _Known) -> Mapping[str, TypeProto]:
@@ -239,17 +249,17 @@ def _assume(name: str, known: _Known) -> None:
         known.types[name] = found
         return
     forward = name.removesuffix("_grad")
-    by_name = known.spec(forward) if forward != name else TensorSpec()
+    by_name = known.spec(forward) if forward != name else TensorType()
     shape = by_name.shape if by_name.shape is not None else static_shape(declared)
     dtype = found.tensor_type.elem_type or declared.tensor_type.elem_type or by_name.dtype
     if shape is None and name in known.types:
         return  # what was inferred may at least tell the rank
-    known.record(name, _tensor_type(TensorSpec(dtype, shape)))
+    known.record(name, _tensor_type(TensorType(dtype, shape)))
     known.assumed.add(name)
 
 
 def _fold(node: NodeProto, known: _Known) -> None:
-    standard = not _standard(node.domain)
+    standard = not node.domain
     for name in filter(None, node.output):
         spec = known.spec(name)
         if spec.dtype not in INTEGERS or (standard and (spec.shape is None or not is_small(spec.shape))):
@@ -261,7 +271,7 @@ def _fold(node: NodeProto, known: _Known) -> None:
         if name and value is not None:
             known.values[name] = value
             dtype = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-            known.record(name, _tensor_type(TensorSpec(dtype, value.shape)))
+            known.record(name, _tensor_type(TensorType(dtype, value.shape)))
             if known.assumed.intersection(node.input):
                 known.assumed.add(name)
 
@@ -269,11 +279,7 @@ def _fold(node: NodeProto, known: _Known) -> None:
 # --- types and messages --------------------------------------------------------------------------
 
 
-def _standard(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
-
-
-def _tensor_type(spec: TensorSpec) -> TypeProto:
+def _tensor_type(spec: TensorType) -> TypeProto:
     return onnx.helper.make_tensor_type_proto(spec.dtype, spec.shape)
 
 
@@ -294,7 +300,7 @@ def _contradiction(node: NodeProto, known: _Known, error: Exception) -> ModelErr
     )
 
 
-def _spelled(spec: TensorSpec) -> str:
+def _spelled(spec: TensorType) -> str:
     shape = "of unknown shape" if spec.shape is None else "x".join(map(str, spec.shape)) or "scalar"
     return f"{TensorProto.DataType.Name(spec.dtype)} {shape}"
 

@@ -15,11 +15,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.signature import Signature, decides, itemsize_bytes, operands
+from campo_onnx.ops.spec import Family
 
 FLOAT = int(TensorProto.FLOAT)
 
@@ -79,20 +81,12 @@ class TensorInfo:
     @property
     def itemsize_bytes(self) -> float:
         """Bytes of one element as stored (half a byte for 4-bit types, 0 when unknown)."""
-        return _itemsize_bytes(self.dtype)
+        return itemsize_bytes(self.dtype)
 
     @property
     def nbytes(self) -> float:
         """Bytes of the whole tensor; 0 when the shape or type is unknown."""
         return (self.elements or 0) * self.itemsize_bytes
-
-
-def _itemsize_bytes(dtype: int) -> float:
-    if dtype in (TensorProto.UNDEFINED, TensorProto.STRING):
-        return 0.0
-    if dtype in (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1):
-        return 0.5
-    return float(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +161,35 @@ class GraphView:
             for tensor in node.captures:
                 uses.setdefault(tensor, []).append(Use(node.name, CAPTURE))
         return MappingProxyType({tensor: tuple(found) for tensor, found in uses.items()})
+
+    @cached_property
+    def _signatures(self) -> tuple[dict[str, Signature], dict[Signature, Signature]]:
+        return {}, {}  # by node, and one object for all nodes that share a signature
+
+    def signature(self, node: str) -> Signature:
+        """What functions of an operator may look at of a node; one object for all that share it."""
+        by_node, distinct = self._signatures
+        found = by_node.get(node)
+        if found is None:
+            made = self._signature_of(self.node[node])
+            found = by_node[node] = distinct.setdefault(made, made)
+        return found
+
+    def _signature_of(self, node: OpNode) -> Signature:
+        def typed(tensor: str) -> tuple[str, int, tuple[int, ...] | None]:
+            info = self.tensors.get(tensor)
+            return (tensor, 0, None) if info is None else (tensor, info.dtype, info.shape)
+
+        known = {i: self.values[tensor] for i, tensor in enumerate(node.inputs) if tensor in self.values}
+        return Signature(
+            op=node.op,
+            opset=self.opset.get(node.op.domain, 1),
+            inputs=operands("x", map(typed, node.inputs)),
+            outputs=operands("y", map(typed, node.outputs)),
+            attributes=node.attributes,
+            constants={i: value for i, value in known.items() if decides(value)},
+            has_body=bool(node.captures) or spec(node.op).family is Family.CONTROL_FLOW,
+        )
 
     def is_float32(self, tensor: str) -> bool:
         """Whether the tensor exists and holds FP32."""

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.measure.node_timer import Bench
-from campo_onnx.measure.signature import Signature, one_node_model
-from campo_onnx.ops.work import WorkKind
+from campo_onnx.measure.one_node import one_node_model
+from campo_onnx.ops.facts import work_of
+from campo_onnx.ops.signature import Signature
+from campo_onnx.ops.work import HOST_ONLY
 from campo_onnx.runtime.ncu import METRICS, count
 from campo_onnx.runtime.ncu_table import DURATION
 
@@ -54,7 +56,7 @@ def counters_of(signatures: Iterable[Signature], bench: Bench, read: Count = cou
     found: dict[str, Mapping[str, float]] = {}
     missing: dict[str, Signature] = {}
     for signature in signatures:
-        if signature.work.kind in (WorkKind.VIEW, WorkKind.NONE):
+        if work_of(signature).kind in HOST_ONLY:
             continue
         known = bench.store.find_counters(bench.key(signature))
         if known is None:

@@ -7,9 +7,11 @@ so they exist everywhere, also for a device that is not there; each stands for o
 import math
 from collections.abc import Mapping
 
-from campo_onnx.costs.roofline import utilization
 from campo_onnx.devices.device import Device
-from campo_onnx.measure.signature import Signature
+from campo_onnx.devices.roofline import utilization
+from campo_onnx.ops.facts import moved_bytes, work_of
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.signature import Signature
 
 ALIGNMENT_ELEMENTS = 8
 """Multiple that FP16 tensor cores want of every dimension of a product."""
@@ -44,8 +46,8 @@ def static_events(signature: Signature, device: Device) -> Mapping[str, float]:
     device
         For its cores and cache.
     """
-    work, traffic = signature.work, signature.moved_bytes
-    elements = max((info.elements or 0 for info in signature.view.tensors.values()), default=0)
+    work, traffic = work_of(signature), moved_bytes(signature, Ports(), None)
+    elements = max((operand.elements for operand in signature.operands), default=0)
     waves = elements / (device.sm_count * _THREADS_PER_SM)
     dims = [dim for gemm in work.gemms for dim in (gemm.channels or (gemm.m, gemm.n, gemm.k))]
     aligned = sum(dim % ALIGNMENT_ELEMENTS == 0 for dim in dims)

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.measure.signature import Signature, make_signature, one_node_model
+from campo_onnx.measure.one_node import one_node_model, one_node_view
 from campo_onnx.measure.store import GRAPH, STREAM, Store, TimingKey
+from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.work import WorkKind
+from campo_onnx.ops.signature import FLOAT, Signature, make_signature
+from campo_onnx.ops.work import HOST_ONLY
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.sessions import bind, open_session
@@ -26,23 +28,17 @@ NODE_EFFORT = Effort(warmup=1, repeats=25, least=5, budget_s=0.2)
 
 VIEW_NODE = make_signature(
     OpKey("", "Reshape"),
-    inputs=("x0", "x1"),
-    outputs=("y0",),
-    types={
-        "x0": (TensorProto.FLOAT, (4,)),
-        "x1": (TensorProto.INT64, (2,)),
-        "y0": (TensorProto.FLOAT, (2, 2)),
-    },
-    values={"x1": np.asarray([2, 2])},
+    inputs=[(FLOAT, (4,)), (int(TensorProto.INT64), (2,))],
+    outputs=[(FLOAT, (2, 2))],
+    constants={1: np.asarray([2, 2])},
 )
 """Stands for every node that only renames bytes. Alone, such a node would copy its input, which it
 does not do inside a graph; here that copy is four numbers."""
 
 LAUNCH_NODE = make_signature(
     OpKey("", "Relu"),
-    inputs=("x0",),
-    outputs=("y0",),
-    types={"x0": (TensorProto.FLOAT, (4,)), "y0": (TensorProto.FLOAT, (4,))},
+    inputs=[(FLOAT, (4,))],
+    outputs=[(FLOAT, (4,))],
 )
 """A node that does next to nothing: it costs what a node costs that launches a kernel."""
 
@@ -120,7 +116,7 @@ class Measured:
 
 def timed_as(signature: Signature) -> Signature:
     """What is timed in place of a signature: mostly itself."""
-    return VIEW_NODE if signature.work.kind in (WorkKind.VIEW, WorkKind.NONE) else signature
+    return VIEW_NODE if work_of(signature).kind in HOST_ONLY else signature
 
 
 def time_all(
@@ -167,7 +163,7 @@ def _scatter(timing: Timing) -> float:
 
 
 def _feeds(signature: Signature) -> Mapping[str, NDArray[Any]]:
-    return synthesize(signature.view)
+    return synthesize(one_node_view(signature))
 
 
 def _step(signature: Signature, feeds: Mapping[str, NDArray[Any]], copies: int, bench: Bench) -> Step:

@@ -196,7 +196,7 @@ def read_profile(path: Path) -> Profile:
             f"{path} cannot be read as a profile", why=str(error), remedy=FORMAT.remedy
         ) from None
     foreign = ProfileError(
-        f"{path} is no profile of campo-onnx",
+        f"{path} is not a profile of campo-onnx",
         why="it is a parquet file of something else",
         remedy=FORMAT.remedy,
     )

@@ -20,9 +20,10 @@ from campo_onnx.ir.view import OpNode
 from campo_onnx.measure.counters import Counted, counters_of
 from campo_onnx.measure.events import events_of
 from campo_onnx.measure.node_timer import LAUNCH_NODE, Bench, Measured, time_all
+from campo_onnx.measure.one_node import standalone
 from campo_onnx.measure.profile import CONSTANT, FAILED, KERNEL_TRACE, ONE_NODE, SCHEMA, TRACE, Profile
-from campo_onnx.measure.signature import Signature, signature_of
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.kernel_trace import Joined, disagreement
 from campo_onnx.runtime.kineto import record
 from campo_onnx.runtime.sessions import bind, open_session
@@ -102,7 +103,7 @@ def take_profile(
         If ONNX Runtime cannot load or run the graph.
     """
     view = imported.view
-    signatures = {node.name: signature_of(node, view) for node in view.nodes}
+    signatures = {node.name: standalone(view, node.name) for node in view.nodes}
     if bench.machine.provider == "cpu":
         traced = _trace_host(imported, feeds, bench, steps, on_progress)
     else:

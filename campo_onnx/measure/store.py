@@ -73,7 +73,7 @@ class TimingKey:
     machine
         Device, driver, CUDA, ONNX Runtime, TF32 state and threads.
     signature
-        Op, attributes, shapes and types: :attr:`campo_onnx.measure.signature.Signature.key`.
+        Op, attributes, shapes and types: :attr:`campo_onnx.ops.signature.Signature.key`.
     execution
         :data:`STREAM` or :data:`GRAPH`.
     """
@@ -215,7 +215,7 @@ def _damage(path: Path) -> str:
         header = file.read(len(_MAGIC))
     if header != _MAGIC:
         if path.suffix != _SUFFIX:
-            raise _foreign(path, "it is no SQLite file")
+            raise _foreign(path, "it is not an SQLite file")
         return "its header is gone"
     try:
         with closing(_open(path)) as connection:
@@ -242,7 +242,7 @@ def _now() -> str:
 
 def _foreign(path: Path, why: str) -> ProfileError:
     return ProfileError(
-        f"{path} is no measurement store of this version", why=why, remedy="Name another file."
+        f"{path} is not a measurement store of this version", why=why, remedy="Name another file."
     )
 
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto
 from onnx.reference import ReferenceEvaluator
 
-Shape: TypeAlias = tuple[int, ...]
+from campo_onnx.ops.signature import Shape
+
 Value: TypeAlias = NDArray[Any]
 
 MAX_ELEMENTS = 1024
@@ -58,7 +59,7 @@ def is_small(shape: Sequence[int]) -> bool:
 
 def may_fold(node: NodeProto) -> bool:
     """Whether :func:`fold` knows the op: the cheap question to ask of every node first."""
-    if node.domain in ("", "ai.onnx"):
+    if not node.domain:
         return node.op_type in _STANDARD or node.op_type in _FROM_SHAPE
     return node.domain == "com.microsoft" and node.op_type in _TRAINING
 
@@ -114,7 +115,7 @@ def _evaluate(node: NodeProto, values: Sequence[Value | None], opset: int) -> tu
         input=[onnx.ValueInfoProto(name=name) for name in feeds],
         output=[onnx.ValueInfoProto(name=name) for name in outputs],
     )
-    results = ReferenceEvaluator(graph, opsets={"": opset, "ai.onnx": opset}).run(None, feeds)
+    results = ReferenceEvaluator(graph, opsets={"": opset}).run(None, feeds)
     by_name = {name: np.asarray(result) for name, result in zip(outputs, results, strict=True)}
     return tuple(by_name.get(name) for name in node.output)
 

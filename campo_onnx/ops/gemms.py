@@ -1,16 +1,22 @@
 """Matrix products inside a node: their geometry from shapes and attributes alone.
 
-A formula takes the node and the shapes it needs, and returns the products; nothing else is read.
+A formula takes the signature and the shapes it needs, and returns the products. Where zeros at the
+ends of axes change nothing but the size of the result, a function of the same name with ``_axes``
+says what part each axis of each input, and then of the result, plays in the product: ``m``, ``n``,
+``k`` of a matrix product, ``i`` and ``o`` for the channels of a convolution, :data:`UNTOUCHED` for
+axes that stay (batch and spatial ones).
 """
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeVar
 
-from campo_onnx.ir.view import OpNode
+from campo_onnx.ops.signature import Shape, Signature
 
-Shape: TypeAlias = tuple[int, ...]
+UNTOUCHED = "."
+
+_Axis = TypeVar("_Axis")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,27 +63,42 @@ class GemmShape:
         return all(dim % multiple == 0 for dim in self.channels or (self.m, self.n, self.k))
 
 
-def matmul(node: OpNode, a: Shape, b: Shape) -> tuple[GemmShape, ...]:
+def matmul(signature: Signature, a: Shape, b: Shape) -> tuple[GemmShape, ...]:
     """NumPy's matmul, with the transpositions of FusedMatMul, which leave vectors alone."""
-    if len(a) == 1:
-        a = (1, *a)
-    else:
-        a = _transposed(a, node.attributes.get("transA", 0), node.attributes.get("transBatchA", 0))
-    if len(b) == 1:
-        b = (*b, 1)
-    else:
-        b = _transposed(b, node.attributes.get("transB", 0), node.attributes.get("transBatchB", 0))
-    *batch_a, m, k = a
-    *batch_b, _, n = b
+    a, b = factors(signature, a, b)
+    *batch_a, m, k = a if len(a) > 1 else (1, *a)
+    *batch_b, _, n = b if len(b) > 1 else (*b, 1)
     if math.prod(batch_b) == 1:  # one matrix for all rows: a single tall product
         return (GemmShape(m=math.prod(batch_a) * m, n=n, k=k),)
     return (GemmShape(m=m, n=n, k=k, batch=math.prod(_broadcast(batch_a, batch_b))),)
 
 
-def _transposed(shape: Shape, swap_last: int, first_to_rows: int) -> Shape:
-    if first_to_rows:
-        shape = (*shape[1:-1], shape[0], shape[-1])
-    return (*shape[:-2], shape[-1], shape[-2]) if swap_last else shape
+def factors(
+    signature: Signature, a: tuple[_Axis, ...], b: tuple[_Axis, ...]
+) -> tuple[tuple[_Axis, ...], tuple[_Axis, ...]]:
+    """Transpose the axes of both factors as FusedMatMul does before it multiplies."""
+    return (
+        _transposed(a, signature.attribute("transA", 0), signature.attribute("transBatchA", 0)),
+        _transposed(b, signature.attribute("transB", 0), signature.attribute("transBatchB", 0)),
+    )
+
+
+def _transposed(axes: tuple[_Axis, ...], last_two: int, batch: int) -> tuple[_Axis, ...]:
+    """FusedMatMul's two transpositions; `batch` moves axis 0 behind the batch axes."""
+    if len(axes) < 2:
+        return axes
+    if batch:
+        axes = (*axes[1:-1], axes[0], axes[-1])
+    return (*axes[:-2], axes[-1], axes[-2]) if last_two else axes
+
+
+def matmul_axes(signature: Signature) -> tuple[str, ...] | None:
+    """Parts of the axes of a matmul; None where vectors or batches are moved about."""
+    ranks = _ranks(signature)
+    if min(ranks) < 2 or signature.attribute("transBatchA", 0) or signature.attribute("transBatchB", 0):
+        return None
+    a, b = map("".join, factors(signature, tuple("mk"), tuple("kn")))
+    return tuple(own.rjust(rank, UNTOUCHED) for rank, own in zip(ranks, (a, b, "mn"), strict=True))
 
 
 def _broadcast(a: Iterable[int], b: Iterable[int]) -> list[int]:
@@ -87,37 +108,72 @@ def _broadcast(a: Iterable[int], b: Iterable[int]) -> list[int]:
     return [y if x == 1 else x for x, y in pairs]
 
 
-def gemm(node: OpNode, a: Shape, b: Shape) -> tuple[GemmShape, ...]:
+def gemm(signature: Signature, a: Shape, b: Shape) -> tuple[GemmShape, ...]:
     """Gemm: matrices, with transA and transB."""
-    m, k = reversed(a) if node.attributes.get("transA", 0) else a
-    n = b[0] if node.attributes.get("transB", 0) else b[1]
+    (m, k), (_, n) = factors(signature, a, b)
     return (GemmShape(m=m, n=n, k=k),)
 
 
-def conv(node: OpNode, weight: Shape, output: Shape) -> tuple[GemmShape, ...]:
+def gemm_axes(signature: Signature) -> tuple[str, ...]:
+    """Parts of the axes of Gemm; axes of C that have size 1 stretch by themselves."""
+    a, b = map("".join, factors(signature, tuple("mk"), tuple("kn")))
+    addend = [operand.shape or () if operand is not None else () for operand in signature.inputs[2:]]
+    labels = [("mn"[2 - len(shape) :], shape) for shape in addend]
+    stretched = [
+        "".join(label if size > 1 else UNTOUCHED for label, size in zip(own, shape, strict=True))
+        for own, shape in labels
+    ]
+    return (a, b, *stretched, "mn")
+
+
+def conv(signature: Signature, weight: Shape, output: Shape) -> tuple[GemmShape, ...]:
     """Forward: output positions x filters, summed over the receptive field."""
-    group = int(node.attributes.get("group", 1))
+    group = int(signature.attribute("group", 1))
     filters = weight[0] // group
     rows = output[0] * math.prod(output[2:])
     channels = (weight[1], filters)
     return (GemmShape(m=rows, n=filters, k=math.prod(weight[1:]), batch=group, channels=channels),)
 
 
-def conv_transpose(node: OpNode, data: Shape, weight: Shape) -> tuple[GemmShape, ...]:
+def conv_transpose(signature: Signature, data: Shape, weight: Shape) -> tuple[GemmShape, ...]:
     """Input positions x (output channels and kernel), summed over input channels.
 
     As many FLOPs as the Conv it is the input gradient of.
     """
-    group = int(node.attributes.get("group", 1))
+    group = int(signature.attribute("group", 1))
     depth = weight[0] // group
     rows = data[0] * math.prod(data[2:])
     channels = (depth, weight[1])
     return (GemmShape(m=rows, n=math.prod(weight[1:]), k=depth, batch=group, channels=channels),)
 
 
-def conv_grad(node: OpNode, grad: Shape, weight: Shape) -> tuple[GemmShape, ...]:
+def conv_axes(signature: Signature) -> tuple[str, ...] | None:
+    """Parts of the axes of Conv; None when it is grouped."""
+    return _channels(signature, ".i", "oi")
+
+
+def conv_transpose_axes(signature: Signature) -> tuple[str, ...] | None:
+    """Parts of the axes of ConvTranspose; None when it is grouped."""
+    return _channels(signature, ".i", "io")
+
+
+def _channels(signature: Signature, data: str, weight: str) -> tuple[str, ...] | None:
+    if signature.attribute("group", 1) != 1:
+        return None
+    ranks = _ranks(signature)
+    letters = (data, weight, *["o"] * (len(ranks) - 3), ".o")
+    return tuple(own.ljust(rank, UNTOUCHED)[:rank] for rank, own in zip(ranks, letters, strict=True))
+
+
+def _ranks(signature: Signature) -> list[int]:
+    """Numbers of axes of the inputs and the first output; a missing input has none."""
+    tensors = (*signature.inputs, signature.outputs[0])
+    return [0 if tensor is None or tensor.shape is None else len(tensor.shape) for tensor in tensors]
+
+
+def conv_grad(signature: Signature, grad: Shape, weight: Shape) -> tuple[GemmShape, ...]:
     """Gradients of Conv(X, W) that are asked for: outputs 0 (X) and 1 (W)."""
-    group = int(node.attributes.get("group", 1))
+    group = int(signature.attribute("group", 1))
     filters = weight[0] // group
     rows = grad[0] * math.prod(grad[2:])
     field = math.prod(weight[1:])
@@ -126,27 +182,27 @@ def conv_grad(node: OpNode, grad: Shape, weight: Shape) -> tuple[GemmShape, ...]
         GemmShape(m=rows, n=field, k=filters, batch=group, channels=channels),
         GemmShape(m=filters, n=field, k=rows, batch=group, channels=channels),
     )
-    return tuple(gemm for gemm, output in zip(gradients, node.outputs, strict=False) if output)
+    return tuple(gemm for gemm, output in zip(gradients, signature.outputs, strict=False) if output)
 
 
 _RNN_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 
-def rnn(node: OpNode, data: Shape, weight: Shape, recurrence: Shape) -> tuple[GemmShape, ...]:
+def rnn(signature: Signature, data: Shape, weight: Shape, recurrence: Shape) -> tuple[GemmShape, ...]:
     """Two products: all time steps by the input weights at once, then step by step the recurrence."""
-    steps, batch = (data[1], data[0]) if node.attributes.get("layout", 0) else data[:2]
+    steps, batch = (data[1], data[0]) if signature.attribute("layout", 0) else data[:2]
     directions, _, width = weight
     hidden = recurrence[2]
-    gates = _RNN_GATES[node.op.op_type] * hidden
+    gates = _RNN_GATES[signature.op.op_type] * hidden
     return (
         GemmShape(m=steps * batch, n=gates, k=width, batch=directions),
         GemmShape(m=batch, n=gates, k=hidden, batch=directions, steps=steps),
     )
 
 
-def einsum(node: OpNode, *shapes: Shape) -> tuple[GemmShape, ...]:
+def einsum(signature: Signature, *shapes: Shape) -> tuple[GemmShape, ...]:
     """Pairwise from left to right; a single operand is only moved and summed: no product."""
-    terms, result = _einsum_terms(node.attributes["equation"], shapes)
+    terms, result = _einsum_terms(signature.attributes["equation"], shapes)
     sizes: dict[str, int] = {}
     for term, shape in zip(terms, shapes, strict=True):
         for label, size in zip(term, shape, strict=True):

@@ -1,8 +1,8 @@
 """Which operators ONNX Runtime has low-precision kernels for.
 
-The table (``data/ort_kernels.csv``) was read from the kernel registries of the onnxruntime and
+The table (``kernels.csv``) was read from the kernel registries of the onnxruntime and
 onnxruntime-gpu 1.31.1 wheels. Gradient operators of the com.microsoft domain exist only in
-ONNX Runtime's training build; :mod:`campo_onnx.ops.contrib` says which precisions those take.
+ONNX Runtime's training build; their :class:`~campo_onnx.ops.spec.OpSpec` says which precisions those take.
 """
 
 import csv
@@ -12,9 +12,9 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from campo_onnx.ops.contrib import CONTRIB_PORTS
 from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.precision import Precision, low_precisions
+from campo_onnx.ops.registry import spec
 
 
 class _Kernel(NamedTuple):
@@ -28,7 +28,7 @@ def _kernels() -> Mapping[tuple[str, OpKey], tuple[_Kernel, ...]]:
     table: dict[tuple[str, OpKey], list[_Kernel]] = defaultdict(list)
     with files(__package__).joinpath("kernels.csv").open(encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
-            low = frozenset(p for p in (Precision.FP16, Precision.BF16) if row[p.value] == "1")
+            low = frozenset(p for p in low_precisions() if row.get(p.value) == "1")
             until = int(row["until"]) if row["until"] else 1 << 30
             key = (row["provider"], OpKey(row["domain"], row["op_type"]))
             table[key].append(_Kernel(int(row["since"]), until, low))
@@ -63,8 +63,7 @@ def has_kernel(op: OpKey, opset: int, provider: str, precision: Precision) -> bo
         for kernel in _kernels().get((provider, op), ())
     ):
         return True
-    training = CONTRIB_PORTS.get(op)
-    return training is not None and provider == "cuda" and precision in training.training_kernels
+    return provider == "cuda" and precision in spec(op).training_kernels
 
 
 def runs(op: OpKey, opset: int, provider: str, precision: Precision) -> bool:

@@ -2,6 +2,28 @@
 
 from typing import NamedTuple
 
+MICROSOFT = "com.microsoft"
+"""Domain of ONNX Runtime's own operators."""
+
+ATEN = "org.pytorch.aten"
+"""Domain of PyTorch's operators that ONNX Runtime hands back to PyTorch."""
+
+_STANDARD = "ai.onnx"
+
+
+def short_domain(domain: str) -> str:
+    """Return a domain as it is written everywhere here: ``""`` for the standard one.
+
+    Files may spell the standard domain ``ai.onnx``; the importer and :meth:`OpKey.parse` pass what
+    they read through this function, so that nothing behind them need know the other spelling.
+
+    Examples
+    --------
+    >>> short_domain("ai.onnx"), short_domain("com.microsoft")
+    ('', 'com.microsoft')
+    """
+    return "" if domain == _STANDARD else domain
+
 
 class OpKey(NamedTuple):
     """What an operator is called: ``("", "Conv")`` or ``("com.microsoft", "ConvGrad")``.
@@ -26,4 +48,4 @@ class OpKey(NamedTuple):
     def parse(cls, label: str) -> "OpKey":
         """Read :attr:`label` back."""
         domain, _, op_type = label.rpartition(":")
-        return cls("" if domain == "ai.onnx" else domain, op_type)
+        return cls(short_domain(domain), op_type)

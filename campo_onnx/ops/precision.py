@@ -1,50 +1,165 @@
 """The precisions a node can run in."""
 
-from enum import Enum
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import FrozenInstanceError
+from typing import ClassVar
 
 from onnx import TensorProto
 
+_by_value: dict[str, "Precision"] = {}
 
-class Precision(Enum):
-    """A floating-point format, with what ONNX calls it and what it can hold."""
 
-    FP32 = "fp32"
-    FP16 = "fp16"
-    BF16 = "bf16"
+class Precision:
+    """A floating-point format, with what ONNX calls it and what it can hold.
+
+    ``Precision("fp16")`` looks a format up by its name, and is the constant :attr:`FP16`: there is
+    one object for a format, so that ``is`` compares formats. It cannot be changed.
+
+    Parameters
+    ----------
+    value
+        Its name, as options, files and tables write it.
+    onnx_dtype
+        The ``TensorProto.DataType``.
+    itemsize_bytes
+        Size of one element.
+    fraction_bits
+        Bits of the significand that are stored.
+    largest
+        Largest finite magnitude.
+    smallest_normal
+        Smallest magnitude that keeps all its significand bits.
+    """
+
+    __slots__ = ("fraction_bits", "itemsize_bytes", "largest", "onnx_dtype", "smallest_normal", "value")
+
+    value: str
+    onnx_dtype: int
+    itemsize_bytes: int
+    fraction_bits: int
+    largest: float
+    smallest_normal: float
+
+    FP32: ClassVar["Precision"]
+    FP16: ClassVar["Precision"]
+    BF16: ClassVar["Precision"]
+
+    def __new__(cls, value: str) -> "Precision":
+        """Look a format up.
+
+        Raises
+        ------
+        ValueError
+            If there is none of this name.
+        """
+        found = _by_value.get(value)
+        if found is None:
+            raise ValueError(f"unknown precision {value!r}, known: {', '.join(_by_value)}")
+        return found
+
+    def __setattr__(self, name: str, _: object) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+    def __reduce__(self) -> tuple[type["Precision"], tuple[str]]:
+        """Copy and pickle by name: the copy is the very object."""
+        return Precision, (self.value,)
+
+    def __repr__(self) -> str:
+        return f"Precision({self.value!r})"
+
+    def to_plain(self) -> str:
+        """The name: what files hold of a format."""
+        return self.value
+
+    @classmethod
+    def from_plain(cls, plain: object) -> "Precision":
+        """Read :meth:`to_plain` back.
+
+        Raises
+        ------
+        ValueError
+            If there is no format of this name.
+        """
+        return cls(str(plain))
 
     @property
-    def onnx_dtype(self) -> int:
-        """The ``TensorProto.DataType`` of this precision."""
-        return _ONNX_DTYPE[self]
+    def name(self) -> str:
+        """The name in capitals."""
+        return self.value.upper()
 
     @property
-    def itemsize_bytes(self) -> int:
-        """Size of one element."""
-        return 4 if self is Precision.FP32 else 2
+    def is_low(self) -> bool:
+        """Whether it is narrower than FP32."""
+        return self.itemsize_bytes < Precision.FP32.itemsize_bytes
 
     @property
-    def largest(self) -> float:
-        """Largest finite magnitude."""
-        return _LARGEST[self]
-
-    @property
-    def smallest_normal(self) -> float:
-        """Smallest magnitude that keeps all its significand bits."""
-        return _SMALLEST_NORMAL[self]
+    def tensor_type(self) -> str:
+        """What ONNX's schemas call a tensor of it."""
+        return f"tensor({TensorProto.DataType.Name(self.onnx_dtype).lower()})"
 
 
-_ONNX_DTYPE: dict[Precision, int] = {
-    Precision.FP32: int(TensorProto.FLOAT),
-    Precision.FP16: int(TensorProto.FLOAT16),
-    Precision.BF16: int(TensorProto.BFLOAT16),
-}
-_LARGEST = {
-    Precision.FP32: 3.4028234663852886e38,
-    Precision.FP16: 65504.0,
-    Precision.BF16: 3.3895313892515355e38,
-}
-_SMALLEST_NORMAL = {
-    Precision.FP32: 2.0**-126,
-    Precision.FP16: 2.0**-14,
-    Precision.BF16: 2.0**-126,
-}
+def precisions() -> tuple[Precision, ...]:
+    """All formats, FP32 first."""
+    return tuple(_by_value.values())
+
+
+def low_precisions() -> tuple[Precision, ...]:
+    """The formats a node may be turned into."""
+    return tuple(precision for precision in _by_value.values() if precision.is_low)
+
+
+def low_precision_of(dtype: int) -> Precision | None:
+    """Return the low format that is stored as a ``TensorProto.DataType``, if there is one."""
+    return next((precision for precision in low_precisions() if precision.onnx_dtype == dtype), None)
+
+
+@contextmanager
+def temporary_precision(
+    value: str,
+    *,
+    onnx_dtype: int,
+    itemsize_bytes: int,
+    fraction_bits: int,
+    largest: float,
+    smallest_normal: float,
+) -> Iterator[Precision]:
+    """Have one more format for the length of a block."""
+    precision = _add(value, onnx_dtype, itemsize_bytes, fraction_bits, largest, smallest_normal)
+    try:
+        yield precision
+    finally:
+        del _by_value[value]
+
+
+def _add(
+    value: str,
+    onnx_dtype: int,
+    itemsize_bytes: int,
+    fraction_bits: int,
+    largest: float,
+    smallest_normal: float,
+) -> Precision:
+    if value in _by_value:
+        raise ValueError(f"the precision {value!r} is registered twice")
+    precision = object.__new__(Precision)
+    facts = {
+        "value": value,
+        "onnx_dtype": onnx_dtype,
+        "itemsize_bytes": itemsize_bytes,
+        "fraction_bits": fraction_bits,
+        "largest": largest,
+        "smallest_normal": smallest_normal,
+    }
+    for name, fact in facts.items():
+        object.__setattr__(precision, name, fact)
+    _by_value[value] = precision
+    return precision
+
+
+Precision.FP32 = _add("fp32", int(TensorProto.FLOAT), 4, 23, 3.4028234663852886e38, 2.0**-126)
+Precision.FP16 = _add("fp16", int(TensorProto.FLOAT16), 2, 10, 65504.0, 2.0**-14)
+Precision.BF16 = _add("bf16", int(TensorProto.BFLOAT16), 2, 7, 3.3895313892515355e38, 2.0**-126)

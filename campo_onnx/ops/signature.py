@@ -5,24 +5,45 @@ Nodes that share a signature share their ports, their work, their cost, and are 
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto
 
 from campo_onnx.ops.key import OpKey
 
 Shape: TypeAlias = tuple[int, ...]
 
+FLOAT = int(TensorProto.FLOAT)
+
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
+_VALUES_KEPT = 64  # shapes, axes, pads and exponents change what a node does; data does not
+_HALF_BYTE = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operand:
+@cache
+def itemsize_bytes(dtype: int) -> float:
+    """Bytes of one element as stored: half a byte for 4-bit types, 0 when unknown or text."""
+    if dtype in (TensorProto.UNDEFINED, TensorProto.STRING):
+        return 0.0
+    return 0.5 if dtype in _HALF_BYTE else float(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
+
+
+class TensorType(NamedTuple):
+    """What is known of a tensor: its ``TensorProto.DataType`` (0: unknown) and static shape."""
+
+    dtype: int = 0
+    shape: Shape | None = None
+
+
+class Operand(NamedTuple):
     """One input or output of a node.
 
     Parameters
@@ -37,8 +58,26 @@ class Operand:
     """
 
     name: str
-    dtype: int
-    shape: Shape | None
+    dtype: int = 0
+    shape: Shape | None = None
+
+    @property
+    def type(self) -> TensorType:
+        """Its type and shape alone."""
+        return TensorType(self.dtype, self.shape)
+
+    @property
+    def elements(self) -> int:
+        """Number of elements; 0 when the shape is unknown."""
+        return 0 if self.shape is None else math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes as stored; 0 when shape or type is unknown."""
+        return self.elements * itemsize_bytes(self.dtype)
+
+
+_NOTHING = Operand("")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,35 +114,89 @@ class Signature:
         object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
 
     @cached_property
-    def key(self) -> str:
-        """The signature as one line of JSON: equal exactly for equal signatures."""
-        row = {
-            "op": self.op.label,
-            "opset": self.opset,
-            "attributes": {name: _text(value) for name, value in sorted(self.attributes.items())},
-            "inputs": [self._operand_text(i, operand) for i, operand in enumerate(self.inputs)],
-            "outputs": [_type_text(operand) for operand in self.outputs],
-        }
-        if self.has_body:
-            row["has_body"] = True
-        return json.dumps(row, separators=(",", ":"))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Signature) and self.key == other.key
+    def _identity(self) -> tuple[Any, ...]:
+        """What equality and hash go by: the facts of :attr:`key`, without writing text."""
+        attributes = tuple((name, _hashable(value)) for name, value in sorted(self.attributes.items()))
+        constants = tuple((position, _hashable(value)) for position, value in sorted(self.constants.items()))
+        return self.op, self.opset, self.inputs, self.outputs, attributes, constants, self.has_body
 
     @cached_property
     def _hash(self) -> int:
-        return hash(self.key)
+        return hash(self._identity)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Signature) and self._identity == other._identity)
 
     def __hash__(self) -> int:
         return self._hash
 
-    def _operand_text(self, position: int, operand: Operand | None) -> str:
+    @cached_property
+    def key(self) -> str:
+        """The signature as one line of JSON, for stores of timings."""
+        row: dict[str, Any] = {
+            "op": self.op.label,
+            "opset": self.opset,
+            "attributes": {name: _text(value) for name, value in sorted(self.attributes.items())},
+            "inputs": self.input_types,
+            "outputs": self.output_types,
+        }
+        if self.has_body:
+            row["has_body"] = True
+        return json.dumps(row)
+
+    @property
+    def input_types(self) -> str:
+        """Types of the inputs, as ``float32[4,8] int64[2]=[8,4] -``; ``-`` is one left out."""
+        return " ".join(self._input_text(i, operand) for i, operand in enumerate(self.inputs))
+
+    @property
+    def output_types(self) -> str:
+        """Types of the outputs."""
+        return " ".join(_type_text(operand) for operand in self.outputs)
+
+    def _input_text(self, position: int, operand: Operand | None) -> str:
         text = _type_text(operand)
         if operand is not None and operand.name != f"x{position}":
             text += f"@{operand.name}"  # the same tensor as at an earlier position
         value = self.constants.get(position)
-        return text if value is None else f"{text}={_array_text(value)}"
+        return text if value is None else f"{text}={_values_text(value)}"
+
+    def input(self, position: int) -> Operand:
+        """An input; one that is left out, or beyond the last, has neither type nor shape."""
+        found = self.inputs[position] if position < len(self.inputs) else None
+        return _NOTHING if found is None else found
+
+    def output(self, position: int) -> Operand:
+        """An output; one that is left out, or beyond the last, has neither type nor shape."""
+        found = self.outputs[position] if position < len(self.outputs) else None
+        return _NOTHING if found is None else found
+
+    def ints(self, position: int) -> Shape | None:
+        """Value of a constant integer input as a flat tuple, or None when unknown."""
+        value = self.constants.get(position)
+        return None if value is None else tuple(int(item) for item in value.ravel())
+
+    def attribute(self, name: str, default: Any) -> Any:
+        """Value of an attribute, or `default` where it is not given."""
+        return self.attributes.get(name, default)
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Inputs and outputs that are there, by position; a tensor read twice is there twice."""
+        return tuple(operand for operand in (*self.inputs, *self.outputs) if operand is not None)
+
+    @property
+    def nbytes(self) -> float:
+        """Memory of all its tensors."""
+        return sum(operand.nbytes for operand in dict.fromkeys(self.operands))
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether the node makes a graph by itself: no bodies, and tensors of known, nonzero size."""
+        return not self.has_body and all(
+            operand.dtype and operand.shape is not None and 0 not in operand.shape
+            for operand in self.operands
+        )
 
     def with_shapes(
         self, inputs: Mapping[int, Shape] = _EMPTY, outputs: Mapping[int, Shape] = _EMPTY
@@ -117,6 +210,58 @@ class Signature:
             inputs=_reshaped(self.inputs, inputs, "x"),
             outputs=_reshaped(self.outputs, outputs, "y"),
         )
+
+
+def make_signature(
+    op: OpKey,
+    inputs: Iterable[TensorType | tuple[int, Shape] | None],
+    outputs: Iterable[TensorType | tuple[int, Shape] | None],
+    *,
+    attributes: Mapping[str, Any] = _EMPTY,
+    constants: Mapping[int, NDArray[Any]] = _EMPTY,
+    opset: int = 20,
+) -> Signature:
+    """Put a signature together from types by position; None is an input or output left out."""
+    return Signature(
+        op=op,
+        opset=opset,
+        inputs=tuple(None if t is None else Operand(f"x{i}", *t) for i, t in enumerate(inputs)),
+        outputs=tuple(None if t is None else Operand(f"y{i}", *t) for i, t in enumerate(outputs)),
+        attributes=attributes,
+        constants=constants,
+    )
+
+
+def operands(prefix: str, tensors: Iterable[tuple[str, int, Shape | None]]) -> tuple[Operand | None, ...]:
+    """Name tensors by position.
+
+    Parameters
+    ----------
+    prefix
+        ``x`` for inputs, ``y`` for outputs.
+    tensors
+        Name, type and shape of each; the name ``""`` is one that is left out.
+
+    Examples
+    --------
+    >>> operands("x", [("a", 1, (2,)), ("", 0, None), ("a", 1, (2,))])
+    (Operand(name='x0', dtype=1, shape=(2,)), None, Operand(name='x0', dtype=1, shape=(2,)))
+    """
+    made: dict[str, Operand] = {}
+    found: list[Operand | None] = []
+    for position, (name, dtype, shape) in enumerate(tensors):
+        if not name:
+            found.append(None)
+            continue
+        if name not in made:
+            made[name] = Operand(f"{prefix}{position}", dtype, shape)
+        found.append(made[name])
+    return tuple(found)
+
+
+def decides(value: NDArray[Any]) -> bool:
+    """Whether a constant decides what a node does (axes, shapes, an exponent) rather than being data."""
+    return value.size <= _VALUES_KEPT and (value.size == 1 or not np.issubdtype(value.dtype, np.floating))
 
 
 def _reshaped(
@@ -138,20 +283,29 @@ def _type_text(operand: Operand | None) -> str:
     if operand is None:
         return "-"
     shape = "?" if operand.shape is None else ",".join(map(str, operand.shape))
-    return f"{operand.dtype}[{shape}]"
+    dtype = str(onnx.helper.tensor_dtype_to_np_dtype(operand.dtype)) if operand.dtype else "?"
+    return f"{dtype}[{shape}]"
 
 
-def _array_text(value: NDArray[Any]) -> str:
-    """An array as text: its values where they are few, else a digest of all of them."""
-    if value.size <= 64:
-        return f"{value.dtype}{list(value.shape)}{json.dumps(value.tolist(), default=str)}"
-    digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-    return f"{value.dtype}{list(value.shape)}#{digest}"
+def _values_text(value: NDArray[Any]) -> str:
+    """Values of an array where they are few, else a digest of all of them."""
+    if value.size <= _VALUES_KEPT:
+        return json.dumps(value.astype(object).ravel().tolist(), default=float).replace(" ", "")
+    return "#" + hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
 
 
 def _text(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return _array_text(value)
+        values = value.ravel().tolist() if value.size <= _VALUES_KEPT else _values_text(value)
+        return f"{value.dtype}{list(value.shape)}={values}"
     if isinstance(value, (list, tuple)):
         return [_text(item) for item in value]
+    return value if isinstance(value, (int, float, str)) else repr(value)
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_hashable, value))
     return value if isinstance(value, (int, float, str)) else repr(value)

@@ -143,7 +143,7 @@ def preset(name: str) -> OpLists:
     """
     names = preset_names()
     if name not in names:
-        raise UsageError(f"there are no op lists named {name!r}", remedy=_suggestion(name, names))
+        raise UsageError(f"unknown op lists {name!r}", remedy=_suggestion(name, names))
     text = files(__package__).joinpath("lists", f"{name}.toml").read_text(encoding="utf-8")
     return _parse(_ListFile(path=f"{name}.toml", text=text), name)
 
@@ -352,7 +352,7 @@ def _base(file: _ListFile, data: Mapping[str, object], name: str) -> OpLists:
     if "extends" in data:
         extended = file.get(data, "extends", "")
         if extended not in preset_names():
-            what = f"{file.where('extends')}: there are no op lists named {extended!r} to extend"
+            what = f"{file.where('extends')}: unknown op lists {extended!r} to extend"
             raise UsageError(what, remedy=_suggestion(extended, preset_names()))
         return preset(extended)
     for key in ("title", "allow", "infer", "clear", "deny"):

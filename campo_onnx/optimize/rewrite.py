@@ -11,7 +11,8 @@ from campo_onnx.ir.edit import model_of, topology_of
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.sort import fresh, sort_nodes
 from campo_onnx.ir.stamp import Stamp, structure_digest, write_stamp
-from campo_onnx.ops.ports import Ports, low_attribute, ports_of
+from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.ports import Ports, low_attribute
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.padding.insert import insert_pads
 from campo_onnx.optimize.plan import Plan
@@ -83,7 +84,7 @@ class _Rewriting:
         self.retyped: dict[str, str] = {}  # low tensor's name to its FP32 name
         self._low_nodes = plan.low_nodes
         self._cast = {cast.tensor: cast for cast in plan.casts}
-        self._ports = {n.name: ports_of(n, self.view, self.low) for n in self.view.nodes}
+        self._ports = {n.name: ports_of(self.view.signature(n.name), self.low) for n in self.view.nodes}
         self._tensors = self.graph.tensors()
         self._twins = low_twins(self.view, self.low)
         self._low_tensor: dict[str, gs.Tensor] = {}
@@ -99,7 +100,8 @@ class _Rewriting:
             for index in sorted(ports.low_inputs):
                 node.inputs[index] = self._low_version(node.inputs[index])
             if ports.attribute:
-                value = low_attribute(self.view.node[node.name], ports, self.low)
+                given = self.view.node[node.name].attributes
+                value = low_attribute(given.get(ports.attribute), ports, self.low)
                 self.attributes[node.name] = {ports.attribute: value}
         for index in sorted(ports.any_inputs):
             self._follow(node, index)

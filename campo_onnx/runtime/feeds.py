@@ -105,7 +105,7 @@ def read_feeds(path: Path, view: GraphView) -> Feeds:
             f"{path} is not an .npz file", why=str(error), remedy="Write it with numpy.savez."
         ) from None
     problems = [f"input {name!r} is missing" for name in view.inputs if name not in given]
-    problems += [f"{name!r} is no input of the graph" for name in given if name not in view.inputs]
+    problems += [f"the graph has no input {name!r}" for name in given if name not in view.inputs]
     for name in view.inputs:
         if name in given:
             problems += _misfit(given[name], view.tensors[name])

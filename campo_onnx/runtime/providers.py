@@ -74,7 +74,7 @@ def choose_provider(wanted: str) -> str:
     if wanted == "auto":
         return "cpu" if cuda_problem() else "cuda"
     if wanted not in ORT_NAME:
-        raise UsageError(f"{wanted!r} is no provider", remedy="Choose auto, cpu or cuda.")
+        raise UsageError(f"unknown provider {wanted!r}", remedy="Choose auto, cpu or cuda.")
     if wanted == "cuda" and (why := cuda_problem()):
         raise DeviceUnavailableError("the CUDA provider cannot be used", why=why, remedy=_REMEDY)
     return wanted

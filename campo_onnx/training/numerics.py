@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.sort import fresh, name_nodes, outer_reads, sort_nodes
 from campo_onnx.ops.precision import Precision
@@ -73,6 +74,7 @@ def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelPr
     """
     emulated = ModelProto()
     emulated.CopyFrom(model)
+    shorten_domains(emulated)
     if emulated.functions:
         emulated = onnx.inliner.inline_local_functions(emulated)
     graph = emulated.graph
@@ -102,7 +104,7 @@ class _Emulation:
         node.CopyFrom(given)
         if node.name.startswith(_DROPPED_PREFIX):
             node.name = self._node_name(f"kept_{node.name}")
-        if node.op_type in _NATIVE and node.domain in ("", "ai.onnx"):
+        if node.op_type in _NATIVE and not node.domain:
             self.nodes.append(node)
             self._remember_widening(node)
             return

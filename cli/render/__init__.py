@@ -1,1 +1,1 @@
-"""What people see: the only place that prints, one file a subject."""
+"""Everything that is printed; no other file prints."""

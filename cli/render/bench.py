@@ -1,4 +1,4 @@
-"""A benchmark: which graph is faster, by how much, and how sure that is."""
+"""A benchmark: the step of each graph, with confidence intervals and verdicts."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ _STYLES = {"faster": "green", "slower": "bold red", "failed": "bold red", "not c
 
 
 def print_bench(result: "BenchResult") -> None:
-    """Print one row a graph, and what must be known to read it."""
+    """Print one row per graph, and notes."""
     console, machine = stdout(), result.machine
     plural = "" if machine.threads == 1 else "s"
     threads = f", {machine.threads} thread{plural}" if machine.threads else ""
@@ -41,14 +41,14 @@ def print_bench(result: "BenchResult") -> None:
 
 
 def print_failures(result: "BenchResult") -> None:
-    """Tell why graphs failed."""
+    """Print why graphs failed."""
     for row in result.rows:
         if row.failure:
             stderr().print(f"[bold red]{escape(row.name)} failed:[/bold red] {escape(row.failure)}")
 
 
 def print_written(*paths: Path | None) -> None:
-    """Tell which files were written."""
+    """Print which files were written."""
     written = [str(path) for path in paths if path is not None]
     if written:
         stdout().print(escape(f"Wrote {' and '.join(written)}"))

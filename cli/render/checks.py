@@ -1,4 +1,4 @@
-"""Verdicts: what checks of graphs found, and what data said about their safety."""
+"""Results of checks, and of safety measured on data."""
 
 import sys
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _STATUS_STYLES = {"passed": "green", "failed": "bold red", "not checked": "yello
 
 
 def print_verdicts(checked: Sequence["Verdicts"]) -> None:
-    """Print what a check found, one table a graph."""
+    """Print the verdicts, one table per graph."""
     console = stdout()
     for verdicts in checked:
         title = f"{verdicts.mixed} against {verdicts.against}"
@@ -43,19 +43,19 @@ def print_verdicts(checked: Sequence["Verdicts"]) -> None:
 
 
 def print_annotations(text: str, *, beside_a_document: bool) -> None:
-    """Print GitHub's workflow commands; to stderr where stdout holds a document."""
+    """Print GitHub workflow commands; to stderr where stdout holds a document."""
     (sys.stderr if beside_a_document else sys.stdout).write(text)
 
 
 def print_data_safety(found: "DataSafety", budget: float) -> None:
-    """Tell what the data forbade and released, and what that is worth."""
+    """Print how many nodes the data kept in FP32 and released, and the effect."""
     console = stderr()
     worst = max(found.drift_after, key=lambda name: found.drift_after[name])
     console.print(
         escape(
-            f"On the data: {len(found.forbidden)} nodes forbidden, {len(found.released)} released "
-            f"from taint, worth {duration(found.gain_us)} a step. The largest error of an output, "
-            f"emulated, is {found.drift_after[worst]:.2g} ({worst}); the budget is {budget:g}."
+            f"On the data: {len(found.forbidden)} nodes must stay FP32; {len(found.released)} that the lists "
+            f"keep FP32 may run low, which saves {duration(found.gain_us)} per step. The largest "
+            f"emulated error is {found.drift_after[worst]:.2g} ({worst}); the budget is {budget:g}."
         ),
         style="dim",
     )
@@ -63,9 +63,9 @@ def print_data_safety(found: "DataSafety", budget: float) -> None:
     if beyond:
         console.print(
             escape(
-                f"{len(beyond)} outputs exceed the budget by the lists alone; no release was accepted that "
-                "adds more than rounding noise to them. A loss scale in the graph helps gradients that "
-                "vanish."
+                f"{len(beyond)} outputs exceed the budget with the lists alone; no node was released that "
+                "adds more than rounding noise to them. If gradients underflow, export the graph with a loss "
+                "scale."
             ),
             style="dim",
         )

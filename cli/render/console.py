@@ -1,4 +1,4 @@
-"""Where everything the program prints goes: results to stdout, the rest to stderr."""
+"""Output of the program: results go to stdout, everything else to stderr."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ def stdout() -> Console:
 
 
 def stderr() -> Console:
-    """Everything beside the result goes here."""
+    """Everything that is not a result goes here."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -32,7 +32,7 @@ def print_json(text: str) -> None:
 
 
 def print_note(text: str) -> None:
-    """Tell the user something beside the result."""
+    """Print a note to the user."""
     stderr().print(escape(text), style="dim")
 
 
@@ -42,24 +42,24 @@ def print_error(message: str) -> None:
 
 
 def print_bug(error: Exception, traceback_variable: str) -> None:
-    """Print an error that is ours."""
+    """Print an unexpected error, with a hint how to report it."""
     stderr().print(
         f"[bold red]bug:[/bold red] {escape(type(error).__name__)}: {escape(str(error))}\n"
-        f"This is a fault of campo-onnx, not of your model. Set {traceback_variable}=1 for the traceback "
-        "to report."
+        f"This is a bug in campo-onnx, not in your model. Set {traceback_variable}=1 to get the traceback to "
+        "report."
     )
 
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Show that something goes on, while it does."""
+    """Show a spinner."""
     with stderr().status(escape(what)):
         yield
 
 
 @contextmanager
 def progressing(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar with the remaining time; yields what takes steps done and in all."""
+    """Show a progress bar with the remaining time; yields a function that takes steps done and total."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

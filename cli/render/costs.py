@@ -1,4 +1,4 @@
-"""What things cost: profiles, calibrations."""
+"""Profiles and calibrations."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ def print_profile(profile: "Profile", output: Path) -> None:
         style="bold",
     )
     if profile.accounted is not None:
-        what = "of it" if machine.provider == "cpu" else "of the time in which the GPU was busy"
+        what = "of the step" if machine.provider == "cpu" else "of the time in which the GPU was busy"
         console.print(f"Within a step, node times add up to {profile.accounted:.1%} {what}.")
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("operator", "nodes", "time", "share"):
@@ -41,12 +41,14 @@ def print_profile(profile: "Profile", output: Path) -> None:
     for note in profile.notes:
         console.print(escape(_sentence(note)), soft_wrap=True)
     if profile.failed:
-        console.print(f"{profile.failed} nodes were not measured: the runtime could not run them alone.")
+        console.print(
+            f"{profile.failed} nodes were not measured: ONNX Runtime could not run them in isolation."
+        )
     console.print(escape(f"Wrote {output}"))
 
 
 def print_calibration(calibration: "Calibration", output: Path) -> None:
-    """Print how well each operator's model predicts shapes it has not seen."""
+    """Print how well each operator's model predicts held-out shapes."""
     console, machine = stdout(), calibration.machine
     console.print(
         escape(
@@ -75,7 +77,7 @@ def print_calibration(calibration: "Calibration", output: Path) -> None:
         table.add_row(escape(name), f"{entry.fitted}+{scores.shapes}", *cells, entry.method)
     console.print(table)
     if calibration.entries:
-        console.print(f"Over all: {calibration.score:.1%} (the paper reports 94.2 % on its GPUs)")
+        console.print(f"Overall: {calibration.score:.1%} (the paper reports 94.2 % on its GPUs)")
     if calibration.counters_refusal:
         console.print(escape(_sentence(calibration.counters_refusal)), soft_wrap=True)
     for op, why in calibration.failures.items():

@@ -1,4 +1,4 @@
-"""Devices: a line for each, or one in full."""
+"""Devices: a list, or one in detail."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def print_devices(known: Sequence["Knowledge"]) -> None:
-    """Print the devices that can be planned for, one a line."""
+    """Print the devices to plan for, one per line."""
     console = stdout()
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("name", "device", "fp32", "tf32", "fp16 tensor", "memory", "known by"):
@@ -38,11 +38,11 @@ def print_devices(known: Sequence["Knowledge"]) -> None:
             escape("\n".join(_known_by(entry))),
         )
     console.print(table)
-    console.print("campo-onnx devices NAME shows sources, assumptions and calibrations.", style="dim")
+    console.print("`campo-onnx devices NAME` shows sources, assumptions and calibrations.", style="dim")
 
 
 def print_device(known: "Knowledge") -> None:
-    """Print one device in full."""
+    """Print one device in detail."""
     console, d = stdout(), known.device
     console.print(escape(f"{d.name}: {d.title}"), style="bold")
     figures = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -62,7 +62,7 @@ def print_device(known: "Knowledge") -> None:
     for name, value in rows.items():
         figures.add_row(name, escape(value))
     console.print(figures)
-    table = Table(box=box.SIMPLE_HEAD, title="Assumed, since no data sheet states it", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, title="Assumptions (no datasheet states these)", title_justify="left")
     table.add_column("what", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("why")
@@ -72,7 +72,7 @@ def print_device(known: "Knowledge") -> None:
         table.add_row(assumed.name.removesuffix("_us").replace("_", " "), value, escape(assumed.reason))
     console.print(table)
     if not known.calibrations:
-        console.print("No calibration. Make one on such a device with campo-onnx calibrate.")
+        console.print("No calibration. Make one on such a device with `campo-onnx calibrate`.")
     for found in known.calibrations:
         console.print(escape(f"Calibrated {_calibration(found)}"), soft_wrap=True)
         machine = found.calibration.machine
@@ -102,7 +102,7 @@ def _calibration(found: "Found") -> str:
     score = made.score
     accuracy = "no operators" if score is None else f"M_A {score:.1%}, {made.operators} operators"
     return (
-        f"{found.origin} in {made.precision.value}: {accuracy}, {made.measured_at[:10]}, "
+        f"{found.origin.value} in {made.precision.value}: {accuracy}, {made.measured_at[:10]}, "
         f"ONNX Runtime {made.machine.ort}"
     )
 

@@ -1,4 +1,4 @@
-"""A plan: what was won, what it costs, why each node is as it is."""
+"""A plan: predicted times, casts, and the reason for each decision."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ _OPS_SHOWN = 12
 
 
 def print_report(report: "Report", *, output: Path, plan: Path | None) -> None:
-    """Print what was won, what casts cost, and what stayed FP32."""
+    """Print predicted times, casts, and what stayed FP32."""
     console, made = stdout(), report.plan
     console.print(_headline(made), style="bold")
     console.print(_totals(report))
@@ -31,7 +31,7 @@ def print_report(report: "Report", *, output: Path, plan: Path | None) -> None:
     if report.unknown_ops:
         names = ", ".join(f"{op} {count}" for op, count in report.unknown_ops)
         console.print(
-            f"Unknown to the lists, kept FP32: {escape(names)}. Class them with --allow, --infer, ..."
+            f"On no list, kept FP32: {escape(names)}. --allow, --infer, --clear or --deny put them on one."
         )
     written = f"Wrote {output}" + (f" and {plan}" if plan else "")
     console.print(escape(written))
@@ -50,7 +50,7 @@ def _totals(report: "Report") -> Table:
         f"{plan.speedup:.2f}x" if report.casts_down + report.casts_up or report.low_nodes else "unchanged"
     )
     if plan.predicted_us > plan.fp32_us:
-        verdict += ", slower than FP32: optimal and campo would not do this"
+        verdict += ", slower than FP32; the default strategy, optimal, never is"
     table.add_row("predicted step", f"{step}  ({verdict})")
     table.add_row("nodes", f"{report.low_nodes} of {report.float_nodes} in {plan.low}")
     share = plan.cast_us / plan.predicted_us if plan.predicted_us else 0.0
@@ -63,27 +63,27 @@ def _totals(report: "Report") -> Table:
         gain_us = sum(pad.gain_us for pad in plan.pads)
         table.add_row(
             "zero-padded",
-            f"{len(plan.pads)} for tensor cores: kernels save {duration(gain_us)}, "
+            f"{len(plan.pads)} nodes for tensor cores: kernels save {duration(gain_us)}, "
             f"pads and slices cost {duration(plan.pads_us)}",
         )
     return table
 
 
 def _loss(report: "Report") -> str:
-    """Say that low precision loses, where nothing of the step is in it because of that."""
+    """Say that low precision is slower, where that is why everything stays FP32."""
     fp32_us, low_us = report.changeable_us
     if report.low_nodes or low_us <= fp32_us:
         return ""
     plan = report.plan
     how = {"measure": "measured", "datasheet": "estimated"}.get(plan.source, "predicted")
     return (
-        f"Everything stays in FP32: {how}, {plan.low} loses on {plan.device}. The nodes it would change take "
-        f"{duration(low_us)} in {plan.low} and {duration(fp32_us)} in FP32, casts apart."
+        f"Everything stays in FP32: {plan.low} is {how} to be slower on {plan.device}. The nodes whose time "
+        f"changes take {duration(low_us)} in {plan.low} and {duration(fp32_us)} in FP32, without casts."
     )
 
 
 def _ops_table(report: "Report") -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="Where the time goes (casts apart)", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, title="Where the time goes (without casts)", title_justify="left")
     table.add_column("operator")
     for column in (f"{report.plan.low} nodes", "fp32", "planned", "saved"):
         table.add_column(column, justify="right")
@@ -114,10 +114,10 @@ def _kept_table(report: "Report") -> Table:
 
 
 def print_decisions(plan: "Plan", decisions: Sequence["Decision"]) -> None:
-    """Tell some decisions of a plan in words, one a line."""
+    """Print some decisions of a plan as sentences, one per line."""
     console = stdout()
     console.print(_headline(plan), style="bold")
-    console.print("The decisions that matter most:")
+    console.print("The decisions with the largest effect:")
     for d in decisions:
         took = f"{duration(d.fp32_us)} in fp32, {duration(d.low_us)} in {plan.low}"
         console.print(
@@ -138,15 +138,15 @@ def print_decision(
     table.add_row("decided by", decision.decided_by)
     table.add_row("reason", escape(decision.reason))
     table.add_row("in fp32", duration(decision.fp32_us))
-    table.add_row(f"in {plan.low}", f"{duration(decision.low_us)}, casts apart")
+    table.add_row(f"in {plan.low}", f"{duration(decision.low_us)}, without casts")
     if pad is not None:
         table.add_row(
             "padded", f"its kernel saves {duration(pad.gain_us)}, pads cost {duration(pad.pads_us)}"
         )
     table.add_row("casts", f"{duration(decision.cast_us)} at its inputs and outputs")
     for cast in casts:
-        where = "made by it" if cast.producer == decision.node else "read by it"
-        shared = f", shared by {len(cast.consumers)} readers" if len(cast.consumers) > 1 else ""
+        where = "output" if cast.producer == decision.node else "input"
+        shared = f", shared by {len(cast.consumers)} consumers" if len(cast.consumers) > 1 else ""
         table.add_row(
             "", escape(f"{cast.tensor} ({where}{shared}): {cast.src} -> {cast.dst}, {duration(cast.cast_us)}")
         )

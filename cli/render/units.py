@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Quantities with units."""
 
 
 def tflops(flops_per_s: float | None) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def print_verification(verification: "Verification") -> None:
-    """Tell what each attempt took beside FP32, and which graph is returned."""
+    """Print the measured step of each attempt and of FP32, and which graph is returned."""
     console = stderr()
     if not verification.attempts:
         console.print("Nothing to verify: the plan changes nothing, the step stays FP32.")
@@ -20,17 +20,17 @@ def print_verification(verification: "Verification") -> None:
     for number, attempt in enumerate(verification.attempts, start=1):
         console.print(escape(_told(attempt, number)))
     if not verification.won:
-        console.print("No mixed step won, so FP32 is returned.", style="bold")
+        console.print("No mixed step was faster, so FP32 is returned.", style="bold")
 
 
 def _told(attempt: "Attempt", number: int) -> str:
     fp32, mixed = attempt.result.rows[:2]
     where = f"Measured on {attempt.result.machine.device}" if number == 1 else "Planned again and measured"
     if fp32.step_us is None or mixed.step_us is None or mixed.speedup is None:
-        return f"{where}: in {mixed.name} the step does not run: {mixed.failure}"
+        return f"{where}: the step does not run in {mixed.name}: {mixed.failure}"
     predicted = attempt.optimized.plan.speedup
     return (
         f"{where}: fp32 {duration(fp32.step_us.median)}, {mixed.name} {duration(mixed.step_us.median)}: "
-        f"{mixed.speedup.median:.2f}x, 95 % within [{mixed.speedup.low:.2f}, {mixed.speedup.high:.2f}] "
+        f"{mixed.speedup.median:.2f}x, 95 % interval {mixed.speedup.low:.2f} to {mixed.speedup.high:.2f} "
         f"({mixed.verdict.value}); predicted {predicted:.2f}x."
     )

@@ -11,8 +11,7 @@ from campo_onnx.calibrate import catalog as calibrations
 from campo_onnx.calibrate.calibration import Calibration
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.catalog import (
-    HERE,
-    SHIPPED,
+    Origin,
     file_name,
     found_calibrations,
     make_folder,
@@ -29,7 +28,8 @@ from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.store import GRAPH, Store, TimingKey
-from campo_onnx.ops.ports import Ports, ports_of
+from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import Machine, machine
 from campo_onnx.runtime.timing import Timing
@@ -76,7 +76,7 @@ def view() -> GraphView:
 
 @pytest.fixture(scope="module")
 def ports(view: GraphView) -> Mapping[str, Ports]:
-    return {node.name: ports_of(node, view, LOW) for node in view.nodes}
+    return {node.name: ports_of(view.signature(node.name), LOW) for node in view.nodes}
 
 
 def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,8 +103,8 @@ def test_the_users_own_come_first(tmp_path: Path) -> None:
     keep(own)
     keep(shipped, tmp_path / "shipped")
     first, second = found_calibrations("h200", LOW, shipped=tmp_path / "shipped")
-    assert (first.origin, first.calibration, first.refusal) == (HERE, own, "")
-    assert (second.origin, second.calibration, second.refusal) == (SHIPPED, shipped, "")
+    assert (first.origin, first.calibration, first.refusal) == (Origin.HERE, own, "")
+    assert (second.origin, second.calibration, second.refusal) == (Origin.SHIPPED, shipped, "")
     assert first.file == str(user_folder() / "h200-fp16.json")
 
 
@@ -189,7 +189,7 @@ def test_what_is_known_of_each_device() -> None:
     assert list(entries) == list(devices())
     assert {name: entry.timings for name, entry in entries.items() if entry.timings} == {"h200": 1, "cpu": 1}
     (found,) = entries["h200"].calibrations
-    assert found.origin == HERE
+    assert found.origin is Origin.HERE
     facts = entries["h200"].to_dict()
     assert facts["calibrations"][0]["precision"] == "fp16"
     assert facts["calibrations"][0]["model_accuracy"] is None

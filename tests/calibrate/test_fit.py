@@ -149,7 +149,7 @@ def model(**changes: object) -> OpModel:
         (lambda: model(ratios=(1.0, 0.5)), "ratios are"),
         (lambda: TimeModel(features=("flops",), weights=(1.0, 2.0), constant_us=0.0), "1 features have 2"),
         (lambda: CastModel(r_us=-1e-9, c_i_us=1.0), "r_us is -1e-09"),
-        (lambda: CastModel(r_us=1e-9, c_i_us=math.inf), "c_i_us is inf"),
+        (lambda: CastModel(r_us=1e-9, c_i_us=math.nan), "c_i_us is nan"),
         (lambda: Sample(fp32_us=0.0, low_us=1.0, events={}), "fp32_us is 0.0"),
         (lambda: Sample(fp32_us=1.0, low_us=math.nan, events={}), "low_us is nan"),
     ],

@@ -11,7 +11,8 @@ from onnx import TensorProto
 from campo_onnx.calibrate.calibration import Calibration, load_calibration
 from campo_onnx.calibrate.run import Campaign, calibrate
 from campo_onnx.calibrate.samples import Sampling, samples_of
-from campo_onnx.costs.predicted import GENERAL, SOURCE, CostModel
+from campo_onnx.costs.evidence import CostSource
+from campo_onnx.costs.predicted import CostModel
 from campo_onnx.devices.datasheet import device as datasheet_device
 from campo_onnx.devices.device import DeviceKind
 from campo_onnx.errors import ProfileError, UsageError
@@ -19,10 +20,12 @@ from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.events import EVENTS, events_of
 from campo_onnx.measure.node_timer import Bench
-from campo_onnx.measure.signature import Signature
+from campo_onnx.measure.one_node import NODE, one_node_view
 from campo_onnx.measure.store import Store
-from campo_onnx.ops.ports import Ports, ports_of
+from campo_onnx.ops.facts import moved_bytes, ports_of, work_of
+from campo_onnx.ops.ports import Ports, lowered
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.timing import Timing
 
@@ -41,10 +44,11 @@ TINY = Campaign(
 
 def physics_us(signature: Signature) -> float:
     """A GPU that obeys its bytes and FLOPs, with faster products in FP16 where they are aligned."""
-    is_low = any(info.dtype == TensorProto.FLOAT16 for info in signature.view.tensors.values())
-    aligned = bool(signature.work.gemms) and all(gemm.is_aligned() for gemm in signature.work.gemms)
+    is_low = any(info.dtype == TensorProto.FLOAT16 for info in signature.operands)
+    work = work_of(signature)
+    aligned = bool(work.gemms) and all(gemm.is_aligned() for gemm in work.gemms)
     rate = 1e6 * (8 if is_low and aligned else 1)
-    return 4 + signature.moved_bytes / 1e6 + signature.work.flops / rate
+    return 4 + moved_bytes(signature, Ports(), None) / 1e6 + work.flops / rate
 
 
 class Imagined(Bench):
@@ -67,7 +71,7 @@ def view() -> GraphView:
 
 
 def ports(view: GraphView) -> Mapping[str, Ports]:
-    return {node.name: ports_of(node, view, Precision.FP16) for node in view.nodes}
+    return {node.name: ports_of(view.signature(node.name), Precision.FP16) for node in view.nodes}
 
 
 def test_tensor_cores_have_a_model_of_their_own(calibration: Calibration) -> None:
@@ -136,7 +140,7 @@ def test_a_calibration_without_entries_has_no_score(calibration: Calibration, tm
         (("entries", 1, "scores", "shapes"), 0, "entries[1].scores: scores need at least one"),
         (("execution",), "steam", "execution is 'steam'"),
         (("host_us",), -1, "host_us is -1"),
-        (("precision",), "fp17", "precision: invalid enum value 'fp17'"),
+        (("precision",), "fp17", "precision: unknown precision 'fp17'"),
         (("device", "sm_count"), 0, "sm_count is 0"),
     ],
 )
@@ -177,10 +181,10 @@ def test_every_node_is_predicted_also_without_a_profile(calibration: Calibration
     table = CostModel(calibration).predict(view, ports(view))
     assert set(table.nodes) == {node.name for node in view.nodes}
     matmul = next(node for node in view.nodes if node.op.op_type == "MatMul")
-    assert table.nodes[matmul.name].source == SOURCE
+    assert table.nodes[matmul.name].source is CostSource.MODEL
     gemm = next(node for node in view.nodes if node.op.op_type == "Gemm")
-    assert table.nodes[gemm.name].source == GENERAL
-    assert table.source == "model"
+    assert table.nodes[gemm.name].source is CostSource.GENERAL
+    assert table.source is CostSource.MODEL
     assert table.fp32_us > 0
 
 
@@ -195,9 +199,9 @@ def test_prediction_agrees_with_the_machine_it_was_fitted_to(calibration: Calibr
     model = CostModel(calibration)
     fresh = samples_of("Add", replace(TINY.sampling, seed=7))
     for signature in fresh:
-        own = {signature.node.name: signature.ports(Precision.FP16)}
-        cost = model.predict(signature.view, own).nodes[signature.node.name]
-        low = signature.lowered(Precision.FP16)
+        own = {NODE: ports_of(signature, Precision.FP16)}
+        cost = model.predict(one_node_view(signature), own).nodes[NODE]
+        low = lowered(signature, own[NODE], Precision.FP16)
         assert low is not None
         assert cost.fp32_us == pytest.approx(physics_us(signature), rel=0.15)
         assert cost.low_us == pytest.approx(physics_us(low), rel=0.15)

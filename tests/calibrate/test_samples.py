@@ -8,8 +8,11 @@ import pytest
 
 from campo_onnx.calibrate.samples import Sampling, cast_samples, sampled_ops, samples_of
 from campo_onnx.errors import UsageError
-from campo_onnx.measure.signature import Signature, one_node_model
+from campo_onnx.measure.one_node import one_node_model
+from campo_onnx.ops.facts import ports_of, work_of
+from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature
 
 SMALL = Sampling(count=12, largest_bytes=2e6, largest_flops=1e8)
 
@@ -25,8 +28,8 @@ def test_samples_are_valid_nodes_within_limits(op: str) -> None:
     assert len({s.key for s in drawn}) == SMALL.count
     assert max(sizes(drawn)) <= SMALL.largest_bytes
     for signature in drawn[:4]:
-        assert signature.node.op.op_type == op
-        low = signature.lowered(Precision.FP16)
+        assert signature.op.op_type == op
+        low = lowered(signature, ports_of(signature, Precision.FP16), Precision.FP16)
         assert low is not None
         onnx.checker.check_model(one_node_model(signature, 1), full_check=True)
         onnx.checker.check_model(one_node_model(low, 2), full_check=True)
@@ -40,7 +43,7 @@ def test_sizes_spread_over_orders_of_magnitude() -> None:
 @pytest.mark.parametrize("op", ["MatMul", "Gemm", "Conv", "ConvTranspose"])
 def test_aligned_and_unaligned_products(op: str) -> None:
     drawn = samples_of(op, Sampling(count=60, largest_bytes=1e8, largest_flops=1e12))
-    aligned = sum(all(gemm.is_aligned() for gemm in s.work.gemms) for s in drawn)
+    aligned = sum(all(gemm.is_aligned() for gemm in work_of(s).gemms) for s in drawn)
     assert 20 <= aligned <= 40
 
 

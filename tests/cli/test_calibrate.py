@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from campo_onnx.measure import node_timer as microbench
 from campo_onnx.measure.node_timer import Bench
-from campo_onnx.measure.signature import Signature
+from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.timing import Timing
 
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
@@ -129,7 +129,7 @@ def test_by_default_it_is_found_again(
     code, out, _ = call("optimize", str(MLP), "-o", optimized, "--device", "cpu")
     assert code == 0
     assert out.startswith("cpu (model)")
-    assert "Everything stays in FP32: predicted, fp16 loses on cpu." in out
+    assert "Everything stays in FP32: fp16 is predicted to be slower on cpu." in out
     assert "calibrated here in fp16: M_A" in call("devices")[1]
     file.write_text(before.replace('"ort": "', '"ort": "0.'))
     code, _, err = call(
@@ -154,7 +154,7 @@ def test_measured_fp16_loses_on_a_cpu_and_the_report_says_so(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def imagined(signature: Signature, _bench: Bench) -> Timing:
-        is_low = any(info.dtype == TensorProto.FLOAT16 for info in signature.view.tensors.values())
+        is_low = any(info.dtype == TensorProto.FLOAT16 for info in signature.operands)
         return Timing(median_us=9.0 if is_low else 5.0, spread_us=0.0, repeats=1)
 
     monkeypatch.setattr(microbench, "time_node", imagined)
@@ -165,4 +165,7 @@ def test_measured_fp16_loses_on_a_cpu_and_the_report_says_so(
     assert not left.value.code
     printed = " ".join(capsys.readouterr().out.split())
     assert "0 of" in printed
-    assert "Everything stays in FP32: measured, fp16 loses on cpu. The nodes it would change take" in printed
+    assert (
+        "Everything stays in FP32: fp16 is measured to be slower on cpu. The nodes whose time changes take"
+        in printed
+    )

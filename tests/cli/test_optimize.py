@@ -110,7 +110,7 @@ def test_twice_is_once_to_the_byte(optimize, tmp_path, capsys):
     assert optimize(MLP, "-o", "once.onnx", *words) == 0
     capsys.readouterr()
     assert optimize("once.onnx", "-o", "twice.onnx", "--device", "h200") == 0
-    assert "was optimized already (strategy tf-amp, v100, fp16): nothing changes" in capsys.readouterr().err
+    assert "is already optimized (strategy tf-amp, v100, fp16) and stays as it is" in capsys.readouterr().err
     assert (tmp_path / "once.onnx").read_bytes() == (tmp_path / "twice.onnx").read_bytes()
 
 
@@ -217,12 +217,12 @@ BAD = [
     ("symbolic.onnx --dim N=²", 2, ["is not NAME=SIZE"]),
     ("symbolic.onnx --dim N=0", 2, ["'N' cannot have size 0"]),
     ("symbolic.onnx --dim N=-3", 2, ["'N' cannot have size -3"]),
-    ("good.onnx --device h20", 2, ["there is no device 'h20'", "Did you mean 'h200'?"]),
-    ("good.onnx --device toaster", 2, ["there is no device 'toaster'", "v100"]),
+    ("good.onnx --device h20", 2, ["unknown device 'h20'", "Did you mean 'h200'?"]),
+    ("good.onnx --device toaster", 2, ["unknown device 'toaster'", "v100"]),
     ("good.onnx --strategy best", 2, ["'best' is no strategy", "campo, tf-amp"]),
     ("good.onnx --keep-fp32 (", 2, ["--keep-fp32 '(' is not a regular expression"]),
     ("good.onnx --lists nowhere.toml", 2, ["nowhere.toml", "No such file"]),
-    ("good.onnx --lists camp", 2, ["no op lists named 'camp'", "Did you mean 'campo'?"]),
+    ("good.onnx --lists camp", 2, ["unknown op lists 'camp'", "Did you mean 'campo'?"]),
     ("good.onnx --lists lists.toml", 2, ["lists.toml: this is not TOML"]),
     ("good.onnx --lists wrong.toml", 2, ["wrong.toml:3", "Loop cannot be on the list allow"]),
     ("good.onnx --allow Loop", 2, ["Loop cannot be on the list allow"]),
@@ -234,9 +234,9 @@ BAD = [
     ("good.onnx -o good.onnx", 2, ["the output good.onnx is the input itself", "--force"]),
     ("good.onnx -o existing.onnx", 2, ["existing.onnx exists", "--force"]),
     ("good.onnx --plan existing.json", 2, ["existing.json exists", "--force"]),
-    ("good.onnx --plan out.onnx", 2, ["--plan and --output name the same file"]),
-    ("good.onnx --plan ./out.onnx", 2, ["--plan and --output name the same file"]),
-    ("good.onnx --plan good.onnx --force", 2, ["--plan and MODEL name the same file"]),
+    ("good.onnx --plan out.onnx", 2, ["--plan and --output are the same file"]),
+    ("good.onnx --plan ./out.onnx", 2, ["--plan and --output are the same file"]),
+    ("good.onnx --plan good.onnx --force", 2, ["--plan and MODEL are the same file"]),
     ("good.onnx --plan nowhere/plan.json", 2, ["does not exist"]),
 ]
 

@@ -91,8 +91,8 @@ def test_why_the_kernel_trace_was_not_used_is_told(
     assert run(MLP, *out, "--kernel-trace", "on") == 2
 
 
-def test_a_profile_where_it_says_nothing(program, capsys) -> None:
+def test_a_profile_where_it_is_not_used(program, capsys) -> None:
     for costs in ("datasheet", "measure"):
         words = ("optimize", MLP, "-o", "o.onnx", "--costs", costs, "--profile", "x.parquet")
         assert program(*words) == 2
-        assert f"--profile says nothing to --costs {costs}" in capsys.readouterr().err
+        assert f"--profile cannot be combined with --costs {costs}" in capsys.readouterr().err

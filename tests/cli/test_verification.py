@@ -66,9 +66,9 @@ def test_a_real_batch_is_measured_on(optimize, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("--repair",), 2, "--repair goes with --verify"),
-        (("--repair", "--verify", "--strategy", "tf-amp", "--device", "cpu"), 2, "does not look at costs"),
-        (("--inputs", "batch.npz"), 2, "--safety data and --verify only"),
+        (("--repair",), 2, "--repair needs --verify"),
+        (("--repair", "--verify", "--strategy", "tf-amp", "--device", "cpu"), 2, "does not use costs"),
+        (("--inputs", "batch.npz"), 2, "--inputs needs --safety data or --verify"),
         (("--safety", "data"), 2, "needs a batch"),
     ],
 )

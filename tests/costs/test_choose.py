@@ -19,8 +19,9 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.measure.node_timer import Bench
 from campo_onnx.measure.profiler import take_profile
 from campo_onnx.measure.store import Store
+from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.kernels import has_kernel
-from campo_onnx.ops.ports import Ports, ports_of
+from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.providers import machine
@@ -39,7 +40,7 @@ def imported() -> Imported:
 
 @pytest.fixture(scope="module")
 def ports(imported: Imported) -> Mapping[str, Ports]:
-    return {node.name: ports_of(node, imported.view, LOW) for node in imported.view.nodes}
+    return {node.name: ports_of(imported.view.signature(node.name), LOW) for node in imported.view.nodes}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def test_auto_measures_the_device_that_is_here() -> None:
         g (float[8,8] x) => (float[8,8] y) { y = Relu(x) }
     """)
     view = import_model(model).view
-    own = {node.name: ports_of(node, view, LOW) for node in view.nodes}
+    own = {node.name: ports_of(view.signature(node.name), LOW) for node in view.nodes}
     assert is_here(CPU)
     with Store() as store:
         found = costs_for(view, own, CPU, LOW, CostSource.AUTO, Evidence(store=store, threads=1))

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from campo_onnx.training.state import step_interface
 
 from campo_onnx.ir.importer import import_model
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.sessions import bind, open_session
 from campo_onnx.training.session import TrainingSession
+from campo_onnx.training.step_interface import step_interface
 from tests.cuda.conftest import Stub
 
 ROOT = Path(__file__).parents[2]

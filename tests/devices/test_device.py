@@ -7,7 +7,7 @@ import pytest
 
 from campo_onnx.devices.device import Device, DeviceKind, Efficiency
 from campo_onnx.errors import ProfileError
-from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.precision import Precision, precisions
 
 EFFICIENCY = Efficiency(bandwidth=0.5, cuda_cores=0.8, tensor_cores=0.6, unaligned=0.5)
 GPU = Device(
@@ -77,5 +77,5 @@ def test_tf32_serves_fp32_only_by_default() -> None:
 
 def test_precisions_without_arithmetic() -> None:
     without = replace(GPU, fp16_flops_per_s=None, fp16_tensor_flops_per_s=None, bf16_tensor_flops_per_s=None)
-    assert [p for p in Precision if without.computes_in(p)] == [Precision.FP32]
-    assert all(GPU.computes_in(p) for p in Precision)
+    assert [p for p in precisions() if without.computes_in(p)] == [Precision.FP32]
+    assert all(GPU.computes_in(p) for p in precisions())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE), str(HERE.parents[1] / "benchmarks" / "zoo")]  # neither is a package
+sys.path.append(str(HERE))  # no package
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-import eager
-import export as zoo
+from benchmarks.zoo import eager
+from benchmarks.zoo import export as zoo
 
 TOLERANCE = 1e-5
 MODELS = {

@@ -257,16 +257,6 @@ def test_data_dependent_sizes_stay_unknown():
     assert found.shapes["s"] == (2,)
 
 
-def test_the_standard_domain_has_two_names():
-    proto = model(
-        "g (float[2, 3] x) => (float y) { h = com.microsoft.Gelu(x) t = Transpose(h) y = Transpose(x) }"
-    )
-    for node in proto.graph.node[1:]:
-        node.domain = "ai.onnx"
-    found = infer(proto, {})
-    assert found.shapes["t"] == found.shapes["y"] == (3, 2)
-
-
 def test_sparse_initializers_have_type_and_shape():
     proto = model("g (float[2, 3] x) => (float y) { y = Add(x, w) }")
     values, indices = helper.make_tensor("w", F32, [1], [5.0]), helper.make_tensor("i", I64, [1], [4])

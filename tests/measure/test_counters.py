@@ -15,9 +15,12 @@ from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.measure.counters import COUNTERS, Counted, counters_of
 from campo_onnx.measure.node_timer import VIEW_NODE, Bench
-from campo_onnx.measure.signature import NODE, Signature
+from campo_onnx.measure.one_node import NODE, one_node_view
 from campo_onnx.measure.store import Store
+from campo_onnx.ops.facts import moved_bytes, ports_of
+from campo_onnx.ops.ports import Ports, lowered
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.ncu_table import DURATION
 from campo_onnx.runtime.providers import Machine, machine
 from campo_onnx.runtime.timing import Timing
@@ -79,13 +82,13 @@ class Imagined(Bench):
     """A GPU on which the FP16 time hangs on something that no shape tells."""
 
     def time(self, signature: Signature) -> Timing:
-        is_low = any(info.dtype != 1 for info in signature.view.tensors.values())
-        us = 10 + signature.moved_bytes / 1e5 * (hidden(signature) / 2 if is_low else 1)
+        is_low = any(info.dtype != 1 for info in signature.operands)
+        us = 10 + moved_bytes(signature, Ports(), None) / 1e5 * (hidden(signature) / 2 if is_low else 1)
         return Timing(median_us=us, spread_us=0.0, repeats=1)
 
 
 def hidden(signature: Signature) -> float:
-    largest = max(info.elements or 0 for info in signature.view.tensors.values())
+    largest = max(operand.elements for operand in signature.operands)
     return 0.5 + largest % 97 / 97
 
 
@@ -131,12 +134,12 @@ def test_predictions_use_counters_where_they_are_known(calibration: Calibration)
     model = CostModel(calibration)
     plain, counted = 0.0, 0.0
     for signature in fresh:
-        ports = {NODE: signature.ports(Precision.FP16)}
-        low = signature.lowered(Precision.FP16)
+        ports = {NODE: ports_of(signature, Precision.FP16)}
+        low = lowered(signature, ports[NODE], Precision.FP16)
         assert low is not None
         fp32_us, low_us = bench.time(signature).median_us, bench.time(low).median_us
         known = {NODE: {READ: hidden(signature), COUNTERS[1]: 1.0}}
-        args = (signature.view, ports, {NODE: fp32_us})
+        args = (one_node_view(signature), ports, {NODE: fp32_us})
         plain += abs(model.predict(*args).nodes[NODE].low_us / low_us - 1)
         counted += abs(model.predict(*args, known).nodes[NODE].low_us / low_us - 1)
         some = model.predict(*args, {NODE: {"another": 1.0}})

@@ -7,10 +7,12 @@ from onnx import TensorProto
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.measure.node_timer import VIEW_NODE, Bench, Measured, time_all, timed_as
-from campo_onnx.measure.signature import Signature, make_signature
 from campo_onnx.measure.store import Store
+from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature, make_signature
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.timing import Effort, Timing
 
@@ -19,10 +21,7 @@ QUICK = Effort(warmup=1, repeats=9, least=3, budget_s=0.1)
 
 
 def node(op_type: str, *shapes: tuple[int, ...], output: tuple[int, ...]) -> Signature:
-    types = {f"x{i}": (F, shape) for i, shape in enumerate(shapes)}
-    return make_signature(
-        OpKey("", op_type), inputs=tuple(types), outputs=("y0",), types={**types, "y0": (F, output)}
-    )
+    return make_signature(OpKey("", op_type), [(F, shape) for shape in shapes], [(F, output)])
 
 
 def matmul(n: int) -> Signature:
@@ -41,7 +40,7 @@ def test_time_grows_with_the_work(bench: Bench) -> None:
 
 def test_low_precision_costs_its_casts_on_a_cpu(bench: Bench) -> None:
     add = node("Add", (1 << 16,), (1 << 16,), output=(1 << 16,))
-    low = add.lowered(Precision.FP16)
+    low = lowered(add, ports_of(add, Precision.FP16), Precision.FP16)
     assert low is not None
     assert bench.time(low).median_us > bench.time(add).median_us
 
@@ -62,7 +61,8 @@ def test_names_for_bytes_are_timed_as_one(bench: Bench) -> None:
 
 
 def test_one_failure_leaves_the_rest(bench: Bench) -> None:
-    bf16 = matmul(8).lowered(Precision.BF16)
+    product = matmul(8)
+    bf16 = lowered(product, ports_of(product, Precision.BF16), Precision.BF16)
     assert bf16 is not None
     seen: list[Measured] = []
     measured = list(time_all([matmul(8), bf16, matmul(16)], bench, seen.append))

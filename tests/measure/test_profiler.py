@@ -12,9 +12,10 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.measure import profiler as profiling
 from campo_onnx.measure.counters import COUNTERS, Counted
 from campo_onnx.measure.node_timer import LAUNCH_NODE, Bench
+from campo_onnx.measure.one_node import standalone
 from campo_onnx.measure.profiler import Signatures, take_profile, trace_kernels
-from campo_onnx.measure.signature import Signature, signature_of
 from campo_onnx.measure.store import Store
+from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.kernel_trace import Joined
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.timing import Timing
@@ -30,7 +31,7 @@ class Imagined(Bench):
     """Every node takes 100 us alone, a launch 4; Gemm does not run alone."""
 
     def time(self, signature: Signature) -> Timing:
-        if signature.node.op.op_type == "Gemm":
+        if signature.op.op_type == "Gemm":
             raise UnsupportedModelError("no Gemm")
         us = LAUNCH_US if signature is LAUNCH_NODE else 100.0
         return Timing(median_us=us, spread_us=0.0, repeats=1)
@@ -43,7 +44,7 @@ def imported() -> Imported:
 
 @pytest.fixture(scope="module")
 def signatures(imported: Imported) -> Signatures:
-    return {node.name: signature_of(node, imported.view) for node in imported.view.nodes}
+    return {node.name: standalone(imported.view, node.name) for node in imported.view.nodes}
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_the_profile_tells_how_each_node_was_measured(
         "trace_kernels",
         lambda *_, **__: traced(imported, bench, {product: None}, joined({product: 101.0})),
     )
-    key = signature_of(imported.view.node[product], imported.view)
+    key = standalone(imported.view, product)
     assert key is not None
     counted = Counted(by_key={key.key: {COUNTERS[0]: 7.0}}, refusal="ncu grew tired")
     monkeypatch.setattr(profiling, "counters_of", lambda *_: counted)

@@ -5,7 +5,8 @@ import onnx
 import pytest
 
 from campo_onnx.ir.importer import import_model
-from campo_onnx.ops.ports import NO_FP32, Ports, low_attribute, ports_of
+from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.ports import NO_FP32, Ports, low_attribute
 from campo_onnx.ops.precision import Precision
 
 
@@ -15,7 +16,7 @@ def ports(model_text):
 
     def found(graph, opset=20, precision=Precision.FP16):
         view = import_model(model_text(graph, opset)).view
-        return ports_of(view.node["n"], view, precision)
+        return ports_of(view.signature("n"), precision)
 
     return found
 
@@ -225,8 +226,9 @@ def test_the_low_attribute(model_text):
     ).view
 
     def value(name):
-        node = view.node[name]
-        return low_attribute(node, ports_of(node, view, Precision.FP16), Precision.FP16)
+        signature = view.signature(name)
+        ports = ports_of(signature, Precision.FP16)
+        return low_attribute(signature.attributes.get(ports.attribute), ports, Precision.FP16)
 
     filled = onnx.numpy_helper.to_array(value("a"))
     assert filled.dtype == np.float16

@@ -14,8 +14,9 @@ from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.costs.table import CostTable, NodeCost
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
+from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.ports import Ports, ports_of
+from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.classify import Classification, NodeClass, classify
 from campo_onnx.optimize.eligibility import OVERFLOW, fixed_nodes
@@ -60,7 +61,7 @@ def _pose(
     imported, low = _read(text), Precision.FP16
     view = imported.view
     op_lists = preset(lists) if isinstance(lists, str) else lists
-    ports = {node.name: ports_of(node, view, low) for node in view.nodes}
+    ports = {node.name: ports_of(view.signature(node.name), low) for node in view.nodes}
     fixed = fixed_nodes(
         imported,
         ports,

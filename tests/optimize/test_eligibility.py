@@ -1,7 +1,7 @@
 import pytest
 
 from campo_onnx.errors import UsageError
-from campo_onnx.ops.ports import ports_of
+from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.eligibility import fixed_nodes
 
@@ -12,7 +12,7 @@ def fixed(read):
 
     def ask(text, *, low=Precision.FP16, provider="cuda", protected=None, keep_fp32=()):
         imported = read(text)
-        ports = {node.name: ports_of(node, imported.view, low) for node in imported.view.nodes}
+        ports = {node.name: ports_of(imported.view.signature(node.name), low) for node in imported.view.nodes}
         verdicts = fixed_nodes(
             imported, ports, low=low, provider=provider, protected=protected or {}, keep_fp32=keep_fp32
         )

@@ -164,7 +164,7 @@ def test_every_misfit_is_listed(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", x=np.ones((2, 2)), other=np.ones(1))
     with pytest.raises(UsageError) as error:
         read_feeds(tmp_path / "data.npz", VIEW)
-    for part in ("'ids' is missing", "'other' is no input", "float64", r"shape (2, 2)"):
+    for part in ("'ids' is missing", "no input 'other'", "float64", r"shape (2, 2)"):
         assert part in str(error.value)
 
 

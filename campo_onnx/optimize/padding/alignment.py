@@ -1,9 +1,9 @@
 """Which zeros make a matrix product fit tensor cores: geometry only, no costs.
 
 Each axis of a product's tensors plays one part: M, N or K of a matrix product, input or output
-channels of a convolution, or none (batch and spatial axes, which stay). Zeros at the end of every
-axis of a part change nothing but the size of the result, whose new rows and columns are cut off
-again: along K and input channels they add zero times zero to each sum.
+channels of a convolution, or none; :func:`campo_onnx.ops.facts.axes_of` says which. Zeros at the
+end of every axis of a part change nothing but the size of the result, whose new rows and columns
+are cut off again: along K and input channels they add zero times zero to each sum.
 """
 
 import math
@@ -14,13 +14,12 @@ from typing import NamedTuple, TypeAlias
 
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import GraphView, OpNode
-from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.work import work_of
+from campo_onnx.ops.facts import axes_of, work_of
+from campo_onnx.ops.gemms import UNTOUCHED
+from campo_onnx.ops.signature import Shape, Signature
 
 Ends: TypeAlias = tuple[int, ...]
 """Zeros appended at the end of each axis of a tensor."""
-
-_UNTOUCHED = "."
 
 
 class Axis(NamedTuple):
@@ -49,6 +48,16 @@ class Alignment:
     output: Ends | None = None
     zero_filled: bool = True
 
+    def applied_to(self, signature: Signature) -> Signature:
+        """The node on tensors of the size that it is padded to."""
+        inputs = {i: _longer(signature.input(i).shape, ends) for i, ends in self.inputs.items()}
+        outputs = {} if self.output is None else {0: _longer(signature.output(0).shape, self.output)}
+        return signature.with_shapes(inputs, outputs)
+
+
+def _longer(shape: Shape | None, ends: Ends) -> Shape:
+    return tuple(size + end for size, end in zip(shape or (), ends, strict=True))
+
 
 def alignment_of(
     node: OpNode, view: GraphView, multiple: int, open_axes: frozenset[Axis] = frozenset()
@@ -72,10 +81,14 @@ def alignment_of(
         None for a node that fits already, or that padding does not help: no product, grouped,
         with vectors or empty tensors, of unknown shape, or open along an axis in question.
     """
-    parts = _parts(node, view)
+    signature = view.signature(node.name)
+    shapes = [() if tensor is None else tensor.shape for tensor in (*signature.inputs, signature.outputs[0])]
+    if None in shapes or any(0 in shape for shape in shapes if shape):
+        return None
+    parts = axes_of(signature)
     if parts is None:
         return None
-    (product,) = work_of(node, view).gemms
+    (product,) = work_of(signature).gemms
     if product.is_aligned(multiple):
         return None
     tensors = (*node.inputs, node.outputs[0])
@@ -89,7 +102,7 @@ def alignment_of(
     missing = {
         label: -size % (multiple // math.gcd(multiple, product.m // size if label == "m" else 1))
         for label, size in sizes.items()
-        if label != _UNTOUCHED
+        if label != UNTOUCHED
     }
     if any(zeros and label not in closed for label, zeros in missing.items()):
         return None
@@ -132,42 +145,3 @@ def open_axes(imported: Imported, dims: Mapping[str, int]) -> frozenset[Axis]:
 
 def _has_no_bias(node: OpNode) -> bool:
     return len(node.inputs) < 3 or not node.inputs[2]
-
-
-def _parts(node: OpNode, view: GraphView) -> tuple[str, ...] | None:
-    """One letter per axis, for each input and then the result."""
-    shapes = [view.shape(tensor) if tensor else () for tensor in (*node.inputs, node.outputs[0])]
-    if None in shapes or any(0 in shape for shape in shapes if shape):
-        return None
-    ranks = [len(shape or ()) for shape in shapes]
-    transposed_a, transposed_b = (bool(node.attributes.get(name, 0)) for name in ("transA", "transB"))
-    a, b = "km" if transposed_a else "mk", "nk" if transposed_b else "kn"
-    match node.op:
-        case OpKey("", "MatMul") | OpKey("com.microsoft", "FusedMatMul"):
-            moves_batch = any(node.attributes.get(name, 0) for name in ("transBatchA", "transBatchB"))
-            return None if moves_batch or min(ranks) < 2 else _trailing(ranks, (a, b, "mn"))
-        case OpKey("", "Gemm"):
-            bias = [_stretched(shape or ()) for shape in shapes[2:-1]]
-            return (a, b, *bias, "mn")
-        case OpKey("", "Conv"):
-            return _channels(node, ranks, ".i", "oi")
-        case OpKey("", "ConvTranspose"):
-            return _channels(node, ranks, ".i", "io")
-    return None
-
-
-def _trailing(ranks: list[int], letters: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(own.rjust(rank, _UNTOUCHED) for rank, own in zip(ranks, letters, strict=True))
-
-
-def _stretched(shape: tuple[int, ...]) -> str:
-    """Parts of Gemm's C, whose axes of size 1 stretch by themselves."""
-    labels = "mn"[2 - len(shape) :]
-    return "".join(label if size > 1 else _UNTOUCHED for label, size in zip(labels, shape, strict=True))
-
-
-def _channels(node: OpNode, ranks: list[int], data: str, weight: str) -> tuple[str, ...] | None:
-    if node.attributes.get("group", 1) != 1:
-        return None
-    letters = (data, weight, *["o"] * (len(ranks) - 3), ".o")
-    return tuple(own.ljust(rank, _UNTOUCHED)[:rank] for rank, own in zip(ranks, letters, strict=True))

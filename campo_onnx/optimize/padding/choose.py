@@ -14,8 +14,8 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import lil_array
 
-from campo_onnx.costs.roofline import copy_us, padded_us, tensor_core_multiple
 from campo_onnx.devices.device import Device
+from campo_onnx.devices.roofline import copy_us, node_time, tensor_core_multiple
 from campo_onnx.ir.view import OpNode, Use
 from campo_onnx.ops.kernels import has_kernel
 from campo_onnx.ops.key import OpKey
@@ -153,10 +153,9 @@ def _candidates(
         alignment = alignment_of(node, view, tensor_core_multiple(low), limits.open_axes)
         if alignment is None or not ports.low_inputs.issuperset(alignment.inputs):
             continue
-        kernel_us, aligned_us = (
-            padded_us(node, view, ports, device, low, ends, output)
-            for ends, output in (({}, None), (alignment.inputs, alignment.output))
-        )
+        signature = view.signature(node.name)
+        kernel_us = node_time(signature, ports, device, low).time_us
+        aligned_us = node_time(alignment.applied_to(signature), ports, device, low).time_us
         wants = [(node.inputs[i], ends) for i, ends in alignment.inputs.items()]
         found.append(
             _Candidate(

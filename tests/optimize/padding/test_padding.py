@@ -13,7 +13,7 @@ from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import import_model
-from campo_onnx.ops.work import work_of
+from campo_onnx.ops.facts import work_of
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.padding.alignment import open_axes
 from campo_onnx.optimize.padding.choose import PadLimits, pad
@@ -108,7 +108,7 @@ def assert_valid(model, run):
 def assert_fits(model):
     view = import_model(model).view
     for node in view.nodes:
-        assert all(gemm.is_aligned(8) for gemm in work_of(node, view).gemms), node.name
+        assert all(gemm.is_aligned(8) for gemm in work_of(view.signature(node.name)).gemms), node.name
 
 
 # --- one rule each ---

@@ -1,0 +1,1 @@
+"""What the paper's evaluation is made of: predictions, measured steps, single nodes, other converters."""

@@ -1,0 +1,201 @@
+"""What every strategy's graph, and every peer's, takes: interleaved training steps, measured."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from benchmarks.evaluation.strategies import (
+    FP32,
+    PADDING,
+    STRATEGIES,
+    TF_AMP,
+    decided,
+    options_for,
+    unpadded,
+)
+from benchmarks.evaluation.update_error import update_error
+from benchmarks.steps import Deadline
+from campo_onnx import Device, Plan, oplists, optimize_model
+from campo_onnx.bench.bench import bench
+from campo_onnx.bench.graphs import Graph
+from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
+from campo_onnx.bench.statistics import paired_speedup
+from campo_onnx.errors import CampoError
+from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.runtime.providers import Machine
+
+FIRST = (FP32, TF_AMP)
+"""What every group of graphs begins with: the two that speed-ups refer to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A graph to be measured.
+
+    Parameters
+    ----------
+    labels
+        What it is the graph of: strategies that decide alike share one.
+    imported
+        The graph.
+    casts
+        Casts it was given; None for a peer's, which are counted elsewhere.
+    """
+
+    labels: tuple[str, ...]
+    imported: Imported
+    casts: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How long to measure a group of graphs.
+
+    Parameters
+    ----------
+    steps, budget_s
+        Rounds, and the time after which no further one is begun.
+    """
+
+    steps: int
+    budget_s: float
+
+
+def candidates(graph: Path, planned_for: Device, labels: Collection[str]) -> tuple[Candidate, ...]:
+    """Let the strategies plan a graph, and write their graphs; equal ones once.
+
+    A strategy that pads comes with padding off as well, where it pads at all.
+
+    Parameters
+    ----------
+    graph
+        The FP32 training step.
+    planned_for
+        The device that is planned for.
+    labels
+        Which strategies; FP32 is always among them.
+    """
+    found: dict[tuple[object, ...], Candidate] = {}
+    for label, plan, imported in _planned(graph, planned_for, labels):
+        known = found.get(decided(plan))
+        found[decided(plan)] = (
+            Candidate(labels=(label,), imported=imported, casts=len(plan.casts))
+            if known is None
+            else replace(known, labels=(*known.labels, label))
+        )
+    return tuple(found.values())
+
+
+def _planned(
+    graph: Path, planned_for: Device, labels: Collection[str]
+) -> Iterator[tuple[str, Plan, Imported]]:
+    options = options_for(planned_for)
+    for label in [label for label in STRATEGIES if label in {FP32, *labels}]:
+        strategy, lists = STRATEGIES[label]
+        chosen = replace(options, strategy=strategy, lists=oplists(lists))
+        result = optimize_model(graph, chosen)
+        yield label, result.plan, import_model(graph if label == FP32 else result.model)
+        if label in PADDING and result.plan.pads:
+            without = optimize_model(graph, replace(chosen, pads=False))
+            yield unpadded(label), without.plan, import_model(without.model)
+
+
+def peer_candidate(label: str, path: Path) -> Candidate:
+    """Read a peer's graph.
+
+    Raises
+    ------
+    campo_onnx.errors.CampoError
+        If it cannot be read.
+    """
+    return Candidate(labels=(label,), imported=import_model(path), casts=None)
+
+
+def groups(labels: Sequence[str], size: int) -> tuple[tuple[str, ...], ...]:
+    """Split graphs into groups that are measured together, each with the two that speed-ups refer to.
+
+    Parameters
+    ----------
+    labels
+        What the graphs are called.
+    size
+        Graphs in a group, at least 3; 0 puts all into one.
+
+    Examples
+    --------
+    >>> groups(["fp32", "tf-amp tf115", "campo", "optimal"], 3)[1]
+    ('fp32', 'tf-amp tf115', 'optimal')
+    """
+    first = tuple(label for label in labels if label in FIRST)
+    rest = iter([label for label in labels if label not in FIRST])
+    if not size or len(first) == len(labels):
+        return ((*first, *rest),)
+    found = []
+    while part := tuple(islice(rest, max(1, size - len(first)))):
+        found.append((*first, *part))
+    return tuple(found)
+
+
+def measure(
+    members: Sequence[Candidate], machine: Machine, effort: Effort, batch: int | None, deadline: Deadline
+) -> dict[str, Any]:
+    """Measure graphs in turns.
+
+    Parameters
+    ----------
+    members
+        The graphs, FP32 first.
+    machine
+        Where.
+    effort
+        How long.
+    batch
+        Samples per step; None where it is not known.
+    deadline
+        When to give up, to begin anew in another call.
+
+    Returns
+    -------
+    dict
+        One row a label with the fields of :class:`~campo_onnx.bench.result.BenchRow`, the speed-up over
+        TF_AMP and the Casts; machine, date, notes. It fits JSON.
+    """
+    deadline.need(effort.budget_s)
+    result = bench(
+        [Graph(name=member.labels[0], imported=member.imported) for member in members],
+        machine,
+        steps=effort.steps,
+        budget_s=effort.budget_s,
+        batch=batch,
+        on_progress=deadline.tick,
+    )
+    baseline = next((m.labels[0] for m in members if TF_AMP in m.labels), None)
+    rows: dict[str, dict[str, Any]] = {}
+    for member, row in zip(members, result.rows, strict=True):
+        over = _over(result, baseline, row)
+        facts = asdict(row) | {"over_tf_amp": None if over is None else asdict(over), "casts": member.casts}
+        rows |= dict.fromkeys(member.labels, facts)
+    facts = {key: value for key, value in asdict(result).items() if key not in ("rows", "samples_us")}
+    return facts | {"rows": rows}
+
+
+def update_errors(given: Imported, members: Sequence[Candidate]) -> dict[str, dict[str, Any]]:
+    """How far the weights' updates of graphs are from FP32's, by label."""
+    found: dict[str, dict[str, Any]] = {}
+    for member in members:
+        try:
+            facts = asdict(update_error(given, member.imported.model))
+        except CampoError as error:
+            facts = {"failure": error.why or error.what}
+        found |= dict.fromkeys(member.labels, facts)
+    return found
+
+
+def _over(result: BenchResult, baseline: str | None, row: BenchRow) -> Interval | None:
+    """Speed-up over TF_AMP, paired round by round."""
+    if baseline is None or row.verdict is Outcome.FAILED:
+        return None
+    samples_us = result.samples_us
+    return paired_speedup(samples_us.get(baseline, ()), samples_us.get(row.name, ()), result.rounds_per_run)

@@ -1,0 +1,1 @@
+"""The same networks out of PyTorch, JAX and ORTModule."""

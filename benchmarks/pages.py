@@ -1,0 +1,128 @@
+"""Pages of results: JSON and a template give Markdown. Text stands in the templates, figures in the JSON.
+
+    python -m benchmarks.pages [CLAIM ...]
+
+writes the pages anew whose JSON is in ``results/``.
+"""
+
+import argparse
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from campo_onnx import __version__
+from campo_onnx.files import write_text
+
+RESULTS = Path(__file__).parent / "results"
+TEMPLATES = Path(__file__).parent / "templates"
+_LONGEST = 160
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu")
+
+
+def made(*packages: str) -> dict[str, Any]:
+    """When and with which versions results were made."""
+    versions = {"campo-onnx": __version__}
+    for package in ("onnx", *_RUNTIMES, *packages):
+        with contextlib.suppress(PackageNotFoundError):
+            versions["onnxruntime" if package in _RUNTIMES else package] = version(package)
+    return {"date": date.today().isoformat(), "versions": versions}
+
+
+def number(value: float | None, form: str = ".2f", none: str = "-") -> str:
+    """Write a number, or a dash where there is none."""
+    return none if value is None else format(value, form)
+
+
+def interval(value: Mapping[str, float] | None, form: str = ".2f", scale: float = 1.0, unit: str = "") -> str:
+    """Write a median and its interval.
+
+    Examples
+    --------
+    >>> interval({"median": 2000.0, "low": 1900.0, "high": 2100.0}, ".1f", 1e-3, " ms")
+    '2.0 ms (1.9 to 2.1)'
+    """
+    if value is None:
+        return "-"
+    median, low, high = (format(value[key] * scale, form) for key in ("median", "low", "high"))
+    return f"{median}{unit} ({low} to {high})"
+
+
+def cell(text: object) -> str:
+    """Shorten a message so that it fits a cell of a table."""
+    line = str(text).replace("|", "/").replace("\n", " ")
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
+
+
+def seconds(value: float | None) -> str:
+    """Write a time in seconds."""
+    return "not run" if value is None else f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
+
+
+def head(columns: Sequence[str], left: int = 1) -> str:
+    """Begin a table whose first `left` columns hold text, and the others figures.
+
+    Examples
+    --------
+    >>> print(head(["model", "x"]))
+    | model | x |
+    |---|--:|
+    """
+    rule = "|" + "|".join(["---"] * min(left, len(columns)) + ["--:"] * (len(columns) - left)) + "|"
+    return f"| {' | '.join(columns)} |\n{rule}"
+
+
+def line(cells: Sequence[object]) -> str:
+    """Write one line of a table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def render(claim: str, data: Mapping[str, Any]) -> str:
+    """Fill the template of a claim; anything that it misses in the data is an error."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"number": number, "interval": interval, "cell": cell, "seconds": seconds}
+    environment.globals |= {"head": head, "line": line}
+    return environment.get_template(f"{claim}.md.j2").render(**data)
+
+
+def publish(
+    claim: str, data: Mapping[str, Any], folder: Path = RESULTS, *, name: str | None = None
+) -> tuple[Path, Path]:
+    """Write the results of a claim, and its page made from what was written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(data, indent=1) + "\n"
+    results, page = (folder / f"{name or claim}.{ending}" for ending in ("json", "md"))
+    written = render(claim, json.loads(text))
+    write_text(text, results)
+    write_text(written, page)
+    return results, page
+
+
+def main() -> None:
+    """Write pages anew."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = sorted(path.stem for path in RESULTS.glob("*.json"))
+    parser.add_argument("claims", nargs="*", choices=[[], *known], default=known)
+    for name in parser.parse_args().claims:
+        data = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        page = RESULTS / f"{name}.md"
+        write_text(render(data.get("template", name), data), page)
+        print(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Other converters to FP16."""

@@ -1,0 +1,273 @@
+"""Work cut into named steps whose results are kept: kill it at any time, run it again, and it goes on.
+
+A step is data (what it is called, how long it takes, what it depends on) and a function. Each finished
+step is one JSON file, written in one go; a step without its file is done (again) by the next call.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from fnmatch import fnmatch
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+from campo_onnx.errors import CampoError
+from campo_onnx.files import write_text
+
+SUFFIX = ".step.json"
+TO_BE_CONTINUED = 75  # EX_TEMPFAIL: run the same command again
+
+Facts = dict[str, Any]
+T = TypeVar("T")
+
+
+class TimeUpError(Exception):
+    """The time of this call is used up; finished steps are kept."""
+
+
+class StepError(Exception):
+    """A step has no result here, for a reason that belongs on the page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """When a call has to end.
+
+    Parameters
+    ----------
+    end_s
+        On the monotonic clock.
+    """
+
+    end_s: float
+
+    @classmethod
+    def after(cls, seconds: float) -> "Deadline":
+        """End so many seconds from now."""
+        return cls(end_s=time.monotonic() + seconds)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left."""
+        return self.end_s - time.monotonic()
+
+    def need(self, seconds: float) -> None:
+        """Raise TimeUpError unless so much time is left."""
+        if self.left_s < seconds:
+            raise TimeUpError
+
+    def tick(self, done: int, total: int) -> None:
+        """Take a sign of progress; raise TimeUpError when the time is up."""
+        self.need(0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """The results of steps, one file each.
+
+    Parameters
+    ----------
+    folder
+        Where they lie; it exists.
+    """
+
+    folder: Path
+
+    def find(self, name: str) -> Facts | None:
+        """Everything on record about a step; None if it was not done."""
+        path = self.folder / f"{name}{SUFFIX}"
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    def result(self, name: str) -> Any:
+        """What a step found; None if it was not done or failed."""
+        return (self.find(name) or {}).get("result")
+
+    def all(self, prefix: str = "") -> dict[str, Facts]:
+        """Everything on record, by name, about the steps whose name begins so."""
+        names = sorted(path.name.removesuffix(SUFFIX) for path in self.folder.glob(f"{prefix}*{SUFFIX}"))
+        return {name: facts for name in names if (facts := self.find(name)) is not None}
+
+    def keep(self, name: str, facts: Facts) -> None:
+        """Put a step on record, whole or not at all."""
+        write_text(json.dumps(facts, indent=1) + "\n", self.folder / f"{name}{SUFFIX}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of the runner, as a step sees it."""
+
+    records: Records
+    deadline: Deadline
+
+    def result(self, name: str) -> Any:
+        """What an earlier step found."""
+        return self.records.result(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One piece of work.
+
+    Parameters
+    ----------
+    name
+        What its result is filed under.
+    work
+        Does it. May raise TimeUpError, and is then begun anew by the next call.
+    seconds
+        How long it is expected to take.
+    asked
+        What its result depends on. A result that was found for something else does not count.
+    needs
+        Steps whose results it reads. It is left out where one of them failed, and done anew after one
+        of them was.
+    """
+
+    name: str
+    work: Callable[[Call], Any]
+    seconds: float
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+
+
+def run_steps(
+    steps: Iterable[Step],
+    call: Call,
+    *,
+    only: Sequence[str] = (),
+    retry: bool = False,
+    say: Callable[[str], None] = print,
+) -> bool:
+    """Do the steps that are not on record; tell whether there is nothing left to do.
+
+    One that fails for a reason of the input or the machine is on record as failed, and the others go
+    on. So is one that fails unexpectedly, but it ends the call: an error of CUDA stays with the process.
+
+    Parameters
+    ----------
+    steps
+        In an order in which each comes after those it needs.
+    call
+        Where results go, and when to end.
+    only
+        Patterns of the names to do; all where empty.
+    retry
+        Whether steps that failed are tried again.
+    say
+        Told one line a step.
+    """
+    for step in steps:
+        if only and not any(fnmatch(step.name, pattern) for pattern in only):
+            continue
+        if missing := [need for need in step.needs if call.result(need) is None]:
+            say(f"{step.name}: left out, it needs {', '.join(missing)}")
+            continue
+        asked, known = _asked(step, call.records), call.records.find(step.name)
+        if known is not None and known["asked"] == asked and not (retry and "failure" in known):
+            continue
+        facts = _do(step, call)
+        if facts is None:
+            say(f"{step.name}: time is up; run the same command again to go on")
+            return False
+        call.records.keep(step.name, {"asked": asked, **facts})
+        say(f"{step.name}: {facts.get('failure', 'done')} ({facts['seconds']:.0f} s)")
+        if "traceback" in facts:
+            say("run the same command again to go on with the next step")
+            return False
+    return True
+
+
+def plan_of(steps: Iterable[Step], records: Records) -> list[str]:
+    """Lay out what there is to do: each step with its seconds, expected or taken, and what is left in all."""
+    lines, left_s = [], 0.0
+    for step in steps:
+        known = records.find(step.name)
+        if known is not None and known["asked"] == _asked(step, records):
+            state = "failed" if "failure" in known else "done"
+            lines.append(f"{known['seconds']:8.0f} s  {state:6}  {step.name}")
+        else:
+            left_s += step.seconds
+            lines.append(f"{step.seconds:8.0f} s  to do   {step.name}")
+    return [*lines, f"{left_s:8.0f} s  left to do"]
+
+
+def _asked(step: Step, records: Records) -> Any:
+    after = {need: (records.find(need) or {}).get("finished_at") for need in step.needs}
+    return json.loads(json.dumps({**step.asked, "after": after}))  # as it comes back from a file
+
+
+def _do(step: Step, call: Call) -> Facts | None:
+    """Do one step; None if time is up."""
+    began = time.monotonic()
+    facts: Facts = {}
+    try:
+        call.deadline.need(0.0)
+        facts["result"] = step.work(call)
+    except TimeUpError:
+        return None
+    except (CampoError, StepError) as error:
+        facts["failure"] = str(error)
+    except Exception as error:
+        facts |= {"failure": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    facts["seconds"] = round(time.monotonic() - began, 1)
+    facts["finished_at"] = datetime.now(UTC).isoformat()
+    facts["load_average"] = [round(value, 1) for value in os.getloadavg()]
+    return facts
+
+
+def in_own_process(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a process of its own, which gives its memory back."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def add_arguments(parser: argparse.ArgumentParser, work: str) -> None:
+    """Add what every command of resumable steps takes."""
+    add = parser.add_argument
+    add("--work", type=Path, default=Path(work), help="where finished steps are kept")
+    add("--limit-s", type=float, default=540.0, help="time after which this call ends")
+    add("--only", nargs="+", default=[], metavar="PATTERN", help="do only the steps called so")
+    add("--retry", action="store_true", help="try steps again that failed")
+    add("--plan", action="store_true", help="print the steps and their seconds, do none")
+    add("--report", action="store_true", help="do nothing, write the page anew")
+
+
+def call_of(options: argparse.Namespace, folder: Path | None = None) -> Call:
+    """Begin a call: records lie in `folder`, or below ``--work``."""
+    folder = folder or options.work / "records"
+    folder.mkdir(parents=True, exist_ok=True)
+    return Call(records=Records(folder=folder), deadline=Deadline.after(options.limit_s))
+
+
+def drive(
+    steps: Iterable[Step],
+    call: Call,
+    options: argparse.Namespace,
+    publish: Callable[[Records], Iterable[Path]],
+) -> int:
+    """Do what the command line asks for, write the page, and return the exit code."""
+    if options.plan:
+        print("\n".join(plan_of(steps, call.records)))
+        return 0
+    try:
+        is_done = options.report or run_steps(steps, call, only=options.only, retry=options.retry, say=_say)
+        for path in publish(call.records):
+            print(f"wrote {path}")
+    except CampoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if not options.report:
+        print("all done" if is_done else "to be continued")
+    return 0 if is_done else TO_BE_CONTINUED
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

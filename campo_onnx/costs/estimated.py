@@ -1,0 +1,55 @@
+"""Costs without a device at hand: a roofline over public figures."""
+
+from collections.abc import Mapping
+from functools import cache
+
+from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.costs.evidence import CostSource
+from campo_onnx.costs.table import CostTable, NodeCost
+from campo_onnx.devices.device import Device
+from campo_onnx.devices.roofline import Estimate, cast_us_per_element, node_time
+from campo_onnx.ir.view import GraphView
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature
+
+CONSTANT = OpKey("", "Constant")
+"""In place before the step, so that it takes no time."""
+
+
+def estimate(view: GraphView, ports: Mapping[str, Ports], device: Device, precision: Precision) -> CostTable:
+    """Estimate every node of a graph, and Casts, on a device.
+
+    Parameters
+    ----------
+    view
+        The graph.
+    ports
+        For every node, the tensors that change precision with it.
+    device
+        Where it is to run.
+    precision
+        The low precision.
+    """
+
+    @cache
+    def both(signature: Signature, own: Ports) -> tuple[Estimate, Estimate]:
+        fp32 = node_time(signature, own, device, Precision.FP32)
+        return fp32, node_time(signature, own, device, precision)
+
+    nodes = {}
+    for node in view.nodes:
+        if node.op == CONSTANT:
+            fp32 = low = Estimate(0.0, False)
+        else:
+            fp32, low = both(view.signature(node.name), ports[node.name])
+        nodes[node.name] = NodeCost(
+            node=node.name,
+            fp32_us=fp32.time_us,
+            low_us=low.time_us,
+            on_tensor_cores=low.on_tensor_cores and not ports[node.name].refusal,
+            source=CostSource.DATASHEET,
+        )
+    cast = CastModel(r_us=cast_us_per_element(device, precision), c_i_us=device.launch_us)
+    return CostTable(device=device.name, source=CostSource.DATASHEET, nodes=nodes, cast=cast)

@@ -1,0 +1,118 @@
+"""A graph of one node, to time it by itself."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
+from campo_onnx.ops.signature import Operand, Signature
+
+NODE = "node"
+"""Name of the one node."""
+
+_IR_VERSION = 10
+
+
+def standalone(view: GraphView, node: str) -> Signature | None:
+    """Cut one node out of a graph.
+
+    Returns
+    -------
+    Signature or None
+        None for a node that cannot stand alone: control flow, unknown shapes or types, and
+        tensors without elements.
+    """
+    signature = view.signature(node)
+    return signature if signature.stands_alone else None
+
+
+def one_node_view(signature: Signature) -> GraphView:
+    """View a node by itself: constants are constants, all its other inputs are inputs of the graph."""
+    constants = {
+        operand.name: value
+        for i, value in signature.constants.items()
+        if (operand := signature.inputs[i]) is not None
+    }
+    inputs, outputs = _distinct(signature.inputs), _distinct(signature.outputs)
+    kinds = {operand.name: TensorKind.INPUT for operand in inputs}
+    kinds |= dict.fromkeys(constants, TensorKind.CONSTANT)
+    node = OpNode(
+        name=NODE,
+        op=signature.op,
+        inputs=tuple(_name(operand) for operand in signature.inputs),
+        outputs=tuple(_name(operand) for operand in signature.outputs),
+        attributes=signature.attributes,
+    )
+    return GraphView(
+        nodes=(node,),
+        tensors={
+            operand.name: TensorInfo(
+                name=operand.name,
+                dtype=operand.dtype,
+                shape=operand.shape,
+                kind=kinds.get(operand.name, TensorKind.ACTIVATION),
+                is_output=operand in outputs,
+            )
+            for operand in (*inputs, *outputs)
+        },
+        inputs=tuple(operand.name for operand in inputs if operand.name not in constants),
+        outputs=tuple(operand.name for operand in outputs),
+        opset={signature.op.domain: signature.opset},
+        values=constants,
+    )
+
+
+def one_node_model(signature: Signature, copies: int) -> onnx.ModelProto:
+    """Build a model of independent copies of a node.
+
+    Each copy reads inputs of its own, ``<name>_<copy>``: were they shared, ONNX Runtime would
+    convert them once for all copies, and caches would flatter all copies but the first.
+    """
+    view = one_node_view(signature)
+    node = view.nodes[0]
+    constants = [onnx.numpy_helper.from_array(value, name) for name, value in view.values.items()]
+    attributes = {name: value for name, value in node.attributes.items() if not _is_empty(value)}
+    nodes, inputs, outputs = [], [], []
+    for copy in range(copies):
+        own = {t: f"{t}_{copy}" for t in (*view.inputs, *view.outputs)}
+        made = helper.make_node(
+            node.op.op_type,
+            [own.get(t, t) for t in node.inputs],
+            [own.get(t, t) for t in node.outputs],
+            name=f"{NODE}_{copy}",
+            domain=node.op.domain,
+        )
+        made.attribute.extend(_attribute(name, value) for name, value in attributes.items())
+        nodes.append(made)
+        inputs += [_value_info(own[t], view.tensors[t]) for t in view.inputs]
+        outputs += [_value_info(own[t], view.tensors[t]) for t in view.outputs]
+    graph = helper.make_graph(nodes, "node", inputs, outputs, constants)
+    opsets = [helper.make_opsetid(domain, version) for domain, version in view.opset.items()]
+    if node.op.domain:
+        opsets.append(helper.make_opsetid("", 20))
+    return helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
+
+
+def _distinct(operands: Iterable[Operand | None]) -> tuple[Operand, ...]:
+    return tuple(dict.fromkeys(operand for operand in operands if operand is not None))
+
+
+def _name(operand: Operand | None) -> str:
+    return "" if operand is None else operand.name
+
+
+def _attribute(name: str, value: Any) -> onnx.AttributeProto:
+    return helper.make_attribute(
+        name, onnx.numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
+    )
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and not value
+
+
+def _value_info(name: str, info: TensorInfo) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, info.dtype, info.shape)

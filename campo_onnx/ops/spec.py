@@ -1,0 +1,157 @@
+"""What is known about an operator: one value, registered once."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.schema import fp32_positions
+from campo_onnx.ops.signature import Signature, TensorType
+from campo_onnx.ops.work import WorkForm
+
+PortRule: TypeAlias = Callable[[Signature, Precision], Ports]
+ShapeRule: TypeAlias = Callable[[Signature], Sequence[TensorType]]
+
+
+class Family(Enum):
+    """What kind of thing an operator computes, in the words of charts and reports."""
+
+    MATRIX_PRODUCT = "matrix products"
+    CONVOLUTION = "convolutions"
+    RECURRENT = "recurrent layers"
+    ATTENTION = "attention"
+    NORMALIZATION = "normalization"
+    SOFTMAX = "softmax"
+    REDUCTION = "reductions"
+    SCATTER = "scatters"
+    POOLING = "pooling"
+    MOVEMENT = "movement"
+    ELEMENTWISE = "element-wise"
+    RANDOM = "random sources"
+    LOSS = "losses"
+    UPDATE = "weight updates"
+    CONTROL_FLOW = "control flow"
+    SOURCE = "constants and fills"
+    SHAPE = "shapes and indices"
+    BOUNDARY = "host and communication"
+    QUANTIZATION = "quantization"
+    OTHER = "others"
+
+
+class Movement(Enum):
+    """What an operator that computes nothing does to the elements of its first input."""
+
+    VIEW = "view"  # the same elements in the same order, under another shape
+    REORDER = "reorder"  # each element once
+    REPEAT = "repeat"  # each element at least once
+    SELECT = "select"  # some elements
+    JOIN = "join"  # the elements of several inputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpSpec:
+    """One operator.
+
+    Parameters
+    ----------
+    key
+        What it is called. An operator that ONNX Runtime hands to PyTorch has the name of that
+        operator in the domain ``org.pytorch.aten``.
+    family
+        What kind of thing it computes.
+    work
+        What it computes; None where nobody has said.
+    ports
+        Which of its tensors change type with it; None where ONNX's schema says so.
+    shapes
+        Types of its outputs in opsets where ONNX has no schema for it. It returns one type for an
+        output, by position (there may be more or fewer of them than outputs), and raises ValueError
+        when the inputs contradict each other.
+    training_kernels
+        Low precisions that ONNX Runtime's training build takes it in, where the release wheels
+        have no kernel.
+    movement
+        What it does to elements, for those that compute nothing.
+    typed_by_declaration
+        Whether the types of its outputs are in the file only.
+    is_known
+        Whether it is registered at all.
+    """
+
+    key: OpKey
+    family: Family
+    work: WorkForm | None = None
+    ports: PortRule | None = None
+    shapes: ShapeRule | None = None
+    training_kernels: frozenset[Precision] = frozenset()
+    movement: Movement | None = None
+    typed_by_declaration: bool = False
+    is_known: bool = True
+
+
+LOW_KERNELS = frozenset({Precision.FP16, Precision.BF16})
+FP16_KERNELS = frozenset({Precision.FP16})
+
+EVERY = range(1 << 16)
+"""Every position of a variadic list."""
+
+
+def specs(domain: str, names: str, family: Family, **facts: Any) -> tuple[OpSpec, ...]:
+    """Say the same of several operators of a domain, named in one text."""
+    return tuple(OpSpec(key=OpKey(domain, name), family=family, **facts) for name in names.split())
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPorts:
+    """A port rule: the positions that share the data's type, for operators without a schema."""
+
+    inputs: range | tuple[int, ...]
+    outputs: range | tuple[int, ...] = (0,)
+
+    def __call__(self, signature: Signature, _: Precision) -> Ports:
+        """Keep those of the positions that hold FP32."""
+        fp32_inputs, fp32_outputs = fp32_positions(signature)
+        return Ports(
+            low_inputs=fp32_inputs.intersection(self.inputs),
+            low_outputs=fp32_outputs.intersection(self.outputs),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A port rule: the operator never goes low, whatever its types."""
+
+    reason: str
+
+    def __call__(self, _signature: Signature, _precision: Precision) -> Ports:
+        """Refuse."""
+        return Ports(refusal=self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """A shape rule: output ``i`` has the type and shape of input ``positions[i]``."""
+
+    positions: tuple[int, ...]
+
+    def __call__(self, signature: Signature) -> list[TensorType]:
+        """Copy."""
+        return [signature.input(position).type for position in self.positions]
+
+
+@dataclass(frozen=True, slots=True)
+class ShapedBy:
+    """A shape rule: the one output has the *value* of an input as its shape."""
+
+    shape: int
+    dtype: int
+
+    def __call__(self, signature: Signature) -> list[TensorType]:
+        """Read the shape."""
+        return [TensorType(signature.input(self.dtype).dtype, signature.ints(self.shape))]
+
+
+SAME_AS_FIRST = Like((0,))

@@ -1,0 +1,63 @@
+"""Normalizations and softmax, in one piece."""
+
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.schema import fp32_positions
+from campo_onnx.ops.signature import FLOAT, Signature, TensorType
+from campo_onnx.ops.spec import Family, specs
+from campo_onnx.ops.work import Stream
+
+
+def _trains(signature: Signature) -> bool:
+    return bool(signature.attribute("training_mode", 0))
+
+
+def _batch_normalization_ports(signature: Signature, _: Precision) -> Ports:
+    if _trains(signature) or sum(output is not None for output in signature.outputs) > 1:
+        return Ports(refusal="BatchNormalization trains in FP32 only")
+    # The schema lets scale and statistics keep FP32, but the CUDA provider registers kernels only
+    # for one type throughout; it widens scale and statistics to FP32 inside.
+    fp32_inputs, fp32_outputs = fp32_positions(signature)
+    return Ports(low_inputs=fp32_inputs, low_outputs=fp32_outputs)
+
+
+def _batch_normalization_passes(signature: Signature) -> int:
+    return 2 if _trains(signature) else 1  # it reduces over the batch before it normalizes
+
+
+def layer_normalization_types(signature: Signature) -> list[TensorType]:
+    """``LayerNormalization`` before opset 17, when it was ONNX Runtime's own."""
+    x = signature.input(0).type
+    statistics = None
+    if x.shape is not None:
+        axis = signature.attribute("axis", -1) % len(x.shape)
+        statistics = x.shape[:axis] + (1,) * (len(x.shape) - axis)
+    return [x, *[TensorType(signature.attribute("stash_type", FLOAT), statistics)] * 2]
+
+
+def _simplified_types(signature: Signature) -> list[TensorType]:
+    return layer_normalization_types(signature)[:2]
+
+
+_NORM = Family.NORMALIZATION
+
+SPECS = (
+    *specs(
+        "",
+        "BatchNormalization",
+        _NORM,
+        work=Stream(5, passes=_batch_normalization_passes),
+        ports=_batch_normalization_ports,
+    ),
+    *specs(
+        "",
+        "InstanceNormalization GroupNormalization MeanVarianceNormalization",
+        _NORM,
+        work=Stream(5, passes=2),
+    ),
+    *specs("", "LayerNormalization", _NORM, work=Stream(8), shapes=layer_normalization_types),
+    # ONNX Runtime's RMS normalization, registered in the standard domain.
+    *specs("", "SimplifiedLayerNormalization", _NORM, work=Stream(8), shapes=_simplified_types),
+    *specs("", "RMSNormalization LpNormalization LRN", _NORM, work=Stream(8)),
+    *specs("", "Softmax LogSoftmax", Family.SOFTMAX, work=Stream(15)),
+)

@@ -1,0 +1,42 @@
+"""Reductions, scans along an axis, pooling, and scatters, which may add."""
+
+from campo_onnx.ops.signature import Signature, TensorType
+from campo_onnx.ops.spec import Family, FixedPorts, specs
+from campo_onnx.ops.work import Stream
+
+
+def _pool_gradient_types(signature: Signature) -> list[TensorType]:
+    return [TensorType(signature.input(0).dtype)]  # the pooled tensor does not tell the input's size
+
+
+SPECS = (
+    *specs(
+        "",
+        "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ArgMax ArgMin CumSum CumProd",
+        Family.REDUCTION,
+        work=Stream(1),
+    ),
+    *specs("", "ReduceL2 ReduceSumSquare", Family.REDUCTION, work=Stream(2)),
+    *specs("", "ReduceLogSum ReduceLogSumExp TopK", Family.REDUCTION, work=Stream(10)),
+    *specs("", "Hardmax", Family.REDUCTION, work=Stream(15)),
+    *specs("", "Det DFT STFT", Family.REDUCTION),
+    *specs(
+        "",
+        "MaxPool AveragePool LpPool GlobalMaxPool GlobalAveragePool GlobalLpPool MaxUnpool",
+        Family.POOLING,
+        work=Stream(1),
+    ),
+    # ONNX Runtime registers the gradients of pooling in the standard domain, where ONNX has no such ops.
+    # MaxPoolGrad has an FP32 kernel only: release 1.19.2 crashes on loading a graph with a low one.
+    *specs(
+        "",
+        "MaxPoolGrad",
+        Family.POOLING,
+        work=Stream(1),
+        ports=FixedPorts((0,)),
+        shapes=_pool_gradient_types,
+    ),
+    *specs("", "AveragePoolGrad", Family.POOLING, work=Stream(1), shapes=_pool_gradient_types),
+    *specs("", "MaxRoiPool RoiAlign Col2Im", Family.POOLING),
+    *specs("", "ScatterElements ScatterND Scatter TensorScatter", Family.SCATTER, work=Stream(0)),
+)

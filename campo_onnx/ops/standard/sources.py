@@ -1,0 +1,46 @@
+"""Constants, fills, random sources, and what is asked of shapes and indices."""
+
+from dataclasses import dataclass
+
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.schema import attribute_ports, fp32_positions
+from campo_onnx.ops.signature import Signature
+from campo_onnx.ops.spec import Family, Refusal, specs
+from campo_onnx.ops.work import Stream, WorkKind
+
+
+@dataclass(frozen=True, slots=True)
+class _TypedBy:
+    """A port rule: the type of the output stands in an attribute."""
+
+    attribute: str
+
+    def __call__(self, signature: Signature, precision: Precision) -> Ports:
+        return attribute_ports(signature, precision, self.attribute)
+
+
+def _shape_reader_ports(signature: Signature, _: Precision) -> Ports:
+    return Ports(any_inputs=fp32_positions(signature)[0], refusal="reads only the shape")
+
+
+_DTYPE, _VALUE = _TypedBy("dtype"), _TypedBy("value")
+
+SPECS = (
+    *specs("", "Constant", Family.SOURCE, work=WorkKind.NONE, ports=Refusal("a constant")),
+    *specs("", "ConstantOfShape", Family.SOURCE, work=Stream(0), ports=_VALUE),
+    *specs("", "EyeLike", Family.SOURCE, work=Stream(0), ports=_DTYPE),
+    *specs("", "OneHot Range", Family.SOURCE, work=Stream(0)),
+    *specs("", "AffineGrid HannWindow HammingWindow BlackmanWindow MelWeightMatrix", Family.SOURCE),
+    *specs(
+        "",
+        "RandomUniform RandomUniformLike RandomNormal RandomNormalLike Bernoulli",
+        Family.RANDOM,
+        work=Stream(10),
+        ports=_DTYPE,
+    ),
+    *specs("", "Multinomial", Family.RANDOM),
+    *specs("", "Shape Size", Family.SHAPE, work=WorkKind.NONE, ports=_shape_reader_ports),
+    *specs("", "NonZero", Family.SHAPE, work=Stream(0)),
+    *specs("", "NonMaxSuppression Unique", Family.SHAPE),
+)

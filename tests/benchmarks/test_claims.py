@@ -1,0 +1,188 @@
+"""One test or two a claim: the part that decides what its page says, on a small graph."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from benchmarks import accuracy, data_safety, export, gpu_session, scaling, solver, strategies, table1
+from benchmarks.gpu_machine import Session
+from benchmarks.pages import made, render
+from benchmarks.steps import Call, Deadline, Records, run_steps
+from campo_onnx.devices.detect import device_of
+from campo_onnx.ir.importer import import_model
+from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.store import Store
+from campo_onnx.runtime.providers import machine
+
+DATA = Path(__file__).parents[1] / "data"
+MLP = DATA / "mlp.onnx"
+
+
+def test_strategies_row_by_row() -> None:
+    rows = [*strategies.rows_of(MLP, {})]
+    assert len(rows) == len(strategies.DEVICES) * len(strategies.LISTS)
+    found = strategies.summary(rows)
+    assert found["rows"] == len(rows)
+    assert found["optimal_beaten"] == found["campo_slower_than_fp32"] == 0
+    assert all((row["refused"] is not None) == (row["predicted_us"]["campo"] > row["predicted_us"]["tf-amp"])
+               for row in rows)  # fmt: skip
+
+
+def test_a_strategy_that_loses_is_counted() -> None:
+    row = {"fp32_us": 10.0, "casts": {"tf-amp": 4, "campo": 3, "optimal": 0}}
+    rows = [
+        row | {"predicted_us": {"tf-amp": 8.0, "campo": 9.0, "optimal": 8.5}},
+        row | {"predicted_us": {"tf-amp": 9.0, "campo": 8.0, "optimal": 8.0}},
+    ]
+    found = strategies.summary(rows)
+    assert (found["campo_wins"], found["optimal_beaten"], found["fewer_casts"]) == (1, 1, 0.25)
+
+
+def test_sizes_of_dimensions_belong_to_one_graph() -> None:
+    assert strategies.dims_of(Path("a.onnx"), ["a:N=4", "b:N=5", "a:M=6"]) == {"N": 4, "M": 6}
+
+
+def test_a_stacked_layer_is_a_valid_training_step() -> None:
+    one, three = scaling.repeated(1), scaling.repeated(3)
+    onnx.checker.check_model(three)
+    assert len(three.graph.node) == 3 * len(one.graph.node)
+    assert len(three.graph.output) == 3 * len(one.graph.output)
+
+
+def test_the_solver_is_within_its_gap() -> None:
+    found = solver.solve(200)
+    assert 0 <= found["gap"] < 1e-3
+    assert found["low_nodes"]
+
+
+def test_every_row_of_table_1_is_estimated() -> None:
+    estimates = tuple(table1.estimate_row(row.node) for row in table1.TABLE_1)
+    found = table1.results(estimates)
+    agreed = sum(row["paper"]["winner"] == row["ours"]["winner"] for row in found["rows"])
+    assert found["same_winner"] == agreed > found["fp32_wins"]  # better than "always FP32"
+    assert "(2048, 8, 8, 1024)" in render("table1", {"made": made(), **found})
+
+
+def test_data_decides_about_a_graph() -> None:
+    (row,) = data_safety.rows_of("mlp", budgets=(5e-2,), batches=1)
+    assert row["data_us"] <= row["lists_us"]
+    assert "| mlp | 0.05 |" in render(
+        "data_safety", {"made": made(), "batches": 1, "loss_scale": 1.0, "rows": [row]}
+    )
+
+
+def test_a_loss_scale_goes_in_once() -> None:
+    scaled = data_safety.with_loss_scale(onnx.load(MLP), 8.0)
+    onnx.checker.check_model(scaled)
+    with pytest.raises(SystemExit, match="found \\[\\]"):
+        data_safety.with_loss_scale(scaled, 8.0)
+
+
+class TestExport:
+    def test_jobs_of_a_model(self) -> None:
+        jobs = [*export.jobs_of("bert_large")]
+        assert {job.kind for job in jobs} == set(export.SECONDS)
+        assert {job.form for job in jobs} == {"matmul"}  # there is no convolution
+        assert len({step.name for step in export.steps_of([*export.TITLES], 1e9)}) == 60
+
+    def test_memory_is_that_of_the_worst_moment(self) -> None:
+        model = onnx.parser.parse_model("""
+            <ir_version: 10, opset_import: ["": 20]>
+            chain (float[4] x) => (float[4] y) {
+                a = Neg (x)
+                b = Abs (a)
+                c = Relu (b)
+                y = Neg (c)
+            }
+        """)
+        assert export.peak_of(import_model(model)) == 4 * 16  # x and y; a and b, or b and c
+
+    def test_the_page_waits_for_every_job(self, tmp_path: Path) -> None:
+        steps = [*export.steps_of(["alexnet"], 1e9)]
+        records = Records(folder=tmp_path)
+        records.keep(steps[0].name, {"asked": {}, "result": {}})
+        assert export.publish_when_done(steps, records) == ()
+
+    def test_the_page_of_made_up_results(self, tmp_path: Path) -> None:
+        records = Records(folder=tmp_path)
+        costs = {"nodes": 9, "file_bytes": 1e6, "export_s": 1.0, "load_s": 11.0, "peak_bytes": 2e9}
+        plan = {"device": "v100", "strategy": "campo", "low": 3, "casts": 2, "fp32_us": 2e3}
+        plan |= {"predicted_us": 1e3, "optimize_s": 1.0, "nodes": 12, "load_s": 1.0}
+        results = {
+            "eager": {"gradients": 1e-6, "parameters": 2e-6, "optimizer": "momentum", "tensors": 17},
+            "stock": {"nodes": None, "refused": "aten.x"},
+            "export": costs | {"optimizer": None, "step_s": None},
+            "plan": costs | {"optimizer": "momentum", "step_s": 0.5, "plans": [plan]},
+        }
+        for step in export.steps_of(["alexnet"], 1e9):
+            records.keep(step.name, {"asked": dict(step.asked), "result": results[step.asked["kind"]]})
+        page = render("export", export.collect(records) | {"made": made("torch") | {"versions": VERSIONS}})
+        assert "| AlexNet | 2 | matmul | 9 | 1.00 MB | 1.00 s | 11 s | 2.0 GB | not run |" in page
+        assert "| AlexNet | 9 | fails: no translation of `aten.x` |" in page
+        assert "| AlexNet | 256 | v100 | campo | 3 | 2 | 2.0 | 1.0 | 2.00 x |" in page
+
+
+VERSIONS = {"campo-onnx": "1", "torch": "2", "onnx": "3", "onnxruntime": "4"}
+
+
+class TestAccuracy:
+    def test_differences_are_paired_by_seed(self) -> None:
+        assert accuracy.paired([98.0, 99.0, 97.0], [97.0, 98.0, 96.0]) == {"mean": 1.0, "half_width": 0.0}
+
+    def test_a_small_loss_must_not_change_fp32(self) -> None:
+        def runs(loss: float) -> list[accuracy.Outcome]:
+            return [accuracy.Outcome(accuracy=90.0, skipped=0, losses=(loss,))]
+
+        usual = {(accuracy.MLP.title, "fp32", accuracy.DYNAMIC): runs(1.0)}
+        small = (accuracy.SMALL_LOSS.title, "fp32", accuracy.NO_SCALING)
+        accuracy.check_units(usual | {small: runs(1.0 / accuracy.UNIT)})
+        with pytest.raises(AssertionError, match="different ways"):
+            accuracy.check_units(usual | {small: runs(1.001 / accuracy.UNIT)})
+
+    @pytest.mark.parametrize("case", accuracy.CASES, ids=lambda case: case.step)
+    def test_without_costs_every_network_goes_low(self, case: accuracy.Case) -> None:
+        _, plan = accuracy.costless(case, "optimal")
+        assert plan.low_nodes
+
+    def test_the_page_of_made_up_outcomes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        images = np.zeros((1500, 64), np.float32), np.zeros(1500, np.int64)
+        monkeypatch.setattr(accuracy, "digits", lambda: images)
+        outcomes: dict[tuple[str, str, str], list[accuracy.Outcome]] = {}
+        for job in accuracy.jobs(2):
+            key = (job.case.title, job.strategy, job.scaling)
+            made_up = accuracy.Outcome(accuracy=90.0 + job.seed, skipped=3, losses=(1.0, 0.5))
+            outcomes.setdefault(key, []).append(made_up)
+        page = render("accuracy", accuracy.results(outcomes, 2))
+        assert "| MLP | 90.50 ± 0.71 |" in page
+        assert "| Campo | no loss scaling | 90.50 ± 0.71 | 0.500 | 0 of 2 |" in page
+
+
+class TestGpuSession:
+    @pytest.fixture
+    def session(self, tmp_path: Path) -> Session:
+        here = machine("cpu", 1)
+        with Store(tmp_path / "timings.sqlite") as store:
+            bench = Bench(machine=here, store=store)
+            yield Session(folder=tmp_path, bench=bench, device=device_of(here), graphs=(MLP,))
+
+    def test_calibration_comes_before_everything_that_takes_long(self, session: Session) -> None:
+        names = [step.name for step in gpu_session.steps_of(session, full=True)]
+        assert names[:3] == ["facts", "provider", "calibration_quick"]
+        assert names[-1] == "calibration"
+        assert {"step_mlp", "bench_mlp", "profile_mlp"} <= set(names)
+
+    def test_half_an_hour_is_enough_without_the_full_calibration(self, session: Session) -> None:
+        assert sum(step.seconds for step in gpu_session.steps_of(session, full=False)) < 30 * 60
+
+    def test_a_session_on_a_cpu_and_its_page(self, session: Session) -> None:
+        call = Call(records=Records(folder=session.folder), deadline=Deadline.after(600))
+        steps = gpu_session.steps_of(session, full=False)
+        quick = ["facts", "provider", "launches", "weight_gradient", "step_mlp", "counters"]
+        assert run_steps(steps, call, only=quick, say=lambda line: None)
+        assert {name for name, facts in call.records.all().items() if "result" in facts} == set(quick)
+        page = render("calibration", gpu_session.collect(session, call.records))
+        for text in ("launches a kernel", "Weight gradient", "there is no GPU in this session"):
+            assert text in page
+        assert "What failed" not in page

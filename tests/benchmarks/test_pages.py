@@ -1,0 +1,60 @@
+"""Pages out of JSON and templates: the committed ones are what their JSON gives, and gaps are refused."""
+
+import doctest
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import pages
+
+jinja2 = pytest.importorskip("jinja2")
+
+CLAIMS = sorted(path.stem for path in pages.RESULTS.glob("*.json"))
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_committed_page_is_what_its_json_gives(claim: str) -> None:
+    data = json.loads((pages.RESULTS / f"{claim}.json").read_text(encoding="utf-8"))
+    page = (pages.RESULTS / f"{claim}.md").read_text(encoding="utf-8")
+    assert pages.render(data.get("template", claim), data) == page
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_every_table_has_cells_for_its_columns(claim: str) -> None:
+    width = 0
+    for line in (pages.RESULTS / f"{claim}.md").read_text(encoding="utf-8").splitlines():
+        cells = line.count("|")
+        if line.startswith("|"):
+            assert cells == width or not width, line
+        width = cells if line.startswith("|") else 0
+
+
+def test_results_that_lack_what_the_page_shows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(jinja2.UndefinedError, match="rows"):
+        pages.publish("solver", {"made": pages.made("scipy")}, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_page_shows_the_results_that_were_written(tmp_path: Path) -> None:
+    row = {"nodes": 1000, "low_nodes": 900, "casts": 7, "seconds": 0.5, "gap": 1e-6}
+    results, page = pages.publish("solver", {"made": pages.made("scipy"), "rows": [row]}, tmp_path)
+    assert json.loads(results.read_text())["rows"] == [row]
+    assert "| 1000 | 900 | 7 | 0.50 | 500.0 | 1.0e-06 |" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (1.234, "1.23"), (0, "0.00")], ids=["missing", "number", "zero"]
+)
+def test_a_number_that_is_missing_is_a_dash(value: Any, text: str) -> None:
+    assert pages.number(value) == text
+
+
+def test_a_message_fits_a_cell() -> None:
+    assert pages.cell("it | broke\nbadly") == "it / broke badly"
+    assert len(pages.cell("x" * 1000)) < 200
+
+
+def test_examples() -> None:
+    assert doctest.testmod(pages).failed == 0

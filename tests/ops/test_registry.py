@@ -1,0 +1,130 @@
+"""Operators, each once: what is registered fits itself and real graphs, and one more is one value."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from campo_onnx.devices.datasheet import device
+from campo_onnx.ir.importer import import_model
+from campo_onnx.ops.facts import output_types, ports_of, work_of
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import NO_FP32, Ports
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.registry import REGISTRY, Registry, also, current, spec
+from campo_onnx.ops.signature import FLOAT, TensorType, make_signature
+from campo_onnx.ops.spec import (
+    EVERY,
+    FP16_KERNELS,
+    SAME_AS_FIRST,
+    Family,
+    FixedPorts,
+    Movement,
+    OpSpec,
+    ShapedBy,
+)
+from campo_onnx.ops.work import HOST_ONLY, Gemm, Stream, WorkKind
+from campo_onnx.optimize.oplists import OpClass, preset, with_overrides
+from campo_onnx.pipeline import Options, optimize
+
+DATA = Path(__file__).parent.parent / "data"
+GRAPHS = sorted(DATA.glob("*training*.onnx"))
+SPECS = list(REGISTRY.specs.values())
+
+TWICE = OpSpec(
+    key=OpKey("toy.domain", "Twice"),
+    family=Family.ELEMENTWISE,
+    work=Stream(3),
+    ports=FixedPorts((0,)),
+    shapes=SAME_AS_FIRST,
+    training_kernels=FP16_KERNELS,
+)
+
+
+def test_an_operator_is_registered_once() -> None:
+    with pytest.raises(ValueError, match=r"the operator toy\.domain:Twice is registered twice"):
+        Registry((TWICE, replace(TWICE, family=Family.LOSS)))
+    with pytest.raises(ValueError, match="Conv is registered twice"), also(spec(OpKey("", "Conv"))):
+        pass
+
+
+def test_of_an_unknown_operator_nothing_is_known() -> None:
+    found = spec(OpKey("my.domain", "Fancy"))
+    assert not found.is_known
+    assert (found.work, found.ports, found.shapes) == (None, None, None)
+    assert all(known.is_known for known in SPECS)
+
+
+def test_a_temporary_operator_leaves_with_its_block() -> None:
+    with also(TWICE):
+        assert spec(TWICE.key) is TWICE
+    assert current() is REGISTRY
+    assert not spec(TWICE.key).is_known
+
+
+def test_every_fact_of_a_toy_operator_is_one_value() -> None:
+    signature = make_signature(TWICE.key, [(FLOAT, (2, 3))], [(FLOAT, (2, 3))])
+    before = ports_of(signature, Precision.FP16), work_of(signature), output_types(signature)
+    with also(TWICE):
+        assert ports_of(signature, Precision.FP16) == Ports(
+            low_inputs=frozenset({0}), low_outputs=frozenset({0})
+        )
+        assert work_of(signature).flops == 18
+        assert output_types(signature) == [TensorType(FLOAT, (2, 3))]
+    assert (ports_of(signature, Precision.FP16), work_of(signature), output_types(signature)) == before
+    assert before[0].refusal == "an operator ONNX has no schema for"
+
+
+def test_a_graph_with_a_toy_operator_is_planned() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20, "toy.domain": 1]>
+        g (float[512, 512] x, float[512, 512] w) => (float[512, 512] y) {
+            [before] a = MatMul(x, w) [toy] b = toy.domain.Twice(a) [after] y = MatMul(b, w)
+        }""")
+    options = Options(
+        device=replace(device("v100"), launch_us=1e-6, host_us=1e-6),
+        lists=with_overrides(preset("campo"), infer=["toy.domain:Twice"]),
+    )
+    with also(TWICE):
+        result = optimize(model, options)
+        assert result.imported.view.shape("b") == (512, 512)
+        assert result.problem.op_class("toy") is OpClass.INFER
+        assert result.plan.low_nodes == {"before", "toy", "after"}
+    assert "toy" not in optimize(model, options).plan.low_nodes
+
+
+@pytest.mark.parametrize("found", SPECS, ids=lambda found: found.key.label)
+def test_every_operator_is_well_formed(found: OpSpec) -> None:
+    if isinstance(found.ports, FixedPorts):
+        for positions in (found.ports.inputs, found.ports.outputs):
+            assert positions is EVERY or list(positions) == sorted(set(positions))
+        with pytest.raises(onnx.defs.SchemaError):  # what ONNX knows, its schema says
+            onnx.defs.get_schema(found.key.op_type, onnx.defs.onnx_opset_version(), found.key.domain)
+    if found.training_kernels:
+        assert isinstance(found.ports, FixedPorts)
+    if isinstance(found.shapes, ShapedBy):
+        assert found.shapes.shape != found.shapes.dtype
+    if found.work is WorkKind.VIEW and not found.key.domain:
+        assert found.movement is Movement.VIEW
+    if isinstance(found.work, Gemm):
+        families = (Family.MATRIX_PRODUCT, Family.CONVOLUTION, Family.RECURRENT)
+        assert found.family in families
+
+
+def test_elementwise_operators_move_their_bytes() -> None:
+    each = [found for found in SPECS if found.family is Family.ELEMENTWISE and found.work is not None]
+    assert each
+    assert not [found.key.label for found in each if found.work in HOST_ONLY]
+
+
+@pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
+def test_listed_positions_hold_fp32_in_real_graphs(path: Path, dims_of) -> None:
+    view = import_model(path, dims_of(path)).view
+    listed = [(node, rule) for node in view.nodes if isinstance(rule := spec(node.op).ports, FixedPorts)]
+    assert listed
+    for node, rule in listed:
+        ports = ports_of(view.signature(node.name), Precision.FP16)
+        if ports == NO_FP32:
+            continue  # such as a concatenation of shapes
+        assert ports.low_inputs == {i for i, t in enumerate(node.inputs) if t and i in rule.inputs}, node.name
+        assert ports.low_outputs, node.name
