@@ -34,8 +34,8 @@ def at_readable_opset(model: ModelProto, title: str) -> ModelProto:
     Parameters
     ----------
     model
-        The model, whose domains are spelled the short way. One that imports other domains only gets an import of the standard domain, in place:
-        Cast is an operator of it.
+        The model, whose domains are spelled the short way. One that imports other domains only gets
+        an import of the standard domain, in place: Cast is an operator of it.
     title
         What to call the model.
 

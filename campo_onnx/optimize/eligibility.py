@@ -11,6 +11,7 @@ from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.kernels import runs
 from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.schema import has_cast_to
 from campo_onnx.optimize.problem import Verdict
 from campo_onnx.optimize.safety import scalar_inputs
 
@@ -67,6 +68,8 @@ def fixed_nodes(
             return Verdict(decided_by="ports", reason=own.refusal)
         if any(p.fullmatch(node.name) or p.fullmatch(node.op.label) for p in kept):
             return Verdict(decided_by="user", reason="named by --keep-fp32")
+        if not has_cast_to(low, view.opset[""]):
+            return Verdict(decided_by="ports", reason=f"opset {view.opset['']} has no Cast to {low.value}")
         if not runs(node.op, view.opset.get(node.op.domain, 1), provider, low):
             reason = f"the {provider} provider has no {low.value} kernel for {node.op.label}"
             return Verdict(decided_by="kernel", reason=reason)

@@ -124,6 +124,8 @@ class _Rewriting:
         maker = self.view.producer.get(tensor)
         if maker is None or maker.name not in self._low_nodes or tensor in self._cast:
             return
+        if maker.outputs.index(tensor) not in self._ports[maker.name].low_outputs:
+            return  # a statistic of a normalization, say, is FP32 all the same
         node.inputs[index] = self._low_tensor[tensor]
 
     def _low_version(self, tensor: gs.Tensor) -> gs.Tensor:
