@@ -1,9 +1,12 @@
 """Files: written whole or not at all, read up to a limit, and the folders of this user."""
 
+import glob
 import os
+import platform
+import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import platformdirs
@@ -16,6 +19,7 @@ READ_LIMIT_BYTES = 256 * MIB
 """What a text file of ours may hold: far more than any has, far less than memory."""
 
 _APP = "campo-onnx"
+_SCRATCH = f".{_APP}-"
 
 
 @contextmanager
@@ -28,44 +32,113 @@ def replacing(
 ) -> Iterator[Path]:
     """Let the caller write a file beside its final place, and move it there at the end.
 
-    The path given to the caller has the name of `target` and lies in a folder of its own on the same
-    file system. Whatever else is written into that folder is moved with it, before it. If the block
-    or the move fails, the folder disappears and a file that was there before is as it was.
+    See :func:`replacing_all`, of which this is the case of one file.
+    """
+    with replacing_all([target], title=title, remedy=remedy, also=also) as (path,):
+        yield path
+
+
+@contextmanager
+def replacing_all(
+    targets: Sequence[Path],
+    *,
+    title: str = "",
+    remedy: str = "Nothing was left behind.",
+    also: tuple[type[Exception], ...] = (),
+) -> Iterator[tuple[Path, ...]]:
+    """Let the caller write files beside their final places, and move all of them there at the end.
+
+    A path given to the caller has the name of its target and lies in a folder of its own on the same
+    file system. Whatever else is written into that folder is moved with it, before it. Nothing is moved
+    before everything is on the disk. If the block fails, the folders disappear and files that were there
+    before are as they were. A target that is a link stays one: what it points to is replaced.
 
     Parameters
     ----------
-    target
-        Where the file goes.
+    targets
+        Where the files go.
     title
-        What it is called in messages; ``""`` for its path.
+        What they are called in messages; ``""`` for the path of the one it is about.
     remedy
         What the message says at its end.
     also
-        Errors that mean, like OSError, that the file could not be written.
+        Errors that mean, like OSError, that a file could not be written.
 
     Raises
     ------
     UsageError
-        If the file cannot be written, or its place is taken by something that is no file.
+        If a file cannot be written, or its place is taken by something that is no file.
     """
-    title = title or str(target)
+    current = targets[0]
     failures: tuple[type[Exception], ...] = (OSError, *also)
-    if target.exists() and not target.is_file():
-        what = "a folder" if target.is_dir() else "not a regular file"
-        raise UsageError(f"{title} cannot be written", why=f"{target} is {what}", remedy="Name a file.")
     try:
-        with tempfile.TemporaryDirectory(
-            prefix=f".{_APP}-", dir=target.parent, ignore_cleanup_errors=True
-        ) as folder:
-            yield Path(folder, target.name)
-            written = sorted(Path(folder).iterdir(), key=lambda path: (path.name == target.name, path.name))
-            for path in written:
-                _flush(path)
-            for path in written:
-                os.replace(path, target.with_name(path.name))
+        with ExitStack() as stack:
+            places = []
+            for target in targets:
+                current = target
+                places.append(_place_for(target, title or str(target), stack))
+            yield tuple(folder / final.name for folder, final in places)
+            moves = [move for folder, final in places for move in _moves(folder, final)]
+            _refuse_two_of_a_name(moves)
+            for written, final in moves:
+                current = final
+                _flush(written)
+            for written, final in moves:
+                current = final
+                os.replace(written, final)
     except failures as error:
         why = error.strerror if isinstance(error, OSError) else None
-        raise UsageError(f"{title} cannot be written", why=why or str(error), remedy=remedy) from error
+        raise UsageError(
+            f"{title or current} cannot be written", why=why or str(error), remedy=remedy
+        ) from error
+
+
+def _place_for(target: Path, title: str, stack: ExitStack) -> tuple[Path, Path]:
+    """Return a folder to write into and where its contents go; the folder disappears with `stack`."""
+    final = target.resolve()
+    if final.exists() and not final.is_file():
+        what = "a folder" if final.is_dir() else "not a regular file"
+        raise UsageError(f"{title} cannot be written", why=f"{target} is {what}", remedy="Name a file.")
+    _remove_leftovers(final.parent)
+    folder = tempfile.TemporaryDirectory(
+        prefix=f"{_SCRATCH}{platform.node()}-{os.getpid()}-", dir=final.parent, ignore_cleanup_errors=True
+    )
+    return Path(stack.enter_context(folder)), final
+
+
+def _moves(folder: Path, final: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield what to move where; the file itself comes last, so that what it refers to is there."""
+    for path in sorted(folder.iterdir(), key=lambda path: (path.name == final.name, path.name)):
+        yield path, final.with_name(path.name)
+
+
+def _refuse_two_of_a_name(moves: Sequence[tuple[Path, Path]]) -> None:
+    finals = [final for _, final in moves]
+    for final in finals:
+        if finals.count(final) > 1:
+            raise UsageError(
+                f"two outputs would be written to {final}", remedy="Give each a name of its own."
+            )
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what processes of this machine left behind that were killed while they wrote."""
+    for path in folder.glob(f"{_SCRATCH}{glob.escape(platform.node())}-*-*"):
+        process = path.name.removeprefix(f"{_SCRATCH}{platform.node()}-").partition("-")[0]
+        if process.isdecimal() and not _is_running(int(process)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    if os.name == "nt":
+        return True  # asking would end it
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
 
 
 def _flush(path: Path) -> None:

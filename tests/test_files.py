@@ -1,6 +1,9 @@
 """Files are written whole or not at all, read up to a limit, and go where the user's folders are."""
 
 import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,3 +133,24 @@ def test_making_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"b cannot be made: Not a directory\. Name another\."):
         make_folder(tmp_path / "file" / "b", remedy="Name another.")
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    node = platform.node()
+    dead = tmp_path / f".campo-onnx-{node}-{int(ended.stdout)}-abc"
+    alive = tmp_path / f".campo-onnx-{node}-{os.getpid()}-abc"
+    elsewhere = tmp_path / ".campo-onnx-another.machine-1-abc"
+    for folder in (dead, alive, elsewhere):
+        folder.mkdir()
+    write_text("plan", tmp_path / "plan.json")
+    assert [folder.exists() for folder in (dead, alive, elsewhere)] == [False, True, True]
+
+
+def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="not a regular file"):
+        write_text("plan", tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()

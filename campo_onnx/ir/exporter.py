@@ -1,15 +1,19 @@
 """Write a model: checked, atomic, with external data streamed and never loaded whole."""
 
+import glob
+import hashlib
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 import onnx
 from onnx import TensorProto
 
 from campo_onnx.errors import UsageError
-from campo_onnx.files import replacing
+from campo_onnx.files import replacing_all
 from campo_onnx.ir.check import check_written
 from campo_onnx.ir.constants import chunks, is_external
 from campo_onnx.ir.convert import SOURCE_TYPE_KEY
@@ -18,11 +22,7 @@ from campo_onnx.ir.sort import bodies
 _ALIGNMENT_BYTES = 4096  # external tensors start on a page, so that they can be mapped
 _INLINE_LIMIT_BYTES = 1 << 30  # protobuf ends at 2 GiB; initializers move out of the file well before
 _INLINE_ALWAYS_BYTES = 1024
-
-
-def data_beside(target: Path) -> Path:
-    """Where external data of the model file `target` is written."""
-    return target.with_name(f"{target.name}.data")
+_DIGITS = 16  # of the digest in the name of a data file
 
 
 def check_destination(target: Path, *, force: bool, source: Path | None = None) -> None:
@@ -31,11 +31,13 @@ def check_destination(target: Path, *, force: bool, source: Path | None = None) 
     Raises
     ------
     UsageError
-        If it is a folder, its folder is missing or not writable, or it, or the data file beside it,
-        exists and `force` is off.
+        If it is a folder or no file, its folder is missing or not writable, or it exists and `force` is
+        off.
     """
     if target.is_dir():
         raise UsageError(f"the output {target} is a folder", remedy="Name a file in it.")
+    if target.exists() and not target.is_file():
+        raise UsageError(f"the output {target} is not a regular file", remedy="Name a file.")
     if not target.parent.is_dir():
         raise UsageError(
             f"the folder {target.parent} of the output does not exist", remedy="Create it first."
@@ -49,11 +51,6 @@ def check_destination(target: Path, *, force: bool, source: Path | None = None) 
     elif target.exists() and not force:
         raise UsageError(
             f"the output {target} exists", remedy="Choose another name, or pass --force to overwrite it."
-        )
-    elif (data := data_beside(target)).exists() and not force:
-        raise UsageError(
-            f"the file {data} exists, where the weights of {target.name} may have to go",
-            remedy="Choose another name for the output, or pass --force to overwrite both.",
         )
     if not os.access(target.parent, os.W_OK):
         raise UsageError(
@@ -69,25 +66,84 @@ def export_model(model: onnx.ModelProto, target: Path, *, folder: Path | None = 
     model
         The model; its external data, if any, refers to files in `folder`.
     target
-        Where to write. External data goes to ``<target>.data``.
+        Where to write. External data goes beside it, to a file that is named by its content
+        (``<target>.<digest>.data``): an old model never meets new weights, whenever a kill comes. The data
+        file that the replaced model had is removed at the end.
     folder
         Folder of the model the external data comes from.
 
     Raises
     ------
     UsageError
-        If the file cannot be written (a full disk, a missing permission).
+        If the file cannot be written (a full disk, a missing permission), or holds the weights of the
+        model that is written.
     onnx.checker.ValidationError, onnx.shape_inference.InferenceError
         If the model is invalid: a bug of ours, since the importer refuses invalid models.
     """
-    with replacing(target) as path:
-        written = _with_data_beside(model, data_beside(path), folder)
+    export_with(model, target, folder=folder)
+
+
+def export_with(
+    model: onnx.ModelProto,
+    target: Path,
+    *,
+    folder: Path | None = None,
+    texts: Mapping[Path, str] = MappingProxyType({}),
+) -> None:
+    """Write a model as :func:`export_model` does, and text files with it: all of them or none.
+
+    Parameters
+    ----------
+    model, target, folder
+        As for :func:`export_model`.
+    texts
+        What further files hold, by their path. They are moved into place before the model.
+    """
+    read = data_files(model, folder)
+    for place in (target, *texts):
+        _check_not_read(place, read)
+    with replacing_all([*texts, target]) as (*beside, path):
+        for place, text in zip(beside, texts.values(), strict=True):
+            place.write_text(text, encoding="utf-8")
+        written = _with_data_beside(model, path, folder)
         path.write_bytes(written.SerializeToString(deterministic=True))
         check_written(written, path)
+    _remove_old_data(target, written, read)
 
 
-def _with_data_beside(model: onnx.ModelProto, data: Path, folder: Path | None) -> onnx.ModelProto:
-    """Stream external tensors, and inline ones of a model near protobuf's limit, into `data`."""
+def data_files(model: onnx.ModelProto, folder: Path | None) -> frozenset[Path]:
+    """Files outside the model that hold its tensors."""
+    if folder is None:
+        return frozenset()
+    return frozenset((folder / name).resolve() for name in _locations(model))
+
+
+def _check_not_read(target: Path, read: frozenset[Path]) -> None:
+    if target.resolve() in read:
+        raise UsageError(
+            f"{target} holds the weights of the model",
+            why="writing there would destroy them",
+            remedy="Choose another name.",
+        )
+
+
+def _remove_old_data(target: Path, written: onnx.ModelProto, read: frozenset[Path]) -> None:
+    """Remove data files of an earlier model at `target`; those that were read stay."""
+    final = target.resolve()
+    pattern = re.compile(re.escape(final.name) + rf"\.[0-9a-f]{{{_DIGITS}}}\.data")
+    needed = frozenset(_locations(written))
+    for path in final.parent.glob(f"{glob.escape(final.name)}.*.data"):
+        if pattern.fullmatch(path.name) and path.name not in needed and path.resolve() not in read:
+            path.unlink(missing_ok=True)
+
+
+def _locations(model: onnx.ModelProto) -> Iterator[str]:
+    for tensor in filter(is_external, _tensors(model.graph)):
+        yield from (entry.value for entry in tensor.external_data if entry.key == "location")
+
+
+def _with_data_beside(model: onnx.ModelProto, path: Path, folder: Path | None) -> onnx.ModelProto:
+    """Stream external tensors, and inline ones of a model near protobuf's limit, into a file of their own."""
     too_large = sum(len(t.raw_data) for t in model.graph.initializer) > _INLINE_LIMIT_BYTES
 
     def belongs_outside(tensor: TensorProto) -> bool:
@@ -97,10 +153,31 @@ def _with_data_beside(model: onnx.ModelProto, data: Path, folder: Path | None) -
         return model
     written = onnx.ModelProto()
     written.CopyFrom(model)
+    data = path.with_name(f"{path.name}.data")
     with data.open("wb") as file:
-        for tensor in filter(belongs_outside, _tensors(written.graph)):
-            _move_out(tensor, file, data.name, folder)
+        stream = _Digested(file)
+        moved = [t for t in _tensors(written.graph) if belongs_outside(t)]
+        for tensor in moved:
+            _move_out(tensor, stream, folder)
+    name = f"{path.name}.{stream.digest.hexdigest()}.data"
+    data.rename(path.with_name(name))
+    for tensor in moved:
+        tensor.external_data.add(key="location", value=name)
     return written
+
+
+class _Digested:
+    """A file that is written once from its start, with a digest of all that was."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.blake2b(digest_size=_DIGITS // 2)
+        self.position = 0
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self.digest.update(data)
+        self.position += len(data)
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
@@ -112,18 +189,17 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
             yield from _tensors(body)
 
 
-def _move_out(tensor: TensorProto, file: BinaryIO, location: str, folder: Path | None) -> None:
-    file.write(b"\0" * (-file.tell() % _ALIGNMENT_BYTES))
-    offset = file.tell()
+def _move_out(tensor: TensorProto, stream: _Digested, folder: Path | None) -> None:
+    stream.write(b"\0" * (-stream.position % _ALIGNMENT_BYTES))
+    offset = stream.position
     target_dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     for chunk in chunks(_as_stored(tensor), folder):
-        file.write(chunk.astype(target_dtype, copy=False).tobytes())
-    length = file.tell() - offset
+        stream.write(chunk.astype(target_dtype, copy=False).tobytes())
     tensor.ClearField("raw_data")
     del tensor.external_data[:]
     tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
-        tensor.external_data.add(key=key, value=value)
+    for key, value in (("offset", offset), ("length", stream.position - offset)):
+        tensor.external_data.add(key=key, value=str(value))
 
 
 def _as_stored(tensor: TensorProto) -> TensorProto:

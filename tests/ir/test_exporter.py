@@ -12,7 +12,7 @@ from onnx import TensorProto, numpy_helper
 from campo_onnx.errors import ModelError, UsageError
 from campo_onnx.ir import exporter
 from campo_onnx.ir.convert import converted
-from campo_onnx.ir.exporter import check_destination, export_model
+from campo_onnx.ir.exporter import check_destination, export_model, export_with
 from campo_onnx.ops.precision import Precision
 
 GRAPH = "g (float[2] x) => (float[2] y) { y = Relu(x) }"
@@ -34,6 +34,13 @@ def test_writing_twice_gives_the_same_bytes(model_text, tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
+def data_of(path):
+    """The data file of a model that was written."""
+    tensors = onnx.load(path, load_external_data=False).graph.initializer
+    (name,) = {e.value for t in tensors for e in t.external_data if e.key == "location"}
+    return path.with_name(name)
+
+
 # --- destinations ---
 
 
@@ -44,13 +51,13 @@ def test_writing_twice_gives_the_same_bytes(model_text, tmp_path):
         ("missing/out.onnx", True, "does not exist"),
         ("file/out.onnx", True, "does not exist"),
         ("file", False, "exists.*--force"),
-        ("weights.onnx", False, r"weights\.onnx\.data exists.*--force"),
+        ("pipe", True, "not a regular file"),
     ],
 )
 def test_bad_destinations(tmp_path, target, force, message):
     (tmp_path / "folder").mkdir()
-    for name in ("file", "weights.onnx.data"):
-        (tmp_path / name).write_text("precious")
+    (tmp_path / "file").write_text("precious")
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match=message):
         check_destination(tmp_path / target, force=force)
     assert (tmp_path / "file").read_text() == "precious"
@@ -150,7 +157,7 @@ def test_external_data_lies_beside_the_output(model_text, folders):
         ]
     )
     export_model(model, out / "m.onnx", folder=given)
-    assert names_in(out) == ["m.onnx", "m.onnx.data"]
+    assert names_in(out) == ["m.onnx", data_of(out / "m.onnx").name]
     read = {t.name: numpy_helper.to_array(t) for t in onnx.load(out / "m.onnx").graph.initializer}
     np.testing.assert_array_equal(read["v"], 2 * w)
     assert read["i"].tolist() == [7, 8]
@@ -173,7 +180,7 @@ def test_external_data_is_converted_as_it_is_written(model_text, folders, precis
     export_model(model, out / "m.onnx", folder=given)
     (low,) = onnx.load(out / "m.onnx").graph.initializer
     np.testing.assert_array_equal(numpy_helper.to_array(low), w.astype(dtype))
-    assert (out / "m.onnx.data").stat().st_size == 2000
+    assert data_of(out / "m.onnx").stat().st_size == 2000
 
 
 def test_external_data_of_bodies_and_constant_nodes_comes_along(model_text, folders):
@@ -193,6 +200,96 @@ def test_external_data_of_bodies_and_constant_nodes_comes_along(model_text, fold
     assert numpy_helper.to_array(read.graph.node[0].attribute[0].t).tolist() == [1, 2]
     (then,) = [a.g for a in read.graph.node[2].attribute if a.name == "then_branch"]
     assert numpy_helper.to_array(then.initializer[0]).tolist() == [3, 6]
+
+
+def with_weights(model_text, folder, *values):
+    """Write a model whose weights lie outside; returns it as it refers to them."""
+    folder.mkdir(exist_ok=True)
+    model = model_text("g (float[2] x) => (float[2] y) { y = Add(x, w) }")
+    model.graph.initializer.append(outside("w", np.array(values, np.float32), folder))
+    return model
+
+
+def weights(path):
+    return numpy_helper.to_array(onnx.load(path).graph.initializer[0]).tolist()
+
+
+def test_a_kill_between_the_two_moves_leaves_the_old_model_on_the_old_weights(
+    model_text, tmp_path, monkeypatch
+):
+    target = tmp_path / "out" / "m.onnx"
+    target.parent.mkdir()
+    for number in (1, 2):
+        given = tmp_path / f"in{number}"
+        model = with_weights(model_text, given, number, number)
+        if number == 1:
+            export_model(model, target, folder=given)
+            continue
+        moved = []
+
+        def killed(source, place, real=os.replace, moved=moved):
+            if moved:
+                raise KeyboardInterrupt
+            moved.append(place)
+            real(source, place)
+
+        monkeypatch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            export_model(model, target, folder=given)
+        assert moved, "the weights were moved"
+        assert weights(target) == [1, 1]
+        monkeypatch.undo()
+        export_model(model, target, folder=given)
+        assert weights(target) == [2, 2]
+        assert names_in(target.parent) == ["m.onnx", data_of(target).name], "the old weights went"
+
+
+def test_the_weights_that_are_read_are_never_written_over(model_text, tmp_path):
+    model = with_weights(model_text, tmp_path, 1, 2)
+    before = (tmp_path / "w.bin").read_bytes()
+    with pytest.raises(UsageError, match=r"w\.bin holds the weights of the model"):
+        export_model(model, tmp_path / "w.bin", folder=tmp_path)
+    assert (tmp_path / "w.bin").read_bytes() == before
+
+
+def test_texts_and_model_are_written_together_or_not_at_all(model_text, tmp_path):
+    model = model_text("g (float[2] x) => (float[2] y) { y = Abs(x) }")
+    with pytest.raises(UsageError, match="cannot be written"):
+        export_with(model, tmp_path / "m.onnx", texts={tmp_path / "missing" / "plan.json": "{}"})
+    assert names_in(tmp_path) == []
+    with pytest.raises(UsageError, match="two outputs"):
+        export_with(model, tmp_path / "m.onnx", texts={tmp_path / "m.onnx": "{}"})
+    assert names_in(tmp_path) == []
+    export_with(model, tmp_path / "m.onnx", texts={tmp_path / "plan.json": "{}"})
+    assert names_in(tmp_path) == ["m.onnx", "plan.json"]
+
+
+def test_texts_do_not_take_the_place_of_weights(model_text, tmp_path):
+    model = with_weights(model_text, tmp_path, 1, 2)
+    before = (tmp_path / "w.bin").read_bytes()
+    with pytest.raises(UsageError, match="holds the weights"):
+        export_with(model, tmp_path / "m.onnx", folder=tmp_path, texts={tmp_path / "w.bin": "{}"})
+    assert (names_in(tmp_path), (tmp_path / "w.bin").read_bytes()) == (["w.bin"], before)
+
+
+def test_a_link_stays_a_link(model_text, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "m.onnx").symlink_to(tmp_path / "there" / "real.onnx")
+    export_model(model_text("g (float[2] x) => (float[2] y) { y = Abs(x) }"), tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx").is_symlink()
+    assert onnx.load(tmp_path / "there" / "real.onnx").graph.node
+
+
+def test_another_model_keeps_the_weights_it_shares(model_text, tmp_path):
+    """A copy of a model refers to the same data file: replacing the first must not take it away."""
+    given = tmp_path / "in"
+    first, copy = tmp_path / "m.onnx", tmp_path / "copy.onnx"
+    export_model(with_weights(model_text, given, 1, 2), first, folder=given)
+    copy.write_bytes(first.read_bytes())
+    model = onnx.load(copy, load_external_data=False)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(1, np.float32), "more"))
+    export_model(model, first, folder=tmp_path)
+    assert weights(copy) == [1, 2]
 
 
 def test_overwriting_a_model_in_place_reads_its_data_first(model_text, tmp_path):
@@ -240,7 +337,7 @@ def test_large_data_is_streamed(model_text, folders):
     export_model(model, out / "m.onnx", folder=given)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert (out / "m.onnx.data").stat().st_size == elements * 6
+    assert data_of(out / "m.onnx").stat().st_size == elements * 6
     assert peak_bytes < elements * 4
 
 
@@ -250,7 +347,7 @@ def test_a_model_near_the_limit_of_protobuf_moves_its_weights_out(model_text, tm
     w, s = np.arange(1000, dtype=np.float32), np.array([2], np.float32)
     model.graph.initializer.extend([numpy_helper.from_array(w, "w"), numpy_helper.from_array(s, "s")])
     export_model(model, tmp_path / "m.onnx")
-    assert names_in(tmp_path) == ["m.onnx", "m.onnx.data"]
+    assert names_in(tmp_path) == ["m.onnx", data_of(tmp_path / "m.onnx").name]
     assert (tmp_path / "m.onnx").stat().st_size < 1000
     assert onnx.load(tmp_path / "m.onnx").graph.initializer[0].raw_data == w.tobytes()
     located = onnx.load(tmp_path / "m.onnx", load_external_data=False).graph.initializer

@@ -10,7 +10,7 @@ from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.ports import NO_FP32, Ports, low_attribute
 from campo_onnx.ops.precision import Precision
-from campo_onnx.pipeline import pose
+from campo_onnx.pipeline import problem_of
 
 
 @pytest.fixture
@@ -307,8 +307,8 @@ def test_normalizations_that_onnx_runtime_puts_into_the_standard_domain(
 
 def test_bf16_needs_an_opset_whose_cast_makes_it(lower, model_text):
     text = "g (float[4,4] x) => (float[4,4] y) { [n] y = com.microsoft.FusedMatMul(x, x) }"
-    for opset, why in ((12, "opset 12 has no Cast to bf16"), (13, "")):
+    for opset, why in ((12, "Cast makes no bf16 in opset 12"), (13, "")):
         imported = import_model(model_text(text, opset))
         options = Options(device=device("h200"), lists=oplists("campo"), low=Precision.BF16)
-        verdict = pose(imported, options).fixed.get("n")
+        verdict = problem_of(imported, options).fixed.get("n")
         assert ("" if verdict is None else verdict.reason) == why
