@@ -19,7 +19,6 @@ from .options import (
     DimOption,
     ForceOption,
     KeepFp32Option,
-    LowPrecision,
     MarginOption,
     ModelArgument,
     PrecisionOption,
@@ -103,7 +102,7 @@ def optimize(
             rich_help_panel=DECISION,
         ),
     ] = 0.01,
-    precision: PrecisionOption = LowPrecision.FP16,
+    precision: PrecisionOption = "fp16",
     lists: Annotated[
         str | None,
         typer.Option(
@@ -225,7 +224,7 @@ def optimize(
             pads=not no_pads,
             pad_threshold_us=pad_threshold_us,
             min_gain=min_gain,
-            low=Precision(precision.value),
+            low=Precision(precision),
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),
             costs=costs,
