@@ -1,11 +1,52 @@
 """Whether a training graph scales its loss, and where it divides the scale out of its gradients."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
+from campo_onnx.optimize.safety import loss_output, weight_update
 
 _BOUNDARY = OpKey("com.microsoft", "YieldOp")
+_QUOTIENTS = frozenset({OpKey("", "Div"), OpKey("", "Reciprocal")})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScaling:
+    """How large the gradients of a graph are held.
+
+    Parameters
+    ----------
+    forward
+        Nodes that the loss is computed by.
+    scale
+        The scalar input that multiplies the loss, or what a YieldOp brings in; None without either.
+    scalars
+        Tensors of one element whose size no constant tells, each with the input it comes from.
+    unscaled
+        Nodes behind the division by the scale.
+    """
+
+    forward: frozenset[str]
+    scale: str | None
+    scalars: Mapping[str, str]
+    unscaled: frozenset[str]
+
+
+def loss_scaling(view: GraphView) -> LossScaling:
+    """Find the loss scale of a graph, and what is computed with it."""
+    forward = forward_of(view, loss_output(view))
+    scale = loss_scale(view, forward, weight_update(view))
+    scalars = scalars_of_inputs(view)
+    unscaled = unscaled_nodes(view, scale, forward, scalars)
+    return LossScaling(forward=forward, scale=scale, scalars=scalars, unscaled=unscaled)
+
+
+def low_gradients(view: GraphView, scaling: LossScaling, low_nodes: Collection[str]) -> tuple[str, ...]:
+    """Low nodes of the backward pass of a graph without a loss scale, in the order of the graph."""
+    if scaling.scale is not None or not scaling.forward:
+        return ()
+    return tuple(n.name for n in view.nodes if n.name in low_nodes and n.name not in scaling.forward)
 
 
 def forward_of(view: GraphView, loss: str | None) -> frozenset[str]:
@@ -129,9 +170,6 @@ def unscaled_nodes(
             found.add(node.name)
             unscaled.update(t for t in node.outputs if t and view.is_float32(t))
     return frozenset(found)
-
-
-_QUOTIENTS = frozenset({OpKey("", "Div"), OpKey("", "Reciprocal")})
 
 
 def _is_float(node: OpNode, view: GraphView) -> bool:

@@ -77,7 +77,7 @@ def loss(view: GraphView, lists: OpLists) -> frozenset[str]:
     the framework. The walk back from it stops before tensor-core operations and normalizations, and
     behind a softmax or the sum of two whole tensors (a residual branch).
     """
-    start = _loss_output(view)
+    start = loss_output(view)
     if start is None:
         return frozenset()
     region: set[str] = set()
@@ -94,7 +94,8 @@ def loss(view: GraphView, lists: OpLists) -> frozenset[str]:
     return frozenset(region)
 
 
-def _loss_output(view: GraphView) -> str | None:
+def loss_output(view: GraphView) -> str | None:
+    """Find the tensor that is the loss, or one that is handed to a framework; None where there is neither."""
     # Where there is a YieldOp, the outputs of the graph are gradients.
     crossing = [t for node in view.nodes if node.op == _BOUNDARY for t in node.inputs]
     scalars = [
