@@ -94,7 +94,9 @@ def render(claim: str, data: Mapping[str, Any]) -> str:
     )
     environment.filters |= {"number": number, "interval": interval, "cell": cell, "seconds": seconds}
     environment.globals |= {"head": head, "line": line}
-    return environment.get_template(f"{claim}.md.j2").render(**data)
+    page = environment.get_template(f"{claim}.md.j2").render(**data)
+    note = data.get("transcribed")
+    return f"{page}\nNot measured again; the figures in the JSON are transcribed: {note}.\n" if note else page
 
 
 def publish(
@@ -110,14 +112,14 @@ def publish(
     return results, page
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Write pages anew."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known = sorted(path.stem for path in RESULTS.glob("*.json"))
-    parser.add_argument("claims", nargs="*", choices=[[], *known], default=known)
-    for name in parser.parse_args().claims:
+    parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"one of {', '.join(known)}; all of them")
+    for name in parser.parse_args(arguments).claims or known:
         data = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         page = RESULTS / f"{name}.md"
         write_text(render(data.get("template", name), data), page)

@@ -77,6 +77,13 @@ def test_a_bar_says_its_time_and_speed_up(plans) -> None:
     assert "predicted step" in shown
 
 
+def test_every_group_of_families_has_its_place(plans) -> None:
+    containers = draw_plans(plans, title="t").axes[0].containers
+    widths = {group.get_label(): sum(bar.get_width() for bar in group.patches) for group in containers}
+    assert all(width > 0 for width in widths.values()), widths
+    assert widths["matrix products and convolutions"] == max(widths.values())
+
+
 def test_families_differ_in_black_and_white(plans) -> None:
     looks = set()
     for family in draw_plans(plans, title="t").axes[0].containers:

@@ -11,6 +11,7 @@ from campo_onnx import verify as verification
 from campo_onnx.bench.graphs import Graph
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable
 from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import ModelError
@@ -219,3 +220,19 @@ def test_scaled_costs_explain_the_measured_step(planned):
     assert found.predicted_us(planned.plan.low_nodes) / found.predicted_us(frozenset()) == pytest.approx(
         mixed / fp32, rel=0.02
     )
+
+
+def test_scaled_costs_say_that_they_are(planned, no_timing):
+    def casts_and_products_cost_more(costs: CostTable) -> CostTable:
+        return dearer_low(3.0)(dearer_casts(1.0)(costs))
+
+    fake = FakeDevice(planned, casts_and_products_cost_more)
+    scaled = scaled_costs(
+        planned.problem.costs, planned.plan, fake((_fp32_graph(planned), _mixed_graph(planned)))
+    )
+    assert scaled.source is CostSource.SCALED
+    assert {cost.source for cost in scaled.nodes.values()} == {CostSource.SCALED}
+    done = verify(planned, OPTIONS, fake, repairs=6)
+    sources = [attempt.optimized.plan.source for attempt in done.attempts]
+    assert "scaled" in sources
+    assert sources == sorted(sources, key=["datasheet", "measure", "scaled"].index)
