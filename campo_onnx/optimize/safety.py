@@ -31,12 +31,17 @@ def weight_update(view: GraphView) -> frozenset[str]:
     elementwise nodes of that shape. The update is what computes it from there back to where the
     gradient leaves the network (a MatMul, a reduction, a Transpose).
     """
-    return frozenset[str]().union(*_updates(view).values())
+    return frozenset[str]().union(*(region for region, _ in _updates(view).values()))
 
 
-def _updates(view: GraphView) -> Mapping[str, frozenset[str]]:
-    """Find the graph outputs that are new versions of graph inputs, and the nodes that compute them."""
-    found: dict[str, frozenset[str]] = {}
+def earlier_versions(view: GraphView) -> Mapping[str, tuple[str, ...]]:
+    """Find the graph outputs that are new versions of graph inputs, and the inputs in question."""
+    return {output: earlier for output, (_, earlier) in _updates(view).items()}
+
+
+def _updates(view: GraphView) -> Mapping[str, tuple[frozenset[str], tuple[str, ...]]]:
+    """Find the outputs that are new versions of inputs: the nodes that compute them, and the inputs."""
+    found: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {}
     inputs_by_shape: dict[tuple[int, ...], set[str]] = {}
     for tensor in view.inputs:
         if view.is_float32(tensor) and (shape := view.shape(tensor)) is not None:
@@ -46,8 +51,8 @@ def _updates(view: GraphView) -> Mapping[str, frozenset[str]]:
         if shape is None or not view.is_float32(output) or shape not in inputs_by_shape:
             continue
         region, reads = _elementwise_region(output, shape, view)
-        if reads & inputs_by_shape[shape]:
-            found[output] = frozenset(region)
+        if earlier := reads & inputs_by_shape[shape]:
+            found[output] = frozenset(region), tuple(sorted(earlier))
     return found
 
 
