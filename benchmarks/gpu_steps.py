@@ -18,7 +18,7 @@ from campo_onnx.measure.counters import Counted, counters_of
 from campo_onnx.measure.node_timer import LAUNCH_NODE, VIEW_NODE, NodeTimer
 from campo_onnx.measure.profile import read_profile, write_profile
 from campo_onnx.measure.profiler import take_profile
-from campo_onnx.measure.store import GRAPH
+from campo_onnx.measure.store import Execution
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature, make_signature
@@ -34,7 +34,9 @@ def time_launches(session: Session, call: Call) -> dict[str, float]:
     nodes = {"launches a kernel": LAUNCH_NODE, "renames bytes": VIEW_NODE}
     found = {f"{name}, stream": session.bench.time(node).median_us for name, node in nodes.items()}
     if not session.on_cpu:
-        captured = NodeTimer(machine=session.bench.machine, store=session.bench.store, execution=GRAPH)
+        captured = NodeTimer(
+            machine=session.bench.machine, store=session.bench.store, execution=Execution.GRAPH
+        )
         found["launches a kernel, CUDA graph"] = captured.time(LAUNCH_NODE).median_us
     return found
 

@@ -93,7 +93,7 @@ def calibrate(
     from campo_onnx.ir.exporter import check_destination
     from campo_onnx.measure.counters import counters_of
     from campo_onnx.measure.node_timer import NodeTimer
-    from campo_onnx.measure.store import GRAPH, STREAM, Store, default_path
+    from campo_onnx.measure.store import Execution, Store, default_path
     from campo_onnx.ops.precision import Precision
     from campo_onnx.runtime.providers import choose_provider, machine
 
@@ -103,7 +103,7 @@ def calibrate(
     if cuda_graph and here.provider != "cuda":
         raise UsageError("--cuda-graph needs the CUDA provider", remedy="Leave it out on a CPU.")
     figures, low = device_of(here), Precision(precision.value)
-    execution = GRAPH if cuda_graph else STREAM
+    execution = Execution.GRAPH if cuda_graph else Execution.STREAM
     if output is None:
         make_folder(user_folder())
         output = user_folder() / file_name(figures.name, low, execution)

@@ -35,6 +35,11 @@ class SampledNode:
     values: Mapping[int, NDArray[Any]] = field(default_factory=dict)
     output_dtype: int = FLOAT
 
+    def __post_init__(self) -> None:
+        """Make the mappings read-only."""
+        for name in ("attributes", "values"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
 
 Generator: TypeAlias = Callable[[Random, float], SampledNode]
 

@@ -11,9 +11,7 @@ from datetime import UTC, datetime
 from campo_onnx.calibrate.calibration import Calibration, OpEntry, Scores
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.fit import (
-    OpModel,
     Sample,
-    TimeModel,
     accuracy,
     fit_best,
     fit_cast,
@@ -22,6 +20,7 @@ from campo_onnx.calibrate.fit import (
     split,
 )
 from campo_onnx.calibrate.layers import QUICK_OPS, SAMPLED_OPS
+from campo_onnx.calibrate.op_model import OpModel, TimeModel
 from campo_onnx.calibrate.samples import OPSET, Sampling, cast_samples, samples_of
 from campo_onnx.devices.device import Device, DeviceKind
 from campo_onnx.devices.roofline import node_time

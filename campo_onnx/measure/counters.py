@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 
 from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.measure.node_timer import NodeTimer
@@ -37,6 +38,10 @@ class Counted:
 
     by_key: Mapping[str, Mapping[str, float]]
     refusal: str = ""
+
+    def __post_init__(self) -> None:
+        """Make the mapping read-only."""
+        object.__setattr__(self, "by_key", MappingProxyType(dict(self.by_key)))
 
 
 def counters_of(signatures: Iterable[Signature], timer: NodeTimer, read: Count = count) -> Counted:

@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.measure.one_node import one_node_model, one_node_view
-from campo_onnx.measure.store import GRAPH, STREAM, Store, TimingKey
+from campo_onnx.measure.store import Execution, Store, TimingKey
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.signature import FLOAT, Signature, make_signature
@@ -58,7 +58,7 @@ class NodeTimer:
     store
         Where timings are looked up and kept.
     execution
-        ``"stream"``, or ``"graph"`` for CUDA graphs.
+        How a node runs.
     effort
         How long to measure one node.
     memory_bytes
@@ -67,7 +67,7 @@ class NodeTimer:
 
     machine: Machine
     store: Store
-    execution: str = STREAM
+    execution: Execution = Execution.STREAM
     effort: Effort = NODE_EFFORT
     memory_bytes: float = 1.0 * GIB
 
@@ -168,6 +168,6 @@ def _feeds(signature: Signature) -> Mapping[str, NDArray[Any]]:
 
 def _step(signature: Signature, feeds: Mapping[str, NDArray[Any]], copies: int, timer: NodeTimer) -> Step:
     model: onnx.ModelProto = one_node_model(signature, copies)
-    session = open_session(model, timer.machine, cuda_graph=timer.execution == GRAPH)
+    session = open_session(model, timer.machine, cuda_graph=timer.execution is Execution.GRAPH)
     own = {f"{name}_{copy}": array.copy() for copy in range(copies) for name, array in feeds.items()}
     return bind(session, own, timer.machine.provider)

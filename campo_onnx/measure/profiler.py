@@ -8,6 +8,7 @@ where it cannot be trusted, is timed alone.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 import polars as pl
@@ -21,7 +22,7 @@ from campo_onnx.measure.counters import Counted, counters_of
 from campo_onnx.measure.events import events_of
 from campo_onnx.measure.node_timer import LAUNCH_NODE, Measured, NodeTimer, time_all
 from campo_onnx.measure.one_node import standalone
-from campo_onnx.measure.profile import CONSTANT, FAILED, KERNEL_TRACE, ONE_NODE, SCHEMA, TRACE, Profile
+from campo_onnx.measure.profile import SCHEMA, MeasuredBy, Profile
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.kernel_trace import Joined, disagreement
@@ -47,7 +48,7 @@ class Traced:
     Parameters
     ----------
     how
-        How the times were measured: ``trace`` or ``kernel trace``.
+        How the times were measured.
     nodes
         Times by node name; nodes the trace says nothing about are missing.
     step_us
@@ -58,11 +59,15 @@ class Traced:
         Why there are no times where they were asked for.
     """
 
-    how: str
+    how: MeasuredBy
     nodes: Mapping[str, Timing] = field(default_factory=dict)
     step_us: float
     accounted: float | None = None
     refusal: str = ""
+
+    def __post_init__(self) -> None:
+        """Make the mapping read-only."""
+        object.__setattr__(self, "nodes", MappingProxyType(dict(self.nodes)))
 
 
 def take_profile(
@@ -107,7 +112,7 @@ def take_profile(
     if timer.machine.provider == "cpu":
         traced = _trace_host(imported, feeds, timer, steps, on_progress)
     else:
-        traced = Traced(how=KERNEL_TRACE, step_us=_step_us(imported, feeds, timer, steps))
+        traced = Traced(how=MeasuredBy.KERNEL_TRACE, step_us=_step_us(imported, feeds, timer, steps))
         if kernel_trace:
             traced = trace_kernels(imported, feeds, timer, signatures, traced.step_us, steps=steps)
     own = [(n, s) for n, s in signatures.items() if s is not None and view.node[n].op != _CONSTANT]
@@ -128,7 +133,7 @@ def take_profile(
                 "fp32_us": timing.median_us if timing else None,
                 "spread_us": timing.spread_us if timing else None,
                 "repeats": timing.repeats if timing else 0,
-                "measured": how,
+                "measured": how.value,
                 **(events_of(signature, timing.median_us, device) if signature and timing else {}),
                 **(counted.by_key.get(signature.key, {}) if signature else {}),
             }
@@ -182,7 +187,9 @@ def trace_kernels(
             imported.model, feeds, timer.machine, steps=steps, warmup=_WARMUP, folder=imported.folder
         )
     except DeviceUnavailableError as error:
-        return Traced(how=KERNEL_TRACE, step_us=step_us, refusal=f"{error} Nodes were timed alone.")
+        return Traced(
+            how=MeasuredBy.KERNEL_TRACE, step_us=step_us, refusal=f"{error} Nodes were timed alone."
+        )
     timings = joined.timings()
     longest: dict[str, str] = {}
     for name in sorted(timings, key=lambda node: -timings[node].median_us):
@@ -199,10 +206,10 @@ def trace_kernels(
             continue  # what does not run alone cannot be compared
     if why := disagreement(joined, alone_us):
         refusal = f"the kernel trace was not used: {why}. Nodes were timed alone."
-        return Traced(how=KERNEL_TRACE, step_us=step_us, refusal=refusal)
+        return Traced(how=MeasuredBy.KERNEL_TRACE, step_us=step_us, refusal=refusal)
     launch_us = timer.time(LAUNCH_NODE).median_us
     return Traced(
-        how=KERNEL_TRACE,
+        how=MeasuredBy.KERNEL_TRACE,
         nodes={name: timing for name, timing in timings.items() if timing.median_us >= launch_us},
         step_us=step_us,
         accounted=joined.accounted,
@@ -222,7 +229,9 @@ def _trace_host(
         folder=imported.folder,
         on_step=done.advance,
     )
-    return Traced(how=TRACE, nodes=found.nodes, step_us=found.step.median_us, accounted=found.accounted)
+    return Traced(
+        how=MeasuredBy.TRACE, nodes=found.nodes, step_us=found.step.median_us, accounted=found.accounted
+    )
 
 
 def _step_us(imported: Imported, feeds: Feeds, timer: NodeTimer, steps: int) -> float:
@@ -254,11 +263,11 @@ def _time_alone(
 
 def _timing(
     node: OpNode, traced: Traced, alone: Mapping[str, Timing], signature: Signature | None
-) -> tuple[Timing | None, str]:
+) -> tuple[Timing | None, MeasuredBy]:
     if node.op == _CONSTANT:
-        return _NOTHING, CONSTANT
+        return _NOTHING, MeasuredBy.CONSTANT
     if node.name in traced.nodes:
         return traced.nodes[node.name], traced.how
     if signature is not None and signature.key in alone:
-        return alone[signature.key], ONE_NODE
-    return None, FAILED
+        return alone[signature.key], MeasuredBy.ONE_NODE
+    return None, MeasuredBy.FAILED

@@ -138,7 +138,7 @@ def test_a_calibration_without_entries_has_no_score(calibration: Calibration, tm
         (("entries", 0, "model", "sigma_us"), "1", "entries[0].model.sigma_us: expected `float`, got `str`"),
         (("entries", 1, "on_tensor_core"), True, "entries[1].on_tensor_core: unknown field"),
         (("entries", 1, "scores", "shapes"), 0, "entries[1].scores: scores need at least one"),
-        (("execution",), "steam", "execution is 'steam'"),
+        (("execution",), "steam", "execution: invalid enum value 'steam'"),
         (("host_us",), -1, "host_us is -1"),
         (("precision",), "fp17", "precision: unknown precision 'fp17'"),
         (("device", "sm_count"), 0, "sm_count is 0"),
