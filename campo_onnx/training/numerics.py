@@ -210,7 +210,9 @@ def _rounding(source: str, target: str, name: str, taken: set[str]) -> list[Node
     def node(op_type: str, *inputs: str) -> str:
         output = fresh(f"{target}_{_ROUNDING}_{len(nodes)}", taken)
         taken.add(output)
-        nodes.append(onnx.helper.make_node(op_type, list(inputs), [output], name=f"{_ROUNDING}_{name}_{len(nodes)}"))
+        nodes.append(
+            onnx.helper.make_node(op_type, list(inputs), [output], name=f"{_ROUNDING}_{name}_{len(nodes)}")
+        )
         return output
 
     wide = node("Cast", source)
