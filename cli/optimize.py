@@ -8,6 +8,7 @@ import typer
 
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.errors import UsageError
+from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, STRATEGIES, strategy_called
 
 from .evidence import CostsOption, ProfileOption, opened_target
 from .options import (
@@ -39,7 +40,8 @@ from .verification import (
 )
 
 if TYPE_CHECKING:
-    from campo_onnx.pipeline import Optimized, Options
+    from campo_onnx.options import Options
+    from campo_onnx.pipeline import Optimized
 
 
 class SafetyMode(StrEnum):
@@ -61,13 +63,10 @@ def optimize(
         str,
         typer.Option(
             metavar="NAME",
-            help="`optimal`: the assignment nothing can beat under the same lists and costs. "
-            "`campo`: the paper's four traverses. `tf-amp`, `torch-amp`, "
-            "`nvidia-amp`: what the frameworks do, without costs. `fine-grained`: low "
-            "unless FP32 wins by --margin-us. `fp32`: change nothing.",
+            help=" ".join(f"`{s.name}`: {s.title}." for s in STRATEGIES.values()),
             rich_help_panel=DECISION,
         ),
-    ] = "optimal",
+    ] = DEFAULT_STRATEGY,
     costs: CostsOption = CostSource.AUTO,
     profile: ProfileOption = None,
     store: StoreOption = None,
@@ -193,15 +192,14 @@ def optimize(
     from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.oplists import resolve, with_overrides
     from campo_onnx.optimize.report import report_of
-    from campo_onnx.optimize.strategies import DEFAULT_LISTS
-    from campo_onnx.pipeline import Options
+    from campo_onnx.options import Options
     from campo_onnx.pipeline import optimize as run_pipeline
 
     _check_places(model, output, plan, force=force)
     _check_inputs(safety, inputs or [], verify=verify)
     if repair:
         check_repairable(strategy, verify=verify)
-    chosen_lists = resolve(lists if lists is not None else DEFAULT_LISTS.get(strategy, "campo"))
+    chosen_lists = resolve(lists if lists is not None else strategy_called(strategy).default_lists)
     chosen_lists = with_overrides(
         chosen_lists, allow=allow or (), infer=infer or (), clear=clear or (), deny=deny or ()
     )

@@ -15,7 +15,7 @@ from campo_onnx.comparison import compare
 from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import UsageError
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.pipeline import Options
+from campo_onnx.options import Options
 from campo_onnx.runtime.providers import machine
 
 LAYER = Path(__file__).parent.parent / "examples" / "bert_layer.onnx"

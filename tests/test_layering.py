@@ -23,6 +23,7 @@ ROOMS = (
     "campo_onnx.calibrate",
     "campo_onnx.costs",
     "campo_onnx.optimize",
+    "campo_onnx.options",
     "campo_onnx.pipeline",
     "campo_onnx.comparison",
     "campo_onnx.export",

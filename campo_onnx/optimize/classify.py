@@ -10,7 +10,7 @@ from campo_onnx.optimize.patterns import PATTERN_RULES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeClass:
-    """Class of one node and, where a pattern rule or its constants decided, why."""
+    """Class of one node and, where a pattern rule decided, why."""
 
     op_class: OpClass
     reason: str = ""
@@ -38,9 +38,7 @@ class Classification:
     released: frozenset[str] = frozenset()
 
 
-def classify(
-    view: GraphView, lists: OpLists, update: frozenset[str], overflowing: Mapping[str, str]
-) -> Classification:
+def classify(view: GraphView, lists: OpLists, update: frozenset[str]) -> Classification:
     """Classify every node of a graph.
 
     Parameters
@@ -51,9 +49,6 @@ def classify(
         Four lists and the names of the pattern rules that go with them.
     update
         Nodes of the weight update (:func:`campo_onnx.optimize.safety.weight_update`).
-    overflowing
-        Nodes with a constant the low precision overflows on, with the reason: what they compute
-        (a mask of -3e38, say) would overflow downstream too, so they are deny.
     """
     classes = {node.name: NodeClass(op_class=lists.class_of(node.op)) for node in view.nodes}
     contained: frozenset[Use] = frozenset()
@@ -65,9 +60,8 @@ def classify(
             # Of two rules that disagree, the one that keeps FP32 is right.
             if node not in from_patterns or op_class is OpClass.DENY:
                 from_patterns[node] = NodeClass(op_class=op_class, reason=reason)
-    unsafe = {n: NodeClass(op_class=OpClass.DENY, reason=reason) for n, reason in overflowing.items()}
     return Classification(
-        classes=classes | from_patterns | unsafe,
+        classes=classes | from_patterns,
         contained=contained,
         taint_through_decisions=lists.taint_through_decisions,
     )

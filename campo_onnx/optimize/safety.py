@@ -1,10 +1,11 @@
 """What stays FP32 whatever the lists and the costs say: the loss and the weight update."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.oplists import OpClass, OpLists
+from campo_onnx.optimize.reason import Reason
 
 _ELEMENTWISE = frozenset(
     OpKey("", op)
@@ -123,7 +124,7 @@ def _joins_two_tensors(node: OpNode, view: GraphView) -> bool:
     )
 
 
-def protected(view: GraphView, lists: OpLists) -> Mapping[str, str]:
+def protected(view: GraphView, lists: OpLists) -> Mapping[str, Reason]:
     """Say which nodes stay FP32 for safety.
 
     Returns
@@ -131,13 +132,6 @@ def protected(view: GraphView, lists: OpLists) -> Mapping[str, str]:
     mapping
         Reason by node name.
     """
-    reasons = dict.fromkeys(loss(view, lists), "computes the loss")
-    reasons |= dict.fromkeys(weight_update(view), "updates weights, optimizer state or statistics")
+    reasons = dict.fromkeys(loss(view, lists), Reason.LOSS)
+    reasons |= dict.fromkeys(weight_update(view), Reason.WEIGHT_UPDATE)
     return reasons
-
-
-def scalar_inputs(view: GraphView, tensors: Iterable[str]) -> tuple[str, ...]:
-    """Pick the graph inputs of one element: hyperparameters whose magnitude the graph does not tell."""
-    return tuple(
-        t for t in tensors if t and view.tensors[t].kind is TensorKind.INPUT and view.tensors[t].elements == 1
-    )

