@@ -54,7 +54,7 @@ def test_of_two_rules_the_one_that_keeps_fp32_is_right(read):
     assert classes(view, "campo", update)["sum"].op_class is OpClass.DENY
 
 
-def test_a_mask_of_minus_infinity_in_disguise_taints(problem_from):
+def test_a_mask_of_minus_infinity_in_disguise_is_followed(problem_from):
     """-3e38 becomes -inf in FP16; so what is made of it stays FP32 up to where it is harmless."""
     text = """(float[4,8] x, float[8,8] w, float[8,6] v, bool[4,8] mask) => (float[4,6] y)
               <float low = {-3e38}> {
@@ -65,9 +65,10 @@ def test_a_mask_of_minus_infinity_in_disguise_taints(problem_from):
     }"""
     problem = problem_from(text)
     assignment = optimal(problem)
-    assert problem.op_class("hide") is OpClass.DENY
     assert assignment.low == {"a1", "a2"}
-    assert assignment.verdicts["scale"].decided_by is Reason.DOWNSTREAM_OF_DENY
+    assert problem.fixed["hide"].decided_by is Reason.OVERFLOW
+    assert problem.fixed["scale"].decided_by is Reason.VALUE_OVERFLOW
+    assert problem.fixed["scale"].facts["source"] == "low"
 
 
 @pytest.mark.parametrize(("lists", "through"), [("campo", False), ("tf115", True), ("tf2", True)])
