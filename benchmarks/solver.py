@@ -76,6 +76,7 @@ def random_problem(nodes: int, seed: int) -> Problem:
         ports=ports,
         fixed={},
         costs=costs,
+        digest=view.digest,
     )
 
 

@@ -97,6 +97,7 @@ def problem_of(imported: Imported, options: Options) -> Problem:
         ports=ports,
         fixed={**options.forbidden, **fixed},
         costs=_costs(view, ports, options),
+        digest=imported.digest,
     )
 
 

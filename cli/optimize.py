@@ -19,7 +19,6 @@ from .options import (
     DimOption,
     ForceOption,
     KeepFp32Option,
-    LowPrecision,
     MarginOption,
     ModelArgument,
     PrecisionOption,
@@ -27,7 +26,7 @@ from .options import (
     dimensions,
 )
 from .render.checks import print_data_safety
-from .render.console import print_json, print_note, working
+from .render.console import print_json, print_note, print_warning, working
 from .render.plan import print_report
 from .render.verification import print_verification
 from .verification import (
@@ -40,6 +39,8 @@ from .verification import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from campo_onnx.options import Options
     from campo_onnx.pipeline import Optimized
 
@@ -101,7 +102,7 @@ def optimize(
             rich_help_panel=DECISION,
         ),
     ] = 0.01,
-    precision: PrecisionOption = LowPrecision.FP16,
+    precision: PrecisionOption = "fp16",
     lists: Annotated[
         str | None,
         typer.Option(
@@ -136,6 +137,15 @@ def optimize(
         ),
     ] = None,
     keep_fp32: KeepFp32Option = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Fail if --allow, --infer, --clear, --deny or --keep-fp32 matches no node, instead of a "
+            "warning.",
+            rich_help_panel=SAFETY,
+        ),
+    ] = False,
     safety: Annotated[
         SafetyMode,
         typer.Option(
@@ -214,7 +224,7 @@ def optimize(
             pads=not no_pads,
             pad_threshold_us=pad_threshold_us,
             min_gain=min_gain,
-            low=Precision(precision.value),
+            low=Precision(precision),
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),
             costs=costs,
@@ -224,6 +234,8 @@ def optimize(
             options = _with_data_safety(model, options, inputs or [], budget)
         with working(f"planning {model.name} for {target.device.name}"):
             optimized = run_pipeline(model, options)
+        operators = {"--allow": allow, "--infer": infer, "--clear": clear, "--deny": deny}
+        _report_unmatched(optimized, operators, keep_fp32 or [], strict=strict)
         if verify:
             verification = verified(
                 optimized, options, inputs=inputs or [], repair=repair, steps=verify_steps
@@ -258,6 +270,22 @@ def _check_inputs(safety: SafetyMode, inputs: list[Path], *, verify: bool) -> No
         raise UsageError(
             "--inputs needs --safety data or --verify", remedy="Give one of them, or leave --inputs out."
         )
+
+
+def _report_unmatched(
+    optimized: "Optimized",
+    operators: "Mapping[str, list[str] | None]",
+    keep_fp32: list[str],
+    *,
+    strict: bool,
+) -> None:
+    from campo_onnx.optimize.overrides import unmatched
+
+    given = {option: texts or [] for option, texts in operators.items()}
+    for sentence in unmatched(optimized.imported.view, operators=given, keep_fp32=keep_fp32):
+        if strict:
+            raise UsageError(sentence, remedy="Correct it, or leave --strict out.")
+        print_warning(sentence)
 
 
 def _note_what_surprises(model: Path, optimized: "Optimized", options: "Options") -> None:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from campo_onnx.errors import UsageError
+from campo_onnx.errors import UsageError, did_you_mean
+from campo_onnx.ops.precision import low_precisions
 
 INPUT = "Input"
 DECISION = "How to decide"
@@ -15,13 +16,6 @@ SAFETY = "What may run in low precision"
 VERIFICATION = "Measuring on this machine"
 MEASURE = "How to measure"
 OUTPUT = "Output"
-
-
-class LowPrecision(StrEnum):
-    """Low precisions."""
-
-    FP16 = "fp16"
-    BF16 = "bf16"
 
 
 class Use(StrEnum):
@@ -54,8 +48,24 @@ DeviceOption = Annotated[
         rich_help_panel=DECISION,
     ),
 ]
+
+
+def _low_precision(text: str) -> str:
+    known = tuple(precision.value for precision in low_precisions())
+    if text not in known:
+        raise UsageError(f"unknown low precision {text!r}", remedy=did_you_mean(text, known))
+    return text
+
+
 PrecisionOption = Annotated[
-    LowPrecision, typer.Option("--precision", help="The low precision.", rich_help_panel=DECISION)
+    str,
+    typer.Option(
+        "--precision",
+        parser=_low_precision,
+        metavar="|".join(precision.value for precision in low_precisions()),
+        help="The low precision.",
+        rich_help_panel=DECISION,
+    ),
 ]
 KeepFp32Option = Annotated[
     list[str] | None,

@@ -13,7 +13,6 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
-from scipy.stats import spearmanr
 
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel
@@ -172,6 +171,8 @@ def _solve(columns: Sequence[Floats], target: Floats, *, relative: bool, non_neg
 
 def correlations(samples: Sequence[Sample]) -> dict[str, float]:
     """Spearman's rho of every event with the low-precision time; 0 for one that never changes."""
+    from scipy.stats import spearmanr  # takes half a second, and planning needs other parts of this file
+
     low_us = np.asarray([sample.low_us for sample in samples])
     found: dict[str, float] = {}
     for event in samples[0].events:

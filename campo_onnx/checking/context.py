@@ -80,7 +80,7 @@ class CheckContext:
     @property
     def plan_fits(self) -> bool:
         """Whether the committed plan was made for this very graph."""
-        return self.plan is not None and self.plan.digest == self.fp32.view.digest
+        return self.plan is not None and self.plan.digest == self.fp32.digest
 
     @cached_property
     def baseline(self) -> Baseline | None:

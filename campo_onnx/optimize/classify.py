@@ -7,6 +7,9 @@ from campo_onnx.ir.view import GraphView, Use
 from campo_onnx.optimize.oplists import OpClass, OpLists
 from campo_onnx.optimize.patterns import PATTERN_RULES
 
+# Of two pattern rules that disagree about a node the more careful one is right, whatever their order.
+_CARE = {OpClass.ALLOW: 0, OpClass.CLEAR: 1, OpClass.INFER: 2, OpClass.DENY: 3}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeClass:
@@ -57,8 +60,8 @@ def classify(view: GraphView, lists: OpLists, update: frozenset[str]) -> Classif
         findings = PATTERN_RULES[name](view, update)
         contained |= findings.contained
         for node, (op_class, reason) in findings.classes.items():
-            # Of two rules that disagree, the one that keeps FP32 is right.
-            if node not in from_patterns or op_class is OpClass.DENY:
+            earlier = from_patterns.get(node)
+            if earlier is None or _CARE[op_class] > _CARE[earlier.op_class]:
                 from_patterns[node] = NodeClass(op_class=op_class, reason=reason)
     return Classification(
         classes=classes | from_patterns,

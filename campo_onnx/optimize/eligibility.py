@@ -9,7 +9,7 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.kernels import runs
 from campo_onnx.ops.ports import NO_FP32, Ports
-from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.precision import Precision, is_low_dtype
 from campo_onnx.optimize.ranges import DeclaredRange
 from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.values import value_verdicts
@@ -74,9 +74,8 @@ def fixed_nodes(
 
 
 def _already_or_never(node: OpNode, imported: Imported) -> Verdict:
-    low_types = {Precision.FP16.onnx_dtype, Precision.BF16.onnx_dtype}
     tensors = imported.view.tensors
-    if any(tensors[t].dtype in low_types for t in (*node.inputs, *node.outputs) if t):
+    if any(is_low_dtype(tensors[t].dtype) for t in (*node.inputs, *node.outputs) if t):
         return Verdict(decided_by=Reason.ALREADY_LOW)
     return Verdict(decided_by=Reason.NO_FP32)
 

@@ -11,7 +11,8 @@ from functools import cached_property
 from types import MappingProxyType
 
 from campo_onnx.errors import PlanMismatchError
-from campo_onnx.ir.view import GraphView, Use
+from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.view import Use
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.reason import Fact, Reason, Verdict
@@ -326,7 +327,7 @@ class Plan:
 
         return decode(text, title)
 
-    def check_fits(self, view: GraphView) -> None:
+    def check_fits(self, imported: Imported) -> None:
         """Raise PlanMismatchError unless the plan was made for this very graph."""
         if not self.digest:
             raise PlanMismatchError(
@@ -334,7 +335,7 @@ class Plan:
                 why="it does not say which inputs and outputs change",
                 remedy="Plan the model again.",
             )
-        if self.digest != view.digest:
+        if self.digest != imported.digest:
             raise PlanMismatchError(
                 "the plan does not fit the model",
                 why="nodes, shapes, attributes or constants changed since it was made",

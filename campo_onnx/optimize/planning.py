@@ -47,7 +47,7 @@ class _Planning:
             fp32_us=problem.predicted_us(frozenset()),
             predicted_us=problem.predicted_us(self.low),
             lower_bound_us=self.assignment.lower_bound_us,
-            digest=self.view.digest,
+            digest=problem.digest,
             casts=casts,
             reused=tuple(self._reused_casts({cast.node for cast in dropped})),
             dropped=dropped,

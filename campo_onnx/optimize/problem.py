@@ -37,6 +37,8 @@ class Problem:
         Nodes that stay as they are, with the reason.
     costs
         Times of nodes and casts.
+    digest
+        Fingerprint of the graph, constants included (:attr:`campo_onnx.ir.importer.Imported.digest`).
     cast_factors
         What a Cast of a tensor costs in Casts, where that is not one: two where differentiating
         the graph adds another.
@@ -53,6 +55,7 @@ class Problem:
     ports: Mapping[str, Ports]
     fixed: Mapping[str, Verdict]
     costs: CostTable
+    digest: str
     cast_factors: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:

@@ -44,7 +44,7 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
     PlanMismatchError
         If the plan was made for another graph, or what it says does not hold together.
     """
-    plan.check_fits(imported.view)
+    plan.check_fits(imported)
     work = _Rewriting(imported, plan)
     given = list(work.graph.nodes)
     for node in given:

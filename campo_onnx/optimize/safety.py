@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Family
 from campo_onnx.optimize.oplists import OpClass, OpLists
 from campo_onnx.optimize.reason import Reason
 
@@ -14,14 +16,6 @@ _ELEMENTWISE = frozenset(
         *("Reciprocal", "Sign", "Sqrt", "Sub", "Sum", "Where"),
     )
 )
-_NORMALIZATIONS = frozenset(
-    OpKey("", op)
-    for op in (
-        *("BatchNormalization", "GroupNormalization", "InstanceNormalization"),
-        *("LayerNormalization", "RMSNormalization"),
-    )
-)
-_LOSS_HEADS = frozenset({OpKey("", "LogSoftmax"), OpKey("", "Softmax")})
 _BOUNDARY = OpKey("com.microsoft", "YieldOp")
 
 
@@ -92,10 +86,11 @@ def loss(view: GraphView, lists: OpLists) -> frozenset[str]:
         node = view.producer.get(pending.pop())
         if node is None or node.name in region:
             continue
-        if lists.class_of(node.op) is OpClass.ALLOW or node.op in _NORMALIZATIONS:
+        family = spec(node.op).family
+        if lists.class_of(node.op) is OpClass.ALLOW or family is Family.NORMALIZATION:
             continue
         region.add(node.name)
-        if node.op not in _LOSS_HEADS and not _joins_two_tensors(node, view):
+        if family is not Family.SOFTMAX and not _joins_two_tensors(node, view):
             pending.extend(t for t in node.inputs if view.is_float32(t))
     return frozenset(region)
 

@@ -19,11 +19,9 @@ from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.sort import fresh, name_nodes, outer_reads, sort_nodes
-from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
-
-_LOW = frozenset({Precision.FP16.onnx_dtype, Precision.BF16.onnx_dtype})
 
 # They convert or make values and compute none: ONNX Runtime runs them in the low precision as they are.
 _NATIVE = frozenset({"Cast", "Constant", "ConstantOfShape"})
@@ -120,7 +118,7 @@ class _Emulation:
         node.output[:] = [self._tensor_name(f"{t}_exact") if self._is_low(t) else t for t in given.output]
         if node.output != given.output:
             for attribute in node.attribute:
-                if attribute.name == "dtype" and attribute.i in _LOW:
+                if attribute.name == "dtype" and is_low_dtype(attribute.i):
                     attribute.i = TensorProto.FLOAT
         self.nodes.append(node)
         for exact, rounded in zip(node.output, given.output, strict=True):
@@ -128,7 +126,7 @@ class _Emulation:
                 self._cast(exact, rounded, self._dtypes[rounded], f"round_{rounded}")
 
     def _is_low(self, tensor: str) -> bool:
-        return self._dtypes.get(tensor) in _LOW
+        return is_low_dtype(self._dtypes.get(tensor))
 
     def _widen(self, tensor: str) -> str:
         if tensor not in self._widened:
@@ -230,7 +228,7 @@ def _refuse_bodies(node: NodeProto, dtypes: Mapping[str, int]) -> None:
     if not bodies:
         return
     outside = (*node.input, *node.output, *outer_reads(node))
-    if any(dtypes.get(t) in _LOW for t in outside) or any(map(_makes_low, bodies)):
+    if any(is_low_dtype(dtypes.get(t)) for t in outside) or any(map(_makes_low, bodies)):
         raise UnsupportedModelError(
             f"node {node.name!r} ({node.op_type}) computes in low precision inside a body",
             why="bodies of If, Loop and Scan are not emulated",
@@ -240,15 +238,15 @@ def _refuse_bodies(node: NodeProto, dtypes: Mapping[str, int]) -> None:
 
 def _makes_low(body: GraphProto) -> bool:
     """Whether a low tensor arises in a body: in a constant, a node that states its type, or further in."""
-    if any(tensor.data_type in _LOW for tensor in body.initializer):
+    if any(is_low_dtype(tensor.data_type) for tensor in body.initializer):
         return True
     return any(_states_low(attribute) for node in body.node for attribute in node.attribute)
 
 
 def _states_low(attribute: AttributeProto) -> bool:
-    if attribute.name in ("to", "dtype") and attribute.i in _LOW:
+    if attribute.name in ("to", "dtype") and is_low_dtype(attribute.i):
         return True
-    return attribute.t.data_type in _LOW or any(map(_makes_low, (attribute.g, *attribute.graphs)))
+    return is_low_dtype(attribute.t.data_type) or any(map(_makes_low, (attribute.g, *attribute.graphs)))
 
 
 def drift(

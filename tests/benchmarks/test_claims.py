@@ -6,7 +6,17 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks import accuracy, data_safety, export, gpu_session, scaling, solver, strategies, table1
+from benchmarks import (
+    accuracy,
+    data_safety,
+    export,
+    gpu_session,
+    scaling,
+    solver,
+    strategies,
+    table1,
+    traffic,
+)
 from benchmarks.gpu_machine import Session
 from benchmarks.pages import made, render
 from benchmarks.steps import Call, Deadline, Records, run_steps
@@ -62,6 +72,18 @@ def test_every_row_of_table_1_is_estimated() -> None:
     agreed = sum(row["paper"]["winner"] == row["ours"]["winner"] for row in found["rows"])
     assert found["same_winner"] == agreed > found["fp32_wins"]  # better than "always FP32"
     assert "(2048, 8, 8, 1024)" in render("table1", {"made": made(), **found})
+
+
+def test_traffic_of_a_graph_and_its_page() -> None:
+    row = traffic.row_of(MLP)
+    kernels = {
+        side: row[side]["total"]["launches"] - row[side]["casts"]["launches"]
+        for side in row
+        if side != "graph"
+    }
+    assert kernels["planned"] == kernels["fp32"] > 0
+    page = render("traffic", {"made": made(), "device": "V100", "rows": [row]})
+    assert f"| mlp | {row['fp32']['total']['launches']} |" in page
 
 
 def test_data_decides_about_a_graph() -> None:

@@ -362,3 +362,15 @@ def test_a_kill_leaves_nothing_behind(tmp_path):
     assert process.returncode == 128 + signal.SIGTERM
     assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
     assert target.read_text() == "precious"
+
+
+@pytest.mark.parametrize("option", ["--deny", "--keep-fp32"])
+def test_an_override_that_matches_nothing_is_a_warning_and_with_strict_an_error(program, capsys, option):
+    mlp = Path(__file__).parent.parent / "data" / "mlp.onnx"
+    words = ("optimize", mlp, "-o", "mixed.onnx", "--device", "v100", option, "MatMull")
+    assert program(*words, "--strict") == 2
+    assert not Path("mixed.onnx").exists()
+    assert program(*words) == 0
+    assert Path("mixed.onnx").exists()
+    for line in capsys.readouterr().err.splitlines():
+        assert f"{option} MatMull matches no node of the graph. Did you mean 'MatMul'?" in line

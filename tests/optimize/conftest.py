@@ -79,6 +79,7 @@ def _problem_from(
         ports=ports,
         fixed=fixed,
         costs=table,
+        digest=imported.digest,
     )
 
 
@@ -260,6 +261,7 @@ class _Maker:
             ports=self.ports,
             fixed=self.fixed,
             costs=table,
+            digest=view.digest,
         )
 
 

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from campo_onnx.optimize.classify import classify
 from campo_onnx.optimize.oplists import OpClass, preset
 from campo_onnx.optimize.patterns.bias_gradient import bias_gradient
+from campo_onnx.optimize.patterns.findings import Findings
 from campo_onnx.optimize.reason import Reason
 from campo_onnx.optimize.safety import weight_update
 from campo_onnx.optimize.strategies.optimal import optimal
@@ -74,3 +77,17 @@ def test_a_mask_of_minus_infinity_in_disguise_is_followed(problem_from):
 @pytest.mark.parametrize(("lists", "through"), [("campo", False), ("tf115", True), ("tf2", True)])
 def test_whether_decisions_carry_is_the_lists_word(read, lists, through):
     assert classify(read(SOFTMAX).view, preset(lists), frozenset()).taint_through_decisions is through
+
+
+@pytest.mark.parametrize("order", [("careless", "careful"), ("careful", "careless")])
+def test_of_two_rules_the_more_careful_one_is_right_in_any_order(order, read, monkeypatch):
+    view = read("(float[2,3] x) => (float[2,3] y) { [n] y = Exp(x) }").view
+
+    def saying(op_class, reason):
+        return lambda *_: Findings(classes={"n": (op_class, reason)})
+
+    rules = {"careless": saying(OpClass.CLEAR, "moves"), "careful": saying(OpClass.INFER, "computes")}
+    monkeypatch.setattr("campo_onnx.optimize.classify.PATTERN_RULES", rules)
+    monkeypatch.setattr("campo_onnx.optimize.oplists.PATTERNS", tuple(rules))
+    found = classify(view, replace(preset("campo"), patterns=order), frozenset()).classes["n"]
+    assert (found.op_class, found.reason) == (OpClass.INFER, "computes")

@@ -113,11 +113,11 @@ def test_a_damaged_plan_is_refused(plan, damage):
 
 
 def test_a_plan_fits_its_own_graph_only(plan, read):
-    plan.check_fits(read(GRAPH).view)
+    plan.check_fits(read(GRAPH))
     with pytest.raises(PlanMismatchError, match="does not fit"):
-        plan.check_fits(read(GRAPH.replace("8", "6")).view)
+        plan.check_fits(read(GRAPH.replace("8", "6")))
     with pytest.raises(PlanMismatchError, match="does not fit"):
-        plan.check_fits(read(GRAPH.replace("Tanh", "Sigmoid")).view)
+        plan.check_fits(read(GRAPH.replace("Tanh", "Sigmoid")))
 
 
 def test_nodes_of_the_given_graph_that_are_low_already_are_not_turned_low(problem_from):

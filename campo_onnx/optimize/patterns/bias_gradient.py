@@ -2,6 +2,8 @@
 
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Movement
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
@@ -9,9 +11,7 @@ _SUMS = frozenset({OpKey("", "ReduceSum"), OpKey("com.microsoft", "ReduceSumTrai
 _ACCUMULATORS = frozenset(
     {OpKey("com.microsoft", "InPlaceAccumulator"), OpKey("com.microsoft", "InPlaceAccumulatorV2")}
 )
-_MOVES = frozenset(
-    OpKey("", op) for op in ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-)
+_ONE_TO_ONE = frozenset({Movement.VIEW, Movement.REORDER})
 
 
 def bias_gradient(view: GraphView, update: frozenset[str]) -> Findings:
@@ -44,7 +44,7 @@ def _only_leaves(tensor: str, view: GraphView, update: frozenset[str]) -> bool:
             reader = view.node[use.node]
             if reader.name in update or reader.op in _ACCUMULATORS:
                 leaves = True
-            elif reader.op in _MOVES and use.position == 0:
+            elif spec(reader.op).movement in _ONE_TO_ONE and use.position == 0:
                 pending.append(reader.outputs[0])
             else:
                 return False

@@ -2,10 +2,11 @@
 
 from campo_onnx.ir.view import GraphView, Use
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Movement
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
-_VIEWS = frozenset(OpKey("", op) for op in ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 _POOL = OpKey("", "MaxPool")
 
 
@@ -27,7 +28,7 @@ def max_pool_gradient(view: GraphView, update: frozenset[str]) -> Findings:
 
 def _is_pool_index(tensor: str, view: GraphView) -> bool:
     maker = view.producer.get(tensor)
-    while maker is not None and maker.op in _VIEWS:
+    while maker is not None and spec(maker.op).movement is Movement.VIEW:
         tensor = maker.inputs[0]
         maker = view.producer.get(tensor)
     return maker is not None and maker.op == _POOL and tensor == maker.outputs[1]

@@ -2,10 +2,12 @@
 
 from campo_onnx.ir.view import GraphView, Use
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Movement
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
-_VIEWS = frozenset(OpKey("", op) for op in ("Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
+_KEEPS_ALL = frozenset({Movement.VIEW, Movement.REPEAT})
 
 
 def softmax(view: GraphView, update: frozenset[str]) -> Findings:
@@ -44,7 +46,7 @@ def _maxima_of(tensor: str, view: GraphView) -> set[str]:
             continue
         if maker.op == OpKey("", "ReduceMax"):
             found.add(maker.inputs[0])
-        elif maker.op in _VIEWS:
+        elif spec(maker.op).movement in _KEEPS_ALL:
             pending.append(maker.inputs[0])
         elif maker.op == OpKey("", "Max"):
             pending.extend(maker.inputs)
