@@ -28,6 +28,7 @@ from campo_onnx.training.numerics import emulate, seeded, without_underflow
 
 _SHOWN = 3
 _LOSS_SCALE = 1024.0  # of generated inputs
+_CERTAIN = frozenset({Reason.USER, Reason.OVERFLOW, Reason.VALUE_OVERFLOW})
 _ROUNDING = 1e-9  # both predictions are sums, in different order
 
 
@@ -74,7 +75,7 @@ def _must_be_fp32(context: CheckContext) -> dict[str, str]:
         for name, found in classes.items()
         if found.op_class is OpClass.DENY
     }
-    reasons |= {name: v.reason for name, v in problem.fixed.items() if v.decided_by is Reason.USER}
+    reasons |= {name: v.reason for name, v in problem.fixed.items() if v.decided_by in _CERTAIN}
     kept = protected(problem.view, context.policy.lists)
     return reasons | {name: reason.sentence for name, reason in kept.items()}
 

@@ -35,11 +35,6 @@ _RANDOM = frozenset(
 )
 
 
-NOISE = 2.0**-20
-"""An output smaller than this share of the largest one is noise (the gradient of a key's bias, which
-is zero but for rounding): its error counts against that share."""
-
-
 def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelProto:
     """Turn a mixed graph into one that computes in FP32 and rounds where the mixed one does.
 
@@ -299,20 +294,6 @@ def relative_l2(actual: NDArray[Any], expected: NDArray[Any]) -> float:
     size = float(np.linalg.norm(e[np.isfinite(e)]))
     error = float(np.linalg.norm((a - e)[differs]))
     return round(error / size, 15) if size else float("inf")
-
-
-def drift_of(actual: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]) -> dict[str, float]:
-    """Relative L2 error by floating-point output, small outputs held against :data:`NOISE`."""
-    floats = {name: value for name, value in expected.items() if np.issubdtype(value.dtype, np.floating)}
-    sizes = {name: float(np.linalg.norm(value.astype(np.float64))) for name, value in floats.items()}
-    floor = NOISE * max(sizes.values(), default=0.0)
-    errors = {}
-    for name, value in floats.items():
-        difference = actual[name].astype(np.float64) - value.astype(np.float64)
-        error = float(np.linalg.norm(difference))
-        size = max(sizes[name], floor)
-        errors[name] = 0.0 if error == 0 else (error / size if size and np.isfinite(error) else float("inf"))
-    return errors
 
 
 def seeded(model: ModelProto) -> ModelProto:
