@@ -1,7 +1,7 @@
 """Decide which low matrix products to zero-pad until they fit tensor cores (Campo, 4.4).
 
 A product is padded where its kernel gains more than the Pads and Slices cost that it brings. Those
-are shared: one Pad serves every reader of a tensor that wants the same, and where a padded product
+are shared: one Pad serves every consumer of a tensor that wants the same, and where a padded product
 feeds a padded product of the same size, neither a Slice nor a Pad is needed. Which products to pad
 is therefore one question, a minimum cut like the precision itself, and answered exactly.
 """
@@ -24,7 +24,7 @@ from campo_onnx.optimize.padding.alignment import Alignment, Axis, Ends, alignme
 from campo_onnx.optimize.plan import Decision, PaddedTensor, Plan, PlannedPad
 from campo_onnx.optimize.problem import Problem
 
-_Want: TypeAlias = tuple[str, Ends]  # a tensor, and what its readers want it longer by
+_Want: TypeAlias = tuple[str, Ends]  # a tensor, and what its consumers want it longer by
 
 _INSERTED = (OpKey("", "Pad"), OpKey("", "Slice"))
 _LEAST_GAIN_US = 1e-6  # of two answers that are equally fast, the one with fewer pads
@@ -187,23 +187,23 @@ class _Links:
 
     def __init__(self, problem: Problem, candidates: Sequence[_Candidate]) -> None:
         self.candidates = candidates
-        self.readers: dict[_Want, list[str]] = {}
+        self.consumers: dict[_Want, list[str]] = {}
         self.pad_us: dict[_Want, float] = {}
         reading: dict[Use, _Want] = {}
         for c in candidates:
             self.pad_us |= c.pad_us
             for position, ends in c.alignment.inputs.items():
                 want = (c.node.inputs[position], ends)
-                self.readers.setdefault(want, []).append(c.node.name)
+                self.consumers.setdefault(want, []).append(c.node.name)
                 reading[Use(c.node.name, position)] = want
-        self.maker: dict[_Want, str] = {}
+        self.producer: dict[_Want, str] = {}
         self.sliced_anyway: set[str] = set()
         for c in candidates:
             if c.alignment.output is None:
                 continue
             made = (c.node.outputs[0], c.alignment.output)
-            if c.alignment.zero_filled and made in self.readers:
-                self.maker[made] = c.node.name
+            if c.alignment.zero_filled and made in self.consumers:
+                self.producer[made] = c.node.name
             uses = problem.view.consumers.get(made[0], ())
             others = [use for use in uses if not c.alignment.zero_filled or reading.get(use) != made]
             if others or problem.view.tensors[made[0]].is_output:
@@ -212,29 +212,29 @@ class _Links:
     def chained(self, c: _Candidate) -> list[str]:
         """Candidates that could read the padded output."""
         made = (c.node.outputs[0], c.alignment.output or ())
-        return self.readers.get(made, []) if made in self.maker else []
+        return self.consumers.get(made, []) if made in self.producer else []
 
 
 def _most_worthwhile(links: _Links, threshold_us: float) -> frozenset[str]:
     """Choose the nodes whose padding gains most in all.
 
-    A linear program: x is 1 for a node that is padded, y for a Pad (its maker is not padded, a
-    reader is) or a Slice (its maker is padded, a reader is not). Every row is a difference of two
+    A linear program: x is 1 for a node that is padded, y for a Pad (its producer is not padded, a
+    consumer is) or a Slice (its producer is padded, a consumer is not). Every row is a difference of two
     x, at most y; such a program has its least at whole numbers.
     """
     column = {c.node.name: i for i, c in enumerate(links.candidates)}
     price_us = [threshold_us + _LEAST_GAIN_US - c.gain_us for c in links.candidates]
     rows: list[tuple[int, int | None, int]] = []  # x[first] - x[second] <= y
-    for want, readers in links.readers.items():
+    for want, consumers in links.consumers.items():
         if links.pad_us[want]:
-            maker = column[links.maker[want]] if want in links.maker else None
-            rows += [(column[reader], maker, len(price_us)) for reader in readers]
+            producer = column[links.producer[want]] if want in links.producer else None
+            rows += [(column[consumer], producer, len(price_us)) for consumer in consumers]
             price_us.append(links.pad_us[want])
     for c in links.candidates:
         if c.node.name in links.sliced_anyway:
             price_us[column[c.node.name]] += c.slice_us
         elif chained := links.chained(c):
-            rows += [(column[c.node.name], column[reader], len(price_us)) for reader in chained]
+            rows += [(column[c.node.name], column[consumer], len(price_us)) for consumer in chained]
             price_us.append(c.slice_us)
     if not any(price < 0 for price in price_us):
         return frozenset()
@@ -254,7 +254,7 @@ def _most_worthwhile(links: _Links, threshold_us: float) -> frozenset[str]:
 
 
 def _planned_pads(links: _Links, chosen: frozenset[str]) -> tuple[PlannedPad, ...]:
-    """Write the choice down; every Pad is charged to its first reader."""
+    """Write the choice down; every Pad is charged to its first consumer."""
     paid: set[_Want] = set()
     pads = []
     for c in links.candidates:
@@ -263,7 +263,7 @@ def _planned_pads(links: _Links, chosen: frozenset[str]) -> tuple[PlannedPad, ..
         pads_us, inputs = 0.0, []
         for position, ends in c.alignment.inputs.items():
             want = (c.node.inputs[position], ends)
-            by = "chain" if links.maker.get(want) in chosen else "pad" if links.pad_us[want] else "file"
+            by = "chain" if links.producer.get(want) in chosen else "pad" if links.pad_us[want] else "file"
             if by == "pad" and want not in paid:
                 paid.add(want)
                 pads_us += links.pad_us[want]
