@@ -291,6 +291,11 @@ def _report_unmatched(
 def _note_what_surprises(model: Path, optimized: "Optimized", options: "Options") -> None:
     if not options.device.computes_in(options.low):
         print_note(f"{options.device.name} has no {options.low.value} arithmetic, so it cannot pay there.")
+    if optimized.imported.converted_from is not None:
+        print_note(
+            f"{model} uses opset {optimized.imported.converted_from}: it was converted to opset "
+            f"{optimized.imported.view.opset['']} by onnx's version converter, and is written at that."
+        )
     if optimized.imported.stamp is not None:
         stamp = optimized.imported.stamp
         print_note(

@@ -11,6 +11,7 @@ from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.kernels import runs
 from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision, is_low_dtype
+from campo_onnx.ops.schema import has_cast_to
 from campo_onnx.optimize.reason import Fact, Reason, Verdict
 from campo_onnx.optimize.safety import scalar_inputs
 
@@ -66,6 +67,9 @@ def fixed_nodes(
             return Verdict(decided_by=Reason.OPERATOR, facts={"why": own.refusal})
         if any(p.fullmatch(node.name) or p.fullmatch(node.op.label) for p in kept):
             return Verdict(decided_by=Reason.USER)
+        if not has_cast_to(low, view.opset[""]):
+            why = f"Cast makes no {low.value} in opset {view.opset['']}"
+            return Verdict(decided_by=Reason.OPERATOR, facts={"why": why})
         if not runs(node.op, view.opset.get(node.op.domain, 1), provider, low):
             facts = {"provider": provider, "low": low.value, "op": node.op.label}
             return Verdict(decided_by=Reason.KERNEL, facts=facts)
