@@ -33,6 +33,7 @@ PLAN_KEYS = {
     "dropped": list,
     "constants": list,
     "pads": list,
+    "ranges": dict,
     "decisions": list,
 }
 CAST_KEYS = {"tensor", "src", "dst", "producer", "consumers", "cast_us"}
