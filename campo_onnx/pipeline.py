@@ -14,8 +14,10 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.classify import classify
-from campo_onnx.optimize.eligibility import fixed_nodes, overflowing_nodes
+from campo_onnx.optimize.eligibility import fixed_nodes
+from campo_onnx.optimize.loss_scale import loss_scaling, low_gradients
 from campo_onnx.optimize.padding.alignment import open_axes
 from campo_onnx.optimize.padding.choose import PadLimits, pad, with_padding
 from campo_onnx.optimize.plan import Plan
@@ -54,6 +56,14 @@ class Optimized:
         """Whether the given model was a result of campo-onnx already, so that nothing changed."""
         return self.imported.stamp is not None
 
+    @property
+    def unscaled_gradients(self) -> tuple[str, ...]:
+        """FP16 nodes of the backward pass where nothing scales the loss: small gradients vanish there."""
+        if self.plan.low is not Precision.FP16:
+            return ()
+        view = self.imported.view
+        return low_gradients(view, loss_scaling(view), self.plan.low_nodes)
+
 
 def optimize(source: str | Path | onnx.ModelProto, options: Options) -> Optimized:
     """Turn an exported FP32 training graph into a mixed-precision one.
@@ -87,8 +97,9 @@ def problem_of(imported: Imported, options: Options) -> Problem:
         provider=options.device.provider,
         protected=protected(view, options.lists),
         keep_fp32=options.keep_fp32,
+        declared=options.ranges,
     )
-    classification = classify(view, options.lists, weight_update(view), overflowing_nodes(fixed))
+    classification = classify(view, options.lists, weight_update(view))
     return Problem(
         view=view,
         low=low,

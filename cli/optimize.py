@@ -1,5 +1,6 @@
 """``campo-onnx optimize``: write a training step in mixed precision."""
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,8 +23,10 @@ from .options import (
     MarginOption,
     ModelArgument,
     PrecisionOption,
+    RangeOption,
     StoreOption,
     dimensions,
+    ranges,
 )
 from .render.checks import print_data_safety
 from .render.console import print_json, print_note, print_warning, working
@@ -137,6 +140,7 @@ def optimize(
         ),
     ] = None,
     keep_fp32: KeepFp32Option = None,
+    value_range: RangeOption = None,
     strict: Annotated[
         bool,
         typer.Option(
@@ -159,8 +163,8 @@ def optimize(
         list[Path] | None,
         typer.Option(
             metavar="FILE.npz",
-            help="A real batch for --safety data or --verify: one array per graph input, by name. "
-            "Repeatable.",
+            help="A real batch, for --safety data, --verify, and the ranges of masks and other inputs: one "
+            "array per graph input, by name. Repeatable.",
             rich_help_panel=SAFETY,
         ),
     ] = None,
@@ -206,7 +210,7 @@ def optimize(
     from campo_onnx.pipeline import optimize as run_pipeline
 
     _check_places(model, output, plan, force=force)
-    _check_inputs(safety, inputs or [], verify=verify)
+    _check_inputs(safety, inputs or [])
     if repair:
         check_repairable(strategy, verify=verify)
     chosen_lists = resolve(lists if lists is not None else strategy_called(strategy).default_lists)
@@ -229,7 +233,10 @@ def optimize(
             dims=dimensions(dim),
             costs=costs,
             evidence=target.evidence,
+            ranges=ranges(value_range),
         )
+        if inputs:
+            options = _with_measured_ranges(model, options, inputs)
         if safety is SafetyMode.DATA:
             options = _with_data_safety(model, options, inputs or [], budget)
         with working(f"planning {model.name} for {target.device.name}"):
@@ -263,13 +270,19 @@ def _check_places(model: Path, output: Path, plan: Path | None, *, force: bool) 
                 raise UsageError(f"--plan and {what} are the same file", remedy="Give the plan another name.")
 
 
-def _check_inputs(safety: SafetyMode, inputs: list[Path], *, verify: bool) -> None:
+def _check_inputs(safety: SafetyMode, inputs: list[Path]) -> None:
     if safety is SafetyMode.DATA and not inputs:
         raise UsageError("--safety data needs a batch", remedy="Give --inputs FILE.npz.")
-    if inputs and safety is SafetyMode.LISTS and not verify:
-        raise UsageError(
-            "--inputs needs --safety data or --verify", remedy="Give one of them, or leave --inputs out."
-        )
+
+
+def _with_measured_ranges(model: Path, options: "Options", inputs: list[Path]) -> "Options":
+    from campo_onnx.ir.importer import import_model
+    from campo_onnx.optimize.ranges import measured_ranges
+    from campo_onnx.runtime.feeds import read_feeds
+
+    view = import_model(model, options.dims).view
+    found = measured_ranges(view, [read_feeds(path, view) for path in inputs])
+    return replace(options, ranges={**found, **options.ranges})
 
 
 def _report_unmatched(
@@ -301,6 +314,12 @@ def _note_what_surprises(model: Path, optimized: "Optimized", options: "Options"
         print_note(
             f"{model} is already optimized (strategy {stamp.strategy}, {stamp.device}, {stamp.low}) and "
             "stays as it is. To plan again, start from the FP32 file."
+        )
+    elif low := optimized.unscaled_gradients:
+        print_warning(
+            f"{len(low)} nodes of the backward pass run in {options.low.value}, and the graph does not scale "
+            "its loss: small gradients become zero. Export the step with a loss scale (the exporters of "
+            "campo_onnx.export do), or use --precision bf16."
         )
 
 

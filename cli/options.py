@@ -1,13 +1,17 @@
 """Options that several commands share, and how they are parsed."""
 
+import math
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from campo_onnx.errors import UsageError, did_you_mean
 from campo_onnx.ops.precision import low_precisions
+
+if TYPE_CHECKING:
+    from campo_onnx.optimize.ranges import DeclaredRange
 
 INPUT = "Input"
 DECISION = "How to decide"
@@ -36,6 +40,16 @@ DimOption = Annotated[
         help="Size of a symbolic dimension, e.g. `--dim batch=64`. Costs are computed for this size; "
         "the written file keeps the symbol. Repeatable.",
         rich_help_panel=INPUT,
+    ),
+]
+RangeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--range",
+        metavar="NAME=LOW:HIGH",
+        help="Lowest and highest value of a graph input, e.g. `--range mask=-10000:0`. An input of unknown "
+        "size keeps what it meets before a softmax in FP32, and so does a scalar. Repeatable.",
+        rich_help_panel=SAFETY,
     ),
 ]
 DeviceOption = Annotated[
@@ -153,4 +167,32 @@ def dimensions(texts: list[str] | None) -> dict[str, int]:
             raise UsageError(f"--dim {text!r} is not NAME=SIZE", remedy="Write, for example, --dim batch=64.")
         if found.setdefault(name, int(size)) != int(size):
             raise UsageError(f"--dim gives {name!r} two sizes, {found[name]} and {size}")
+    return found
+
+
+def ranges(texts: list[str] | None) -> dict[str, "DeclaredRange"]:
+    """Read ``NAME=LOW:HIGH`` texts.
+
+    Raises
+    ------
+    UsageError
+        If one is not of that form, is empty, or a name comes twice.
+    """
+    from campo_onnx.optimize.ranges import DeclaredRange
+
+    found: dict[str, DeclaredRange] = {}
+    for text in texts or ():
+        name, equals, bounds = (part.strip() for part in text.rpartition("="))
+        lowest, colon, highest = (part.strip() for part in bounds.partition(":"))
+        try:
+            low, high = float(lowest), float(highest)
+        except ValueError:
+            low = high = math.nan
+        if not (name and equals and colon) or math.isnan(low) or math.isnan(high):
+            raise UsageError(
+                f"--range {text!r} is not NAME=LOW:HIGH", remedy="Write, for example, --range mask=-10000:0."
+            )
+        if name in found:
+            raise UsageError(f"--range gives {name!r} twice")
+        found[name] = DeclaredRange(lowest=low, highest=high)
     return found

@@ -13,7 +13,7 @@ _CARE = {OpClass.ALLOW: 0, OpClass.CLEAR: 1, OpClass.INFER: 2, OpClass.DENY: 3}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeClass:
-    """Class of one node and, where a pattern rule or its constants decided, why."""
+    """Class of one node and, where a pattern rule decided, why."""
 
     op_class: OpClass
     reason: str = ""
@@ -41,9 +41,7 @@ class Classification:
     released: frozenset[str] = frozenset()
 
 
-def classify(
-    view: GraphView, lists: OpLists, update: frozenset[str], overflowing: Mapping[str, str]
-) -> Classification:
+def classify(view: GraphView, lists: OpLists, update: frozenset[str]) -> Classification:
     """Classify every node of a graph.
 
     Parameters
@@ -54,9 +52,6 @@ def classify(
         Four lists and the names of the pattern rules that go with them.
     update
         Nodes of the weight update (:func:`campo_onnx.optimize.safety.weight_update`).
-    overflowing
-        Nodes with a constant the low precision overflows on, with the reason: what they compute
-        (a mask of -3e38, say) would overflow downstream too, so they are deny.
     """
     classes = {node.name: NodeClass(op_class=lists.class_of(node.op)) for node in view.nodes}
     contained: frozenset[Use] = frozenset()
@@ -68,9 +63,8 @@ def classify(
             earlier = from_patterns.get(node)
             if earlier is None or _CARE[op_class] > _CARE[earlier.op_class]:
                 from_patterns[node] = NodeClass(op_class=op_class, reason=reason)
-    unsafe = {n: NodeClass(op_class=OpClass.DENY, reason=reason) for n, reason in overflowing.items()}
     return Classification(
-        classes=classes | from_patterns | unsafe,
+        classes=classes | from_patterns,
         contained=contained,
         taint_through_decisions=lists.taint_through_decisions,
     )

@@ -19,7 +19,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.classify import Classification, NodeClass, classify
-from campo_onnx.optimize.eligibility import fixed_nodes, overflowing_nodes
+from campo_onnx.optimize.eligibility import fixed_nodes
 from campo_onnx.optimize.oplists import OpClass, OpLists, preset
 from campo_onnx.optimize.planning import make_plan
 from campo_onnx.optimize.problem import Problem
@@ -75,7 +75,7 @@ def _problem_from(
     return Problem(
         view=view,
         low=low,
-        classification=classify(view, op_lists, weight_update(view), overflowing_nodes(fixed)),
+        classification=classify(view, op_lists, weight_update(view)),
         ports=ports,
         fixed=fixed,
         costs=table,
