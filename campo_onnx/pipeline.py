@@ -124,12 +124,14 @@ def decide(problem: Problem, imported: Imported, options: Options) -> Plan:
     """Let the chosen strategy decide; a stamped graph keeps what was decided before."""
     if imported.stamp is not None:
         stamp = imported.stamp
-        return make_plan(problem, fp32(problem), strategy=stamp.strategy, lists=stamp.lists)
+        answer = replace(fp32(problem), lower_bound_us=problem.predicted_us(frozenset()))  # no choice is left
+        return make_plan(problem, answer, strategy=stamp.strategy, lists=stamp.lists)
     strategy, limits = options.chosen_strategy, _pad_limits(imported, options)
     seen = with_padding(problem, options.device, limits) if options.may_pad else problem
-    plan = make_plan(problem, strategy.decide(seen), strategy=strategy.name, lists=options.lists.name)
+    answer = strategy.decide(seen)
+    plan = make_plan(problem, answer, strategy=strategy.name, lists=options.lists.name)
     if options.may_pad:
-        plan = pad(problem, plan, options.device, limits)
+        plan = pad(problem, plan, options.device, limits, answer.padded)
     return _unless_too_little(plan, problem, options) if strategy.is_cost_aware else plan
 
 
@@ -150,7 +152,8 @@ def _unless_too_little(plan: Plan, problem: Problem, options: Options) -> Plan:
         "saved_share": saved_us / plan.fp32_us,
         "asked_share": options.min_gain,
     }
-    return stay_fp32(problem, options, Verdict(decided_by=Reason.MIN_GAIN, facts=facts))
+    left = stay_fp32(problem, options, Verdict(decided_by=Reason.MIN_GAIN, facts=facts))
+    return replace(left, lower_bound_us=plan.lower_bound_us)
 
 
 def stay_fp32(problem: Problem, options: Options, verdict: Verdict) -> Plan:

@@ -11,7 +11,6 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -22,29 +21,13 @@ from campo_onnx.errors import UsageError
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import REGISTRY
 from campo_onnx.ops.spec import Family
-
-
-class OpClass(Enum):
-    """What the lists say about an operator, in TensorFlow's sense."""
-
-    ALLOW = "allow"
-    """Numerically safe in low precision and much faster there: goes low wherever that pays."""
-    INFER = "infer"
-    """Safe unless an unsafe value reaches it: goes low between low operators."""
-    CLEAR = "clear"
-    """Has no numerical effect of its own: takes the precision around it."""
-    DENY = "deny"
-    """Unsafe in low precision: stays FP32 and makes what it computes unsafe."""
-    UNLISTED = "unlisted"
-    """Known, and on none of the four lists: stays FP32; unsafety neither starts here nor passes on."""
-    UNKNOWN = "unknown"
-    """Never heard of: stays FP32, and a report names it."""
-
+from campo_onnx.optimize.op_class import OpClass as OpClass
+from campo_onnx.optimize.patterns import PATTERN_RULES
 
 TABLES = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR, OpClass.DENY, OpClass.UNLISTED)
 """The classes that a file has a table for."""
 
-PATTERNS = ("bias-gradient", "normalization", "softmax", "gelu", "max-pool-gradient", "random")
+PATTERNS = tuple(PATTERN_RULES)
 """Names of the rules that see a framework's operator in the pieces an exporter made of it."""
 
 SAFETY_DENY = REGISTRY.of_family(Family.LOSS, Family.UPDATE, Family.CONTROL_FLOW)

@@ -227,6 +227,7 @@ BAD = [
     ("symbolic.onnx --dim N=-3", 2, ["'N' cannot have size -3"]),
     ("good.onnx --device h20", 2, ["unknown device 'h20'", "Did you mean 'h200'?"]),
     ("good.onnx --device toaster", 2, ["unknown device 'toaster'", "v100"]),
+    ("good.onnx --precision fp8", 2, ["unknown low precision 'fp8'", "fp16, bf16"]),
     ("good.onnx --strategy best", 2, ["unknown strategy 'best'", "campo, fine-grained"]),
     ("good.onnx --keep-fp32 (", 2, ["--keep-fp32 '(' is not a regular expression"]),
     ("good.onnx --lists nowhere.toml", 2, ["nowhere.toml", "No such file"]),
@@ -267,7 +268,7 @@ def test_bad_input_is_one_message_and_nothing_happens(optimize, bad, capsys, wor
 
 @pytest.mark.parametrize(
     "words",
-    [(), ("good.onnx",), ("good.onnx", "-o", "a", "--precision", "fp8"), ("good.onnx", "-o", "a", "--fast")],
+    [(), ("good.onnx",), ("good.onnx", "-o", "a", "--fast")],
 )
 def test_misuse_is_code_2(optimize, bad, capsys, words):
     assert optimize(*words) == 2

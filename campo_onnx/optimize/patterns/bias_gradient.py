@@ -4,7 +4,7 @@ from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Movement
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.op_class import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
 _SUMS = frozenset({OpKey("", "ReduceSum"), OpKey("com.microsoft", "ReduceSumTraining")})

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from campo_onnx.ir.view import Use
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.op_class import OpClass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,3 +22,6 @@ class Findings:
 
     classes: Mapping[str, tuple[OpClass, str]] = field(default_factory=dict)
     contained: frozenset[Use] = frozenset()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", MappingProxyType(dict(self.classes)))

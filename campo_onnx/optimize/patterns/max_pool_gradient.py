@@ -4,7 +4,7 @@ from campo_onnx.ir.view import GraphView, Use
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Movement
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.op_class import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
 _POOL = OpKey("", "MaxPool")
