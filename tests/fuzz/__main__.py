@@ -61,13 +61,12 @@ def main() -> int:
 
 
 def _summary(rows: list[dict[str, object]]) -> dict[str, object]:
+    broken = Counter(str(row["violations"]) for row in rows if row["violations"])
     return {
         "cases": len(rows),
         "by exit code": dict(Counter(str(row["code"]) for row in rows).most_common()),
         "by file": dict(Counter(str(row["file"]) for row in rows).most_common()),
-        "violations": dict(
-            Counter(str(row["violations"]) for row in rows if row["violations"]).most_common()
-        ),
+        "violations": dict(broken.most_common()),
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.fuzz.judge import violations
 from tests.fuzz.mutations import mutate
-from tests.fuzz.sandbox import Bounds, run
+from tests.fuzz.sandbox import Bounds, in_child, run
 from tests.fuzz.subjects import CASES, Case, digests
 
 CHEAP = tuple(c for c in CASES if c.words[0] in ("optimize", "explain", "restore", "compare"))
@@ -54,7 +54,7 @@ def try_case(
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     shutil.copytree(sound, folder)
-    how = mutate(folder / case.file, rng)
+    how = in_child(lambda: mutate(folder / case.file, rng))
     before = digests(folder)
     outcome = run(case.words, folder, bounds)
     return Result(

@@ -161,12 +161,8 @@ def _value(rng: random.Random) -> Any:
     deep: Any = 0
     for _ in range(rng.choice((5, 200, 100_000))):
         deep = [deep]
-    return rng.choice(
-        (None, True, [], {}, [[]], {"a": 1}, 10**400, deep)
-        + HOSTILE_TEXTS
-        + HOSTILE_INTS
-        + tuple(value for value in HOSTILE_FLOATS)
-    )
+    plain = (None, True, [], {}, [[]], {"a": 1}, 10**400, deep)
+    return rng.choice((*plain, *HOSTILE_TEXTS, *HOSTILE_INTS, *HOSTILE_FLOATS))
 
 
 def _json(path: Path, rng: random.Random) -> str:
@@ -298,7 +294,8 @@ def _sqlite(path: Path, rng: random.Random) -> str:
     how = rng.choice(("cell", "cell", "cell", "view", "drop", "version", "application", "trigger", "table"))
     script = {
         "view": "DROP TABLE timings; CREATE VIEW timings AS "
-        f"{forever} SELECT '' machine, '' signature, '' execution, i median_us, 0 spread_us, 1 repeats FROM t",
+        f"{forever} SELECT '' machine, '' signature, '' execution, i median_us, 0 spread_us, 1 repeats "
+        "FROM t",
         "drop": "DROP TABLE timings",
         "version": f"PRAGMA user_version = {rng.choice((0, 2, -1, 2**31 - 1))}",
         "application": f"PRAGMA application_id = {rng.choice((0, 1, -1))}",
@@ -308,8 +305,8 @@ def _sqlite(path: Path, rng: random.Random) -> str:
     with closing(sqlite3.connect(path)) as store:
         if how == "cell":
             with suppress(sqlite3.Error, UnicodeEncodeError, OverflowError):
-                some = "rowid" if rng.random() < 0 else "signature"
-                where = "" if rng.random() < 0.5 else f" WHERE {some} = (SELECT min({some}) FROM timings)"
+                first = " WHERE signature = (SELECT min(signature) FROM timings)"
+                where = rng.choice(("", first))
                 store.execute(f"UPDATE OR IGNORE timings SET {column} = ?{where}", (value,))
         else:
             store.executescript(script[how])

@@ -101,6 +101,22 @@ def run(
     return Outcome(code=code, out=texts[0], err=texts[1], seconds=time.monotonic() - started)
 
 
+def in_child(work: Callable[[], str]) -> str:
+    """Do something in a forked child, since libraries may start threads for it; returns its text."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(write, work().encode(errors="replace")[: 1 << 12])
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        text = file.read().decode(errors="replace")
+    os.waitpid(child, 0)
+    return text
+
+
 def _read_all(ends: tuple[int, int], child: int, until: float) -> tuple[list[str], bool]:
     """Read two pipes until both end; a child that is late is killed."""
     data = {end: bytearray() for end in ends}
@@ -137,7 +153,7 @@ def _be_the_program(
         for end, number in ((nowhere, 0), (out, 1), (err, 2)):
             os.dup2(end, number)
         sys.stdin, sys.stdout, sys.stderr = (
-            open(number, mode, encoding="utf-8") for number, mode in ((0, "r"), (1, "w"), (2, "w"))
+            os.fdopen(number, mode, encoding="utf-8") for number, mode in ((0, "r"), (1, "w"), (2, "w"))
         )
         os.chdir(folder)
         for name, value in (("XDG_CACHE_HOME", "cache"), ("XDG_DATA_HOME", "data"), ("HOME", "home")):

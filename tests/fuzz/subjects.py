@@ -37,7 +37,8 @@ step (float[4, 8] x, float[8, 8] w, bool c) => (float[4, 8] y, float[8, 8] g)
     z = Transpose<perm = [1, 0]>(x)
     g = MatMul(z, y)
 }
-<opset_import: ["": 20], domain: "local"> Half (v) => (r) { k = Constant<value = float {0.5}>() r = Mul(v, k) }
+<opset_import: ["": 20], domain: "local"> Half (v) => (r)
+{ k = Constant<value = float {0.5}>() r = Mul(v, k) }
 """
 _LISTS = """title = "mine"
 extends = "campo"

@@ -434,7 +434,7 @@ def test_bad_files_say_what_and_where(write, case):
 def test_unreadable_files(tmp_path):
     with pytest.raises(UsageError, match=r"the op lists .*none.toml does not exist.*presets: campo, "):
         load(tmp_path / "none.toml")
-    with pytest.raises(UsageError, match="the op lists .* cannot be read"):
+    with pytest.raises(UsageError, match=r"the op lists .* cannot be read"):
         load(tmp_path)
 
 
