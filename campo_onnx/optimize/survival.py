@@ -87,6 +87,8 @@ def _lost_at(
     writes = (node.outputs[i] for i in sorted(ports.low_outputs))
     for tensor in (*reads, *writes):
         known = ranges.get(tensor, UNKNOWN)
+        if known is UNKNOWN:
+            continue
         source = known.source or tensor
         is_exact = view.tensors[tensor].kind is TensorKind.CONSTANT or not known.varies
         if known.magnitude > low.largest:
@@ -135,7 +137,8 @@ def _exact_integers(view: GraphView, ranges: Mapping[str, ValueRange], low: Prec
         if not tensor or not view.is_float32(tensor):
             return False
         known = ranges.get(tensor, UNKNOWN)
-        return known.from_integers and known.varies and known.bound > limit
+        differs = known.varies or known.lowest != known.highest  # one constant factor is no position
+        return known.from_integers and differs and known.bound > limit
 
     needed.update(t for t in view.outputs if is_counted(t))
     for node in reversed(view.nodes):
