@@ -18,7 +18,7 @@ from campo_onnx.ops.work import HOST_ONLY
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.sessions import bind, open_session
-from campo_onnx.runtime.timing import Effort, Step, Timing, copies_for, measure, slope
+from campo_onnx.runtime.timing import GPU_SPIN_S, Effort, Step, Timing, copies_for, measure, slope
 
 GIB = 2**30
 
@@ -151,6 +151,8 @@ def time_node(signature: Signature, timer: NodeTimer) -> Timing:
         extra = copies_for(once_us, node_bytes=signature.nbytes, limit_bytes=timer.memory_bytes)
     many = _step(signature, feeds, 1 + extra, timer)
     effort = replace(timer.effort, least=3) if once_us > _LONG_US else timer.effort
+    if timer.machine.provider == "cuda":  # it was idle while the models were loaded
+        effort = replace(effort, spin_s=GPU_SPIN_S)
     timing = slope(few, many, extra, effort)
     for _ in range(_RETRIES):
         if timing.spread_us <= _STEADY * timing.median_us:
