@@ -48,10 +48,10 @@ def disk_full() -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def at_event(number: int, fault: Fault) -> Callable[[], None]:
+def at_event(number: int, fault: Fault, met: Path) -> Callable[[], None]:
     """Return what makes the `number`-th rename, sync, removal or write of a process meet a fault.
 
-    A write meets it when half of it is on the disk.
+    A write meets it when half of it is on the disk. That it was met at all is left at `met`.
     """
 
     def inject() -> None:
@@ -65,15 +65,16 @@ def at_event(number: int, fault: Fault) -> Callable[[], None]:
                     if original in writes and len(args) > 1:
                         half = args[1][: len(args[1]) // 2]
                         original(args[0], half, *args[2:], **kwargs)
+                    os.close(os.open(met, os.O_CREAT | os.O_WRONLY))
                     fault()
                 return original(*args, **kwargs)
 
             return call
 
         writes = (Path.write_text, Path.write_bytes)
-        for owner, names in ((os, ("replace", "rename", "fsync", "unlink", "rmdir")), (Path, ())):
-            for name in names:
-                setattr(owner, name, counted(getattr(owner, name)))
+        removals = ("unlink", "rmdir") if fault is killed else ()  # a full disk refuses none
+        for name in ("replace", "rename", "fsync", *removals):
+            setattr(os, name, counted(getattr(os, name)))
         for original in writes:
             setattr(Path, original.__name__, counted(original))
         from campo_onnx.ir import exporter
@@ -109,10 +110,9 @@ def shots(command: str, sound: Path, work: Path, fault: Fault) -> list[Shot]:
         _renew(sound, folder)
         _old_outputs(folder)
         event = len(found)
-        outcome = run(command.split(), folder, first=at_event(event, fault))
-        if outcome.code == 0 and fault is killed:
-            return found
-        if outcome.code == 0 and event > 60:  # a removal that fails may be passed over
+        met = folder.parent / "met"
+        outcome = run(command.split(), folder, first=at_event(event, fault, met))
+        if not met.exists():
             return found
         wrong = _violations(folder, outcome, fault, old, new)
         found.append(Shot(command, event, fault.__name__, outcome.code, tuple(wrong)))
@@ -165,7 +165,8 @@ def _old_outputs(folder: Path) -> None:
     for name in ("out.json", "out.xml", "out.svg"):
         (folder / name).write_text("old", encoding="utf-8")
     shutil.copy(folder / "state.safetensors", folder / "out.safetensors")
-    shutil.copy(folder / "profile.parquet", folder / "out.parquet")
+    if (folder / "profile.parquet").exists():
+        shutil.copy(folder / "profile.parquet", folder / "out.parquet")
 
 
 def _states(folder: Path) -> dict[str, str]:
@@ -209,21 +210,25 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--rounds", type=int, default=1, help="how often")
     parser.add_argument("--only", help="commands that begin with this")
+    parser.add_argument("--bare", action="store_true", help="without a profile and a store to begin with")
     given = parser.parse_args()
     prepare()
     given.out.mkdir(parents=True, exist_ok=True)
     if not (given.out / "sound").is_dir():
-        make_folder(given.out / "sound")
-    all_shots: list[Shot] = []
+        make_folder(given.out / "sound", with_profile=not given.bare)
+    counts: Counter[str] = Counter()
+    broken = 0
     for _ in range(given.rounds):
         for fault in (killed, disk_full):
             for command in COMMANDS:
-                if command.startswith(given.only or ""):
-                    all_shots += shots(command, given.out / "sound", given.out / "work", fault)
-    broken = [shot for shot in all_shots if shot.violations]
-    for shot in broken:
-        print(shot)
-    print(dict(Counter((shot.fault, shot.command.split()[0]) for shot in all_shots)))
+                if not command.startswith(given.only or ""):
+                    continue
+                for shot in shots(command, given.out / "sound", given.out / "work", fault):
+                    counts[f"{shot.fault}: {shot.command}"] += 1
+                    if shot.violations:
+                        broken += 1
+                        print(shot, flush=True)
+    print(json.dumps({"shots": counts.total(), "violations": broken, "by command": counts}, indent=1))
     return int(bool(broken))
 
 

@@ -172,6 +172,7 @@ def _be_the_program(
             _use_checkpoint(words[0], Path(words[1]))
         else:
             program()
+        code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1
     except BaseException as error:
