@@ -345,6 +345,7 @@ def _raise_tensor(tensor: TensorProto) -> None:
 
 _ROUNDING = {Precision.FP16: 2.0**-11, Precision.BF16: 2.0**-8}
 _WHOLE_IN_FP32 = 2.0**24
+_INTEGERS = frozenset({2, 3, 4, 5, 6, 7, 12, 13})
 _RUNS = 4
 _SLACK = 40.0
 
@@ -352,8 +353,8 @@ _SLACK = 40.0
 def _within_reach(graph: RandomGraph, result: Optimized, run: Runner) -> None:
     """Rounding as the plan says errs no more than noise of the size of a rounding does.
 
-    The noise is put on what the plan makes low. Whole numbers that no data had a part in have none:
-    to lose one is wrong, however small a part it is of the number.
+    The noise is put on what the plan makes low. Whole numbers that were integers, and that no data had a
+    part in, have none: to lose one is wrong, however small a part it is of the number.
     """
     low = result.plan.low
     given = raised(graph.model)
@@ -381,7 +382,7 @@ def _within_reach(graph: RandomGraph, result: Optimized, run: Runner) -> None:
             continue  # sizes that depend on data
         if value.dtype.kind == "f":
             # A graph that was low in parts is held against what it computed with those.
-            reach = max(_distance(other, value) for other in others)
+            reach = max(max(_distance(o, value), _distance(o, mixed_before[name])) for o in others)
             _float_within_reach(name, mixed_before[name], actual, reach)
         elif name not in data and not np.array_equal(mixed_before[name], actual):
             raise OracleError("wrong whole numbers", name)
@@ -424,14 +425,14 @@ def _noise_on_low_tensors(
     del probe.graph.output[:], probe.graph.value_info[:]
     probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in low_tensors)
     values = run(probe, feeds) if low_tensors else {}
-    data = _data(model)
+    exact = _counted(model, dtypes) - _data(model)
     stored = {t.name for t in result.model.graph.initializer if t.data_type in _LOW_TYPES}
 
     def with_noise(seed: int) -> ModelProto:
         rng = np.random.default_rng(seed)
 
         def noise(name: str, value: Array) -> Array:
-            whole = (value == np.round(value)) & (np.abs(value) < _WHOLE_IN_FP32) & (name not in data)
+            whole = (value == np.round(value)) & (np.abs(value) < _WHOLE_IN_FP32) & (name in exact)
             size = np.where(np.isfinite(value) & ~whole, value, 0.0).astype(np.float64)
             sign = rng.choice((-1.0, 1.0), value.shape)
             # Of no two sizes alike: noises of one size would cancel where a value is passed on.
@@ -451,15 +452,26 @@ def _data(model: ModelProto) -> set[str]:
             stored[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
     data = {v.name for v in graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT}
     data |= {name for name, v in stored.items() if v.dtype.kind == "f" and (v != np.round(v)).any()}
+    return _downstream(graph, data)
+
+
+def _counted(model: ModelProto, dtypes: Mapping[str, int]) -> set[str]:
+    """Floats that integers were turned into, and what is computed from them: positions and counts."""
+    casts = [node for node in model.graph.node if node.op_type == "Cast"]
+    return _downstream(model.graph, {n.output[0] for n in casts if dtypes.get(n.input[0]) in _INTEGERS})
+
+
+def _downstream(graph: GraphProto, tensors: set[str]) -> set[str]:
+    found = set(tensors)
     is_growing = True
     while is_growing:  # nodes may stand in any order
-        before = len(data)
+        before = len(found)
         for node in graph.node:
-            is_shape = node.op_type in ("Shape", "Size")
-            if not is_shape and data.intersection((*node.input, *captured(node))):
-                data.update(node.output)
-        is_growing = len(data) > before
-    return data
+            reads_values = node.op_type not in ("Shape", "Size")
+            if reads_values and found.intersection((*node.input, *captured(node))):
+                found.update(node.output)
+        is_growing = len(found) > before
+    return found
 
 
 def _with_noise(
