@@ -47,6 +47,10 @@ _RETRIES = 2
 _STEADY = 0.2  # a spread up to this share of the time is as good as it gets on a shared machine
 
 
+class NotStoredError(UnsupportedModelError):
+    """A node has no stored time, and none may be measured."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeTimer:
     """Where and how to time nodes.
@@ -63,6 +67,8 @@ class NodeTimer:
         How long to measure one node.
     memory_bytes
         What copies of a node may take.
+    only_stored
+        Whether nothing is measured: for timings of a machine that is not here.
     """
 
     machine: Machine
@@ -70,6 +76,7 @@ class NodeTimer:
     execution: Execution = Execution.STREAM
     effort: Effort = NODE_EFFORT
     memory_bytes: float = 1.0 * GIB
+    only_stored: bool = False
 
     def key(self, signature: Signature) -> TimingKey:
         """What a timing of `signature` is filed under."""
@@ -86,10 +93,16 @@ class NodeTimer:
         ------
         UnsupportedModelError
             If the node does not load or run here.
+        NotStoredError
+            If it would have to be measured, and that is ruled out.
         """
         found = self.find(signature)
         if found is not None:
             return found
+        if self.only_stored:
+            raise NotStoredError(
+                f"no time of {signature.op.label} in these shapes", why=f"it is not in {self.store.path}"
+            )
         timing = time_node(timed_as(signature), self)
         self.store.add(self.key(signature), timing)
         return timing
