@@ -1,6 +1,6 @@
 """Masks that are added before a softmax and come from outside: how large they are is not known."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from campo_onnx.ir.view import GraphView, TensorKind
 from campo_onnx.ops.key import OpKey
@@ -66,14 +66,14 @@ def unknown_masks(view: GraphView, declared: Collection[str]) -> Mapping[str, st
         met = next((masked[t] for t in node.inputs if t in masked), None)
         if raw is not None and node.op in _MOVES:
             origin.update(dict.fromkeys((t for t in node.outputs if t), raw))
-            if any(t in leads_on for t in node.outputs):
-                found[node.name] = raw
         elif raw is not None and node.op in _SUMS and _adds_activations(node.inputs, origin, view):
             met = met or raw
-        if raw is not None and any(
-            t in origin for i in _ADDED.get(node.op, ()) for t in node.inputs[i : i + 1]
-        ):
+            if any(t in leads_on for t in node.outputs):
+                _add_moves(node.inputs, origin, view, found)
+        added = [node.inputs[i] for i in _ADDED.get(node.op, ()) if i < len(node.inputs)]
+        if raw is not None and any(t in origin for t in added):
             found[node.name] = raw
+            _add_moves(added, origin, view, found)
         if met is None:
             continue
         if node.op in _SOFTMAX:
@@ -83,6 +83,19 @@ def unknown_masks(view: GraphView, declared: Collection[str]) -> Mapping[str, st
             if any(t in leads_on for t in node.outputs):
                 found[node.name] = met
     return found
+
+
+def _add_moves(
+    tensors: Iterable[str], origin: Mapping[str, str], view: GraphView, found: dict[str, str]
+) -> None:
+    """Add the nodes that bring an input, moved but not computed with, to some tensors."""
+    pending = [t for t in tensors if t in origin]
+    while pending:
+        tensor = pending.pop()
+        producer = view.producer.get(tensor)
+        if producer is not None and producer.name not in found:
+            found[producer.name] = origin[tensor]
+            pending.extend(t for t in producer.inputs if t in origin)
 
 
 def _adds_activations(inputs: tuple[str, ...], origin: Mapping[str, str], view: GraphView) -> bool:

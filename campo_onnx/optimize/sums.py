@@ -216,7 +216,12 @@ def _may_be_small(tensor: str, view: GraphView, ranges: Mapping[str, ValueRange]
 
 def _is_mean(tensor: str, view: GraphView) -> bool:
     producer = view.producer.get(_origin(tensor, view))
-    return producer is not None and (producer.op == OpKey("", "ReduceMean") or producer.op in _NORMALIZED)
+    if producer is None:
+        return False
+    if producer.op in (OpKey("", "Div"), OpKey("", "Mul")):  # a sum over many, divided by their number
+        total = view.producer.get(_origin(producer.inputs[0], view))
+        return total is not None and total.op in _SUMS
+    return producer.op == OpKey("", "ReduceMean") or producer.op in _NORMALIZED
 
 
 def scaled_gradients_summed(
