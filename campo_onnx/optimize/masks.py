@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
-from campo_onnx.ir.view import GraphView, TensorKind
+from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 
 _MOVES = frozenset(
@@ -64,7 +64,7 @@ def unknown_masks(view: GraphView, declared: Collection[str]) -> Mapping[str, st
     for node in view.nodes:
         raw = next((origin[t] for t in node.inputs if t in origin), None)
         met = next((masked[t] for t in node.inputs if t in masked), None)
-        if raw is not None and node.op in _MOVES:
+        if raw is not None and (node.op in _MOVES or _shrinks(node, origin, view)):
             origin.update(dict.fromkeys((t for t in node.outputs if t), raw))
         elif raw is not None and node.op in _SUMS and _adds_activations(node.inputs, origin, view):
             met = met or raw
@@ -83,6 +83,19 @@ def unknown_masks(view: GraphView, declared: Collection[str]) -> Mapping[str, st
             if any(t in leads_on for t in node.outputs):
                 found[node.name] = met
     return found
+
+
+def _shrinks(node: OpNode, origin: Mapping[str, str], view: GraphView) -> bool:
+    """Whether a node multiplies by a constant of at most 1, which says nothing of what it multiplies."""
+    if node.op not in (OpKey("", "Mul"), OpKey("", "Div")):
+        return False
+    constants = [view.values.get(t) for t in node.inputs if t not in origin]
+    if len(constants) != 1 or constants[0] is None or constants[0].size != 1:
+        return False
+    factor = abs(float(constants[0].reshape(-1)[0]))
+    if node.op.op_type == "Div":
+        return node.inputs[0] in origin and factor >= 1.0
+    return factor <= 1.0
 
 
 def _add_moves(
