@@ -14,8 +14,9 @@ demo: $(VENV)/.installed
 	$(BIN)/campo-onnx optimize examples/bert_layer.onnx -o demo_out/bert_layer_mixed.onnx \
 	    --device v100 --plan demo_out/plan.json --force
 
+# One process a core; files stay whole, so that what a file's tests share is made once.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # The exporters' tests, against torch and JAX on the CPU. Torch is pinned: its exporter changes with
 # every release, and the newest from an index brings gigabytes of CUDA libraries.

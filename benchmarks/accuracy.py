@@ -30,7 +30,7 @@ from campo_onnx import Options, Plan, device, oplists, optimize_model
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.pipeline import decide, pose, repriced
+from campo_onnx.pipeline import decide, problem_of
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
 from campo_onnx.training.loss_scaler import LossScaler
@@ -103,8 +103,8 @@ def costless(case: Case, strategy: str) -> tuple[onnx.ModelProto, Plan]:
     """Plan as if Casts cost nothing, and emulate: as much FP16 as lists and safety rules allow."""
     chosen = replace(options(strategy), min_gain=0.0)
     imported = import_model(HERE / "data" / f"{case.step}.onnx")
-    problem = pose(imported, chosen)
-    free = repriced(problem, replace(problem.costs, cast=CastModel(r_us=0.0, c_i_us=0.0)))
+    problem = problem_of(imported, chosen)
+    free = replace(problem, costs=replace(problem.costs, cast=CastModel(r_us=0.0, c_i_us=0.0)))
     plan = decide(free, imported, chosen)
     if strategy != "fp32" and not plan.low_nodes:
         raise AssertionError(f"{strategy} lowers nothing of {case.title}: FP32 would be compared with itself")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evaluation.collect import DEVICES, collect, draw
-from benchmarks.evaluation.converted import Converted, examine
+from benchmarks.evaluation.converted import examine
 from benchmarks.evaluation.node_times import CAST, cast_times, node_times
 from benchmarks.evaluation.predicted import predict
 from benchmarks.evaluation.stepped import (
@@ -41,7 +41,7 @@ from benchmarks.zoo import NOT_ON_RTX2080TI, TITLES
 from campo_onnx import CampoError, device
 from campo_onnx.devices.detect import device_of
 from campo_onnx.ir.importer import import_model
-from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
 from campo_onnx.runtime.providers import Machine, choose_provider, machine
 
@@ -148,7 +148,7 @@ def _convert(asked: Evaluation, peer: Peer, model: str, variant: str, call: Call
     graph, output = asked.graph(model, variant), asked.output(peer.name, model, variant)
     convert(peer, graph, output, asked.peers_home)
     devices = [name for name in asked.devices if variant_for(name) == FULL]
-    return asdict(examine(graph, output, devices))
+    return examine(graph, output, devices)
 
 
 def _measurements(asked: Evaluation, records: Records) -> Iterator[Step]:
@@ -198,18 +198,15 @@ def _update(asked: Evaluation, model: str, labels: tuple[str, ...], call: Call) 
 def _time_nodes(asked: Evaluation, of: str, model: str, call: Call) -> Any:
     take = cast_times if of == CAST else node_times
     with Store(asked.work / "timings.sqlite") as store:
-        bench = Bench(machine=asked.machine, store=store)
+        bench = NodeTimer(machine=asked.machine, store=store)
         graph = asked.graph(model, asked.variant)
         times = take(graph, device_of(asked.machine), bench, call.deadline.tick)
     return [asdict(time) for time in times]
 
 
 def _can_be_stepped(asked: Evaluation, records: Records, peer: str, model: str) -> bool:
-    result = records.result(f"peer-{peer}-{model}-{asked.variant}")
-    if result is None:
-        return False
-    converted = Converted(**result)
-    return not converted.unreadable and converted.interface_kept
+    found = records.result(f"peer-{peer}-{model}-{asked.variant}")
+    return found is not None and not found["unreadable"] and found["interface_kept"]
 
 
 def _members(asked: Evaluation, model: str, labels: tuple[str, ...]) -> list[Candidate]:

@@ -18,7 +18,7 @@ from campo_onnx import Device, __version__
 from campo_onnx.calibrate.catalog import file_name
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import FLOAT
-from campo_onnx.measure.node_timer import LAUNCH_NODE, Bench
+from campo_onnx.measure.node_timer import LAUNCH_NODE, NodeTimer
 from campo_onnx.measure.one_node import one_node_model, one_node_view
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.key import OpKey
@@ -43,7 +43,7 @@ class Session:
     """What is measured, where, and where files go."""
 
     folder: Path
-    bench: Bench
+    bench: NodeTimer
     device: Device
     graphs: tuple[Path, ...]
 

@@ -13,9 +13,10 @@ results/calibration_<provider>.json and .md.
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,11 @@ from benchmarks.gpu_steps import (
 from benchmarks.pages import RESULTS, made, publish
 from benchmarks.steps import Records, Step, add_arguments, call_of, drive
 from campo_onnx import CampoError, Precision
-from campo_onnx.calibrate.calibration import Calibration, load_calibration
+from campo_onnx.calibrate.calibration import Calibration, Scores, load_calibration
 from campo_onnx.calibrate.catalog import file_name
 from campo_onnx.calibrate.fit import METHODS, PAPER_ACCURACY
 from campo_onnx.devices.detect import device_of
-from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store, default_path
 from campo_onnx.runtime.providers import choose_provider, machine
 
@@ -103,42 +104,26 @@ def _file(step: dict[str, Any]) -> str | None:
 
 
 def _calibration(calibration: Calibration, step: dict[str, Any]) -> dict[str, Any]:
-    names = [method.name for method in METHODS]
-
-    def mean(of: Any) -> float:
+    def mean(of: Callable[[Scores], float]) -> float:
         return calibration.mean(of)
 
+    kinds = ("general", "roofline", "fp32")
+    by_method = {m.name: mean(lambda scores, m=m: scores.by_method[m.name]) for m in METHODS}
     return {
         "precision": calibration.precision.value,
         "measured_at": calibration.measured_at,
         "seconds": step.get("seconds"),
         "load_average": step.get("load_average", []),
         "rows": [
-            {
-                "op": f"{entry.op}, tensor cores" if entry.on_tensor_cores else entry.op,
-                "fitted": entry.fitted,
-                "held_out": entry.scores.shapes,
-                "in_use": entry.scores.chosen,
-                "by_method": {name: entry.scores.by_method[name] for name in names},
-                "general": entry.scores.general,
-                "roofline": entry.scores.roofline,
-                "fp32": entry.scores.fp32,
-            }
-            for entry in calibration.entries
+            {"op": e.op, "on_tensor_cores": e.on_tensor_cores, "fitted": e.fitted}
+            | {key: getattr(e.scores, key) for key in ("shapes", "chosen", *kinds)}
+            | {"by_method": dict(e.scores.by_method)}
+            for e in calibration.entries
         ],
-        "all": {
-            "in_use": calibration.score,
-            "by_method": {name: mean(lambda s, name=name: s.by_method[name]) for name in names},
-            "general": mean(lambda s: s.general),
-            "roofline": mean(lambda s: s.roofline),
-            "fp32": mean(lambda s: s.fp32),
-        },
-        "cast": {
-            "r_us": calibration.cast.r_us,
-            "c_i_us": calibration.cast.c_i_us,
-            "score": calibration.cast_score,
-            "paper_score": calibration.cast_paper_score,
-        },
+        "all": {"chosen": calibration.score, "by_method": by_method}
+        | {kind: mean(attrgetter(kind)) for kind in kinds},
+        "cast": asdict(calibration.cast) | {"score": calibration.cast_score},
+        "cast_paper_score": calibration.cast_paper_score,
         "failures": dict(calibration.failures),
     }
 
@@ -177,7 +162,7 @@ def main() -> int:
     folder = options.work / f"session_{here.provider}"
     call = call_of(options, folder)
     with Store(options.store or default_path()) as store:
-        bench = Bench(machine=here, store=store)
+        bench = NodeTimer(machine=here, store=store)
         session = Session(folder=folder, bench=bench, device=device, graphs=tuple(options.graphs))
 
         def write(records: Records) -> tuple[Path, ...]:

@@ -10,15 +10,15 @@ from benchmarks.evaluation.stepped import measure as measure_graphs
 from benchmarks.evaluation.strategies import FP32, OPTIMAL, TF_AMP
 from benchmarks.gpu_machine import LOW, Session, both_us, matmul
 from benchmarks.steps import Call
-from campo_onnx.calibrate.run import Campaign, calibrate, full_campaign, quick_campaign
+from campo_onnx.calibrate.run import Workload, calibrate, full_workload, quick_workload
 from campo_onnx.calibrate.samples import cast_samples
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import FLOAT
 from campo_onnx.measure.counters import Counted, counters_of
-from campo_onnx.measure.node_timer import LAUNCH_NODE, VIEW_NODE, Bench
+from campo_onnx.measure.node_timer import LAUNCH_NODE, VIEW_NODE, NodeTimer
 from campo_onnx.measure.profile import read_profile, write_profile
 from campo_onnx.measure.profiler import take_profile
-from campo_onnx.measure.store import GRAPH
+from campo_onnx.measure.store import Execution
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature, make_signature
@@ -34,15 +34,17 @@ def time_launches(session: Session, call: Call) -> dict[str, float]:
     nodes = {"launches a kernel": LAUNCH_NODE, "renames bytes": VIEW_NODE}
     found = {f"{name}, stream": session.bench.time(node).median_us for name, node in nodes.items()}
     if not session.on_cpu:
-        captured = Bench(machine=session.bench.machine, store=session.bench.store, execution=GRAPH)
+        captured = NodeTimer(
+            machine=session.bench.machine, store=session.bench.store, execution=Execution.GRAPH
+        )
         found["launches a kernel, CUDA graph"] = captured.time(LAUNCH_NODE).median_us
     return found
 
 
 def sweep_casts(session: Session, call: Call) -> list[dict[str, Any]]:
     """Casts in both directions by number of elements."""
-    campaign, rows = campaign_of(session, full=False), []
-    sweep = list(cast_samples(min(campaign.casts, _LARGEST_SWEEP), campaign.largest_cast_elements, LOW))
+    workload, rows = workload_of(session, full=False), []
+    sweep = list(cast_samples(min(workload.casts, _LARGEST_SWEEP), workload.largest_cast_elements, LOW))
     for done, (elements, signature) in enumerate(sweep, start=1):
         timing = session.bench.time(signature)
         rows.append({"elements": elements, "node": signature.input_types, **asdict(timing)})
@@ -123,7 +125,7 @@ def profile_graph(graph: Path, session: Session, call: Call) -> dict[str, Any]:
 def calibrate_device(precision: Precision, full: bool, session: Session, call: Call) -> dict[str, Any]:
     """Calibrate, and write the file."""
     made = calibrate(
-        campaign_of(session, full=full),
+        workload_of(session, full=full),
         session.bench,
         session.device,
         precision,
@@ -140,7 +142,7 @@ def calibrate_device(precision: Precision, full: bool, session: Session, call: C
     }
 
 
-def _counting(call: Call) -> Callable[[Iterable[Signature], Bench], Counted]:
+def _counting(call: Call) -> Callable[[Iterable[Signature], NodeTimer], Counted]:
     def read(files: Sequence[Path]) -> Sequence[Mapping[str, float] | None]:
         call.deadline.need(60.0)  # less is too short for a batch; those before it are kept
         return count(files, limit_s=min(LIMIT_S, call.deadline.left_s))
@@ -148,6 +150,6 @@ def _counting(call: Call) -> Callable[[Iterable[Signature], Bench], Counted]:
     return lambda signatures, bench: counters_of(signatures, bench, read)
 
 
-def campaign_of(session: Session, *, full: bool) -> Campaign:
+def workload_of(session: Session, *, full: bool) -> Workload:
     """How much a calibration measures here."""
-    return (full_campaign if full else quick_campaign)(session.provider)
+    return (full_workload if full else quick_workload)(session.provider)

@@ -24,7 +24,7 @@ from campo_onnx.integrations.backward import with_backward
 from campo_onnx.integrations.ortmodule import Attached, attach
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.pipeline import pose
+from campo_onnx.pipeline import problem_of
 
 ALLOW = ["MatMul", "Gemm", "Conv"]
 STRATEGIES = ("optimal", "campo", "tf-amp")
@@ -105,7 +105,7 @@ def rows(name: str, network: torch.nn.Module, batch: tuple[torch.Tensor, ...], o
     forward, gradient, attached = build(network, batch, planned(on, "fp32"))
     sizes = attached.graphs[0].sizes
     asked = with_backward(
-        pose(import_model(forward, sizes), options), pose(import_model(gradient, sizes), options)
+        problem_of(import_model(forward, sizes), options), problem_of(import_model(gradient, sizes), options)
     )
     yield row(name, "ORTModule as it comes", gradient, sizes, asked)
     for level in (0, 1, 2):

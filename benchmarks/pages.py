@@ -94,7 +94,9 @@ def render(claim: str, data: Mapping[str, Any]) -> str:
     )
     environment.filters |= {"number": number, "interval": interval, "cell": cell, "seconds": seconds}
     environment.globals |= {"head": head, "line": line}
-    return environment.get_template(f"{claim}.md.j2").render(**data)
+    page = environment.get_template(f"{claim}.md.j2").render(**data)
+    note = data.get("transcribed")
+    return f"{page}\nNot measured again; the figures in the JSON are transcribed: {note}.\n" if note else page
 
 
 def publish(
@@ -102,22 +104,24 @@ def publish(
 ) -> tuple[Path, Path]:
     """Write the results of a claim, and its page made from what was written."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(data, indent=1) + "\n"
+    # The last digits of a sum may differ from run to run.
+    rounded = json.loads(json.dumps(data), parse_float=lambda digits: float(f"{float(digits):.9g}"))
+    text = json.dumps(rounded, indent=1) + "\n"
     results, page = (folder / f"{name or claim}.{ending}" for ending in ("json", "md"))
-    written = render(claim, json.loads(text))
+    written = render(claim, rounded)
     write_text(text, results)
     write_text(written, page)
     return results, page
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Write pages anew."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known = sorted(path.stem for path in RESULTS.glob("*.json"))
-    parser.add_argument("claims", nargs="*", choices=[[], *known], default=known)
-    for name in parser.parse_args().claims:
+    parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"one of {', '.join(known)}; all of them")
+    for name in parser.parse_args(arguments).claims or known:
         data = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         page = RESULTS / f"{name}.md"
         write_text(render(data.get("template", name), data), page)

@@ -22,7 +22,7 @@ from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.classify import Classification, NodeClass
 from campo_onnx.optimize.oplists import OpClass
-from campo_onnx.optimize.problem import Problem, edges_of_graph
+from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.strategies.optimal import optimal
 
 
@@ -76,7 +76,7 @@ def random_problem(nodes: int, seed: int) -> Problem:
         ports=ports,
         fixed={},
         costs=costs,
-        edges=edges_of_graph(view, ports, costs, Precision.FP16),
+        digest=view.digest,
     )
 
 
@@ -89,7 +89,7 @@ def solve(nodes: int) -> dict[str, Any]:
     return {
         "nodes": nodes,
         "low_nodes": len(assignment.low),
-        "casts": sum(edge.boundary_us(assignment.low) > 0 for edge in problem.edges.values()),
+        "casts": sum(site.new_cast_us(assignment.low) > 0 for site in problem.sites.values()),
         "seconds": seconds,
         "gap": problem.predicted_us(assignment.low) / (assignment.lower_bound_us or 0.0) - 1,
     }

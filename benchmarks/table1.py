@@ -20,7 +20,6 @@ from campo_onnx.ops.ports import Ports
 
 DEVICE = "rtx2080ti"
 BATCH = 64
-CONV, CONV_GRAD = OpKey("", "Conv"), OpKey("com.microsoft", "ConvGrad")
 
 Shape = tuple[int, ...]
 
@@ -51,49 +50,26 @@ class Node:
     idle_inputs: frozenset[int] = frozenset()  # the schema wants them, the paper's operation has none
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A row of Table 1: what the paper writes and measured, and the node that stands for it."""
-
-    op: str
-    size: Shape
-    paper: Times
-    node: Node
+Layer = tuple[Shape, Shape, Shape]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """A convolution of Inception-v3: square images, square filters."""
-
-    size: int
-    channels: int
-    filters: int
-    kernel: int
-    output_size: int
-
-    @property
-    def shapes(self) -> tuple[Shape, Shape, Shape]:
-        """Shapes of input, filters and output."""
-        data = (BATCH, self.channels, self.size, self.size)
-        weight = (self.filters, self.channels, self.kernel, self.kernel)
-        return data, weight, (BATCH, self.filters, self.output_size, self.output_size)
+def layer(size: int, channels: int, filters: int, kernel: int, output_size: int) -> Layer:
+    """Shapes of input, filters and output of a convolution: square images, square filters."""
+    data, weight = (BATCH, channels, size, size), (filters, channels, kernel, kernel)
+    return data, weight, (BATCH, filters, output_size, output_size)
 
 
-def conv(layer: Layer) -> Node:
-    data, weight, output = layer.shapes
-    return Node(op=CONV, inputs=(data, weight), outputs=(output,))
+def conv(shapes: Layer) -> Node:
+    data, weight, output = shapes
+    return Node(op=OpKey("", "Conv"), inputs=(data, weight), outputs=(output,))
 
 
-def backprop_filter(layer: Layer) -> Node:
-    data, weight, output = layer.shapes
-    gradients, idle = (None, weight), frozenset({2})
-    return Node(op=CONV_GRAD, inputs=(output, data, weight), outputs=gradients, idle_inputs=idle)
-
-
-def backprop_input(layer: Layer) -> Node:
-    data, weight, output = layer.shapes
-    gradients, idle = (data, None), frozenset({1})
-    return Node(op=CONV_GRAD, inputs=(output, data, weight), outputs=gradients, idle_inputs=idle)
+def gradient(shapes: Layer, of: int) -> Node:
+    """One of ConvGrad's outputs: 0 the data's gradient, 1 the filters'."""
+    data, weight, output = shapes
+    outputs = (data, None) if of == 0 else (None, weight)
+    op, idle = OpKey("com.microsoft", "ConvGrad"), frozenset({1 + of})
+    return Node(op=op, inputs=(output, data, weight), outputs=outputs, idle_inputs=idle)
 
 
 def matmul(m: int, k: int, n: int) -> Node:
@@ -111,41 +87,37 @@ def max_pool(size: int, channels: int, pooled: int) -> Node:
     return Node(op=OpKey("", "MaxPool"), inputs=(images,), outputs=outputs, attributes=kernel)
 
 
-def row(op: str, size: Shape, times_ms: tuple[float, float, float], on_tensor_cores: bool, node: Node) -> Row:
-    fp16, cast, fp32 = times_ms
-    paper = Times(fp16_ms=fp16, fp16_cast_ms=cast, fp32_ms=fp32, on_tensor_cores=on_tensor_cores)
-    return Row(op=op, size=size, paper=paper, node=node)
-
-
-STEM_1 = Layer(size=299, channels=3, filters=32, kernel=3, output_size=149)
-STEM_2 = Layer(size=149, channels=32, filters=32, kernel=3, output_size=147)
-STEM_3 = Layer(size=147, channels=32, filters=64, kernel=3, output_size=147)
-BRANCH_5X5 = Layer(size=35, channels=48, filters=64, kernel=5, output_size=35)
-BRANCH_1X1 = Layer(size=35, channels=192, filters=64, kernel=1, output_size=35)
-BRANCH_3X3 = Layer(size=37, channels=96, filters=96, kernel=3, output_size=35)
+STEM_1 = layer(299, 3, 32, 3, 149)
+STEM_2 = layer(149, 32, 32, 3, 147)
+STEM_3 = layer(147, 32, 64, 3, 147)
+BRANCH_5X5 = layer(35, 48, 64, 5, 35)
+BRANCH_1X1 = layer(35, 192, 64, 1, 35)
+BRANCH_3X3 = layer(37, 96, 96, 3, 35)
 
 FILTER = "Conv2DBackpropFilter"
 INPUT = "Conv2DBackpropInput"
 
+# What the paper writes, its times in ms (FP16, FP16 and Casts, FP32), whether tensor cores were used, and the
+# node that stands for it.
 TABLE_1 = (
-    row("MatMul", (2048, 8, 8, 1024), (0.312, 0.353, 0.323), True, matmul(2048, 8, 1024)),
-    row("MatMul", (64, 1001, 1001, 2048), (0.412, 0.524, 0.427), False, matmul(64, 1001, 2048)),
-    row("MatMul", (2048, 1024, 1024, 1024), (0.414, 0.584, 0.888), True, matmul(2048, 1024, 1024)),
-    row("Conv2D", (64, 35, 35, 48), (2.707, 2.795, 3.664), True, conv(BRANCH_5X5)),
-    row("Conv2D", (64, 147, 147, 32), (28.965, 29.249, 29.487), False, conv(STEM_3)),
-    row("Conv2D", (64, 299, 299, 3), (57.879, 58.944, 60.098), False, conv(STEM_1)),
-    row(FILTER, (64, 299, 299, 3), (8.690, 9.773, 10.246), False, backprop_filter(STEM_1)),
-    row(FILTER, (64, 149, 149, 32), (6.013, 7.988, 7.011), False, backprop_filter(STEM_2)),
-    row(FILTER, (64, 35, 35, 192), (0.786, 0.948, 0.871), True, backprop_filter(BRANCH_1X1)),
-    row(INPUT, (64, 37, 37, 96), (3.954, 4.049, 6.943), True, backprop_input(BRANCH_3X3)),
-    row(INPUT, (64, 149, 149, 32), (15.561, 16.828, 15.696), False, backprop_input(STEM_2)),
-    row(INPUT, (64, 35, 35, 192), (5.234, 5.939, 10.060), True, backprop_input(BRANCH_1X1)),
-    row("BiasAdd", (64, 1001, 1001), (0.252, 0.317, 0.255), False, bias_add(1001)),
-    row("BiasAdd", (64, 4096, 4096), (0.294, 0.323, 0.298), False, bias_add(4096)),
-    row("BiasAdd", (64, 9216, 9216), (0.299, 0.342, 0.311), False, bias_add(9216)),
-    row("MaxPool", (64, 35, 35, 288), (1.849, 2.072, 1.793), False, max_pool(35, 288, 17)),
-    row("MaxPool", (64, 17, 17, 768), (1.399, 1.542, 1.402), False, max_pool(17, 768, 8)),
-    row("MaxPool", (64, 8, 8, 2048), (0.825, 1.128, 0.981), False, max_pool(8, 2048, 8)),
+    ("MatMul", (2048, 8, 8, 1024), (0.312, 0.353, 0.323), True, matmul(2048, 8, 1024)),
+    ("MatMul", (64, 1001, 1001, 2048), (0.412, 0.524, 0.427), False, matmul(64, 1001, 2048)),
+    ("MatMul", (2048, 1024, 1024, 1024), (0.414, 0.584, 0.888), True, matmul(2048, 1024, 1024)),
+    ("Conv2D", (64, 35, 35, 48), (2.707, 2.795, 3.664), True, conv(BRANCH_5X5)),
+    ("Conv2D", (64, 147, 147, 32), (28.965, 29.249, 29.487), False, conv(STEM_3)),
+    ("Conv2D", (64, 299, 299, 3), (57.879, 58.944, 60.098), False, conv(STEM_1)),
+    (FILTER, (64, 299, 299, 3), (8.690, 9.773, 10.246), False, gradient(STEM_1, 1)),
+    (FILTER, (64, 149, 149, 32), (6.013, 7.988, 7.011), False, gradient(STEM_2, 1)),
+    (FILTER, (64, 35, 35, 192), (0.786, 0.948, 0.871), True, gradient(BRANCH_1X1, 1)),
+    (INPUT, (64, 37, 37, 96), (3.954, 4.049, 6.943), True, gradient(BRANCH_3X3, 0)),
+    (INPUT, (64, 149, 149, 32), (15.561, 16.828, 15.696), False, gradient(STEM_2, 0)),
+    (INPUT, (64, 35, 35, 192), (5.234, 5.939, 10.060), True, gradient(BRANCH_1X1, 0)),
+    ("BiasAdd", (64, 1001, 1001), (0.252, 0.317, 0.255), False, bias_add(1001)),
+    ("BiasAdd", (64, 4096, 4096), (0.294, 0.323, 0.298), False, bias_add(4096)),
+    ("BiasAdd", (64, 9216, 9216), (0.299, 0.342, 0.311), False, bias_add(9216)),
+    ("MaxPool", (64, 35, 35, 288), (1.849, 2.072, 1.793), False, max_pool(35, 288, 17)),
+    ("MaxPool", (64, 17, 17, 768), (1.399, 1.542, 1.402), False, max_pool(17, 768, 8)),
+    ("MaxPool", (64, 8, 8, 2048), (0.825, 1.128, 0.981), False, max_pool(8, 2048, 8)),
 )
 
 
@@ -188,38 +160,46 @@ def one_node_view(node: Node) -> tuple[GraphView, Ports]:
     return view, ports
 
 
-def results(estimates: tuple[Times, ...]) -> dict[str, Any]:
+def paper_times(times_ms: tuple[float, float, float], on_tensor_cores: bool) -> Times:
+    """The paper's times of one row."""
+    fp16, cast, fp32 = times_ms
+    return Times(fp16_ms=fp16, fp16_cast_ms=cast, fp32_ms=fp32, on_tensor_cores=on_tensor_cores)
+
+
+def results() -> dict[str, Any]:
     """Put the paper's times and ours side by side, and count where they agree."""
-    pairs = list(zip(TABLE_1, estimates, strict=True))
-    slower = [row.paper.fp32_ms / ours.fp32_ms for row, ours in pairs]
-    casts_us = [  # two inputs, one output
-        (r.paper.fp16_cast_ms - r.paper.fp16_ms) * 1e3 / 3 for r in TABLE_1 if r.op == "BiasAdd"
+    rows = [
+        (op, size, paper_times(times_ms, on_tensor_cores), estimate_row(node))
+        for op, size, times_ms, on_tensor_cores, node in TABLE_1
     ]
-    wrong = [pair for pair in pairs if pair[0].paper.winner != pair[1].winner]
+    slower = [paper.fp32_ms / ours.fp32_ms for _, _, paper, ours in rows]
+    casts_us = [  # two inputs, one output
+        (paper.fp16_cast_ms - paper.fp16_ms) * 1e3 / 3 for op, _, paper, _ in rows if op == "BiasAdd"
+    ]
+    wrong = [(paper, ours) for _, _, paper, ours in rows if paper.winner != ours.winner]
+    other_cores = [paper.on_tensor_cores != ours.on_tensor_cores for _, _, paper, ours in rows]
     return {
         "rows": [
             {
-                "op": row.op,
-                "size": row.size,
-                "paper": asdict(row.paper) | {"winner": row.paper.winner},
-                "ours": asdict(ours) | {"winner": ours.winner},
+                "op": op,
+                "size": size,
+                **{who: asdict(t) | {"winner": t.winner} for who, t in (("paper", paper), ("ours", ours))},
             }
-            for row, ours in pairs
+            for op, size, paper, ours in rows
         ],
         "fp32_ratio": {"least": min(slower), "median": median(slower), "most": max(slower)},
         "paper_cast_us": {"least": min(casts_us), "most": max(casts_us)},
         "assumed_launch_us": device(DEVICE).launch_us,
-        "same_tensor_cores": sum(r.paper.on_tensor_cores == ours.on_tensor_cores for r, ours in pairs),
-        "same_winner": len(pairs) - len(wrong),
-        "wrong_with_other_tensor_cores": sum(r.paper.on_tensor_cores != o.on_tensor_cores for r, o in wrong),
-        "fp32_wins": sum(row.paper.winner == "FP32" for row in TABLE_1),
+        "same_tensor_cores": len(rows) - sum(other_cores),
+        "same_winner": len(rows) - len(wrong),
+        "wrong_with_other_tensor_cores": sum(p.on_tensor_cores != o.on_tensor_cores for p, o in wrong),
+        "fp32_wins": sum(paper.winner == "FP32" for _, _, paper, _ in rows),
     }
 
 
 def main() -> None:
     """Estimate every row, and write the page."""
-    estimates = tuple(estimate_row(row.node) for row in TABLE_1)
-    print(*publish("table1", {"made": made(), **results(estimates)}))
+    print(*publish("table1", {"made": made(), **results()}))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from campo_onnx.optimize.oplists import OpLists
     from campo_onnx.optimize.oplists import resolve as oplists
     from campo_onnx.optimize.plan import Plan
-    from campo_onnx.pipeline import Optimized, Options
+    from campo_onnx.options import Options
+    from campo_onnx.pipeline import Optimized
     from campo_onnx.pipeline import optimize as optimize_model
 
 try:
@@ -33,7 +34,7 @@ _HOME = {
     "Device": "campo_onnx.devices.device:Device",
     "OpLists": "campo_onnx.optimize.oplists:OpLists",
     "Optimized": "campo_onnx.pipeline:Optimized",
-    "Options": "campo_onnx.pipeline:Options",
+    "Options": "campo_onnx.options:Options",
     "Plan": "campo_onnx.optimize.plan:Plan",
     "Precision": "campo_onnx.ops.precision:Precision",
     "device": "campo_onnx.devices.datasheet:device",

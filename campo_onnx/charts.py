@@ -14,6 +14,9 @@ import numpy as np
 from campo_onnx.bench.result import BenchResult, BenchRow, Outcome
 from campo_onnx.errors import UsageError
 from campo_onnx.files import replacing
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Family
 from campo_onnx.optimize.plan import Plan
 
 if TYPE_CHECKING:
@@ -25,26 +28,23 @@ FORMATS = ("svg", "png", "pdf")
 
 _OTHERS = "element-wise and others"
 _CASTS = "casts"
-_FAMILIES: dict[str, frozenset[str]] = {
-    "matrix products and convolutions": frozenset(
-        {"MatMul", "Gemm", "Conv", "ConvTranspose", "com.microsoft:FusedMatMul", "com.microsoft:ConvGrad"}
-    ),
-    "normalization and softmax": frozenset(
-        {"BatchNormalization", "LayerNormalization", "LogSoftmax", "Softmax"}
-    ),
-    "reductions and scatters": frozenset(
-        {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ScatterElements", "ScatterND"}
-    ),
-    "data movement": frozenset(
-        {"Concat", "Expand", "Gather", "GatherElements", "MaxPool", "Pad", "Reshape", "Slice", "Split"}
-        | {"Squeeze", "Transpose", "Unsqueeze", "Where"}
-    ),
+_GROUPS = {
+    Family.MATRIX_PRODUCT: "matrix products and convolutions",
+    Family.CONVOLUTION: "matrix products and convolutions",
+    Family.RECURRENT: "matrix products and convolutions",
+    Family.ATTENTION: "matrix products and convolutions",
+    Family.NORMALIZATION: "normalization and softmax",
+    Family.SOFTMAX: "normalization and softmax",
+    Family.REDUCTION: "reductions and scatters",
+    Family.SCATTER: "reductions and scatters",
+    Family.MOVEMENT: "data movement and pooling",
+    Family.POOLING: "data movement and pooling",
 }
 _STYLES = {  # colour and hatching; lightness rises from the first to the last
     "matrix products and convolutions": ("#2b4a8b", ""),
     "normalization and softmax": ("#b5563c", "//"),
     "reductions and scatters": ("#4f9d8f", ".."),
-    "data movement": ("#d9a441", "\\\\"),
+    "data movement and pooling": ("#d9a441", "\\\\"),
     _OTHERS: ("#b9bec7", ""),
     _CASTS: ("#ffffff", "xx"),
 }
@@ -108,11 +108,11 @@ def draw_plans(plans: Sequence[Plan], *, title: str) -> "Figure":
     figure, axes = _figure(rows=len(plans), title=title)
     heights = np.arange(len(plans))
     left_ms = np.zeros(len(plans))
-    stacks = [_times_by_family(plan) for plan in plans]
-    for family, (colour, hatch) in _STYLES.items():
-        width_ms = np.array([stack[family] for stack in stacks]) / 1000
+    stacks = [_times_by_group(plan) for plan in plans]
+    for group, (colour, hatch) in _STYLES.items():
+        width_ms = np.array([stack[group] for stack in stacks]) / 1000
         axes.barh(
-            heights, width_ms, 0.72, left=left_ms, label=family, color=colour, hatch=hatch,
+            heights, width_ms, 0.72, left=left_ms, label=group, color=colour, hatch=hatch,
             edgecolor="black", linewidth=0.5,
         )  # fmt: skip
         left_ms += width_ms
@@ -125,11 +125,11 @@ def draw_plans(plans: Sequence[Plan], *, title: str) -> "Figure":
     return figure
 
 
-def _times_by_family(plan: Plan) -> dict[str, float]:
+def _times_by_group(plan: Plan) -> dict[str, float]:
     times_us = dict.fromkeys(_STYLES, 0.0)
     for decision in plan.decisions:
-        family = next((name for name, ops in _FAMILIES.items() if decision.op_type in ops), _OTHERS)
-        times_us[family] += decision.planned_us
+        family = spec(OpKey.parse(decision.op_type)).family
+        times_us[_GROUPS.get(family, _OTHERS)] += decision.planned_us
     times_us[_CASTS] = plan.cast_us
     return times_us
 

@@ -157,7 +157,7 @@ class Format(Generic[T]):
     noun
         What the file is called: ``"calibration"``.
     version
-        Version that is written, as ``format_version``; raised when a reader of the old one would
+        Version that is written, as ``format_version``; raised when a program that reads the old one would
         misread the new one.
     kind
         What the file says it is, as ``kind``; ``""`` for files that do not say it.

@@ -1,5 +1,6 @@
 """Every strategy side by side on one graph."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,22 +13,17 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.oplists import OpLists, preset
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.strategies import STRATEGIES
-from campo_onnx.pipeline import Options, decide, pose
+from campo_onnx.options import Options
+from campo_onnx.pipeline import decide, problem_of
 
-ROWS: tuple[tuple[str, str], ...] = (
-    ("fp32", "campo"),
-    ("tf-amp", "tf115"),
-    ("tf-amp", "tf2"),
-    ("torch-amp", "pytorch"),
-    ("nvidia-amp", "nvidia"),
-    ("tf-amp", "campo"),
-    ("fine-grained", "campo"),
-    ("campo", "campo"),
-    ("optimal", "campo"),
+ROWS = tuple(
+    (strategy.name, lists)
+    for strategy in reversed([*STRATEGIES.values()])
+    for lists in (strategy.default_lists, *strategy.compared_with)
 )
-"""Strategies, each with its own lists; tf-amp also with ours, to tell lists and costs apart."""
+"""Strategies, each with its own lists, and with further ones to tell lists and costs apart."""
 
-BASELINE = ("tf-amp", "tf115")
+BASELINE = ("tf-amp", STRATEGIES["tf-amp"].default_lists)
 """The row that speed-ups over TF_AMP refer to: the paper's baseline."""
 
 
@@ -108,7 +104,7 @@ def compare(
         )
     chosen = _rows(lists)
     problems = {
-        name: pose(imported, replace(options, lists=row_lists))
+        name: problem_of(imported, replace(options, lists=row_lists))
         for name, row_lists in {row_lists.name: row_lists for _, row_lists in chosen}.items()
     }
     rows = []
@@ -121,7 +117,7 @@ def compare(
 
 def _tensor_core_us(plan: Plan, costs: CostTable) -> float:
     padded = {pad.node for pad in plan.pads}  # a product is padded to get there
-    return sum(
+    return math.fsum(
         d.planned_us
         for d in plan.decisions
         if d.node in plan.low_nodes and (costs.nodes[d.node].on_tensor_cores or d.node in padded)
@@ -130,5 +126,5 @@ def _tensor_core_us(plan: Plan, costs: CostTable) -> float:
 
 def _rows(lists: OpLists | None) -> Sequence[tuple[str, OpLists]]:
     if lists is not None:
-        return [(strategy, lists) for strategy in reversed(list(STRATEGIES))]
+        return [(strategy, lists) for strategy in reversed([*STRATEGIES])]
     return [(strategy, preset(name)) for strategy, name in ROWS]

@@ -17,8 +17,10 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.optimize.passes import neighbours, taint
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.pipeline import Options, decide, pose
+from campo_onnx.options import Options
+from campo_onnx.pipeline import decide, problem_of
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
 from campo_onnx.training.numerics import drift_of, emulate, seeded
@@ -61,7 +63,7 @@ class DataSafety:
         Emulated steps it took.
     """
 
-    forbidden: Mapping[str, str]
+    forbidden: Mapping[str, Verdict]
     released: frozenset[str]
     ranges: Mapping[str, Range]
     drift_before: Mapping[str, float]
@@ -126,7 +128,7 @@ def measure_safety(
     expected = [run(given, feeds, here) for feeds in batches]
     for outputs in expected:
         _refuse_unfinite(outputs, "the FP32 step", "is not finite on this batch")
-    problem = pose(imported, options)
+    problem = problem_of(imported, options)
     tell("recording ranges")
     found = ranges_of(given, _reads_and_results(problem), batches, options.low, here)
     forbidden = MappingProxyType(dict(_breaking(problem, found)))
@@ -134,7 +136,7 @@ def measure_safety(
     search = _Search(imported, cautious, batches, expected, budget, tell)
     before, drift_before = search.trial(frozenset())
     search.limits = {name: max(budget, SLACK * error) for name, error in drift_before.items()}
-    released, after, drift_after = search.best(_groups(pose(imported, cautious)), before, drift_before)
+    released, after, drift_after = search.best(_groups(problem_of(imported, cautious)), before, drift_before)
     return DataSafety(
         forbidden=forbidden,
         released=released,
@@ -169,7 +171,7 @@ class _Search:
         self.trials += 1
         self._tell(f"emulating the mixed step, trial {self.trials}")
         options = replace(self._options, released=released)
-        plan = decide(pose(self._imported, options), self._imported, options)
+        plan = decide(problem_of(self._imported, options), self._imported, options)
         mixed = seeded(emulate(rewrite(self._imported, plan), self._options.dims))
         worst: dict[str, float] = {}
         for feeds, expected in zip(self._batches, self._expected, strict=True):
@@ -211,24 +213,30 @@ def _low_tensors(problem: Problem, name: str) -> Iterator[str]:
         yield node.outputs[index]
 
 
-def _breaking(problem: Problem, ranges: Mapping[str, Range]) -> Iterator[tuple[str, str]]:
+def _breaking(problem: Problem, ranges: Mapping[str, Range]) -> Iterator[tuple[str, Verdict]]:
     for node in problem.view.nodes:
         if not problem.is_free(node.name):
             continue
         for tensor in _low_tensors(problem, node.name):
             found = ranges[tensor]
             if found.overflow_share > 0:
-                reason = (
-                    f"{tensor!r} reaches {found.largest:.3g} on the data, which overflows {problem.low.value}"
+                verdict = Verdict(
+                    decided_by=Reason.DATA_OVERFLOW,
+                    facts={"tensor": tensor, "value": found.largest, "low": problem.low.value},
                 )
             elif found.lost_mass > LOST_MASS:
-                reason = (
-                    f"{problem.low.value} makes {found.flushed_share:.1%} of {tensor!r} zero on the data, "
-                    f"{found.lost_mass:.1%} of its magnitude"
+                verdict = Verdict(
+                    decided_by=Reason.DATA_UNDERFLOW,
+                    facts={
+                        "tensor": tensor,
+                        "flushed_share": found.flushed_share,
+                        "lost_share": found.lost_mass,
+                        "low": problem.low.value,
+                    },
                 )
             else:
                 continue
-            yield node.name, reason
+            yield node.name, verdict
             break
 
 

@@ -19,7 +19,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     >>> did_you_mean("toaster", ["v100", "h200"])
     'Known: v100, h200.'
     """
-    words = list(known)
+    words = [str(one) for one in known]
     near = get_close_matches(word.lower(), words, n=1)
     guess = f"Did you mean {near[0]!r}? " if near else ""
     return f"{guess}Known: {', '.join(words)}."

@@ -19,9 +19,11 @@ from campo_onnx.costs.table import CostTable
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.plan import Plan
-from campo_onnx.optimize.problem import Problem, Verdict
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.pipeline import COST_AWARE, Optimized, Options, carry_out, decide, repriced, stay_fp32
+from campo_onnx.options import Options
+from campo_onnx.pipeline import Optimized, apply, decide, stay_fp32
 
 Measure = Callable[[Sequence[Graph]], BenchResult]
 """Times training steps in alternation; the others are compared with the first."""
@@ -100,13 +102,13 @@ def verify(optimized: Optimized, options: Options, measure: Measure, *, repairs:
     if not optimized.plan.low_nodes:
         return Verification(attempts=(), returned=optimized)
     attempts = [_attempt(optimized, options, measure)]
-    if options.strategy not in COST_AWARE:
+    if not options.chosen_strategy.is_cost_aware:
         repairs = 0  # other costs would change nothing
     while not attempts[-1].wins and len(attempts) <= repairs:
         problem, plan = _replanned(attempts[-1], options)
         if not plan.low_nodes or _key(plan) in {_key(tried.optimized.plan) for tried in attempts}:
             break
-        attempts.append(_attempt(carry_out(plan, problem, optimized.imported), options, measure))
+        attempts.append(_attempt(apply(plan, problem, optimized.imported), options, measure))
     last = attempts[-1]
     return Verification(
         attempts=tuple(attempts), returned=last.optimized if last.wins else _in_fp32(last, options)
@@ -149,7 +151,7 @@ def scaled_costs(costs: CostTable, plan: Plan, result: BenchResult) -> CostTable
 def _attempt(optimized: Optimized, options: Options, measure: Measure) -> Attempt:
     given = optimized.imported
     mixed = replace(import_model(optimized.model, options.dims), folder=given.folder)
-    result = measure((Graph(name=FP32, imported=given), Graph(name=optimized.plan.low, imported=mixed)))
+    result = measure((Graph(name=FP32, imported=given), Graph(name=optimized.plan.low.value, imported=mixed)))
     if result.interrupted:
         raise KeyboardInterrupt  # an incomplete measurement decides nothing, and nothing is written
     if result.rows[0].verdict is Outcome.FAILED:
@@ -166,26 +168,33 @@ def _replanned(attempt: Attempt, options: Options) -> tuple[Problem, Plan]:
         costs = costs_for(
             problem.view, problem.ports, options.device, options.low, CostSource.MEASURE, options.evidence
         )
-        problem = repriced(problem, costs)
+        problem = replace(problem, costs=costs)
         plan = decide(problem, attempt.optimized.imported, options)
         if _key(plan) != _key(attempt.optimized.plan):
             return problem, plan
-    problem = repriced(problem, scaled_costs(problem.costs, plan, attempt.result))
+    problem = replace(problem, costs=scaled_costs(problem.costs, plan, attempt.result))
     return problem, decide(problem, attempt.optimized.imported, options)
 
 
 def _in_fp32(attempt: Attempt, options: Options) -> Optimized:
     fp32, mixed = attempt.result.rows[:2]
     if fp32.step_us is None or mixed.step_us is None:
-        reason = f"the step does not run in {options.low.value}: {mixed.failure}"
+        verdict = Verdict(
+            decided_by=Reason.VERIFIED_FAILING, facts={"low": options.low.value, "failure": mixed.failure}
+        )
     else:
-        reason = (
-            f"measured: the step takes {mixed.step_us.median / 1000:.3g} ms in {options.low.value}, "
-            f"{fp32.step_us.median / 1000:.3g} ms in FP32 ({mixed.verdict.value})"
+        verdict = Verdict(
+            decided_by=Reason.VERIFIED_SLOWER,
+            facts={
+                "low": options.low.value,
+                "low_ms": mixed.step_us.median / 1000,
+                "fp32_ms": fp32.step_us.median / 1000,
+                "outcome": mixed.verdict.value,
+            },
         )
     problem, imported = attempt.optimized.problem, attempt.optimized.imported
-    plan = stay_fp32(problem, options, Verdict(decided_by="verify", reason=reason))
-    return carry_out(plan, problem, imported)
+    plan = stay_fp32(problem, options, verdict)
+    return apply(plan, problem, imported)
 
 
 def measured(comparison: Comparison, measure: Measure, dims: Mapping[str, int] | None = None) -> Comparison:

@@ -85,15 +85,15 @@ def calibrate(
     from dataclasses import replace
 
     from campo_onnx.calibrate.catalog import file_name, make_folder, user_folder
-    from campo_onnx.calibrate.run import calibrate as run_campaign
-    from campo_onnx.calibrate.run import full_campaign, quick_campaign
+    from campo_onnx.calibrate.run import calibrate as run_calibration
+    from campo_onnx.calibrate.run import full_workload, quick_workload
     from campo_onnx.devices.detect import device_of
     from campo_onnx.errors import UsageError
     from campo_onnx.files import write_text
     from campo_onnx.ir.exporter import check_destination
     from campo_onnx.measure.counters import counters_of
-    from campo_onnx.measure.node_timer import Bench
-    from campo_onnx.measure.store import GRAPH, STREAM, Store, default_path
+    from campo_onnx.measure.node_timer import NodeTimer
+    from campo_onnx.measure.store import Execution, Store, default_path
     from campo_onnx.ops.precision import Precision
     from campo_onnx.runtime.providers import choose_provider, machine
 
@@ -103,25 +103,25 @@ def calibrate(
     if cuda_graph and here.provider != "cuda":
         raise UsageError("--cuda-graph needs the CUDA provider", remedy="Leave it out on a CPU.")
     figures, low = device_of(here), Precision(precision.value)
-    execution = GRAPH if cuda_graph else STREAM
+    execution = Execution.GRAPH if cuda_graph else Execution.STREAM
     if output is None:
         make_folder(user_folder())
         output = user_folder() / file_name(figures.name, low, execution)
         check_destination(output, force=force)
-    campaign = (quick_campaign if quick else full_campaign)(here.provider)
+    workload = (quick_workload if quick else full_workload)(here.provider)
     if ops is not None:
-        campaign = replace(campaign, ops=tuple(op.strip() for op in ops.split(",") if op.strip()))
+        workload = replace(workload, ops=tuple(op.strip() for op in ops.split(",") if op.strip()))
     if shapes is not None:
-        sampling = replace(campaign.sampling, count=shapes)
-        campaign = replace(campaign, sampling=sampling, casts=min(campaign.casts, shapes))
+        sampling = replace(workload.sampling, count=shapes)
+        workload = replace(workload, sampling=sampling, casts=min(workload.casts, shapes))
     with Store(store or default_path()) as timings:
         if timings.notice:
             print_note(timings.notice)
         with progressing(f"calibrating {here.device} ({here.provider})") as advance:
-            bench = Bench(machine=here, store=timings, execution=execution)
+            timer = NodeTimer(machine=here, store=timings, execution=execution)
             with_counters = counters is Use.AUTO and here.provider == "cuda"
-            made = run_campaign(
-                campaign, bench, figures, low, advance, counters_of if with_counters else None
+            made = run_calibration(
+                workload, timer, figures, low, advance, counters_of if with_counters else None
             )
     write_text(made.to_json(), output)
     if json:

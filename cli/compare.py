@@ -83,7 +83,7 @@ def compare(
     from campo_onnx.ir.exporter import check_destination
     from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.oplists import preset, resolve
-    from campo_onnx.pipeline import Options
+    from campo_onnx.options import Options
 
     if plot is not None:
         check_plot(plot)
@@ -131,7 +131,7 @@ def compare(
             "model": str(model),
             "device": first.device,
             "source": first.source,
-            "low": first.low,
+            "low": first.low.value,
             "fp32_us": first.fp32_us,
             "strategies": rows,
         }

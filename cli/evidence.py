@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from campo_onnx.costs.evidence import CostSource
-from campo_onnx.errors import UsageError
+from campo_onnx.costs.evidence import CHOICES, CostSource
+from campo_onnx.errors import UsageError, did_you_mean
 
 from .options import COSTS
 from .render.console import print_note, progressing
@@ -21,11 +21,19 @@ if TYPE_CHECKING:
 
 CALIBRATION_SUFFIX = ".json"
 
+
+def _cost_source(text: str) -> CostSource:
+    if text not in CHOICES:
+        raise UsageError(f"unknown source of costs {text!r}", remedy=did_you_mean(text, CHOICES))
+    return CostSource(text)
+
+
 CostsOption = Annotated[
     CostSource,
     typer.Option(
         "--costs",
         metavar="SOURCE",
+        parser=_cost_source,
         help="Where costs come from. `datasheet`: estimated from public figures. `model`: predicted by a "
         "calibration of the device. `measure`: every distinct node is timed on this machine, in both "
         "precisions. `auto`: a calibration if there is one, else `measure` if this machine has the device, "

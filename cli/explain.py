@@ -2,7 +2,7 @@
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,9 @@ from campo_onnx.errors import UsageError
 
 from .render.console import print_json
 from .render.plan import print_decision, print_decisions
+
+if TYPE_CHECKING:
+    from campo_onnx.optimize.plan import Decision
 
 _MOST_IMPORTANT = 10
 
@@ -32,40 +35,36 @@ def explain(
     Example: `campo-onnx explain plan.json node_mm_12`
     """
     import json as json_format
-    from dataclasses import asdict
 
+    from campo_onnx.codec import to_json, to_plain
+    from campo_onnx.files import read_bytes
     from campo_onnx.optimize.plan import Plan
 
-    try:
-        text = plan.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{plan} cannot be read", why=error.strerror or str(error)) from None
-    except UnicodeDecodeError:
-        raise UsageError(
-            f"{plan} is not a plan file", remedy="Write one with: campo-onnx optimize MODEL --plan FILE"
-        ) from None
-    read = Plan.from_json(text, title=str(plan))
+    read = Plan.from_json(read_bytes(plan, title=str(plan)), title=str(plan))
     if node is None:
         most = sorted(read.decisions, key=lambda d: (-abs(d.gain_us), d.node))[:_MOST_IMPORTANT]
         if json:
-            print_json(json_format.dumps([asdict(decision) for decision in most], indent=1) + "\n")
+            print_json(json_format.dumps([_document(decision) for decision in most], indent=1) + "\n")
         else:
             print_decisions(read, most)
         return
-    decisions = {decision.node: decision for decision in read.decisions}
-    if node not in decisions:
-        near = get_close_matches(node, decisions, n=3)
+    if node not in read.decision:
+        near = get_close_matches(node, read.decision, n=3)
         raise UsageError(
             f"the plan has no node {node!r}",
             remedy=f"Did you mean {' or '.join(map(repr, near))}?" if near else "See the model in a viewer.",
         )
-    casts = [cast for cast in read.casts if node == cast.producer or node in cast.consumers]
+    decision = read.decision[node]
+    casts = [c for c in read.casts if node == c.producer or node in {use.node for use in c.consumers}]
     pad = next((pad for pad in read.pads if pad.node == node), None)
     if json:
-        document = asdict(decisions[node]) | {
-            "casts": [asdict(cast) for cast in casts],
-            "pad": None if pad is None else asdict(pad),
-        }
-        print_json(json_format.dumps(document, indent=1) + "\n")
+        document = _document(decision) | {"casts": to_plain(casts), "pad": to_plain(pad)}
+        print_json(to_json(document))
     else:
-        print_decision(read, decisions[node], casts, pad)
+        print_decision(read, decision, casts, pad)
+
+
+def _document(decision: "Decision") -> dict[str, Any]:
+    from campo_onnx.codec import to_plain
+
+    return {**to_plain(decision), "reason": decision.reason}

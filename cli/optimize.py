@@ -8,6 +8,7 @@ import typer
 
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.errors import UsageError
+from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, STRATEGIES, strategy_called
 
 from .evidence import CostsOption, ProfileOption, opened_target
 from .options import (
@@ -26,7 +27,7 @@ from .options import (
     dimensions,
 )
 from .render.checks import print_data_safety
-from .render.console import print_json, print_note, working
+from .render.console import print_json, print_note, print_warning, working
 from .render.plan import print_report
 from .render.verification import print_verification
 from .verification import (
@@ -39,7 +40,10 @@ from .verification import (
 )
 
 if TYPE_CHECKING:
-    from campo_onnx.pipeline import Optimized, Options
+    from collections.abc import Mapping
+
+    from campo_onnx.options import Options
+    from campo_onnx.pipeline import Optimized
 
 
 class SafetyMode(StrEnum):
@@ -61,13 +65,10 @@ def optimize(
         str,
         typer.Option(
             metavar="NAME",
-            help="`optimal`: the assignment nothing can beat under the same lists and costs. "
-            "`campo`: the paper's four traverses. `tf-amp`, `torch-amp`, "
-            "`nvidia-amp`: what the frameworks do, without costs. `fine-grained`: low "
-            "unless FP32 wins by --margin-us. `fp32`: change nothing.",
+            help=" ".join(f"`{s.name}`: {s.title}." for s in STRATEGIES.values()),
             rich_help_panel=DECISION,
         ),
-    ] = "optimal",
+    ] = DEFAULT_STRATEGY,
     costs: CostsOption = CostSource.AUTO,
     profile: ProfileOption = None,
     store: StoreOption = None,
@@ -137,6 +138,15 @@ def optimize(
         ),
     ] = None,
     keep_fp32: KeepFp32Option = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Fail if --allow, --infer, --clear, --deny or --keep-fp32 matches no node, instead of a "
+            "warning.",
+            rich_help_panel=SAFETY,
+        ),
+    ] = False,
     safety: Annotated[
         SafetyMode,
         typer.Option(
@@ -193,15 +203,14 @@ def optimize(
     from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.oplists import resolve, with_overrides
     from campo_onnx.optimize.report import report_of
-    from campo_onnx.optimize.strategies import DEFAULT_LISTS
-    from campo_onnx.pipeline import Options
+    from campo_onnx.options import Options
     from campo_onnx.pipeline import optimize as run_pipeline
 
     _check_places(model, output, plan, force=force)
     _check_inputs(safety, inputs or [], verify=verify)
     if repair:
         check_repairable(strategy, verify=verify)
-    chosen_lists = resolve(lists if lists is not None else DEFAULT_LISTS.get(strategy, "campo"))
+    chosen_lists = resolve(lists if lists is not None else strategy_called(strategy).default_lists)
     chosen_lists = with_overrides(
         chosen_lists, allow=allow or (), infer=infer or (), clear=clear or (), deny=deny or ()
     )
@@ -226,6 +235,8 @@ def optimize(
             options = _with_data_safety(model, options, inputs or [], budget)
         with working(f"planning {model.name} for {target.device.name}"):
             optimized = run_pipeline(model, options)
+        operators = {"--allow": allow, "--infer": infer, "--clear": clear, "--deny": deny}
+        _report_unmatched(optimized, operators, keep_fp32 or [], strict=strict)
         if verify:
             verification = verified(
                 optimized, options, inputs=inputs or [], repair=repair, steps=verify_steps
@@ -260,6 +271,22 @@ def _check_inputs(safety: SafetyMode, inputs: list[Path], *, verify: bool) -> No
         raise UsageError(
             "--inputs needs --safety data or --verify", remedy="Give one of them, or leave --inputs out."
         )
+
+
+def _report_unmatched(
+    optimized: "Optimized",
+    operators: "Mapping[str, list[str] | None]",
+    keep_fp32: list[str],
+    *,
+    strict: bool,
+) -> None:
+    from campo_onnx.optimize.overrides import unmatched
+
+    given = {option: texts or [] for option, texts in operators.items()}
+    for sentence in unmatched(optimized.imported.view, operators=given, keep_fp32=keep_fp32):
+        if strict:
+            raise UsageError(sentence, remedy="Correct it, or leave --strict out.")
+        print_warning(sentence)
 
 
 def _note_what_surprises(model: Path, optimized: "Optimized", options: "Options") -> None:

@@ -70,7 +70,7 @@ def profile(
     from campo_onnx.devices.detect import device_of
     from campo_onnx.ir.exporter import check_destination
     from campo_onnx.ir.importer import import_model
-    from campo_onnx.measure.node_timer import Bench
+    from campo_onnx.measure.node_timer import NodeTimer
     from campo_onnx.measure.profile import write_profile
     from campo_onnx.measure.profiler import take_profile
     from campo_onnx.measure.store import Store, default_path
@@ -87,11 +87,11 @@ def profile(
         if timings.notice:
             print_note(timings.notice)
         with progressing(f"profiling {model.name} on {here.provider}") as advance:
-            bench = Bench(machine=here, store=timings)
+            timer = NodeTimer(machine=here, store=timings)
             taken = take_profile(
                 imported,
                 feeds,
-                bench,
+                timer,
                 figures,
                 steps=steps,
                 kernel_trace=kernel_trace is Use.AUTO,

@@ -14,7 +14,8 @@ from .render.console import progressing
 if TYPE_CHECKING:
     from campo_onnx.comparison import Comparison
     from campo_onnx.devices.device import Device
-    from campo_onnx.pipeline import Optimized, Options
+    from campo_onnx.options import Options
+    from campo_onnx.pipeline import Optimized
     from campo_onnx.verify import Verification
 
 REPAIRS = 3
@@ -57,15 +58,16 @@ def check_repairable(strategy: str, *, verify: bool) -> None:
     UsageError
         If --verify is missing, or the strategy does not use costs.
     """
-    from campo_onnx.pipeline import COST_AWARE
+    from campo_onnx.optimize.strategies import STRATEGIES, strategy_called
 
     if not verify:
         raise UsageError("--repair needs --verify", remedy="Give both.")
-    if strategy not in COST_AWARE:
+    if not strategy_called(strategy).is_cost_aware:
+        others = [s.name for s in STRATEGIES.values() if s.is_cost_aware]
         raise UsageError(
             f"--repair cannot change what {strategy} decides",
             why="that strategy does not use costs",
-            remedy=f"Choose --strategy {' or '.join(sorted(COST_AWARE, reverse=True))}.",
+            remedy=f"Choose --strategy {' or '.join(others)}.",
         )
 
 

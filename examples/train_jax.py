@@ -56,7 +56,7 @@ def train(plan_for: str = "v100", steps: int = 20) -> list[float]:
     scalars = {"lr": jnp.zeros(()), "loss_scale": jnp.zeros(())}
     exported = export_function(step, {"param": first, "input": batch, **scalars})
     mixed = optimize_model(exported, Options(device=device(plan_for), lists=oplists("campo")))
-    print(f"{len(mixed.plan.low_nodes)} of {len(mixed.plan.decisions)} nodes in {mixed.plan.low}")
+    print(f"{len(mixed.plan.low_nodes)} of {len(mixed.plan.decisions)} nodes in {mixed.plan.low.value}")
     print(f"predicted for {plan_for}: {mixed.plan.speedup:.2f}x")
 
     provider = choose_provider("auto")

@@ -42,7 +42,7 @@ def train(plan_for: str = "v100", steps: int = 20) -> list[float]:
         loss_scale=True,  # FP16 gradients need it
     )
     mixed = optimize_model(step, Options(device=device(plan_for), lists=oplists("campo")))
-    print(f"{len(mixed.plan.low_nodes)} of {len(mixed.plan.decisions)} nodes in {mixed.plan.low}")
+    print(f"{len(mixed.plan.low_nodes)} of {len(mixed.plan.decisions)} nodes in {mixed.plan.low.value}")
     print(f"predicted for {plan_for}: {mixed.plan.speedup:.2f}x")
 
     provider = choose_provider("auto")

@@ -18,9 +18,11 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.planning import make_plan
-from campo_onnx.optimize.problem import Assignment, Problem, Verdict
+from campo_onnx.optimize.problem import Assignment, Problem
+from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.pipeline import Options, pose
+from campo_onnx.options import Options
+from campo_onnx.pipeline import problem_of
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -75,14 +77,14 @@ def lower_nodes(
     """Lower the named nodes, or else all that can be, whatever lists, costs and safety say."""
     imported = import_model(parse_model(source) if isinstance(source, str) else source, dims)
     options = Options(device=device("h200"), lists=preset("campo"), low=precision)
-    problem = replace(pose(imported, options), fixed={})
+    problem = replace(problem_of(imported, options), fixed={})
     if callable(low):
         chosen = frozenset(low(problem))
     elif low is None:
         chosen = frozenset(name for name, ports in problem.ports.items() if not ports.refusal)
     else:
         chosen = frozenset(low)
-    verdicts = dict.fromkeys(problem.view.node, Verdict(decided_by="test", reason="the test says so"))
+    verdicts = dict.fromkeys(problem.view.node, Verdict(decided_by=Reason.USER))
     plan = make_plan(problem, Assignment(low=chosen, verdicts=verdicts), strategy="test", lists="campo")
     return Lowered(imported=imported, problem=problem, plan=plan, model=rewrite(imported, plan))
 

@@ -15,7 +15,7 @@ from campo_onnx.comparison import compare
 from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import UsageError
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.pipeline import Options
+from campo_onnx.options import Options
 from campo_onnx.runtime.providers import machine
 
 LAYER = Path(__file__).parent.parent / "examples" / "bert_layer.onnx"
@@ -75,6 +75,13 @@ def test_a_bar_says_its_time_and_speed_up(plans) -> None:
         assert f"{plan.strategy} ({plan.lists})" in shown
         assert f"{plan.predicted_us / 1000:,.2f} ms, {plan.speedup:.2f}x FP32" in shown
     assert "predicted step" in shown
+
+
+def test_every_group_of_families_has_its_place(plans) -> None:
+    containers = draw_plans(plans, title="t").axes[0].containers
+    widths = {group.get_label(): sum(bar.get_width() for bar in group.patches) for group in containers}
+    assert all(width > 0 for width in widths.values()), widths
+    assert widths["matrix products and convolutions"] == max(widths.values())
 
 
 def test_families_differ_in_black_and_white(plans) -> None:

@@ -8,8 +8,9 @@ from campo_onnx.comparison import ROWS, compare
 from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import UsageError
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.optimize.strategies import DEFAULT_LISTS, STRATEGIES
-from campo_onnx.pipeline import Options, optimize
+from campo_onnx.optimize.strategies import STRATEGIES
+from campo_onnx.options import Options
+from campo_onnx.pipeline import optimize
 
 LAYER = Path(__file__).parent.parent / "examples" / "bert_layer.onnx"
 OPTIONS = Options(device=device("v100"), lists=preset("campo"))
@@ -23,7 +24,7 @@ def comparison():
 def test_every_strategy_has_a_row_with_its_own_lists(comparison):
     assert [(row.plan.strategy, row.plan.lists) for row in comparison.rows] == list(ROWS)
     assert {strategy for strategy, _ in ROWS} == set(STRATEGIES)
-    assert set(DEFAULT_LISTS.items()) <= set(ROWS)
+    assert {(s.name, s.default_lists) for s in STRATEGIES.values()} <= set(ROWS)
 
 
 def test_rows_agree_with_optimize(comparison):

@@ -10,8 +10,11 @@ from campo_onnx.data_safety import measure_safety
 from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import import_model
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.pipeline import Options, optimize
+from campo_onnx.optimize.reason import Reason
+from campo_onnx.options import Options
+from campo_onnx.pipeline import optimize
 from campo_onnx.training.numerics import drift_of
 
 # Launches that cost nothing: so small a graph has precisions worth choosing.
@@ -50,10 +53,10 @@ def test_what_overflows_on_the_data_is_forbidden():
     assert "mul" in optimize(imported.model, OPTIONS).plan.low_nodes
     found = measure_safety(imported, OPTIONS, [batch(30.0)])
     assert "mul" in found.forbidden
-    assert "overflows fp16" in found.forbidden["mul"]
+    assert "overflows fp16" in found.forbidden["mul"].reason
     plan = optimize(imported.model, found.applied_to(OPTIONS)).plan
     decision = next(d for d in plan.decisions if d.node == "mul")
-    assert (decision.precision, decision.decided_by) == ("fp32", "data")
+    assert (decision.precision, decision.decided_by) == (Precision.FP32, Reason.DATA_OVERFLOW)
 
 
 def test_one_batch_of_many_is_enough_to_forbid():
@@ -86,7 +89,7 @@ def test_the_update_and_the_loss_are_never_released():
     found = measure_safety(imported, OPTIONS, [feeds])
     plan = optimize(imported.model, found.applied_to(OPTIONS)).plan
     precision = {d.node: d.precision for d in plan.decisions}
-    assert {precision[name] for name in ("exp", "mean", "scale", "step")} == {"fp32"}
+    assert {precision[name] for name in ("exp", "mean", "scale", "step")} == {Precision.FP32}
 
 
 @pytest.mark.parametrize("budget", [0.0, -1.0, float("nan")])

@@ -11,12 +11,15 @@ from campo_onnx import verify as verification
 from campo_onnx.bench.graphs import Graph
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable
 from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.view import GraphView
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.pipeline import Optimized, Options, optimize, repriced
+from campo_onnx.optimize.reason import Reason
+from campo_onnx.options import Options
+from campo_onnx.pipeline import Optimized, optimize
 from campo_onnx.runtime.providers import machine
 from campo_onnx.verify import scaled_costs, verify
 
@@ -51,7 +54,7 @@ class FakeDevice:
 
     def true_us(self, graph: Graph) -> float:
         problem = self.planned.problem
-        true = repriced(problem, self.truth(problem.costs))
+        true = replace(problem, costs=self.truth(problem.costs))
         return true.predicted_us(self.low_of(graph))
 
     def low_of(self, graph: Graph) -> frozenset[str]:
@@ -134,7 +137,7 @@ def test_a_plan_that_does_not_win_gives_way_to_fp32(planned, factor):
     assert not done.returned.plan.casts
     ops = [node.op_type for node in done.returned.model.graph.node]
     assert ops == [node.op_type for node in planned.imported.model.graph.node]
-    reasons = {d.reason for d in done.returned.plan.decisions if d.decided_by == "verify"}
+    reasons = {d.reason for d in done.returned.plan.decisions if d.decided_by is Reason.VERIFIED_SLOWER}
     assert len(reasons) == 1
     assert ("slower" if factor else "no difference") in reasons.pop()
 
@@ -214,8 +217,24 @@ def test_repair_ends_when_planning_again_changes_nothing(planned, no_timing):
 def test_scaled_costs_explain_the_measured_step(planned):
     fake = FakeDevice(planned, dearer_low(3.0))
     result = fake((_fp32_graph(planned), _mixed_graph(planned)))
-    found = repriced(planned.problem, scaled_costs(planned.problem.costs, planned.plan, result))
+    found = replace(planned.problem, costs=scaled_costs(planned.problem.costs, planned.plan, result))
     fp32, mixed = (row.step_us.median for row in result.rows)
     assert found.predicted_us(planned.plan.low_nodes) / found.predicted_us(frozenset()) == pytest.approx(
         mixed / fp32, rel=0.02
     )
+
+
+def test_scaled_costs_say_that_they_are(planned, no_timing):
+    def casts_and_products_cost_more(costs: CostTable) -> CostTable:
+        return dearer_low(3.0)(dearer_casts(1.0)(costs))
+
+    fake = FakeDevice(planned, casts_and_products_cost_more)
+    scaled = scaled_costs(
+        planned.problem.costs, planned.plan, fake((_fp32_graph(planned), _mixed_graph(planned)))
+    )
+    assert scaled.source is CostSource.SCALED
+    assert {cost.source for cost in scaled.nodes.values()} == {CostSource.SCALED}
+    done = verify(planned, OPTIONS, fake, repairs=6)
+    sources = [attempt.optimized.plan.source for attempt in done.attempts]
+    assert "scaled" in sources
+    assert sources == sorted(sources, key=["datasheet", "measure", "scaled"].index)

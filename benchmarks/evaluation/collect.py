@@ -1,6 +1,7 @@
 """What is on record of the evaluation, as one value that fits JSON, and its pictures."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ DEVICES = ("rtx2080ti", "v100", "h200")
 PROVIDERS = ("cuda", "cpu")
 VARIANTS = ("full", "full-rtx2080ti", "small")
 
+_KIND = 50
+_PARTICULARS = re.compile(r"'[^']*'|\([^()]*\)|\[\w+\]|\d+")
+"""What differs between errors of a kind: names, places, numbers."""
+
 Data = dict[str, Any]
 
 
@@ -31,15 +36,18 @@ def collect(records: Records) -> Data:
         if rows := {model: with_ratios(result) for model, result in found.items() if result}:
             predicted[name] = {"models": rows, "summary": summary(rows)}
     graphs = {v: {m: records.result(f"graph-{m}-{v}") for m in TITLES} for v in VARIANTS}
+    peers = [row for variant in ("full", "small") for row in _peers(records, variant)]
     return {
         "made": made(),
         "strategies": [*STRATEGIES],
         "titles": dict(TITLES),
+        "peer_titles": {peer.name: peer.title for peer in PEERS.values()},
         "devices": {name: device(name).title for name in predicted},
         "batches": {v: {m: g["batch"] for m, g in found.items() if g} for v, found in graphs.items()},
         "predicted": predicted,
         "measured": {p: found for p in PROVIDERS if (found := _measured(records, p)) is not None},
-        "peers": [row for variant in ("full", "small") for row in _peers(records, variant)],
+        "peers": peers,
+        "peer_errors": errors_of(peers),
         "updates": {m: result for m in TITLES if (result := records.result(f"update-{m}"))},
     }
 
@@ -54,8 +62,26 @@ def _peers(records: Records, variant: str) -> list[Data]:
                 facts = {"failure": f"not installed: {refusal}"}
             if facts is not None:
                 of = {"peer": peer.name, "title": peer.title, "model": model, "variant": variant}
-                rows.append(of | {"failure": facts.get("failure", ""), "converted": facts.get("result")})
+                converted = facts.get("result")
+                if converted is not None:
+                    fp32_us, mixed_us = converted.pop("fp32_us"), converted.pop("predicted_us")
+                    converted["speedups"] = {name: fp32_us[name] / us for name, us in mixed_us.items()}
+                rows.append(of | {"failure": facts.get("failure", ""), "converted": converted})
     return rows
+
+
+def errors_of(peers: Sequence[Data]) -> list[Data]:
+    """What went wrong with the peers: errors of a kind once, with the models they hit."""
+    kinds: dict[tuple[str, ...], Data] = {}
+    for row in peers:
+        converted = row["converted"] or {"invalid": "", "refused": ""}
+        said = ("conversion", row["failure"]), ("onnx.checker", converted["invalid"])
+        for where, text in (*said, ("ONNX Runtime", converted["refused"])):
+            kind = (row["variant"], row["title"], where, _PARTICULARS.sub("", text)[:_KIND])
+            if text:
+                found = dict(zip(("variant", "title", "where", "message"), (*kind[:3], text), strict=True))
+                kinds.setdefault(kind, found | {"models": []})["models"].append(row["model"])
+    return [*kinds.values()]
 
 
 def _measured(records: Records, provider: str) -> Data | None:

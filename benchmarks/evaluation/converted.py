@@ -1,8 +1,9 @@
 """What a peer made of a training step: is it a valid step still, and what did it put in FP16."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 from onnx import ModelProto, TensorProto
@@ -25,46 +26,7 @@ _FLOATS = frozenset({FLOAT, TensorProto.FLOAT16})
 _CAST = OpKey("", "Cast")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Converted:
-    """A converted graph, held against the FP32 graph.
-
-    Parameters
-    ----------
-    invalid
-        Why `onnx.checker` refuses it; ``""`` where it does not.
-    refused
-        Why ONNX Runtime's CPU provider does not load it; ``""`` where it does.
-    unreadable
-        Why this program does not read it; ``""`` where it does.
-    interface_kept
-        Whether inputs and outputs have the names, types and shapes they had.
-    nodes, low_nodes
-        Nodes of the FP32 graph, and those of them that read or write an FP16 tensor now.
-    update_nodes, low_update_nodes, loss_nodes, low_loss_nodes
-        The same of those that update weights and state, and of those that compute the loss.
-    casts
-        Casts it added between FP32 and FP16 or to FP16.
-    fp32_us, predicted_us
-        Predicted steps by device; none for a graph that cannot be read.
-    """
-
-    invalid: str
-    refused: str
-    unreadable: str
-    interface_kept: bool
-    nodes: int
-    low_nodes: int
-    update_nodes: int
-    low_update_nodes: int
-    loss_nodes: int
-    low_loss_nodes: int
-    casts: int
-    fp32_us: dict[str, float]
-    predicted_us: dict[str, float]
-
-
-def examine(graph: Path, converted: Path, devices: Sequence[str]) -> Converted:
+def examine(graph: Path, converted: Path, devices: Sequence[str]) -> dict[str, Any]:
     """Hold a converted graph against the FP32 graph it was made from.
 
     Parameters
@@ -73,6 +35,14 @@ def examine(graph: Path, converted: Path, devices: Sequence[str]) -> Converted:
         The two files.
     devices
         What to predict its step for.
+
+    Returns
+    -------
+    dict
+        Why `onnx.checker`, ONNX Runtime's CPU provider and this program refuse it (``""`` where they do
+        not); whether inputs and outputs are as they were; nodes of the FP32 graph, of its update and of its
+        loss, and those of them that read or write an FP16 tensor now; Casts that were added between FP32
+        and FP16; predicted steps by device, none for a graph that cannot be read.
 
     Raises
     ------
@@ -85,27 +55,23 @@ def examine(graph: Path, converted: Path, devices: Sequence[str]) -> Converted:
     low = low_names(model, dtypes) & frozenset(given.view.node)
     update, of_loss = weight_update(given.view), loss(given.view, oplists("campo"))
     mixed, unreadable = _read(converted)
-    fp32_us: dict[str, float] = {}
-    predicted: dict[str, float] = {}
-    for name in devices if mixed is not None else ():
-        assert mixed is not None
-        fp32_us[name], predicted[name] = _predict(graph, mixed, low, name)
-    return Converted(
-        invalid=_invalid(converted),
-        refused=_refused(model),
-        unreadable=unreadable,
-        interface_kept=_interface(given.model) == _interface(model),
-        nodes=len(given.view.nodes),
-        low_nodes=len(low),
-        update_nodes=len(update),
-        low_update_nodes=len(update & low),
-        loss_nodes=len(of_loss),
-        low_loss_nodes=len(of_loss & low),
-        casts=_casts(model, dtypes)
-        - _casts(given.model, {n: i.dtype for n, i in given.view.tensors.items()}),
-        fp32_us=fp32_us,
-        predicted_us=predicted,
-    )
+    steps_us = {} if mixed is None else {name: _predict(graph, mixed, low, name) for name in devices}
+    had = _casts(given.model, {name: info.dtype for name, info in given.view.tensors.items()})
+    return {
+        "invalid": _invalid(converted),
+        "refused": _refused(model),
+        "unreadable": unreadable,
+        "interface_kept": _interface(given.model) == _interface(model),
+        "nodes": len(given.view.nodes),
+        "low_nodes": len(low),
+        "update_nodes": len(update),
+        "low_update_nodes": len(update & low),
+        "loss_nodes": len(of_loss),
+        "low_loss_nodes": len(of_loss & low),
+        "casts": _casts(model, dtypes) - had,
+        "fp32_us": {name: fp32_us for name, (fp32_us, _) in steps_us.items()},
+        "predicted_us": {name: mixed_us for name, (_, mixed_us) in steps_us.items()},
+    }
 
 
 def low_names(model: ModelProto, dtypes: dict[str, int]) -> frozenset[str]:

@@ -12,7 +12,7 @@ from campo_onnx.calibrate.fit import model_accuracy
 from campo_onnx.calibrate.samples import cast_samples
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.one_node import standalone
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.ports import lowered
@@ -53,7 +53,7 @@ class NodeTime:
     predicted_low_us: float
 
 
-def node_times(graph: Path, device: Device, bench: Bench, on_progress: Progress) -> tuple[NodeTime, ...]:
+def node_times(graph: Path, device: Device, bench: NodeTimer, on_progress: Progress) -> tuple[NodeTime, ...]:
     """Time each distinct product and convolution of a graph in both precisions.
 
     Parameters
@@ -100,7 +100,7 @@ def node_times(graph: Path, device: Device, bench: Bench, on_progress: Progress)
     return tuple(found)
 
 
-def cast_times(graph: Path, device: Device, bench: Bench, on_progress: Progress) -> tuple[NodeTime, ...]:
+def cast_times(graph: Path, device: Device, bench: NodeTimer, on_progress: Progress) -> tuple[NodeTime, ...]:
     """Time Casts in both directions over a sweep of sizes.
 
     Parameters

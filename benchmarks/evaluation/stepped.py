@@ -186,7 +186,7 @@ def update_errors(given: Imported, members: Sequence[Candidate]) -> dict[str, di
     found: dict[str, dict[str, Any]] = {}
     for member in members:
         try:
-            facts = asdict(update_error(given, member.imported.model))
+            facts: dict[str, Any] = dict(update_error(given, member.imported.model))
         except CampoError as error:
             facts = {"failure": error.why or error.what}
         found |= dict.fromkeys(member.labels, facts)

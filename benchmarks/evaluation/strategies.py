@@ -8,7 +8,7 @@ from campo_onnx.devices.device import Device
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Plan
-from campo_onnx.pipeline import Options
+from campo_onnx.options import Options
 
 
 def label_of(strategy: str, lists: str) -> str:

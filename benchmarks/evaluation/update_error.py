@@ -1,7 +1,6 @@
 """What FP16 does to the weight update of one step, in emulated arithmetic."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,34 +19,18 @@ SCALES = (2.0**15, 2.0**10, 2.0**5, 1.0)
 """Loss scales, tried as dynamic loss scaling would: lower while gradients overflow."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateError:
-    """How far one step's update of the weights is from FP32's.
-
-    Parameters
-    ----------
-    median, worst
-        Over the parameters, ``||mixed - fp32|| / ||fp32 - old||`` of the new value.
-    not_finite
-        Parameters with a new value that is not finite where FP32's is.
-    scale
-        The loss scale: the first of :data:`SCALES` with finite gradients.
-    parameters
-        How many there are.
-    """
-
-    median: float
-    worst: float
-    not_finite: int
-    scale: float
-    parameters: int
-
-
-def update_error(given: Imported, mixed: onnx.ModelProto) -> UpdateError:
+def update_error(given: Imported, mixed: onnx.ModelProto) -> dict[str, float]:
     """Compare the new weights of a mixed graph with those of the FP32 graph after one step.
 
     Inputs are made up, and the same for both; random nodes draw the same masks. A step whose gradients
     overflow at every scale is skipped, and its error is 1.
+
+    Returns
+    -------
+    dict
+        Median and worst over the parameters of ``||mixed - fp32|| / ||fp32 - old||`` of the new value; how
+        many are not finite where FP32's is; the loss scale, the first of :data:`SCALES` with finite
+        gradients; and how many parameters there are.
 
     Raises
     ------
@@ -70,13 +53,13 @@ def update_error(given: Imported, mixed: onnx.ModelProto) -> UpdateError:
         {old: new for old, new in following.items() if old.startswith("param.")}, feeds, expected, actual
     )
     finite = [error for error in errors if np.isfinite(error)]
-    return UpdateError(
-        median=float(np.median(errors)),
-        worst=max(finite, default=float("inf")),
-        not_finite=len(errors) - len(finite),
-        scale=scale,
-        parameters=len(errors),
-    )
+    return {
+        "median": float(np.median(errors)),
+        "worst": max(finite, default=float("inf")),
+        "not_finite": len(errors) - len(finite),
+        "scale": scale,
+        "parameters": len(errors),
+    }
 
 
 def _at(scale: float, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

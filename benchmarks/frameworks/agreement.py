@@ -16,6 +16,7 @@ from benchmarks.frameworks.roles import LAYOUT, PRODUCT, Role, roles_of
 from benchmarks.pages import made, publish
 from campo_onnx import Options, Plan, Precision, device, oplists, optimize_model
 from campo_onnx.optimize.plan import Decision
+from campo_onnx.optimize.reason import Reason
 from campo_onnx.optimize.report import report_of
 
 GRAPHS = Path(__file__).parents[2] / "tests" / "data" / "frameworks"
@@ -24,7 +25,10 @@ FRAMEWORKS = ("torch", "jax", "ortmodule")
 DEVICES = ("v100", "h200")
 STRATEGIES = ("optimal", "campo")
 
-_COSTS = ("minimum-cut", "traverse-1", "traverse-3", "traverse-4", "never-worse")
+_COSTS = (
+    *(Reason.CUT_FP32, Reason.TRAVERSE_1_FP32, Reason.NOT_BETWEEN, Reason.TRAVERSE_4_FP32),
+    Reason.NEVER_WORSE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,7 @@ class Share:
             return "-"
         if 0 < self.low < len(self.decisions):
             return "mixed"
-        return self.plan.low if self.low else Precision.FP32.value
+        return (self.plan.low if self.low else Precision.FP32).value
 
     @property
     def why_fp32(self) -> dict[str, str]:
@@ -104,7 +108,7 @@ def agreement(network: str, device_name: str, strategy: str) -> Agreement:
         plans[framework] = result.plan
         roles = roles_of(result.problem, options.lists)
         for decision in result.plan.decisions:
-            if decision.precision == "-":
+            if decision.precision is None:
                 continue
             for role in roles[decision.node]:
                 found[role][framework].append(decision)

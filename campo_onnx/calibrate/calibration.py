@@ -7,11 +7,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from campo_onnx.calibrate.cast_model import CastModel
-from campo_onnx.calibrate.fit import OpModel, TimeModel
+from campo_onnx.calibrate.op_model import OpModel, TimeModel
 from campo_onnx.codec import Format
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import ProfileError
-from campo_onnx.measure.store import GRAPH, STREAM
+from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import Machine
 
@@ -101,7 +101,7 @@ class Calibration:
     precision
         The low precision.
     execution
-        ``"stream"`` or ``"graph"``.
+        How the nodes ran.
     cast, cast_score
         Eq. 1, and its M_A on sizes kept out of the fit.
     cast_paper_score
@@ -123,7 +123,7 @@ class Calibration:
     machine: Machine
     device: Device
     precision: Precision
-    execution: str
+    execution: Execution
     cast: CastModel
     cast_score: float
     cast_paper_score: float
@@ -137,8 +137,6 @@ class Calibration:
 
     def __post_init__(self) -> None:
         """Refuse what no measurement gives; make the mapping read-only."""
-        if self.execution not in (STREAM, GRAPH):
-            raise ValueError(f"execution is {self.execution!r}, and must be {STREAM!r} or {GRAPH!r}")
         if not (math.isfinite(self.host_us) and self.host_us >= 0):
             raise ValueError(f"host_us is {self.host_us}, and must be a time")
         object.__setattr__(self, "failures", MappingProxyType(dict(self.failures)))

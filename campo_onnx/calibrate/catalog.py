@@ -10,7 +10,7 @@ from pathlib import Path
 from campo_onnx import files
 from campo_onnx.calibrate.calibration import Calibration, load_calibration
 from campo_onnx.devices.datasheet import matching
-from campo_onnx.measure.store import GRAPH, STREAM
+from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import choose_provider, cores, cuda_problem, machine
 
@@ -65,9 +65,9 @@ def shipped_folder() -> Traversable:
     return resources.files("campo_onnx.calibrate").joinpath("data", "calibrations")
 
 
-def file_name(device: str, precision: Precision, execution: str = STREAM) -> str:
+def file_name(device: str, precision: Precision, execution: Execution = Execution.STREAM) -> str:
     """Name of the calibration file of a device."""
-    return f"{device}-{precision.value}{'-graph' if execution == GRAPH else ''}.json"
+    return f"{device}-{precision.value}{'-graph' if execution is Execution.GRAPH else ''}.json"
 
 
 def found_calibrations(

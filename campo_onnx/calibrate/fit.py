@@ -13,9 +13,9 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
-from scipy.stats import spearmanr
 
 from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -32,9 +32,6 @@ HELD_OUT_EVERY = 3
 
 _FOLDS = 4
 _FEWEST = 6  # fewer samples than this determine no model
-
-TIME = "time"
-"""The feature that is 1: it lets OP_FP32 itself into the sum of Eq. 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,80 +94,6 @@ METHODS = (
     Method(name="all events", relative=True, non_negative=True, with_time=True, all_events=True),
 )
 """The paper's fit and what is offered beside it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpModel:
-    """Eq. 2: ``OP_LP = OP_FP32 * sum(w_i * PC_i) + sigma``.
-
-    Parameters
-    ----------
-    features, weights
-        Events and their weights.
-    sigma_us
-        The constant.
-    ratios
-        Least and largest OP_LP / OP_FP32 among the samples: a prediction does not leave them,
-        because a linear model knows nothing beyond. None for the paper's fit, which has no such
-        bounds.
-    """
-
-    features: tuple[str, ...]
-    weights: tuple[float, ...]
-    sigma_us: float
-    ratios: tuple[float, float] | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse models that cannot predict."""
-        _check_linear(self.features, self.weights, self.sigma_us)
-        if self.ratios is not None and not 0 < self.ratios[0] <= self.ratios[1] < math.inf:
-            raise ValueError(f"ratios are {self.ratios}, and must be positive and in order")
-
-    def reads(self, events: Mapping[str, float]) -> bool:
-        """Whether all its features are among the events."""
-        return all(name == TIME or name in events for name in self.features)
-
-    def low_us(self, fp32_us: float, events: Mapping[str, float]) -> float:
-        """Predict the low-precision time of a node from its FP32 time and events."""
-        events = {**events, TIME: 1.0}
-        factor = sum(w * events[name] for name, w in zip(self.features, self.weights, strict=True))
-        predicted = fp32_us * factor + self.sigma_us
-        if self.ratios is None:
-            return predicted
-        return min(max(predicted, fp32_us * self.ratios[0]), fp32_us * self.ratios[1])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeModel:
-    """FP32 time from what follows from shapes: ``sum(w_i * event_i) + constant``.
-
-    Parameters
-    ----------
-    features, weights
-        Events and their weights in microseconds, none negative.
-    constant_us
-        Time of a node that does next to nothing.
-    """
-
-    features: tuple[str, ...]
-    weights: tuple[float, ...]
-    constant_us: float
-
-    def __post_init__(self) -> None:
-        """Refuse models that cannot predict."""
-        _check_linear(self.features, self.weights, self.constant_us)
-
-    def fp32_us(self, events: Mapping[str, float]) -> float:
-        """Predict the FP32 time of a node."""
-        pairs = zip(self.features, self.weights, strict=True)
-        return sum(w * events[name] for name, w in pairs) + self.constant_us
-
-
-def _check_linear(features: tuple[str, ...], weights: tuple[float, ...], constant_us: float) -> None:
-    if len(features) != len(weights):
-        raise ValueError(f"{len(features)} features have {len(weights)} weights")
-    if not all(map(math.isfinite, (*weights, constant_us))):
-        raise ValueError("a weight or the constant is not finite")
 
 
 def fit_op(samples: Sequence[Sample], selected: Sequence[str], method: Method = PAPER) -> OpModel:
@@ -248,6 +171,8 @@ def _solve(columns: Sequence[Floats], target: Floats, *, relative: bool, non_neg
 
 def correlations(samples: Sequence[Sample]) -> dict[str, float]:
     """Spearman's rho of every event with the low-precision time; 0 for one that never changes."""
+    from scipy.stats import spearmanr  # takes half a second, and planning needs other parts of this file
+
     low_us = np.asarray([sample.low_us for sample in samples])
     found: dict[str, float] = {}
     for event in samples[0].events:

@@ -1,4 +1,4 @@
-"""Nodes as they occur in the layers of real networks: one maker per op."""
+"""Nodes as they occur in the layers of real networks: a generator of samples for each op."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from campo_onnx.ir.view import FLOAT
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draft:
+class SampledNode:
     """A node before its tensors have names: types of inputs (None: left out) and outputs."""
 
     inputs: tuple[tuple[int, Shape] | None, ...]
@@ -35,8 +35,13 @@ class Draft:
     values: Mapping[int, NDArray[Any]] = field(default_factory=dict)
     output_dtype: int = FLOAT
 
+    def __post_init__(self) -> None:
+        """Make the mappings read-only."""
+        for name in ("attributes", "values"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
-Maker: TypeAlias = Callable[[Random, float], Draft]
+
+Generator: TypeAlias = Callable[[Random, float], SampledNode]
 
 
 def _floats(*shapes: Shape) -> tuple[tuple[int, Shape], ...]:
@@ -47,39 +52,39 @@ def _ints(values: list[int]) -> tuple[tuple[int, Shape], NDArray[Any]]:
     return (int(TensorProto.INT64), (len(values),)), np.asarray(values, np.int64)
 
 
-def _unary(random: Random, target: float, attributes: Mapping[str, Any] | None = None) -> Draft:
+def _unary(random: Random, target: float, attributes: Mapping[str, Any] | None = None) -> SampledNode:
     shape = activation(random, target)
-    return Draft(inputs=_floats(shape), outputs=(shape,), attributes=attributes or {})
+    return SampledNode(inputs=_floats(shape), outputs=(shape,), attributes=attributes or {})
 
 
-def _binary(random: Random, target: float, output_dtype: int = FLOAT) -> Draft:
+def _binary(random: Random, target: float, output_dtype: int = FLOAT) -> SampledNode:
     """Two tensors, a tensor and a bias, a tensor and a scalar."""
     shape = activation(random, target)
     channel = 1 if len(shape) == 4 else len(shape) - 1
     bias = tuple(size if i == channel else 1 for i, size in enumerate(shape))
     other = pick(random, (shape, shape, bias, ()))
-    return Draft(inputs=_floats(shape, other), outputs=(shape,), output_dtype=output_dtype)
+    return SampledNode(inputs=_floats(shape, other), outputs=(shape,), output_dtype=output_dtype)
 
 
-def _power(random: Random, target: float) -> Draft:
+def _power(random: Random, target: float) -> SampledNode:
     shape = activation(random, target)
     value = np.asarray(pick(random, (2.0, 3.0, 0.5)), np.float32)
-    return Draft(inputs=_floats(shape, ()), outputs=(shape,), values={1: value})
+    return SampledNode(inputs=_floats(shape, ()), outputs=(shape,), values={1: value})
 
 
-def _clip(random: Random, target: float) -> Draft:
+def _clip(random: Random, target: float) -> SampledNode:
     shape = activation(random, target)
     low, high = np.asarray(0.0, np.float32), np.asarray(6.0, np.float32)
-    return Draft(inputs=_floats(shape, (), ()), outputs=(shape,), values={1: low, 2: high})
+    return SampledNode(inputs=_floats(shape, (), ()), outputs=(shape,), values={1: low, 2: high})
 
 
-def _where(random: Random, target: float) -> Draft:
+def _where(random: Random, target: float) -> SampledNode:
     shape = activation(random, target)
     condition = (int(TensorProto.BOOL), shape)
-    return Draft(inputs=(condition, *_floats(shape, pick(random, (shape, ())))), outputs=(shape,))
+    return SampledNode(inputs=(condition, *_floats(shape, pick(random, (shape, ())))), outputs=(shape,))
 
 
-def _matmul(random: Random, target: float) -> Draft:
+def _matmul(random: Random, target: float) -> SampledNode:
     if random.random() < 0.5:
         heads, sequence, width = pick(random, ATTENTION)
         while heads * sequence * width > target and sequence > 16:
@@ -90,143 +95,147 @@ def _matmul(random: Random, target: float) -> Draft:
             a, b = (batch, heads, sequence, width), (batch, heads, width, sequence)
         else:
             a, b = (batch, heads, sequence, sequence), (batch, heads, sequence, width)
-        return Draft(inputs=_floats(a, b), outputs=((*a[:-1], b[-1]),))
+        return SampledNode(inputs=_floats(a, b), outputs=((*a[:-1], b[-1]),))
     rows, k, n = dense(random, target)
-    return Draft(inputs=_floats((rows, k), (k, n)), outputs=((rows, n),))
+    return SampledNode(inputs=_floats((rows, k), (k, n)), outputs=((rows, n),))
 
 
-def _gemm(random: Random, target: float) -> Draft:
+def _gemm(random: Random, target: float) -> SampledNode:
     rows, k, n = dense(random, target)
     transposed = bool(random.integers(2))
     weight = (n, k) if transposed else (k, n)
-    return Draft(
+    return SampledNode(
         inputs=_floats((rows, k), weight, (n,)), outputs=((rows, n),), attributes={"transB": int(transposed)}
     )
 
 
-def _conv(random: Random, target: float) -> Draft:
+def _conv(random: Random, target: float) -> SampledNode:
     data, weight, pad, stride = convolution(random, target)
     size = (data[2] + 2 * pad - weight[2]) // stride + 1
-    return Draft(
+    return SampledNode(
         inputs=_floats(data, weight),
         outputs=((data[0], weight[0], size, size),),
         attributes={"kernel_shape": list(weight[2:]), "pads": [pad] * 4, "strides": [stride] * 2},
     )
 
 
-def _conv_transpose(random: Random, target: float) -> Draft:
+def _conv_transpose(random: Random, target: float) -> SampledNode:
     data, weight, pad, stride = convolution(random, target)
     filters, channels, kernel, _ = weight
     size = stride * (data[2] - 1) + kernel - 2 * pad
-    return Draft(
+    return SampledNode(
         inputs=_floats(data, (channels, filters, kernel, kernel)),
         outputs=((data[0], filters, size, size),),
         attributes={"kernel_shape": [kernel] * 2, "pads": [pad] * 4, "strides": [stride] * 2},
     )
 
 
-def _pool(random: Random, target: float) -> Draft:
+def _pool(random: Random, target: float) -> SampledNode:
     shape = feature_map(random, target)
     kernel, stride = pick(random, ((2, 2), (3, 2), (3, 1)))
     size = (shape[2] - kernel) // stride + 1
-    return Draft(
+    return SampledNode(
         inputs=_floats(shape),
         outputs=((*shape[:2], size, size),),
         attributes={"kernel_shape": [kernel] * 2, "strides": [stride] * 2},
     )
 
 
-def _global_pool(random: Random, target: float) -> Draft:
+def _global_pool(random: Random, target: float) -> SampledNode:
     shape = feature_map(random, target)
-    return Draft(inputs=_floats(shape), outputs=((*shape[:2], 1, 1),))
+    return SampledNode(inputs=_floats(shape), outputs=((*shape[:2], 1, 1),))
 
 
-def _batch_normalization(random: Random, target: float) -> Draft:
+def _batch_normalization(random: Random, target: float) -> SampledNode:
     shape = feature_map(random, target)
     statistics = _floats(*[(shape[1],)] * 4)
-    return Draft(inputs=(*_floats(shape), *statistics), outputs=(shape,))
+    return SampledNode(inputs=(*_floats(shape), *statistics), outputs=(shape,))
 
 
-def _layer_normalization(random: Random, target: float) -> Draft:
+def _layer_normalization(random: Random, target: float) -> SampledNode:
     shape = tokens(random, target)
-    return Draft(inputs=_floats(shape, shape[-1:], shape[-1:]), outputs=(shape,), attributes={"axis": -1})
+    return SampledNode(
+        inputs=_floats(shape, shape[-1:], shape[-1:]), outputs=(shape,), attributes={"axis": -1}
+    )
 
 
-def _rows(random: Random, target: float) -> Draft:
+def _rows(random: Random, target: float) -> SampledNode:
     shape = tokens(random, target)
-    return Draft(inputs=_floats(shape), outputs=(shape,), attributes={"axis": -1})
+    return SampledNode(inputs=_floats(shape), outputs=(shape,), attributes={"axis": -1})
 
 
-def _reduction(random: Random, target: float) -> Draft:
+def _reduction(random: Random, target: float) -> SampledNode:
     shape = activation(random, target)
     axes = pick(random, ([0, 2, 3], [2, 3], [1]) if len(shape) == 4 else ([2], [0, 1], [0]))
     kept = tuple(1 if i in axes else size for i, size in enumerate(shape))
     entry, value = _ints(list(axes))
-    return Draft(
+    return SampledNode(
         inputs=(*_floats(shape), entry), outputs=(kept,), values={1: value}, attributes={"keepdims": 1}
     )
 
 
-def _transpose(random: Random, target: float) -> Draft:
+def _transpose(random: Random, target: float) -> SampledNode:
     shape = activation(random, target)
     perms = (
         ([0, 2, 3, 1], [1, 0, 2, 3], [0, 2, 1, 3]) if len(shape) == 4 else ([0, 2, 1], [1, 0, 2], [2, 1, 0])
     )
     perm = pick(random, perms)
-    return Draft(inputs=_floats(shape), outputs=(tuple(shape[i] for i in perm),), attributes={"perm": perm})
+    return SampledNode(
+        inputs=_floats(shape), outputs=(tuple(shape[i] for i in perm),), attributes={"perm": perm}
+    )
 
 
-def _concat(random: Random, target: float) -> Draft:
+def _concat(random: Random, target: float) -> SampledNode:
     parts = int(random.integers(2, 5))
     shape = activation(random, target / parts)
     joined = (shape[0], shape[1] * parts, *shape[2:])
-    return Draft(inputs=_floats(*[shape] * parts), outputs=(joined,), attributes={"axis": 1})
+    return SampledNode(inputs=_floats(*[shape] * parts), outputs=(joined,), attributes={"axis": 1})
 
 
-def _split(random: Random, target: float) -> Draft:
+def _split(random: Random, target: float) -> SampledNode:
     batch, sequence, width = tokens(random, target)
     parts = int(random.integers(2, 4))
     whole = (batch, sequence, width * parts)
-    return Draft(
+    return SampledNode(
         inputs=_floats(whole),
         outputs=((batch, sequence, width),) * parts,
         attributes={"axis": 2, "num_outputs": parts},
     )
 
 
-def _slice(random: Random, target: float) -> Draft:
+def _slice(random: Random, target: float) -> SampledNode:
     shape = activation(random, target)
     axis = len(shape) - 1
     start, end = shape[axis] // 4, shape[axis]
     entries = [_ints([number]) for number in (start, end, axis)]
-    return Draft(
+    return SampledNode(
         inputs=(*_floats(shape), *(entry for entry, _ in entries)),
         outputs=((*shape[:-1], end - start),),
         values={i: value for i, (_, value) in enumerate(entries, start=1)},
     )
 
 
-def _expand(random: Random, target: float) -> Draft:
+def _expand(random: Random, target: float) -> SampledNode:
     shape = activation(random, target)
     source = tuple(1 if i == len(shape) - 1 else size for i, size in enumerate(shape))
     entry, value = _ints(list(shape))
-    return Draft(inputs=(*_floats(source), entry), outputs=(shape,), values={1: value})
+    return SampledNode(inputs=(*_floats(source), entry), outputs=(shape,), values={1: value})
 
 
-def _pad(random: Random, target: float) -> Draft:
+def _pad(random: Random, target: float) -> SampledNode:
     batch, channels, height, width = feature_map(random, target)
     entry, value = _ints([0, 0, 1, 1, 0, 0, 1, 1])
-    return Draft(
+    return SampledNode(
         inputs=(*_floats((batch, channels, height, width)), entry),
         outputs=((batch, channels, height + 2, width + 2),),
         values={1: value},
     )
 
 
-def _gather(random: Random, target: float) -> Draft:
+def _gather(random: Random, target: float) -> SampledNode:
     batch, sequence, width = tokens(random, target)
     table = (int(pick(random, (1000, 8192, 30522))), width)
-    return Draft(
+    return SampledNode(
         inputs=(*_floats(table), (int(TensorProto.INT64), (batch, sequence))),
         outputs=((batch, sequence, width),),
     )
@@ -234,8 +243,9 @@ def _gather(random: Random, target: float) -> Draft:
 
 _COMPARE = partial(_binary, output_dtype=int(TensorProto.BOOL))
 
-# Most important ones first: a short calibration takes the head of the list.
-_ROWS: tuple[tuple[Maker, str], ...] = (
+_Rows: TypeAlias = tuple[tuple[Generator, str], ...]
+
+_QUICK: _Rows = (
     (_matmul, "MatMul"),
     (_gemm, "Gemm"),
     (_conv, "Conv"),
@@ -251,6 +261,8 @@ _ROWS: tuple[tuple[Maker, str], ...] = (
     (_where, "Where"),
     (_unary, "Erf Exp Sqrt Tanh Sigmoid Reciprocal Neg"),
     (_COMPARE, "LessOrEqual"),
+)
+_FURTHER: _Rows = (
     (_concat, "Concat"),
     (_unary, "Log LeakyRelu Elu Softplus Abs"),
     (_power, "Pow"),
@@ -267,7 +279,18 @@ _ROWS: tuple[tuple[Maker, str], ...] = (
     (_COMPARE, "Less Greater Equal"),
 )
 
-MAKERS: Mapping[str, Maker] = MappingProxyType(
-    {label: maker for maker, labels in _ROWS for label in labels.split()}
+
+def _labels(rows: _Rows) -> tuple[str, ...]:
+    return tuple(label for _, labels in rows for label in labels.split())
+
+
+QUICK_OPS = _labels(_QUICK)
+"""Labels of the ops that training steps spend their time in: a short calibration measures these."""
+
+SAMPLED_OPS = (*QUICK_OPS, *_labels(_FURTHER))
+"""Labels of all ops that can be sampled, most important ones first."""
+
+GENERATORS: Mapping[str, Generator] = MappingProxyType(
+    {label: generator for generator, labels in (*_QUICK, *_FURTHER) for label in labels.split()}
 )
-"""By op label: what makes a node of about so many elements."""
+"""By op label: what draws a node of about so many elements."""

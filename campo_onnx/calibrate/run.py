@@ -1,6 +1,6 @@
 """Calibrate a device: measure samples of every operator in both precisions, and fit the models.
 
-Everything measured goes through the store, so a campaign that is interrupted goes on where it
+Everything measured goes through the store, so a calibration that is interrupted goes on where it
 stopped, and a longer one builds on a shorter one.
 """
 
@@ -11,9 +11,7 @@ from datetime import UTC, datetime
 from campo_onnx.calibrate.calibration import Calibration, OpEntry, Scores
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.fit import (
-    OpModel,
     Sample,
-    TimeModel,
     accuracy,
     fit_best,
     fit_cast,
@@ -21,13 +19,15 @@ from campo_onnx.calibrate.fit import (
     model_accuracy,
     split,
 )
-from campo_onnx.calibrate.samples import OPSET, Sampling, cast_samples, sampled_ops, samples_of
+from campo_onnx.calibrate.layers import QUICK_OPS, SAMPLED_OPS
+from campo_onnx.calibrate.op_model import OpModel, TimeModel
+from campo_onnx.calibrate.samples import OPSET, Sampling, cast_samples, samples_of
 from campo_onnx.devices.device import Device, DeviceKind
 from campo_onnx.devices.roofline import node_time
 from campo_onnx.errors import ProfileError, UnsupportedModelError
 from campo_onnx.measure.counters import Counted
 from campo_onnx.measure.events import events_of, static_events
-from campo_onnx.measure.node_timer import VIEW_NODE, Bench
+from campo_onnx.measure.node_timer import VIEW_NODE, NodeTimer
 from campo_onnx.ops.facts import ports_of, work_of
 from campo_onnx.ops.kernels import has_kernel
 from campo_onnx.ops.key import OpKey
@@ -35,12 +35,9 @@ from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
 
-QUICK_OPS = sampled_ops()[: sampled_ops().index("LessOrEqual") + 1]
-"""What training steps spend their time in."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Campaign:
+class Workload:
     """What to measure.
 
     Parameters
@@ -61,10 +58,10 @@ class Campaign:
     largest_cast_elements: int
 
 
-def quick_campaign(provider: str) -> Campaign:
+def quick_workload(provider: str) -> Workload:
     """A few minutes."""
     on_cpu = provider == "cpu"
-    return Campaign(
+    return Workload(
         ops=QUICK_OPS,
         sampling=Sampling(
             count=40, largest_bytes=8e6 if on_cpu else 2.5e8, largest_flops=5e8 if on_cpu else 1e11
@@ -74,11 +71,11 @@ def quick_campaign(provider: str) -> Campaign:
     )
 
 
-def full_campaign(provider: str) -> Campaign:
+def full_workload(provider: str) -> Workload:
     """Hours; as many casts as in the paper."""
     on_cpu = provider == "cpu"
-    return Campaign(
-        ops=sampled_ops(),
+    return Workload(
+        ops=SAMPLED_OPS,
         sampling=Sampling(
             count=400, largest_bytes=6.4e7 if on_cpu else 1e9, largest_flops=1e10 if on_cpu else 2e12
         ),
@@ -97,20 +94,20 @@ class _Pair:
 
 
 def calibrate(
-    campaign: Campaign,
-    bench: Bench,
+    workload: Workload,
+    timer: NodeTimer,
     device: Device,
     precision: Precision,
     on_progress: Callable[[int, int], None] | None = None,
-    read_counters: Callable[[Iterable[Signature], Bench], Counted] | None = None,
+    read_counters: Callable[[Iterable[Signature], NodeTimer], Counted] | None = None,
 ) -> Calibration:
     """Measure and fit.
 
     Parameters
     ----------
-    campaign
+    workload
         What to measure.
-    bench
+    timer
         Where, and the store.
     device
         Figures of the machine.
@@ -120,22 +117,22 @@ def calibrate(
         Called with the measurements done and to do.
     read_counters
         What reads hardware counters of FP32 nodes (:func:`campo_onnx.measure.counters.counters_of`);
-        None does without. Once it refuses, the rest of the campaign does without, too.
+        None does without. Once it refuses, the rest of the workload does without, too.
 
     Raises
     ------
     ProfileError
         If nothing could be measured; the message says why.
     """
-    drawn = {op: samples_of(op, campaign.sampling) for op in campaign.ops}
-    casts = list(cast_samples(campaign.casts, campaign.largest_cast_elements, precision))
+    drawn = {op: samples_of(op, workload.sampling) for op in workload.ops}
+    casts = list(cast_samples(workload.casts, workload.largest_cast_elements, precision))
     total = 2 * sum(map(len, drawn.values())) + len(casts) + 1
     done = 0
 
     def time_us(signature: Signature) -> float:
         nonlocal done
         try:
-            return bench.time(signature).median_us
+            return timer.time(signature).median_us
         finally:
             done += 1
             if on_progress is not None:
@@ -146,7 +143,7 @@ def calibrate(
     pairs: dict[tuple[str, bool], list[_Pair]] = {}
     failures: dict[str, str] = {}
     for op, signatures in drawn.items():
-        if bench.machine.provider == "cuda" and not has_kernel(OpKey.parse(op), OPSET, "cuda", precision):
+        if timer.machine.provider == "cuda" and not has_kernel(OpKey.parse(op), OPSET, "cuda", precision):
             failures[op] = f"the cuda provider has no {precision.value} kernel"
             continue
         for signature in signatures:
@@ -160,13 +157,13 @@ def calibrate(
                 pairs.setdefault(group, []).append(pair)
     counters_refusal = ""
     if read_counters is not None:
-        pairs, counters_refusal = _counted(pairs, bench, read_counters)
+        pairs, counters_refusal = _counted(pairs, timer, read_counters)
     entries, general, general_time = _fit(pairs, device, precision, failures)
     return Calibration(
-        machine=bench.machine,
+        machine=timer.machine,
         device=replace(device, kind=DeviceKind.CALIBRATED),
         precision=precision,
-        execution=bench.execution,
+        execution=timer.execution,
         cast=cast,
         cast_score=cast_score,
         cast_paper_score=cast_paper_score,
@@ -210,11 +207,11 @@ def _measure(
 
 def _counted(
     pairs: Mapping[tuple[str, bool], list[_Pair]],
-    bench: Bench,
-    read_counters: Callable[[Iterable[Signature], Bench], Counted],
+    timer: NodeTimer,
+    read_counters: Callable[[Iterable[Signature], NodeTimer], Counted],
 ) -> tuple[dict[tuple[str, bool], list[_Pair]], str]:
     """Add hardware counters to pairs; and say why some have none."""
-    found = read_counters((pair.signature for group in pairs.values() for pair in group), bench)
+    found = read_counters((pair.signature for group in pairs.values() for pair in group), timer)
     counted = {
         group: [replace(pair, counters=found.by_key.get(pair.signature.key, {})) for pair in members]
         for group, members in pairs.items()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from campo_onnx.calibrate.layers import MAKERS, Draft
+from campo_onnx.calibrate.layers import GENERATORS, SAMPLED_OPS, SampledNode
 from campo_onnx.errors import UsageError
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.key import OpKey
@@ -46,11 +46,6 @@ class Sampling:
     seed: int = 0
 
 
-def sampled_ops() -> tuple[str, ...]:
-    """Labels of the ops that can be sampled, most important ones first."""
-    return tuple(MAKERS)
-
-
 def samples_of(label: str, sampling: Sampling) -> tuple[Signature, ...]:
     """Draw FP32 nodes of one op, all different.
 
@@ -59,9 +54,9 @@ def samples_of(label: str, sampling: Sampling) -> tuple[Signature, ...]:
     UsageError
         If there is no generator for the op.
     """
-    if label not in MAKERS:
+    if label not in GENERATORS:
         raise UsageError(
-            f"no samples can be drawn of {label!r}", remedy=f"Choose among: {', '.join(MAKERS)}."
+            f"no samples can be drawn of {label!r}", remedy=f"Choose among: {', '.join(SAMPLED_OPS)}."
         )
     generator = np.random.default_rng([sampling.seed, zlib.crc32(label.encode())])
     found: dict[str, Signature] = {}
@@ -70,7 +65,7 @@ def samples_of(label: str, sampling: Sampling) -> tuple[Signature, ...]:
             break
         largest = sampling.largest_bytes / Precision.FP32.itemsize_bytes / 2
         target = math.exp(generator.uniform(math.log(_SMALLEST_ELEMENTS), math.log(largest)))
-        signature = _signature(label, MAKERS[label](generator, target))
+        signature = _signature(label, GENERATORS[label](generator, target))
         if signature.nbytes <= sampling.largest_bytes and work_of(signature).flops <= sampling.largest_flops:
             found.setdefault(signature.key, signature)
     return tuple(found.values())
@@ -99,12 +94,12 @@ def cast_samples(count: int, largest_elements: int, low: Precision) -> Iterator[
             )
 
 
-def _signature(label: str, draft: Draft) -> Signature:
+def _signature(label: str, sampled: SampledNode) -> Signature:
     return make_signature(
         OpKey.parse(label),
-        inputs=draft.inputs,
-        outputs=[(draft.output_dtype, shape) for shape in draft.outputs],
-        attributes=draft.attributes,
-        constants=draft.values,
+        inputs=sampled.inputs,
+        outputs=[(sampled.output_dtype, shape) for shape in sampled.outputs],
+        attributes=sampled.attributes,
+        constants=sampled.values,
         opset=OPSET,
     )

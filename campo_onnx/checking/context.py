@@ -17,7 +17,8 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.pipeline import Options, pose
+from campo_onnx.options import Options
+from campo_onnx.pipeline import problem_of
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.sessions import open_session
 
@@ -79,7 +80,7 @@ class CheckContext:
     @property
     def plan_fits(self) -> bool:
         """Whether the committed plan was made for this very graph."""
-        return self.plan is not None and self.plan.digest == self.fp32.view.digest
+        return self.plan is not None and self.plan.digest == self.fp32.digest
 
     @cached_property
     def baseline(self) -> Baseline | None:
@@ -137,7 +138,7 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
         fp32=fp32,
         mixed=mixed,
         changes=changes,
-        problem=pose(fp32, options),
+        problem=problem_of(fp32, options),
         device=device,
         plan=plan,
         policy=policy,
@@ -153,13 +154,13 @@ def _device_of(plan: Plan | None, mixed: Imported) -> Device:
 
 def _read_plan(path: Path) -> Plan:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes()
     except FileNotFoundError:
         raise UsageError(
             f"the baseline {path} does not exist",
             remedy="Write one with: campo-onnx optimize MODEL -o MIXED --plan FILE",
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise UsageError(f"the baseline {path} cannot be read", why=str(error)) from None
     return Plan.from_json(text, title=f"the baseline {path}")
 

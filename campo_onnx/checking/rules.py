@@ -15,6 +15,7 @@ from campo_onnx.checking.verdict import Finding, failed, not_asked, not_checked,
 from campo_onnx.errors import ModelError, UnsupportedModelError
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.reason import Reason
 from campo_onnx.optimize.safety import protected
 from campo_onnx.runtime.feeds import read_feeds, synthesize
 from campo_onnx.runtime.providers import machine
@@ -68,8 +69,9 @@ def _must_be_fp32(context: CheckContext) -> dict[str, str]:
         for name, found in classes.items()
         if found.op_class is OpClass.DENY
     }
-    reasons |= {name: v.reason for name, v in problem.fixed.items() if v.decided_by == "user"}
-    return reasons | dict(protected(problem.view, context.policy.lists))
+    reasons |= {name: v.reason for name, v in problem.fixed.items() if v.decided_by is Reason.USER}
+    kept = protected(problem.view, context.policy.lists)
+    return reasons | {name: reason.sentence for name, reason in kept.items()}
 
 
 def drift(context: CheckContext) -> Finding:

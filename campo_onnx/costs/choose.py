@@ -13,7 +13,7 @@ from campo_onnx.devices import datasheet
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, UsageError
 from campo_onnx.ir.view import GraphView
-from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.profile import Profile
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.ports import Ports
@@ -71,11 +71,11 @@ def costs_for(
     here = this_machine(device, known.threads)
     if known.store is not None:
         return measured_costs(
-            view, ports, device, precision, Bench(machine=here, store=known.store), known.on_progress
+            view, ports, device, precision, NodeTimer(machine=here, store=known.store), known.on_progress
         )
     with Store() as store:
-        bench = Bench(machine=here, store=store)
-        return measured_costs(view, ports, device, precision, bench, known.on_progress)
+        timer = NodeTimer(machine=here, store=store)
+        return measured_costs(view, ports, device, precision, timer, known.on_progress)
 
 
 def _found(device: Device, precision: Precision, source: CostSource) -> Calibration | None:

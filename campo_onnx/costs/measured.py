@@ -11,7 +11,7 @@ from campo_onnx.costs.table import CostTable, NodeCost
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.view import GraphView, OpNode
-from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.one_node import standalone
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.kernels import has_kernel
@@ -28,7 +28,7 @@ def measured_costs(
     ports: Mapping[str, Ports],
     device: Device,
     precision: Precision,
-    bench: Bench,
+    timer: NodeTimer,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> CostTable:
     """Time every distinct node in both precisions: static profiling, as in the paper's section 4.2.
@@ -49,14 +49,14 @@ def measured_costs(
 
     sweep = []
     for elements, cast in cast_samples(_CASTS, _LARGEST_CAST_ELEMENTS, precision):
-        sweep.append((elements, bench.time(cast).median_us))
+        sweep.append((elements, timer.time(cast).median_us))
         advance()
     sweep = [(elements, us) for elements, us in sweep if us > 0]
     cast_model = fit_cast([elements for elements, _ in sweep], [us for _, us in sweep])
     times: dict[Signature, tuple[float, float] | None] = {}
     for signature in distinct:
         times[signature] = _both_us(
-            signature, precision, bench, cast_model, may_gain=device.computes_in(precision)
+            signature, precision, timer, cast_model, may_gain=device.computes_in(precision)
         )
         advance()
     estimated = estimate(view, ports, device, precision).nodes
@@ -84,11 +84,11 @@ def _measured_node(
 
 
 def _both_us(
-    signature: Signature, precision: Precision, bench: Bench, cast: CastModel, *, may_gain: bool
+    signature: Signature, precision: Precision, timer: NodeTimer, cast: CastModel, *, may_gain: bool
 ) -> tuple[float, float] | None:
     """FP32 and low-precision time of a node; None when it does not even run in FP32."""
     try:
-        fp32_us = bench.time(signature).median_us
+        fp32_us = timer.time(signature).median_us
     except UnsupportedModelError:
         return None
     ports = ports_of(signature, precision)
@@ -96,10 +96,10 @@ def _both_us(
     if low is None:
         return fp32_us, fp32_us
     try:
-        low_us = bench.time(low).median_us
+        low_us = timer.time(low).median_us
     except UnsupportedModelError:
         return fp32_us, fp32_us + _surrounding_casts_us(signature, ports, cast)
-    if not (may_gain and has_kernel(signature.op, signature.opset, bench.machine.provider, precision)):
+    if not (may_gain and has_kernel(signature.op, signature.opset, timer.machine.provider, precision)):
         # ONNX Runtime runs the FP32 kernel between Casts; anything faster than the kernel is noise. Where
         # nothing computes in the low precision, it does so even with nodes that have a kernel and only
         # move bytes, once their neighbours are treated like that.

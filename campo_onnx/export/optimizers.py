@@ -83,9 +83,35 @@ class AdamW:
     weight_decay: float = 0.01
 
 
-Optimizer: TypeAlias = SGD | Momentum | Adam | AdamW
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LAMB:
+    """Adam's direction, each tensor's step as long as the tensor itself times the learning rate.
+
+    Parameters
+    ----------
+    beta1, beta2
+        As in :class:`Adam`.
+    eps
+        Added to the root of the second moment.
+    weight_decay
+        Added to the direction, times the parameter.
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ("m", "v")
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6
+    weight_decay: float = 0.01
+
+
+Optimizer: TypeAlias = SGD | Momentum | Adam | AdamW | LAMB
 
 BY_NAME: Mapping[str, Optimizer] = MappingProxyType(
-    {"sgd": SGD(), "momentum": Momentum(), "adam": Adam(), "adamw": AdamW()}
+    {"sgd": SGD(), "momentum": Momentum(), "adam": Adam(), "adamw": AdamW(), "lamb": LAMB()}
 )
 """Each optimizer with its usual settings."""
+
+
+def counts_updates(optimizer: Optimizer) -> bool:
+    """Whether the update depends on how many there were: Adam and its kin correct their moments by it."""
+    return isinstance(optimizer, Adam | AdamW | LAMB)

@@ -9,6 +9,7 @@ input                  meaning
 ``step``               int64, number of updates so far (Adam, AdamW)
 ``lr``                 learning rate (with an optimizer)
 ``loss_scale``         the factor the loss is multiplied by before the backward pass
+``ema.X``              a parameter's moving average; no graph reads it, a session keeps it
 ``input.X``            an input of the module, ``X`` its name in ``forward``
 ``target.X``           an argument of the loss after the module's output
 =====================  ==========================================================================
@@ -19,6 +20,7 @@ output                 meaning
 ``loss``               the unscaled loss
 ``grads_finite``       bool; when false, every new state below is the old one (with ``loss_scale``)
 ``grad.X``             unscaled gradient of a parameter (without an optimizer)
+``scaled_grad.X``      the gradient times the loss scale, where it is left to the update to unscale it
 ``new.X``              the parameter after the update (with an optimizer)
 ``new_S.X``            the optimizer state after the update
 ``step_out``           the number of updates after this one
@@ -37,13 +39,14 @@ LEARNING_RATE = "lr"
 STEP = "step"
 STEP_OUT = "step_out"
 
-PARAMETER, GRADIENT, INPUT = "param", "grad", "input"
+PARAMETER, GRADIENT, SCALED_GRADIENT, INPUT = "param", "grad", "scaled_grad", "input"
 """First parts of names, where a framework joins the rest itself."""
 
 _PARAMETER, _NEW_PARAMETER = f"{PARAMETER}.", "new."
 _BUFFER, _NEW_BUFFER = "buf.", "buf_out."
 _STATE, _NEW_STATE = "opt.", "new_"
-_GRADIENT = f"{GRADIENT}."
+_AVERAGE = "ema."
+_GRADIENT, _SCALED_GRADIENT = f"{GRADIENT}.", f"{SCALED_GRADIENT}."
 _INPUT, _TARGET = f"{INPUT}.", "target."
 
 _NEXT = ((_PARAMETER, _NEW_PARAMETER), (_BUFFER, _NEW_BUFFER), (_STATE, _NEW_STATE))
@@ -62,9 +65,24 @@ def new_parameter(name: str) -> str:
     return f"{_NEW_PARAMETER}{name}"
 
 
+def average(name: str) -> str:
+    """Name the moving average of a parameter, in state and checkpoints."""
+    return f"{_AVERAGE}{name}"
+
+
+def averaged(name: str) -> str | None:
+    """Name the parameter input that some state is the moving average of; None for any other state."""
+    return parameter(name.removeprefix(_AVERAGE)) if name.startswith(_AVERAGE) else None
+
+
 def gradient(name: str) -> str:
     """Name the output of a gradient."""
     return f"{_GRADIENT}{name}"
+
+
+def scaled_gradient(name: str) -> str:
+    """Name the output of a gradient that is still times the loss scale."""
+    return f"{_SCALED_GRADIENT}{name}"
 
 
 def buffer(name: str) -> str:
@@ -97,9 +115,25 @@ def target(name: str) -> str:
     return f"{_TARGET}{name}"
 
 
+def differentiated(name: str) -> str | None:
+    """Tell whose gradient an output is, scaled or not; None for any other output."""
+    found = (prefix for prefix in (_GRADIENT, _SCALED_GRADIENT) if name.startswith(prefix))
+    return next((name.removeprefix(prefix) for prefix in found), None)
+
+
+def is_scaled_gradient(name: str) -> bool:
+    """Whether an output is a gradient that is still times the loss scale."""
+    return name.startswith(_SCALED_GRADIENT)
+
+
 def is_batch(name: str) -> bool:
     """Whether an input takes a part of the batch."""
     return name.startswith((_INPUT, _TARGET))
+
+
+def is_parameter(name: str) -> bool:
+    """Whether an input is a parameter."""
+    return name.startswith(_PARAMETER)
 
 
 def is_buffer(name: str) -> bool:
@@ -143,7 +177,7 @@ def may_be_frozen(name: str, inputs: Iterable[str]) -> bool:
     inputs
         All inputs of the graph.
     """
-    if not name.startswith(_PARAMETER):
+    if not is_parameter(name):
         return is_buffer(name)
     own = name.removeprefix(_PARAMETER)
     states = (other.removeprefix(_STATE) for other in inputs if other.startswith(_STATE))

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from campo_onnx.costs.table import NodeCost
 from campo_onnx.ir.view import GraphView, OpNode
-from campo_onnx.optimize.problem import Edge, Problem, Verdict
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.reason import Reason, Verdict
 
 _NODE_MARK = "_Grad/"
 _SUM_PREFIX = "AccumulateGrad_"
@@ -60,13 +61,18 @@ def with_backward(forward: Problem, gradient: Problem) -> Problem:
             nodes[name] = replace(cost, low_us=cost.fp32_us, on_tensor_cores=False)
             continue
         nodes[owner] = _together(nodes[owner], cost)
-        if owner not in fixed and (reason := _obstacle(gradient.view.node[name], gradient)):
-            fixed[owner] = Verdict(decided_by="kernel", reason=f"its gradient: {reason}")
+        if owner not in fixed and (why := _obstacle(gradient.view.node[name], gradient)):
+            facts = {"op": gradient.view.node[name].op.label, "why": why}
+            fixed[owner] = Verdict(decided_by=Reason.GRADIENT_KERNEL, facts=facts)
     return replace(
         forward,
         costs=replace(forward.costs, nodes=nodes),
         fixed=fixed,
-        edges={tensor: _with_gradient(edge, gradient.view) for tensor, edge in forward.edges.items()},
+        cast_factors={
+            tensor: 2.0
+            for tensor in forward.view.tensors
+            if f"{tensor}{_TENSOR_SUFFIX}" in gradient.view.tensors
+        },
     )
 
 
@@ -91,13 +97,8 @@ def _together(one: NodeCost, other: NodeCost) -> NodeCost:
 def _obstacle(node: OpNode, gradient: Problem) -> str:
     """Say why a backward node cannot compute in low precision, or ``""``."""
     verdict = gradient.fixed.get(node.name)
-    if verdict is None or verdict.decided_by not in ("kernel", "ports"):
+    if verdict is None or verdict.decided_by not in (Reason.KERNEL, Reason.OPERATOR):
         return ""
     view = gradient.view
     computes = any(map(view.is_float32, node.inputs)) and any(map(view.is_float32, node.outputs))
-    return f"{node.op.label}: {verdict.reason}" if computes else ""
-
-
-def _with_gradient(edge: Edge, gradient: GraphView) -> Edge:
-    differentiated = f"{edge.tensor}{_TENSOR_SUFFIX}" in gradient.tensors
-    return replace(edge, cast_us=2 * edge.cast_us) if differentiated else edge
+    return verdict.reason if computes else ""

@@ -10,7 +10,8 @@ from campo_onnx.integrations.backward import with_backward
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.pipeline import Options, decide, pose
+from campo_onnx.options import Options
+from campo_onnx.pipeline import decide, problem_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class PlannedGraph:
     def __str__(self) -> str:
         plan = self.plan
         return (
-            f"{len(plan.low_nodes)} of {len(plan.decisions)} forward nodes in {plan.low}, "
+            f"{len(plan.low_nodes)} of {len(plan.decisions)} forward nodes in {plan.low.value}, "
             f"{len(plan.casts)} casts; predicted {plan.fp32_us:.0f} us -> {plan.predicted_us:.0f} us a step "
             f"on {plan.device} ({plan.source})"
         )
@@ -63,10 +64,10 @@ def plan_forward(
     """
     sizes = sizes_of(forward.graph, shapes)
     imported = import_model(forward, sizes)
-    problem = pose(imported, options)
+    problem = problem_of(imported, options)
     if gradient is not None:
         dims = sizes_of(gradient.graph, shapes)
-        problem = with_backward(problem, pose(import_model(gradient, dims), options))
+        problem = with_backward(problem, problem_of(import_model(gradient, dims), options))
     plan = decide(problem, imported, options)
     return PlannedGraph(
         plan=plan, model=rewrite(imported, plan) if plan.low_nodes else None, sizes=MappingProxyType(sizes)

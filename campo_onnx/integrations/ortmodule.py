@@ -19,8 +19,8 @@ from campo_onnx.errors import DeviceUnavailableError, UsageError
 from campo_onnx.integrations.forward import PlannedGraph, plan_forward
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import OpLists, resolve
-from campo_onnx.optimize.strategies import DEFAULT_LISTS, DEFAULT_STRATEGY, STRATEGIES
-from campo_onnx.pipeline import Options
+from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, strategy_called
+from campo_onnx.options import Options
 
 SUPPORTED_VERSION = "1.19"
 """The ONNX Runtime whose ORTModule is known; 1.19.2 is the last release with a training build."""
@@ -209,12 +209,11 @@ def attach(
         If this version of ONNX Runtime is not supported.
     """
     manager = _training_manager(ort_module)
-    if strategy not in STRATEGIES:
-        raise UsageError(f"unknown strategy {strategy!r}", remedy=f"Choose one of: {', '.join(STRATEGIES)}.")
+    own_lists = strategy_called(strategy).default_lists
     chosen, note = resolve_device(device) if isinstance(device, str) else (device, "")
     options = Options(
         device=chosen,
-        lists=lists if isinstance(lists, OpLists) else resolve(lists or DEFAULT_LISTS[strategy]),
+        lists=lists if isinstance(lists, OpLists) else resolve(lists or own_lists),
         strategy=strategy,
         low=precision,
         keep_fp32=tuple(keep_fp32),

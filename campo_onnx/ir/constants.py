@@ -131,12 +131,13 @@ class ConstantLoss:
     ----------
     overflows
         Whether a finite value becomes infinite; otherwise values become zero or subnormal.
-    reason
-        Which value of which constant.
+    tensor, value
+        The constant, and the magnitude that is lost; the largest one where every value is.
     """
 
     overflows: bool
-    reason: str
+    tensor: str
+    value: float
 
 
 def loss_in(precision: Precision, tensor: TensorProto, folder: Path | None) -> ConstantLoss | None:
@@ -152,26 +153,22 @@ def loss_in(precision: Precision, tensor: TensorProto, folder: Path | None) -> C
     ConstantLoss or None
         None when the precision holds the constant.
     """
-    any_normal, any_nonzero = False, False
+    any_normal, largest = False, 0.0
     every_value_counts = math.prod(tensor.dims) <= _FEW_ELEMENTS
     for chunk in chunks(tensor, folder):
         magnitude = np.abs(chunk.astype(np.float32, copy=False))
         finite = magnitude[np.isfinite(magnitude)]
-        largest = float(finite.max(initial=0.0))
+        largest = max(largest, float(finite.max(initial=0.0)))
         if largest > precision.largest:
-            reason = f"its constant {tensor.name!r} holds {largest:.4g}, which overflows {precision.value}"
-            return ConstantLoss(overflows=True, reason=reason)
+            return ConstantLoss(overflows=True, tensor=tensor.name, value=largest)
         normal = finite >= precision.smallest_normal
         nonzero = finite > 0
         any_normal |= bool(normal.any())
-        any_nonzero |= bool(nonzero.any())
         if every_value_counts and (nonzero & ~normal).any():
             value = float(finite[nonzero & ~normal][0])
-            reason = f"its constant {tensor.name!r} holds {value:.4g}, too small for {precision.value}"
-            return ConstantLoss(overflows=False, reason=reason)
-    if any_nonzero and not any_normal:
-        reason = f"every value of its constant {tensor.name!r} is too small for {precision.value}"
-        return ConstantLoss(overflows=False, reason=reason)
+            return ConstantLoss(overflows=False, tensor=tensor.name, value=value)
+    if largest > 0 and not any_normal:
+        return ConstantLoss(overflows=False, tensor=tensor.name, value=largest)
     return None
 
 

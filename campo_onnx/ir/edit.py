@@ -38,6 +38,7 @@ def model_of(
     dtype: int,
     attributes: Mapping[str, Mapping[str, int | TensorProto]],
     initializers: Iterable[TensorProto],
+    dropped: frozenset[str],
 ) -> onnx.ModelProto:
     """Export an edited topology as a full model.
 
@@ -54,7 +55,9 @@ def model_of(
     attributes
         New attribute values of given nodes, by node name and attribute name.
     initializers
-        New initializers. Given ones that only FP32 readers left behind are dropped.
+        New initializers.
+    dropped
+        Given initializers that are left out.
     """
     bare = gs.export_onnx(topology, do_type_check=False).graph
     model = onnx.ModelProto()
@@ -66,12 +69,7 @@ def model_of(
     for field in ("input", "output", "quantization_annotation", "sparse_initializer", "metadata_props"):
         getattr(graph, field).extend(getattr(given.graph, field))
     graph.name, graph.doc_string = given.graph.name, given.graph.doc_string
-    used = _used_names(graph)
-    # A given initializer nobody read in the first place is none of our business and stays.
-    read_before = _used_names(given.graph)
-    graph.initializer.extend(
-        t for t in given.graph.initializer if t.name in used or t.name not in read_before
-    )
+    graph.initializer.extend(t for t in given.graph.initializer if t.name not in dropped)
     graph.initializer.extend(initializers)
     made = {name for node in graph.node for name in node.output} | {t.name for t in graph.initializer}
     infos = {value.name: value for value in given.graph.value_info}
@@ -114,14 +112,3 @@ def _restored(
         restored.attribute.extend(kept)
         restored.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in attributes.items())
     return restored
-
-
-def _used_names(graph: onnx.GraphProto) -> set[str]:
-    """Every tensor name that nodes (their bodies included) and outputs mention."""
-    used = {value.name for value in graph.output}
-    for node in graph.node:
-        used.update(node.input)
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                used |= _used_names(body)
-    return used

@@ -4,8 +4,10 @@ Normalized means: local functions inlined, every node named uniquely, nodes in t
 Nothing else changes, so the model can be written back as the user knows it.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from onnx import TensorProto
 from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir import shapes
 from campo_onnx.ir.check import check_given, refuse_broken_text
-from campo_onnx.ir.constants import constants_of, is_external
+from campo_onnx.ir.constants import chunks, constants_of, is_external
 from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.inline import inline_functions
 from campo_onnx.ir.sort import name_nodes, outer_reads, sort_nodes
@@ -52,6 +54,30 @@ class Imported:
     constants: Mapping[str, TensorProto] = field(default_factory=dict)
     folder: Path | None = None
     stamp: Stamp | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """Fingerprint of the whole graph: what its view holds, bodies of nodes, and every constant.
+
+        Constants count by their bytes, all of them, wherever they lie: what a plan casts in the file
+        was looked at value by value. External data is read in pieces, about a second a gigabyte.
+        """
+        digest = hashlib.blake2b(self.view.digest.encode(), digest_size=16)
+        for name in sorted(self.constants):
+            tensor = self.constants[name]
+            digest.update(f"\n{name}:{tensor.data_type}:{list(tensor.dims)}\n".encode())
+            if tensor.HasField("raw_data"):
+                digest.update(tensor.raw_data)
+            elif tensor.data_type == TensorProto.STRING:
+                digest.update(tensor.SerializeToString(deterministic=True))
+            else:
+                for chunk in chunks(tensor, self.folder):
+                    digest.update(chunk.tobytes())
+        for node in self.model.graph.node:
+            for attribute in node.attribute:
+                if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
+                    digest.update(attribute.SerializeToString(deterministic=True))
+        return digest.hexdigest()
 
 
 def import_model(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | None = None) -> Imported:

@@ -55,15 +55,15 @@ def _rename_repeated(graph: GraphProto, given: set[str]) -> None:
     Raises
     ------
     RuntimeError
-        If the model itself has a tensor of that name, so that readers could not be told apart.
+        If the model itself has a tensor of that name, so that consumers could not be told apart.
     """
     taken = given | {name for node in graph.node for name in node.output}
     fresh = (name for number in count() if (name := f"converted_{number}") not in taken)
     defined: set[str] = set()
     renamed: dict[str, str] = {}
     for node in graph.node:
-        for reader in _with_bodies(node):
-            reader.input[:] = [renamed.get(name, name) for name in reader.input]
+        for consumer in _with_bodies(node):
+            consumer.input[:] = [renamed.get(name, name) for name in consumer.input]
         for position, name in enumerate(node.output):
             if not name or name not in defined:
                 defined.add(name)

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 
 from campo_onnx.errors import DeviceUnavailableError
-from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.one_node import one_node_model
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.signature import Signature
@@ -38,27 +39,31 @@ class Counted:
     by_key: Mapping[str, Mapping[str, float]]
     refusal: str = ""
 
+    def __post_init__(self) -> None:
+        """Make the mapping read-only."""
+        object.__setattr__(self, "by_key", MappingProxyType(dict(self.by_key)))
 
-def counters_of(signatures: Iterable[Signature], bench: Bench, read: Count = count) -> Counted:
+
+def counters_of(signatures: Iterable[Signature], timer: NodeTimer, read: Count = count) -> Counted:
     """Look counters up, and read those that are missing.
 
     Parameters
     ----------
     signatures
         Nodes in FP32.
-    bench
+    timer
         Where, and the store.
     read
         What reads counters of model files.
     """
-    if bench.machine.provider != "cuda":
+    if timer.machine.provider != "cuda":
         return Counted(by_key={}, refusal="only CUDA devices have hardware counters that can be read")
     found: dict[str, Mapping[str, float]] = {}
     missing: dict[str, Signature] = {}
     for signature in signatures:
         if work_of(signature).kind in HOST_ONLY:
             continue
-        known = bench.store.find_counters(bench.key(signature))
+        known = timer.store.find_counters(timer.key(signature))
         if known is None:
             missing[signature.key] = signature
         elif known:
@@ -69,7 +74,7 @@ def counters_of(signatures: Iterable[Signature], bench: Bench, read: Count = cou
         except DeviceUnavailableError as error:
             return Counted(by_key=found, refusal=str(error))
         for signature, values in zip(batch, counted, strict=True):
-            bench.store.add_counters(bench.key(signature), values)
+            timer.store.add_counters(timer.key(signature), values)
             if values:
                 found[signature.key] = values
     return Counted(by_key=found)

@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.measure.one_node import one_node_model, one_node_view
-from campo_onnx.measure.store import GRAPH, STREAM, Store, TimingKey
+from campo_onnx.measure.store import Execution, Store, TimingKey
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.signature import FLOAT, Signature, make_signature
@@ -48,7 +48,7 @@ _STEADY = 0.2  # a spread up to this share of the time is as good as it gets on 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class NodeTimer:
     """Where and how to time nodes.
 
     Parameters
@@ -58,7 +58,7 @@ class Bench:
     store
         Where timings are looked up and kept.
     execution
-        ``"stream"``, or ``"graph"`` for CUDA graphs.
+        How a node runs.
     effort
         How long to measure one node.
     memory_bytes
@@ -67,7 +67,7 @@ class Bench:
 
     machine: Machine
     store: Store
-    execution: str = STREAM
+    execution: Execution = Execution.STREAM
     effort: Effort = NODE_EFFORT
     memory_bytes: float = 1.0 * GIB
 
@@ -120,12 +120,12 @@ def timed_as(signature: Signature) -> Signature:
 
 
 def time_all(
-    signatures: Iterable[Signature], bench: Bench, on_done: Callable[[Measured], None] | None = None
+    signatures: Iterable[Signature], timer: NodeTimer, on_done: Callable[[Measured], None] | None = None
 ) -> Iterator[Measured]:
     """Time signatures one after another; one that fails does not stop the rest."""
     for signature in signatures:
         try:
-            measured = Measured(signature=signature, timing=bench.time(signature))
+            measured = Measured(signature=signature, timing=timer.time(signature))
         except UnsupportedModelError as error:
             measured = Measured(signature=signature, timing=None, failure=str(error))
         if on_done is not None:
@@ -133,7 +133,7 @@ def time_all(
         yield measured
 
 
-def time_node(signature: Signature, bench: Bench) -> Timing:
+def time_node(signature: Signature, timer: NodeTimer) -> Timing:
     """Time one node by the slope between two models with few and many copies of it.
 
     Raises
@@ -142,12 +142,12 @@ def time_node(signature: Signature, bench: Bench) -> Timing:
         If the node does not load or run here.
     """
     feeds = _feeds(signature)
-    few = _step(signature, feeds, 1, bench)
+    few = _step(signature, feeds, 1, timer)
     few()
-    once_us = measure(few, replace(bench.effort, warmup=0, repeats=2, least=1)).median_us
-    extra = copies_for(once_us, node_bytes=signature.nbytes, limit_bytes=bench.memory_bytes)
-    many = _step(signature, feeds, 1 + extra, bench)
-    effort = replace(bench.effort, least=3) if once_us > _LONG_US else bench.effort
+    once_us = measure(few, replace(timer.effort, warmup=0, repeats=2, least=1)).median_us
+    extra = copies_for(once_us, node_bytes=signature.nbytes, limit_bytes=timer.memory_bytes)
+    many = _step(signature, feeds, 1 + extra, timer)
+    effort = replace(timer.effort, least=3) if once_us > _LONG_US else timer.effort
     timing = slope(few, many, extra, effort)
     for _ in range(_RETRIES):
         if timing.spread_us <= _STEADY * timing.median_us:
@@ -166,8 +166,8 @@ def _feeds(signature: Signature) -> Mapping[str, NDArray[Any]]:
     return synthesize(one_node_view(signature))
 
 
-def _step(signature: Signature, feeds: Mapping[str, NDArray[Any]], copies: int, bench: Bench) -> Step:
+def _step(signature: Signature, feeds: Mapping[str, NDArray[Any]], copies: int, timer: NodeTimer) -> Step:
     model: onnx.ModelProto = one_node_model(signature, copies)
-    session = open_session(model, bench.machine, cuda_graph=bench.execution == GRAPH)
+    session = open_session(model, timer.machine, cuda_graph=timer.execution is Execution.GRAPH)
     own = {f"{name}_{copy}": array.copy() for copy in range(copies) for name, array in feeds.items()}
-    return bind(session, own, bench.machine.provider)
+    return bind(session, own, timer.machine.provider)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 
 import polars as pl
@@ -13,12 +14,6 @@ from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.counters import COUNTERS
 from campo_onnx.measure.events import EVENTS
 from campo_onnx.runtime.providers import Machine
-
-TRACE = "trace"
-KERNEL_TRACE = "kernel trace"
-ONE_NODE = "one-node"
-CONSTANT = "constant"
-FAILED = "not measured"
 
 _KEY = "campo-onnx:profile"
 SCHEMA: dict[str, pl.DataType] = {
@@ -36,6 +31,16 @@ SCHEMA: dict[str, pl.DataType] = {
 """Columns of the table."""
 
 
+class MeasuredBy(StrEnum):
+    """How the time of a node was measured."""
+
+    TRACE = "trace"  # ONNX Runtime's own profile of whole steps
+    KERNEL_TRACE = "kernel trace"  # kernels of whole steps, joined to nodes
+    ONE_NODE = "one-node"  # alone
+    CONSTANT = "constant"  # it takes no time
+    FAILED = "not measured"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """FP32 times of one graph on one machine.
@@ -44,8 +49,8 @@ class Profile:
     ----------
     table
         One row per node: name, op, types and shapes, median and spread in microseconds, repeats,
-        how it was measured (``trace``, ``kernel trace``, ``one-node``, ``constant``, ``not
-        measured``), events, hardware counters. What was not measured is null.
+        how it was measured (values of :class:`MeasuredBy`), events, hardware counters. What was not
+        measured is null.
     machine
         Where.
     digest

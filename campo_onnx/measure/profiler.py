@@ -8,6 +8,7 @@ where it cannot be trusted, is timed alone.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 import polars as pl
@@ -19,9 +20,9 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import OpNode
 from campo_onnx.measure.counters import Counted, counters_of
 from campo_onnx.measure.events import events_of
-from campo_onnx.measure.node_timer import LAUNCH_NODE, Bench, Measured, time_all
+from campo_onnx.measure.node_timer import LAUNCH_NODE, Measured, NodeTimer, time_all
 from campo_onnx.measure.one_node import standalone
-from campo_onnx.measure.profile import CONSTANT, FAILED, KERNEL_TRACE, ONE_NODE, SCHEMA, TRACE, Profile
+from campo_onnx.measure.profile import SCHEMA, MeasuredBy, Profile
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.kernel_trace import Joined, disagreement
@@ -47,7 +48,7 @@ class Traced:
     Parameters
     ----------
     how
-        How the times were measured: ``trace`` or ``kernel trace``.
+        How the times were measured.
     nodes
         Times by node name; nodes the trace says nothing about are missing.
     step_us
@@ -58,17 +59,21 @@ class Traced:
         Why there are no times where they were asked for.
     """
 
-    how: str
+    how: MeasuredBy
     nodes: Mapping[str, Timing] = field(default_factory=dict)
     step_us: float
     accounted: float | None = None
     refusal: str = ""
 
+    def __post_init__(self) -> None:
+        """Make the mapping read-only."""
+        object.__setattr__(self, "nodes", MappingProxyType(dict(self.nodes)))
+
 
 def take_profile(
     imported: Imported,
     feeds: Feeds,
-    bench: Bench,
+    timer: NodeTimer,
     device: Device,
     *,
     steps: int = 10,
@@ -84,7 +89,7 @@ def take_profile(
         The graph.
     feeds
         A value for every input.
-    bench
+    timer
         Where to run, and the store for nodes that are timed alone.
     device
         Figures of the machine, for the events.
@@ -104,17 +109,17 @@ def take_profile(
     """
     view = imported.view
     signatures = {node.name: standalone(view, node.name) for node in view.nodes}
-    if bench.machine.provider == "cpu":
-        traced = _trace_host(imported, feeds, bench, steps, on_progress)
+    if timer.machine.provider == "cpu":
+        traced = _trace_host(imported, feeds, timer, steps, on_progress)
     else:
-        traced = Traced(how=KERNEL_TRACE, step_us=_step_us(imported, feeds, bench, steps))
+        traced = Traced(how=MeasuredBy.KERNEL_TRACE, step_us=_step_us(imported, feeds, timer, steps))
         if kernel_trace:
-            traced = trace_kernels(imported, feeds, bench, signatures, traced.step_us, steps=steps)
+            traced = trace_kernels(imported, feeds, timer, signatures, traced.step_us, steps=steps)
     own = [(n, s) for n, s in signatures.items() if s is not None and view.node[n].op != _CONSTANT]
     missing = {signature.key: signature for name, signature in own if name not in traced.nodes}
-    alone = _time_alone(missing.values(), bench, on_progress)
+    alone = _time_alone(missing.values(), timer, on_progress)
     distinct = {signature.key: signature for _, signature in own}
-    counted = counters_of(distinct.values(), bench) if counters else Counted(by_key={})
+    counted = counters_of(distinct.values(), timer) if counters else Counted(by_key={})
     rows = []
     for node in view.nodes:
         signature = signatures[node.name]
@@ -128,14 +133,14 @@ def take_profile(
                 "fp32_us": timing.median_us if timing else None,
                 "spread_us": timing.spread_us if timing else None,
                 "repeats": timing.repeats if timing else 0,
-                "measured": how,
+                "measured": how.value,
                 **(events_of(signature, timing.median_us, device) if signature and timing else {}),
                 **(counted.by_key.get(signature.key, {}) if signature else {}),
             }
         )
     return Profile(
         table=pl.DataFrame(rows, schema=SCHEMA),
-        machine=bench.machine,
+        machine=timer.machine,
         digest=view.digest,
         step_us=traced.step_us,
         accounted=traced.accounted,
@@ -147,7 +152,7 @@ def take_profile(
 def trace_kernels(
     imported: Imported,
     feeds: Feeds,
-    bench: Bench,
+    timer: NodeTimer,
     signatures: Signatures,
     step_us: float,
     *,
@@ -161,7 +166,7 @@ def trace_kernels(
 
     Parameters
     ----------
-    imported, feeds, bench
+    imported, feeds, timer
         As for :func:`take_profile`.
     signatures
         By node name.
@@ -179,10 +184,12 @@ def trace_kernels(
     """
     try:
         joined = take(
-            imported.model, feeds, bench.machine, steps=steps, warmup=_WARMUP, folder=imported.folder
+            imported.model, feeds, timer.machine, steps=steps, warmup=_WARMUP, folder=imported.folder
         )
     except DeviceUnavailableError as error:
-        return Traced(how=KERNEL_TRACE, step_us=step_us, refusal=f"{error} Nodes were timed alone.")
+        return Traced(
+            how=MeasuredBy.KERNEL_TRACE, step_us=step_us, refusal=f"{error} Nodes were timed alone."
+        )
     timings = joined.timings()
     longest: dict[str, str] = {}
     for name in sorted(timings, key=lambda node: -timings[node].median_us):
@@ -194,15 +201,15 @@ def trace_kernels(
         signature = signatures[name]
         assert signature is not None
         try:
-            alone_us[name] = bench.time(signature).median_us
+            alone_us[name] = timer.time(signature).median_us
         except UnsupportedModelError:
             continue  # what does not run alone cannot be compared
     if why := disagreement(joined, alone_us):
         refusal = f"the kernel trace was not used: {why}. Nodes were timed alone."
-        return Traced(how=KERNEL_TRACE, step_us=step_us, refusal=refusal)
-    launch_us = bench.time(LAUNCH_NODE).median_us
+        return Traced(how=MeasuredBy.KERNEL_TRACE, step_us=step_us, refusal=refusal)
+    launch_us = timer.time(LAUNCH_NODE).median_us
     return Traced(
-        how=KERNEL_TRACE,
+        how=MeasuredBy.KERNEL_TRACE,
         nodes={name: timing for name, timing in timings.items() if timing.median_us >= launch_us},
         step_us=step_us,
         accounted=joined.accounted,
@@ -210,24 +217,26 @@ def trace_kernels(
 
 
 def _trace_host(
-    imported: Imported, feeds: Feeds, bench: Bench, steps: int, on_progress: Progress | None
+    imported: Imported, feeds: Feeds, timer: NodeTimer, steps: int, on_progress: Progress | None
 ) -> Traced:
     done = _Counter(steps + _WARMUP, on_progress)
     found = trace(
         imported.model,
         feeds,
-        bench.machine,
+        timer.machine,
         steps=steps,
         warmup=_WARMUP,
         folder=imported.folder,
         on_step=done.advance,
     )
-    return Traced(how=TRACE, nodes=found.nodes, step_us=found.step.median_us, accounted=found.accounted)
+    return Traced(
+        how=MeasuredBy.TRACE, nodes=found.nodes, step_us=found.step.median_us, accounted=found.accounted
+    )
 
 
-def _step_us(imported: Imported, feeds: Feeds, bench: Bench, steps: int) -> float:
-    session = open_session(imported.model, bench.machine, folder=imported.folder, strict=False)
-    step = bind(session, feeds, bench.machine.provider)
+def _step_us(imported: Imported, feeds: Feeds, timer: NodeTimer, steps: int) -> float:
+    session = open_session(imported.model, timer.machine, folder=imported.folder, strict=False)
+    step = bind(session, feeds, timer.machine.provider)
     return measure(step, Effort(warmup=_WARMUP, repeats=steps, budget_s=60.0)).median_us
 
 
@@ -244,21 +253,21 @@ class _Counter:
 
 
 def _time_alone(
-    distinct: Collection[Signature], bench: Bench, on_progress: Progress | None
+    distinct: Collection[Signature], timer: NodeTimer, on_progress: Progress | None
 ) -> Mapping[str, Timing]:
     """Time each signature once; by signature."""
     done = _Counter(len(distinct), on_progress if distinct else None)
-    measured = time_all(distinct, bench, done.advance)
+    measured = time_all(distinct, timer, done.advance)
     return {m.signature.key: m.timing for m in measured if m.timing is not None}
 
 
 def _timing(
     node: OpNode, traced: Traced, alone: Mapping[str, Timing], signature: Signature | None
-) -> tuple[Timing | None, str]:
+) -> tuple[Timing | None, MeasuredBy]:
     if node.op == _CONSTANT:
-        return _NOTHING, CONSTANT
+        return _NOTHING, MeasuredBy.CONSTANT
     if node.name in traced.nodes:
         return traced.nodes[node.name], traced.how
     if signature is not None and signature.key in alone:
-        return alone[signature.key], ONE_NODE
-    return None, FAILED
+        return alone[signature.key], MeasuredBy.ONE_NODE
+    return None, MeasuredBy.FAILED

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,12 +23,6 @@ from campo_onnx.errors import ProfileError
 from campo_onnx.files import cache_folder
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.timing import Timing
-
-STREAM = "stream"
-"""Execution one kernel after another."""
-
-GRAPH = "graph"
-"""Execution as a captured CUDA graph."""
 
 _MAGIC = b"SQLite format 3\0"
 _OUR_TABLE = b"CREATE TABLE timings"  # stands in the first page of every store
@@ -66,6 +61,13 @@ _FIND_COUNTERS = "SELECT counters FROM counters WHERE machine = ? AND signature 
 _ADD_COUNTERS = "INSERT OR REPLACE INTO counters VALUES (?, ?, ?, ?, ?)"
 
 
+class Execution(StrEnum):
+    """How a step is executed."""
+
+    STREAM = "stream"  # one kernel after another
+    GRAPH = "graph"  # as a captured CUDA graph
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingKey:
     """What a timing is filed under.
@@ -77,16 +79,16 @@ class TimingKey:
     signature
         Op, attributes, shapes and types: :attr:`campo_onnx.ops.signature.Signature.key`.
     execution
-        :data:`STREAM` or :data:`GRAPH`.
+        How the node ran.
     """
 
     machine: Machine
     signature: str
-    execution: str = STREAM
+    execution: Execution = Execution.STREAM
 
     def row(self) -> tuple[str, str, str]:
         """The key as text."""
-        return json.dumps(to_plain(self.machine), sort_keys=True), self.signature, self.execution
+        return json.dumps(to_plain(self.machine), sort_keys=True), self.signature, self.execution.value
 
 
 def default_path() -> Path:

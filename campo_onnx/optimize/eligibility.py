@@ -11,11 +11,10 @@ from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.kernels import runs
 from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.problem import Verdict
+from campo_onnx.optimize.reason import Fact, Reason, Verdict
 from campo_onnx.optimize.safety import scalar_inputs
 
-OVERFLOW = "overflow"
-"""Who decides about a node with a constant that overflows; such a node is unsafe like a deny node."""
+_OVERFLOWS = (Reason.OVERFLOW, Reason.FILL_OVERFLOW)
 
 
 def fixed_nodes(
@@ -24,7 +23,7 @@ def fixed_nodes(
     *,
     low: Precision,
     provider: str,
-    protected: Mapping[str, str],
+    protected: Mapping[str, Reason],
     keep_fp32: Sequence[str] = (),
 ) -> Mapping[str, Verdict]:
     """Find the nodes that stay as they are, whatever lists and costs say.
@@ -62,20 +61,24 @@ def fixed_nodes(
         if own == NO_FP32 or not any(map(view.is_float32, (*node.inputs, *node.outputs, *node.captures))):
             return _already_or_never(node, imported)
         if node.name in protected:
-            return Verdict(decided_by="safety", reason=protected[node.name])
+            return Verdict(decided_by=protected[node.name])
         if own.refusal:
-            return Verdict(decided_by="ports", reason=own.refusal)
+            return Verdict(decided_by=Reason.OPERATOR, facts={"why": own.refusal})
         if any(p.fullmatch(node.name) or p.fullmatch(node.op.label) for p in kept):
-            return Verdict(decided_by="user", reason="named by --keep-fp32")
+            return Verdict(decided_by=Reason.USER)
         if not runs(node.op, view.opset.get(node.op.domain, 1), provider, low):
-            reason = f"the {provider} provider has no {low.value} kernel for {node.op.label}"
-            return Verdict(decided_by="kernel", reason=reason)
+            facts = {"provider": provider, "low": low.value, "op": node.op.label}
+            return Verdict(decided_by=Reason.KERNEL, facts=facts)
         inputs = [node.inputs[i] for i in sorted(own.low_inputs)]
-        if loss := next(filter(None, map(lost, inputs)), None) or _lost_fill(node, own, low):
-            return Verdict(decided_by=OVERFLOW if loss.overflows else "constant", reason=loss.reason)
+        if loss := next(filter(None, map(lost, inputs)), None):
+            lost_facts: dict[str, Fact] = {"tensor": loss.tensor, "value": loss.value, "low": low.value}
+            return Verdict(
+                decided_by=Reason.OVERFLOW if loss.overflows else Reason.UNDERFLOW, facts=lost_facts
+            )
+        if verdict := _lost_fill(node, own, low):
+            return verdict
         if scalars := scalar_inputs(view, inputs):
-            reason = f"reads the scalar input {scalars[0]!r}, whose size the graph does not tell"
-            return Verdict(decided_by="safety", reason=reason)
+            return Verdict(decided_by=Reason.SCALAR_INPUT, facts={"tensor": scalars[0]})
         return None
 
     found = ((node.name, verdict_of(node)) for node in view.nodes)
@@ -86,18 +89,26 @@ def _already_or_never(node: OpNode, imported: Imported) -> Verdict:
     low_types = {Precision.FP16.onnx_dtype, Precision.BF16.onnx_dtype}
     tensors = imported.view.tensors
     if any(tensors[t].dtype in low_types for t in (*node.inputs, *node.outputs) if t):
-        return Verdict(decided_by="graph", reason="low already in the given graph")
-    return Verdict(decided_by="type", reason=NO_FP32.refusal)
+        return Verdict(decided_by=Reason.ALREADY_LOW)
+    return Verdict(decided_by=Reason.NO_FP32)
 
 
-def _lost_fill(node: OpNode, ports: Ports, low: Precision) -> ConstantLoss | None:
+def overflowing_nodes(fixed: Mapping[str, Verdict]) -> Mapping[str, str]:
+    """Pick the nodes with a constant that overflows, with the sentence: they are unsafe like deny nodes."""
+    return {name: verdict.reason for name, verdict in fixed.items() if verdict.decided_by in _OVERFLOWS}
+
+
+def _lost_fill(node: OpNode, ports: Ports, low: Precision) -> Verdict | None:
     if ports.attribute != "value" or "value" not in node.attributes:
         return None
     value = abs(float(node.attributes["value"].reshape(-1)[0]))
     if low.smallest_normal <= value <= low.largest or value in (0.0, float("inf")):
         return None
-    reason = f"it fills with {value:.4g}, which {low.value} does not hold"
-    return ConstantLoss(overflows=value > low.largest, reason=reason)
+    overflows = value > low.largest
+    return Verdict(
+        decided_by=Reason.FILL_OVERFLOW if overflows else Reason.FILL_UNDERFLOW,
+        facts={"value": value, "low": low.value},
+    )
 
 
 def _pattern(text: str) -> re.Pattern[str]:

@@ -1,52 +1,85 @@
-"""The plan: a value that says which node runs in which precision, where casts go, and why.
+"""The plan: an edit script that says, of every node and Cast, what is written and why.
 
-It owns no graph. It prints, diffs, saves and loads; :mod:`campo_onnx.optimize.rewrite` carries it
-out and decides nothing.
+It owns no graph. It prints, diffs, saves and loads (:mod:`campo_onnx.optimize.plan_file`);
+:mod:`campo_onnx.optimize.rewrite` executes it and decides nothing.
 """
 
-import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from types import MappingProxyType
 
-from campo_onnx.errors import PlanMismatchError, UsageError
-from campo_onnx.ir.view import GraphView
+from campo_onnx.errors import PlanMismatchError
+from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.view import Use
 from campo_onnx.ops.precision import Precision
-
-FORMAT_VERSION = 1
-"""Version of the plan file; raised when a reader of the old one would misread the new one."""
+from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.reason import Fact, Reason, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Precision of one node.
+    """Precision of one node, and what changes at it.
 
     Parameters
     ----------
     node, op_type, op_class
-        The node, its operator's label and its class (``allow``, ``infer``, ``clear``, ``deny``,
-        ``unlisted``, ``unknown``).
+        The node, its operator's label and its class.
     precision
-        ``fp32``, ``fp16`` or ``bf16``; ``-`` for a node that computes no floating point we change.
-    decided_by, reason
-        Who decided, and why.
+        What it runs in; None for a node that computes no floating point we change.
+    decided_by, facts
+        Why; together they make :attr:`reason`.
+    fp32_us
+        Its time as given.
     gain_us
         What low precision saves on this node before casts (also where it was not chosen), the pads
         of this plan included.
     cast_us
         Time of the casts at its inputs and outputs in this plan.
+    low_inputs, low_outputs
+        Positions of inputs that read, and outputs that make, the low version of their tensor.
+        Empty for a node that the plan does not turn low.
+    attribute
+        Attribute that types its output, and is set to the low precision; ``""`` for none.
+    follows
+        Positions of inputs that read the low version though the node stays as it is: a reader of
+        shapes whose FP32 tensor is no longer made.
     """
 
     node: str
     op_type: str
-    op_class: str
-    precision: str
-    decided_by: str
-    reason: str
+    op_class: OpClass
+    precision: Precision | None
+    decided_by: Reason
+    facts: Mapping[str, Fact] = field(default_factory=lambda: MappingProxyType({}))
     fp32_us: float
     gain_us: float
     cast_us: float
+    low_inputs: tuple[int, ...] = ()
+    low_outputs: tuple[int, ...] = ()
+    attribute: str = ""
+    follows: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "facts", self.verdict.facts)
+        if not self.is_lowered and (self.low_inputs or self.low_outputs or self.attribute):
+            raise ValueError(f"node {self.node!r} is not turned low, but has low inputs or outputs")
+
+    @property
+    def verdict(self) -> Verdict:
+        """Why it has its precision."""
+        return Verdict(decided_by=self.decided_by, facts=self.facts)
+
+    @property
+    def reason(self) -> str:
+        """The same as a sentence."""
+        return self.verdict.reason
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether the plan turns it low (a node that was low in the given graph is not turned)."""
+        return self.precision not in (None, Precision.FP32) and self.decided_by is not Reason.ALREADY_LOW
 
     @property
     def low_us(self) -> float:
@@ -56,13 +89,12 @@ class Decision:
     @property
     def planned_us(self) -> float:
         """Its time as planned; a node that was low in the given graph takes the one time it has."""
-        is_lowered = self.precision != Precision.FP32.value and self.decided_by != "graph"
-        return self.low_us if is_lowered else self.fp32_us
+        return self.low_us if self.is_lowered else self.fp32_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCast:
-    """One Cast, shared by every consumer that wants the tensor in `dst`.
+    """One new Cast, shared by everybody who wants the tensor in `dst`.
 
     Parameters
     ----------
@@ -73,17 +105,63 @@ class PlannedCast:
     producer
         Node that makes the tensor; ``""`` for a graph input.
     consumers
-        Nodes that read the result; empty when only the graph's caller does.
+        Who reads the result; empty when only the graph's caller does.
     cast_us
         Predicted time.
     """
 
     tensor: str
-    src: str
-    dst: str
+    src: Precision
+    dst: Precision
     producer: str
-    consumers: tuple[str, ...]
+    consumers: tuple[Use, ...]
     cast_us: float
+
+    def __post_init__(self) -> None:
+        if (self.src is Precision.FP32) == (self.dst is Precision.FP32):
+            raise ValueError(f"a Cast of {self.tensor!r} must go from FP32 or to FP32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExistingCast:
+    """One Cast of the given graph that is used by more, or by nobody any more.
+
+    Parameters
+    ----------
+    node
+        The Cast.
+    tensor, low_tensor
+        The tensor in FP32, and its low version that is read from now on.
+    consumers
+        Who is turned to `low_tensor`.
+    cast_us
+        Its time: saved where it is dropped, spent anyway where it is reused.
+    """
+
+    node: str
+    tensor: str
+    low_tensor: str
+    consumers: tuple[Use, ...]
+    cast_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowConstant:
+    """One constant that gets a low version in the file.
+
+    Parameters
+    ----------
+    tensor
+        Its name in FP32.
+    consumers
+        Who reads the low version.
+    keeps_fp32
+        Whether somebody still reads the FP32 one; otherwise that is left out.
+    """
+
+    tensor: str
+    consumers: tuple[Use, ...]
+    keeps_fp32: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +177,7 @@ class PaddedTensor:
     ends
         Zeros appended to each axis.
     by
-        What brings it to that size: ``pad`` (a Pad, shared by every reader that wants the same),
+        What brings it to that size: ``pad`` (a Pad, shared by every consumer that wants the same),
         ``file`` (an initializer, padded where it is stored) or ``chain`` (the padded output of
         another node, as it is). For an output what brings it back: ``slice``, or ``chain`` where
         nobody reads it at its own size.
@@ -126,7 +204,7 @@ class PlannedPad:
     gain_us
         What its kernel saves, Pads and Slices not counted.
     pads_us
-        Time of the Pads and Slices it brings; a shared Pad counts at its first reader.
+        Time of the Pads and Slices it brings; a shared Pad counts at its first consumer.
     """
 
     node: str
@@ -147,48 +225,81 @@ class Plan:
     device, source
         The device it was decided for, and where the costs come from (``datasheet``: an estimate).
     low
-        The low precision, ``fp16`` or ``bf16``.
+        The low precision.
     fp32_us, predicted_us
         Predicted step of the given graph and of the planned one.
-    casts, pads, decisions
-        What to insert, and the precision of every node.
-    digest
-        Fingerprint of the graph it fits.
     lower_bound_us
         What no assignment under the same lists, safety rules and costs can go below; None where
-        the strategy proves nothing, or where pads were added, which go below it. Equal to
-        `predicted_us` but for rounding when optimal.
+        the strategy proves nothing. Equal to `predicted_us` but for rounding when optimal.
+    digest
+        Fingerprint of the graph it fits, constants included; ``""`` for a plan of an earlier
+        version, which can be read but not executed.
+    casts
+        New Casts.
+    reused, dropped
+        Casts of the given graph that more nodes read, and those that are left out.
+    constants
+        Constants that get a low version.
+    pads
+        Products that are zero-padded.
+    decisions
+        Every node, in the order of the graph.
+
+    Raises
+    ------
+    ValueError
+        If it says two things of one node, tensor or Cast.
     """
 
     strategy: str
     lists: str
     device: str
     source: str
-    low: str
+    low: Precision
     fp32_us: float
     predicted_us: float
-    casts: tuple[PlannedCast, ...]
-    pads: tuple[PlannedPad, ...]
-    decisions: tuple[Decision, ...]
-    digest: str
     lower_bound_us: float | None = None
+    digest: str
+    casts: tuple[PlannedCast, ...]
+    reused: tuple[ExistingCast, ...] = ()
+    dropped: tuple[ExistingCast, ...] = ()
+    constants: tuple[LowConstant, ...] = ()
+    pads: tuple[PlannedPad, ...] = ()
+    decisions: tuple[Decision, ...]
+
+    def __post_init__(self) -> None:
+        if self.low is Precision.FP32:
+            raise ValueError("FP32 is not a low precision")
+        for what, names in (
+            ("decisions on node", [d.node for d in self.decisions]),
+            ("casts of tensor", [c.tensor for c in self.casts]),
+            ("low versions of constant", [c.tensor for c in self.constants]),
+            ("pads of node", [p.node for p in self.pads]),
+            ("entries for Cast", [c.node for c in self.dropped] + [c.node for c in self.reused]),
+        ):
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise ValueError(f"there are two {what} {twice!r}")
+
+    @cached_property
+    def decision(self) -> Mapping[str, Decision]:
+        """Decisions by node name."""
+        return MappingProxyType({d.node: d for d in self.decisions})
 
     @cached_property
     def low_nodes(self) -> frozenset[str]:
         """Nodes this plan turns low (those that were low in the given graph not included)."""
-        return frozenset(
-            d.node for d in self.decisions if d.precision == self.low and d.decided_by != "graph"
-        )
+        return frozenset(d.node for d in self.decisions if d.is_lowered)
 
     @property
     def cast_us(self) -> float:
         """Predicted time of all inserted casts."""
-        return sum(cast.cast_us for cast in self.casts)
+        return math.fsum(cast.cast_us for cast in self.casts)
 
     @property
     def pads_us(self) -> float:
         """Predicted time of all inserted Pads and Slices."""
-        return sum(pad.pads_us for pad in self.pads)
+        return math.fsum(pad.pads_us for pad in self.pads)
 
     @property
     def speedup(self) -> float:
@@ -197,62 +308,36 @@ class Plan:
 
     def to_json(self) -> str:
         """Write the plan as JSON, one decision a line so that plans diff well."""
-        document: dict[str, Any] = {"format_version": FORMAT_VERSION}
-        document |= {name: getattr(self, name) for name in ("strategy", "lists", "device", "source", "low")}
-        document |= {
-            name: getattr(self, name) for name in ("fp32_us", "predicted_us", "lower_bound_us", "digest")
-        }
-        head = json.dumps(document, indent=1)[:-2]
-        for name in ("casts", "pads", "decisions"):
-            lines = ",\n  ".join(json.dumps(asdict(row)) for row in getattr(self, name))
-            head += f',\n "{name}": [' + (f"\n  {lines}\n ]" if lines else "]")
-        return head + "\n}\n"
+        from campo_onnx.optimize.plan_file import encode
+
+        return encode(self)
 
     @classmethod
-    def from_json(cls, text: str, *, title: str = "the plan") -> "Plan":
+    def from_json(cls, text: str | bytes, *, title: str = "the plan") -> "Plan":
         """Read a plan back.
 
         Raises
         ------
         UsageError
-            If the text is no plan, or one of another format version.
+            If the text is no plan, or one of a newer version.
+        PlanMismatchError
+            If it was changed after it was written.
         """
-        try:
-            document = json.loads(text)
-            version = document.pop("format_version")
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UsageError(
-                f"{title} is not a plan file", remedy="Write one with: campo-onnx optimize MODEL --plan FILE"
-            ) from None
-        if version != FORMAT_VERSION:
-            raise UsageError(
-                f"{title} has format version {version}",
-                why=f"this version reads {FORMAT_VERSION}",
+        from campo_onnx.optimize.plan_file import decode
+
+        return decode(text, title)
+
+    def check_fits(self, imported: Imported) -> None:
+        """Raise PlanMismatchError unless the plan was made for this very graph."""
+        if not self.digest:
+            raise PlanMismatchError(
+                "the plan was written by an earlier version of campo-onnx",
+                why="it does not say which inputs and outputs change",
                 remedy="Plan the model again.",
             )
-        try:
-            document["casts"] = tuple(
-                PlannedCast(**row | {"consumers": tuple(row["consumers"])}) for row in document["casts"]
-            )
-            document["decisions"] = tuple(Decision(**row) for row in document["decisions"])
-            document["pads"] = tuple(_pad_of(row) for row in document["pads"])
-            return cls(**document)
-        except (KeyError, TypeError) as error:
-            raise UsageError(f"{title} is damaged", why=str(error), remedy="Plan the model again.") from None
-
-    def check_fits(self, view: GraphView) -> None:
-        """Raise PlanMismatchError unless the plan was made for this very graph."""
-        if self.digest != view.digest:
+        if self.digest != imported.digest:
             raise PlanMismatchError(
                 "the plan does not fit the model",
-                why="nodes, shapes or attributes changed since it was made",
+                why="nodes, shapes, attributes or constants changed since it was made",
                 remedy="Plan the model again, with the same --dim options.",
             )
-
-
-def _pad_of(row: Mapping[str, Any]) -> PlannedPad:
-    def tensor_of(part: Mapping[str, Any]) -> PaddedTensor:
-        return PaddedTensor(**{**part, "ends": tuple(part["ends"])})
-
-    output = None if row["output"] is None else tensor_of(row["output"])
-    return PlannedPad(**{**row, "inputs": tuple(map(tensor_of, row["inputs"])), "output": output})

@@ -1,9 +1,12 @@
-"""From a strategy's answer to a plan: every decision with its price, and the casts it takes."""
+"""From a strategy's answer to a plan: every change of the graph, with its price."""
 
-from campo_onnx.ir.view import FLOAT
-from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.plan import Decision, Plan, PlannedCast
-from campo_onnx.optimize.problem import Assignment, Problem, Verdict
+from collections.abc import Iterator
+
+from campo_onnx.ir.view import FLOAT, TensorKind, Use
+from campo_onnx.ops.precision import Precision, low_precisions
+from campo_onnx.optimize.casts import CastKind, CastSite, existing_versions
+from campo_onnx.optimize.plan import Decision, ExistingCast, LowConstant, Plan, PlannedCast
+from campo_onnx.optimize.problem import Assignment, Problem
 
 
 def make_plan(problem: Problem, assignment: Assignment, *, strategy: str, lists: str) -> Plan:
@@ -18,81 +21,166 @@ def make_plan(problem: Problem, assignment: Assignment, *, strategy: str, lists:
     strategy, lists
         Names to record.
     """
-    low = assignment.low
-    casts = tuple(_casts(problem, low))
-    cast_us_by_tensor = {cast.tensor: cast.cast_us for cast in casts}
-    decisions = []
-    for node in problem.view.nodes:
-        verdict = problem.fixed.get(node.name) or assignment.verdicts[node.name]
-        decisions.append(
-            Decision(
-                node=node.name,
-                op_type=node.op.label,
-                op_class=problem.op_class(node.name).value,
-                precision=_precision(problem, node.name, low, verdict),
-                decided_by=verdict.decided_by,
-                reason=verdict.reason,
-                fp32_us=problem.costs.nodes[node.name].fp32_us,
-                gain_us=problem.costs.nodes[node.name].gain_us,
-                cast_us=sum(cast_us_by_tensor.get(e.tensor, 0.0) for e in problem.edges_of(node.name)),
-            )
+    return _Planning(problem, assignment).plan(strategy, lists)
+
+
+class _Planning:
+    """One run of :func:`make_plan`."""
+
+    def __init__(self, problem: Problem, assignment: Assignment) -> None:
+        self.problem, self.assignment = problem, assignment
+        self.low = assignment.low
+        self.view = problem.view
+        self.existing = existing_versions(self.view, problem.low)
+
+    def plan(self, strategy: str, lists: str) -> Plan:
+        problem = self.problem
+        casts = tuple(self._new_casts())
+        cast_us = {cast.tensor: cast.cast_us for cast in casts}
+        dropped = tuple(self._dropped_casts())
+        return Plan(
+            strategy=strategy,
+            lists=lists,
+            device=problem.costs.device,
+            source=problem.costs.source,
+            low=problem.low,
+            fp32_us=problem.predicted_us(frozenset()),
+            predicted_us=problem.predicted_us(self.low),
+            lower_bound_us=self.assignment.lower_bound_us,
+            digest=problem.digest,
+            casts=casts,
+            reused=tuple(self._reused_casts({cast.node for cast in dropped})),
+            dropped=dropped,
+            constants=tuple(self._constants()),
+            decisions=tuple(self._decision(node.name, cast_us) for node in self.view.nodes),
         )
-    return Plan(
-        strategy=strategy,
-        lists=lists,
-        device=problem.costs.device,
-        source=problem.costs.source,
-        low=problem.low.value,
-        fp32_us=problem.predicted_us(frozenset()),
-        predicted_us=problem.predicted_us(low),
-        casts=casts,
-        pads=(),
-        decisions=tuple(decisions),
-        digest=problem.view.digest,
-        lower_bound_us=assignment.lower_bound_us,
-    )
 
+    def _decision(self, name: str, cast_us: dict[str, float]) -> Decision:
+        problem, node = self.problem, self.view.node[name]
+        verdict = problem.fixed.get(name) or self.assignment.verdicts[name]
+        ports, cost, is_low = problem.ports[name], problem.costs.nodes[name], name in self.low
+        return Decision(
+            node=name,
+            op_type=node.op.label,
+            op_class=problem.op_class(name),
+            precision=self._precision(name),
+            decided_by=verdict.decided_by,
+            facts=verdict.facts,
+            fp32_us=cost.fp32_us,
+            gain_us=cost.gain_us,
+            cast_us=sum(cast_us.get(site.tensor, 0.0) for site in problem.sites_of(name)),
+            low_inputs=tuple(sorted(ports.low_inputs)) if is_low else (),
+            low_outputs=tuple(sorted(ports.low_outputs)) if is_low else (),
+            attribute=(ports.attribute or "") if is_low else "",
+            follows=tuple(self._followed(name)),
+        )
 
-def _casts(problem: Problem, low: frozenset[str]) -> list[PlannedCast]:
-    casts = []
-    for edge in problem.edges.values():
-        if edge.is_cast_down(low):
-            consumers = tuple(reader for reader in edge.readers if reader in low)
-            src, dst = Precision.FP32, problem.low
-        elif edge.is_cast_up(low):
-            consumers = tuple(
-                dict.fromkeys(
-                    use.node
-                    for use in problem.view.consumers.get(edge.tensor, ())
-                    if use.position not in problem.ports[use.node].any_inputs
-                    and edge.twin not in problem.view.node[use.node].outputs  # a Cast that is dropped
-                    and (use.node not in low or use.position not in problem.ports[use.node].low_inputs)
+    def _precision(self, name: str) -> Precision | None:
+        if name in self.low:
+            return self.problem.low
+        node = self.view.node[name]
+        dtypes = {self.view.tensors[t].dtype for t in (*node.inputs, *node.outputs) if t}
+        if FLOAT in dtypes:
+            return Precision.FP32
+        return next((p for p in low_precisions() if p.onnx_dtype in dtypes), None)
+
+    def _followed(self, name: str) -> Iterator[int]:
+        """Positions of inputs that the node reads in whatever precision is there, where that is low."""
+        node = self.view.node[name]
+        for position, tensor in enumerate(node.inputs):
+            site = self.problem.sites.get(tensor)
+            if site is None:
+                continue
+            existing = site.existing
+            dropped = [cast.node for cast in site.dropped(self.low)]
+            if existing is not None and name in existing.copies and name not in dropped:
+                # A copy that keeps its name casts from low to low where there is no FP32 version.
+                follows = site.is_made_low(self.low)
+            elif position in self.problem.ports[name].any_inputs:
+                gone = existing is not None and existing.is_source and existing.cast in dropped
+                follows = gone or (site.is_made_low(self.low) and site.new_cast(self.low) is None)
+            else:
+                follows = False
+            if follows:
+                yield position
+
+    def _low_uses(self, tensor: str) -> tuple[Use, ...]:
+        """Who reads a tensor low."""
+        return tuple(
+            use
+            for use in self.view.consumers.get(tensor, ())
+            if use.node in self.low and use.position in self.problem.ports[use.node].low_inputs
+        )
+
+    def _fp32_uses(self, site: CastSite) -> tuple[Use, ...]:
+        """Who reads, and wants, a tensor in FP32."""
+        low = set(self._low_uses(site.tensor))
+        existing = site.existing
+        excused = () if existing is None else (existing.cast, *existing.copies)
+        return tuple(
+            use
+            for use in self.view.consumers.get(site.tensor, ())
+            if use not in low
+            and use.position not in self.problem.ports[use.node].any_inputs
+            and use.node not in excused
+        )
+
+    def _new_casts(self) -> Iterator[PlannedCast]:
+        for site in self.problem.sites.values():
+            cast = site.new_cast(self.low)
+            if cast is None:
+                continue
+            goes_down = cast.kind is CastKind.DOWN
+            producer = self.view.producer.get(site.tensor)
+            yield PlannedCast(
+                tensor=site.tensor,
+                src=Precision.FP32 if goes_down else self.problem.low,
+                dst=self.problem.low if goes_down else Precision.FP32,
+                producer=producer.name if producer is not None else "",
+                consumers=self._low_uses(site.tensor) if goes_down else self._fp32_uses(site),
+                cast_us=cast.cast_us,
+            )
+
+    def _dropped_casts(self) -> Iterator[ExistingCast]:
+        for site in self.problem.sites.values():
+            for cast in site.dropped(self.low):
+                assert site.existing is not None
+                if site.existing.is_source:
+                    consumers = tuple(self.view.consumers[site.tensor])  # all, or it would stay
+                elif cast.node in site.existing.copies:
+                    target = self.view.node[cast.node].outputs[0]
+                    consumers = tuple(self.view.consumers.get(target, ()))
+                else:
+                    consumers = ()  # the producer makes what they read, under the same name
+                yield ExistingCast(
+                    node=cast.node,
+                    tensor=site.tensor,
+                    low_tensor=site.existing.name,
+                    consumers=consumers,
+                    cast_us=cast.cast_us,
                 )
-            )
-            src, dst = problem.low, Precision.FP32
-        else:
-            continue
-        maker = problem.view.producer.get(edge.tensor)
-        casts.append(
-            PlannedCast(
-                tensor=edge.tensor,
-                src=src.value,
-                dst=dst.value,
-                producer=maker.name if maker is not None else "",
+
+    def _reused_casts(self, dropped: set[str]) -> Iterator[ExistingCast]:
+        for tensor, existing in self.existing.items():
+            site = self.problem.sites.get(tensor)
+            consumers = self._low_uses(tensor)
+            if existing.cast in dropped or not consumers or (site and site.is_made_low(self.low)):
+                continue
+            yield ExistingCast(
+                node=existing.cast,
+                tensor=tensor,
+                low_tensor=existing.name,
                 consumers=consumers,
-                cast_us=edge.cast_us,
+                cast_us=self.problem.costs.nodes[existing.cast].fp32_us,
             )
-        )
-    return casts
 
-
-def _precision(problem: Problem, node: str, low: frozenset[str], verdict: Verdict) -> str:
-    if node in low:
-        return problem.low.value
-    op_node = problem.view.node[node]
-    tensors = [t for t in (*op_node.inputs, *op_node.outputs) if t]
-    dtypes = {problem.view.tensors[t].dtype for t in tensors}
-    if FLOAT in dtypes:
-        return Precision.FP32.value
-    found = [p.value for p in (Precision.FP16, Precision.BF16) if p.onnx_dtype in dtypes]
-    return found[0] if found else "-"
+    def _constants(self) -> Iterator[LowConstant]:
+        for tensor, info in self.view.tensors.items():
+            if info.kind is not TensorKind.CONSTANT or tensor in self.existing:
+                continue
+            consumers = self._low_uses(tensor)
+            if consumers:
+                everybody = len(self.view.consumers[tensor]) == len(consumers)
+                yield LowConstant(
+                    tensor=tensor, consumers=consumers, keeps_fp32=not everybody or info.is_output
+                )

@@ -1,31 +1,13 @@
 """What a person wants to know of a plan: what was won, what casts cost, what stayed FP32 and why."""
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.plan import Decision, Plan
-
-_WHY = {
-    "never-worse": "the whole assignment is predicted no faster than FP32",
-    "verify": "measured, the mixed step does not win",
-    "min-gain": "the step would gain too little to be sure of",
-    "traverse-1": "casts would cost more than low precision gains",
-    "traverse-2": "downstream of a deny node",
-    "traverse-3": "not between low nodes",
-    "traverse-4": "casts would cost more than low precision gains",
-    "deny": "downstream of a deny node",
-    "taint": "downstream of a deny node",
-    "minimum-cut": "casts would cost more than low precision gains",
-    "dispatch": "its inputs are FP32 there",
-    "margin": "FP32 wins by more than the margin",
-    "between": "not between low nodes",
-    "kernel": "no low-precision kernel",
-    "constant": "a constant the low precision loses",
-    "overflow": "a constant that overflows",
-    "user": "named by --keep-fp32",
-}
+from campo_onnx.optimize.reason import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +37,15 @@ class KeptRow:
 
     Parameters
     ----------
-    why
-        The reason.
+    reason, why
+        The reason, and its line for people.
     nodes, fp32_us
         How many, and their predicted time.
     op_types
         The operators it concerns most, as ``"Mul 12, Add 3"``.
     """
 
+    reason: Reason
     why: str
     nodes: int
     fp32_us: float
@@ -102,15 +85,15 @@ class Report:
     def changeable_us(self) -> tuple[float, float]:
         """FP32 and low-precision time, without casts, of all nodes that take another time in each."""
         changed = [d for d in self.plan.decisions if d.gain_us]
-        return sum(d.fp32_us for d in changed), sum(d.low_us for d in changed)
+        return math.fsum(d.fp32_us for d in changed), math.fsum(d.low_us for d in changed)
 
 
 def report_of(plan: Plan) -> Report:
     """Sum a plan up."""
-    decisions = [d for d in plan.decisions if d.precision != "-"]
-    kept = [d for d in decisions if d.precision == Precision.FP32.value]
-    casts_down = sum(cast.dst == plan.low for cast in plan.casts)
-    unknown = Counter(d.op_type for d in plan.decisions if d.op_class == OpClass.UNKNOWN.value)
+    decisions = [d for d in plan.decisions if d.precision is not None]
+    kept = [d for d in decisions if d.precision is Precision.FP32]
+    casts_down = sum(cast.dst is plan.low for cast in plan.casts)
+    unknown = Counter(d.op_type for d in plan.decisions if d.op_class is OpClass.UNKNOWN)
     return Report(
         plan=plan,
         float_nodes=len(decisions),
@@ -131,9 +114,9 @@ def _op_rows(decisions: list[Decision]) -> tuple[OpRow, ...]:
         OpRow(
             op_type=op_type,
             nodes=len(group),
-            low_nodes=sum(d.precision != Precision.FP32.value for d in group),
-            fp32_us=sum(d.fp32_us for d in group),
-            planned_us=sum(d.planned_us for d in group),
+            low_nodes=sum(d.precision is not Precision.FP32 for d in group),
+            fp32_us=math.fsum(d.fp32_us for d in group),
+            planned_us=math.fsum(d.planned_us for d in group),
         )
         for op_type, group in groups.items()
     ]
@@ -141,34 +124,21 @@ def _op_rows(decisions: list[Decision]) -> tuple[OpRow, ...]:
 
 
 def _kept_rows(kept: list[Decision]) -> tuple[KeptRow, ...]:
-    groups: dict[str, list[Decision]] = defaultdict(list)
+    groups: dict[tuple[Reason, str], list[Decision]] = defaultdict(list)
     for decision in kept:
         if decision.op_type != "Constant":
-            groups[_why(decision)].append(decision)
+            groups[decision.decided_by, decision.verdict.summary].append(decision)
     rows = [
         KeptRow(
-            why=why,
+            reason=reason,
+            why=summary,
             nodes=len(group),
-            fp32_us=sum(d.fp32_us for d in group),
+            fp32_us=math.fsum(d.fp32_us for d in group),
             op_types=_most(group),
         )
-        for why, group in groups.items()
+        for (reason, summary), group in groups.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.fp32_us, row.why)))
-
-
-def _why(decision: Decision) -> str:
-    if decision.decided_by == "lists":
-        # Reasons of pattern rules stand for themselves; of the lists, the class says it all.
-        listed = decision.reason.startswith(decision.op_type)
-        return (
-            f"on the {decision.op_class} list"
-            if listed and decision.op_class == "deny"
-            else (f"{decision.op_class} operator" if listed else decision.reason)
-        )
-    if decision.decided_by in _WHY:
-        return _WHY[decision.decided_by]
-    return "reads a scalar input of unknown size" if "scalar input" in decision.reason else decision.reason
 
 
 def _most(group: list[Decision], limit: int = 3) -> str:

@@ -1,29 +1,30 @@
-"""Carry out a plan: set types, insert Casts, Pads and Slices. Nothing is decided here."""
+"""Execute a plan: set types, insert Casts, Pads and Slices, leave out what it drops. Nothing is decided."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import TensorProto
 
+from campo_onnx.errors import PlanMismatchError
 from campo_onnx.ir.convert import converted
 from campo_onnx.ir.edit import model_of, topology_of
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.sort import fresh, sort_nodes
 from campo_onnx.ir.stamp import Stamp, structure_digest, write_stamp
-from campo_onnx.ops.facts import ports_of
+from campo_onnx.ir.view import CAPTURE, Use
 from campo_onnx.ops.ports import Ports, low_attribute
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.padding.insert import insert_pads
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.optimize.problem import low_twins
+from campo_onnx.optimize.plan import Decision, ExistingCast, LowConstant, Plan, PlannedCast
 
 
 def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
     """Write a plan into a graph.
 
     The FP32 version of a tensor keeps its name; its low version is called ``<name>_fp16``. Casts
-    stand right behind the producer (to FP32) or before the first reader (to the low precision).
+    stand right behind the producer (to FP32) or before the first consumer (to the low precision).
 
     Parameters
     ----------
@@ -41,14 +42,16 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
     Raises
     ------
     PlanMismatchError
-        If the plan was made for another graph.
+        If the plan was made for another graph, or what it says does not hold together.
     """
-    plan.check_fits(imported.view)
+    plan.check_fits(imported)
     work = _Rewriting(imported, plan)
-    for node in list(work.graph.nodes):
-        work.rewire(node)
+    given = list(work.graph.nodes)
+    for node in given:
+        work.execute(node)
+    work.check_done()
     insert_pads(work, plan.pads)
-    work.graph.nodes[:] = [node for node in work.nodes if not work.is_dead(node)]
+    work.graph.nodes[:] = work.nodes
     model = model_of(
         work.graph,
         imported.model,
@@ -56,13 +59,14 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
         dtype=work.low.onnx_dtype,
         attributes=work.attributes,
         initializers=work.initializers,
+        dropped=frozenset(c.tensor for c in plan.constants if not c.keeps_fp32),
     )
-    sort_nodes(model.graph)  # an existing Cast that gained earlier readers moves up
+    sort_nodes(model.graph)  # an existing Cast that gained earlier consumers moves up
     stamp = Stamp(
         strategy=plan.strategy,
         lists=plan.lists,
         device=plan.device,
-        low=plan.low,
+        low=plan.low.value,
         digest=structure_digest(model.graph),
     )
     write_stamp(model, stamp)
@@ -73,7 +77,7 @@ class _Rewriting:
     """One run of :func:`rewrite`: the topology being edited and what was added to it."""
 
     def __init__(self, imported: Imported, plan: Plan) -> None:
-        self.low = Precision(plan.low)
+        self.low = plan.low
         self.view = imported.view
         self.folder = imported.folder
         self.constants = imported.constants
@@ -82,69 +86,109 @@ class _Rewriting:
         self.attributes: dict[str, Mapping[str, int | TensorProto]] = {}
         self.initializers: list[TensorProto] = []
         self.retyped: dict[str, str] = {}  # low tensor's name to its FP32 name
-        self._low_nodes = plan.low_nodes
-        self._cast = {cast.tensor: cast for cast in plan.casts}
-        self._ports = {n.name: ports_of(self.view.signature(n.name), self.low) for n in self.view.nodes}
+        self._plan = plan
         self._tensors = self.graph.tensors()
-        self._twins = low_twins(self.view, self.low)
         self._low_tensor: dict[str, gs.Tensor] = {}
+        self._merged: dict[str, gs.Tensor] = {}  # results of dropped copies of a Cast
+        self._made: set[str] = set()  # tensors that a low node makes
+        self._written: Counter[str] = Counter()
         self._taken_tensors = set(self.view.tensors)
         self._taken_nodes = set(self.view.node)
-        captures = (t for n in self.view.nodes for t in n.captures)
-        self._read_outside = frozenset((*self.view.outputs, *captures))
+        self._casts_up = {c.tensor: c for c in plan.casts if c.dst is Precision.FP32}
+        self._dropped = {c.node: c for c in plan.dropped}
+        self._low_source = self._sources(plan)
+        self._own_name = {
+            c.tensor: c.low_tensor for c in plan.dropped if c.low_tensor in self._outputs_of(c.node)
+        }
+        unread = {c.tensor for c in plan.constants if not c.keeps_fp32}
+        self._left_out = {
+            n.name for n in self.view.nodes if n.op.op_type == "Constant" and unread & {*n.outputs}
+        }
 
-    def rewire(self, node: gs.Node) -> None:
+    def _outputs_of(self, cast: str) -> tuple[str, ...]:
+        if cast not in self.view.node:
+            raise _incoherent(f"it names a Cast {cast!r} that the graph does not have")
+        return self.view.node[cast].outputs
+
+    @staticmethod
+    def _sources(plan: Plan) -> dict[Use, PlannedCast | ExistingCast | LowConstant]:
+        """By reading, what the plan says it gets its low version from."""
+        found: dict[Use, PlannedCast | ExistingCast | LowConstant] = {}
+        for cast in plan.casts:
+            if cast.dst is plan.low:
+                found |= dict.fromkeys(cast.consumers, cast)
+        for existing in (*plan.reused, *plan.dropped):
+            found |= dict.fromkeys(existing.consumers, existing)
+        for constant in plan.constants:
+            found |= dict.fromkeys(constant.consumers, constant)
+        return found
+
+    def execute(self, node: gs.Node) -> None:
         """Give one node its low inputs and outputs, and put it, with its casts, behind the last."""
-        ports = self._ports[node.name]
-        if node.name in self._low_nodes:
-            for index in sorted(ports.low_inputs):
-                node.inputs[index] = self._low_version(node.inputs[index])
-            if ports.attribute:
-                given = self.view.node[node.name].attributes
-                value = low_attribute(given.get(ports.attribute), ports, self.low)
-                self.attributes[node.name] = {ports.attribute: value}
-        for index in sorted(ports.any_inputs):
-            self._follow(node, index)
-        self.nodes.append(node)
-        if node.name in self._low_nodes:
-            self._lower_outputs(node, ports)
+        decision = self._plan.decision[node.name]
+        for position in (*decision.low_inputs, *decision.follows):
+            node.inputs[position] = self._low_version(Use(node.name, position))
+        for position, tensor in enumerate(node.inputs):
+            if tensor.name in self._merged:
+                node.inputs[position] = self._merged[tensor.name]
+        if decision.attribute:
+            given = self.view.node[node.name].attributes.get(decision.attribute)
+            value = low_attribute(given, Ports(attribute=decision.attribute), self.low)
+            self.attributes[node.name] = {decision.attribute: value}
+        if node.name in self._dropped:
+            self._drop(self._dropped[node.name])
+        elif node.name not in self._left_out:
+            self.nodes.append(node)
+        self._lower_outputs(node, decision)
 
-    def _lower_outputs(self, node: gs.Node, ports: Ports) -> None:
-        for index in sorted(ports.low_outputs):
-            fp32 = node.outputs[index]
+    def _drop(self, cast: ExistingCast) -> None:
+        (target,) = self._outputs_of(cast.node)
+        source = self.view.node[cast.node].inputs[0]
+        if cast.low_tensor not in (source, target):  # a copy: its consumers are merged with the others
+            self._merged[target] = self._existing(cast)
+        elif target == cast.low_tensor and cast.tensor not in self._made:
+            raise _incoherent(f"it drops the Cast {cast.node!r}, and nothing else makes {target!r}")
+
+    def _lower_outputs(self, node: gs.Node, decision: Decision) -> None:
+        for position in decision.low_outputs:
+            fp32 = node.outputs[position]
             low = self._new_low_tensor(fp32.name)
-            node.outputs[index] = low
-            cast = self._cast.get(fp32.name)
-            if cast is not None:
+            node.outputs[position] = low
+            self._made.add(fp32.name)
+            if fp32.name in self._casts_up:
                 self._insert_cast(low, fp32, Precision.FP32)
+                self._written[fp32.name] += 1
 
-    def _follow(self, node: gs.Node, index: int) -> None:
-        """Let a reader of shapes read the low version where the FP32 one is no longer made."""
-        tensor = self.view.node[node.name].inputs[index]
-        maker = self.view.producer.get(tensor)
-        if maker is None or maker.name not in self._low_nodes or tensor in self._cast:
-            return
-        node.inputs[index] = self._low_tensor[tensor]
-
-    def _low_version(self, tensor: gs.Tensor) -> gs.Tensor:
-        """Return the low version of an FP32 tensor, making it where there is none yet."""
-        name = tensor.name
-        if name in self._low_tensor:
-            return self._low_tensor[name]
-        if name in self._twins:
-            self._low_tensor[name] = self._tensors[self._twins[name]]
-        elif name in self.constants:
+    def _low_version(self, use: Use) -> gs.Tensor:
+        """Return the low version that one reading is to get, making it where there is none yet."""
+        name = self.view.node[use.node].inputs[use.position]
+        source = self._low_source.get(use)
+        if isinstance(source, ExistingCast):
+            self._low_tensor.setdefault(name, self._existing(source))
+        elif isinstance(source, LowConstant) and name not in self._low_tensor:
             low = self._new_low_tensor(name)
+            if name not in self.constants:
+                raise _incoherent(f"{name!r} is to be converted in the file, and is no constant")
             self.initializers.append(converted(self.constants[name], low.name, self.low, self.folder))
-        else:
-            self._insert_cast(tensor, self._new_low_tensor(name), self.low)
+        elif isinstance(source, PlannedCast) and name not in self._low_tensor:
+            self._insert_cast(self._tensors[name], self._new_low_tensor(name), self.low)
+            self._written[name] += 1
+        if name not in self._low_tensor:
+            raise _incoherent(
+                f"input {use.position} of node {use.node!r} is to read {name!r} in {self.low.value}, "
+                "and nothing makes it so"
+            )
         return self._low_tensor[name]
+
+    def _existing(self, cast: ExistingCast) -> gs.Tensor:
+        if cast.low_tensor not in self._tensors:
+            raise _incoherent(f"it names a tensor {cast.low_tensor!r} that the graph does not have")
+        return self._merged.get(cast.low_tensor, self._tensors[cast.low_tensor])
 
     def _new_low_tensor(self, name: str) -> gs.Tensor:
         # Where the graph casts the tensor itself, its low version has a name already.
-        twin = self._twins.get(name)
-        if twin is not None and name in self.view.producer and twin in self._tensors:
-            low = self._tensors[twin]
+        if name in self._own_name:
+            low = self._tensors[self._own_name[name]]
             low.inputs.clear()
         else:
             low = self.new_tensor(f"{name}_{self.low.value}")
@@ -169,11 +213,34 @@ class _Rewriting:
         self._taken_nodes.add(name)
         return gs.Node(op_type, name=name, inputs=list(inputs), outputs=[output])
 
-    def is_dead(self, node: gs.Node) -> bool:
-        """Whether an existing Cast, or a constant, lost its last reader."""
-        if node.op not in ("Cast", "Constant") or node.name not in self.view.node:
-            return False
-        if not node.outputs:
-            return True  # a Cast whose result its source's maker now makes itself
-        had_readers = any(t.name in self.view.consumers for t in node.outputs)
-        return had_readers and all(not t.outputs and t.name not in self._read_outside for t in node.outputs)
+    def check_done(self) -> None:
+        """Refuse a plan of which something was not written, or that leaves a reading without a tensor."""
+        for cast in self._plan.casts:
+            if self._written[cast.tensor] != 1:
+                raise _incoherent(
+                    f"it has a Cast of {cast.tensor!r} to {cast.dst.value} that nothing in it needs"
+                )
+        written = {node.name: node for node in self.nodes}
+        for use in (use for cast in self._plan.casts for use in cast.consumers):
+            if use.position != CAPTURE and use.node not in written:
+                raise _incoherent(f"it has a Cast for node {use.node!r}, which is not in the graph")
+        there = {tensor for node in self.nodes for tensor in (t.name for t in node.outputs)}
+        there |= {*self.view.inputs, *(t.name for t in self.initializers)}
+        there |= self.view.tensors.keys() - self.view.producer.keys()  # initializers of the given graph
+        there -= {c.tensor for c in self._plan.constants if not c.keeps_fp32}
+        for node in self.nodes:
+            wanted = [t.name for t in node.inputs if t.name]
+            if node.name in self.view.node:
+                wanted += self.view.node[node.name].captures
+            for name in wanted:
+                if name not in there:
+                    raise _incoherent(f"node {node.name!r} reads {name!r}, and nothing makes it")
+        for name in self.view.outputs:
+            if name not in there:
+                raise _incoherent(f"{name!r} is an output of the graph, and nothing makes it")
+
+
+def _incoherent(why: str) -> PlanMismatchError:
+    return PlanMismatchError(
+        "the plan cannot be executed", why=why, remedy="Plan the model again; plans are not for editing."
+    )

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.oplists import OpClass, OpLists
+from campo_onnx.optimize.reason import Reason
 
 _ELEMENTWISE = frozenset(
     OpKey("", op)
@@ -117,7 +118,7 @@ def _joins_two_tensors(node: OpNode, view: GraphView) -> bool:
     )
 
 
-def protected(view: GraphView, lists: OpLists) -> Mapping[str, str]:
+def protected(view: GraphView, lists: OpLists) -> Mapping[str, Reason]:
     """Say which nodes stay FP32 for safety.
 
     Returns
@@ -125,8 +126,8 @@ def protected(view: GraphView, lists: OpLists) -> Mapping[str, str]:
     mapping
         Reason by node name.
     """
-    reasons = dict.fromkeys(loss(view, lists), "computes the loss")
-    reasons |= dict.fromkeys(weight_update(view), "updates weights, optimizer state or statistics")
+    reasons = dict.fromkeys(loss(view, lists), Reason.LOSS)
+    reasons |= dict.fromkeys(weight_update(view), Reason.WEIGHT_UPDATE)
     return reasons
 
 

@@ -19,7 +19,7 @@ from campo_onnx.ir.view import GraphView, OpNode, TensorInfo
 
 Feeds = dict[str, NDArray[Any]]
 
-# Ops through which a value passes unchanged: what their readers want holds for their input, too.
+# Ops through which a value passes unchanged: what their consumers want holds for their input, too.
 _PASSING_OPS = """
     Reshape Squeeze Unsqueeze Flatten Identity Transpose Expand Tile Slice Split Cast Concat Where Pad
     Gather GatherElements GatherND
@@ -39,7 +39,7 @@ _FEW = 2  # integers nobody indexes with are masks, segments and counters
 
 
 class _Wanted(NamedTuple):
-    """What the readers of a tensor need of its values."""
+    """What the consumers of a tensor need of its values."""
 
     below: int | None = None  # integers stay below this
     positive: bool = False
@@ -175,7 +175,7 @@ def _wanted(view: GraphView, tensor: str) -> _Wanted:
 
 
 def _passes(node: OpNode, position: int, bound: int | None, view: GraphView) -> bool:
-    """Whether the readers of a node's output read the value at `position` of its inputs."""
+    """Whether the consumers of a node's output read the value at `position` of its inputs."""
     op_type = node.op.op_type
     if op_type in _KEEPS_SIGN:
         # Only towards something tiny, an epsilon: elsewhere the other operand decides.
@@ -189,11 +189,11 @@ def _passes(node: OpNode, position: int, bound: int | None, view: GraphView) -> 
 
 def _has_root(node: OpNode, view: GraphView, reach: int = 3) -> bool:
     """Whether a root is taken of a node's result, at most scaled and moved on the way."""
-    readers = [view.node[use.node] for use in view.consumers.get(node.outputs[0], ())]
-    if any(reader.op.op_type == "Sqrt" for reader in readers):
+    consumers = [view.node[use.node] for use in view.consumers.get(node.outputs[0], ())]
+    if any(consumer.op.op_type == "Sqrt" for consumer in consumers):
         return True
-    scaled = [r for r in readers if r.op.op_type in _SCALING]
-    return reach > 1 and any(_has_root(reader, view, reach - 1) for reader in scaled)
+    scaled = [r for r in consumers if r.op.op_type in _SCALING]
+    return reach > 1 and any(_has_root(consumer, view, reach - 1) for consumer in scaled)
 
 
 def index_bound(node: OpNode, position: int, view: GraphView) -> int | None:

@@ -14,11 +14,14 @@ from campo_onnx.errors import CheckpointError, UnsupportedModelError, UsageError
 from campo_onnx.export.step_naming import GRADS_FINITE, LOSS, LOSS_SCALE
 from campo_onnx.ir.importer import import_model
 from campo_onnx.runtime.providers import choose_provider, machine
-from campo_onnx.runtime.run import empty_on_device, from_device, on_device, run_bound
-from campo_onnx.runtime.sessions import open_session
 from campo_onnx.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from campo_onnx.training.flat_step import FlatStep
+from campo_onnx.training.gradient_interface import GradientInterface, gradient_interface
 from campo_onnx.training.loss_scaler import LossScaler
-from campo_onnx.training.step_interface import Feed, TensorSpec, step_interface
+from campo_onnx.training.runner import Outcome, Runner
+from campo_onnx.training.step_interface import Feed, step_interface
+from campo_onnx.training.weight_update import WeightUpdate
+from campo_onnx.training.whole_step import WholeStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,8 @@ class StepResult:
         Outputs that are no state, by name: the loss, and what else the graph returns.
     skipped
         Whether a gradient overflowed, so that the state stayed as it was.
+    updated
+        Whether the weights were updated: neither in a skipped step, nor while gradients accumulate.
     loss_scale
         The scale the step ran with; None for a graph without one.
     duration_s
@@ -47,6 +52,7 @@ class StepResult:
     loss_scale: float | None
     duration_s: float
     samples: int
+    updated: bool = True
 
     @property
     def samples_per_s(self) -> float:
@@ -62,9 +68,8 @@ class StepResult:
 class TrainingSession:
     """A training step that keeps its state on the device.
 
-    Every state tensor has two buffers there: a step reads one and writes the other, then they swap.
-    A step that overflows, or fails, does not swap, so weights, optimizer state and statistics are
-    untouched whatever it wrote.
+    A step that overflows leaves weights, optimizer state and statistics as they were, and so does one
+    that fails.
 
     Parameters
     ----------
@@ -74,6 +79,9 @@ class TrainingSession:
     state
         First value of every parameter and buffer by input name. Optimizer state starts at zero
         where none is given.
+    update
+        How to update the weights, for a graph that gives gradients; None for a graph that holds its
+        update. See :class:`~campo_onnx.training.flat_step.FlatStep`.
     settings
         Values of inputs that stay from step to step, such as the learning rate. A batch may
         overrule them for one step.
@@ -103,6 +111,7 @@ class TrainingSession:
         state: Mapping[str, NDArray[Any]],
         *,
         settings: Mapping[str, Feed] | None = None,
+        update: WeightUpdate | None = None,
         provider: str = "auto",
         scaler: LossScaler | None = None,
         pairs: Mapping[str, str | None] | None = None,
@@ -110,27 +119,28 @@ class TrainingSession:
         threads: int = 0,
         cuda_graph: bool = False,
     ) -> None:
-        self._machine = machine(choose_provider(provider), threads)
-        if cuda_graph and self._machine.provider != "cuda":
+        here = machine(choose_provider(provider), threads)
+        if cuda_graph and here.provider != "cuda":
             raise UsageError("a CUDA graph cannot be captured on a CPU", remedy="Leave cuda_graph off.")
         imported = import_model(model, dims)
-        self.interface = step_interface(imported.view, pairs, imported.constants)
+        gradients: GradientInterface | None = None
+        if update is None:
+            self.interface = step_interface(imported.view, pairs, imported.constants)
+        else:
+            gradients = gradient_interface(imported.view, update, pairs, imported.constants)
+            self.interface = gradients.step
+        self._unscales = gradients is not None
         self._scaler = self._checked_scaler(scaler)
         self._settings = self._checked_feeds(settings or {})
         batch = (spec.shape for name, spec in self.interface.feeds.items() if name not in self._settings)
         self._samples = next((shape[0] for shape in batch if shape), 1)
         self._steps = 0
-        self._side = 0  # which of its two buffers holds the state
-        self._cuda_graph = cuda_graph
-        self._session = open_session(
-            imported.model, self._machine, folder=imported.folder, cuda_graph=cuda_graph, strict=cuda_graph
-        )
-        self._state = {
-            name: self._two_buffers(name, value) for name, value in self.interface.first_state(state).items()
-        }
-        self._feeds = {name: self._empty(spec) for name, spec in self.interface.feeds.items()}
-        self._metrics = {name: self._empty(spec) for name, spec in self.interface.metrics.items()}
-        self._bindings = (self._bound(0), self._bound(1))
+        first = self.interface.first_state(state)
+        self._runner: Runner
+        if gradients is None or update is None:
+            self._runner = WholeStep(imported, self.interface, here, first, cuda_graph=cuda_graph)
+        else:
+            self._runner = FlatStep(imported, gradients, update, here, first, cuda_graph=cuda_graph)
 
     @property
     def scaler(self) -> LossScaler | None:
@@ -162,23 +172,17 @@ class TrainingSession:
         scale = self._scaler.scale if self._scaler is not None else None
         if scale is not None:
             feeds |= self._checked({LOSS_SCALE: scale})
-        if missing := [name for name in self._feeds if name not in feeds]:
+        if missing := [name for name in self.interface.feeds if name not in feeds]:
             raise UsageError(f"the batch lacks {', '.join(missing)}", remedy=self._expected_feeds())
-        for name, value in feeds.items():
-            self._feeds[name].update_inplace(value)
-        # A captured graph keeps its addresses, and the two sides have different ones.
-        run_bound(self._session, self._bindings[self._side], self._side + 1 if self._cuda_graph else None)
-        metrics = {name: from_device(value) for name, value in self._metrics.items()}
-        finite = bool(metrics.pop(GRADS_FINITE, True))
-        if finite:
-            self._side = 1 - self._side
-        if self._scaler is not None:
-            self._scaler = self._scaler.updated(finite=finite)
+        ran = self._runner.run(feeds)
+        if self._scaler is not None and ran.outcome is not Outcome.ACCUMULATED:
+            self._scaler = self._scaler.updated(finite=ran.outcome is Outcome.UPDATED)
         self._steps += 1
         return StepResult(
             step=self._steps,
-            metrics=MappingProxyType(metrics),
-            skipped=not finite,
+            metrics=MappingProxyType(ran.metrics),
+            updated=ran.outcome is Outcome.UPDATED,
+            skipped=ran.outcome is Outcome.SKIPPED,
             loss_scale=scale,
             duration_s=time.perf_counter() - began,
             samples=self._samples,
@@ -209,7 +213,7 @@ class TrainingSession:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Copy the state from the device, by input name."""
-        return {name: from_device(buffers[self._side]) for name, buffers in self._state.items()}
+        return self._runner.state()
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint, whole or not at all.
@@ -217,8 +221,13 @@ class TrainingSession:
         Raises
         ------
         UsageError
-            If it cannot be written.
+            If it cannot be written, or gradients are being accumulated.
         """
+        if self._runner.is_within_window:
+            raise UsageError(
+                "a checkpoint cannot be written while gradients are being accumulated",
+                remedy="Write it after a step whose result says updated or skipped.",
+            )
         save_checkpoint(
             Checkpoint(
                 state=self.state(),
@@ -249,8 +258,7 @@ class TrainingSession:
                 why=difference or "its signature is another",
                 remedy="Restore it into a session of the model it was saved from.",
             )
-        for name, value in found.state.items():
-            self._state[name][self._side].update_inplace(value)
+        self._runner.load(found.state)
         self._scaler, self._steps = found.scaler, found.steps
 
     def _checked_scaler(self, scaler: LossScaler | None) -> LossScaler | None:
@@ -261,7 +269,7 @@ class TrainingSession:
                     remedy="Export it with a loss scale, or pass no scaler.",
                 )
             return None
-        if GRADS_FINITE not in self.interface.metrics:
+        if GRADS_FINITE not in self.interface.metrics and not self._unscales:
             raise UnsupportedModelError(
                 f"the graph has the input {LOSS_SCALE!r} but no output {GRADS_FINITE!r}",
                 why="an overflow could not be told from a good step",
@@ -288,23 +296,3 @@ class TrainingSession:
         own = {LOSS_SCALE} if self._scaler is not None else set()
         rows = (f"{name} {spec}" for name, spec in self.interface.feeds.items() if name not in own)
         return f"It takes: {'; '.join(rows)}."
-
-    def _two_buffers(self, name: str, value: NDArray[Any]) -> tuple[Any, Any]:
-        first = on_device(value, self._machine)
-        is_frozen = name not in self.interface.next_value
-        return first, first if is_frozen else self._empty(self.interface.state[name])
-
-    def _empty(self, spec: TensorSpec) -> Any:
-        return empty_on_device(spec.shape, spec.dtype, self._machine)
-
-    def _bound(self, side: int) -> Any:
-        binding = self._session.io_binding()
-        for name, buffers in self._state.items():
-            binding.bind_ortvalue_input(name, buffers[side])
-        for name, value in self._feeds.items():
-            binding.bind_ortvalue_input(name, value)
-        for name, output in self.interface.next_value.items():
-            binding.bind_ortvalue_output(output, self._state[name][1 - side])
-        for name, value in self._metrics.items():
-            binding.bind_ortvalue_output(name, value)
-        return binding

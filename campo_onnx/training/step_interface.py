@@ -61,7 +61,7 @@ class TensorSpec:
         return np.ascontiguousarray(array).reshape(self.shape)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepInterface:
     """A training step's inputs and outputs, told apart.
 
@@ -89,13 +89,17 @@ class StepInterface:
         return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
     def first_state(self, given: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Return a value for every state input; optimizer state that is not given is zero.
+        """Return a value for every state input.
+
+        Optimizer state that is not given is zero, and moving averages begin as the parameters.
 
         Raises
         ------
         UsageError
             If a parameter or buffer is missing, or a value is unknown or does not fit.
         """
+        averages = {n: p for n in self.state if n not in given and (p := step_naming.averaged(n)) in given}
+        given = {**given, **{name: given[parameter] for name, parameter in averages.items() if parameter}}
         missing = [n for n in self.state if n not in given and not step_naming.is_optimizer_state(n)]
         unknown = [name for name in given if name not in self.state]
         if missing or unknown:
@@ -142,10 +146,42 @@ def step_interface(
     Raises
     ------
     UsageError
-        If `pairs` names something the graph does not have.
+        If `pairs` names something the graph does not have, or the graph has gradients and no update.
     UnsupportedModelError
         If state is left unpaired, two of a pair differ in type or shape, the graph updates
         nothing, or a shape is unknown.
+    """
+    interface = paired_interface(view, pairs, constants)
+    if gradients_of(interface) and not any(map(step_naming.is_parameter, interface.next_value)):
+        raise UsageError(
+            "the graph gives gradients and updates no parameter",
+            remedy="Say how to update: update=WeightUpdate(optimizer=AdamW()), say.",
+        )
+    if not interface.next_value:
+        raise UnsupportedModelError(
+            "the graph updates no state",
+            why="no output is the next value of an input",
+            remedy="Export the training step with an optimizer, or name the outputs with pairs.",
+        )
+    return interface
+
+
+def gradients_of(interface: StepInterface) -> dict[str, str]:
+    """Find the outputs that are gradients, by the name of the parameter that is an input."""
+    found = ((step_naming.differentiated(output), output) for output in interface.metrics)
+    return {
+        name: output
+        for name, output in found
+        if name is not None and step_naming.parameter(name) in interface.state
+    }
+
+
+def paired_interface(
+    view: GraphView, pairs: Mapping[str, str | None] | None = None, constants: Iterable[str] = ()
+) -> StepInterface:
+    """Tell state, feeds and metrics apart, of a graph that may leave the update to others.
+
+    Parameters and errors are those of :func:`step_interface`.
     """
     given = dict(pairs or {})
     defaults = frozenset(constants)
@@ -165,12 +201,6 @@ def step_interface(
             why=step_naming.RULE,
             remedy="Name the counterparts: pairs={'input': 'output'}; {'input': None} freezes a parameter.",
         )
-    if not next_value:
-        raise UnsupportedModelError(
-            "the graph updates no state",
-            why="no output is the next value of an input",
-            remedy="Export the training step with an optimizer, or name the outputs with pairs.",
-        )
     for name, output in next_value.items():
         if str(inputs[name]) != str(outputs[output]):
             raise UnsupportedModelError(
@@ -188,11 +218,11 @@ def step_interface(
 def _check_names(
     pairs: Mapping[str, str | None], inputs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]
 ) -> None:
-    unknownrs = [name for name in pairs if name not in inputs]
-    unknownrs += [name for name in pairs.values() if name is not None and name not in outputs]
-    if unknownrs:
+    unknown = [name for name in pairs if name not in inputs]
+    unknown += [name for name in pairs.values() if name is not None and name not in outputs]
+    if unknown:
         raise UsageError(
-            f"pairs names {', '.join(unknownrs)}",
+            f"pairs names {', '.join(unknown)}",
             why="the graph has no such input or output",
             remedy=f"Inputs: {', '.join(inputs)}. Outputs: {', '.join(outputs)}.",
         )

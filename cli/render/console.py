@@ -36,6 +36,11 @@ def print_note(text: str) -> None:
     stderr().print(escape(text), style="dim")
 
 
+def print_warning(text: str) -> None:
+    """Print a warning: something the user asked for has no effect."""
+    stderr().print(f"[yellow]warning:[/yellow] {escape(text)}")
+
+
 def print_error(message: str) -> None:
     """Print an error: one message."""
     stderr().print(f"[bold red]error:[/bold red] {escape(message)}")

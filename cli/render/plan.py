@@ -39,7 +39,7 @@ def print_report(report: "Report", *, output: Path, plan: Path | None) -> None:
 
 def _headline(plan: "Plan") -> str:
     known = "estimate from public figures" if plan.source == "datasheet" else plan.source
-    return escape(f"{plan.device} ({known}), strategy {plan.strategy}, lists {plan.lists}, {plan.low}")
+    return escape(f"{plan.device} ({known}), strategy {plan.strategy}, lists {plan.lists}, {plan.low.value}")
 
 
 def _totals(report: "Report") -> Table:
@@ -52,11 +52,11 @@ def _totals(report: "Report") -> Table:
     if plan.predicted_us > plan.fp32_us:
         verdict += ", slower than FP32; the default strategy, optimal, never is"
     table.add_row("predicted step", f"{step}  ({verdict})")
-    table.add_row("nodes", f"{report.low_nodes} of {report.float_nodes} in {plan.low}")
+    table.add_row("nodes", f"{report.low_nodes} of {report.float_nodes} in {plan.low.value}")
     share = plan.cast_us / plan.predicted_us if plan.predicted_us else 0.0
     table.add_row(
         "casts",
-        f"{len(plan.casts)} ({report.casts_down} to {plan.low}, {report.casts_up} back), "
+        f"{len(plan.casts)} ({report.casts_down} to {plan.low.value}, {report.casts_up} back), "
         f"{duration(plan.cast_us)}, {share:.1%} of the step",
     )
     if plan.pads:
@@ -76,16 +76,17 @@ def _loss(report: "Report") -> str:
         return ""
     plan = report.plan
     how = {"measure": "measured", "datasheet": "estimated"}.get(plan.source, "predicted")
+    low = plan.low.value
     return (
-        f"Everything stays in FP32: {plan.low} is {how} to be slower on {plan.device}. The nodes whose time "
-        f"changes take {duration(low_us)} in {plan.low} and {duration(fp32_us)} in FP32, without casts."
+        f"Everything stays in FP32: {low} is {how} to be slower on {plan.device}. The nodes whose time "
+        f"changes take {duration(low_us)} in {low} and {duration(fp32_us)} in FP32, without casts."
     )
 
 
 def _ops_table(report: "Report") -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="Where the time goes (without casts)", title_justify="left")
     table.add_column("operator")
-    for column in (f"{report.plan.low} nodes", "fp32", "planned", "saved"):
+    for column in (f"{report.plan.low.value} nodes", "fp32", "planned", "saved"):
         table.add_column(column, justify="right")
     rest = report.ops[_OPS_SHOWN:]
     for row in report.ops[:_OPS_SHOWN]:
@@ -119,9 +120,9 @@ def print_decisions(plan: "Plan", decisions: Sequence["Decision"]) -> None:
     console.print(_headline(plan), style="bold")
     console.print("The decisions with the largest effect:")
     for d in decisions:
-        took = f"{duration(d.fp32_us)} in fp32, {duration(d.low_us)} in {plan.low}"
+        took = f"{duration(d.fp32_us)} in fp32, {duration(d.low_us)} in {plan.low.value}"
         console.print(
-            escape(f"  {d.node} ({d.op_type}) runs in {d.precision}: {took}. {d.decided_by}: {d.reason}."),
+            escape(f"  {d.node} ({d.op_type}) runs in {_precision(d)}: {took}. Reason: {d.reason}."),
             soft_wrap=True,
         )
 
@@ -133,12 +134,12 @@ def print_decision(
     console = stdout()
     console.print(_headline(plan), style="bold")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_row("node", f"{escape(decision.node)} ({escape(decision.op_type)}, {decision.op_class})")
-    table.add_row("precision", decision.precision)
-    table.add_row("decided by", decision.decided_by)
+    table.add_row("node", f"{escape(decision.node)} ({escape(decision.op_type)}, {decision.op_class.value})")
+    table.add_row("precision", _precision(decision))
+    table.add_row("decided by", decision.decided_by.value)
     table.add_row("reason", escape(decision.reason))
     table.add_row("in fp32", duration(decision.fp32_us))
-    table.add_row(f"in {plan.low}", f"{duration(decision.low_us)}, without casts")
+    table.add_row(f"in {plan.low.value}", f"{duration(decision.low_us)}, without casts")
     if pad is not None:
         table.add_row(
             "padded", f"its kernel saves {duration(pad.gain_us)}, pads cost {duration(pad.pads_us)}"
@@ -147,7 +148,10 @@ def print_decision(
     for cast in casts:
         where = "output" if cast.producer == decision.node else "input"
         shared = f", shared by {len(cast.consumers)} consumers" if len(cast.consumers) > 1 else ""
-        table.add_row(
-            "", escape(f"{cast.tensor} ({where}{shared}): {cast.src} -> {cast.dst}, {duration(cast.cast_us)}")
-        )
+        which = f"{cast.src.value} -> {cast.dst.value}, {duration(cast.cast_us)}"
+        table.add_row("", escape(f"{cast.tensor} ({where}{shared}): {which}"))
     console.print(table)
+
+
+def _precision(decision: "Decision") -> str:
+    return "-" if decision.precision is None else decision.precision.value

@@ -6,13 +6,23 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks import accuracy, data_safety, export, gpu_session, scaling, solver, strategies, table1
+from benchmarks import (
+    accuracy,
+    data_safety,
+    export,
+    gpu_session,
+    scaling,
+    solver,
+    strategies,
+    table1,
+    traffic,
+)
 from benchmarks.gpu_machine import Session
 from benchmarks.pages import made, render
 from benchmarks.steps import Call, Deadline, Records, run_steps
 from campo_onnx.devices.detect import device_of
 from campo_onnx.ir.importer import import_model
-from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
 from campo_onnx.runtime.providers import machine
 
@@ -58,11 +68,22 @@ def test_the_solver_is_within_its_gap() -> None:
 
 
 def test_every_row_of_table_1_is_estimated() -> None:
-    estimates = tuple(table1.estimate_row(row.node) for row in table1.TABLE_1)
-    found = table1.results(estimates)
+    found = table1.results()
     agreed = sum(row["paper"]["winner"] == row["ours"]["winner"] for row in found["rows"])
     assert found["same_winner"] == agreed > found["fp32_wins"]  # better than "always FP32"
     assert "(2048, 8, 8, 1024)" in render("table1", {"made": made(), **found})
+
+
+def test_traffic_of_a_graph_and_its_page() -> None:
+    row = traffic.row_of(MLP)
+    kernels = {
+        side: row[side]["total"]["launches"] - row[side]["casts"]["launches"]
+        for side in row
+        if side != "graph"
+    }
+    assert kernels["planned"] == kernels["fp32"] > 0
+    page = render("traffic", {"made": made(), "device": "V100", "rows": [row]})
+    assert f"| mlp | {row['fp32']['total']['launches']} |" in page
 
 
 def test_data_decides_about_a_graph() -> None:
@@ -164,7 +185,7 @@ class TestGpuSession:
     def session(self, tmp_path: Path) -> Session:
         here = machine("cpu", 1)
         with Store(tmp_path / "timings.sqlite") as store:
-            bench = Bench(machine=here, store=store)
+            bench = NodeTimer(machine=here, store=store)
             yield Session(folder=tmp_path, bench=bench, device=device_of(here), graphs=(MLP,))
 
     def test_calibration_comes_before_everything_that_takes_long(self, session: Session) -> None:

@@ -18,8 +18,8 @@ from campo_onnx.calibrate.catalog import (
     shipped_folder,
     user_folder,
 )
-from campo_onnx.calibrate.fit import OpModel, TimeModel
 from campo_onnx.calibrate.knowledge import Knowledge, known_devices
+from campo_onnx.calibrate.op_model import OpModel, TimeModel
 from campo_onnx.costs.choose import costs_for
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.devices.datasheet import assumptions, device, devices
@@ -27,7 +27,7 @@ from campo_onnx.devices.detect import device_of
 from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
-from campo_onnx.measure.store import GRAPH, Store, TimingKey
+from campo_onnx.measure.store import Execution, Store, TimingKey
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
@@ -48,7 +48,7 @@ def made(name: str, on: Machine, precision: Precision = LOW) -> Calibration:
         machine=on,
         device=figures,
         precision=precision,
-        execution="stream",
+        execution=Execution.STREAM,
         cast=CastModel(r_us=1e-4, c_i_us=2.0),
         cast_score=0.9,
         cast_paper_score=0.8,
@@ -81,7 +81,7 @@ def ports(view: GraphView) -> Mapping[str, Ports]:
 
 def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert file_name("h200", LOW) == "h200-fp16.json"
-    assert file_name("h200", Precision.BF16, GRAPH) == "h200-bf16-graph.json"
+    assert file_name("h200", Precision.BF16, Execution.GRAPH) == "h200-bf16-graph.json"
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert user_folder() == tmp_path / "campo-onnx" / "calibrations"
     monkeypatch.setenv("XDG_DATA_HOME", "relative")

@@ -10,10 +10,7 @@ from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.fit import (
     METHODS,
     PAPER,
-    TIME,
-    OpModel,
     Sample,
-    TimeModel,
     accuracy,
     correlations,
     fit_best,
@@ -24,6 +21,7 @@ from campo_onnx.calibrate.fit import (
     select,
     split,
 )
+from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel
 
 
 def samples(count: int, low_us, *, noise: float = 0.0, seed: int = 0) -> list[Sample]:

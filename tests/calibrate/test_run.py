@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto
 
 from campo_onnx.calibrate.calibration import Calibration, load_calibration
-from campo_onnx.calibrate.run import Campaign, calibrate
+from campo_onnx.calibrate.run import Workload, calibrate
 from campo_onnx.calibrate.samples import Sampling, samples_of
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.predicted import CostModel
@@ -19,7 +19,7 @@ from campo_onnx.errors import ProfileError, UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.events import EVENTS, events_of
-from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.one_node import NODE, one_node_view
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.facts import moved_bytes, ports_of, work_of
@@ -34,7 +34,7 @@ GPU = Machine(
     provider="cuda", device="NVIDIA H200", driver="580", cuda="13.0", ort="1.31.1", tf32=True, threads=0
 )
 H200 = datasheet_device("h200")
-TINY = Campaign(
+TINY = Workload(
     ops=("MatMul", "Add", "Gather"),
     sampling=Sampling(count=36, largest_bytes=4e6, largest_flops=1e9),
     casts=6,
@@ -51,8 +51,8 @@ def physics_us(signature: Signature) -> float:
     return 4 + moved_bytes(signature, Ports(), None) / 1e6 + work.flops / rate
 
 
-class Imagined(Bench):
-    """A bench whose times come from :func:`physics_us`."""
+class Imagined(NodeTimer):
+    """A timer whose times come from :func:`physics_us`."""
 
     def time(self, signature: Signature) -> Timing:
         timing = Timing(median_us=physics_us(signature), spread_us=0.0, repeats=1)
@@ -89,15 +89,15 @@ def test_tensor_cores_have_a_model_of_their_own(calibration: Calibration) -> Non
 
 def test_progress_ends_at_its_total() -> None:
     seen: list[tuple[int, int]] = []
-    bench = Imagined(machine=GPU, store=Store())
-    calibrate(TINY, bench, H200, Precision.FP16, lambda done, total: seen.append((done, total)))
+    timer = Imagined(machine=GPU, store=Store())
+    calibrate(TINY, timer, H200, Precision.FP16, lambda done, total: seen.append((done, total)))
     assert seen[-1] == (3 * 36 * 2 + 12 + 1,) * 2
     assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
 
 
 def test_ops_without_a_kernel_are_named_and_the_rest_is_kept() -> None:
-    campaign = replace(TINY, ops=("Add", "LogSoftmax"))
-    made = calibrate(campaign, Imagined(machine=GPU, store=Store()), H200, Precision.BF16)
+    workload = replace(TINY, ops=("Add", "LogSoftmax"))
+    made = calibrate(workload, Imagined(machine=GPU, store=Store()), H200, Precision.BF16)
     assert {entry.op for entry in made.entries} == {"Add"}
     assert "no bf16 kernel" in made.failures["LogSoftmax"]
     with pytest.raises(ProfileError, match="no bf16 kernel"):
@@ -138,7 +138,7 @@ def test_a_calibration_without_entries_has_no_score(calibration: Calibration, tm
         (("entries", 0, "model", "sigma_us"), "1", "entries[0].model.sigma_us: expected `float`, got `str`"),
         (("entries", 1, "on_tensor_core"), True, "entries[1].on_tensor_core: unknown field"),
         (("entries", 1, "scores", "shapes"), 0, "entries[1].scores: scores need at least one"),
-        (("execution",), "steam", "execution is 'steam'"),
+        (("execution",), "steam", "execution: invalid enum value 'steam'"),
         (("host_us",), -1, "host_us is -1"),
         (("precision",), "fp17", "precision: unknown precision 'fp17'"),
         (("device", "sm_count"), 0, "sm_count is 0"),

@@ -6,7 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from campo_onnx.calibrate.samples import Sampling, cast_samples, sampled_ops, samples_of
+from campo_onnx.calibrate.layers import GENERATORS, QUICK_OPS, SAMPLED_OPS
+from campo_onnx.calibrate.samples import Sampling, cast_samples, samples_of
 from campo_onnx.errors import UsageError
 from campo_onnx.measure.one_node import one_node_model
 from campo_onnx.ops.facts import ports_of, work_of
@@ -21,7 +22,7 @@ def sizes(signatures: Iterable[Signature]) -> list[float]:
     return [signature.nbytes for signature in signatures]
 
 
-@pytest.mark.parametrize("op", sampled_ops())
+@pytest.mark.parametrize("op", SAMPLED_OPS)
 def test_samples_are_valid_nodes_within_limits(op: str) -> None:
     drawn = samples_of(op, SMALL)
     assert len(drawn) == SMALL.count
@@ -66,3 +67,9 @@ def test_casts_go_both_ways_over_a_log_sweep() -> None:
     assert np.ptp(np.diff(np.log(elements))) < 0.01
     assert {s.input_types.split("[")[0] for _, s in sweep} == {"float32", "float16"}
     assert len(sweep) == 10
+
+
+def test_a_quick_calibration_takes_what_steps_spend_their_time_in() -> None:
+    assert SAMPLED_OPS[: len(QUICK_OPS)] == QUICK_OPS
+    assert (QUICK_OPS[0], QUICK_OPS[-1]) == ("MatMul", "LessOrEqual")
+    assert len(SAMPLED_OPS) == len(set(SAMPLED_OPS)) == len(GENERATORS)

@@ -12,7 +12,8 @@ from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Plan
-from campo_onnx.pipeline import Options, optimize
+from campo_onnx.options import Options
+from campo_onnx.pipeline import optimize
 
 STEP = """g (float[128,1024] x, float[1024,1024] w, float[1024,1024] v) => (
     float loss, float[1024,1024] grad_w, float[1024,1024] grad_v) {

@@ -1,6 +1,5 @@
 """Each rule goes red for what it is there for, alone where nothing else is wrong."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +16,9 @@ from campo_onnx.errors import UsageError
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.pipeline import Options, optimize
+from campo_onnx.optimize.plan import Plan
+from campo_onnx.options import Options
+from campo_onnx.pipeline import optimize
 
 NAMES = [VALID, *(rule.name for rule in RULES)]
 
@@ -211,8 +212,8 @@ def test_drift_is_not_checked_where_the_fp32_step_has_no_numbers(step):
 
 
 def test_plan_is_red_when_the_graph_changed_since(step):
-    plan = json.loads(step.baseline.read_text())
-    step.baseline.write_text(json.dumps(plan | {"digest": "0" * 64}))
+    plan = Plan.from_json(step.baseline.read_text())
+    step.baseline.write_text(replace(plan, digest="0" * 64).to_json())
     findings = checked(step, baseline=step.baseline)
     assert red(findings) == ["plan"]
     assert [findings[name].status for name in ("casts", "step")] == [Status.NOT_CHECKED] * 2
@@ -274,8 +275,8 @@ def test_the_device_is_the_policy_s_else_the_plan_s_else_the_file_s(step, edit):
 
     assert device_of() == "v100"
     assert device_of(device=device("a100")) == "a100"
-    plan = json.loads(step.baseline.read_text())
-    step.baseline.write_text(json.dumps(plan | {"device": "t4"}))
+    plan = Plan.from_json(step.baseline.read_text())
+    step.baseline.write_text(replace(plan, device="t4").to_json())
     assert device_of(baseline=step.baseline) == "t4"
 
 

@@ -1,10 +1,14 @@
 """The program as its users run it, in this process."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+
+from campo_onnx.measure import node_timer
+from campo_onnx.runtime.timing import Effort
 
 Program = Callable[..., int]
 
@@ -27,3 +31,13 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
         return int(left.value.code or 0)
 
     return call
+
+
+@pytest.fixture(autouse=True)
+def _nodes_are_timed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time nodes for hundredths of a second: what is measured matters here, not how well."""
+    brief = Effort(warmup=1, repeats=5, least=2, budget_s=0.01)
+    time_node = node_timer.time_node
+    monkeypatch.setattr(
+        node_timer, "time_node", lambda signature, timer: time_node(signature, replace(timer, effort=brief))
+    )

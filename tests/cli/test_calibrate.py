@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto
 
 from campo_onnx.measure import node_timer as microbench
-from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.timing import Timing
 
@@ -153,7 +153,7 @@ def test_measured_fp16_loses_on_a_cpu_and_the_report_says_so(
     (script,) = entry_points(group="console_scripts", name="campo-onnx")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def imagined(signature: Signature, _bench: Bench) -> Timing:
+    def imagined(signature: Signature, _timer: NodeTimer) -> Timing:
         is_low = any(info.dtype == TensorProto.FLOAT16 for info in signature.operands)
         return Timing(median_us=9.0 if is_low else 5.0, spread_us=0.0, repeats=1)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,7 +13,9 @@ import pytest
 from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.pipeline import Options, optimize
+from campo_onnx.optimize.plan import Plan
+from campo_onnx.options import Options
+from campo_onnx.pipeline import optimize
 
 ROOT = Path(__file__).parent.parent.parent
 DATA = ROOT / "tests" / "data"
@@ -94,8 +97,8 @@ def test_the_baseline_and_the_batch_are_read(check, tmp_path, capsys):
     arrays = {name: value.astype(np.float32) for name, value in arrays.items()}
     arrays["target0"] = np.zeros(8, np.int64)
     np.savez("batch.npz", **arrays)
-    plan = json.loads((tmp_path / "plan.json").read_text())
-    (tmp_path / "plan.json").write_text(json.dumps(plan | {"digest": "0"}))
+    plan = Plan.from_json((tmp_path / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(replace(plan, digest="0").to_json())
     assert check(*SOUND, "--baseline", "plan.json", "--inputs", "batch.npz", "--json") == 9
     (graph,) = json.loads(capsys.readouterr().out)["graphs"]
     rules = {rule["rule"]: rule for rule in graph["rules"]}

@@ -17,6 +17,7 @@ import pytest
 DATA = Path(__file__).parent.parent / "data"
 MLP = DATA / "mlp.onnx"
 PLAN_KEYS = {
+    "decisions_digest": str,
     "format_version": int,
     "strategy": str,
     "lists": str,
@@ -28,6 +29,9 @@ PLAN_KEYS = {
     "lower_bound_us": (float, type(None)),
     "digest": str,
     "casts": list,
+    "reused": list,
+    "dropped": list,
+    "constants": list,
     "pads": list,
     "decisions": list,
 }
@@ -38,10 +42,14 @@ DECISION_KEYS = {
     "op_class",
     "precision",
     "decided_by",
-    "reason",
+    "facts",
     "fp32_us",
     "gain_us",
     "cast_us",
+    "low_inputs",
+    "low_outputs",
+    "attribute",
+    "follows",
 }
 OPTIONS = (
     "--output",
@@ -91,7 +99,7 @@ def test_the_json_document_has_the_documented_keys(optimize, capsys, strategy):
     assert plan.keys() == PLAN_KEYS.keys()
     for key, kind in PLAN_KEYS.items():
         assert isinstance(plan[key], kind), key
-    assert (plan["format_version"], plan["strategy"], plan["device"]) == (1, strategy, "v100")
+    assert (plan["format_version"], plan["strategy"], plan["device"]) == (2, strategy, "v100")
     assert plan["source"] == "datasheet"
     assert plan["pads"] == []
     assert all(cast.keys() == CAST_KEYS for cast in plan["casts"])
@@ -219,7 +227,7 @@ BAD = [
     ("symbolic.onnx --dim N=-3", 2, ["'N' cannot have size -3"]),
     ("good.onnx --device h20", 2, ["unknown device 'h20'", "Did you mean 'h200'?"]),
     ("good.onnx --device toaster", 2, ["unknown device 'toaster'", "v100"]),
-    ("good.onnx --strategy best", 2, ["'best' is no strategy", "campo, tf-amp"]),
+    ("good.onnx --strategy best", 2, ["unknown strategy 'best'", "campo, fine-grained"]),
     ("good.onnx --keep-fp32 (", 2, ["--keep-fp32 '(' is not a regular expression"]),
     ("good.onnx --lists nowhere.toml", 2, ["nowhere.toml", "No such file"]),
     ("good.onnx --lists camp", 2, ["unknown op lists 'camp'", "Did you mean 'campo'?"]),
@@ -354,3 +362,15 @@ def test_a_kill_leaves_nothing_behind(tmp_path):
     assert process.returncode == 128 + signal.SIGTERM
     assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
     assert target.read_text() == "precious"
+
+
+@pytest.mark.parametrize("option", ["--deny", "--keep-fp32"])
+def test_an_override_that_matches_nothing_is_a_warning_and_with_strict_an_error(program, capsys, option):
+    mlp = Path(__file__).parent.parent / "data" / "mlp.onnx"
+    words = ("optimize", mlp, "-o", "mixed.onnx", "--device", "v100", option, "MatMull")
+    assert program(*words, "--strict") == 2
+    assert not Path("mixed.onnx").exists()
+    assert program(*words) == 0
+    assert Path("mixed.onnx").exists()
+    for line in capsys.readouterr().err.splitlines():
+        assert f"{option} MatMull matches no node of the graph. Did you mean 'MatMul'?" in line

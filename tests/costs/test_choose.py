@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from campo_onnx.calibrate.calibration import Calibration
-from campo_onnx.calibrate.run import Campaign, calibrate
+from campo_onnx.calibrate.run import Workload, calibrate
 from campo_onnx.calibrate.samples import Sampling
 from campo_onnx.costs.choose import costs_for, is_here, measured_costs
 from campo_onnx.costs.evidence import CostSource, Evidence
@@ -16,7 +16,7 @@ from campo_onnx.devices.datasheet import device
 from campo_onnx.devices.detect import device_of
 from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, ProfileError, UsageError
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.profiler import take_profile
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.facts import ports_of
@@ -44,15 +44,15 @@ def ports(imported: Imported) -> Mapping[str, Ports]:
 
 
 @pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench(machine=HERE, store=Store(), effort=Effort(warmup=1, repeats=5, least=3, budget_s=0.02))
+def timer() -> NodeTimer:
+    return NodeTimer(machine=HERE, store=Store(), effort=Effort(warmup=1, repeats=5, least=3, budget_s=0.02))
 
 
 @pytest.fixture(scope="module")
-def calibration(bench: Bench) -> Calibration:
+def calibration(timer: NodeTimer) -> Calibration:
     sampling = Sampling(count=9, largest_bytes=1e5, largest_flops=1e7)
-    campaign = Campaign(ops=("Add",), sampling=sampling, casts=3, largest_cast_elements=1 << 14)
-    return calibrate(campaign, bench, device_of(HERE), LOW)
+    workload = Workload(ops=("Add",), sampling=sampling, casts=3, largest_cast_elements=1 << 14)
+    return calibrate(workload, timer, device_of(HERE), LOW)
 
 
 def test_datasheet_needs_no_machine(imported: Imported, ports: Mapping[str, Ports]) -> None:
@@ -61,13 +61,13 @@ def test_datasheet_needs_no_machine(imported: Imported, ports: Mapping[str, Port
 
 
 def test_measuring_here_finds_that_fp16_loses_on_a_cpu(
-    imported: Imported, ports: Mapping[str, Ports], bench: Bench
+    imported: Imported, ports: Mapping[str, Ports], timer: NodeTimer
 ) -> None:
     seen: list[tuple[int, int]] = []
-    table = measured_costs(imported.view, ports, CPU, LOW, bench, lambda *done: seen.append(done))
-    kept = len(bench.store)
-    assert measured_costs(imported.view, ports, CPU, LOW, bench) == table
-    assert len(bench.store) == kept  # measured once
+    table = measured_costs(imported.view, ports, CPU, LOW, timer, lambda *done: seen.append(done))
+    kept = len(timer.store)
+    assert measured_costs(imported.view, ports, CPU, LOW, timer) == table
+    assert len(timer.store) == kept  # measured once
     assert seen[-1][0] == seen[-1][1]
     assert table.source == "measure"
     emulated = [n.name for n in imported.view.nodes if not has_kernel(n.op, 20, "cpu", LOW)]
@@ -107,12 +107,12 @@ def test_model_without_a_calibration(imported: Imported, ports: Mapping[str, Por
 
 
 def test_model_with_and_without_a_profile(
-    imported: Imported, ports: Mapping[str, Ports], calibration: Calibration, bench: Bench
+    imported: Imported, ports: Mapping[str, Ports], calibration: Calibration, timer: NodeTimer
 ) -> None:
     view = imported.view
     plain = costs_for(view, ports, CPU, LOW, CostSource.AUTO, Evidence(calibration=calibration))
     assert plain.source == "model"
-    profile = take_profile(imported, synthesize(view), bench, device_of(HERE), steps=2)
+    profile = take_profile(imported, synthesize(view), timer, device_of(HERE), steps=2)
     evidence = Evidence(calibration=calibration, profile=profile)
     profiled = costs_for(view, ports, CPU, LOW, CostSource.MODEL, evidence)
     assert profiled.fp32_us == pytest.approx(profile.nodes_us)
@@ -125,9 +125,9 @@ def test_model_with_and_without_a_profile(
 
 
 def test_a_profile_without_a_calibration_is_not_passed_over(
-    imported: Imported, ports: Mapping[str, Ports], bench: Bench
+    imported: Imported, ports: Mapping[str, Ports], timer: NodeTimer
 ) -> None:
-    profile = take_profile(imported, synthesize(imported.view), bench, device_of(HERE), steps=1)
+    profile = take_profile(imported, synthesize(imported.view), timer, device_of(HERE), steps=1)
     with pytest.raises(UsageError, match="no calibration of cpu"):
         costs_for(imported.view, ports, CPU, LOW, CostSource.AUTO, Evidence(profile=profile))
 

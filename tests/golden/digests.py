@@ -45,7 +45,10 @@ def digest_of(graph: Path, device_name: str, strategy: str, low: Precision) -> d
     except CampoError as error:
         return {"error": f"{type(error).__name__}: {error}"}
     plan = result.plan
-    casts = sorted((c.tensor, str(getattr(c.dst, "value", c.dst)), sorted(c.consumers)) for c in plan.casts)
+    casts = sorted(
+        (c.tensor, str(getattr(c.dst, "value", c.dst)), sorted({use.node for use in c.consumers}))
+        for c in plan.casts
+    )
     pads = sorted((p.node, [[i.position, list(i.ends)] for i in p.inputs]) for p in plan.pads)
     return {
         "low_nodes": len(plan.low_nodes),

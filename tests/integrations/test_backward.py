@@ -13,7 +13,9 @@ from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.pipeline import Options, pose
+from campo_onnx.optimize.reason import Reason
+from campo_onnx.options import Options
+from campo_onnx.pipeline import problem_of
 
 OPTIONS = Options(device=device("v100"), lists=preset("campo"), pads=False)
 
@@ -55,7 +57,7 @@ def graph(model_text):
 @pytest.fixture
 def posed(graph):
     def pose_it(text: str, options: Options = OPTIONS) -> Problem:
-        return pose(import_model(graph(text), {"N": 256}), options)
+        return problem_of(import_model(graph(text), {"N": 256}), options)
 
     return pose_it
 
@@ -114,7 +116,7 @@ def test_times_and_casts_are_those_of_the_whole_step(posed):
     assert together.gain_us == pytest.approx(alone.gain_us + sum(cost.gain_us for cost in share))
     assert both.costs.fp32_us == pytest.approx(gradient.costs.fp32_us)
     assert both.costs.nodes["stray"].gain_us == 0.0
-    doubled = {t for t, edge in both.edges.items() if edge.cast_us == 2 * forward.edges[t].cast_us}
+    doubled = {t for t, site in both.sites.items() if site.cast_us == 2 * forward.sites[t].cast_us}
     assert doubled == {"w", "v", "a", "h", "y"}  # x and b have no gradient of their own
 
 
@@ -141,7 +143,7 @@ def test_a_gradient_without_a_kernel_keeps_its_node_in_fp32(posed):
     forward = posed(FORWARD, options)
     assert "act" not in forward.fixed
     verdict = with_backward(forward, gradient).fixed["act"]
-    assert verdict.decided_by == "kernel"
+    assert verdict.decided_by is Reason.GRADIENT_KERNEL
     assert verdict.reason.startswith("its gradient: com.microsoft:DivGrad: ")
     assert set(with_backward(posed(FORWARD), posed(GRADIENT)).fixed) == set(posed(FORWARD).fixed)
 

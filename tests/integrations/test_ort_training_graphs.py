@@ -13,7 +13,8 @@ from onnx import ModelProto, NodeProto, TensorProto
 from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.pipeline import Options, optimize
+from campo_onnx.options import Options
+from campo_onnx.pipeline import optimize
 
 DATA = Path(__file__).parent.parent / "data"
 GRAPHS = sorted(DATA.glob("*training*.onnx"))

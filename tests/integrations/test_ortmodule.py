@@ -20,7 +20,8 @@ from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.pipeline import Options, optimize
+from campo_onnx.options import Options
+from campo_onnx.pipeline import optimize
 
 ROOT = Path(__file__).parent.parent.parent
 EAGER = replace(device("v100"), launch_us=1e-6, host_us=1e-6)  # small networks are worth rewriting
@@ -258,8 +259,8 @@ def test_options_reach_the_plan(mlp, ortmodule):
     assert str(attached) == "no training step was run yet"
     gradients(module, batch)
     plan = attached.graphs[0].plan
-    assert (plan.strategy, plan.lists, plan.low) == ("tf-amp", "tf2", "fp16")
-    assert all(d.precision == "fp32" for d in plan.decisions if d.op_type == "Gemm")
+    assert (plan.strategy, plan.lists, plan.low) == ("tf-amp", "tf2", Precision.FP16)
+    assert all(d.precision is Precision.FP32 for d in plan.decisions if d.op_type == "Gemm")
     assert attached.graphs[0].sizes == {"x_dim0": 16, "x_dim1": 64}
     assert "0 of 6 forward nodes in fp16" in str(attached)
 

@@ -8,13 +8,13 @@ import onnx
 import pytest
 
 from campo_onnx.calibrate.calibration import Calibration
-from campo_onnx.calibrate.run import Campaign, calibrate
+from campo_onnx.calibrate.run import Workload, calibrate
 from campo_onnx.calibrate.samples import Sampling, samples_of
 from campo_onnx.costs.predicted import CostModel
 from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.measure.counters import COUNTERS, Counted, counters_of
-from campo_onnx.measure.node_timer import VIEW_NODE, Bench
+from campo_onnx.measure.node_timer import VIEW_NODE, NodeTimer
 from campo_onnx.measure.one_node import NODE, one_node_view
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.facts import moved_bytes, ports_of
@@ -37,7 +37,7 @@ def counts(number: int = 45) -> tuple[Signature, ...]:
 
 
 def test_read_in_batches_kept_and_looked_up() -> None:
-    bench = Bench(machine=GPU, store=Store())
+    timer = NodeTimer(machine=GPU, store=Store())
     batches: list[int] = []
 
     def read(files: Sequence[Path]) -> Sequence[Mapping[str, float] | None]:
@@ -46,7 +46,7 @@ def test_read_in_batches_kept_and_looked_up() -> None:
         return [None if i == 1 else {READ: float(i), DURATION: 9.0} for i in range(len(files))]
 
     signatures = [*counts(), VIEW_NODE]
-    found = counters_of(signatures, bench, read)
+    found = counters_of(signatures, timer, read)
     assert batches == [40, 5]
     assert found.refusal == ""
     assert found.by_key[signatures[2].key] == {READ: 2.0}  # the time is no counter
@@ -55,30 +55,30 @@ def test_read_in_batches_kept_and_looked_up() -> None:
         signatures[41].key,
         VIEW_NODE.key,
     }
-    assert counters_of(signatures, bench, read) == found
+    assert counters_of(signatures, timer, read) == found
     assert batches == [40, 5]  # not read again, not even what could not be read
 
 
 def test_a_refusal_keeps_what_was_read() -> None:
-    bench = Bench(machine=GPU, store=Store())
+    timer = NodeTimer(machine=GPU, store=Store())
 
     def read(files: Sequence[Path]) -> Sequence[Mapping[str, float] | None]:
         if len(files) < 40:
             raise DeviceUnavailableError("hardware counters cannot be read", why="the GPU was taken away")
         return [{READ: 1.0}] * len(files)
 
-    found = counters_of(counts(), bench, read)
+    found = counters_of(counts(), timer, read)
     assert len(found.by_key) == 40
     assert "taken away" in found.refusal
 
 
 def test_a_cpu_has_none() -> None:
-    found = counters_of(counts(3), Bench(machine=machine("cpu", 1), store=Store()))
+    found = counters_of(counts(3), NodeTimer(machine=machine("cpu", 1), store=Store()))
     assert found.by_key == {}
     assert "only CUDA devices" in found.refusal
 
 
-class Imagined(Bench):
+class Imagined(NodeTimer):
     """A GPU on which the FP16 time hangs on something that no shape tells."""
 
     def time(self, signature: Signature) -> Timing:
@@ -92,17 +92,17 @@ def hidden(signature: Signature) -> float:
     return 0.5 + largest % 97 / 97
 
 
-def ask(signatures: Iterable[Signature], bench: Bench) -> Counted:
+def ask(signatures: Iterable[Signature], timer: NodeTimer) -> Counted:
     return Counted(by_key={s.key: {READ: hidden(s), COUNTERS[1]: 1.0} for s in signatures})
 
 
-CAMPAIGN = Campaign(ops=("Add",), sampling=SAMPLING, casts=6, largest_cast_elements=1 << 18)
+WORKLOAD = Workload(ops=("Add",), sampling=SAMPLING, casts=6, largest_cast_elements=1 << 18)
 
 
 @pytest.fixture(scope="module")
 def calibration() -> Calibration:
-    bench = Imagined(machine=GPU, store=Store())
-    return calibrate(CAMPAIGN, bench, device("h200"), Precision.FP16, None, ask)
+    timer = Imagined(machine=GPU, store=Store())
+    return calibrate(WORKLOAD, timer, device("h200"), Precision.FP16, None, ask)
 
 
 def test_counters_are_selected_beside_derived_events(calibration: Calibration) -> None:
@@ -116,13 +116,13 @@ def test_counters_are_selected_beside_derived_events(calibration: Calibration) -
 
 
 def test_without_counters_of_every_shape_they_are_not_fitted() -> None:
-    def ask_some(signatures: Iterable[Signature], bench: Bench) -> Counted:
-        found = dict(ask(signatures, bench).by_key)
+    def ask_some(signatures: Iterable[Signature], timer: NodeTimer) -> Counted:
+        found = dict(ask(signatures, timer).by_key)
         found.pop(next(iter(found)))
         return Counted(by_key=found, refusal="ncu died")
 
-    bench = Imagined(machine=GPU, store=Store())
-    made = calibrate(CAMPAIGN, bench, device("h200"), Precision.FP16, None, ask_some)
+    timer = Imagined(machine=GPU, store=Store())
+    made = calibrate(WORKLOAD, timer, device("h200"), Precision.FP16, None, ask_some)
     assert made.entries[0].with_counters is None
     assert made.entries[0].scores.with_counters is None
     assert made.counters_refusal == "ncu died"
@@ -130,14 +130,14 @@ def test_without_counters_of_every_shape_they_are_not_fitted() -> None:
 
 def test_predictions_use_counters_where_they_are_known(calibration: Calibration) -> None:
     fresh = samples_of("Add", replace(SAMPLING, seed=3, count=20))
-    bench = Imagined(machine=GPU, store=Store())
+    timer = Imagined(machine=GPU, store=Store())
     model = CostModel(calibration)
     plain, counted = 0.0, 0.0
     for signature in fresh:
         ports = {NODE: ports_of(signature, Precision.FP16)}
         low = lowered(signature, ports[NODE], Precision.FP16)
         assert low is not None
-        fp32_us, low_us = bench.time(signature).median_us, bench.time(low).median_us
+        fp32_us, low_us = timer.time(signature).median_us, timer.time(low).median_us
         known = {NODE: {READ: hidden(signature), COUNTERS[1]: 1.0}}
         args = (one_node_view(signature), ports, {NODE: fp32_us})
         plain += abs(model.predict(*args).nodes[NODE].low_us / low_us - 1)

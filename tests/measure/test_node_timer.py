@@ -1,20 +1,29 @@
-"""Timing single nodes, on the CPU provider."""
+"""Timing single nodes: on a clock that only steps move, and on the CPU provider."""
 
+import json
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
+from pathlib import Path
 
 import pytest
 from onnx import TensorProto
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.measure.node_timer import VIEW_NODE, Bench, Measured, time_all, timed_as
+from campo_onnx.measure import node_timer
+from campo_onnx.measure.node_timer import VIEW_NODE, Measured, NodeTimer, time_all, timed_as
+from campo_onnx.measure.one_node import one_node_model, one_node_view
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature, make_signature
+from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.timing import Effort, Timing
+from campo_onnx.runtime.sessions import bind, open_session
+from campo_onnx.runtime.timing import Effort, Step, Timing, copies_for
 
 F = int(TensorProto.FLOAT)
 QUICK = Effort(warmup=1, repeats=9, least=3, budget_s=0.1)
@@ -29,46 +38,107 @@ def matmul(n: int) -> Signature:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench(machine=machine("cpu", threads=1), store=Store(), effort=QUICK)
+def timer() -> NodeTimer:
+    return NodeTimer(machine=machine("cpu", threads=1), store=Store(), effort=QUICK)
 
 
-def test_time_grows_with_the_work(bench: Bench) -> None:
-    small, large = bench.time(matmul(64)).median_us, bench.time(matmul(256)).median_us
-    assert 0 < small < large / 5  # 64 times the FLOPs
+CALL_US = 30.0  # what every run costs, however many copies of a node are in the model
+COPY_US = 80.0
+DISTURBED_US = 5000.0
 
 
-def test_low_precision_costs_its_casts_on_a_cpu(bench: Bench) -> None:
-    add = node("Add", (1 << 16,), (1 << 16,), output=(1 << 16,))
+@pytest.fixture
+def imagined(clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
+    """Let steps take what a test says: `disturbed` tells by number which runs another program delays."""
+
+    def imagine(copy_us: float = COPY_US, disturbed: Callable[[int], bool] = lambda run: False) -> list[int]:
+        built: list[int] = []
+        runs = count()
+
+        def step(_signature: Signature, _feeds: object, copies: int, _timer: NodeTimer) -> Step:
+            built.append(copies)
+            return lambda: clock.pass_us(CALL_US + copies * copy_us + DISTURBED_US * disturbed(next(runs)))
+
+        monkeypatch.setattr(node_timer, "_step", step)
+        return built
+
+    return imagine
+
+
+def test_one_copy_is_told_from_what_every_run_costs(timer: NodeTimer, imagined) -> None:
+    built = imagined()
+    found = timer.time(matmul(8))
+    assert (found.median_us, found.spread_us) == pytest.approx((COPY_US, 0.0))
+    assert built == [1, 1 + copies_for(CALL_US + COPY_US, node_bytes=1, limit_bytes=1e9)]
+
+
+def test_disturbed_runs_do_not_count(timer: NodeTimer, imagined) -> None:
+    imagined(disturbed=lambda run: run % 5 == 4)
+    assert timer.time(matmul(8)).median_us == pytest.approx(COPY_US)
+
+
+@pytest.mark.parametrize(("retries", "steady"), [(0, False), (2, True)])
+def test_a_time_that_scatters_is_taken_again(
+    timer: NodeTimer, imagined, monkeypatch: pytest.MonkeyPatch, retries: int, steady: bool
+) -> None:
+    monkeypatch.setattr(node_timer, "_RETRIES", retries)
+    first_slope = range(
+        3 + 2, 3 + 2 + 2 * 9
+    )  # after the runs that say how many copies to take, and a warm-up
+    many = first_slope[1::2]
+    imagined(disturbed=lambda run: run in many[2:])
+    found = timer.time(matmul(8))
+    assert (found.spread_us <= 0.2 * found.median_us) == steady
+
+
+def test_no_node_takes_less_than_nothing(timer: NodeTimer, imagined) -> None:
+    imagined(copy_us=-0.5)
+    assert timer.time(matmul(8)).median_us == 0.0
+
+
+def kernels(signature: Signature, folder: Path) -> Counter[str]:
+    """Operators that the CPU provider runs for a node."""
+    here = machine("cpu", threads=1)
+    session = open_session(one_node_model(signature, 1), here, trace_to=folder / "trace")
+    feeds = {f"{name}_0": array for name, array in synthesize(one_node_view(signature)).items()}
+    bind(session, feeds, "cpu")()
+    events = json.loads(Path(session.end_profiling()).read_text())
+    return Counter(e["args"]["op_name"] for e in events if e["name"].endswith("_kernel_time"))
+
+
+def test_low_precision_costs_its_casts_on_a_cpu(tmp_path: Path) -> None:
+    add = node("Add", (64,), (64,), output=(64,))
     low = lowered(add, ports_of(add, Precision.FP16), Precision.FP16)
     assert low is not None
-    assert bench.time(low).median_us > bench.time(add).median_us
+    assert kernels(add, tmp_path) == {"Add": 1}
+    assert kernels(low, tmp_path) == {"Add": 1, "Cast": 3}
 
 
-def test_a_timing_is_taken_once(bench: Bench) -> None:
+def test_a_timing_is_taken_once(timer: NodeTimer) -> None:
     made_up = Timing(median_us=123456.0, spread_us=0.0, repeats=1)
-    bench.store.add(bench.key(matmul(32)), made_up)
-    assert bench.time(matmul(32)) == made_up
-    other = replace(bench, machine=replace(bench.machine, ort="0.0"))
+    timer.store.add(timer.key(matmul(32)), made_up)
+    assert timer.time(matmul(32)) == made_up
+    other = replace(timer, machine=replace(timer.machine, ort="0.0"))
     assert other.find(matmul(32)) is None
 
 
-def test_names_for_bytes_are_timed_as_one(bench: Bench) -> None:
+def test_names_for_bytes_are_timed_as_one(timer: NodeTimer) -> None:
     reshape = node("Flatten", (4, 5, 6), output=(4, 30))
     assert timed_as(reshape) is VIEW_NODE
     assert timed_as(matmul(8)).key == matmul(8).key
-    assert bench.time(reshape).median_us < 100
+    assert timer.time(reshape) == timer.find(VIEW_NODE)
+    assert len(timer.store) == 1
 
 
-def test_one_failure_leaves_the_rest(bench: Bench) -> None:
+def test_one_failure_leaves_the_rest(timer: NodeTimer) -> None:
     product = matmul(8)
     bf16 = lowered(product, ports_of(product, Precision.BF16), Precision.BF16)
     assert bf16 is not None
     seen: list[Measured] = []
-    measured = list(time_all([matmul(8), bf16, matmul(16)], bench, seen.append))
+    measured = list(time_all([matmul(8), bf16, matmul(16)], timer, seen.append))
     assert [m.timing is None for m in measured] == [False, True, False]
     assert "MatMul" in measured[1].failure
     assert seen == measured
-    assert len(bench.store) == 2  # a failure is not kept: it may pass
+    assert len(timer.store) == 2  # a failure is not kept: it may pass
     with pytest.raises(UnsupportedModelError):
-        bench.time(bf16)
+        timer.time(bf16)

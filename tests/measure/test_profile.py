@@ -14,7 +14,7 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.measure import profiler
 from campo_onnx.measure.counters import COUNTERS
 from campo_onnx.measure.events import EVENTS
-from campo_onnx.measure.node_timer import Bench
+from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.profile import Profile, read_profile, write_profile
 from campo_onnx.measure.profiler import take_profile
 from campo_onnx.measure.store import Store
@@ -28,8 +28,8 @@ HERE = machine("cpu", threads=1)
 
 
 def taken(imported: Imported, steps: int = 3) -> Profile:
-    bench = Bench(machine=HERE, store=Store(), effort=Effort(warmup=1, repeats=3, least=1, budget_s=0.01))
-    return take_profile(imported, synthesize(imported.view), bench, device_of(HERE), steps=steps)
+    timer = NodeTimer(machine=HERE, store=Store(), effort=Effort(warmup=1, repeats=3, least=1, budget_s=0.01))
+    return take_profile(imported, synthesize(imported.view), timer, device_of(HERE), steps=steps)
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +78,11 @@ def test_node_that_the_runtime_takes_apart_is_timed_alone() -> None:
 
 def test_progress_counts_up(imported: Imported) -> None:
     seen: list[tuple[int, int]] = []
-    bench = Bench(machine=HERE, store=Store())
+    timer = NodeTimer(machine=HERE, store=Store())
     take_profile(
         imported,
         synthesize(imported.view),
-        bench,
+        timer,
         device_of(HERE),
         steps=2,
         on_progress=lambda done, total: seen.append((done, total)),

@@ -11,7 +11,7 @@ from campo_onnx.errors import DeviceUnavailableError, UnsupportedModelError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.measure import profiler as profiling
 from campo_onnx.measure.counters import COUNTERS, Counted
-from campo_onnx.measure.node_timer import LAUNCH_NODE, Bench
+from campo_onnx.measure.node_timer import LAUNCH_NODE, NodeTimer
 from campo_onnx.measure.one_node import standalone
 from campo_onnx.measure.profiler import Signatures, take_profile, trace_kernels
 from campo_onnx.measure.store import Store
@@ -27,7 +27,7 @@ GPU = Machine(
 LAUNCH_US = 4.0
 
 
-class Imagined(Bench):
+class Imagined(NodeTimer):
     """Every node takes 100 us alone, a launch 4; Gemm does not run alone."""
 
     def time(self, signature: Signature) -> Timing:
@@ -48,7 +48,7 @@ def signatures(imported: Imported) -> Signatures:
 
 
 @pytest.fixture
-def bench() -> Bench:
+def timer() -> NodeTimer:
     return Imagined(machine=GPU, store=Store())
 
 
@@ -62,8 +62,8 @@ def joined(times_us: Mapping[str, float]) -> Joined:
     )
 
 
-def traced(imported: Imported, bench: Bench, signatures: Signatures, found: Joined) -> profiling.Traced:
-    return trace_kernels(imported, {}, bench, signatures, 500.0, steps=2, take=lambda *_, **__: found)
+def traced(imported: Imported, timer: NodeTimer, signatures: Signatures, found: Joined) -> profiling.Traced:
+    return trace_kernels(imported, {}, timer, signatures, 500.0, steps=2, take=lambda *_, **__: found)
 
 
 def names(imported: Imported, op_type: str) -> list[str]:
@@ -71,19 +71,19 @@ def names(imported: Imported, op_type: str) -> list[str]:
 
 
 def test_kernels_shorter_than_a_launch_are_left_to_be_timed_alone(
-    imported: Imported, bench: Bench, signatures: Signatures
+    imported: Imported, timer: NodeTimer, signatures: Signatures
 ) -> None:
     product, relu = names(imported, "MatMul")[0], names(imported, "Relu")[0]
     # What the runtime put in besides is in the trace and in no row.
-    found = traced(imported, bench, signatures, joined({product: 99.0, "Memcpy": 100.0}))
+    found = traced(imported, timer, signatures, joined({product: 99.0, "Memcpy": 100.0}))
     assert found.refusal == ""
     assert set(found.nodes) == {product, "Memcpy"}
     assert found.accounted == 1.0
-    found = traced(imported, bench, signatures, joined({product: 99.0, relu: 3.9}))
+    found = traced(imported, timer, signatures, joined({product: 99.0, relu: 3.9}))
     assert "in the trace" in found.refusal  # a node timed alone disagrees
     assert found.nodes == {}
     gemm = names(imported, "Gemm")[0]
-    found = traced(imported, bench, signatures, joined({gemm: 99.0, product: 101.0}))
+    found = traced(imported, timer, signatures, joined({gemm: 99.0, product: 101.0}))
     assert found.refusal == ""  # what does not run alone is not compared
 
 
@@ -100,12 +100,12 @@ def test_short_nodes(imported: Imported, signatures: Signatures) -> None:
 
 
 def test_a_trace_that_cannot_be_taken_says_why(
-    imported: Imported, bench: Bench, signatures: Signatures
+    imported: Imported, timer: NodeTimer, signatures: Signatures
 ) -> None:
     def refuse(*_: Any, **__: Any) -> Joined:
         raise DeviceUnavailableError("kernels cannot be traced", why="no PyTorch")
 
-    found = trace_kernels(imported, {}, bench, signatures, 500.0, steps=2, take=refuse)
+    found = trace_kernels(imported, {}, timer, signatures, 500.0, steps=2, take=refuse)
     assert found.refusal == "kernels cannot be traced: no PyTorch. Nodes were timed alone."
     assert found.step_us == 500.0
 
@@ -121,19 +121,19 @@ def test_the_profile_tells_how_each_node_was_measured(
             timed.append(signature.key)
             return super().time(signature)
 
-    bench = Watched(machine=GPU, store=Store())
+    timer = Watched(machine=GPU, store=Store())
     product = names(imported, "MatMul")[0]
     monkeypatch.setattr(profiling, "_step_us", lambda *_: 900.0)
     monkeypatch.setattr(
         profiling,
         "trace_kernels",
-        lambda *_, **__: traced(imported, bench, {product: None}, joined({product: 101.0})),
+        lambda *_, **__: traced(imported, timer, {product: None}, joined({product: 101.0})),
     )
     key = standalone(imported.view, product)
     assert key is not None
     counted = Counted(by_key={key.key: {COUNTERS[0]: 7.0}}, refusal="ncu grew tired")
     monkeypatch.setattr(profiling, "counters_of", lambda *_: counted)
-    profile = take_profile(imported, {}, bench, device("h200"), steps=2, kernel_trace=wanted, counters=wanted)
+    profile = take_profile(imported, {}, timer, device("h200"), steps=2, kernel_trace=wanted, counters=wanted)
     assert (key.key in timed) is not wanted  # no other node is like it
     how = dict(profile.table.select("node", "measured").iter_rows())
     assert how[product] == ("kernel trace" if wanted else "one-node")

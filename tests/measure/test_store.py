@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from campo_onnx.errors import ProfileError
-from campo_onnx.measure.store import GRAPH, STREAM, Store, TimingKey, default_path
+from campo_onnx.measure.store import Execution, Store, TimingKey, default_path
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.timing import Timing
 
@@ -42,11 +42,11 @@ def test_what_was_filed_is_found_again(tmp_path: Path) -> None:
         replace(KEY, machine=replace(HERE, tf32=True)),
         replace(KEY, machine=replace(HERE, threads=3)),
         replace(KEY, signature="MatMul 4x5"),
-        replace(KEY, execution=GRAPH),
+        replace(KEY, execution=Execution.GRAPH),
     ],
 )
 def test_everything_that_changes_a_time_is_in_the_key(other: TimingKey) -> None:
-    assert KEY.execution == STREAM
+    assert KEY.execution is Execution.STREAM
     with Store() as store:
         store.add(KEY, TIMING)
         assert store.find(other) is None

@@ -19,10 +19,11 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.classify import Classification, NodeClass, classify
-from campo_onnx.optimize.eligibility import OVERFLOW, fixed_nodes
+from campo_onnx.optimize.eligibility import fixed_nodes, overflowing_nodes
 from campo_onnx.optimize.oplists import OpClass, OpLists, preset
 from campo_onnx.optimize.planning import make_plan
-from campo_onnx.optimize.problem import Problem, Verdict, edges_of_graph
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.safety import protected, weight_update
 from campo_onnx.optimize.strategies import STRATEGIES
 
@@ -49,7 +50,7 @@ def _costs(
     )
 
 
-def _pose(
+def _problem_from(
     text: str,
     *,
     lists: OpLists | str = "campo",
@@ -70,16 +71,15 @@ def _pose(
         protected=protected(view, op_lists),
         keep_fp32=keep_fp32,
     )
-    overflowing = {name: v.reason for name, v in fixed.items() if v.decided_by == OVERFLOW}
     table = _costs(view, costs or {}, default, CastModel(r_us=0.0, c_i_us=cast_us))
     return Problem(
         view=view,
         low=low,
-        classification=classify(view, op_lists, weight_update(view), overflowing),
+        classification=classify(view, op_lists, weight_update(view), overflowing_nodes(fixed)),
         ports=ports,
         fixed=fixed,
         costs=table,
-        edges=edges_of_graph(view, ports, table, low),
+        digest=imported.digest,
     )
 
 
@@ -96,9 +96,9 @@ def exported() -> Callable[[str], GraphView]:
 
 
 @pytest.fixture(scope="session")
-def pose() -> Callable[..., Problem]:
+def problem_from() -> Callable[..., Problem]:
     """Pose a problem about a graph written as text; every Cast takes `cast_us`."""
-    return _pose
+    return _problem_from
 
 
 class Answer(NamedTuple):
@@ -117,9 +117,9 @@ class Golden(NamedTuple):
 
     def answer(self) -> Answer:
         """What the strategy answers."""
-        assignment = STRATEGIES[self.strategy](self.problem)
+        assignment = STRATEGIES[self.strategy].decide(self.problem)
         plan = make_plan(self.problem, assignment, strategy=self.strategy, lists="")
-        return Answer(plan.low_nodes, frozenset((cast.tensor, cast.dst) for cast in plan.casts))
+        return Answer(plan.low_nodes, frozenset((cast.tensor, cast.dst.value) for cast in plan.casts))
 
 
 def _golden(title: str, text: str) -> Golden:
@@ -132,7 +132,7 @@ def _golden(title: str, text: str) -> Golden:
         name, fp32_us, low_us = re.fullmatch(r"(\w+)=([\d.]+)/([\d.]+)", entry).groups()
         costs[name] = (float(fp32_us), float(low_us))
     strategy = given.pop("strategy")
-    problem = _pose(
+    problem = _problem_from(
         "(" + graph,
         lists=given.pop("lists"),
         default=costs.pop("default", (10.0, 5.0)),
@@ -212,7 +212,7 @@ class _Maker:
         )
         self.classes[name] = NodeClass(op_class=rng.choice(_CLASSES))
         if self.chance(8):
-            self.fixed[name] = Verdict(decided_by="kernel", reason="no kernel")
+            self.fixed[name] = Verdict(decided_by=Reason.OPERATOR, facts={"why": "no kernel"})
         self.readable += outputs + mask
 
     def existing_cast(self) -> None:
@@ -222,7 +222,9 @@ class _Maker:
         source = self.rng.choice(self.lows if up else floats)
         target = self.tensor(f"c{i}", TensorProto.FLOAT if up else TensorProto.FLOAT16)
         name = self.node("Cast", (source,), (target,), Ports(refusal="an existing change of precision"))
-        self.fixed[name] = Verdict(decided_by="ports", reason="an existing change of precision")
+        self.fixed[name] = Verdict(
+            decided_by=Reason.OPERATOR, facts={"why": "an existing change of precision"}
+        )
         (self.readable if up else self.lows).append(target)
 
     def problem(self) -> Problem:
@@ -259,7 +261,7 @@ class _Maker:
             ports=self.ports,
             fixed=self.fixed,
             costs=table,
-            edges=edges_of_graph(view, self.ports, table, low),
+            digest=view.digest,
         )
 
 

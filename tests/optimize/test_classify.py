@@ -3,6 +3,7 @@ import pytest
 from campo_onnx.optimize.classify import classify
 from campo_onnx.optimize.oplists import OpClass, preset
 from campo_onnx.optimize.patterns.bias_gradient import bias_gradient
+from campo_onnx.optimize.reason import Reason
 from campo_onnx.optimize.safety import weight_update
 from campo_onnx.optimize.strategies.optimal import optimal
 
@@ -59,7 +60,7 @@ def test_of_two_rules_the_one_that_keeps_fp32_is_right(read):
     assert classes(view, "campo", update)["sum"].op_class is OpClass.DENY
 
 
-def test_a_mask_of_minus_infinity_in_disguise_taints(pose):
+def test_a_mask_of_minus_infinity_in_disguise_taints(problem_from):
     """-3e38 becomes -inf in FP16; so what is made of it stays FP32 up to where it is harmless."""
     text = """(float[4,8] x, float[8,8] w, float[8,6] v, bool[4,8] mask) => (float[4,6] y)
               <float low = {-3e38}> {
@@ -68,11 +69,11 @@ def test_a_mask_of_minus_infinity_in_disguise_taints(pose):
         [scale] r = Tanh(s)
         [a2] y = MatMul(r, v)
     }"""
-    problem = pose(text)
+    problem = problem_from(text)
     assignment = optimal(problem)
     assert problem.op_class("hide") is OpClass.DENY
     assert assignment.low == {"a1", "a2"}
-    assert assignment.verdicts["scale"].decided_by == "taint"
+    assert assignment.verdicts["scale"].decided_by is Reason.DOWNSTREAM_OF_DENY
 
 
 @pytest.mark.parametrize(("lists", "through"), [("campo", False), ("tf115", True), ("tf2", True)])

@@ -4,6 +4,7 @@ from campo_onnx.errors import UsageError
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.eligibility import fixed_nodes
+from campo_onnx.optimize.reason import Reason
 
 
 @pytest.fixture
@@ -33,15 +34,15 @@ GRAPH = """(float[4] x, float lr, int64[4] i, float16[4] h)
 
 def test_each_kind_of_verdict(fixed):
     assert fixed(GRAPH) == {
-        "scalar": ("safety", "reads the scalar input 'lr', whose size the graph does not tell"),
-        "integer": ("type", "computes no FP32"),
-        "given": ("graph", "low already in the given graph"),
-        "shape": ("ports", "reads only the shape"),
+        "scalar": (Reason.SCALAR_INPUT, "reads the scalar input 'lr', whose size the graph does not tell"),
+        "integer": (Reason.NO_FP32, "computes no FP32"),
+        "given": (Reason.ALREADY_LOW, "low already in the given graph"),
+        "shape": (Reason.OPERATOR, "reads only the shape"),
     }
 
 
 def test_protected_nodes_keep_their_reason(fixed):
-    assert fixed(GRAPH, protected={"free": "computes the loss"})["free"] == ("safety", "computes the loss")
+    assert fixed(GRAPH, protected={"free": Reason.LOSS})["free"] == (Reason.LOSS, "computes the loss")
 
 
 @pytest.mark.parametrize(
@@ -49,13 +50,13 @@ def test_protected_nodes_keep_their_reason(fixed):
     [("free", True), ("fr.*", True), ("Tanh", True), ("Tan", False), ("fre", False), ("re", False)],
 )
 def test_a_pattern_matches_a_whole_name_or_operator(fixed, pattern, kept):
-    assert (fixed(GRAPH, keep_fp32=(pattern,)).get("free") == ("user", "named by --keep-fp32")) is kept
+    assert (fixed(GRAPH, keep_fp32=(pattern,)).get("free") == (Reason.USER, "named by --keep-fp32")) is kept
 
 
 def test_a_contrib_operator_is_named_with_its_domain(fixed):
     text = "(float[4] x) => (float[4] y) { [g] y = com.microsoft.Gelu (x) }"
     assert fixed(text, keep_fp32=("Gelu",)) == {}
-    assert fixed(text, keep_fp32=("com.microsoft:Gelu",))["g"][0] == "user"
+    assert fixed(text, keep_fp32=("com.microsoft:Gelu",))["g"][0] is Reason.USER
 
 
 def test_a_bad_pattern_is_refused(fixed):
@@ -67,9 +68,9 @@ def test_a_bad_pattern_is_refused(fixed):
 @pytest.mark.parametrize(
     ("value", "by", "reason"),
     [
-        ("-3e38", "overflow", "overflows fp16"),
-        ("70000.0", "overflow", "overflows fp16"),
-        ("0.00001", "constant", "too small for fp16"),
+        ("-3e38", Reason.OVERFLOW, "overflows fp16"),
+        ("70000.0", Reason.OVERFLOW, "overflows fp16"),
+        ("0.00001", Reason.UNDERFLOW, "too small for fp16"),
         ("0.5", None, None),
         ("0.0", None, None),
         ("65504.0", None, None),
@@ -83,11 +84,12 @@ def test_constants_the_low_precision_loses(fixed, value, by, reason):
     else:
         assert found["n"][0] == by
         assert reason in found["n"][1]
-    assert "overflow" not in {by for by, _ in fixed(text, low=Precision.BF16).values()}
+    assert Reason.OVERFLOW not in {by for by, _ in fixed(text, low=Precision.BF16).values()}
 
 
 @pytest.mark.parametrize(
-    ("value", "by"), [("-1e38", "overflow"), ("1e-7", "constant"), ("0.0", None), ("2.0", None)]
+    ("value", "by"),
+    [("-1e38", Reason.FILL_OVERFLOW), ("1e-7", Reason.FILL_UNDERFLOW), ("0.0", None), ("2.0", None)],
 )
 def test_a_fill_the_low_precision_loses(fixed, value, by):
     text = f"""(int64[1] unused) => (float[4] y) <int64[1] four = {{4}}> {{
@@ -100,7 +102,7 @@ def test_no_kernel_no_low_precision(fixed):
     text = "(float[2,8] x) => (float[2,8] y) { [n] y = Tanh(x) }"
     assert fixed(text) == {}
     assert fixed(text, low=Precision.BF16, provider="cpu")["n"] == (
-        *("kernel", "the cpu provider has no bf16 kernel for Tanh"),
+        *(Reason.KERNEL, "the cpu provider has no bf16 kernel for Tanh"),
     )
 
 
@@ -112,4 +114,4 @@ def test_control_flow_and_what_it_captures(fixed):
             else_branch = other () => (float[4] q) { q = Abs(t) }
         >
     }"""
-    assert fixed(text) == {"k": ("ports", "control flow: bodies and what they capture stay FP32")}
+    assert fixed(text) == {"k": (Reason.OPERATOR, "control flow: bodies and what they capture stay FP32")}

@@ -13,7 +13,6 @@ from campo_onnx.optimize.classify import Classification
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.passes import taint
 from campo_onnx.optimize.planning import make_plan
-from campo_onnx.optimize.problem import edges_of_graph
 from campo_onnx.optimize.strategies import STRATEGIES
 
 GOES_LOW = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR)
@@ -25,13 +24,12 @@ thrifty = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 def planned(problem, name):
-    return make_plan(problem, STRATEGIES[name](problem), strategy=name, lists="")
+    return make_plan(problem, STRATEGIES[name].decide(problem), strategy=name, lists="")
 
 
 def with_costs(problem, *, cast=None, nodes=None):
     costs = replace(problem.costs, cast=cast or problem.costs.cast, nodes=nodes or problem.costs.nodes)
-    edges = edges_of_graph(problem.view, problem.ports, costs, problem.low)
-    return replace(problem, costs=costs, edges=edges)
+    return replace(problem, costs=costs)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -43,7 +41,7 @@ def test_what_must_stay_fp32_does_and_every_node_has_a_reason(random_problem, na
     assert [d.node for d in plan.decisions] == [node.name for node in problem.view.nodes]
     for decision in plan.decisions:
         if decision.node in plan.low_nodes:
-            assert decision.op_class in {c.value for c in GOES_LOW}
+            assert decision.op_class in GOES_LOW
             assert decision.node not in problem.fixed
         assert decision.reason
         assert decision.decided_by
@@ -167,7 +165,6 @@ def renamed(problem, rng):
         costs=costs,
         classification=classification,
         fixed=fixed,
-        edges=edges_of_graph(other, ports, costs, problem.low),
     )
 
 

@@ -2,14 +2,16 @@ import random
 
 import pytest
 
+from campo_onnx.optimize.casts import CastKind, CastSite, ExistingVersion, existing_versions
 from campo_onnx.optimize.planning import make_plan
-from campo_onnx.optimize.problem import Edge, low_twins
 from campo_onnx.optimize.strategies import STRATEGIES
 
+EXISTING = ExistingVersion(name="t16", cast="k", is_source=False)
 
-def edge(**changes):
-    given = {"tensor": "t", "producer": "p", "readers": ("r", "s"), "needs_fp32": False, "twin": None}
-    return Edge(**(given | {"cast_us": 3.0} | changes))
+
+def site(**changes):
+    given = {"tensor": "t", "producer": "p", "consumers": ("r", "s"), "needs_fp32": False}
+    return CastSite(**(given | {"cast_us": 3.0} | changes))
 
 
 @pytest.mark.parametrize(
@@ -23,18 +25,18 @@ def edge(**changes):
         ("p r", {}, False, True),
         ("p r s", {"needs_fp32": True}, False, True),
         ("r", {"needs_fp32": True}, True, False),
-        ("r", {"twin": "t16"}, False, False),
-        ("p r", {"twin": "t16"}, False, True),
+        ("r", {"existing": EXISTING}, False, False),
+        ("p r", {"existing": EXISTING}, False, True),
         ("r", {"producer": None}, True, False),
-        ("p", {"readers": ()}, False, False),
-        ("p", {"readers": (), "needs_fp32": True}, False, True),
+        ("p", {"consumers": ()}, False, False),
+        ("p", {"consumers": (), "needs_fp32": True}, False, True),
     ],
 )
-def test_an_edge_needs_one_cast_at_most(low, changes, down, up):
-    found = edge(**changes)
-    assert found.is_cast_down(set(low.split())) is down
-    assert found.is_cast_up(set(low.split())) is up
-    assert found.boundary_us(set(low.split())) == (3.0 if down or up else 0.0)
+def test_a_site_needs_one_new_cast_at_most(low, changes, down, up):
+    found = site(**changes).new_cast(set(low.split()))
+    assert (found is not None and found.kind is CastKind.DOWN) is down
+    assert (found is not None and found.kind is CastKind.UP) is up
+    assert site(**changes).new_cast_us(set(low.split())) == (3.0 if down or up else 0.0)
 
 
 GRAPH = """(float[2,8] x, float[8,4] w) => (float[4,2] y, float[2,4] z, int64[2] s)
@@ -47,9 +49,9 @@ GRAPH = """(float[2,8] x, float[8,4] w) => (float[4,2] y, float[2,4] z, int64[2]
 }"""
 
 
-def test_edges_leave_out_constants_and_readers_of_shapes(pose):
-    edges = pose(GRAPH).edges
-    assert {name: (e.producer, e.readers, e.needs_fp32) for name, e in edges.items()} == {
+def test_sites_leave_out_constants_and_readers_of_shapes(problem_from):
+    sites = problem_from(GRAPH).sites
+    assert {name: (s.producer, s.consumers, s.needs_fp32) for name, s in sites.items()} == {
         "x": (None, ("a",), False),
         "w": (None, ("a",), False),
         "t": ("a", ("i",), False),
@@ -59,7 +61,7 @@ def test_edges_leave_out_constants_and_readers_of_shapes(pose):
     }
 
 
-def test_a_port_of_fixed_type_needs_fp32(pose):
+def test_a_port_of_fixed_type_needs_fp32(problem_from):
     text = """(float[1,1,4,4] x) => (float[1,1,8,8] y) <int64[4] first = {0, 1, 2, 3}> {
         [k] one = Tanh(x)
         [f] flat = Flatten<axis=4>(one)
@@ -67,14 +69,15 @@ def test_a_port_of_fixed_type_needs_fp32(pose):
         [g] four = Gather(column, first)
         [r] y = Resize<mode="nearest">(one, , four)
     }"""
-    edges = pose(text).edges
-    assert edges["four"].needs_fp32
-    assert edges["four"].readers == ()
-    assert edges["one"].readers == ("f", "r")
-    assert not edges["one"].needs_fp32
+    sites = problem_from(text).sites
+    assert sites["four"].needs_fp32
+    assert sites["four"].consumers == ()
+    assert sites["one"].consumers == ("f", "r")
+    assert not sites["one"].needs_fp32
 
 
-TWINS = """(float[2,8] x, float16[2,8] y16) => (float16[2,8] z, float[2,8] u, float16[2,8] v, float[2,8] p) {
+GIVEN_CASTS = """(float[2,8] x, float16[2,8] y16)
+    => (float16[2,8] z, float[2,8] u, float16[2,8] v, float[2,8] p) {
     [down] x16 = Cast<to=10>(x)
     [again] v = Cast<to=10>(x)
     [up] y = Cast<to=1>(y16)
@@ -84,15 +87,18 @@ TWINS = """(float[2,8] x, float16[2,8] y16) => (float16[2,8] z, float[2,8] u, fl
 }"""
 
 
-def test_twins_are_found_in_both_directions_and_the_first_one_counts(pose):
-    problem = pose(TWINS)
-    assert low_twins(problem.view, problem.low) == {"x": "x16", "y": "y16"}
-    assert problem.edges["x"].needs_fp32  # by the second Cast
-    assert problem.edges["y"].producer is None
+def test_low_versions_are_found_in_both_directions_and_the_first_one_counts(problem_from):
+    problem = problem_from(GIVEN_CASTS)
+    assert existing_versions(problem.view, problem.low) == {
+        "x": ExistingVersion(name="x16", cast="down", is_source=False, copies=("again",)),
+        "y": ExistingVersion(name="y16", cast="up", is_source=True),
+    }
+    assert not problem.sites["x"].needs_fp32  # neither Cast wants it for ever
+    assert problem.sites["y"].producer is None
 
 
-def test_a_dropped_cast_is_saved_once(pose):
-    problem = pose(TWINS, costs={"up": (7.0, 7.0), "i": (10.0, 5.0)})
+def test_a_dropped_cast_is_saved_once(problem_from):
+    problem = problem_from(GIVEN_CASTS, costs={"up": (7.0, 7.0), "i": (10.0, 5.0)})
     low = frozenset({"i"})
     assert problem.dropped_casts(low) == {"up"}
     # i saves 5, up saves 7, u is cast up for 1.
@@ -103,7 +109,7 @@ def test_a_dropped_cast_is_saved_once(pose):
 def test_the_prediction_is_the_sum_of_nodes_and_planned_casts(random_problem, name):
     for seed in range(150):
         problem = random_problem(random.Random(seed), most_nodes=25)
-        plan = make_plan(problem, STRATEGIES[name](problem), strategy=name, lists="")
+        plan = make_plan(problem, STRATEGIES[name].decide(problem), strategy=name, lists="")
         dropped = problem.dropped_casts(plan.low_nodes)
         total_us = sum(cast.cast_us for cast in plan.casts)
         for node, cost in problem.costs.nodes.items():

@@ -4,12 +4,14 @@ from pathlib import Path
 import pytest
 
 from campo_onnx.devices.datasheet import device
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.planning import make_plan
 from campo_onnx.optimize.report import report_of
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.strategies.campo import campo
-from campo_onnx.pipeline import Options, optimize
+from campo_onnx.options import Options
+from campo_onnx.pipeline import optimize
 
 GRAPH = """(float[2,8] x, float[8,8] w, float[8,4] v) => (float[2,4] y, float[2,8] z, int64[2] s) {
     [a1] t = MatMul(x, w)
@@ -22,8 +24,8 @@ GRAPH = """(float[2,8] x, float[8,8] w, float[8,4] v) => (float[2,4] y, float[2,
 }"""
 
 
-def test_a_report_counts(pose):
-    problem = pose(GRAPH, costs={"h": (0.5, 0.5)})
+def test_a_report_counts(problem_from):
+    problem = problem_from(GRAPH, costs={"h": (0.5, 0.5)})
     plan = make_plan(problem, campo(problem), strategy="campo", lists="campo")
     report = report_of(plan)
     assert plan.low_nodes == {"a1", "i1", "a2"}
@@ -43,12 +45,12 @@ def test_a_report_counts(pose):
     assert report.unknown_ops == ()
 
 
-def test_unknown_operators_are_named(pose):
+def test_unknown_operators_are_named(problem_from):
     text = """(float[2,8] x) => (float[2,8] y) {
         [u1] t = com.microsoft.Fancy (x)
         [i] y = Tanh(x)
     }"""
-    problem = pose(text)
+    problem = problem_from(text)
     report = report_of(make_plan(problem, campo(problem), strategy="", lists=""))
     assert report.unknown_ops == (("com.microsoft:Fancy", 1),)
 
@@ -56,19 +58,23 @@ def test_unknown_operators_are_named(pose):
 def check_sums(plan, problem):
     report = report_of(plan)
     decided = {d.node: d.precision for d in plan.decisions}
-    other_us = sum(cost.fp32_us for node, cost in problem.costs.nodes.items() if decided[node] == "-")
+    other_us = sum(cost.fp32_us for node, cost in problem.costs.nodes.items() if decided[node] is None)
     dropped_us = sum(problem.costs.nodes[node].fp32_us for node in problem.dropped_casts(plan.low_nodes))
     assert sum(row.fp32_us for row in report.ops) + other_us == pytest.approx(problem.costs.fp32_us)
     planned_us = sum(row.planned_us for row in report.ops)
     assert planned_us + other_us + plan.cast_us - dropped_us == pytest.approx(plan.predicted_us)
     assert sum(row.nodes for row in report.ops) == report.float_nodes
     assert sum(row.low_nodes for row in report.ops) == report.low_nodes
-    constants = sum(d.op_type == "Constant" and d.precision == "fp32" for d in plan.decisions)
+    constants = sum(d.op_type == "Constant" and d.precision is Precision.FP32 for d in plan.decisions)
     assert sum(row.nodes for row in report.kept) == report.float_nodes - report.low_nodes - constants
     assert report.casts_down + report.casts_up == len(plan.casts)
     kept_us = sum(row.fp32_us for row in report.kept)
     assert kept_us == pytest.approx(
-        sum(problem.costs.nodes[node].fp32_us for node, precision in decided.items() if precision == "fp32")
+        sum(
+            problem.costs.nodes[node].fp32_us
+            for node, precision in decided.items()
+            if precision is Precision.FP32
+        )
     )
 
 
@@ -76,7 +82,7 @@ def check_sums(plan, problem):
 def test_the_sums_match_random_plans(random_problem, name):
     for seed in range(40):
         problem = random_problem(random.Random(seed), most_nodes=20)
-        check_sums(make_plan(problem, STRATEGIES[name](problem), strategy=name, lists=""), problem)
+        check_sums(make_plan(problem, STRATEGIES[name].decide(problem), strategy=name, lists=""), problem)
 
 
 @pytest.mark.parametrize("graph", ["alexnet_like", "bert2_mlm_sdpa", "mlp", "resblocks"])

@@ -1,6 +1,7 @@
 import pytest
 
 from campo_onnx.optimize.oplists import preset
+from campo_onnx.optimize.reason import Reason
 from campo_onnx.optimize.safety import loss, protected, scalar_inputs, weight_update
 
 CAMPO = preset("campo")
@@ -242,9 +243,9 @@ def test_protected_nodes_say_why(read):
         [u] new = Sub(b, g)
     }"""
     assert protected(read(text).view, CAMPO) == {
-        "t": "computes the loss",
-        "s": "computes the loss",
-        "u": "updates weights, optimizer state or statistics",
+        "t": Reason.LOSS,
+        "s": Reason.LOSS,
+        "u": Reason.WEIGHT_UPDATE,
     }
 
 

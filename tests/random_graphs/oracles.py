@@ -18,7 +18,7 @@ from campo_onnx.ir.shapes import infer
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.passes import taint
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.pipeline import Optimized, carry_out, decide, pose, repriced
+from campo_onnx.pipeline import Optimized, apply, decide, problem_of
 from campo_onnx.training.numerics import emulate
 from tests.random_graphs.builder import Array, RandomGraph, run
 
@@ -92,11 +92,11 @@ def optimized(model: ModelProto, setting: Setting) -> Optimized:
     """Optimize as the pipeline does, at random costs that make low precision attractive."""
     options = setting.options
     imported = import_model(model)
-    problem = pose(imported, options)
+    problem = problem_of(imported, options)
     if setting.cost_seed % 4:
-        problem = repriced(problem, _random_costs(problem, setting.cost_seed))
+        problem = replace(problem, costs=_random_costs(problem, setting.cost_seed))
         options = replace(options, pads=False)
-    return carry_out(decide(problem, imported, options), problem, imported)
+    return apply(decide(problem, imported, options), problem, imported)
 
 
 def _random_costs(problem: Problem, seed: int) -> CostTable:
@@ -327,7 +327,7 @@ def _within_reach(graph: RandomGraph, result: Optimized) -> None:
     The noise is put on what the plan makes low, and on nothing that is a whole number: those are
     not data, and to lose one is wrong however small a part it is of the number.
     """
-    low = Precision(result.plan.low)
+    low = result.plan.low
     given = raised(graph.model)
     feeds = {name: _wide(value) for name, value in graph.feeds.items()}
     try:

@@ -58,6 +58,33 @@ def step_model(*changes: tuple[str, str]) -> onnx.ModelProto:
     return model
 
 
+def gradient_model(*changes: tuple[str, str], scaled: bool = False) -> onnx.ModelProto:
+    """Leave the update of :data:`STEP` to the session."""
+    grad = "scaled_grad" if scaled else "grad"
+    unscaling = (
+        ("bool grads_finite, ", ""),
+        ("nothing = Mul(g, zero)", ""),
+        ("grads_finite = Equal(total, zero)", ""),
+        ("total = ReduceSum<keepdims = 0>(nothing)", ""),
+        ("g = Div(g_scaled, loss_scale)", ""),
+        ("g_scaled = MatMul", "scaled_grad.w = MatMul"),
+    )
+    renamed = (("g = Div(", "grad.w = Div("), ("nothing = Mul(g,", "nothing = Mul(grad.w,"))
+    return step_model(
+        *(unscaling if scaled else renamed),
+        ("float[3, 1] opt.m.w, float step, ", ""),
+        ("float lr, ", ""),
+        ("float[3, 1] new.w,", f"float[3, 1] {grad}.w,"),
+        (", float[3, 1] new_m.w,\n            float step_out", ""),
+        ("m_kept = Mul(opt.m.w, momentum)", ""),
+        ("new_m.w = Add(m_kept, g)", ""),
+        ("change = Mul(new_m.w, lr)", ""),
+        ("new.w = Sub(param.w, change)", ""),
+        ("step_out = Add(step, one)", ""),
+        *changes,
+    )
+
+
 def first_state() -> dict[str, NDArray[np.float32]]:
     return {"param.w": np.full((3, 1), 0.5, np.float32), "buf.seen": np.zeros(1, np.float32)}
 

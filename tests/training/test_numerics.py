@@ -21,9 +21,8 @@ from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.constants import constants_of
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.shapes import TensorTypes, infer
-from campo_onnx.optimize.problem import edges_of_graph
 from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.pipeline import decide, pose
+from campo_onnx.pipeline import decide, problem_of
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
 from campo_onnx.training.numerics import drift, emulate, relative_l2
@@ -54,10 +53,9 @@ def mixed(graph: str, strategy: str) -> onnx.ModelProto:
     """Mixed as for a device on which Casts cost nothing: small graphs are otherwise faster in FP32."""
     options = Options(device=device("h200"), lists=oplists("campo"), strategy=strategy)
     imported = import_model(DATA / f"{graph}.onnx")
-    problem = pose(imported, options)
+    problem = problem_of(imported, options)
     costs = replace(problem.costs, cast=CastModel(r_us=0.0, c_i_us=0.0))
-    edges = edges_of_graph(problem.view, problem.ports, costs, problem.low)
-    return rewrite(imported, decide(replace(problem, costs=costs, edges=edges), imported, options))
+    return rewrite(imported, decide(replace(problem, costs=costs), imported, options))
 
 
 def single(model: onnx.ModelProto, node: onnx.NodeProto, types: TensorTypes) -> onnx.ModelProto:
@@ -277,7 +275,7 @@ def test_gradient_operators_of_training_builds(graph: str, dims: Mapping[str, in
     """No wheel runs ConvGrad and its like, so only types are checked."""
     options = Options(device=device("h200"), lists=oplists("campo"), strategy="tf-amp", dims=dims)
     imported = import_model(DATA / f"{graph}.onnx", dims)
-    model = rewrite(imported, decide(pose(imported, options), imported, options))
+    model = rewrite(imported, decide(problem_of(imported, options), imported, options))
     before, after = infer(model, dims).dtypes, infer(emulate(model, dims), dims).dtypes
     assert TensorProto.FLOAT16 in before.values()
     assert all(after[tensor] == dtype for tensor, dtype in before.items())

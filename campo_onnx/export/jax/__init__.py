@@ -24,6 +24,7 @@ def export_training_step(
     example_inputs: Mapping[str, Any],
     *,
     loss_scale: bool = True,
+    unscale: bool = True,
     opset: int = 20,
     path: str | Path | None = None,
 ) -> onnx.ModelProto:
@@ -42,6 +43,9 @@ def export_training_step(
     loss_scale
         Whether the loss is multiplied by an input before the backward pass. Gradients come out
         unscaled, with ``grads_finite`` saying whether all of them are finite.
+    unscale
+        Whether the graph divides gradients by the loss scale and checks them; see
+        :func:`campo_onnx.export.torch.export_training_step`.
     opset
         20 or 21.
     path
@@ -76,8 +80,10 @@ def export_training_step(
             return (value * arguments[step_naming.LOSS_SCALE] if loss_scale else value), value
 
         gradients, value = jax.grad(scaled, has_aux=True)(arguments[step_naming.PARAMETER])
-        results = {step_naming.LOSS: value, step_naming.GRADIENT: gradients}
-        if loss_scale:
+        is_scaled = loss_scale and not unscale
+        kind = step_naming.SCALED_GRADIENT if is_scaled else step_naming.GRADIENT
+        results = {step_naming.LOSS: value, kind: gradients}
+        if loss_scale and unscale:
             inverse = 1 / arguments[step_naming.LOSS_SCALE]
             results[step_naming.GRADIENT] = gradients = jax.tree.map(lambda g: g * inverse, gradients)
             total = sum(jnp.abs(g).sum() for g in jax.tree.leaves(gradients))

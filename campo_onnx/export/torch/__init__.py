@@ -10,14 +10,14 @@ import torch
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export import step_naming
-from campo_onnx.export.optimizers import BY_NAME, SGD, Adam, AdamW, Momentum, Optimizer
+from campo_onnx.export.optimizers import BY_NAME, LAMB, SGD, Adam, AdamW, Momentum, Optimizer
 from campo_onnx.export.torch.convolution import WeightGradient
 from campo_onnx.export.torch.step import Step
 from campo_onnx.export.torch.trace import trace
 from campo_onnx.export.torch.translate import translate, translations
 from campo_onnx.ir.exporter import export_model
 
-__all__ = ["SGD", "Adam", "AdamW", "Momentum", "export_training_step"]
+__all__ = ["LAMB", "SGD", "Adam", "AdamW", "Momentum", "export_training_step"]
 
 OPSETS = (20, 21)
 """Gelu stands in 20; from 22 on, ONNX Runtime's CPU provider lacks kernels of random operators."""
@@ -29,8 +29,9 @@ def export_training_step(
     example_inputs: torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor],
     example_targets: torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor] = (),
     *,
-    optimizer: Literal["sgd", "momentum", "adam", "adamw"] | Optimizer | None = None,
+    optimizer: Literal["sgd", "momentum", "adam", "adamw", "lamb"] | Optimizer | None = None,
     loss_scale: bool = True,
+    unscale: bool = True,
     opset: int = 20,
     conv_weight_gradient: WeightGradient = "matmul",
     path: str | Path | None = None,
@@ -54,6 +55,10 @@ def export_training_step(
     loss_scale
         Whether the loss is multiplied by an input before the backward pass. Gradients come out
         unscaled, and if one is not finite, every new state is the old one.
+    unscale
+        Whether the graph divides gradients by the loss scale and checks them. Without an optimizer this
+        can be left to :class:`~campo_onnx.training.session.TrainingSession`, which does it for all of
+        them at once: two nodes in place of two for each parameter.
     opset
         20 or 21.
     conv_weight_gradient
@@ -85,6 +90,7 @@ def export_training_step(
     ['loss', 'new.weight', 'new.bias']
     """
     _check_options(optimizer, opset, conv_weight_gradient)
+    _check_unscale(unscale, optimizer is not None)
     _check_parameters(module)
     inputs = _named(example_inputs, _argument_names(module.forward), "input")
     targets = _named(example_targets, _argument_names(loss)[1:], "target")
@@ -93,6 +99,7 @@ def export_training_step(
         loss=loss,
         optimizer=BY_NAME[optimizer] if isinstance(optimizer, str) else optimizer,
         loss_scale=loss_scale,
+        unscale=unscale,
         inputs={name: step_naming.batch_input(name) for name in inputs},
         by_keyword=isinstance(example_inputs, Mapping),
         targets=[step_naming.target(name) for name in targets],
@@ -120,6 +127,14 @@ def _check_options(optimizer: Any, opset: int, conv_weight_gradient: str) -> Non
     if conv_weight_gradient not in ("matmul", "conv"):
         raise UsageError(
             f"unknown conv_weight_gradient {conv_weight_gradient!r}", remedy="Choose 'matmul' or 'conv'."
+        )
+
+
+def _check_unscale(unscale: bool, has_update: bool) -> None:
+    if has_update and not unscale:
+        raise UsageError(
+            "an update in the graph needs unscaled gradients",
+            remedy="Leave out unscale=False, or the optimizer and give it to the TrainingSession.",
         )
 
 

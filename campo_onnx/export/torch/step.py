@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export import step_naming
-from campo_onnx.export.optimizers import Adam, AdamW, Optimizer
+from campo_onnx.export.optimizers import Optimizer, counts_updates
 from campo_onnx.export.torch.origin import recorded_origins, set_origin
 from campo_onnx.export.torch.rewritten import RewrittenFunctions
 from campo_onnx.export.torch.update import new_count, updated
@@ -30,6 +30,8 @@ class Step:
         The update to write, or None for gradients.
     loss_scale
         Whether the loss is scaled by an input.
+    unscale
+        Whether gradients are divided by the scale and checked.
     inputs
         What the graph calls each argument of the module, in order.
     by_keyword
@@ -42,6 +44,7 @@ class Step:
     loss: Callable[..., torch.Tensor]
     optimizer: Optimizer | None
     loss_scale: bool
+    unscale: bool
     inputs: Mapping[str, str]
     by_keyword: bool
     targets: Sequence[str]
@@ -58,7 +61,7 @@ class Step:
             for slot in self.optimizer.slots:
                 state |= {step_naming.state(slot, n): p for n, p in self.trainable().items()}
             state[step_naming.LEARNING_RATE] = torch.zeros(())
-        if isinstance(self.optimizer, Adam | AdamW):
+        if self.optimizer is not None and counts_updates(self.optimizer):
             state[step_naming.STEP] = torch.zeros((), dtype=torch.int64)
         if self.loss_scale:
             state[step_naming.LOSS_SCALE] = torch.zeros(())
@@ -83,14 +86,16 @@ class Step:
         loss, gradients = self._differentiate(given, trainable, buffers)
         results = {step_naming.LOSS: loss.detach()}
         finite: torch.Tensor | None = None
-        if self.loss_scale:
+        if self.loss_scale and self.unscale:
             set_origin(step_naming.LOSS_SCALE)
             inverse = given[step_naming.LOSS_SCALE].reciprocal()
             gradients = {n: gradient * inverse for n, gradient in gradients.items()}
             finite = _all_finite(list(gradients.values()))
             results[step_naming.GRADS_FINITE] = finite
         if self.optimizer is None:
-            results |= {step_naming.gradient(n): gradient for n, gradient in gradients.items()}
+            is_scaled = self.loss_scale and not self.unscale
+            name_of = step_naming.scaled_gradient if is_scaled else step_naming.gradient
+            results |= {name_of(n): gradient for n, gradient in gradients.items()}
         else:
             results |= self._update(self.optimizer, given, gradients, finite)
         set_origin("buffers")

@@ -19,9 +19,10 @@ from campo_onnx.devices.roofline import copy_us, node_time, tensor_core_multiple
 from campo_onnx.ir.view import OpNode, Use
 from campo_onnx.ops.kernels import has_kernel
 from campo_onnx.ops.key import OpKey
+from campo_onnx.optimize.casts import existing_versions
 from campo_onnx.optimize.padding.alignment import Alignment, Axis, Ends, alignment_of
 from campo_onnx.optimize.plan import Decision, PaddedTensor, Plan, PlannedPad
-from campo_onnx.optimize.problem import Problem, low_twins
+from campo_onnx.optimize.problem import Problem
 
 _Want: TypeAlias = tuple[str, Ends]  # a tensor, and what its readers want it longer by
 
@@ -80,19 +81,18 @@ def pad(problem: Problem, plan: Plan, device: Device, limits: PadLimits = NO_LIM
     return replace(
         plan,
         pads=pads,
-        decisions=_with_reasons(plan.decisions, pads),
+        decisions=_with_gains(plan.decisions, pads),
         predicted_us=plan.predicted_us - saved_us,
         lower_bound_us=None,
     )
 
 
-def _with_reasons(decisions: Iterable[Decision], pads: Iterable[PlannedPad]) -> tuple[Decision, ...]:
+def _with_gains(decisions: Iterable[Decision], pads: Iterable[PlannedPad]) -> tuple[Decision, ...]:
     padded = {pad.node: pad for pad in pads}
     return tuple(
         replace(
             decision,
             gain_us=decision.gain_us + padded[decision.node].gain_us - padded[decision.node].pads_us,
-            reason=f"{decision.reason}; zero-padded to fit tensor cores",
         )
         if decision.node in padded
         else decision
@@ -144,7 +144,7 @@ def _candidates(
     if not all(has_kernel(op, opset, device.provider, low) for op in _INSERTED):
         return []
     wanted = frozenset(names)
-    stored = limits.stored.difference(low_twins(view, low))
+    stored = limits.stored.difference(existing_versions(view, low))
     found = []
     for node in view.nodes:
         ports = problem.ports[node.name]

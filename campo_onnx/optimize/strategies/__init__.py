@@ -1,33 +1,73 @@
-"""Ways to decide precision. A strategy is a plain function ``Problem -> Assignment``."""
+"""Ways to decide precision, each a :class:`campo_onnx.optimize.strategy.Strategy`.
+
+Help, defaults, the rows of ``compare`` and what may be padded follow from these values.
+"""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from types import MappingProxyType
 
-from campo_onnx.optimize.problem import Strategy
-from campo_onnx.optimize.strategies.campo import campo
-from campo_onnx.optimize.strategies.fine_grained import fine_grained
-from campo_onnx.optimize.strategies.fp32 import fp32
-from campo_onnx.optimize.strategies.nvidia_amp import nvidia_amp
-from campo_onnx.optimize.strategies.optimal import optimal
-from campo_onnx.optimize.strategies.tf_amp import tf_amp
-from campo_onnx.optimize.strategies.torch_amp import torch_amp
+from campo_onnx.errors import UsageError
+from campo_onnx.optimize.strategy import Strategy, later
 
-STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
-    {
-        "optimal": optimal,
-        "campo": campo,
-        "tf-amp": tf_amp,
-        "torch-amp": torch_amp,
-        "nvidia-amp": nvidia_amp,
-        "fine-grained": fine_grained,
-        "fp32": fp32,
-    }
+_HERE = "campo_onnx.optimize.strategies"
+_ALL = (
+    Strategy(
+        name="optimal",
+        title="the assignment nothing can beat under the same lists and costs",
+        rule=later(f"{_HERE}.optimal:optimal"),
+        is_cost_aware=True,
+    ),
+    Strategy(
+        name="campo",
+        title="the paper's four traverses",
+        rule=later(f"{_HERE}.campo:campo"),
+        is_cost_aware=True,
+    ),
+    Strategy(
+        name="fine-grained",
+        title="low unless FP32 is faster by --margin-us",
+        rule=later(f"{_HERE}.fine_grained:fine_grained"),
+        parameters={"margin_us": 1000.0},
+    ),
+    Strategy(
+        name="nvidia-amp",
+        title="NVIDIA's white list, black list, and the rest follows its first input; without costs",
+        rule=later(f"{_HERE}.nvidia_amp:nvidia_amp"),
+        default_lists="nvidia",
+    ),
+    Strategy(
+        name="torch-amp",
+        title="what torch.autocast does, call by call; without costs",
+        rule=later(f"{_HERE}.torch_amp:torch_amp"),
+        default_lists="pytorch",
+    ),
+    Strategy(
+        name="tf-amp",
+        title="TensorFlow's graph pass, the paper's baseline; without costs",
+        rule=later(f"{_HERE}.tf_amp:tf_amp"),
+        default_lists="tf115",
+        compared_with=("tf2", "campo"),
+    ),
+    Strategy(name="fp32", title="change nothing", rule=later(f"{_HERE}.fp32:fp32")),
 )
+
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType({strategy.name: strategy for strategy in _ALL})
 """Strategies by the name the command line calls them."""
 
 DEFAULT_STRATEGY = "optimal"
 
-DEFAULT_LISTS: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(STRATEGIES, "campo") | {"tf-amp": "tf115", "torch-amp": "pytorch", "nvidia-amp": "nvidia"}
-)
-"""The list preset a strategy uses when none is named."""
+
+def strategy_called(name: str) -> Strategy:
+    """Find a strategy.
+
+    Raises
+    ------
+    UsageError
+        If there is none of that name.
+    """
+    if name not in STRATEGIES:
+        near = get_close_matches(name, STRATEGIES, n=1)
+        remedy = f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(STRATEGIES)}."
+        raise UsageError(f"unknown strategy {name!r}", remedy=remedy)
+    return STRATEGIES[name]

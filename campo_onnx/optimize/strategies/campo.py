@@ -1,10 +1,12 @@
 """Campo: four traverses that ask what a Cast costs (Campo, section 4.3)."""
 
+import math
 from collections.abc import Iterable
 
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.passes import between, neighbours, taint
-from campo_onnx.optimize.problem import Assignment, Problem, Verdict
+from campo_onnx.optimize.problem import Assignment, Problem
+from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
 
 _GRAY = (OpClass.INFER, OpClass.CLEAR)
@@ -18,22 +20,19 @@ def campo(problem: Problem) -> Assignment:
     low = first.low
     tainted = traverse_2(problem)
     for name in tainted:
-        verdicts[name] = Verdict(decided_by="traverse-2", reason="downstream of a deny node")
+        verdicts[name] = Verdict(decided_by=Reason.DOWNSTREAM_OF_DENY)
     found = traverse_3(problem, low, tainted)
     for name in found:
-        verdicts[name] = Verdict(decided_by="traverse-3", reason="between low nodes, so it saves their casts")
+        verdicts[name] = Verdict(decided_by=Reason.BETWEEN)
     low |= found
     fourth = traverse_4(problem, low, tainted)
     verdicts |= fourth.verdicts
     low |= fourth.low
     for node in problem.view.nodes:
         if problem.is_free(node.name) and node.name not in verdicts:
-            verdicts[node.name] = Verdict(decided_by="traverse-3", reason="not between low nodes")
+            verdicts[node.name] = Verdict(decided_by=Reason.NOT_BETWEEN)
     if problem.predicted_us(low) >= problem.predicted_us(frozenset()):
-        never_worse = Verdict(
-            decided_by="never-worse", reason="the whole assignment is predicted no faster than FP32"
-        )
-        verdicts |= dict.fromkeys(low, never_worse)
+        verdicts |= dict.fromkeys(low, Verdict(decided_by=Reason.NEVER_WORSE))
         low = frozenset()
     return Assignment(low=low, verdicts={k: v for k, v in verdicts.items() if problem.is_free(k)})
 
@@ -52,21 +51,21 @@ def traverse_1(problem: Problem) -> Assignment:
     """
     verdicts: dict[str, Verdict] = {}
     low: set[str] = set()
-    has_low_version = {tensor for tensor, edge in problem.edges.items() if edge.twin is not None}
+    has_low_version = {tensor for tensor, site in problem.sites.items() if site.existing is not None}
     waiting = [node for node in problem.view.nodes if has_class(problem, node.name, OpClass.ALLOW)]
     found = True
     while found:
         found = False
         for node in waiting:
             cost, ports = problem.costs.nodes[node.name], problem.ports[node.name]
-            inputs = {node.inputs[i] for i in ports.low_inputs} & problem.edges.keys()
-            outputs = {node.outputs[i] for i in ports.low_outputs} & problem.edges.keys()
-            to_cast = {t for t in inputs - has_low_version if problem.edges[t].producer not in low}
-            cast_us = sum(problem.edges[t].cast_us for t in (*sorted(to_cast), *sorted(outputs)))
+            inputs = {node.inputs[i] for i in ports.low_inputs} & problem.sites.keys()
+            outputs = {node.outputs[i] for i in ports.low_outputs} & problem.sites.keys()
+            to_cast = {t for t in inputs - has_low_version if problem.sites[t].producer not in low}
+            cast_us = sum(problem.sites[t].cast_us for t in (*sorted(to_cast), *sorted(outputs)))
             pays = cost.low_us + cast_us < cost.fp32_us
             verdicts[node.name] = Verdict(
-                decided_by="traverse-1",
-                reason=f"{_gains(pays)} {cost.gain_us:.1f} us, casts cost {cast_us:.1f} us",
+                decided_by=Reason.TRAVERSE_1_LOW if pays else Reason.TRAVERSE_1_FP32,
+                facts={"gain_us": cost.gain_us, "cast_us": cast_us},
             )
             if pays:
                 found = True
@@ -74,10 +73,6 @@ def traverse_1(problem: Problem) -> Assignment:
                 has_low_version |= to_cast
         waiting = [node for node in waiting if node.name not in low]
     return Assignment(low=frozenset(low), verdicts=verdicts)
-
-
-def _gains(pays: bool) -> str:
-    return "gains" if pays else "would gain only"
 
 
 def traverse_2(problem: Problem) -> frozenset[str]:
@@ -113,16 +108,16 @@ def traverse_4(problem: Problem, low: frozenset[str], tainted: frozenset[str]) -
     while found:
         found = False
         for group in waiting:
-            gain_us = sum(problem.costs.nodes[name].gain_us for name in group)
-            edges = {edge.tensor: edge for name in group for edge in problem.edges_of(name)}
-            before_us = sum(edge.boundary_us(low_now) for edge in edges.values())
-            after_us = sum(edge.boundary_us(low_now | group) for edge in edges.values())
+            gain_us = math.fsum(problem.costs.nodes[name].gain_us for name in group)
+            sites = {site.tensor: site for name in group for site in problem.sites_of(name)}
+            before_us = math.fsum(site.new_cast_us(low_now) for site in sites.values())
+            after_us = math.fsum(site.new_cast_us(low_now | group) for site in sites.values())
             pays = gain_us > after_us - before_us
-            reason = (
-                f"{_gains(pays)} {gain_us:.1f} us in a group of {len(group)} clear nodes, "
-                f"casts change by {after_us - before_us:+.1f} us"
+            verdict = Verdict(
+                decided_by=Reason.TRAVERSE_4_LOW if pays else Reason.TRAVERSE_4_FP32,
+                facts={"gain_us": gain_us, "nodes": len(group), "cast_us": after_us - before_us},
             )
-            verdicts |= dict.fromkeys(group, Verdict(decided_by="traverse-4", reason=reason))
+            verdicts |= dict.fromkeys(group, verdict)
             if pays:
                 found = True
                 low_now |= group
@@ -150,7 +145,3 @@ def _clear_groups(problem: Problem, low: frozenset[str], tainted: frozenset[str]
         seen |= group
         if touches:
             yield frozenset(group)
-
-
-def _verb(pays: bool) -> str:
-    return "gains" if pays else "would gain only"

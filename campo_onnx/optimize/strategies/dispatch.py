@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from campo_onnx.ir.view import OpNode, TensorKind
 from campo_onnx.optimize.oplists import OpClass
-from campo_onnx.optimize.problem import Assignment, Problem, Verdict
+from campo_onnx.optimize.problem import Assignment, Problem
+from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
 
 Follows = Callable[[OpNode, "Dispatched"], bool]
@@ -31,11 +32,11 @@ class Dispatched:
 
     def is_low(self, tensor: str) -> bool:
         """Whether a tensor is made low."""
-        edge = self.problem.edges.get(tensor)
-        return edge is not None and edge.producer in self.low
+        site = self.problem.sites.get(tensor)
+        return site is not None and site.producer in self.low
 
 
-def dispatch(problem: Problem, follows: Follows, *, rule: str) -> Assignment:
+def dispatch(problem: Problem, follows: Follows, *, rule: Reason) -> Assignment:
     """Run through the graph once: allow nodes low, deny nodes FP32, the rest by `follows`.
 
     Parameters
@@ -45,19 +46,19 @@ def dispatch(problem: Problem, follows: Follows, *, rule: str) -> Assignment:
     follows
         Decides infer and clear nodes.
     rule
-        What `follows` does, in words.
+        What `follows` does.
     """
     verdicts = listed_verdicts(problem)
     so_far = Dispatched(problem)
     for node in problem.view.nodes:
         name = node.name
         if has_class(problem, name, OpClass.ALLOW):
-            is_low, why = True, "on the allow list"
+            is_low, reason = True, Reason.ALLOW_LIST
         elif has_class(problem, name, OpClass.INFER, OpClass.CLEAR):
-            is_low, why = follows(node, so_far), rule
+            is_low, reason = follows(node, so_far), rule
         else:
             continue
-        verdicts[name] = Verdict(decided_by="dispatch", reason=why)
+        verdicts[name] = Verdict(decided_by=reason)
         if is_low:
             so_far.low.add(name)
     return Assignment(low=frozenset(so_far.low), verdicts=verdicts)

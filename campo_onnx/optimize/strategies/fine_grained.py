@@ -2,7 +2,8 @@
 
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.passes import taint
-from campo_onnx.optimize.problem import Assignment, Problem, Verdict
+from campo_onnx.optimize.problem import Assignment, Problem
+from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
 
 
@@ -24,15 +25,17 @@ def fine_grained(problem: Problem, *, margin_us: float = 1000.0) -> Assignment:
         if not problem.is_free(name):
             continue
         if name in tainted:
-            verdicts[name] = Verdict(decided_by="taint", reason="downstream of a deny node")
+            verdicts[name] = Verdict(decided_by=Reason.DOWNSTREAM_OF_DENY)
         elif has_class(problem, name, OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR):
             gain_us = problem.costs.nodes[name].gain_us
             wins = -gain_us > margin_us
-            verdicts[name] = Verdict(
-                decided_by="margin",
-                reason=f"FP32 wins by {-gain_us:.1f} us"
+            verdicts[name] = (
+                Verdict(decided_by=Reason.MARGIN_FP32, facts={"lead_us": -gain_us})
                 if wins
-                else f"FP32 does not win by {margin_us:g} us (low gains {gain_us:.1f} us)",
+                else Verdict(
+                    decided_by=Reason.MARGIN_LOW,
+                    facts={"margin_us": margin_us, "gain_us": gain_us, "low": problem.low.name},
+                )
             )
             if not wins:
                 low.add(name)

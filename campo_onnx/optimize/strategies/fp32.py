@@ -1,11 +1,12 @@
 """Change nothing."""
 
-from campo_onnx.optimize.problem import Assignment, Problem, Verdict
+from campo_onnx.optimize.problem import Assignment, Problem
+from campo_onnx.optimize.reason import Reason, Verdict
 
 
 def fp32(problem: Problem) -> Assignment:
     """Leave every node in FP32: the baseline."""
-    return all_fp32(problem, Verdict(decided_by="fp32", reason="the strategy fp32 changes nothing"))
+    return all_fp32(problem, Verdict(decided_by=Reason.STRATEGY_FP32))
 
 
 def all_fp32(problem: Problem, verdict: Verdict) -> Assignment:

@@ -1,12 +1,13 @@
 """Verdicts that follow from the lists alone, whatever the strategy."""
 
 from campo_onnx.optimize.oplists import OpClass
-from campo_onnx.optimize.problem import Problem, Verdict
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.reason import Reason, Verdict
 
-_MEANING = {
-    OpClass.DENY: "on the deny list",
-    OpClass.UNLISTED: "on none of the lists, on purpose",
-    OpClass.UNKNOWN: "unknown to the lists",
+_REASON = {
+    OpClass.DENY: Reason.DENY_LIST,
+    OpClass.UNLISTED: Reason.UNLISTED,
+    OpClass.UNKNOWN: Reason.UNKNOWN,
 }
 
 
@@ -15,11 +16,13 @@ def listed_verdicts(problem: Problem) -> dict[str, Verdict]:
     verdicts = {}
     for node in problem.view.nodes:
         op_class = problem.op_class(node.name)
-        if problem.is_free(node.name) and op_class in _MEANING:
-            reason = (
-                problem.classification.classes[node.name].reason or f"{node.op.label} is {_MEANING[op_class]}"
+        if problem.is_free(node.name) and op_class in _REASON:
+            from_pattern = problem.classification.classes[node.name].reason
+            verdicts[node.name] = (
+                Verdict(decided_by=Reason.PATTERN, facts={"why": from_pattern})
+                if from_pattern
+                else Verdict(decided_by=_REASON[op_class], facts={"op": node.op.label})
             )
-            verdicts[node.name] = Verdict(decided_by="lists", reason=reason)
     return verdicts
 
 

@@ -2,6 +2,7 @@
 
 from campo_onnx.ir.view import OpNode
 from campo_onnx.optimize.problem import Assignment, Problem
+from campo_onnx.optimize.reason import Reason
 from campo_onnx.optimize.strategies.dispatch import Dispatched, dispatch
 
 
@@ -11,7 +12,7 @@ def nvidia_amp(problem: Problem) -> Assignment:
     Whitelist: always low, cast if necessary. Blacklist: always FP32, cast if necessary. Everything
     else runs in the existing type of its input: of its first one, the others are cast to it.
     """
-    return dispatch(problem, _first_input_low, rule="follows its first input")
+    return dispatch(problem, _first_input_low, rule=Reason.FIRST_INPUT)
 
 
 def _first_input_low(node: OpNode, so_far: Dispatched) -> bool:

@@ -2,7 +2,8 @@
 
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.passes import between, flood, taint
-from campo_onnx.optimize.problem import Assignment, Problem, Verdict
+from campo_onnx.optimize.problem import Assignment, Problem
+from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
 
 
@@ -13,29 +14,29 @@ def tf_amp(problem: Problem) -> Assignment:
     2. Deny flows forward through infer and clear nodes.
     3. What lies between low nodes becomes low.
     4. Low floods up and down through clear nodes.
-    5. A conversion from a mask whose readers are all low makes the low type at once.
+    5. A conversion from a mask whose consumers are all low makes the low type at once.
     """
     view = problem.view
     verdicts = listed_verdicts(problem)
     low = frozenset(n.name for n in view.nodes if has_class(problem, n.name, OpClass.ALLOW))
-    _note(verdicts, low, "allow", "on the allow list")
+    _note(verdicts, low, Reason.ALLOW_LIST)
     tainted = taint(view, problem.classification)
-    _note(verdicts, tainted, "deny", "downstream of a deny node")
+    _note(verdicts, tainted, Reason.DOWNSTREAM_OF_DENY)
 
     def may_become_low(name: str, *classes: OpClass) -> bool:
         return name not in tainted and has_class(problem, name, *classes)
 
     found = between(view, low, lambda name: may_become_low(name, OpClass.INFER, OpClass.CLEAR))
-    _note(verdicts, found, "between", "between low nodes")
+    _note(verdicts, found, Reason.BETWEEN)
     low |= found
     found = flood(view, low, lambda name: may_become_low(name, OpClass.CLEAR))
-    _note(verdicts, found, "clear", "reached from a low node through clear nodes")
+    _note(verdicts, found, Reason.CLEAR_NEIGHBOUR)
     low |= found
     found = _retargeted_casts(problem, low)
-    _note(verdicts, found, "cast", "all its readers are low")
+    _note(verdicts, found, Reason.CONSUMERS_LOW)
     low |= found
     rest = frozenset(n.name for n in view.nodes if problem.is_free(n.name)) - verdicts.keys()
-    _note(verdicts, rest, "between", "not between low nodes")
+    _note(verdicts, rest, Reason.NOT_BETWEEN)
     return Assignment(low=low, verdicts={k: v for k, v in verdicts.items() if problem.is_free(k)})
 
 
@@ -43,17 +44,17 @@ def _retargeted_casts(problem: Problem, low: frozenset[str]) -> frozenset[str]:
     found = set()
     for node in problem.view.nodes:
         if node.op.op_type == "Cast" and node.name not in low and problem.is_free(node.name):
-            edge = problem.edges.get(node.outputs[0])
+            site = problem.sites.get(node.outputs[0])
             if (
-                edge is not None
-                and edge.readers
-                and not edge.needs_fp32
-                and all(r in low for r in edge.readers)
+                site is not None
+                and site.consumers
+                and not site.needs_fp32
+                and all(c in low for c in site.consumers)
             ):
                 found.add(node.name)
     return frozenset(found)
 
 
-def _note(verdicts: dict[str, Verdict], names: frozenset[str], decided_by: str, reason: str) -> None:
+def _note(verdicts: dict[str, Verdict], names: frozenset[str], reason: Reason) -> None:
     for name in names:
-        verdicts.setdefault(name, Verdict(decided_by=decided_by, reason=reason))
+        verdicts.setdefault(name, Verdict(decided_by=reason))

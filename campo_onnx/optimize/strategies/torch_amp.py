@@ -2,6 +2,7 @@
 
 from campo_onnx.ir.view import OpNode
 from campo_onnx.optimize.problem import Assignment, Problem
+from campo_onnx.optimize.reason import Reason
 from campo_onnx.optimize.strategies.dispatch import Dispatched, dispatch
 
 
@@ -12,7 +13,7 @@ def torch_amp(problem: Problem) -> Assignment:
     (type promotion). Constants stand for Python numbers and zero-dimensional tensors, which do not
     take part in promotion; graph inputs are FP32.
     """
-    return dispatch(problem, _all_inputs_low, rule="runs in the widest type of its inputs")
+    return dispatch(problem, _all_inputs_low, rule=Reason.WIDEST_INPUT)
 
 
 def _all_inputs_low(node: OpNode, so_far: Dispatched) -> bool:

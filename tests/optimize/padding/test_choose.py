@@ -20,7 +20,8 @@ from campo_onnx.optimize.padding.choose import PadLimits, pad, with_padding
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.strategies import STRATEGIES
-from campo_onnx.pipeline import Options, optimize, pose
+from campo_onnx.options import Options
+from campo_onnx.pipeline import optimize, problem_of
 
 V100 = device("v100")
 
@@ -68,7 +69,7 @@ def variant(name="v100", *, unaligned=None, **changes):
 )
 def test_the_plan_pads_where_costs_say(lower, planned_for, expected):
     lowered = lower(CLASSIFIERS)
-    problem = pose(lowered.imported, on(planned_for))
+    problem = problem_of(lowered.imported, on(planned_for))
     plan = pad(problem, lowered.plan, planned_for)
     assert padded_nodes(plan) == expected
     if not expected:
@@ -77,7 +78,7 @@ def test_the_plan_pads_where_costs_say(lower, planned_for, expected):
 
 def test_the_figures_by_hand(lower):
     lowered = lower(CLASSIFIERS, ["vocabulary"])
-    plan = pad(pose(lowered.imported, on(V100)), lowered.plan, V100)
+    plan = pad(problem_of(lowered.imported, on(V100)), lowered.plan, V100)
     (vocabulary,) = plan.pads
     bytes_per_us = V100.memory_bandwidth_bytes_per_s * 0.8 / 1e6
     before_us = 2 * 512 * 768 * 30522 / (15.7e12 * 0.8) * 1e6
@@ -92,13 +93,11 @@ def test_the_figures_by_hand(lower):
     )
     assert [(p.tensor, p.position, p.ends, p.by) for p in vocabulary.inputs] == [("w", 1, (0, 6), "pad")]
     assert (vocabulary.output.ends, vocabulary.output.by) == ((0, 6), "slice")
-    decision = next(d for d in plan.decisions if d.node == "vocabulary")
-    assert "padded" in decision.reason
 
 
 def test_measured_costs_are_shortened_by_the_same_factor(lower):
     lowered = lower(CLASSIFIERS, ["vocabulary"])
-    problem = pose(lowered.imported, on(V100))
+    problem = problem_of(lowered.imported, on(V100))
     slower = replace(problem.costs.nodes["vocabulary"], low_us=2 * problem.costs.nodes["vocabulary"].low_us)
     measured = replace(
         problem, costs=replace(problem.costs, nodes={**problem.costs.nodes, "vocabulary": slower})
@@ -110,7 +109,9 @@ def test_measured_costs_are_shortened_by_the_same_factor(lower):
 @pytest.mark.parametrize(("threshold_us", "expected"), [(20, 2), (30, 1), (1350, 1), (1400, 0)])
 def test_the_threshold_is_what_padding_must_gain_beyond_its_cost(lower, threshold_us, expected):
     lowered = lower(CLASSIFIERS)
-    plan = pad(pose(lowered.imported, on(V100)), lowered.plan, V100, PadLimits(threshold_us=threshold_us))
+    plan = pad(
+        problem_of(lowered.imported, on(V100)), lowered.plan, V100, PadLimits(threshold_us=threshold_us)
+    )
     assert len(plan.pads) == expected
     for padded in plan.pads:
         assert padded.gain_us - padded.pads_us > threshold_us
@@ -119,7 +120,7 @@ def test_the_threshold_is_what_padding_must_gain_beyond_its_cost(lower, threshol
 def test_bf16_is_not_padded_because_pad_has_no_kernel(lower):
     lowered = lower(CLASSIFIERS, None, Precision.BF16)
     planned_for = variant("h200", bf16_tensor_flops_per_s=5e13)
-    problem = pose(lowered.imported, on(planned_for, low=Precision.BF16))
+    problem = problem_of(lowered.imported, on(planned_for, low=Precision.BF16))
     assert pad(problem, lowered.plan, planned_for) is lowered.plan
 
 
@@ -134,11 +135,11 @@ BACKWARD = """g (float[512,768] h, float[512,30522] d, float[30522,768] w)
 
 def test_a_shared_pad_counts_once(lower):
     lowered = lower(BACKWARD)
-    plan = pad(pose(lowered.imported, on(V100)), lowered.plan, V100)
+    plan = pad(problem_of(lowered.imported, on(V100)), lowered.plan, V100)
     first, second = plan.pads
     assert (first.inputs[0].tensor, first.inputs[0].ends) == ("d", (0, 6))
     assert (second.inputs[0].tensor, second.inputs[0].ends) == ("d", (0, 6))
-    alone = pad(pose(lowered.imported, on(V100)), lower(BACKWARD, ["dw"]).plan, V100).pads[0]
+    alone = pad(problem_of(lowered.imported, on(V100)), lower(BACKWARD, ["dw"]).plan, V100).pads[0]
     pad_us = 2 * 512 * (30522 + 30528) / 720e3 + 5
     assert alone.pads_us - second.pads_us == pytest.approx(pad_us)
 
@@ -151,7 +152,7 @@ def test_two_that_would_not_pay_alone_pay_together(lower):
     }"""
     lowered = lower(graph)
     slow = variant(launch_us=18.0)
-    problem = pose(lowered.imported, on(slow))
+    problem = problem_of(lowered.imported, on(slow))
     for name in ("up", "down"):
         assert pad(problem, lower(graph, [name]).plan, slow).pads == ()
     plan = pad(problem, lowered.plan, slow)
@@ -192,7 +193,7 @@ def product_graphs(draw):
 def test_no_other_choice_gains_more(lower, graph, launch_us, threshold_us):
     planned_for = variant(launch_us=launch_us, memory_bandwidth_bytes_per_s=2e10, sm_count=2)
     lowered = lower(graph)
-    problem = pose(lowered.imported, on(planned_for))
+    problem = problem_of(lowered.imported, on(planned_for))
     candidates = tensor_cores._candidates(problem, lowered.plan.low_nodes, planned_for, PadLimits())
     links = tensor_cores._Links(problem, candidates)
 
@@ -241,7 +242,7 @@ def test_padding_never_makes_the_prediction_worse(model_text, strategy, name, gr
 
 def test_a_strategy_sees_no_more_than_padding_keeps(lower):
     lowered = lower(BACKWARD)
-    problem = pose(lowered.imported, on(V100))
+    problem = problem_of(lowered.imported, on(V100))
     seen_us = with_padding(problem, V100).predicted_us(lowered.plan.low_nodes)
     plan = pad(
         problem, replace(lowered.plan, predicted_us=problem.predicted_us(lowered.plan.low_nodes)), V100
@@ -254,7 +255,7 @@ def test_a_strategy_sees_no_more_than_padding_keeps(lower):
 
 def test_pads_survive_json(lower):
     lowered = lower(BACKWARD)
-    plan = pad(pose(lowered.imported, on(V100)), lowered.plan, V100)
+    plan = pad(problem_of(lowered.imported, on(V100)), lowered.plan, V100)
     assert plan.pads
     assert Plan.from_json(plan.to_json()) == plan
     assert sum('"gain_us"' in line and '"inputs"' in line for line in plan.to_json().splitlines()) == 2
@@ -271,9 +272,9 @@ def test_pads_survive_json(lower):
 )
 def test_damaged_pads_are_refused(lower, damage):
     lowered = lower(BACKWARD)
-    document = json.loads(pad(pose(lowered.imported, on(V100)), lowered.plan, V100).to_json())
+    document = json.loads(pad(problem_of(lowered.imported, on(V100)), lowered.plan, V100).to_json())
     damage(document["pads"][0])
-    with pytest.raises(UsageError, match="is damaged"):
+    with pytest.raises(UsageError, match="cannot be read"):
         Plan.from_json(json.dumps(document))
 
 
@@ -297,7 +298,7 @@ def test_the_command_line_says_what_was_padded(model_text, monkeypatch, tmp_path
         assert not left.value.code
         return capsys.readouterr().out
 
-    assert "1 for tensor cores" in call()
+    assert "1 nodes for tensor cores" in call()
     assert "Pad" in {node.op_type for node in onnx.load("out.onnx").graph.node}
     for words in (["--no-pads"], ["--pad-threshold-us", "5000"]):
         assert "for tensor cores" not in call(*words)

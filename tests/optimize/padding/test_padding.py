@@ -19,7 +19,8 @@ from campo_onnx.optimize.padding.alignment import open_axes
 from campo_onnx.optimize.padding.choose import PadLimits, pad
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.pipeline import Options, optimize
+from campo_onnx.options import Options
+from campo_onnx.pipeline import optimize
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run as run_once

@@ -93,14 +93,14 @@ def test_a_sum_over_no_axis_changes_nothing(read, node, shape):
     assert found(read, text) == {"s": OpClass.CLEAR}
 
 
-def test_a_sum_over_no_axis_does_not_taint_the_gradients_behind_it(pose):
+def test_a_sum_over_no_axis_does_not_taint_the_gradients_behind_it(problem_from):
     text = """(float[4,8] g, float[8,8] v, float[8,6] w) => (float[4,6] y) <int64[0] none = {}> {
         [a1] t = MatMul(g, v)
         [s] u = ReduceSum<noop_with_empty_axes=1>(t, none)
         [i] r = Tanh(u)
         [a2] y = MatMul(r, w)
     }"""
-    problem = pose(text)
+    problem = problem_from(text)
     assert taint(problem.view, problem.classification) == set()
 
 

@@ -223,7 +223,7 @@ def test_blocks_of_an_exported_residual_network(exported):
         assert sizes[use.position] < max(sizes)
 
 
-def test_pieces_of_a_normalization_do_not_taint_the_tensor(pose):
+def test_pieces_of_a_normalization_do_not_taint_the_tensor(problem_from):
     text = f"""(float[4,8] a, float[8,8] w, float[8,6] v) => (float[4,6] y) {CONSTANTS} {{
         [in] x = MatMul(a, w)
         [mean] m = ReduceMean(x, last)
@@ -235,5 +235,5 @@ def test_pieces_of_a_normalization_do_not_taint_the_tensor(pose):
         [norm] h = Div(c, s)
         [out] y = MatMul(h, v)
     }}"""
-    problem = pose(text)
+    problem = problem_from(text)
     assert taint(problem.view, problem.classification) == {"safe", "std"}

@@ -55,7 +55,7 @@ def test_what_reads_a_softmax_is_contained_and_what_reads_its_logarithm_is_not(r
     assert contained == {Use("a", 0)}
 
 
-def test_attention_probabilities_do_not_taint_what_they_weigh(pose):
+def test_attention_probabilities_do_not_taint_what_they_weigh(problem_from):
     text = """(float[4,8] q, float[8,4] k, float[4,6] v) => (float[4,6] y) {
         [scores] s = MatMul(q, k)
         [power] t = Exp(s)
@@ -63,7 +63,7 @@ def test_attention_probabilities_do_not_taint_what_they_weigh(pose):
         [half] r = Tanh(p)
         [out] y = MatMul(r, v)
     }"""
-    problem = pose(text)
+    problem = problem_from(text)
     assert taint(problem.view, problem.classification) == {"p"}
 
 
@@ -80,7 +80,7 @@ def test_the_gradient_of_softmax(read):
     assert findings.contained == {Use("back", 1)}
 
 
-def test_a_whole_softmax_in_pieces_is_free_of_taint(pose):
+def test_a_whole_softmax_in_pieces_is_free_of_taint(problem_from):
     text = """(float[4,8] q, float[8,8] k, float[8,6] v) => (float[4,6] y) <int64[1] axis = {1}> {
         [scores] x = MatMul(q, k)
         [m] m = ReduceMax(x, axis)
@@ -90,7 +90,7 @@ def test_a_whole_softmax_in_pieces_is_free_of_taint(pose):
         [p] p = Div(e, z)
         [out] y = MatMul(p, v)
     }"""
-    problem = pose(text)
+    problem = problem_from(text)
     classes = {name: problem.op_class(name) for name in ("m", "s", "e", "z", "p")}
     assert OpClass.DENY not in classes.values()
     assert taint(problem.view, problem.classification) == set()

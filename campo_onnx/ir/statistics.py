@@ -1,0 +1,98 @@
+"""What the values of a constant are like: read once, a piece at a time, whatever its size and type."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from campo_onnx.ir.constants import chunks
+
+_NO_NUMBERS = frozenset({int(TensorProto.STRING), int(TensorProto.COMPLEX64), int(TensorProto.COMPLEX128), 0})
+_SAMPLE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstantStatistics:
+    """What the values of a constant are like, infinities and NaN left out.
+
+    Parameters
+    ----------
+    elements
+        How many values it has.
+    lowest, highest
+        Its bounds; 0 where no value is finite.
+    smallest
+        Smallest magnitude that is not zero; 0 where there is none.
+    is_integer
+        Whether all values are integers.
+    """
+
+    elements: int
+    lowest: float
+    highest: float
+    smallest: float
+    is_integer: bool
+
+    @property
+    def largest(self) -> float:
+        """Largest magnitude."""
+        return max(abs(self.lowest), abs(self.highest))
+
+
+def statistics_of(tensor: TensorProto, folder: Path | None) -> ConstantStatistics | None:
+    """Read a constant of any size and numeric type once, a piece at a time.
+
+    Returns
+    -------
+    ConstantStatistics or None
+        None for one that holds no real numbers (text, complex numbers).
+    """
+    if tensor.data_type in _NO_NUMBERS:
+        return None
+    elements, lowest, highest, smallest, is_integer = 0, math.inf, -math.inf, math.inf, True
+    for chunk in chunks(tensor, folder):
+        elements += chunk.size
+        # Types that NumPy does not know (bfloat16, 4-bit integers) are exact in FP32.
+        values = chunk if chunk.dtype.kind in "iufb" else chunk.astype(np.float32)
+        if values.dtype.kind == "b":
+            values = values.astype(np.uint8)
+        low, high = float(values.min(initial=_top(values))), float(values.max(initial=_bottom(values)))
+        if not (math.isfinite(low) and math.isfinite(high)):
+            values = values[np.isfinite(values)]
+            if not values.size:
+                continue
+            low, high = float(values.min()), float(values.max())
+        lowest, highest = min(lowest, low), max(highest, high)
+        is_float = values.dtype.kind == "f"
+        if low > 0.0 or high < 0.0:
+            smallest = min(smallest, abs(low), abs(high))
+        elif is_float or low < 0.0:
+            magnitudes = np.abs(values) if is_float else np.abs(values.astype(np.float64))
+            smallest = min(smallest, float(magnitudes.min(initial=np.inf, where=magnitudes > 0)))
+        elif high > 0.0:
+            smallest = min(smallest, 1.0)
+        if is_float and is_integer:
+            is_integer = bool((values[:_SAMPLE] == np.rint(values[:_SAMPLE])).all()) and bool(
+                (values == np.rint(values)).all()
+            )
+    if lowest > highest:
+        lowest = highest = 0.0
+    return ConstantStatistics(
+        elements=elements,
+        lowest=lowest,
+        highest=highest,
+        smallest=0.0 if math.isinf(smallest) else smallest,
+        is_integer=is_integer,
+    )
+
+
+def _top(values: NDArray[Any]) -> Any:
+    return np.inf if values.dtype.kind == "f" else np.iinfo(values.dtype).max
+
+
+def _bottom(values: NDArray[Any]) -> Any:
+    return -np.inf if values.dtype.kind == "f" else np.iinfo(values.dtype).min

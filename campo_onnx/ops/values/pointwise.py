@@ -1,0 +1,176 @@
+"""Values of functions of one element, or of a few side by side."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from campo_onnx.ops.signature import Signature
+from campo_onnx.ops.values import arithmetic
+from campo_onnx.ops.values.range import (
+    INFINITY,
+    UNKNOWN,
+    ValueRange,
+    between,
+    exactly,
+    from_integers,
+    hull,
+    made,
+)
+from campo_onnx.ops.values.rule import Ranges, Rule, at, present
+
+
+def _same_operand(signature: Signature) -> bool:
+    a, b = signature.inputs[0], signature.inputs[1]
+    return a is not None and b is not None and a.name == b.name
+
+
+def pairwise(combine: Callable[[ValueRange, ValueRange], ValueRange]) -> Rule:
+    """Make a rule that combines the inputs one after another."""
+
+    def rule(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+        found = present(inputs)
+        if not found:
+            return ()
+        result = found[0]
+        for other in found[1:]:
+            result = combine(result, other)
+        return (result,)
+
+    return rule
+
+
+def mul(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """Products, or squares where both inputs are the same tensor."""
+    a, b = inputs[0] or UNKNOWN, inputs[1] or UNKNOWN
+    return (arithmetic.multiplied(a, b, is_square=_same_operand(signature)),)
+
+
+def sub(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """Differences; zero where both inputs are the same tensor."""
+    a, b = inputs[0] or UNKNOWN, inputs[1] or UNKNOWN
+    if _same_operand(signature):
+        return (exactly(0.0),)
+    return (arithmetic.added(a, arithmetic.negated(b)),)
+
+
+def mean(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """Means of one value of each input."""
+    found = hull(present(inputs))
+    return (replace(found, is_integer=False),)
+
+
+def neg(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """Values with the other sign."""
+    return (arithmetic.negated(inputs[0] or UNKNOWN),)
+
+
+def magnitude(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """Values without their sign."""
+    one = inputs[0] or UNKNOWN
+    straddles = one.lowest <= 0.0 <= one.highest
+    lowest = 0.0 if straddles else min(abs(one.lowest), abs(one.highest))
+    first = (
+        0.0
+        if one.expected_lowest <= 0.0 <= one.expected_highest
+        else min(abs(one.expected_lowest), abs(one.expected_highest))
+    )
+    return (made(lowest, one.bound, first, one.magnitude, smallest=one.smallest, like=one),)
+
+
+def clip(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """Values brought between two limits."""
+    found = inputs[0] or UNKNOWN
+    for position, name, combine in ((1, "min", arithmetic.larger), (2, "max", arithmetic.smaller)):
+        limit = at(inputs, position)
+        if limit is None and name in signature.attributes:
+            limit = exactly(float(signature.attributes[name]))
+        if limit is not None:
+            found = combine(found, limit)
+    return (found,)
+
+
+def relu(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """Values that are not negative."""
+    one = inputs[0] or UNKNOWN
+    return (made(max(one.lowest, 0.0), max(one.highest, 0.0), 0.0, one.expected_highest, like=one),)
+
+
+def no_larger(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """An activation like GELU: zero on the far left, its argument on the right, above -0.375 throughout."""
+    one = inputs[0] or UNKNOWN
+    like = replace(one, is_integer=False, from_integers=False, is_guard=False)
+    found = made(
+        -0.375, max(one.highest, 0.0), max(one.expected_lowest, -0.375), one.expected_highest, like=like
+    )
+    return (found, *(UNKNOWN for _ in signature.outputs[1:]))
+
+
+def rounded(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """Integers next to the values."""
+    one = inputs[0] or UNKNOWN
+    found = made(
+        one.lowest - 1.0,
+        one.highest + 1.0,
+        one.expected_lowest,
+        one.expected_highest,
+        like=replace(one, is_integer=True, is_guard=False),
+    )
+    return (found,)
+
+
+def mod(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """Remainders, smaller than the divisor."""
+    a, b = inputs[0] or UNKNOWN, inputs[1] or UNKNOWN
+    like = replace(UNKNOWN, is_integer=a.is_integer and b.is_integer, from_integers=from_integers((a, b)))
+    return (between(-b.bound, b.bound, like=like),)
+
+
+def power(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """Powers with a constant exponent."""
+    return (arithmetic.powered(inputs[0] or UNKNOWN, inputs[1] or UNKNOWN),)
+
+
+def monotone(function: Callable[[float], float]) -> Rule:
+    """A rule for a function that only grows."""
+
+    def value(x: float) -> float:
+        try:
+            return function(x)
+        except OverflowError:
+            return INFINITY
+        except ValueError:
+            return -INFINITY
+
+    def rule(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+        one = inputs[0] or UNKNOWN
+        like = replace(one, is_integer=False, from_integers=False, is_guard=False)
+        ends = (value(one.lowest), value(one.highest))
+        expected = (value(one.expected_lowest), value(one.expected_highest))
+        return (made(*ends, *expected, like=like),)
+
+    return rule
+
+
+def _log(x: float) -> float:
+    return -INFINITY if x <= 0.0 else math.log(x)
+
+
+def logarithm(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """Logarithms; that of an epsilon is moderate."""
+    one = inputs[0] or UNKNOWN
+    least = math.log(one.smallest)
+    like = replace(one, is_integer=False, from_integers=False, is_guard=False)
+    highest = _log(one.highest)
+    return (
+        made(_log(one.lowest), highest, min(least, -1.0), max(_log(one.expected_highest), 0.0), like=like),
+    )
+
+
+def reciprocal(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """Reciprocals; that of an epsilon is large."""
+    return (arithmetic.reciprocal(inputs[0] or UNKNOWN),)
+
+
+def square_root(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """Square roots."""
+    return (arithmetic.root(inputs[0] or UNKNOWN),)

@@ -1,0 +1,198 @@
+"""What is known of the values of one tensor."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+INFINITY = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueRange:
+    """Bounds that are proved, and values that the tensor is taken to hold.
+
+    The two serve different ends. A bound that is far away says nothing: interval arithmetic is loose. A
+    value that the tensor is taken to hold (a mask of -1e9, the reciprocal of an epsilon) says that a
+    precision which cannot hold it is wrong. What nothing is known of is taken to hold values of a
+    moderate size, :data:`UNKNOWN`: activations and gradients are what a low precision is made for.
+
+    Parameters
+    ----------
+    lowest, highest
+        Proved bounds of its finite values; infinite where nothing is proved.
+    expected_lowest, expected_highest
+        The smallest and the largest value it is taken to hold.
+    smallest
+        Smallest nonzero magnitude it is taken to hold; 1 where none is known.
+    is_integer
+        Whether all values are integers.
+    from_integers
+        Whether it is computed from integers and constants alone: positions, counts, masks.
+    varies
+        Whether it depends on anything but constants.
+    is_guard
+        Whether its extreme values occur only where something unknown vanishes, as in
+        1 / sqrt(variance + epsilon). A product with what vanishes there too is not extreme.
+    source
+        The tensor of the graph that its extreme values come from; ``""`` where none is known.
+    """
+
+    lowest: float = -INFINITY
+    highest: float = INFINITY
+    expected_lowest: float = -1.0
+    expected_highest: float = 1.0
+    smallest: float = 1.0
+    is_integer: bool = False
+    from_integers: bool = False
+    varies: bool = True
+    is_guard: bool = False
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.lowest <= self.expected_lowest <= self.expected_highest <= self.highest:
+            raise ValueError(
+                f"no range: {self.lowest} <= {self.expected_lowest} <= "
+                f"{self.expected_highest} <= {self.highest} does not hold"
+            )
+        if not self.smallest > 0:
+            raise ValueError(f"the smallest nonzero magnitude is {self.smallest}")
+
+    @property
+    def magnitude(self) -> float:
+        """Largest magnitude it is taken to hold."""
+        return max(abs(self.expected_lowest), abs(self.expected_highest))
+
+    @property
+    def extreme(self) -> float:
+        """The value of the largest magnitude it is taken to hold."""
+        if abs(self.expected_lowest) > abs(self.expected_highest):
+            return self.expected_lowest
+        return self.expected_highest
+
+    @property
+    def bound(self) -> float:
+        """Proved bound of its magnitude."""
+        return max(abs(self.lowest), abs(self.highest))
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a bound is proved on both sides."""
+        return math.isfinite(self.lowest) and math.isfinite(self.highest)
+
+    def named(self, source: str) -> "ValueRange":
+        """The same range with another source."""
+        return replace(self, source=source)
+
+
+UNKNOWN = ValueRange()
+"""What is known of an activation, a weight or a gradient: nothing."""
+
+UNKNOWN_INTEGER = ValueRange(is_integer=True, from_integers=True)
+"""An index, a label or a count."""
+
+BOOLEAN = ValueRange(
+    lowest=0.0,
+    highest=1.0,
+    expected_lowest=0.0,
+    expected_highest=1.0,
+    is_integer=True,
+    from_integers=True,
+)
+
+
+def between(lowest: float, highest: float, *, like: ValueRange = UNKNOWN) -> ValueRange:
+    """A range with proved bounds; it is taken to hold values of moderate size within them.
+
+    Parameters
+    ----------
+    lowest, highest
+        The bounds.
+    like
+        Where the other fields come from.
+    """
+    return made(lowest, highest, like.expected_lowest, like.expected_highest, like=like)
+
+
+def made(
+    lowest: float,
+    highest: float,
+    expected_lowest: float,
+    expected_highest: float,
+    *,
+    smallest: float = 1.0,
+    like: ValueRange = UNKNOWN,
+    is_guard: bool | None = None,
+) -> ValueRange:
+    """Put a range together; what it is taken to hold is brought within the bounds."""
+    low, high = _number(lowest, -INFINITY), _number(highest, INFINITY)
+    first = min(max(_number(expected_lowest, -1.0), low), high)
+    last = max(min(_number(expected_highest, 1.0), high), first)
+    return replace(
+        like,
+        lowest=low,
+        highest=high,
+        expected_lowest=first,
+        expected_highest=last,
+        smallest=smallest if 0.0 < smallest < INFINITY else 1.0,
+        is_guard=like.is_guard if is_guard is None else is_guard,
+    )
+
+
+def exactly(value: float, source: str = "") -> ValueRange:
+    """The range of a constant."""
+    is_integer = math.isfinite(value) and float(value).is_integer()
+    if not math.isfinite(value):  # an infinity is one in every precision
+        return ValueRange(varies=False, source=source)
+    return ValueRange(
+        lowest=value,
+        highest=value,
+        expected_lowest=value,
+        expected_highest=value,
+        smallest=abs(value) or 1.0,
+        is_integer=is_integer,
+        from_integers=is_integer,
+        varies=False,
+        source=source,
+    )
+
+
+def hull(ranges: Iterable[ValueRange]) -> ValueRange:
+    """What holds for a tensor that takes its values from any of several."""
+    given = tuple(ranges)
+    if not given:
+        return UNKNOWN
+    if len(given) == 1:
+        return given[0]
+    return ValueRange(
+        lowest=min(r.lowest for r in given),
+        highest=max(r.highest for r in given),
+        expected_lowest=min(r.expected_lowest for r in given),
+        expected_highest=max(r.expected_highest for r in given),
+        smallest=min(r.smallest for r in given),
+        is_integer=all(r.is_integer for r in given),
+        from_integers=from_integers(given),
+        varies=any(r.varies for r in given),
+        is_guard=any(r.is_guard for r in given),
+        source=source_of(given),
+    )
+
+
+def from_integers(ranges: Iterable[ValueRange]) -> bool:
+    """Whether what is computed from these comes from integers and constants alone."""
+    given = tuple(ranges)
+    return any(r.from_integers for r in given) and all(r.from_integers or not r.varies for r in given)
+
+
+def source_of(ranges: Iterable[ValueRange]) -> str:
+    """The source of the most extreme of several ranges."""
+    named = [r for r in ranges if r.source]
+    return max(named, key=_distance).source if named else ""
+
+
+def _distance(values: ValueRange) -> float:
+    """How many powers of two its values are away from 1."""
+    return max(abs(math.log2(values.magnitude)) if values.magnitude else 0.0, -math.log2(values.smallest))
+
+
+def _number(value: float, otherwise: float) -> float:
+    return otherwise if math.isnan(value) else value

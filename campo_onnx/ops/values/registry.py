@@ -1,0 +1,208 @@
+"""What every operator makes of the ranges of its inputs: one rule an operator."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.signature import Signature
+from campo_onnx.ops.values import arithmetic
+from campo_onnx.ops.values.bounded import bounded_by, comparison, layer_normalization, log_softmax, moderate
+from campo_onnx.ops.values.choices import (
+    cast,
+    constant_of_shape,
+    dropout,
+    first_input,
+    hull_of_all,
+    index,
+    max_pool,
+    normal,
+    one_hot,
+    pad,
+    positions,
+    scatter,
+    size,
+    top_k,
+    uniform,
+    where,
+    with_zero,
+)
+from campo_onnx.ops.values.pointwise import (
+    clip,
+    logarithm,
+    magnitude,
+    mean,
+    mod,
+    monotone,
+    mul,
+    neg,
+    no_larger,
+    pairwise,
+    power,
+    reciprocal,
+    relu,
+    rounded,
+    square_root,
+    sub,
+)
+from campo_onnx.ops.values.range import INFINITY, UNKNOWN, UNKNOWN_INTEGER, ValueRange, made
+from campo_onnx.ops.values.reductions import (
+    conv,
+    cumulative,
+    einsum,
+    gemm,
+    matmul,
+    reduce_l1,
+    reduce_l2,
+    reduce_mean,
+    reduce_squares,
+    reduce_sum,
+    sum_of_products,
+)
+from campo_onnx.ops.values.rule import Ranges, Rule, of_type, present
+
+
+def propagated(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """Find the ranges of a node's outputs from those of its inputs.
+
+    Parameters
+    ----------
+    signature
+        The node.
+    inputs
+        Ranges by position; None is an input that is left out.
+
+    Returns
+    -------
+    tuple
+        One range per output. Outputs of an operator without a rule carry on large values of its
+        inputs, since nothing says that it bounds them.
+    """
+    rule = RULES.get(signature.op, _carried)
+    found = rule(signature, inputs)
+    types = [0 if operand is None else operand.dtype for operand in signature.outputs]
+    rest = tuple(of_type(dtype) for dtype in types[len(found) :])
+    return (*(_typed(r, dtype) for r, dtype in zip(found, types, strict=False)), *rest)
+
+
+def _typed(found: ValueRange, dtype: int) -> ValueRange:
+    """An integer or boolean output is at most what its type holds."""
+    known = of_type(dtype)
+    if not known.is_integer:
+        return found
+    lowest, highest = max(found.lowest, known.lowest), min(found.highest, known.highest)
+    if lowest > highest:
+        return known
+    like = replace(found, is_integer=True, from_integers=True)
+    return made(
+        lowest,
+        highest,
+        found.expected_lowest,
+        found.expected_highest,
+        smallest=max(found.smallest, 1.0),
+        like=like,
+    )
+
+
+def _carried(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    large = [r for r in present(inputs) if not r.is_integer and r.magnitude > arithmetic.LARGE]
+    if not large:
+        return ()
+    extreme = max(large, key=lambda r: r.magnitude)
+    one = made(-INFINITY, INFINITY, -extreme.magnitude, extreme.magnitude, like=UNKNOWN.named(extreme.source))
+    floats = [operand is not None and not of_type(operand.dtype).is_integer for operand in signature.outputs]
+    return tuple(one if is_float else UNKNOWN_INTEGER for is_float in floats)
+
+
+_BY_RULE: tuple[tuple[Rule, str], ...] = (
+    (
+        first_input,
+        """Compress DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Reshape
+        ReverseSequence Slice SpaceToDepth Split Squeeze Tile Transpose Unsqueeze ReduceMax ReduceMin
+        GlobalMaxPool com.microsoft:ExpandDims com.microsoft:View com.microsoft:GatherND""",
+    ),
+    (hull_of_all, "Concat com.microsoft:ConcatTraining"),
+    (with_zero, "Trilu com.microsoft:Trilu MaxUnpool"),
+    (pad, "Pad"),
+    (where, "Where"),
+    (scatter, "ScatterElements ScatterND Scatter TensorScatter"),
+    (one_hot, "OneHot"),
+    (constant_of_shape, "ConstantOfShape"),
+    (cast, "Cast CastLike"),
+    (pairwise(arithmetic.added), "Add Sum com.microsoft:BiasAdd"),
+    (sub, "Sub"),
+    (mul, "Mul"),
+    (pairwise(arithmetic.divided), "Div"),
+    (pairwise(arithmetic.larger), "Max"),
+    (pairwise(arithmetic.smaller), "Min"),
+    (mean, "Mean"),
+    (neg, "Neg"),
+    (magnitude, "Abs"),
+    (clip, "Clip"),
+    (relu, "Relu ThresholdedRelu"),
+    (
+        no_larger,
+        "Gelu Mish HardSwish com.microsoft:Gelu com.microsoft:FastGelu com.microsoft:QuickGelu",
+    ),
+    (rounded, "Ceil Floor Round"),
+    (mod, "Mod"),
+    (power, "Pow"),
+    (square_root, "Sqrt"),
+    (reciprocal, "Reciprocal"),
+    (monotone(math.exp), "Exp"),
+    (logarithm, "Log"),
+    (bounded_by(0.0, 1.0), "Softmax Sigmoid HardSigmoid Hardmax com.microsoft:BiasSoftmax"),
+    (bounded_by(-1.0, 1.0), "Tanh Erf Sin Cos Sign Softsign"),
+    (bounded_by(-math.pi / 2, math.pi / 2), "Atan Asin"),
+    (
+        comparison,
+        """And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor EyeLike Bernoulli
+        com.microsoft:IsFinite com.microsoft:IsAllFinite""",
+    ),
+    (
+        moderate,
+        """BatchNormalization InstanceNormalization GroupNormalization MeanVarianceNormalization
+        LpNormalization com.microsoft:BatchNormInternal com.microsoft:SkipLayerNormalization
+        com.microsoft:EmbedLayerNormalization com.microsoft:LayerNormalizationGrad
+        com.microsoft:SimplifiedLayerNormalizationGrad com.microsoft:BatchNormalizationGrad
+        com.microsoft:SkipSimplifiedLayerNormalization
+        com.microsoft:SoftmaxGrad com.microsoft:SoftmaxGrad_13 com.microsoft:LogSoftmaxGrad
+        com.microsoft:LogSoftmaxGrad_13 Attention com.microsoft:Attention com.microsoft:MultiHeadAttention""",
+    ),
+    (log_softmax, "LogSoftmax"),
+    (layer_normalization, "LayerNormalization RMSNormalization SimplifiedLayerNormalization"),
+    (dropout, "Dropout"),
+    (uniform, "RandomUniform RandomUniformLike"),
+    (normal, "RandomNormal RandomNormalLike"),
+    (reduce_sum, "ReduceSum com.microsoft:ReduceSumTraining"),
+    (reduce_mean, "ReduceMean AveragePool GlobalAveragePool"),
+    (cumulative, "CumSum"),
+    (reduce_l1, "ReduceL1"),
+    (reduce_squares, "ReduceSumSquare"),
+    (reduce_l2, "ReduceL2"),
+    (matmul, "MatMul com.microsoft:FusedMatMul com.microsoft:TransposeMatMul"),
+    (gemm, "Gemm com.microsoft:FusedGemm"),
+    (conv, "Conv ConvTranspose com.microsoft:FusedConv"),
+    (sum_of_products, "com.microsoft:ConvGrad"),
+    (einsum, "Einsum"),
+    (positions, "Range"),
+    (index, "ArgMax ArgMin NonZero"),
+    (top_k, "TopK"),
+    (max_pool, "MaxPool"),
+    (size, "Shape Size"),
+)
+
+
+def _registered(table: Iterable[tuple[Rule, str]]) -> Mapping[OpKey, Rule]:
+    rules: dict[OpKey, Rule] = {}
+    for rule, labels in table:
+        for label in labels.split():
+            if OpKey.parse(label) in rules:
+                raise ValueError(f"{label} has two rules")
+            rules[OpKey.parse(label)] = rule
+    return MappingProxyType(rules)
+
+
+RULES: Mapping[OpKey, Rule] = _registered(_BY_RULE)
+"""The rules by operator."""

@@ -1,0 +1,84 @@
+"""Masks that are added before a softmax and come from outside: how large they are is not known."""
+
+from collections.abc import Collection, Mapping
+
+from campo_onnx.ir.view import GraphView, TensorKind
+from campo_onnx.ops.key import OpKey
+
+_MOVES = frozenset(
+    OpKey("", op)
+    for op in (
+        *("Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split"),
+        *("Squeeze", "Tile", "Transpose", "Unsqueeze"),
+    )
+)
+_SUMS = frozenset(OpKey("", op) for op in ("Add", "Sub", "Sum"))
+_KEEPING = _MOVES | _SUMS | {OpKey("", op) for op in ("Clip", "Div", "Max", "Min", "Mul", "Where")}
+_SOFTMAX = frozenset(OpKey("", op) for op in ("Exp", "LogSoftmax", "ReduceMax", "Softmax")) | {
+    OpKey("com.microsoft", "BiasSoftmax")
+}
+
+
+def unknown_masks(view: GraphView, declared: Collection[str]) -> Mapping[str, str]:
+    """Find nodes between the sum of an input of unknown size and something else, and a softmax.
+
+    Such an input is in all likelihood a mask, and often -3.4e38: a row that is masked throughout
+    would be minus infinity everywhere in FP16, and NaN behind the softmax. An input that is
+    trained (an output of the graph has its shape) is no mask, nor is one that is computed with first, as
+    in (1 - mask) * -10000: there the constants tell.
+
+    Parameters
+    ----------
+    view
+        The graph.
+    declared
+        Inputs whose range is known.
+
+    Returns
+    -------
+    mapping
+        The input, by name of the node.
+    """
+    trained = {view.shape(t) for t in view.outputs if view.is_float32(t)}
+    origin = {
+        name: name
+        for name in view.inputs
+        if view.is_float32(name)
+        and name not in declared
+        and (view.tensors[name].elements or 2) > 1
+        and view.tensors[name].kind is TensorKind.INPUT
+        and view.shape(name) not in trained
+    }
+    if not origin:
+        return {}
+    leads_on = _leading_to_softmax(view)
+    masked: dict[str, str] = {}
+    found: dict[str, str] = {}
+    for node in view.nodes:
+        raw = next((origin[t] for t in node.inputs if t in origin), None)
+        met = next((masked[t] for t in node.inputs if t in masked), None)
+        if raw is not None and node.op in _MOVES:
+            origin.update(dict.fromkeys((t for t in node.outputs if t), raw))
+        elif raw is not None and node.op in _SUMS and _adds_activations(node.inputs, origin, view):
+            met = met or raw
+        if met is None:
+            continue
+        if node.op in _SOFTMAX:
+            found[node.name] = met
+        elif node.op in _KEEPING:
+            masked.update(dict.fromkeys((t for t in node.outputs if t), met))
+            if any(t in leads_on for t in node.outputs):
+                found[node.name] = met
+    return found
+
+
+def _adds_activations(inputs: tuple[str, ...], origin: Mapping[str, str], view: GraphView) -> bool:
+    return any(t not in origin and view.tensors[t].kind is TensorKind.ACTIVATION for t in inputs)
+
+
+def _leading_to_softmax(view: GraphView) -> frozenset[str]:
+    found: set[str] = set()
+    for node in reversed(view.nodes):
+        if node.op in _SOFTMAX or (node.op in _KEEPING and any(t in found for t in node.outputs)):
+            found.update(t for t in node.inputs if t)
+    return frozenset(found)

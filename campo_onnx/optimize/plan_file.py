@@ -1,0 +1,90 @@
+"""Plan files: one decision a line, with a digest that tells whether somebody edited them."""
+
+import hashlib
+import json
+from typing import Any
+
+from campo_onnx.codec import DecodeError, Document, Format, from_json, to_json
+from campo_onnx.errors import PlanMismatchError, UsageError
+from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.reason import Reason
+
+_ROWS = ("casts", "reused", "dropped", "constants", "pads", "decisions")
+_DIGEST = "decisions_digest"
+_REMEDY = "Write one with: campo-onnx optimize MODEL -o MIXED --plan FILE"
+
+
+def encode(plan: Plan) -> str:
+    """Write a plan as JSON."""
+    document = PLAN_FILE.document(plan)
+    return to_json({_DIGEST: _digest(document), **document}, _ROWS)
+
+
+def decode(text: str | bytes, title: str) -> Plan:
+    """Read :func:`encode` back.
+
+    Raises
+    ------
+    UsageError
+        If it is something else, damaged, or of a newer version.
+    PlanMismatchError
+        If it was changed after it was written.
+    """
+    try:
+        document = from_json(text)
+    except DecodeError as error:
+        raise UsageError(f"{title} is not a plan file", why=str(error), remedy=_REMEDY) from None
+    if not isinstance(document, dict) or "format_version" not in document:
+        raise UsageError(f"{title} is not a plan file", remedy=_REMEDY)
+    written = document.pop(_DIGEST, None)
+    plan = PLAN_FILE.from_document(document, title)
+    if document["format_version"] > 1 and written != _digest(document):
+        raise PlanMismatchError(
+            f"{title} was changed after it was written",
+            why="what it decides is not what its digest was taken of",
+            remedy="Plan the model again; --keep-fp32 and the op lists change what is decided.",
+        )
+    return plan
+
+
+def _digest(document: Document) -> str:
+    payload = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.blake2b(payload, digest_size=16).hexdigest()
+
+
+def _from_version_1(document: Document) -> Document:
+    """Version 1 said what was decided, but not which inputs and outputs change: enough to explain."""
+    positionless = -1
+
+    def cast_of(row: Document) -> Document:
+        return row | {"consumers": [[node, positionless] for node in row["consumers"]]}
+
+    def decision_of(row: Document) -> Document:
+        given = {"precision": None} if row["precision"] == "-" else {}
+        was_low = row["decided_by"] == "graph"
+        why: dict[str, Any] = (
+            {"decided_by": Reason.ALREADY_LOW.value, "facts": {}}
+            if was_low
+            else {
+                "decided_by": Reason.EARLIER_VERSION.value,
+                "facts": {"who": row["decided_by"], "why": row["reason"]},
+            }
+        )
+        kept = {k: v for k, v in row.items() if k not in ("reason", "decided_by")}
+        return kept | given | why
+
+    return document | {
+        "digest": "",
+        "casts": [cast_of(row) for row in document["casts"]],
+        "decisions": [decision_of(row) for row in document["decisions"]],
+    }
+
+
+PLAN_FILE = Format(
+    holds=Plan,
+    noun="plan",
+    version=2,
+    rows=_ROWS,
+    older={1: _from_version_1},
+    remedy=_REMEDY,
+)

@@ -1,0 +1,153 @@
+"""What is known of the values of every tensor of a graph, found in one pass from inputs to outputs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from campo_onnx.errors import UsageError
+from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.statistics import statistics_of
+from campo_onnx.ir.view import GraphView, OpNode, TensorKind
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.values.arithmetic import GUARD, LARGE
+from campo_onnx.ops.values.range import UNKNOWN, ValueRange, made
+from campo_onnx.ops.values.registry import propagated
+from campo_onnx.ops.values.rule import of_type
+
+_VIEWS = frozenset(
+    OpKey("", op)
+    for op in ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose")
+)
+_FEW_ELEMENTS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredRange:
+    """What the user says, or a batch shows, of the values of a graph input."""
+
+    lowest: float
+    highest: float
+
+    def __post_init__(self) -> None:
+        if not self.lowest <= self.highest:
+            raise UsageError(
+                f"the range {self.lowest:g}:{self.highest:g} is empty",
+                remedy="Give the lowest value first, as in --range mask=-10000:0.",
+            )
+
+
+def value_ranges(
+    imported: Imported, declared: Mapping[str, DeclaredRange] = MappingProxyType({})
+) -> Mapping[str, ValueRange]:
+    """Find the range of every tensor.
+
+    The pass is forward and visits every node once.
+
+    Parameters
+    ----------
+    imported
+        The graph, with its constants.
+    declared
+        Ranges of graph inputs.
+
+    Raises
+    ------
+    UsageError
+        If a range is declared for something that is no input of the graph.
+    """
+    view = imported.view
+    unknown = [name for name in declared if name not in view.inputs]
+    if unknown:
+        raise UsageError(
+            f"--range names {unknown[0]!r}, which is not an input of the graph",
+            remedy=f"The inputs are: {', '.join(view.inputs[:12])}{' ...' if len(view.inputs) > 12 else ''}",
+        )
+    found: dict[str, ValueRange] = {}
+    for name, info in view.tensors.items():
+        if info.kind is TensorKind.CONSTANT:
+            found[name] = _of_constant(name, imported)
+        elif name in declared:
+            given = declared[name]
+            like = of_type(info.dtype).named(name)
+            found[name] = made(given.lowest, given.highest, given.lowest, given.highest, like=like)
+    for node in view.nodes:
+        _add_outputs(node, view, found)
+    return MappingProxyType(found)
+
+
+def _add_outputs(node: OpNode, view: GraphView, found: dict[str, ValueRange]) -> None:
+    if all(tensor in found for tensor in node.outputs if tensor):
+        return  # a constant, or nothing
+    inputs = tuple(_known(tensor, view, found) if tensor else None for tensor in node.inputs)
+    results = propagated(view.signature(node.name), inputs)
+    for tensor, result in zip(node.outputs, results, strict=True):
+        if not tensor or tensor in found:
+            continue
+        kept = _related(node, view, found, result)
+        if not kept.source and (kept.magnitude > LARGE or kept.smallest < GUARD):
+            kept = kept.named(tensor)
+        found[tensor] = kept
+
+
+def _known(tensor: str, view: GraphView, found: Mapping[str, ValueRange]) -> ValueRange:
+    known = found.get(tensor)
+    if known is not None:
+        return known
+    info = view.tensors.get(tensor)
+    return UNKNOWN if info is None else of_type(info.dtype)
+
+
+def _of_constant(name: str, imported: Imported) -> ValueRange:
+    """The range of a constant.
+
+    Small values beside large ones are lost in every sum they take part in, so they count only in a
+    constant of a few values, such as an epsilon.
+    """
+    tensor = imported.constants.get(name)
+    statistics = None if tensor is None else statistics_of(tensor, imported.folder)
+    if statistics is None:
+        return replace(UNKNOWN, varies=False)
+    smallest = statistics.smallest if statistics.elements <= _FEW_ELEMENTS else statistics.largest
+    return ValueRange(
+        lowest=statistics.lowest,
+        highest=statistics.highest,
+        expected_lowest=statistics.lowest,
+        expected_highest=statistics.highest,
+        smallest=smallest or 1.0,
+        is_integer=statistics.is_integer,
+        from_integers=statistics.is_integer,
+        varies=False,
+        source=name,
+    )
+
+
+def _related(
+    node: OpNode, view: GraphView, found: Mapping[str, ValueRange], result: ValueRange
+) -> ValueRange:
+    """Sharpen what two inputs of a node that belong together make of each other."""
+    if node.op == OpKey("", "Sub") and _is_reduction("ReduceMax", node.inputs[1], node.inputs[0], view):
+        return made(result.lowest, 0.0, result.expected_lowest, 0.0, like=result)
+    if node.op == OpKey("", "Div"):
+        numerator = found.get(node.inputs[0], UNKNOWN)
+        if numerator.lowest >= 0.0 and _is_reduction("ReduceSum", node.inputs[1], node.inputs[0], view):
+            return made(0.0, 1.0, 0.0, 1.0, like=UNKNOWN)
+    return result
+
+
+def _is_reduction(op_type: str, tensor: str, of: str, view: GraphView) -> bool:
+    """Whether `tensor` is a reduction of `of`, looking through views."""
+    producer = view.producer.get(tensor)
+    while producer is not None and (producer.op in _VIEWS or _is_floor(producer)):
+        tensor = _through(producer, view)
+        producer = view.producer.get(tensor)
+    return producer is not None and producer.op == OpKey("", op_type) and producer.inputs[0] == of
+
+
+def _is_floor(node: OpNode) -> bool:
+    return node.op == OpKey("", "Max") and len(node.inputs) == 2
+
+
+def _through(node: OpNode, view: GraphView) -> str:
+    """The input of a view; of a maximum, the one that is no constant."""
+    varying: Sequence[str] = [t for t in node.inputs if view.tensors[t].kind is not TensorKind.CONSTANT]
+    return varying[0] if varying else node.inputs[0]

@@ -1,0 +1,203 @@
+"""Why a node has its precision: every reason there is, each with its sentence."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+from string import Formatter
+from types import MappingProxyType
+from typing import TypeAlias
+
+Fact: TypeAlias = str | int | float
+"""A number or a name that a sentence speaks of."""
+
+
+class Reason(Enum):
+    """Who or what decided about a node.
+
+    The value is what files call it. ``sentence`` and ``summary`` are templates over a verdict's
+    facts: the whole reason, and the line under which a report sums such nodes up.
+    """
+
+    sentence: str
+    summary: str
+
+    def __new__(cls, value: str, sentence: str, summary: str = "") -> "Reason":
+        """Make a member of its name in files and its two templates."""
+        member = object.__new__(cls)
+        member._value_ = value
+        member.sentence = sentence
+        member.summary = summary or sentence
+        return member
+
+    # What no strategy may change.
+    ALREADY_LOW = "already-low", "low already in the given graph"
+    NO_FP32 = "no-fp32", "computes no FP32"
+    LOSS = "loss", "computes the loss"
+    WEIGHT_UPDATE = "weight-update", "updates weights, optimizer state or statistics"
+    OPERATOR = "operator", "{why}"
+    USER = "keep-fp32", "named by --keep-fp32"
+    KERNEL = (
+        "kernel",
+        "the {provider} provider has no {low} kernel for {op}",
+        "no low-precision kernel",
+    )
+    GRADIENT_KERNEL = "gradient-kernel", "its gradient: {op}: {why}", "no low-precision kernel"
+    OVERFLOW = (
+        "overflow",
+        "its constant {tensor!r} holds {value:.4g}, which overflows {low}",
+        "a constant that overflows",
+    )
+    UNDERFLOW = (
+        "underflow",
+        "its constant {tensor!r} holds {value:.4g}, too small for {low}",
+        "a constant the low precision loses",
+    )
+    FILL_OVERFLOW = (
+        "fill-overflow",
+        "it fills with {value:.4g}, which {low} does not hold",
+        "a constant that overflows",
+    )
+    FILL_UNDERFLOW = (
+        "fill-underflow",
+        "it fills with {value:.4g}, which {low} does not hold",
+        "a constant the low precision loses",
+    )
+    SCALAR_INPUT = (
+        "scalar-input",
+        "reads the scalar input {tensor!r}, whose size the graph does not tell",
+        "reads a scalar input of unknown size",
+    )
+    DATA_OVERFLOW = (
+        "data-overflow",
+        "{tensor!r} reaches {value:.3g} on the data, which overflows {low}",
+        "overflows on the data",
+    )
+    DATA_UNDERFLOW = (
+        "data-underflow",
+        "{low} makes {flushed_share:.1%} of {tensor!r} zero on the data, {lost_share:.1%} of its magnitude",
+        "too much becomes zero on the data",
+    )
+
+    # What the op lists say.
+    DENY_LIST = "deny-list", "{op} is on the deny list", "on the deny list"
+    UNLISTED = "unlisted", "{op} is on none of the lists, on purpose", "unlisted operator"
+    UNKNOWN = "unknown", "{op} is unknown to the lists", "unknown operator"
+    PATTERN = "pattern", "{why}"
+    DOWNSTREAM_OF_DENY = "downstream-of-deny", "downstream of a deny node"
+
+    # What a strategy says.
+    STRATEGY_FP32 = "strategy-fp32", "the strategy fp32 changes nothing"
+    ALLOW_LIST = "allow-list", "on the allow list"
+    BETWEEN = "between", "between low nodes, so it saves their casts"
+    NOT_BETWEEN = "not-between", "not between low nodes"
+    CLEAR_NEIGHBOUR = "clear-neighbour", "reached from a low node through clear nodes"
+    CONSUMERS_LOW = "consumers-low", "all its consumers are low"
+    FIRST_INPUT = "first-input", "follows its first input", "its inputs are FP32 there"
+    WIDEST_INPUT = "widest-input", "runs in the widest type of its inputs", "its inputs are FP32 there"
+    MARGIN_FP32 = (
+        "margin-fp32",
+        "FP32 is faster by {lead_us:.1f} us",
+        "FP32 is faster by more than the margin",
+    )
+    MARGIN_LOW = (
+        "margin-low",
+        "FP32 is not faster by {margin_us:g} us ({low} gains {gain_us:.1f} us)",
+    )
+    TRAVERSE_1_LOW = "traverse-1-low", "gains {gain_us:.1f} us, its casts cost {cast_us:.1f} us"
+    TRAVERSE_1_FP32 = (
+        "traverse-1-fp32",
+        "would gain only {gain_us:.1f} us, its casts cost {cast_us:.1f} us",
+        "casts would cost more than low precision gains",
+    )
+    TRAVERSE_4_LOW = (
+        "traverse-4-low",
+        "gains {gain_us:.1f} us in a group of {nodes} clear nodes, casts change by {cast_us:+.1f} us",
+    )
+    TRAVERSE_4_FP32 = (
+        "traverse-4-fp32",
+        "would gain only {gain_us:.1f} us in a group of {nodes} clear nodes, "
+        "casts change by {cast_us:+.1f} us",
+        "casts would cost more than low precision gains",
+    )
+    CUT_LOW = "cut-low", "gains {gain_us:.1f} us; {low} gives the shortest step overall"
+    CUT_FP32 = (
+        "cut-fp32",
+        "would gain {gain_us:.1f} us, less than the casts it needs; FP32 gives the shortest step overall",
+        "casts would cost more than low precision gains",
+    )
+
+    EARLIER_VERSION = "earlier-version", "{who}: {why}", "{why}"
+
+    # What is said of the whole plan.
+    NEVER_WORSE = "never-worse", "the whole assignment is predicted no faster than FP32"
+    MIN_GAIN = (
+        "min-gain",
+        "{low} would save {saved_share:.1%} of the step; {asked_share:.1%} is asked for",
+        "the step would gain too little to be sure of",
+    )
+    VERIFIED_SLOWER = (
+        "verified-slower",
+        "measured: the step takes {low_ms:.3g} ms in {low}, {fp32_ms:.3g} ms in FP32 ({outcome})",
+        "measured, the mixed step is not faster",
+    )
+    VERIFIED_FAILING = (
+        "verified-failing",
+        "in {low} the step does not run: {failure}",
+        "the mixed step does not run",
+    )
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @property
+    def fact_names(self) -> frozenset[str]:
+        """The facts its templates speak of."""
+        return _fields(self.sentence) | _fields(self.summary)
+
+
+@cache
+def _fields(template: str) -> frozenset[str]:
+    return frozenset(name for _, name, _, _ in Formatter().parse(template) if name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Why one node has its precision.
+
+    Parameters
+    ----------
+    decided_by
+        The reason.
+    facts
+        What its sentence speaks of: times, tensors, values.
+
+    Raises
+    ------
+    ValueError
+        If the facts are not those the sentence speaks of.
+
+    Examples
+    --------
+    >>> Verdict(decided_by=Reason.CUT_LOW, facts={"gain_us": 5.0, "low": "FP16"}).reason
+    'gains 5.0 us; FP16 gives the shortest step overall'
+    """
+
+    decided_by: Reason
+    facts: Mapping[str, Fact] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        if self.facts.keys() != self.decided_by.fact_names:
+            expected = ", ".join(sorted(self.decided_by.fact_names)) or "none"
+            raise ValueError(f"{self.decided_by.value} takes these facts: {expected}")
+        object.__setattr__(self, "facts", MappingProxyType(dict(self.facts)))
+
+    @property
+    def reason(self) -> str:
+        """The whole sentence."""
+        return self.decided_by.sentence.format_map(self.facts)
+
+    @property
+    def summary(self) -> str:
+        """The line of a report that such nodes are summed up under."""
+        return self.decided_by.summary.format_map(self.facts)

@@ -1,0 +1,70 @@
+"""What a strategy is: a value that says everything about itself."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # a command's help lists strategies, and is to be there at once
+    from campo_onnx.optimize.problem import Assignment, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """One way to decide precision.
+
+    Parameters
+    ----------
+    name
+        What users call it.
+    title
+        One line for people: a command's help.
+    rule
+        Decides. It gets the problem and, by name, the parameters.
+    parameters
+        Figures that the rule is to be tuned by, with their defaults.
+    default_lists
+        The list preset it uses when none is named.
+    compared_with
+        Further presets that ``compare`` shows it with.
+    is_cost_aware
+        Whether it decides by costs: it may then zero-pad, and returns FP32 where too little is won.
+    """
+
+    name: str
+    title: str
+    rule: "Callable[..., Assignment]"
+    parameters: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    default_lists: str = "campo"
+    compared_with: tuple[str, ...] = ()
+    is_cost_aware: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", MappingProxyType(dict(self.parameters)))
+
+    def decide(self, problem: "Problem") -> "Assignment":
+        """Answer the question."""
+        return self.rule(problem, **self.parameters)
+
+    def tuned(self, **parameters: float) -> "Strategy":
+        """The same strategy with other figures; those it does not know are not for it."""
+        known = {name: value for name, value in parameters.items() if name in self.parameters}
+        return replace(self, parameters={**self.parameters, **known})
+
+
+def later(home: str) -> "Callable[..., Assignment]":
+    """A rule that is imported when it is first used.
+
+    Parameters
+    ----------
+    home
+        Module and function: ``"campo_onnx.optimize.strategies.campo:campo"``.
+    """
+    module, _, function = home.partition(":")
+
+    def rule(problem: "Problem", **parameters: float) -> "Assignment":
+        decide: Callable[..., Assignment] = getattr(import_module(module), function)
+        return decide(problem, **parameters)
+
+    return rule

@@ -1,0 +1,218 @@
+"""Squares and products that are summed: FP16 overflows on them or makes them zero before the sum."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from campo_onnx.ir.view import GraphView, OpNode, TensorKind
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.values.range import UNKNOWN, ValueRange
+
+_SUMS = frozenset(
+    {
+        *(OpKey("", op) for op in ("GlobalAveragePool", "ReduceL1", "ReduceMean", "ReduceSum", "CumSum")),
+        OpKey("com.microsoft", "ReduceSumTraining"),
+    }
+)
+_SUMS_OF_SQUARES = frozenset({OpKey("", "ReduceSumSquare"), OpKey("", "ReduceL2")})
+_VIEWS = frozenset(
+    OpKey("", op)
+    for op in ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+)
+_CARRIERS = _VIEWS | {OpKey("", op) for op in ("Add", "Concat", "Div", "Mul", "Neg", "Sum", "Slice", "Where")}
+_CONTRACTIONS = frozenset(
+    {OpKey("", op) for op in ("Gemm", "MatMul")} | {OpKey("com.microsoft", "FusedMatMul")}
+)
+_NORMALIZED = frozenset(
+    OpKey("", op)
+    for op in (
+        *("BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization"),
+        *("RMSNormalization", "SimplifiedLayerNormalization"),
+    )
+)
+_MANY_TERMS = 16
+_NARROW = 1e30
+"""A precision whose largest value is below this has not the exponents of FP32."""
+
+
+def squares_summed(view: GraphView, ranges: Mapping[str, ValueRange], low: Precision) -> Mapping[str, str]:
+    """Find squares that lead to a sum, the sum, and what computes with it down to its root.
+
+    A square overflows FP16 from 256 on and vanishes below 0.00024: a norm is then infinite or a
+    fraction of what it is. Squares of what is known to lie between are not meant, nor those of a
+    precision with the exponents of FP32.
+
+    Parameters
+    ----------
+    view, ranges
+        The graph, and what is known of its values.
+    low
+        The low precision.
+
+    Returns
+    -------
+    mapping
+        Reason by node name.
+    """
+    if low.largest > _NARROW:
+        return {}
+    leads_on = leading_to_sums(view)
+    squares: set[str] = set()
+    found: dict[str, str] = {}
+    for node in view.nodes:
+        source = _squared(node, view)
+        if source is not None and not _holds_squares(source, view, ranges, low):
+            is_sum = node.op in _SUMS_OF_SQUARES or node.op in _CONTRACTIONS
+            if is_sum or node.outputs[0] in leads_on:
+                found[node.name] = f"squares {source!r}, whose size is not known, for a sum"
+                squares.update(t for t in node.outputs if t)
+            continue
+        read = next((t for t in node.inputs if t in squares), None)
+        if read is None or not view.is_float32(node.outputs[0] if node.outputs else ""):
+            continue
+        if node.op in _SUMS or node.op in _CARRIERS:
+            if node.op in _SUMS or node.outputs[0] in leads_on or read not in leads_on:
+                found[node.name] = f"computes with {read!r}, which holds squares of unknown size"
+                if not _meets_another(node, view, squares):
+                    squares.update(t for t in node.outputs if t)
+        elif node.op in (OpKey("", "Sqrt"), OpKey("", "Pow")):
+            found[node.name] = f"takes the root of {read!r}, a sum of squares of unknown size"
+    return found
+
+
+def _meets_another(node: OpNode, view: GraphView, squares: set[str]) -> bool:
+    """Whether a product or quotient takes the square to something that varies: no square any more."""
+    if node.op not in (OpKey("", "Mul"), OpKey("", "Div")):
+        return False
+    others = [t for t in node.inputs if t not in squares]
+    return any(view.tensors[t].kind is not TensorKind.CONSTANT for t in others)
+
+
+def _holds_squares(tensor: str, view: GraphView, ranges: Mapping[str, ValueRange], low: Precision) -> bool:
+    bound, terms = ranges.get(tensor, UNKNOWN).bound, view.tensors[tensor].elements or 1
+    return bound * bound * terms <= low.largest
+
+
+def _squared(node: OpNode, view: GraphView) -> str | None:
+    """The tensor whose square a node computes or sums."""
+    if node.op in _SUMS_OF_SQUARES:
+        return node.inputs[0]
+    if node.op == OpKey("", "Pow"):
+        exponent = view.values.get(node.inputs[1])
+        is_two = exponent is not None and exponent.size == 1 and np.ravel(exponent)[0] == 2
+        return node.inputs[0] if is_two else None
+    if node.op == OpKey("", "Mul") or (node.op in _CONTRACTIONS and _is_norm(node, view)):
+        a, b = (_origin(t, view) for t in node.inputs[:2])
+        is_data = a in view.tensors and view.tensors[a].kind is not TensorKind.CONSTANT
+        return node.inputs[0] if a == b and is_data else None
+    return None
+
+
+def _is_norm(node: OpNode, view: GraphView) -> bool:
+    """Whether a product sums so much into so little that it is a norm, not attention."""
+    before, after = view.tensors[node.inputs[0]].elements, view.tensors[node.outputs[0]].elements
+    return before is None or after is None or after == 1 or before >= _MANY_TERMS * after
+
+
+def _origin(tensor: str, view: GraphView) -> str:
+    producer = view.producer.get(tensor)
+    while producer is not None and producer.op in _VIEWS:
+        tensor = producer.inputs[0]
+        producer = view.producer.get(tensor)
+    return tensor
+
+
+def leading_to_sums(view: GraphView) -> frozenset[str]:
+    """Tensors that a sum over many values takes in, directly or through views and sums of two."""
+    found: set[str] = set()
+    for node in reversed(view.nodes):
+        if node.op in _SUMS and _is_sum(node, view):
+            found.add(node.inputs[0])
+        elif node.op in _CARRIERS and any(t in found for t in node.outputs):
+            found.update(_carried(node))
+    return frozenset(found)
+
+
+def _carried(node: OpNode) -> Iterator[str]:
+    positions = {"Div": (0,), "Where": (1, 2)}.get(node.op.op_type, range(len(node.inputs)))
+    for position in positions:
+        if node.inputs[position]:
+            yield node.inputs[position]
+
+
+def _is_sum(node: OpNode, view: GraphView) -> bool:
+    before, after = view.tensors[node.inputs[0]].elements, view.tensors[node.outputs[0]].elements
+    return before is None or after is None or after < before
+
+
+def gradient_products_summed(
+    view: GraphView, ranges: Mapping[str, ValueRange], forward: frozenset[str], low: Precision
+) -> Mapping[str, str]:
+    """Find products of a gradient and an activation that are summed, in a graph without a loss scale.
+
+    Unscaled gradients lie close to the smallest value FP16 holds; times an activation well below 1 (a
+    probability of attention) most of them become zero, where FP32 would have summed them. A product with
+    a normalized activation, a deviation from the mean that is about to be, or a mask loses little that
+    the gradient itself has not lost.
+
+    Parameters
+    ----------
+    view, ranges
+        The graph, and what is known of its values.
+    forward
+        Nodes that the loss is computed by.
+    low
+        The low precision.
+
+    Returns
+    -------
+    mapping
+        Reason by node name.
+    """
+    if low.largest > _NARROW:
+        return {}
+    leads_on = leading_to_sums(view)
+    found = {}
+    for node in view.nodes:
+        if node.op != OpKey("", "Mul") or node.name in forward or node.outputs[0] not in leads_on:
+            continue
+        if not _only_summed(node.outputs[0], view, leads_on):
+            continue
+        if all(_may_be_small(t, view, ranges) for t in node.inputs) and node.inputs[0] != node.inputs[1]:
+            found[node.name] = "multiplies a gradient and an activation for a sum, without a loss scale"
+    return found
+
+
+def _only_summed(tensor: str, view: GraphView, leads_on: frozenset[str]) -> bool:
+    """Whether nothing but sums reads a tensor: else it is a gradient itself, and low elsewhere anyway."""
+    pending = [tensor]
+    while pending:
+        for use in view.consumers.get(pending.pop(), ()):
+            node = view.node[use.node]
+            if node.op in _VIEWS:
+                pending.append(node.outputs[0])
+            elif node.op not in _SUMS:
+                return False
+    return True
+
+
+def _may_be_small(tensor: str, view: GraphView, ranges: Mapping[str, ValueRange]) -> bool:
+    if view.tensors[tensor].kind is not TensorKind.ACTIVATION or not view.is_float32(tensor):
+        return False
+    known = ranges.get(tensor, UNKNOWN)
+    if known.from_integers or known.is_guard or not known.varies:
+        return False
+    producer = view.producer.get(_origin(tensor, view))
+    if producer is None:
+        return False
+    if producer.op in (OpKey("", "Mul"), OpKey("", "Div")):  # (x - mean) * (1 / deviation)
+        return not any(ranges.get(t, UNKNOWN).is_guard for t in producer.inputs)
+    if producer.op == OpKey("", "Sub"):  # x - mean
+        return not _is_mean(producer.inputs[1], view)
+    return producer.op not in _NORMALIZED
+
+
+def _is_mean(tensor: str, view: GraphView) -> bool:
+    producer = view.producer.get(_origin(tensor, view))
+    return producer is not None and (producer.op == OpKey("", "ReduceMean") or producer.op in _NORMALIZED)

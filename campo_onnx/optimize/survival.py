@@ -1,0 +1,185 @@
+"""Which values a low precision would lose, node by node: what may not go low, and the value that says so."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from campo_onnx.ir.view import FLOAT, GraphView, OpNode, TensorKind
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.values.range import UNKNOWN, ValueRange, from_integers
+
+# They turn a rounded integer into a wrong answer, not into one that is slightly off.
+_NEED_EXACT = frozenset(
+    OpKey("", op)
+    for op in (
+        *("Ceil", "Cos", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod"),
+        *("OneHot", "Round", "Sin", "Tan", "ArgMax", "ArgMin", "TopK", "Range", "CumSum"),
+    )
+)
+_DIFFERENCES = frozenset({OpKey("", "Add"), OpKey("", "Sub"), OpKey("", "Sum")})
+_WORST_ROUNDING = 0.01
+"""Relative error beyond which a derived value counts as lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostValue:
+    """A value that a node reads or writes and a low precision does not hold.
+
+    Parameters
+    ----------
+    tensor
+        The tensor of the node.
+    source
+        Where the value comes from; the tensor itself where nothing else is known.
+    value
+        The value.
+    overflows
+        Whether it becomes infinite.
+    reason
+        One sentence.
+    """
+
+    tensor: str
+    source: str
+    value: float
+    overflows: bool
+    reason: str
+
+
+def lost_values(
+    view: GraphView, ports: Mapping[str, Ports], ranges: Mapping[str, ValueRange], low: Precision
+) -> Mapping[str, LostValue]:
+    """Find the nodes that read or write a value which `low` does not hold.
+
+    Parameters
+    ----------
+    view, ports
+        The graph, and what of each node changes type with it.
+    ranges
+        Range of every tensor (:func:`campo_onnx.optimize.ranges.value_ranges`).
+    low
+        The low precision.
+
+    Returns
+    -------
+    mapping
+        The first such value, by node name.
+    """
+    counted = _exact_integers(view, ranges, low)
+    found = {}
+    for node in view.nodes:
+        lost = next(_lost_at(node, view, ports[node.name], ranges, counted, low), None)
+        if lost is not None:
+            found[node.name] = lost
+    return found
+
+
+def _lost_at(
+    node: OpNode,
+    view: GraphView,
+    ports: Ports,
+    ranges: Mapping[str, ValueRange],
+    counted: frozenset[str],
+    low: Precision,
+) -> Iterator[LostValue]:
+    reads = (node.inputs[i] for i in sorted(ports.low_inputs))
+    writes = (node.outputs[i] for i in sorted(ports.low_outputs))
+    for verb, tensors in (("reads", reads), ("computes", writes)):
+        for tensor in tensors:
+            known = ranges.get(tensor, UNKNOWN)
+            is_constant = view.tensors[tensor].kind is TensorKind.CONSTANT
+            if known.magnitude > low.largest:
+                yield _lost(tensor, verb, known, known.extreme, low, "overflows", is_constant)
+            elif _smallest(known) < _least(low, is_exact=is_constant or not known.varies):
+                yield _lost(tensor, verb, known, _smallest(known), low, "is too small for", is_constant)
+            elif tensor in counted:
+                reason = (
+                    f"{verb} {tensor!r}, which counts in integers: {low.value} is exact only up to "
+                    f"{largest_exact(low):,}"
+                )
+                value = known.bound
+                yield LostValue(tensor=tensor, source=tensor, value=value, overflows=False, reason=reason)
+
+
+def _smallest(known: ValueRange) -> float:
+    return min(known.smallest, known.magnitude) if known.magnitude else known.smallest
+
+
+def _least(low: Precision, *, is_exact: bool) -> float:
+    """The smallest magnitude that `low` holds well enough.
+
+    Of a constant every bit counts, so it has to be normal; what is computed may be rounded to 1 %.
+    """
+    if is_exact:
+        return low.smallest_normal
+    return low.smallest_normal / largest_exact(low) / _WORST_ROUNDING
+
+
+def largest_exact(low: Precision) -> int:
+    """Up to here every integer is exact.
+
+    Examples
+    --------
+    >>> largest_exact(Precision.FP16), largest_exact(Precision.BF16)
+    (2048, 256)
+    """
+    return 1 << (low.fraction_bits + 1)
+
+
+def _lost(
+    tensor: str,
+    verb: str,
+    known: ValueRange,
+    value: float,
+    low: Precision,
+    what: str,
+    is_constant: bool,
+) -> LostValue:
+    if is_constant:
+        reason = f"its constant {tensor!r} holds {value:.4g}, which {what} {low.value}"
+    else:
+        origin = f" (from {known.source!r})" if known.source not in ("", tensor) else ""
+        reason = f"{verb} {tensor!r}, which reaches {value:.4g}{origin}: {what} {low.value}"
+    return LostValue(
+        tensor=tensor,
+        source=known.source or tensor,
+        value=value,
+        overflows=what == "overflows",
+        reason=reason,
+    )
+
+
+def _exact_integers(view: GraphView, ranges: Mapping[str, ValueRange], low: Precision) -> frozenset[str]:
+    """Tensors of positions and counts that `low` may round, and that something compares or converts.
+
+    One pass backwards from what needs them exactly: comparisons, conversions to integers, roundings,
+    angles, sums and differences of such tensors, outputs of the graph.
+    """
+    limit = largest_exact(low)
+    needed: set[str] = set()
+
+    def is_counted(tensor: str) -> bool:
+        if not tensor or not view.is_float32(tensor):
+            return False
+        known = ranges.get(tensor, UNKNOWN)
+        return known.from_integers and known.varies and known.bound > limit
+
+    needed.update(t for t in view.outputs if is_counted(t))
+    for node in reversed(view.nodes):
+        reads = [t for t in node.inputs if is_counted(t)]
+        if not reads:
+            continue
+        known = [ranges.get(t, UNKNOWN) for t in node.inputs if t]
+        is_kept = any(t in needed for t in node.outputs)
+        to_integer = node.op == OpKey("", "Cast") and view.tensors[node.outputs[0]].dtype != FLOAT
+        is_difference = node.op in _DIFFERENCES and from_integers(known) and _are_arrays(node, view)
+        if is_kept or to_integer or node.op in _NEED_EXACT or is_difference:
+            needed.update(reads)
+            if is_difference:
+                needed.update(t for t in node.outputs if t)
+    return frozenset(needed)
+
+
+def _are_arrays(node: OpNode, view: GraphView) -> bool:
+    return all(view.tensors[t].kind is not TensorKind.CONSTANT for t in node.inputs if t)

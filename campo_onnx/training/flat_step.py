@@ -1,0 +1,183 @@
+"""A training step in two graphs: gradients, and the update of flat tensors if they are finite."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from campo_onnx.errors import ModelError
+from campo_onnx.export import step_naming
+from campo_onnx.ir.importer import Imported
+from campo_onnx.runtime.buffers import FlatBuffer
+from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.run import empty_on_device, from_device, on_device, run_bound
+from campo_onnx.runtime.sessions import open_session
+from campo_onnx.training.flat_state import ROW, flat_layout
+from campo_onnx.training.flat_update import FlatUpdate
+from campo_onnx.training.gradient_interface import GradientInterface
+from campo_onnx.training.runner import Arrays, Outcome, Ran
+from campo_onnx.training.weight_update import WeightUpdate
+
+GRAD_NORM = "grad_norm"
+"""Metric of an update with clipping: the norm of all gradients before it."""
+
+_FLOAT = int(TensorProto.FLOAT)
+
+
+class FlatStep:
+    """Runs a gradient graph on slices of flat tensors, and the update on the flat tensors themselves.
+
+    Gradients of ``accumulate`` steps, a window, are averaged before an update. If a gradient of the
+    window is not finite there is no update, and buffers (running statistics) go back to what they were
+    before the window. Weights and optimizer state are updated in place: unlike
+    :class:`~campo_onnx.training.whole_step.WholeStep` it keeps one copy of them.
+
+    Parameters
+    ----------
+    imported, interface
+        The graph, and its inputs and outputs told apart.
+    update
+        What happens to the gradients.
+    machine
+        Where to run.
+    state
+        First value of all state.
+    cuda_graph
+        Whether CUDA captures the gradient graph once and replays it.
+    """
+
+    def __init__(
+        self,
+        imported: Imported,
+        interface: GradientInterface,
+        update: WeightUpdate,
+        machine: Machine,
+        state: Mapping[str, NDArray[Any]],
+        *,
+        cuda_graph: bool,
+    ) -> None:
+        self._interface, self._machine, self._cuda_graph = interface, machine, cuda_graph
+        self._accumulate = update.accumulate
+        self._layout = flat_layout(interface.shapes(), update.groups)
+        step = interface.step
+        has_check = step_naming.GRADS_FINITE in step.metrics or step_naming.LOSS_SCALE not in step.feeds
+        self._update = FlatUpdate(
+            update, self._layout, machine, is_scaled=interface.is_scaled, checks_finite=not has_check
+        )
+        self._roles = self._update.roles()
+        self._further = (
+            FlatBuffer(self._layout.rows * ROW, _FLOAT, machine) if update.accumulate > 1 else None
+        )
+        self._session = open_session(
+            imported.model, machine, folder=imported.folder, cuda_graph=cuda_graph, strict=cuda_graph
+        )
+        flat = {name_of(name) for name_of in self._roles for name in self._layout.slices}
+        others = {n: value for n, value in state.items() if n not in flat and n != step_naming.STEP}
+        self._frozen = {
+            n: on_device(value, machine) for n, value in others.items() if n not in step.next_value
+        }
+        # The state, what the window has made of it so far, and what the next step makes of that.
+        copies = 3 if update.accumulate > 1 else 2
+        self._buffers = [
+            {n: on_device(value, machine) for n, value in others.items() if n in step.next_value}
+            for _ in range(copies)
+        ]
+        read = {n: spec for n, spec in step.feeds.items() if n != step_naming.LEARNING_RATE}
+        self._feeds = {n: empty_on_device(spec.shape, spec.dtype, machine) for n, spec in read.items()}
+        self._metrics = {
+            n: empty_on_device(spec.shape, spec.dtype, machine) for n, spec in step.metrics.items()
+        }
+        self._bindings: dict[tuple[int, int, bool], Any] = {}
+        self._side = self._latest = 0  # copies of the buffers: the state, and the window's
+        self._taken = 0  # steps of the window so far
+        self._is_finite = True
+        self.load(state)
+
+    @property
+    def is_within_window(self) -> bool:
+        """Whether gradients are being accumulated."""
+        return self._taken > 0
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> Ran:
+        """Run one step; if the gradient graph fails, the step has not been taken."""
+        self._update.refuse_torn()
+        lr = float(feeds[step_naming.LEARNING_RATE])
+        scale = float(feeds.get(step_naming.LOSS_SCALE, np.float32(1)))
+        for name, value in feeds.items():
+            if name in self._feeds:
+                self._feeds[name].update_inplace(value)
+        metrics = self._differentiate()
+        if self._taken < self._accumulate:
+            return Ran(metrics=metrics, outcome=Outcome.ACCUMULATED)
+        self._taken = 0
+        inverse = 1 / (self._accumulate * (scale if self._interface.is_scaled else 1.0))
+        checked = self._update.check(inverse)
+        if checked.norm is not None:
+            metrics[GRAD_NORM] = checked.norm
+        if not (self._is_finite and checked.finite):
+            return Ran(metrics=metrics, outcome=Outcome.SKIPPED)
+        self._update.run(lr, inverse)
+        self._side = self._latest
+        return Ran(metrics=metrics, outcome=Outcome.UPDATED)
+
+    def state(self) -> Arrays:
+        """Copy the state from the device, by input name; within a window, that before it."""
+        self._update.refuse_torn()
+        found: Arrays = {}
+        for name_of, buffer in self._roles.items():
+            parts = self._layout.unpacked(buffer.read())
+            found |= {name_of(name): part for name, part in parts.items()}
+        for name, value in (self._frozen | self._buffers[self._side]).items():
+            found[name] = from_device(value)
+        if step_naming.STEP in self._interface.step.state:
+            found[step_naming.STEP] = np.asarray(self._update.count, np.int64)
+        return {name: found[name] for name in self._interface.step.state}
+
+    def load(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Put another state in place; a window that was begun is forgotten."""
+        for name_of, buffer in self._roles.items():
+            buffer.write(self._layout.packed({name: state[name_of(name)] for name in self._layout.slices}))
+        for name, value in (self._frozen | self._buffers[self._side]).items():
+            value.update_inplace(np.ascontiguousarray(state[name]))
+        self._update.begin(int(state.get(step_naming.STEP, np.int64(0))))
+        self._taken = 0
+
+    def _differentiate(self) -> Arrays:
+        """Compute the gradients of one step and add them to the window's."""
+        is_first = self._taken == 0
+        source = self._side if is_first else self._latest
+        target = next(i for i in range(len(self._buffers)) if i not in (self._side, source))
+        key = (source, target, is_first)
+        if key not in self._bindings:
+            self._bindings[key] = self._bound(*key)
+        number = [*self._bindings].index(key) + 1
+        run_bound(self._session, self._bindings[key], number if self._cuda_graph else None)
+        metrics = {name: from_device(value) for name, value in self._metrics.items()}
+        finite = bool(metrics.pop(step_naming.GRADS_FINITE, True))
+        if not is_first and self._further is not None:
+            try:
+                self._update.add(self._further)
+            except ModelError:
+                self._taken = 0  # the sum is lost, and with it the window
+                raise
+        self._is_finite = finite and (is_first or self._is_finite)
+        self._latest, self._taken = target, self._taken + 1
+        return metrics
+
+    def _bound(self, source: int, target: int, is_first: bool) -> Any:
+        binding = self._session.io_binding()
+        further = self._further
+        gradients = self._update.gradients if is_first or further is None else further
+        for name, output in self._interface.gradients.items():
+            place = self._layout.slices[name]
+            self._update.weights.bind_input(binding, step_naming.parameter(name), place.shape, place.first)
+            gradients.bind_output(binding, output, place.shape, place.first)
+        for name, value in (self._frozen | self._buffers[source] | self._feeds).items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in self._buffers[target].items():
+            binding.bind_ortvalue_output(self._interface.step.next_value[name], value)
+        for name, value in self._metrics.items():
+            binding.bind_ortvalue_output(name, value)
+        return binding

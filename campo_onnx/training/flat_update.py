@@ -1,0 +1,155 @@
+"""The update of flat tensors: their memory, and the small graphs that run on it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from campo_onnx.errors import ModelError
+from campo_onnx.export import step_naming
+from campo_onnx.runtime.buffers import FlatBuffer
+from campo_onnx.runtime.providers import Machine
+from campo_onnx.training import updates
+from campo_onnx.training.flat_state import ROW, FlatLayout, Segment
+from campo_onnx.training.program import Program
+from campo_onnx.training.weight_update import WeightUpdate
+
+_FLOAT = int(TensorProto.FLOAT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What was asked of all gradients together; a norm only with clipping."""
+
+    finite: bool
+    norm: NDArray[Any] | None
+
+
+class FlatUpdate:
+    """Flat weights, gradients and optimizer state, and what updates them in place.
+
+    Parameters
+    ----------
+    update
+        Optimizer, groups, clipping, averaging.
+    layout
+        Where each parameter lies.
+    machine
+        Where to run.
+    is_scaled
+        Whether gradients are times a loss scale.
+    checks_finite
+        Whether to check here that they are finite.
+    """
+
+    def __init__(
+        self,
+        update: WeightUpdate,
+        layout: FlatLayout,
+        machine: Machine,
+        *,
+        is_scaled: bool,
+        checks_finite: bool,
+    ) -> None:
+        self.count = 0
+        self._update, self._layout, self._machine = update, layout, machine
+        self._is_torn = False
+        self.weights, self.gradients = self._flat(), self._flat()
+        self._slots = {slot: self._flat() for slot in update.optimizer.slots}
+        self._average = None if update.average_decay is None else self._flat()
+        is_clipped = update.clip_norm is not None
+        self._feeds_scale = not is_clipped and (is_scaled or update.accumulate > 1)
+        self._checks = is_clipped or checks_finite
+        if self._checks:
+            model = updates.check_model(layout.rows, clip_norm=update.clip_norm, finite=checks_finite)
+            self._check = Program(model, machine)
+            self._check.reads(updates.GRADIENT, self.gradients)
+        self._programs = [self._program(segment) for segment in layout.segments]
+        self._sum: Program | None = None
+        if self._average is not None and update.average_decay is not None:
+            self._averaging = Program(updates.averaging_model(layout.rows, update.average_decay), machine)
+            self._averaging.reads(updates.PARAMETER, self.weights)
+            self._averaging.reads(updates.AVERAGE, self._average)
+            self._averaging.writes(updates.new(updates.AVERAGE), self._average)
+
+    def roles(self) -> dict[Callable[[str], str], FlatBuffer]:
+        """Flat state, by what names a parameter's part of it."""
+        roles: dict[Callable[[str], str], FlatBuffer] = {step_naming.parameter: self.weights}
+        roles |= {partial(step_naming.state, slot): buffer for slot, buffer in self._slots.items()}
+        return roles | ({} if self._average is None else {step_naming.average: self._average})
+
+    def begin(self, count: int) -> None:
+        """Go on after `count` updates, with all tensors in place."""
+        self.count, self._is_torn = count, False
+
+    def refuse_torn(self) -> None:
+        """Refuse to go on with weights of which an update was cut short.
+
+        Raises
+        ------
+        ModelError
+            If there was such an update.
+        """
+        if self._is_torn:
+            raise ModelError(
+                "the weights are of two updates", why="the last one failed", remedy="Restore a checkpoint."
+            )
+
+    def add(self, further: FlatBuffer) -> None:
+        """Add further gradients to the gradients."""
+        if self._sum is None:
+            self._sum = Program(updates.accumulation_model(self._layout.rows), self._machine)
+            self._sum.reads(updates.GRADIENT, self.gradients)
+            self._sum.reads(updates.FURTHER, further)
+            self._sum.writes(updates.new(updates.GRADIENT), self.gradients)
+        self._sum.run({})
+
+    def check(self, inverse: float) -> Checked:
+        """Look at all gradients together; `inverse` is the factor that unscales and averages them."""
+        if not self._checks:
+            return Checked(finite=True, norm=None)
+        self._check.run({updates.INVERSE: inverse} if self._update.clip_norm is not None else {})
+        finite = self._check.read(updates.FINITE)
+        return Checked(finite=finite is None or bool(finite), norm=self._check.read(updates.NORM))
+
+    def run(self, lr: float, inverse: float) -> None:
+        """Update weights and optimizer state in place.
+
+        Raises
+        ------
+        ModelError
+            If it fails; the weights are then lost.
+        """
+        self._is_torn = True
+        scale = {updates.GRAD_SCALE: inverse} if self._feeds_scale else {}
+        for segment, program in zip(self._layout.segments, self._programs, strict=True):
+            optimizer, group = self._update.optimizer_of(segment.group), segment.group
+            rate = lr * (group.lr_scale if group is not None else 1.0)
+            program.run({**updates.update_numbers(optimizer, rate, self.count + 1), **scale})
+        if self._average is not None:
+            self._averaging.run({})
+        self.begin(self.count + 1)
+
+    def _flat(self) -> FlatBuffer:
+        return FlatBuffer(self._layout.rows * ROW, _FLOAT, self._machine)
+
+    def _program(self, segment: Segment) -> Program:
+        optimizer = self._update.optimizer_of(segment.group)
+        is_clipped = self._update.clip_norm is not None
+        model = updates.update_model(
+            optimizer,
+            segment.rows,
+            scaled=is_clipped or self._feeds_scale,
+            tensor_of_row=self._layout.tensor_of_row(segment),
+        )
+        program, first = Program(model, self._machine), segment.first_row * ROW
+        program.reads(updates.GRADIENT, self.gradients, first)
+        for role, buffer in {updates.PARAMETER: self.weights, **self._slots}.items():
+            program.reads(role, buffer, first)
+            program.writes(updates.new(role), buffer, first)
+        if is_clipped:
+            program.shares(updates.GRAD_SCALE, self._check.result(updates.GRAD_SCALE))
+        return program

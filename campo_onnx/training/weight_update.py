@@ -1,0 +1,102 @@
+"""How weights are updated from gradients: the optimizer, its parameter groups, clipping, accumulation."""
+
+import math
+import re
+from dataclasses import dataclass, replace
+
+from campo_onnx.errors import UsageError
+from campo_onnx.export.optimizers import Optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterGroup:
+    """Parameters with settings of their own, as ``torch.optim`` has them.
+
+    Parameters
+    ----------
+    parameters
+        Regular expressions; a parameter whose name one of them is found in belongs to the group.
+    lr_scale
+        Factor on the learning rate; a schedule moves all groups together.
+    weight_decay
+        Instead of the optimizer's; None keeps that.
+
+    Raises
+    ------
+    UsageError
+        If an expression cannot be read, or a number is out of range.
+    """
+
+    parameters: tuple[str, ...]
+    lr_scale: float = 1.0
+    weight_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.parameters, str) or not self.parameters:
+            raise UsageError(
+                f"a parameter group of {self.parameters!r}",
+                remedy="Give a tuple of regular expressions, such as (r'bias$',).",
+            )
+        for pattern in self.parameters:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise UsageError(
+                    f"the pattern {pattern!r} of a parameter group cannot be read", why=str(error)
+                ) from None
+        if not (math.isfinite(self.lr_scale) and self.lr_scale >= 0):
+            raise UsageError(f"lr_scale is {self.lr_scale:g}", remedy="It must be 0 or more, and finite.")
+
+    def holds(self, name: str) -> bool:
+        """Whether a parameter belongs to the group."""
+        return any(re.search(pattern, name) for pattern in self.parameters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightUpdate:
+    """What a session does with the gradients of a graph that has no update.
+
+    Parameters
+    ----------
+    optimizer
+        Which update, one of :mod:`campo_onnx.export.optimizers`.
+    groups
+        Parameters with settings of their own; a parameter belongs to the first group that holds it.
+    clip_norm
+        The largest norm that all gradients may have together, as in
+        ``torch.nn.utils.clip_grad_norm_``; None does not clip.
+    accumulate
+        Steps whose gradients are averaged for one update.
+    average_decay
+        Share of a moving average of the weights that is kept at each update; None keeps none.
+
+    Raises
+    ------
+    UsageError
+        If a number is out of range.
+    """
+
+    optimizer: Optimizer
+    groups: tuple[ParameterGroup, ...] = ()
+    clip_norm: float | None = None
+    accumulate: int = 1
+    average_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.optimizer, Optimizer):
+            raise UsageError(
+                f"{type(self.optimizer).__name__} is not an optimizer of campo_onnx.export.optimizers",
+                remedy="Pass AdamW(weight_decay=0.01), say; torch's own optimizers do not fit here.",
+            )
+        if self.clip_norm is not None and not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
+            raise UsageError(f"clip_norm is {self.clip_norm:g}", remedy="It must be positive and finite.")
+        if self.accumulate < 1:
+            raise UsageError(f"accumulate is {self.accumulate}", remedy="It must be 1 or more.")
+        if self.average_decay is not None and not 0 <= self.average_decay < 1:
+            raise UsageError(f"average_decay is {self.average_decay:g}", remedy="It must be in [0, 1).")
+
+    def optimizer_of(self, group: ParameterGroup | None) -> Optimizer:
+        """Give the optimizer as a group wants it."""
+        if group is None or group.weight_decay is None:
+            return self.optimizer
+        return replace(self.optimizer, weight_decay=group.weight_decay)

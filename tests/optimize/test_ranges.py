@@ -1,0 +1,154 @@
+"""Ranges of values: bounds hold for what is computed, and extreme values are found and named."""
+
+import math
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from campo_onnx.errors import UsageError
+from campo_onnx.ir.importer import import_model
+from campo_onnx.optimize.ranges import DeclaredRange, value_ranges
+
+HEADER = '<ir_version: 10, opset_import: ["": 20]>'
+X = "float[4,8] x, float[4,8] z"
+
+
+def model_of(body, outputs, constants=None, inputs=X):
+    model = onnx.parser.parse_model(f"{HEADER} g ({inputs}) => ({outputs}) {{ {body} }}")
+    for name, value in (constants or {}).items():
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    return model
+
+
+def ranges(body, outputs="float[4,8] y", constants=None, declared=None, inputs=X):
+    imported = import_model(model_of(body, outputs, constants, inputs))
+    given = {name: DeclaredRange(lowest=low, highest=high) for name, (low, high) in (declared or {}).items()}
+    return value_ranges(imported, given)
+
+
+UNARY = (
+    *("Abs", "Ceil", "Clip", "Cos", "Erf", "Exp", "Floor", "Gelu", "HardSwish", "Identity", "LogSoftmax"),
+    *("Mish", "Neg", "ReduceMax", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softmax", "Softsign", "Tanh"),
+    "Trilu",
+)
+BINARY = ("Add", "Div", "Max", "Mean", "Min", "Mul", "Sub", "Sum")
+SUMS = ("CumSum", "ReduceL1", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare", "MatMul", "Gemm")
+
+
+def node_of(op):
+    if op in BINARY:
+        return f"y = {op}(x, z)"
+    if op == "Clip":
+        return "y = Clip(x, least)"
+    if op == "CumSum":
+        return "y = CumSum(x, axis)"
+    if op == "MatMul":
+        return "t = Transpose<perm=[1,0]>(z) y = MatMul(x, t)"
+    if op == "Gemm":
+        return "y = Gemm<transB=1, alpha=0.5, beta=2.0>(x, z, bias)"
+    return f"y = {op}(x)"
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("op", [*UNARY, *BINARY, *SUMS])
+def test_proved_bounds_hold(op, seed):
+    random = np.random.default_rng(seed)
+    bounds = {name: tuple(sorted(random.normal(size=2) * 10 ** random.uniform(-2, 1))) for name in "xz"}
+    constants = {"least": np.float32(-0.5), "axis": np.int64(1), "bias": np.float32(3.0)}
+    shape = {"ReduceMax": "[1,1]", "MatMul": "[4,4]", "Gemm": "[4,4]"}.get(op, "[4,8]")
+    shape = "[1,1]" if op.startswith("Reduce") else shape
+    model = model_of(node_of(op), f"float{shape} y", constants)
+    feeds = {n: random.uniform(*bounds[n], size=(4, 8)).astype(np.float32) for n in "xz"}
+    feeds["x"][0, :2] = bounds["x"]
+    found = value_ranges(
+        import_model(model), {n: DeclaredRange(lowest=low, highest=high) for n, (low, high) in bounds.items()}
+    )["y"]
+    with np.errstate(all="ignore"):
+        actual = ReferenceEvaluator(model).run(None, feeds)[0]
+    slack = 1e-5 * (1.0 + np.abs(actual).max())
+    assert found.lowest - slack <= actual.min()
+    assert actual.max() <= found.highest + slack
+
+
+def test_nothing_is_known_of_an_activation_and_it_stays_moderate():
+    found = ranges(
+        "a = Mul(x, z) b = Add(a, x) c = MatMul(b, w) y = Tanh(c)",
+        constants={"w": np.eye(8)[:, :8].astype("f")},
+    )
+    assert found["b"].magnitude == 1.0
+    assert math.isinf(found["c"].highest)
+    assert (found["y"].lowest, found["y"].highest) == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(np.int64(-(10**9)), -1e9), (np.float64(-3.4e38), -3.4e38), (np.float16(-6e4), -6e4)],
+)
+def test_a_constant_of_any_type_is_seen_through_what_computes_it(value, expected):
+    found = ranges(
+        "c = Cast<to=1>(fill) e = Expand(c, shape) y = Mul(x, e)",
+        constants={"fill": value, "shape": np.array([4, 8])},
+    )
+    assert found["y"].extreme == pytest.approx(abs(expected))
+    assert found["y"].source == "fill"
+
+
+def test_a_large_constant_is_read_in_pieces(monkeypatch):
+    monkeypatch.setattr("campo_onnx.ir.constants._CHUNK_ELEMENTS", 8)
+    values = np.ones(32, np.float32)
+    values[29] = -1e9
+    found = ranges("y = Add(x, c)", constants={"c": values.reshape(4, 8)})
+    assert (found["c"].lowest, found["c"].highest) == (-1e9, 1.0)
+    assert found["y"].source == "c"
+
+
+def test_a_softmax_ends_what_a_mask_began():
+    found = ranges("a = Add(x, c) y = Softmax(a)", constants={"c": np.float32(-1e9)})
+    assert found["a"].expected_lowest <= -1e9 + 1
+    assert (found["y"].expected_lowest, found["y"].expected_highest) == (0.0, 1.0)
+
+
+def test_the_pieces_of_a_softmax_do_so_too():
+    found = ranges(
+        "a = Add(x, c) m = ReduceMax(a, axes) d = Sub(a, m) e = Exp(d) s = ReduceSum(e, axes) y = Div(e, s)",
+        constants={"c": np.float32(-1e9), "axes": np.array([1])},
+    )
+    assert (found["e"].lowest, found["e"].highest) == (0.0, 1.0)
+    assert (found["y"].lowest, found["y"].highest) == (0.0, 1.0)
+
+
+def test_an_epsilon_is_followed_to_where_it_is_large():
+    found = ranges(
+        "s = Mul(x, x) v = ReduceMean(s, axes) a = Add(v, e) r = Sqrt(a) i = Reciprocal(r) y = Mul(x, i)",
+        constants={"e": np.float32(1e-12), "axes": np.array([1])},
+    )
+    assert found["a"].smallest == pytest.approx(1e-12)
+    assert found["i"].magnitude == pytest.approx(1e6)
+    assert found["i"].source == "e"
+    assert found["y"].magnitude == 1.0  # where it is large, what it scales vanishes
+
+
+def test_sizes_and_counts_are_known():
+    found = ranges(
+        "n = Shape(x) i = Size(x) f = Cast<to=1>(i) b = Less(x, z) m = Cast<to=1>(b)"
+        " s = ReduceSum<keepdims=0>(m) y = Div(x, s)"
+    )
+    assert (found["f"].lowest, found["f"].highest) == (32.0, 32.0)
+    assert (found["s"].lowest, found["s"].highest) == (0.0, 32.0)
+    assert found["s"].from_integers
+    assert not found["y"].from_integers
+
+
+def test_a_declared_range_is_that_of_an_input():
+    with pytest.raises(UsageError, match="'y', which is not an input"):
+        ranges("y = Relu(x)", declared={"y": (0, 1)})
+    with pytest.raises(UsageError, match=r"range 1:0 is empty"):
+        ranges("y = Relu(x)", declared={"x": (1, 0)})
+
+
+def test_infinite_constants_are_infinite_in_every_precision():
+    found = ranges("y = Where(b, x, c)", constants={"c": np.float32(-np.inf)}, inputs=X + ", bool[4,8] b")
+    assert found["y"].magnitude == 1.0

@@ -1,0 +1,60 @@
+"""Launches and bytes of a step: as it stands, and as it is planned."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx.ir.importer import import_model
+from campo_onnx.ops.spec import Family
+from campo_onnx.optimize.traffic import Moved, planned_traffic, traffic
+
+DATA = Path(__file__).parents[1] / "data"
+FREE = replace(device("v100"), launch_us=1e-6, host_us=1e-6)  # so that small graphs go low as well
+
+
+def test_a_node_reads_and_writes_and_a_view_does_neither() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 20]>
+        step (float[8,4] x, float[4,2] w) => (float[16] y, float16[8,2] low) {
+            product = MatMul (x, w)
+            doubled = Add (product, product)
+            low = Cast <to = 10> (doubled)
+            shape = Constant <value_ints = [16]> ()
+            y = Reshape (doubled, shape)
+        }
+    """)
+    found = traffic(import_model(model).view)
+    assert found.by_family == {
+        Family.MATRIX_PRODUCT: Moved(launches=1, moved_bytes=4 * (8 * 4 + 4 * 2 + 8 * 2)),
+        Family.ELEMENTWISE: Moved(launches=1, moved_bytes=4 * (16 + 16)),  # read once, though named twice
+    }
+    assert [*found.by_family] == [Family.MATRIX_PRODUCT, Family.ELEMENTWISE]  # the largest first
+    assert found.casts == Moved(launches=1, moved_bytes=16 * (4 + 2))
+    assert found.total == Moved(launches=3, moved_bytes=224 + 128 + 96)
+
+
+@pytest.mark.parametrize("strategy", ["optimal", "tf-amp"])
+@pytest.mark.parametrize("name", ["mlp", "resblocks", "bert2_mlm_sdpa"])
+def test_what_is_planned_is_what_is_written(name: str, strategy: str) -> None:
+    options = Options(device=FREE, lists=oplists("campo"), strategy=strategy, pads=False)
+    result = optimize_model(DATA / f"{name}.onnx", options)
+    planned = planned_traffic(result.problem, result.plan)
+    assert planned == traffic(import_model(result.model).view)
+    given = traffic(result.problem.view)
+    assert planned.total.launches == given.total.launches + len(result.plan.casts)
+    assert planned.total.moved_bytes < given.total.moved_bytes
+
+
+def test_a_plan_that_changes_nothing_moves_what_the_graph_moves() -> None:
+    options = Options(device=FREE, lists=oplists("campo"), strategy="fp32")
+    result = optimize_model(DATA / "mlp.onnx", options)
+    assert planned_traffic(result.problem, result.plan) == traffic(result.problem.view)
+
+
+def test_the_families_are_read_only() -> None:
+    found = traffic(import_model(DATA / "mlp.onnx").view)
+    with pytest.raises(TypeError):
+        found.by_family[Family.OTHER] = Moved()  # type: ignore[index]
