@@ -127,7 +127,7 @@ def by_torch_onnx(entry: Any, job: Job) -> Facts:
         module = entry.build()
     names = [f"input.{i}" for i in range(len(inputs))], [f"target.{i}" for i in range(len(targets))]
     step = Step(
-        module=module, loss=entry.loss, optimizer=None, loss_scale=False,
+        module=module, loss=entry.loss, optimizer=None, loss_scale=False, unscale=False,
         inputs=dict(enumerate(names[0])), by_keyword=False, targets=names[1],
     )  # fmt: skip
     batch = dict(zip([*names[0], *names[1]], [*inputs, *targets], strict=True))

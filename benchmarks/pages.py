@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +102,16 @@ def render(claim: str, data: Mapping[str, Any]) -> str:
 
 def publish(
     claim: str, data: Mapping[str, Any], folder: Path = RESULTS, *, name: str | None = None
-) -> tuple[Path, Path]:
-    """Write the results of a claim, and its page made from what was written."""
+) -> tuple[Path, ...]:
+    """Write the results of a claim, and its page, if Jinja is installed; give what was written."""
     folder.mkdir(parents=True, exist_ok=True)
     # The last digits of a sum may differ from run to run.
     rounded = json.loads(json.dumps(data), parse_float=lambda digits: float(f"{float(digits):.9g}"))
     text = json.dumps(rounded, indent=1) + "\n"
     results, page = (folder / f"{name or claim}.{ending}" for ending in ("json", "md"))
+    if find_spec("jinja2") is None:  # a lent machine may lack it: the page is made from the JSON elsewhere
+        write_text(text, results)
+        return (results,)
     written = render(claim, rounded)
     write_text(text, results)
     write_text(written, page)

@@ -48,7 +48,7 @@ def refused(campo: Plan, tf_amp: Plan) -> Row | None:
     gains_us: dict[str, float] = {}
     for decision in campo.decisions:
         if decision.node in low:
-            by = str(decision.decided_by)
+            by = decision.decided_by.value
             gains_us[by] = gains_us.get(by, 0.0) + decision.gain_us
     return {
         "decided_by": max(gains_us, key=gains_us.__getitem__),

@@ -12,32 +12,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from campo_onnx.errors import UsageError
+from campo_onnx.errors import CheckFailedError, UsageError
 from campo_onnx.ir.importer import Imported
+from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.passes import neighbours, taint
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.rewrite import rewrite
+from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.options import Options
 from campo_onnx.pipeline import decide, problem_of
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
-from campo_onnx.training.numerics import drift_of, emulate, seeded
+from campo_onnx.training.drift import Reference
+from campo_onnx.training.numerics import emulate, seeded
 from campo_onnx.training.ranges import Range, ranges_of
 
 Feeds = Mapping[str, NDArray[Any]]
 Progress = Callable[[str], None]
+Forbidden = Mapping[str, Verdict]
 
 DEFAULT_BUDGET = 1e-2
 """Relative error a gradient may have."""
 
 LOST_MASS = 2.0**-11
 """Share of a tensor's magnitude that may become zero: what FP16's own rounding loses."""
-
-SLACK = 1.25
-"""Where the lists alone exceed the budget already, releases may add this much: rounding elsewhere moves
-an ill-conditioned gradient by about as much either way."""
 
 MOST_TRIALS = 24
 """Emulated steps the search for harmless releases may take."""
@@ -88,9 +88,14 @@ def measure_safety(
 
     1. A node with an input or output that overflows, or of whose magnitude more than
        :data:`LOST_MASS` becomes zero, is forbidden.
-    2. Tainted nodes are released as far as the mixed step, emulated, keeps every output within the
-       budget (or within :data:`SLACK` times what the lists alone give, where that is more). All of
-       them together are tried first, then halves; what is returned was tested together.
+    2. Where the mixed step, emulated, breaks the budget with the lists alone, more stays FP32: first
+       all that neither multiplies matrices nor convolves, then half after half of what does, the last
+       in the graph first.
+    3. Tainted nodes are released as far as every output stays within the budget. All of them together
+       are tried first, then halves; what is returned was tested together.
+
+    An output that is a new version of an input (a weight after the update) is measured by what the
+    step adds to it; see :class:`campo_onnx.training.drift.Reference`.
 
     The loss, the weight update and graph inputs and outputs are never released.
 
@@ -109,6 +114,8 @@ def measure_safety(
     ------
     UsageError
         If the budget is not positive, there is no batch, or the FP32 step itself is not finite.
+    CheckFailedError
+        If not even the FP32 step keeps the budget when it is run again.
     """
     if not budget > 0:
         raise UsageError(f"the error budget is {budget:g}", remedy="Give a positive one, such as 1e-2.")
@@ -125,18 +132,23 @@ def measure_safety(
     here = machine("cpu")
     given = seeded(imported.model)
     tell("running the FP32 step")
-    expected = [run(given, feeds, here) for feeds in batches]
-    for outputs in expected:
-        _refuse_unfinite(outputs, "the FP32 step", "is not finite on this batch")
+    earlier = earlier_versions(imported.view)
+    references = [
+        Reference(model=given, feeds=feeds, earlier=earlier, machine=here, folder=imported.folder)
+        for feeds in batches
+    ]
+    for reference in references:
+        _refuse_unfinite(reference.outputs, "the FP32 step", "is not finite on this batch")
     problem = problem_of(imported, options)
     tell("recording ranges")
     found = ranges_of(given, _reads_and_results(problem), batches, options.low, here)
-    forbidden = MappingProxyType(dict(_breaking(problem, found)))
+    forbidden: Forbidden = MappingProxyType(dict(_breaking(problem, found)))
+    search = _Search(imported, options, references, budget, tell)
+    forbidden, before, drift_before = search.within_budget(problem, forbidden)
     cautious = replace(options, forbidden=forbidden, released=frozenset())
-    search = _Search(imported, cautious, batches, expected, budget, tell)
-    before, drift_before = search.trial(frozenset())
-    search.limits = {name: max(budget, SLACK * error) for name, error in drift_before.items()}
-    released, after, drift_after = search.best(_groups(problem_of(imported, cautious)), before, drift_before)
+    released, after, drift_after = search.best(
+        _groups(problem_of(imported, cautious)), forbidden, before, drift_before
+    )
     return DataSafety(
         forbidden=forbidden,
         released=released,
@@ -149,48 +161,74 @@ def measure_safety(
 
 
 class _Search:
-    """Looks for the largest set of releases that keeps every output within its limit."""
+    """Looks for what must stay FP32, and what may go low, for every output to keep the budget."""
 
     def __init__(
         self,
         imported: Imported,
         options: Options,
-        batches: Sequence[Feeds],
-        expected: Sequence[Feeds],
+        references: Sequence[Reference],
         budget: float,
         tell: Progress,
     ) -> None:
         self.trials = 0
-        self.limits: Mapping[str, float] = {}
         self._imported, self._options = imported, options
-        self._batches, self._expected = batches, expected
-        self._budget, self._tell = budget, tell
+        self._references, self._budget, self._tell = references, budget, tell
 
-    def trial(self, released: frozenset[str]) -> tuple[Plan, dict[str, float]]:
-        """Plan with `released`, emulate the result, and compare every output."""
+    def trial(self, forbidden: Forbidden, released: frozenset[str]) -> tuple[Plan, dict[str, float]]:
+        """Plan with `forbidden` and `released`, emulate the result, and compare every output."""
         self.trials += 1
         self._tell(f"emulating the mixed step, trial {self.trials}")
-        options = replace(self._options, released=released)
+        options = replace(self._options, forbidden=forbidden, released=released)
         plan = decide(problem_of(self._imported, options), self._imported, options)
         mixed = seeded(emulate(rewrite(self._imported, plan), self._options.dims))
         worst: dict[str, float] = {}
-        for feeds, expected in zip(self._batches, self._expected, strict=True):
-            for name, error in drift_of(run(mixed, feeds, machine("cpu")), expected).items():
+        for reference in self._references:
+            actual = run(mixed, reference.feeds, reference.machine, folder=self._imported.folder)
+            for name, error in reference.drift_of(actual).items():
                 worst[name] = max(worst.get(name, 0.0), error)
         return plan, worst
 
+    def within_budget(
+        self, problem: Problem, forbidden: Forbidden
+    ) -> tuple[Forbidden, Plan, dict[str, float]]:
+        """Forbid more until the budget holds."""
+        plan, drift = self.trial(forbidden, frozenset())
+        products = [n.name for n in problem.view.nodes if problem.op_class(n.name) is OpClass.ALLOW]
+        kept = len(products)
+        worst = max(drift, key=lambda name: drift[name], default="")
+        while drift and drift[worst] > self._budget:
+            if not plan.low_nodes:
+                raise CheckFailedError(
+                    f"no mixed step keeps the error budget of {self._budget:g}",
+                    why=f"{worst!r} is off by {drift[worst]:.2g} with every node in FP32",
+                    remedy="Give a larger --budget.",
+                )
+            low = frozenset(products[:kept])
+            verdict = Verdict(decided_by=Reason.DATA_BUDGET)
+            more = {n.name: verdict for n in problem.view.nodes if n.name not in low}
+            forbidden = MappingProxyType({**more, **forbidden})
+            plan, drift = self.trial(forbidden, frozenset())
+            worst = max(drift, key=lambda name: drift[name])
+            kept //= 2
+        return forbidden, plan, drift
+
     def best(
-        self, groups: Sequence[frozenset[str]], before: Plan, drift_before: dict[str, float]
+        self,
+        groups: Sequence[frozenset[str]],
+        forbidden: Forbidden,
+        before: Plan,
+        drift_before: dict[str, float],
     ) -> tuple[frozenset[str], Plan, dict[str, float]]:
-        """Add groups, many at once, as long as all limits hold."""
+        """Add groups, many at once, as long as the budget holds."""
         released: frozenset[str] = frozenset()
         plan, drift = before, drift_before
         pending = [list(groups)] if groups else []
         while pending and self.trials < MOST_TRIALS:
             candidates = pending.pop(0)
             tried = released.union(*candidates)
-            tried_plan, tried_drift = self.trial(tried)
-            if all(error <= self.limits[name] for name, error in tried_drift.items()):
+            tried_plan, tried_drift = self.trial(forbidden, tried)
+            if all(error <= self._budget for error in tried_drift.values()):
                 if tried_plan.predicted_us <= plan.predicted_us:
                     released, plan, drift = tried, tried_plan, tried_drift
             elif len(candidates) > 1:

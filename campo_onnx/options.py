@@ -10,6 +10,7 @@ from campo_onnx.devices.device import Device
 from campo_onnx.errors import UsageError
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import OpLists
+from campo_onnx.optimize.ranges import DeclaredRange
 from campo_onnx.optimize.reason import Verdict
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, strategy_called
 from campo_onnx.optimize.strategy import Strategy
@@ -43,6 +44,8 @@ class Options:
     min_gain
         Share of the FP32 step that a cost-aware strategy must be predicted to save; below it the graph
         stays FP32, since no cost is known better.
+    ranges
+        Lowest and highest value of graph inputs, where they are known.
     forbidden, released
         What data says (:mod:`campo_onnx.data_safety`): nodes that would break, with the
         reason, and tainted nodes that are shown harmless.
@@ -65,12 +68,13 @@ class Options:
     pads: bool = True
     pad_threshold_us: float = 0.0
     min_gain: float = 0.01
+    ranges: Mapping[str, DeclaredRange] = field(default_factory=lambda: MappingProxyType({}))
     forbidden: Mapping[str, Verdict] = field(default_factory=lambda: MappingProxyType({}))
     released: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         strategy_called(self.strategy)
-        for name in ("dims", "forbidden"):
+        for name in ("dims", "forbidden", "ranges"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         object.__setattr__(self, "keep_fp32", tuple(self.keep_fp32))
         object.__setattr__(self, "released", frozenset(self.released))

@@ -14,8 +14,10 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.classify import classify
-from campo_onnx.optimize.eligibility import fixed_nodes, overflowing_nodes
+from campo_onnx.optimize.eligibility import fixed_nodes
+from campo_onnx.optimize.loss_scale import loss_scaling, low_gradients
 from campo_onnx.optimize.padding.alignment import open_axes
 from campo_onnx.optimize.padding.choose import PadLimits, pad, with_padding
 from campo_onnx.optimize.plan import Plan
@@ -54,6 +56,14 @@ class Optimized:
         """Whether the given model was a result of campo-onnx already, so that nothing changed."""
         return self.imported.stamp is not None
 
+    @property
+    def unscaled_gradients(self) -> tuple[str, ...]:
+        """FP16 nodes of the backward pass where nothing scales the loss: small gradients vanish there."""
+        if self.plan.low is not Precision.FP16:
+            return ()
+        view = self.imported.view
+        return low_gradients(view, loss_scaling(view), self.plan.low_nodes)
+
 
 def optimize(source: str | Path | onnx.ModelProto, options: Options) -> Optimized:
     """Turn an exported FP32 training graph into a mixed-precision one.
@@ -87,8 +97,9 @@ def problem_of(imported: Imported, options: Options) -> Problem:
         provider=options.device.provider,
         protected=protected(view, options.lists),
         keep_fp32=options.keep_fp32,
+        declared=options.ranges,
     )
-    classification = classify(view, options.lists, weight_update(view), overflowing_nodes(fixed))
+    classification = classify(view, options.lists, weight_update(view))
     return Problem(
         view=view,
         low=low,
@@ -113,12 +124,14 @@ def decide(problem: Problem, imported: Imported, options: Options) -> Plan:
     """Let the chosen strategy decide; a stamped graph keeps what was decided before."""
     if imported.stamp is not None:
         stamp = imported.stamp
-        return make_plan(problem, fp32(problem), strategy=stamp.strategy, lists=stamp.lists)
+        answer = replace(fp32(problem), lower_bound_us=problem.predicted_us(frozenset()))  # no choice is left
+        return make_plan(problem, answer, strategy=stamp.strategy, lists=stamp.lists)
     strategy, limits = options.chosen_strategy, _pad_limits(imported, options)
     seen = with_padding(problem, options.device, limits) if options.may_pad else problem
-    plan = make_plan(problem, strategy.decide(seen), strategy=strategy.name, lists=options.lists.name)
+    answer = strategy.decide(seen)
+    plan = make_plan(problem, answer, strategy=strategy.name, lists=options.lists.name)
     if options.may_pad:
-        plan = pad(problem, plan, options.device, limits)
+        plan = pad(problem, plan, options.device, limits, answer.padded)
     return _unless_too_little(plan, problem, options) if strategy.is_cost_aware else plan
 
 
@@ -139,7 +152,8 @@ def _unless_too_little(plan: Plan, problem: Problem, options: Options) -> Plan:
         "saved_share": saved_us / plan.fp32_us,
         "asked_share": options.min_gain,
     }
-    return stay_fp32(problem, options, Verdict(decided_by=Reason.MIN_GAIN, facts=facts))
+    left = stay_fp32(problem, options, Verdict(decided_by=Reason.MIN_GAIN, facts=facts))
+    return replace(left, lower_bound_us=plan.lower_bound_us)
 
 
 def stay_fp32(problem: Problem, options: Options, verdict: Verdict) -> Plan:

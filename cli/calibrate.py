@@ -11,7 +11,6 @@ from .options import (
     OUTPUT,
     CountersOption,
     ForceOption,
-    LowPrecision,
     PrecisionOption,
     RunOnOption,
     StoreOption,
@@ -60,7 +59,7 @@ def calibrate(
             rich_help_panel=DECISION,
         ),
     ] = None,
-    precision: PrecisionOption = LowPrecision.FP16,
+    precision: PrecisionOption = "fp16",
     device: RunOnOption = "auto",
     cuda_graph: Annotated[
         bool,
@@ -102,7 +101,7 @@ def calibrate(
     here = machine(choose_provider(device), threads)
     if cuda_graph and here.provider != "cuda":
         raise UsageError("--cuda-graph needs the CUDA provider", remedy="Leave it out on a CPU.")
-    figures, low = device_of(here), Precision(precision.value)
+    figures, low = device_of(here), Precision(precision)
     execution = Execution.GRAPH if cuda_graph else Execution.STREAM
     if output is None:
         make_folder(user_folder())

@@ -15,7 +15,6 @@ from .options import (
     DimOption,
     ForceOption,
     KeepFp32Option,
-    LowPrecision,
     MarginOption,
     ModelArgument,
     PlotOption,
@@ -32,7 +31,7 @@ def compare(
     model: ModelArgument,
     dim: DimOption = None,
     device: DeviceOption = "auto",
-    precision: PrecisionOption = LowPrecision.FP16,
+    precision: PrecisionOption = "fp16",
     lists: Annotated[
         str | None,
         typer.Option(
@@ -95,7 +94,7 @@ def compare(
             device=target.device,
             lists=preset("campo"),
             margin_us=margin_us,
-            low=Precision(precision.value),
+            low=Precision(precision),
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),
             costs=costs,

@@ -1,5 +1,6 @@
 """``campo-onnx optimize``: write a training step in mixed precision."""
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,12 +20,13 @@ from .options import (
     DimOption,
     ForceOption,
     KeepFp32Option,
-    LowPrecision,
     MarginOption,
     ModelArgument,
     PrecisionOption,
+    RangeOption,
     StoreOption,
     dimensions,
+    ranges,
 )
 from .render.checks import print_data_safety
 from .render.console import print_json, print_note, print_warning, working
@@ -103,7 +105,7 @@ def optimize(
             rich_help_panel=DECISION,
         ),
     ] = 0.01,
-    precision: PrecisionOption = LowPrecision.FP16,
+    precision: PrecisionOption = "fp16",
     lists: Annotated[
         str | None,
         typer.Option(
@@ -138,6 +140,7 @@ def optimize(
         ),
     ] = None,
     keep_fp32: KeepFp32Option = None,
+    value_range: RangeOption = None,
     strict: Annotated[
         bool,
         typer.Option(
@@ -160,8 +163,8 @@ def optimize(
         list[Path] | None,
         typer.Option(
             metavar="FILE.npz",
-            help="A real batch for --safety data or --verify: one array per graph input, by name. "
-            "Repeatable.",
+            help="A real batch, for --safety data, --verify, and the ranges of masks and other inputs: one "
+            "array per graph input, by name. Repeatable.",
             rich_help_panel=SAFETY,
         ),
     ] = None,
@@ -207,7 +210,7 @@ def optimize(
     from campo_onnx.pipeline import optimize as run_pipeline
 
     _check_places(model, output, plan, force=force)
-    _check_inputs(safety, inputs or [], verify=verify)
+    _check_inputs(safety, inputs or [])
     if repair:
         check_repairable(strategy, verify=verify)
     chosen_lists = resolve(lists if lists is not None else strategy_called(strategy).default_lists)
@@ -225,12 +228,15 @@ def optimize(
             pads=not no_pads,
             pad_threshold_us=pad_threshold_us,
             min_gain=min_gain,
-            low=Precision(precision.value),
+            low=Precision(precision),
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),
             costs=costs,
             evidence=target.evidence,
+            ranges=ranges(value_range),
         )
+        if inputs:
+            options = _with_measured_ranges(model, options, inputs)
         if safety is SafetyMode.DATA:
             options = _with_data_safety(model, options, inputs or [], budget)
         with working(f"planning {model.name} for {target.device.name}"):
@@ -264,13 +270,19 @@ def _check_places(model: Path, output: Path, plan: Path | None, *, force: bool) 
                 raise UsageError(f"--plan and {what} are the same file", remedy="Give the plan another name.")
 
 
-def _check_inputs(safety: SafetyMode, inputs: list[Path], *, verify: bool) -> None:
+def _check_inputs(safety: SafetyMode, inputs: list[Path]) -> None:
     if safety is SafetyMode.DATA and not inputs:
         raise UsageError("--safety data needs a batch", remedy="Give --inputs FILE.npz.")
-    if inputs and safety is SafetyMode.LISTS and not verify:
-        raise UsageError(
-            "--inputs needs --safety data or --verify", remedy="Give one of them, or leave --inputs out."
-        )
+
+
+def _with_measured_ranges(model: Path, options: "Options", inputs: list[Path]) -> "Options":
+    from campo_onnx.ir.importer import import_model
+    from campo_onnx.optimize.ranges import measured_ranges
+    from campo_onnx.runtime.feeds import read_feeds
+
+    view = import_model(model, options.dims).view
+    found = measured_ranges(view, [read_feeds(path, view) for path in inputs])
+    return replace(options, ranges={**found, **options.ranges})
 
 
 def _report_unmatched(
@@ -292,11 +304,22 @@ def _report_unmatched(
 def _note_what_surprises(model: Path, optimized: "Optimized", options: "Options") -> None:
     if not options.device.computes_in(options.low):
         print_note(f"{options.device.name} has no {options.low.value} arithmetic, so it cannot pay there.")
+    if optimized.imported.converted_from is not None:
+        print_note(
+            f"{model} uses opset {optimized.imported.converted_from}: it was converted to opset "
+            f"{optimized.imported.view.opset['']} by onnx's version converter, and is written at that."
+        )
     if optimized.imported.stamp is not None:
         stamp = optimized.imported.stamp
         print_note(
             f"{model} is already optimized (strategy {stamp.strategy}, {stamp.device}, {stamp.low}) and "
             "stays as it is. To plan again, start from the FP32 file."
+        )
+    elif low := optimized.unscaled_gradients:
+        print_warning(
+            f"{len(low)} nodes of the backward pass run in {options.low.value}, and the graph does not scale "
+            "its loss: small gradients become zero. Export the step with a loss scale (the exporters of "
+            "campo_onnx.export do), or use --precision bf16."
         )
 
 

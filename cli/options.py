@@ -1,12 +1,17 @@
 """Options that several commands share, and how they are parsed."""
 
+import math
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from campo_onnx.errors import UsageError
+from campo_onnx.errors import UsageError, did_you_mean
+from campo_onnx.ops.precision import low_precisions
+
+if TYPE_CHECKING:
+    from campo_onnx.optimize.ranges import DeclaredRange
 
 INPUT = "Input"
 DECISION = "How to decide"
@@ -15,13 +20,6 @@ SAFETY = "What may run in low precision"
 VERIFICATION = "Measuring on this machine"
 MEASURE = "How to measure"
 OUTPUT = "Output"
-
-
-class LowPrecision(StrEnum):
-    """Low precisions."""
-
-    FP16 = "fp16"
-    BF16 = "bf16"
 
 
 class Use(StrEnum):
@@ -44,6 +42,16 @@ DimOption = Annotated[
         rich_help_panel=INPUT,
     ),
 ]
+RangeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--range",
+        metavar="NAME=LOW:HIGH",
+        help="Lowest and highest value of a graph input, e.g. `--range mask=-10000:0`. An input of unknown "
+        "size keeps what it meets before a softmax in FP32, and so does a scalar. Repeatable.",
+        rich_help_panel=SAFETY,
+    ),
+]
 DeviceOption = Annotated[
     str,
     typer.Option(
@@ -54,8 +62,24 @@ DeviceOption = Annotated[
         rich_help_panel=DECISION,
     ),
 ]
+
+
+def _low_precision(text: str) -> str:
+    known = tuple(precision.value for precision in low_precisions())
+    if text not in known:
+        raise UsageError(f"unknown low precision {text!r}", remedy=did_you_mean(text, known))
+    return text
+
+
 PrecisionOption = Annotated[
-    LowPrecision, typer.Option("--precision", help="The low precision.", rich_help_panel=DECISION)
+    str,
+    typer.Option(
+        "--precision",
+        parser=_low_precision,
+        metavar="|".join(precision.value for precision in low_precisions()),
+        help="The low precision.",
+        rich_help_panel=DECISION,
+    ),
 ]
 KeepFp32Option = Annotated[
     list[str] | None,
@@ -143,4 +167,32 @@ def dimensions(texts: list[str] | None) -> dict[str, int]:
             raise UsageError(f"--dim {text!r} is not NAME=SIZE", remedy="Write, for example, --dim batch=64.")
         if found.setdefault(name, int(size)) != int(size):
             raise UsageError(f"--dim gives {name!r} two sizes, {found[name]} and {size}")
+    return found
+
+
+def ranges(texts: list[str] | None) -> dict[str, "DeclaredRange"]:
+    """Read ``NAME=LOW:HIGH`` texts.
+
+    Raises
+    ------
+    UsageError
+        If one is not of that form, is empty, or a name comes twice.
+    """
+    from campo_onnx.optimize.ranges import DeclaredRange
+
+    found: dict[str, DeclaredRange] = {}
+    for text in texts or ():
+        name, equals, bounds = (part.strip() for part in text.rpartition("="))
+        lowest, colon, highest = (part.strip() for part in bounds.partition(":"))
+        try:
+            low, high = float(lowest), float(highest)
+        except ValueError:
+            low = high = math.nan
+        if not (name and equals and colon) or math.isnan(low) or math.isnan(high):
+            raise UsageError(
+                f"--range {text!r} is not NAME=LOW:HIGH", remedy="Write, for example, --range mask=-10000:0."
+            )
+        if name in found:
+            raise UsageError(f"--range gives {name!r} twice")
+        found[name] = DeclaredRange(lowest=low, highest=high)
     return found

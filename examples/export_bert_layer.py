@@ -48,13 +48,12 @@ def span_loss(logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits, positions)
 
 
-def main() -> None:
-    """Write the file beside this one."""
+def main(path: Path = Path(__file__).parent / "bert_layer.onnx") -> None:
+    """Write the file, beside this one unless told otherwise."""
     with torch.device("meta"):
         layer = BertLayer()
     hidden, mask = torch.empty(BATCH, TOKENS, WIDTH), torch.ones(BATCH, TOKENS)
     positions = torch.zeros(BATCH, 2, dtype=torch.long)
-    path = Path(__file__).parent / "bert_layer.onnx"
     export_training_step(layer, span_loss, (hidden, mask), positions, path=path)
 
 

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from campo_onnx.ir.importer import import_model
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FRAMEWORK = {"train_pytorch": "torch", "train_jax": "jax"}
+EXPORT = "export_bert_layer"
 ELSEWHERE = {"ortmodule_training"}
 
 # PyTorch's and JAX's own.
@@ -18,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:::(torch|jax|onnxscript|copyreg)
 
 
 def test_every_example_has_a_test():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*FRAMEWORK, *ELSEWHERE}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*FRAMEWORK, *ELSEWHERE, EXPORT}
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
@@ -38,3 +41,13 @@ def test_it_trains_in_mixed_precision(name, capsys):
     assert losses[-1] < 0.75 * losses[0]
     shown = capsys.readouterr().out
     assert int(shown.split(" of ")[0]) > 0, "nothing became low"
+
+
+def test_the_exporting_example_writes_a_step_with_a_loss_scale(tmp_path):
+    pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
+    runpy.run_path(str(EXAMPLES / f"{EXPORT}.py"))["main"](tmp_path / "bert_layer.onnx")
+    view = import_model(tmp_path / "bert_layer.onnx").view
+    assert "loss_scale" in view.inputs
+    assert {f"grad.{name.removeprefix('param.')}" for name in view.inputs if name.startswith("param.")} <= {
+        *view.outputs
+    }

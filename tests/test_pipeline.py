@@ -123,7 +123,7 @@ STEP = """g (float[512,512] x, float[512,512] w, float[1] lr) => (float[512,512]
     ("scalar", "reason"),
     [
         ("eps", "its constant 'eps' holds 1e-08, too small for fp16"),
-        ("mask", "its constant 'mask' holds 3.4e+38, which overflows fp16"),
+        ("mask", "its constant 'mask' holds -3.4e+38, which overflows fp16"),
         ("lr", "reads the scalar input 'lr', whose size the graph does not tell"),
         ("two", None),
     ],

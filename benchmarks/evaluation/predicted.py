@@ -60,7 +60,7 @@ def _row(row: ComparisonRow, best: Plan, unpadded_us: float | None) -> Row:
     missed_us: dict[str, float] = {}
     for decision in plan.decisions:
         if decision.node in best.low_nodes - plan.low_nodes:
-            by = str(decision.decided_by)
+            by = decision.decided_by.value
             missed_us[by] = missed_us.get(by, 0.0) + decision.gain_us
     return {
         "step_us": plan.predicted_us,

@@ -111,33 +111,33 @@ def _leaves(tensor: str, view: GraphView) -> bool:
     """Whether a tensor is a result of the graph, moved about at most."""
     if view.tensors[tensor].is_output:
         return True
-    readers = [view.node[use.node] for use in view.consumers.get(tensor, ())]
+    consumers = [view.node[use.node] for use in view.consumers.get(tensor, ())]
     moves = _MOVES | {"Reshape", "Identity", "Squeeze", "Unsqueeze"}
-    return any(node.op.op_type in moves and _leaves(node.outputs[0], view) for node in readers)
+    return any(node.op.op_type in moves and _leaves(node.outputs[0], view) for node in consumers)
 
 
 def _upstream(names: Iterable[str], view: GraphView) -> frozenset[str]:
     found, pending = set(names), list(names)
     while pending:
         for tensor in view.node[pending.pop()].inputs:
-            maker = view.producer.get(tensor)
-            if maker is not None and maker.name not in found:
-                found.add(maker.name)
-                pending.append(maker.name)
+            producer = view.producer.get(tensor)
+            if producer is not None and producer.name not in found:
+                found.add(producer.name)
+                pending.append(producer.name)
     return frozenset(found)
 
 
 def _downstream(names: Iterable[str], view: GraphView) -> frozenset[str]:
     found, pending = set(names), list(names)
     while pending:
-        for reader in _readers(view.node[pending.pop()], view):
-            if reader not in found:
-                found.add(reader)
-                pending.append(reader)
+        for consumer in _consumers(view.node[pending.pop()], view):
+            if consumer not in found:
+                found.add(consumer)
+                pending.append(consumer)
     return frozenset(found)
 
 
-def _readers(node: OpNode, view: GraphView) -> Iterator[str]:
+def _consumers(node: OpNode, view: GraphView) -> Iterator[str]:
     for tensor in node.outputs:
         for use in view.consumers.get(tensor, ()):
             yield use.node
@@ -171,12 +171,12 @@ def _statistics(problem: Problem) -> Mapping[str, frozenset[str]]:
 def _belongs(use: Use, tensor: str, problem: Problem) -> bool:
     if use in problem.classification.contained:
         return True
-    reader, view = problem.view.node[use.node], problem.view
-    before, after = view.tensors[tensor].elements, view.tensors[reader.outputs[0]].elements
+    consumer, view = problem.view.node[use.node], problem.view
+    before, after = view.tensors[tensor].elements, view.tensors[consumer.outputs[0]].elements
     return (
         bool(before and after)
         and after <= before
-        and work_of(view.signature(reader.name)).kind is not WorkKind.GEMM
+        and work_of(view.signature(consumer.name)).kind is not WorkKind.GEMM
     )
 
 
@@ -204,9 +204,9 @@ def _read_by(name: str, view: GraphView) -> Iterator[str]:
     """Yield what a reduction reads, and what the product it sums was made of."""
     for tensor in view.node[name].inputs:
         yield tensor
-        maker = view.producer.get(tensor)
-        if maker is not None and maker.op.op_type == "Mul":
-            yield from maker.inputs
+        producer = view.producer.get(tensor)
+        if producer is not None and producer.op.op_type == "Mul":
+            yield from producer.inputs
 
 
 def _upstream_within(names: Iterable[str], view: GraphView, op_types: set[str]) -> set[str]:
@@ -214,8 +214,8 @@ def _upstream_within(names: Iterable[str], view: GraphView, op_types: set[str]) 
     pending = list(names)
     while pending:
         for tensor in view.node[pending.pop()].inputs:
-            maker = view.producer.get(tensor)
-            if maker is not None and maker.op.op_type in op_types and maker.name not in found:
-                found.add(maker.name)
-                pending.append(maker.name)
+            producer = view.producer.get(tensor)
+            if producer is not None and producer.op.op_type in op_types and producer.name not in found:
+                found.add(producer.name)
+                pending.append(producer.name)
     return found

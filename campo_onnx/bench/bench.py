@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
-from onnx import TensorProto
 
 from campo_onnx.bench.failure import Failure, failure_of
 from campo_onnx.bench.graphs import Graph, batch_size, check_same_interface
@@ -35,6 +34,7 @@ from campo_onnx.bench.statistics import (
     verdict,
 )
 from campo_onnx.errors import CampoError, DeviceUnavailableError, UsageError
+from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.runtime.nvml import GpuMeter, gpu_meter
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.sessions import RUNTIME_ERRORS
@@ -43,7 +43,6 @@ TOLERANCE = 0.01
 """Speed-ups within this of 1 count as no difference, unless asked otherwise."""
 
 _PAUSE_S = 0.005
-_LOW = frozenset([TensorProto.FLOAT16, TensorProto.BFLOAT16])
 
 
 def bench(
@@ -269,7 +268,7 @@ def _notes(graphs: Sequence[Graph], machine: Machine, rounds: Rounds, tolerance:
         smallest = resolvable(tolerance, median_interval(first_us).median)
         if smallest > tolerance:
             yield f"differences below {RESOLUTION_US:g} us ({smallest:.1%} of a step) cannot be resolved"
-    low = [g.name for g in graphs if any(t.dtype in _LOW for t in g.imported.view.tensors.values())]
+    low = [g.name for g in graphs if any(is_low_dtype(t.dtype) for t in g.imported.view.tensors.values())]
     if machine.provider == "cpu" and low:
         yield (
             f"{', '.join(low)}: ONNX Runtime's CPU provider computes FP16 in FP32 between casts; this "

@@ -10,7 +10,7 @@ from campo_onnx.devices.datasheet import Assumption, assumptions, devices, match
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import CampoError
 from campo_onnx.measure.store import Store
-from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.precision import low_precisions
 from campo_onnx.runtime.providers import cpu_name
 
 FORMAT_VERSION = 1
@@ -83,7 +83,7 @@ def known_devices(store: Store | None) -> Iterator[Knowledge]:
 def _calibrations(name: str) -> tuple[tuple[Found, ...], tuple[str, ...]]:
     found: list[Found] = []
     problems = []
-    for precision in (Precision.FP16, Precision.BF16):
+    for precision in low_precisions():
         try:
             found += found_calibrations(name, precision)
         except CampoError as error:  # one bad file hides no other device

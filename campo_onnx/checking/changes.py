@@ -21,12 +21,10 @@ from campo_onnx.ir.view import FLOAT, GraphView, OpNode
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
-from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.precision import Precision, is_low_dtype, low_precisions, precisions
 
 _CAST, _CONSTANT = OpKey("", "Cast"), OpKey("", "Constant")
 _PADDING = frozenset({OpKey("", "Pad"), OpKey("", "Slice")})
-_LOW = frozenset({Precision.FP16.onnx_dtype, Precision.BF16.onnx_dtype})
-_FLOATS = _LOW | {FLOAT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +99,7 @@ def _low_precision(after: GraphView, before: GraphView) -> Precision:
         for tensor in (*node.inputs, *node.outputs)
         if tensor and (tensor not in before.tensors or before.tensors[tensor].dtype == FLOAT)
     }
-    return Precision.BF16 if new & _LOW == {Precision.BF16.onnx_dtype} else Precision.FP16
+    return next((low for low in low_precisions() if low.onnx_dtype in new), Precision.FP16)
 
 
 def _is_lowered(
@@ -110,7 +108,7 @@ def _is_lowered(
     ignored = ports[node.name].any_inputs  # only shapes are read there, in either precision
     reads = [(t, now.inputs[i]) for i, t in enumerate(node.inputs) if i not in ignored]
     tensors = (*reads, *zip(node.outputs, now.outputs, strict=True))
-    return any(t and before.is_float32(t) and after.tensors[new].dtype in _LOW for t, new in tensors)
+    return any(t and before.is_float32(t) and is_low_dtype(after.tensors[new].dtype) for t, new in tensors)
 
 
 def _differences(
@@ -153,7 +151,8 @@ def _changed_node(now: onnx.NodeProto, then: onnx.NodeProto, type_attribute: str
 
 def _is_float_cast(node: OpNode, view: GraphView) -> bool:
     tensors = (*node.inputs, *node.outputs)
-    return node.op == _CAST and all(view.tensors[tensor].dtype in _FLOATS for tensor in tensors)
+    formats = {precision.onnx_dtype for precision in precisions()}
+    return node.op == _CAST and all(view.tensors[tensor].dtype in formats for tensor in tensors)
 
 
 class _Wiring:

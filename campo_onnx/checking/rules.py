@@ -4,25 +4,31 @@ The first rule is that the graph is a valid model. The others need one that is, 
 :mod:`campo_onnx.checking.check` evaluates the first as it reads the file.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from campo_onnx.checking.context import CheckContext
-from campo_onnx.checking.verdict import Finding, failed, not_asked, not_checked, passed
+from campo_onnx.checking.verdict import Finding, Status, failed, not_asked, not_checked, passed
 from campo_onnx.errors import ModelError, UnsupportedModelError
 from campo_onnx.ops.precision import Precision
+from campo_onnx.optimize.loss_scale import loss_scaling, low_gradients
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.reason import Reason
-from campo_onnx.optimize.safety import protected
+from campo_onnx.optimize.safety import earlier_versions, protected
 from campo_onnx.runtime.feeds import read_feeds, synthesize
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
-from campo_onnx.training.numerics import drift_of, emulate, seeded
+from campo_onnx.training.drift import Reference
+from campo_onnx.training.numerics import emulate, seeded, without_underflow
 
 _SHOWN = 3
+_LOSS_SCALE = 1024.0  # of generated inputs
+_CERTAIN = frozenset({Reason.USER, Reason.OVERFLOW, Reason.VALUE_OVERFLOW})
 _ROUNDING = 1e-9  # both predictions are sums, in different order
 
 
@@ -69,7 +75,7 @@ def _must_be_fp32(context: CheckContext) -> dict[str, str]:
         for name, found in classes.items()
         if found.op_class is OpClass.DENY
     }
-    reasons |= {name: v.reason for name, v in problem.fixed.items() if v.decided_by is Reason.USER}
+    reasons |= {name: v.reason for name, v in problem.fixed.items() if v.decided_by in _CERTAIN}
     kept = protected(problem.view, context.policy.lists)
     return reasons | {name: reason.sentence for name, reason in kept.items()}
 
@@ -85,22 +91,60 @@ def drift(context: CheckContext) -> Finding:
         batches = _batches(context)
     except UnsupportedModelError as error:
         return not_checked(str(error))
-    here, given = machine("cpu"), seeded(context.fp32.model)
-    worst: dict[str, float] = {}
-    for title, feeds in batches:
+    view, given = context.fp32.view, seeded(context.fp32.model)
+    references = {
+        title: Reference(
+            model=given,
+            feeds=feeds,
+            earlier=earlier_versions(view),
+            machine=machine("cpu"),
+            folder=context.fp32.folder,
+        )
+        for title, feeds in batches
+    }
+    titles = ", ".join(references)
+    for title, reference in references.items():
         try:
-            expected = run(given, feeds, here, folder=context.fp32.folder)
+            expected = reference.outputs
         except ModelError as error:
             return not_checked(f"the FP32 step itself fails on {title}: {error.why}")
         if not_finite := _not_finite(expected):
             return not_checked(f"the FP32 step itself is not finite in {not_finite!r} on {title}")
-        try:
-            actual = run(emulated, feeds, here, folder=context.mixed.folder)
-        except (ModelError, UnsupportedModelError) as error:
-            return failed(f"the mixed step, emulated, does not run on {title}: {error.why}")
-        for name, distance in drift_of(actual, expected).items():
-            worst[name] = max(worst.get(name, 0.0), distance)
-    return _drift_finding(worst, context.policy.max_drift, ", ".join(title for title, _ in batches))
+    try:
+        worst = _worst(emulated, references, context)
+        limit = context.policy.max_drift
+        finding = _drift_finding(worst, limit, titles)
+        if finding.status is not Status.FAILED or not _lacks_loss_scale(context):
+            return finding
+        scaled = _drift_finding(_worst(without_underflow(emulated), references, context), limit, titles)
+    except (ModelError, UnsupportedModelError) as error:
+        return failed(f"the mixed step, emulated, does not run on {titles}: {error.why}")
+    beyond = sum(error > limit for error in worst.values())
+    reason = (
+        f"{scaled.reason}. This is with the loss scaled as training in {context.changes.low.value} needs "
+        f"it: the graph has no loss scale, and without one {beyond} outputs are off by over {limit:g}, up to "
+        f"{max(worst.values()):.2g}. Export the step with a loss scale"
+    )
+    return replace(scaled, reason=reason)
+
+
+def _worst(
+    model: onnx.ModelProto, references: Mapping[str, Reference], context: CheckContext
+) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    for reference in references.values():
+        actual = run(model, reference.feeds, reference.machine, folder=context.mixed.folder)
+        for name, error in reference.drift_of(actual).items():
+            worst[name] = max(worst.get(name, 0.0), error)
+    return worst
+
+
+def _lacks_loss_scale(context: CheckContext) -> bool:
+    """Whether FP16 gradients of this graph vanish for want of a loss scale."""
+    if context.changes.low is not Precision.FP16:
+        return False
+    view = context.fp32.view
+    return bool(low_gradients(view, loss_scaling(view), context.changes.low_nodes))
 
 
 def _drift_finding(worst: dict[str, float], limit: float, title: str) -> Finding:
@@ -122,10 +166,14 @@ def _batches(context: CheckContext) -> list[tuple[str, dict[str, NDArray[Any]]]]
     view = context.fp32.view
     if context.policy.inputs:
         return [(path.name, read_feeds(path, view)) for path in context.policy.inputs]
-    return [("generated inputs", synthesize(view))]
+    made = synthesize(view)
+    scale = loss_scaling(view).scale
+    if scale in made:
+        made[scale] = np.full_like(made[scale], _LOSS_SCALE)
+    return [("generated inputs", made)]
 
 
-def _not_finite(arrays: dict[str, NDArray[Any]]) -> str:
+def _not_finite(arrays: Mapping[str, NDArray[Any]]) -> str:
     floats = {name: value for name, value in arrays.items() if np.issubdtype(value.dtype, np.floating)}
     return next((name for name, value in floats.items() if not np.isfinite(value).all()), "")
 

@@ -10,7 +10,7 @@ from campo_onnx.devices.device import Device
 from campo_onnx.ops.facts import moved_bytes, work_of
 from campo_onnx.ops.gemms import GemmShape
 from campo_onnx.ops.ports import Ports
-from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.precision import Precision, precisions
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.work import HOST_ONLY
 
@@ -36,7 +36,7 @@ def node_time(signature: Signature, ports: Ports, device: Device, precision: Pre
     signature
         The node.
     ports
-        Which of its tensors change type with it; one that refuses runs in FP32.
+        Which of its tensors change type with it; one that refuses runs in what it is given in.
     device
         Where it is to run.
     precision
@@ -46,7 +46,7 @@ def node_time(signature: Signature, ports: Ports, device: Device, precision: Pre
     if work.kind in HOST_ONLY:
         return Estimate(device.host_us, False)
     if ports.refusal:
-        precision = Precision.FP32
+        precision = _given_precision(signature, device)
     elif not device.computes_in(precision):
         # The runtime puts Casts around its FP32 kernel.
         fp32_us = node_time(signature, ports, device, Precision.FP32).time_us
@@ -60,6 +60,15 @@ def node_time(signature: Signature, ports: Ports, device: Device, precision: Pre
     launches = sum(gemm.steps for gemm in work.gemms) or 1
     time_us = max(traffic_bytes / device.effective_bytes_per_us, seconds * 1e6) + launches * device.launch_us
     return Estimate(time_us, bool(rates) and all(on_tensor_cores for _, on_tensor_cores in rates))
+
+
+def _given_precision(signature: Signature, device: Device) -> Precision:
+    """The precision of a node's data in the given graph, which may be low there already."""
+    known = {precision.onnx_dtype: precision for precision in precisions()}
+    operands = (*signature.inputs, *signature.outputs)
+    dtypes = (operand.dtype for operand in operands if operand is not None)
+    found = next((known[dtype] for dtype in dtypes if dtype in known), Precision.FP32)
+    return found if device.computes_in(found) else Precision.FP32
 
 
 def _surrounding_casts_us(signature: Signature, ports: Ports, device: Device, precision: Precision) -> float:

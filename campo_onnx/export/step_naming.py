@@ -131,6 +131,12 @@ def is_batch(name: str) -> bool:
     return name.startswith((_INPUT, _TARGET))
 
 
+def stored(name: str) -> str | None:
+    """Tell which parameter or buffer of the module an input is; None for any other input."""
+    found = (prefix for prefix in (_PARAMETER, _BUFFER) if name.startswith(prefix))
+    return next((name.removeprefix(prefix) for prefix in found), None)
+
+
 def is_parameter(name: str) -> bool:
     """Whether an input is a parameter."""
     return name.startswith(_PARAMETER)

@@ -10,8 +10,9 @@ from onnx import ModelProto, NodeProto, TensorProto
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.sort import bodies
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import MICROSOFT, OpKey
 from campo_onnx.ops.registry import spec
+from campo_onnx.ops.schema import schema_of
 
 _LARGE_BYTES = 1024  # smaller ones stay: their values may be shapes that inference needs
 
@@ -74,35 +75,54 @@ def check_written(model: ModelProto, path: Path) -> None:
     onnx.checker.ValidationError, onnx.shape_inference.InferenceError
         If it is invalid.
     """
-    if not any(map(_is_unknown_gradient, model.graph.node)):
-        onnx.checker.check_model(str(path), full_check=True)
-        return
-    disguised = path.with_name(f"{path.name}.checked")
-    disguised.write_bytes(_with_known_operators(model).SerializeToString())
-    onnx.checker.check_model(str(disguised), full_check=True)
+    disguised = _with_known_operators(model)
+    if disguised is not model:
+        path = path.with_name(f"{path.name}.checked")
+        path.write_bytes(disguised.SerializeToString())
+    onnx.checker.check_model(str(path), full_check=True)
 
 
 def _with_known_operators(model: ModelProto) -> ModelProto:
-    """Disguise gradient operators that ONNX Runtime's training tools put into the standard domain.
+    """Disguise standard operators that ONNX Runtime has and the model's opset has not.
 
-    The checker refuses those (MaxPoolGrad) in any graph; under a foreign domain it asks of them no
-    more than of any custom operator.
+    The checker refuses those (MaxPoolGrad in any graph, LayerNormalization before opset 17); under a
+    foreign domain it asks of them no more than of any custom operator. Neither is an EyeLike shown
+    to it that would crash it.
     """
-    if not any(map(_is_unknown_gradient, model.graph.node)):
+    opset = next((o.version for o in model.opset_import if not o.domain), 1)
+    has_unknown_types = any(node.domain or is_of_runtime(node, opset) for node in model.graph.node)
+
+    def is_hidden(node: NodeProto) -> bool:
+        return is_of_runtime(node, opset) or (has_unknown_types and is_unsafe_to_infer(node))
+
+    if not any(map(is_hidden, _nodes(model.graph))):
         return model
     disguised = ModelProto()
     disguised.CopyFrom(model)
-    for node in filter(_is_unknown_gradient, disguised.graph.node):
-        node.domain = "com.microsoft"
-    if all(opset.domain != "com.microsoft" for opset in model.opset_import):
-        disguised.opset_import.add(domain="com.microsoft", version=1)
+    for node in filter(is_hidden, _nodes(disguised.graph)):
+        node.domain = MICROSOFT
+    if all(imported.domain != MICROSOFT for imported in model.opset_import):
+        disguised.opset_import.add(domain=MICROSOFT, version=1)
     return disguised
 
 
-def _is_unknown_gradient(node: NodeProto) -> bool:
-    if node.domain or onnx.defs.has(node.op_type):
+def is_of_runtime(node: NodeProto, opset: int) -> bool:
+    """Whether ONNX Runtime has the standard operator of a node in an opset where ONNX has not."""
+    if node.domain or not spec(OpKey("", node.op_type)).standard_in_runtime:
         return False
-    return spec(OpKey("", node.op_type)).ports is not None
+    return schema_of(OpKey("", node.op_type), opset) is None
+
+
+def is_unsafe_to_infer(node: NodeProto) -> bool:
+    """Whether ONNX's inference ends the process when it does not know the type of what the node reads."""
+    return not node.domain and node.op_type in ("EyeLike", "RegexFullMatch")
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for body in bodies(node):
+            yield from _nodes(body)
 
 
 def _without_large_tensors(model: ModelProto) -> ModelProto:

@@ -1,4 +1,4 @@
-"""Values of constants: reading them a piece at a time, and asking whether a precision holds them."""
+"""Constants: where they lie, and reading their values a piece at a time."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from campo_onnx.errors import ModelError
-from campo_onnx.ops.precision import Precision
 
 _CHUNK_ELEMENTS = 1 << 22
-_FEW_ELEMENTS = 16  # up to here every value counts: learning rates, epsilons, masks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,55 +119,6 @@ def _array(tensor: TensorProto) -> NDArray[Any]:
         raise ModelError(
             f"initializer {tensor.name!r} is damaged", why=str(error), remedy="Export the model again."
         ) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConstantLoss:
-    """What a precision would lose of a constant.
-
-    Parameters
-    ----------
-    overflows
-        Whether a finite value becomes infinite; otherwise values become zero or subnormal.
-    tensor, value
-        The constant, and the magnitude that is lost; the largest one where every value is.
-    """
-
-    overflows: bool
-    tensor: str
-    value: float
-
-
-def loss_in(precision: Precision, tensor: TensorProto, folder: Path | None) -> ConstantLoss | None:
-    """Say what `precision` would lose of an FP32 constant.
-
-    Overflow is a loss in a tensor of any size; infinities are kept as they are. A nonzero that
-    becomes zero or subnormal is a loss where it matters: any value of a tensor of up to 16
-    elements (a learning rate, an epsilon), and in a larger one only when no value at all is
-    normal, since small values beside large ones are lost in every sum they take part in anyway.
-
-    Returns
-    -------
-    ConstantLoss or None
-        None when the precision holds the constant.
-    """
-    any_normal, largest = False, 0.0
-    every_value_counts = math.prod(tensor.dims) <= _FEW_ELEMENTS
-    for chunk in chunks(tensor, folder):
-        magnitude = np.abs(chunk.astype(np.float32, copy=False))
-        finite = magnitude[np.isfinite(magnitude)]
-        largest = max(largest, float(finite.max(initial=0.0)))
-        if largest > precision.largest:
-            return ConstantLoss(overflows=True, tensor=tensor.name, value=largest)
-        normal = finite >= precision.smallest_normal
-        nonzero = finite > 0
-        any_normal |= bool(normal.any())
-        if every_value_counts and (nonzero & ~normal).any():
-            value = float(finite[nonzero & ~normal][0])
-            return ConstantLoss(overflows=False, tensor=tensor.name, value=value)
-    if largest > 0 and not any_normal:
-        return ConstantLoss(overflows=False, tensor=tensor.name, value=largest)
-    return None
 
 
 def constants_of(graph: onnx.GraphProto) -> Mapping[str, TensorProto]:

@@ -21,13 +21,11 @@ from campo_onnx.ir.check import check_given, refuse_broken_text
 from campo_onnx.ir.constants import chunks, constants_of, is_external
 from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.inline import inline_functions
+from campo_onnx.ir.opsets import at_readable_opset, version_of
 from campo_onnx.ir.sort import name_nodes, outer_reads, sort_nodes
 from campo_onnx.ir.stamp import Stamp, read_stamp
 from campo_onnx.ir.view import FLOAT, GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.key import OpKey
-
-OLDEST_OPSET = 13
-"""The oldest standard opset read: axes of Squeeze and ReduceSum are inputs from here on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +45,9 @@ class Imported:
         Where external data lies; None for a model that was passed in memory.
     stamp
         What an earlier run of campo-onnx wrote into this very graph, or None.
+    converted_from
+        The version of the standard operators that the given model used, where it was too old to be
+        planned as it is and was converted; None where it was not.
     """
 
     model: onnx.ModelProto
@@ -54,6 +55,7 @@ class Imported:
     constants: Mapping[str, TensorProto] = field(default_factory=dict)
     folder: Path | None = None
     stamp: Stamp | None = None
+    converted_from: int | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -97,7 +99,7 @@ def import_model(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] |
     ModelError
         If the file is not a valid ONNX model.
     UnsupportedModelError
-        If the opset is too old, or nothing is FP32.
+        If the opset is too new, or too old and not to be converted, or nothing is FP32.
     """
     if isinstance(source, onnx.ModelProto):
         model, folder = onnx.ModelProto(), None
@@ -109,7 +111,8 @@ def import_model(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] |
         title = str(path)
     refuse_broken_text(model, title)
     shorten_domains(model)
-    _check_opset(model, title)
+    given_opset = version_of(model)
+    model = at_readable_opset(model, title)
     stamp = read_stamp(model)
     model = inline_functions(model)
     name_nodes(model.graph)
@@ -125,7 +128,14 @@ def import_model(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] |
             why="there is nothing to lower",
             remedy="Export the training step in FP32 and optimize that file.",
         )
-    return Imported(model=model, view=view, constants=constants, folder=folder, stamp=stamp)
+    return Imported(
+        model=model,
+        view=view,
+        constants=constants,
+        folder=folder,
+        stamp=stamp,
+        converted_from=None if given_opset in (None, view.opset[""]) else given_opset,
+    )
 
 
 def _load(path: Path) -> onnx.ModelProto:
@@ -155,25 +165,6 @@ def _load(path: Path) -> onnx.ModelProto:
             remedy="Export or copy the model again.",
         )
     return model
-
-
-def _check_opset(model: onnx.ModelProto, title: str) -> None:
-    versions = {opset.domain: opset.version for opset in model.opset_import}
-    if "" not in versions:
-        raise ModelError(f"{title} imports no opset of the standard domain", remedy="Export the model again.")
-    if versions[""] < OLDEST_OPSET:
-        raise UnsupportedModelError(
-            f"{title} uses opset {versions['']}",
-            why=f"campo-onnx reads opset {OLDEST_OPSET} and newer",
-            remedy="Export at opset 20, or convert the file with onnx.version_converter.",
-        )
-    newest = onnx.defs.onnx_opset_version()
-    if versions[""] > newest:
-        raise UnsupportedModelError(
-            f"{title} uses opset {versions['']}",
-            why=f"the installed onnx {onnx.__version__} knows opsets up to {newest}",
-            remedy="Install a newer onnx, or export at opset 20.",
-        )
 
 
 def _view_of(model: onnx.ModelProto, types: shapes.TensorTypes) -> GraphView:

@@ -23,6 +23,7 @@ from onnx.defs import OpSchema
 from onnx.shape_inference import InferenceError
 
 from campo_onnx.errors import ModelError
+from campo_onnx.ir.check import is_unsafe_to_infer
 from campo_onnx.ir.constants import constants_of, is_external
 from campo_onnx.ir.dims import bind_type, check_dims, static_shape
 from campo_onnx.ir.sort import outer_reads
@@ -31,6 +32,8 @@ from campo_onnx.ops.fold import INTEGERS, Value, fold, is_small, may_fold
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.signature import Shape, Signature, TensorType, operands
+
+_HIDDEN = "campo_onnx.hidden"  # a domain that ONNX's inference passes over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +144,7 @@ def _slim_copy(model: ModelProto, known: _Known) -> ModelProto:
     # From IR 4 on an initializer need not be an input as well.
     slim = ModelProto(ir_version=max(model.ir_version, 4), graph=GraphProto(name=graph.name))
     slim.opset_import.extend(known.opset_imports)
+    slim.opset_import.add(domain=_HIDDEN, version=1)
     constants = constants_of(graph)
     for name, tensor in constants.items():
         known.record(name, onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims))
@@ -159,7 +163,10 @@ def _slim_copy(model: ModelProto, known: _Known) -> ModelProto:
             slim.graph.input.add(name=info.name, type=known.types[info.name])
     for node in graph.node:
         if node.op_type != "Constant" or node.output[0] not in constants:
-            slim.graph.node.add().CopyFrom(node)
+            copy = slim.graph.node.add()
+            copy.CopyFrom(node)
+            if is_unsafe_to_infer(node):
+                copy.domain = _HIDDEN  # resolved below, once it is known what it reads
     return slim
 
 

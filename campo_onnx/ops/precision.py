@@ -1,11 +1,13 @@
-"""The precisions a node can run in."""
+"""The precisions a node can run in.
+
+Light to import: the command line offers them before ONNX is loaded, so that its numbers of data types
+stand here as numbers.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import FrozenInstanceError
 from typing import ClassVar
-
-from onnx import TensorProto
 
 _by_value: dict[str, "Precision"] = {}
 
@@ -20,8 +22,8 @@ class Precision:
     ----------
     value
         Its name, as options, files and tables write it.
-    onnx_dtype
-        The ``TensorProto.DataType``.
+    onnx_dtype, onnx_name
+        The ``TensorProto.DataType``, and its name in schemas.
     itemsize_bytes
         Size of one element.
     fraction_bits
@@ -32,10 +34,19 @@ class Precision:
         Smallest magnitude that keeps all its significand bits.
     """
 
-    __slots__ = ("fraction_bits", "itemsize_bytes", "largest", "onnx_dtype", "smallest_normal", "value")
+    __slots__ = (
+        "fraction_bits",
+        "itemsize_bytes",
+        "largest",
+        "onnx_dtype",
+        "onnx_name",
+        "smallest_normal",
+        "value",
+    )
 
     value: str
     onnx_dtype: int
+    onnx_name: str
     itemsize_bytes: int
     fraction_bits: int
     largest: float
@@ -99,7 +110,7 @@ class Precision:
     @property
     def tensor_type(self) -> str:
         """What ONNX's schemas call a tensor of it."""
-        return f"tensor({TensorProto.DataType.Name(self.onnx_dtype).lower()})"
+        return f"tensor({self.onnx_name})"
 
 
 def precisions() -> tuple[Precision, ...]:
@@ -112,6 +123,17 @@ def low_precisions() -> tuple[Precision, ...]:
     return tuple(precision for precision in _by_value.values() if precision.is_low)
 
 
+def is_low_dtype(dtype: int | None) -> bool:
+    """Whether a ``TensorProto.DataType`` is that of a low format.
+
+    Examples
+    --------
+    >>> is_low_dtype(Precision.FP16.onnx_dtype), is_low_dtype(Precision.FP32.onnx_dtype)
+    (True, False)
+    """
+    return any(precision.onnx_dtype == dtype for precision in low_precisions())
+
+
 def low_precision_of(dtype: int) -> Precision | None:
     """Return the low format that is stored as a ``TensorProto.DataType``, if there is one."""
     return next((precision for precision in low_precisions() if precision.onnx_dtype == dtype), None)
@@ -122,13 +144,14 @@ def temporary_precision(
     value: str,
     *,
     onnx_dtype: int,
+    onnx_name: str,
     itemsize_bytes: int,
     fraction_bits: int,
     largest: float,
     smallest_normal: float,
 ) -> Iterator[Precision]:
     """Have one more format for the length of a block."""
-    precision = _add(value, onnx_dtype, itemsize_bytes, fraction_bits, largest, smallest_normal)
+    precision = _add(value, onnx_dtype, onnx_name, itemsize_bytes, fraction_bits, largest, smallest_normal)
     try:
         yield precision
     finally:
@@ -138,6 +161,7 @@ def temporary_precision(
 def _add(
     value: str,
     onnx_dtype: int,
+    onnx_name: str,
     itemsize_bytes: int,
     fraction_bits: int,
     largest: float,
@@ -149,6 +173,7 @@ def _add(
     facts = {
         "value": value,
         "onnx_dtype": onnx_dtype,
+        "onnx_name": onnx_name,
         "itemsize_bytes": itemsize_bytes,
         "fraction_bits": fraction_bits,
         "largest": largest,
@@ -160,6 +185,6 @@ def _add(
     return precision
 
 
-Precision.FP32 = _add("fp32", int(TensorProto.FLOAT), 4, 23, 3.4028234663852886e38, 2.0**-126)
-Precision.FP16 = _add("fp16", int(TensorProto.FLOAT16), 2, 10, 65504.0, 2.0**-14)
-Precision.BF16 = _add("bf16", int(TensorProto.BFLOAT16), 2, 7, 3.3895313892515355e38, 2.0**-126)
+Precision.FP32 = _add("fp32", 1, "float", 4, 23, 3.4028234663852886e38, 2.0**-126)
+Precision.FP16 = _add("fp16", 10, "float16", 2, 10, 65504.0, 2.0**-14)
+Precision.BF16 = _add("bf16", 16, "bfloat16", 2, 7, 3.3895313892515355e38, 2.0**-126)

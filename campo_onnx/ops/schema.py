@@ -37,14 +37,34 @@ def schema_ports(signature: Signature, precision: Precision) -> Ports:
     fp32_inputs, fp32_outputs = fp32_positions(signature)
     inputs = _type_variables(schema.inputs, len(signature.inputs))
     outputs = _type_variables(schema.outputs, len(signature.outputs))
-    # The data's variable: the first FP32 input that may be low decides; a source has outputs only.
+    # The data's variable: the first FP32 input that may be low decides, among those of an output's
+    # type where there are some (the values of OneHot, not its indices); a source has outputs only.
     candidates = [inputs[i] for i in sorted(fp32_inputs)] or [outputs[i] for i in sorted(fp32_outputs)]
+    candidates.sort(key=lambda variable: variable not in outputs)
     variable = next((v for v in candidates if v in admitted), None)
     if variable is None or (not fp32_inputs and variable not in inputs):
         return _no_variant(signature, precision)
     return Ports(
         low_inputs=frozenset(i for i in fp32_inputs if inputs[i] == variable),
         low_outputs=frozenset(i for i in fp32_outputs if outputs[i] == variable),
+    )
+
+
+def one_type_ports(signature: Signature, precision: Precision) -> Ports:
+    """Find the ports of an operator whose kernels want one type throughout, whatever its schema admits."""
+    schema = schema_of(signature.op, signature.opset)
+    if schema is None:
+        return NO_SCHEMA
+    admitted = _variables_admitting(schema, precision.tensor_type)
+    fp32_inputs, fp32_outputs = fp32_positions(signature)
+    inputs = _type_variables(schema.inputs, len(signature.inputs))
+    outputs = _type_variables(schema.outputs, len(signature.outputs))
+    variables = {inputs[i] for i in fp32_inputs} | {outputs[i] for i in fp32_outputs}
+    if not variables & admitted:
+        return _no_variant(signature, precision)
+    return Ports(
+        low_inputs=frozenset(i for i in fp32_inputs if inputs[i] in admitted),
+        low_outputs=frozenset(i for i in fp32_outputs if outputs[i] in admitted),
     )
 
 
@@ -85,3 +105,15 @@ def _type_variables(formals: Iterable[Any], count: int) -> tuple[str, ...]:
     """Type variable of each of `count` arguments; a variadic last one repeats."""
     names = [formal.type_str for formal in formals]
     return tuple(names[min(i, len(names) - 1)] for i in range(count)) if names else ()
+
+
+def has_cast_to(precision: Precision, opset: int) -> bool:
+    """Whether Cast makes a precision in an opset of the standard domain.
+
+    Examples
+    --------
+    >>> [has_cast_to(Precision.BF16, opset) for opset in (12, 13)]
+    [False, True]
+    """
+    schema = schema_of(OpKey("", "Cast"), opset)
+    return schema is not None and precision.tensor_type in schema.outputs[0].types

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
-from campo_onnx.ops.schema import fp32_positions
+from campo_onnx.ops.schema import fp32_positions, schema_of, schema_ports
 from campo_onnx.ops.signature import Signature, TensorType
 from campo_onnx.ops.work import WorkForm
 
@@ -77,6 +77,9 @@ class OpSpec:
         What it does to elements, for those that compute nothing.
     typed_by_declaration
         Whether the types of its outputs are in the file only.
+    standard_in_runtime
+        Whether ONNX Runtime registers it in the standard domain also where ONNX has it not: in none
+        of its opsets, or in later ones only.
     is_known
         Whether it is registered at all.
     """
@@ -89,6 +92,7 @@ class OpSpec:
     training_kernels: frozenset[Precision] = frozenset()
     movement: Movement | None = None
     typed_by_declaration: bool = False
+    standard_in_runtime: bool = False
     is_known: bool = True
 
 
@@ -118,6 +122,18 @@ class FixedPorts:
             low_inputs=fp32_inputs.intersection(self.inputs),
             low_outputs=fp32_outputs.intersection(self.outputs),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class BeforeSchema:
+    """A port rule: what the schema says, and `older` in opsets where ONNX has none."""
+
+    older: FixedPorts
+
+    def __call__(self, signature: Signature, precision: Precision) -> Ports:
+        """Look for a schema."""
+        has_schema = schema_of(signature.op, signature.opset) is not None
+        return schema_ports(signature, precision) if has_schema else self.older(signature, precision)
 
 
 @dataclass(frozen=True, slots=True)

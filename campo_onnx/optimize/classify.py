@@ -7,10 +7,13 @@ from campo_onnx.ir.view import GraphView, Use
 from campo_onnx.optimize.oplists import OpClass, OpLists
 from campo_onnx.optimize.patterns import PATTERN_RULES
 
+# Of two pattern rules that disagree about a node the more careful one is right, whatever their order.
+_CARE = {OpClass.ALLOW: 0, OpClass.CLEAR: 1, OpClass.INFER: 2, OpClass.DENY: 3}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeClass:
-    """Class of one node and, where a pattern rule or its constants decided, why."""
+    """Class of one node and, where a pattern rule decided, why."""
 
     op_class: OpClass
     reason: str = ""
@@ -38,9 +41,7 @@ class Classification:
     released: frozenset[str] = frozenset()
 
 
-def classify(
-    view: GraphView, lists: OpLists, update: frozenset[str], overflowing: Mapping[str, str]
-) -> Classification:
+def classify(view: GraphView, lists: OpLists, update: frozenset[str]) -> Classification:
     """Classify every node of a graph.
 
     Parameters
@@ -51,9 +52,6 @@ def classify(
         Four lists and the names of the pattern rules that go with them.
     update
         Nodes of the weight update (:func:`campo_onnx.optimize.safety.weight_update`).
-    overflowing
-        Nodes with a constant the low precision overflows on, with the reason: what they compute
-        (a mask of -3e38, say) would overflow downstream too, so they are deny.
     """
     classes = {node.name: NodeClass(op_class=lists.class_of(node.op)) for node in view.nodes}
     contained: frozenset[Use] = frozenset()
@@ -62,12 +60,11 @@ def classify(
         findings = PATTERN_RULES[name](view, update)
         contained |= findings.contained
         for node, (op_class, reason) in findings.classes.items():
-            # Of two rules that disagree, the one that keeps FP32 is right.
-            if node not in from_patterns or op_class is OpClass.DENY:
+            earlier = from_patterns.get(node)
+            if earlier is None or _CARE[op_class] > _CARE[earlier.op_class]:
                 from_patterns[node] = NodeClass(op_class=op_class, reason=reason)
-    unsafe = {n: NodeClass(op_class=OpClass.DENY, reason=reason) for n, reason in overflowing.items()}
     return Classification(
-        classes=classes | from_patterns | unsafe,
+        classes=classes | from_patterns,
         contained=contained,
         taint_through_decisions=lists.taint_through_decisions,
     )

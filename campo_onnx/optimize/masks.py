@@ -20,7 +20,7 @@ _SOFTMAX = frozenset(OpKey("", op) for op in ("Exp", "LogSoftmax", "ReduceMax", 
 
 
 def unknown_masks(view: GraphView, declared: Collection[str]) -> Mapping[str, str]:
-    """Find nodes between the sum of an input of unknown size and something else, and a softmax.
+    """Find nodes between an input of unknown size that is added to something, and a softmax.
 
     Such an input is in all likelihood a mask, and often -3.4e38: a row that is masked throughout
     would be minus infinity everywhere in FP16, and NaN behind the softmax. An input that is
@@ -59,6 +59,8 @@ def unknown_masks(view: GraphView, declared: Collection[str]) -> Mapping[str, st
         met = next((masked[t] for t in node.inputs if t in masked), None)
         if raw is not None and node.op in _MOVES:
             origin.update(dict.fromkeys((t for t in node.outputs if t), raw))
+            if any(t in leads_on for t in node.outputs):
+                found[node.name] = raw
         elif raw is not None and node.op in _SUMS and _adds_activations(node.inputs, origin, view):
             met = met or raw
         if met is None:

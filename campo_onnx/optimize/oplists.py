@@ -1,16 +1,17 @@
 """Op lists: what each operator's numerics allow, as readable data.
 
 The four lists are those of TensorFlow's AMP, on which Campo builds (section 4.3 of the paper). The
-presets are the files in ``lists/``; a user's file or options change them, but never the operators
-in :data:`SAFETY_DENY`.
+presets are the columns of ``ops/presets.csv``; a user's file or options change them, but never the
+operators in :data:`SAFETY_DENY`.
 """
 
+import csv
 import difflib
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -18,49 +19,21 @@ from typing import TypeVar
 
 from campo_onnx.errors import UsageError
 from campo_onnx.ops.key import OpKey
-
-
-class OpClass(Enum):
-    """What the lists say about an operator, in TensorFlow's sense."""
-
-    ALLOW = "allow"
-    """Numerically safe in low precision and much faster there: goes low wherever that pays."""
-    INFER = "infer"
-    """Safe unless an unsafe value reaches it: goes low between low operators."""
-    CLEAR = "clear"
-    """Has no numerical effect of its own: takes the precision around it."""
-    DENY = "deny"
-    """Unsafe in low precision: stays FP32 and makes what it computes unsafe."""
-    UNLISTED = "unlisted"
-    """Known, and on none of the four lists: stays FP32; unsafety neither starts here nor passes on."""
-    UNKNOWN = "unknown"
-    """Never heard of: stays FP32, and a report names it."""
-
+from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.ops.spec import Family
+from campo_onnx.optimize.op_class import OpClass as OpClass
+from campo_onnx.optimize.patterns import PATTERN_RULES
 
 TABLES = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR, OpClass.DENY, OpClass.UNLISTED)
 """The classes that a file has a table for."""
 
-PATTERNS = ("bias-gradient", "normalization", "softmax", "gelu", "max-pool-gradient", "random")
+PATTERNS = tuple(PATTERN_RULES)
 """Names of the rules that see a framework's operator in the pieces an exporter made of it."""
 
-_LOSSES = """
-    SoftmaxCrossEntropyLoss NegativeLogLikelihoodLoss SparseSoftmaxCrossEntropy SparseSoftmaxCrossEntropyGrad
-    com.microsoft:SoftmaxCrossEntropy com.microsoft:SoftmaxCrossEntropyGrad
-    com.microsoft:SoftmaxCrossEntropyLossGrad com.microsoft:SoftmaxCrossEntropyLossInternal
-    com.microsoft:SoftmaxCrossEntropyLossInternalGrad com.microsoft:NegativeLogLikelihoodLossInternal
-    com.microsoft:NegativeLogLikelihoodLossInternal2
-"""
-_UPDATES = """
-    ai.onnx.preview.training:Adam ai.onnx.preview.training:Adagrad ai.onnx.preview.training:Momentum
-    ai.onnx.preview.training:Gradient com.microsoft:InPlaceAccumulator com.microsoft:InPlaceAccumulatorV2
-    com.microsoft:ZeroGradient com.microsoft:SGDOptimizer com.microsoft:SGDOptimizerV2
-    com.microsoft:AdamOptimizer com.microsoft:AdamWOptimizer com.microsoft:LambOptimizer
-    com.microsoft:InplaceClipGradNorm
-"""
-_CONTROL_FLOW = "If Loop Scan SequenceMap"
-
-SAFETY_DENY = frozenset(OpKey.parse(op) for op in f"{_LOSSES} {_UPDATES} {_CONTROL_FLOW}".split())
+SAFETY_DENY = REGISTRY.of_family(Family.LOSS, Family.UPDATE, Family.CONTROL_FLOW)
 """Losses, weight updates and control flow: no file and no option puts them on a list that goes low."""
+
+_TABLE = files("campo_onnx.ops")
 
 _Tables = Mapping[OpClass, frozenset[OpKey]]
 _Where = Callable[[str], str]  # the place of a word that is wrong, for messages
@@ -129,8 +102,7 @@ class OpLists:
 
 def preset_names() -> tuple[str, ...]:
     """Names of the lists that come with the package, sorted."""
-    found = (entry.name for entry in files(__package__).joinpath("lists").iterdir())
-    return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml")))
+    return tuple(sorted(_presets()))
 
 
 def preset(name: str) -> OpLists:
@@ -144,8 +116,29 @@ def preset(name: str) -> OpLists:
     names = preset_names()
     if name not in names:
         raise UsageError(f"unknown op lists {name!r}", remedy=_suggestion(name, names))
-    text = files(__package__).joinpath("lists", f"{name}.toml").read_text(encoding="utf-8")
-    return _parse(_ListFile(path=f"{name}.toml", text=text), name)
+    return _presets()[name]
+
+
+@cache
+def _presets() -> Mapping[str, OpLists]:
+    """Read the table: a row an operator, a column a preset."""
+    about = tomllib.loads(_TABLE.joinpath("presets.toml").read_text(encoding="utf-8"))
+    table = _TABLE.joinpath("presets.csv").read_text(encoding="utf-8")
+    rows = [(OpKey.parse(row["op"]), row) for row in csv.DictReader(table.splitlines())]
+    found = {}
+    for name, facts in about.items():
+        tables = {
+            op_class.value: frozenset(op for op, row in rows if row[name] == op_class.value)
+            for op_class in TABLES
+        }
+        found[name] = OpLists(
+            name=name,
+            title=facts["title"],
+            patterns=tuple(facts["patterns"]),
+            taint_through_decisions=facts["taint_through_decisions"],
+            **tables,
+        )
+    return MappingProxyType(found)
 
 
 def load(path: str | Path) -> OpLists:

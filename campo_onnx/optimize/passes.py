@@ -25,13 +25,13 @@ def taint(view: GraphView, classification: Classification) -> frozenset[str]:
     tainted: set[str] = set()
     pending = [node for node in view.nodes if class_of[node.name] is OpClass.DENY]
     while pending:
-        for reader in _carried_to(pending.pop(), view, classification):
-            name = reader.name
+        for consumer in _carried_to(pending.pop(), view, classification):
+            name = consumer.name
             if name in tainted or class_of[name] not in _GRAY:
                 continue
             if class_of[name] is OpClass.INFER or name in leads_on:
                 tainted.add(name)
-                pending.append(reader)
+                pending.append(consumer)
     return frozenset(tainted - classification.released)
 
 
@@ -51,8 +51,8 @@ def _clear_leading_to_infer_or_deny(
     found: set[str] = set()
     for node in reversed(view.nodes):
         if class_of[node.name] is OpClass.CLEAR and any(
-            reader.name in found or class_of[reader.name] in (OpClass.INFER, OpClass.DENY)
-            for reader in _carried_to(node, view, classification)
+            consumer.name in found or class_of[consumer.name] in (OpClass.INFER, OpClass.DENY)
+            for consumer in _carried_to(node, view, classification)
         ):
             found.add(node.name)
     return frozenset(found)
@@ -70,7 +70,7 @@ def between(view: GraphView, low: frozenset[str], may_pass: Callable[[str], bool
     may_pass
         Whether a path may lead through a node, which then becomes low.
     """
-    forward = _reach(view, low, may_pass, readers)
+    forward = _reach(view, low, may_pass, consumers)
     return forward & _reach(view, low, lambda name: name in forward, writers)
 
 
@@ -95,7 +95,7 @@ def _reach(
     return frozenset(found)
 
 
-def readers(node: OpNode, view: GraphView) -> Iterator[OpNode]:
+def consumers(node: OpNode, view: GraphView) -> Iterator[OpNode]:
     """Yield the nodes that read an FP32 output of `node`."""
     for tensor in node.outputs:
         if view.is_float32(tensor):
@@ -111,6 +111,6 @@ def writers(node: OpNode, view: GraphView) -> Iterator[OpNode]:
 
 
 def neighbours(node: OpNode, view: GraphView) -> Iterator[OpNode]:
-    """Yield readers and writers of `node`."""
-    yield from readers(node, view)
+    """Yield consumers and producers of `node`."""
+    yield from consumers(node, view)
     yield from writers(node, view)

@@ -5,7 +5,7 @@ Everything a strategy needs is here as values; it neither reads the model nor kn
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -17,6 +17,49 @@ from campo_onnx.optimize.casts import CastSite, cast_sites
 from campo_onnx.optimize.classify import Classification
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.reason import Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PossiblePad:
+    """A Pad or a Slice: there while any of `if_padded` is padded and any of `if_unpadded` is not.
+
+    Parameters
+    ----------
+    if_padded, if_unpadded
+        Names of products; None stands for somebody who never is padded.
+    pad_us
+        Its time.
+    """
+
+    if_padded: tuple[str, ...]
+    if_unpadded: tuple[str, ...] | None
+    pad_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Padding:
+    """What zero-padding low matrix products to fit tensor cores gains and costs.
+
+    Parameters
+    ----------
+    gains_us
+        What the kernel of a low product saves when it is padded, by node name.
+    alone_us
+        What its Pads and its Slice take if nobody shares them.
+    pads
+        Pads and Slices, shared.
+    threshold_us
+        What padding a product must gain beyond its cost.
+    """
+
+    gains_us: Mapping[str, float]
+    alone_us: Mapping[str, float]
+    pads: tuple[PossiblePad, ...]
+    threshold_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("gains_us", "alone_us"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +82,8 @@ class Problem:
         Times of nodes and casts.
     digest
         Fingerprint of the graph, constants included (:attr:`campo_onnx.ir.importer.Imported.digest`).
+    padding
+        What may be zero-padded besides, and what that is worth; None where nothing may.
     cast_factors
         What a Cast of a tensor costs in Casts, where that is not one: two where differentiating
         the graph adds another.
@@ -56,6 +101,7 @@ class Problem:
     fixed: Mapping[str, Verdict]
     costs: CostTable
     digest: str
+    padding: Padding | None = None
     cast_factors: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
@@ -76,6 +122,22 @@ class Problem:
     def sites(self) -> Mapping[str, CastSite]:
         """Every tensor around which Casts may be needed, by name."""
         return cast_sites(self.view, self.ports, self.costs, self.low, self.cast_factors)
+
+    @property
+    def with_pads_in_costs(self) -> "Problem":
+        """The same with products at what they take padded, for strategies that know of no padding.
+
+        A product that is faster only on tensor cores would otherwise stay FP32 for its odd size, and
+        never be padded. Each is charged with all its own Pads and its Slice, as if nothing were shared.
+        """
+        if self.padding is None:
+            return self
+        nodes = dict(self.costs.nodes)
+        for name, gain_us in self.padding.gains_us.items():
+            worth_us = gain_us - self.padding.alone_us[name] - self.padding.threshold_us
+            if worth_us > 0:
+                nodes[name] = replace(nodes[name], low_us=nodes[name].low_us - worth_us, on_tensor_cores=True)
+        return replace(self, costs=replace(self.costs, nodes=nodes), padding=None)
 
     def op_class(self, node: str) -> OpClass:
         """Class of a node."""
@@ -118,12 +180,15 @@ class Assignment:
         Names of nodes.
     verdicts
         By node name; nodes fixed beforehand keep the problem's verdict.
+    padded
+        Low products that are zero-padded; None leaves the choice to what pays.
     lower_bound_us
-        What no assignment can go below, where the strategy proves one.
+        What no assignment can go below, pads included, where the strategy proves one.
     """
 
     low: frozenset[str]
     verdicts: Mapping[str, Verdict]
+    padded: frozenset[str] | None = None
     lower_bound_us: float | None = None
 
     def __post_init__(self) -> None:

@@ -3,6 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import Imported
@@ -151,3 +155,26 @@ def _through(node: OpNode, view: GraphView) -> str:
     """The input of a view; of a maximum, the one that is no constant."""
     varying: Sequence[str] = [t for t in node.inputs if view.tensors[t].kind is not TensorKind.CONSTANT]
     return varying[0] if varying else node.inputs[0]
+
+
+def measured_ranges(
+    view: GraphView, batches: Sequence[Mapping[str, NDArray[Any]]]
+) -> Mapping[str, DeclaredRange]:
+    """Take the ranges of the inputs that are not trained from real batches.
+
+    A weight of one batch is another after the next step; data and masks are of one kind in every batch.
+    """
+    trained = {view.shape(t) for t in view.outputs if view.is_float32(t)}
+    found: dict[str, DeclaredRange] = {}
+    for name in view.inputs:
+        is_scalar = view.tensors[name].elements == 1
+        if not view.is_float32(name) or is_scalar or view.shape(name) in trained:
+            continue
+        values = [np.asarray(batch[name]) for batch in batches]
+        finite = [value[np.isfinite(value)] for value in values]
+        known = [value for value in finite if value.size]
+        if known:
+            lowest = min(float(value.min()) for value in known)
+            highest = max(float(value.max()) for value in known)
+            found[name] = DeclaredRange(lowest=lowest, highest=highest)
+    return MappingProxyType(found)

@@ -53,20 +53,51 @@ class Reason(Enum):
         "its constant {tensor!r} holds {value:.4g}, too small for {low}",
         "a constant the low precision loses",
     )
-    FILL_OVERFLOW = (
-        "fill-overflow",
-        "it fills with {value:.4g}, which {low} does not hold",
-        "a constant that overflows",
-    )
-    FILL_UNDERFLOW = (
-        "fill-underflow",
-        "it fills with {value:.4g}, which {low} does not hold",
-        "a constant the low precision loses",
-    )
     SCALAR_INPUT = (
         "scalar-input",
         "reads the scalar input {tensor!r}, whose size the graph does not tell",
         "reads a scalar input of unknown size",
+    )
+    VALUE_OVERFLOW = (
+        "value-overflow",
+        "{tensor!r} reaches {value:.4g}, which overflows {low}; it comes from {source!r}",
+        "a value that overflows",
+    )
+    VALUE_UNDERFLOW = (
+        "value-underflow",
+        "{tensor!r} gets as small as {value:.4g}, too small for {low}; it comes from {source!r}",
+        "a value the low precision loses",
+    )
+    INTEGERS = (
+        "integers",
+        "{tensor!r} counts in integers that may exceed {largest:,}, up to which {low} is exact",
+        "integers that must stay exact",
+    )
+    SQUARES = (
+        "squares-summed",
+        "{tensor!r}, of unknown size, is squared for a sum, or holds such squares",
+        "squares of unknown size that are summed",
+    )
+    UNKNOWN_MASK = (
+        "unknown-mask",
+        "the input {tensor!r} is added before a softmax and may be a mask of any size; "
+        "--range {tensor}=LOW:HIGH tells",
+        "an added mask of unknown size",
+    )
+    UNSCALED = (
+        "unscaled",
+        "computes with gradients that were divided by the loss scale {tensor!r}",
+        "gradients without their loss scale",
+    )
+    GRADIENT_PRODUCT = (
+        "gradient-product",
+        "multiplies a gradient and an activation for a sum, and nothing scales the loss",
+        "gradients without a loss scale",
+    )
+    DATA_BUDGET = (
+        "data-budget",
+        "kept FP32 so that every output stays within the error budget",
+        "the error budget on the data",
     )
     DATA_OVERFLOW = (
         "data-overflow",

@@ -1,9 +1,11 @@
 """What stays FP32 whatever the lists and the costs say: the loss and the weight update."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Family
 from campo_onnx.optimize.oplists import OpClass, OpLists
 from campo_onnx.optimize.reason import Reason
 
@@ -14,14 +16,6 @@ _ELEMENTWISE = frozenset(
         *("Reciprocal", "Sign", "Sqrt", "Sub", "Sum", "Where"),
     )
 )
-_NORMALIZATIONS = frozenset(
-    OpKey("", op)
-    for op in (
-        *("BatchNormalization", "GroupNormalization", "InstanceNormalization"),
-        *("LayerNormalization", "RMSNormalization"),
-    )
-)
-_LOSS_HEADS = frozenset({OpKey("", "LogSoftmax"), OpKey("", "Softmax")})
 _BOUNDARY = OpKey("com.microsoft", "YieldOp")
 
 
@@ -32,12 +26,17 @@ def weight_update(view: GraphView) -> frozenset[str]:
     elementwise nodes of that shape. The update is what computes it from there back to where the
     gradient leaves the network (a MatMul, a reduction, a Transpose).
     """
-    return frozenset[str]().union(*_updates(view).values())
+    return frozenset[str]().union(*(region for region, _ in _updates(view).values()))
 
 
-def _updates(view: GraphView) -> Mapping[str, frozenset[str]]:
-    """Find the graph outputs that are new versions of graph inputs, and the nodes that compute them."""
-    found: dict[str, frozenset[str]] = {}
+def earlier_versions(view: GraphView) -> Mapping[str, tuple[str, ...]]:
+    """Find the graph outputs that are new versions of graph inputs, and the inputs in question."""
+    return {output: earlier for output, (_, earlier) in _updates(view).items()}
+
+
+def _updates(view: GraphView) -> Mapping[str, tuple[frozenset[str], tuple[str, ...]]]:
+    """Find the outputs that are new versions of inputs: the nodes that compute them, and the inputs."""
+    found: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {}
     inputs_by_shape: dict[tuple[int, ...], set[str]] = {}
     for tensor in view.inputs:
         if view.is_float32(tensor) and (shape := view.shape(tensor)) is not None:
@@ -47,8 +46,8 @@ def _updates(view: GraphView) -> Mapping[str, frozenset[str]]:
         if shape is None or not view.is_float32(output) or shape not in inputs_by_shape:
             continue
         region, reads = _elementwise_region(output, shape, view)
-        if reads & inputs_by_shape[shape]:
-            found[output] = frozenset(region)
+        if earlier := reads & inputs_by_shape[shape]:
+            found[output] = frozenset(region), tuple(sorted(earlier))
     return found
 
 
@@ -78,7 +77,7 @@ def loss(view: GraphView, lists: OpLists) -> frozenset[str]:
     the framework. The walk back from it stops before tensor-core operations and normalizations, and
     behind a softmax or the sum of two whole tensors (a residual branch).
     """
-    start = _loss_output(view)
+    start = loss_output(view)
     if start is None:
         return frozenset()
     region: set[str] = set()
@@ -87,15 +86,17 @@ def loss(view: GraphView, lists: OpLists) -> frozenset[str]:
         node = view.producer.get(pending.pop())
         if node is None or node.name in region:
             continue
-        if lists.class_of(node.op) is OpClass.ALLOW or node.op in _NORMALIZATIONS:
+        family = spec(node.op).family
+        if lists.class_of(node.op) is OpClass.ALLOW or family is Family.NORMALIZATION:
             continue
         region.add(node.name)
-        if node.op not in _LOSS_HEADS and not _joins_two_tensors(node, view):
+        if family is not Family.SOFTMAX and not _joins_two_tensors(node, view):
             pending.extend(t for t in node.inputs if view.is_float32(t))
     return frozenset(region)
 
 
-def _loss_output(view: GraphView) -> str | None:
+def loss_output(view: GraphView) -> str | None:
+    """Find the tensor that is the loss, or one that is handed to a framework; None where there is neither."""
     # Where there is a YieldOp, the outputs of the graph are gradients.
     crossing = [t for node in view.nodes if node.op == _BOUNDARY for t in node.inputs]
     scalars = [
@@ -129,10 +130,3 @@ def protected(view: GraphView, lists: OpLists) -> Mapping[str, Reason]:
     reasons = dict.fromkeys(loss(view, lists), Reason.LOSS)
     reasons |= dict.fromkeys(weight_update(view), Reason.WEIGHT_UPDATE)
     return reasons
-
-
-def scalar_inputs(view: GraphView, tensors: Iterable[str]) -> tuple[str, ...]:
-    """Pick the graph inputs of one element: hyperparameters whose magnitude the graph does not tell."""
-    return tuple(
-        t for t in tensors if t and view.tensors[t].kind is TensorKind.INPUT and view.tensors[t].elements == 1
-    )

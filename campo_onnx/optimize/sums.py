@@ -53,7 +53,7 @@ def squares_summed(view: GraphView, ranges: Mapping[str, ValueRange], low: Preci
     Returns
     -------
     mapping
-        Reason by node name.
+        What is squared, or the tensor of squares that is read, by node name.
     """
     if low.largest > _NARROW:
         return {}
@@ -65,7 +65,7 @@ def squares_summed(view: GraphView, ranges: Mapping[str, ValueRange], low: Preci
         if source is not None and not _holds_squares(source, view, ranges, low):
             is_sum = node.op in _SUMS_OF_SQUARES or node.op in _CONTRACTIONS
             if is_sum or node.outputs[0] in leads_on:
-                found[node.name] = f"squares {source!r}, whose size is not known, for a sum"
+                found[node.name] = source
                 squares.update(t for t in node.outputs if t)
             continue
         read = next((t for t in node.inputs if t in squares), None)
@@ -73,11 +73,11 @@ def squares_summed(view: GraphView, ranges: Mapping[str, ValueRange], low: Preci
             continue
         if node.op in _SUMS or node.op in _CARRIERS:
             if node.op in _SUMS or node.outputs[0] in leads_on or read not in leads_on:
-                found[node.name] = f"computes with {read!r}, which holds squares of unknown size"
+                found[node.name] = read
                 if not _meets_another(node, view, squares):
                     squares.update(t for t in node.outputs if t)
         elif node.op in (OpKey("", "Sqrt"), OpKey("", "Pow")):
-            found[node.name] = f"takes the root of {read!r}, a sum of squares of unknown size"
+            found[node.name] = read
     return found
 
 
@@ -148,7 +148,7 @@ def _is_sum(node: OpNode, view: GraphView) -> bool:
 
 def gradient_products_summed(
     view: GraphView, ranges: Mapping[str, ValueRange], forward: frozenset[str], low: Precision
-) -> Mapping[str, str]:
+) -> frozenset[str]:
     """Find products of a gradient and an activation that are summed, in a graph without a loss scale.
 
     Unscaled gradients lie close to the smallest value FP16 holds; times an activation well below 1 (a
@@ -167,21 +167,21 @@ def gradient_products_summed(
 
     Returns
     -------
-    mapping
-        Reason by node name.
+    frozenset
+        Names of nodes.
     """
     if low.largest > _NARROW:
-        return {}
+        return frozenset()
     leads_on = leading_to_sums(view)
-    found = {}
+    found = set()
     for node in view.nodes:
         if node.op != OpKey("", "Mul") or node.name in forward or node.outputs[0] not in leads_on:
             continue
         if not _only_summed(node.outputs[0], view, leads_on):
             continue
         if all(_may_be_small(t, view, ranges) for t in node.inputs) and node.inputs[0] != node.inputs[1]:
-            found[node.name] = "multiplies a gradient and an activation for a sum, without a loss scale"
-    return found
+            found.add(node.name)
+    return frozenset(found)
 
 
 def _only_summed(tensor: str, view: GraphView, leads_on: frozenset[str]) -> bool:

@@ -36,15 +36,15 @@ class LostValue:
         The value.
     overflows
         Whether it becomes infinite.
-    reason
-        One sentence.
+    is_integer
+        Whether it is a count or a position that would no longer be exact.
     """
 
     tensor: str
     source: str
     value: float
-    overflows: bool
-    reason: str
+    overflows: bool = False
+    is_integer: bool = False
 
 
 def lost_values(
@@ -85,21 +85,16 @@ def _lost_at(
 ) -> Iterator[LostValue]:
     reads = (node.inputs[i] for i in sorted(ports.low_inputs))
     writes = (node.outputs[i] for i in sorted(ports.low_outputs))
-    for verb, tensors in (("reads", reads), ("computes", writes)):
-        for tensor in tensors:
-            known = ranges.get(tensor, UNKNOWN)
-            is_constant = view.tensors[tensor].kind is TensorKind.CONSTANT
-            if known.magnitude > low.largest:
-                yield _lost(tensor, verb, known, known.extreme, low, "overflows", is_constant)
-            elif _smallest(known) < _least(low, is_exact=is_constant or not known.varies):
-                yield _lost(tensor, verb, known, _smallest(known), low, "is too small for", is_constant)
-            elif tensor in counted:
-                reason = (
-                    f"{verb} {tensor!r}, which counts in integers: {low.value} is exact only up to "
-                    f"{largest_exact(low):,}"
-                )
-                value = known.bound
-                yield LostValue(tensor=tensor, source=tensor, value=value, overflows=False, reason=reason)
+    for tensor in (*reads, *writes):
+        known = ranges.get(tensor, UNKNOWN)
+        source = known.source or tensor
+        is_exact = view.tensors[tensor].kind is TensorKind.CONSTANT or not known.varies
+        if known.magnitude > low.largest:
+            yield LostValue(tensor=tensor, source=source, value=known.extreme, overflows=True)
+        elif _smallest(known) < _least(low, is_exact=is_exact):
+            yield LostValue(tensor=tensor, source=source, value=_smallest(known))
+        elif tensor in counted:
+            yield LostValue(tensor=tensor, source=tensor, value=known.bound, is_integer=True)
 
 
 def _smallest(known: ValueRange) -> float:
@@ -125,29 +120,6 @@ def largest_exact(low: Precision) -> int:
     (2048, 256)
     """
     return 1 << (low.fraction_bits + 1)
-
-
-def _lost(
-    tensor: str,
-    verb: str,
-    known: ValueRange,
-    value: float,
-    low: Precision,
-    what: str,
-    is_constant: bool,
-) -> LostValue:
-    if is_constant:
-        reason = f"its constant {tensor!r} holds {value:.4g}, which {what} {low.value}"
-    else:
-        origin = f" (from {known.source!r})" if known.source not in ("", tensor) else ""
-        reason = f"{verb} {tensor!r}, which reaches {value:.4g}{origin}: {what} {low.value}"
-    return LostValue(
-        tensor=tensor,
-        source=known.source or tensor,
-        value=value,
-        overflows=what == "overflows",
-        reason=reason,
-    )
 
 
 def _exact_integers(view: GraphView, ranges: Mapping[str, ValueRange], low: Precision) -> frozenset[str]:

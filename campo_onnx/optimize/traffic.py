@@ -97,7 +97,10 @@ def planned_traffic(problem: Problem, plan: Plan) -> Traffic:
 
 
 def _planned(problem: Problem, plan: Plan) -> Iterator[tuple[OpKey, Moved]]:
+    dropped = {cast.node for cast in plan.dropped}
     for node in problem.view.nodes:
+        if node.name in dropped:
+            continue
         low = problem.low if node.name in plan.low_nodes else None
         yield node.op, _moved(problem.view.signature(node.name), problem.ports[node.name], low)
     width = Precision.FP32.itemsize_bytes + problem.low.itemsize_bytes

@@ -123,10 +123,10 @@ def open_session(
         )
     except RUNTIME_ERRORS as error:
         raise _refused(error) from None
-    if strict and (stray := placed_elsewhere(assignments(session), machine.provider)):
-        first = stray[0]
+    if strict and (elsewhere := placed_elsewhere(assignments(session), machine.provider)):
+        first = elsewhere[0]
         raise UnsupportedModelError(
-            f"{len(stray)} nodes would not run on the {machine.provider} provider",
+            f"{len(elsewhere)} nodes would not run on the {machine.provider} provider",
             why=f"ONNX Runtime puts {first.node!r} ({first.op_type}) on {first.provider}",
         )
     return session

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from campo_onnx.errors import ModelError
+from campo_onnx.errors import ModelError, UsageError
 from campo_onnx.export import step_naming
 from campo_onnx.ir.importer import Imported
 from campo_onnx.runtime.buffers import FlatBuffer
@@ -103,7 +103,7 @@ class FlatStep:
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> Ran:
         """Run one step; if the gradient graph fails, the step has not been taken."""
         self._update.refuse_torn()
-        lr = float(feeds[step_naming.LEARNING_RATE])
+        lr = float(feeds.get(step_naming.LEARNING_RATE, np.float32(0)))
         scale = float(feeds.get(step_naming.LOSS_SCALE, np.float32(1)))
         for name, value in feeds.items():
             if name in self._feeds:
@@ -121,6 +121,26 @@ class FlatStep:
         self._update.run(lr, inverse)
         self._side = self._latest
         return Ran(metrics=metrics, outcome=Outcome.UPDATED)
+
+    def shared(self) -> Arrays:
+        """Give weights and gradients where they lie, by name, without a copy.
+
+        Raises
+        ------
+        UsageError
+            If they do not lie on the CPU.
+        """
+        found: Arrays = {}
+        roles = {step_naming.parameter: self._update.weights, step_naming.gradient: self._update.gradients}
+        for name_of, buffer in roles.items():
+            flat = buffer.shared()
+            if flat is None:
+                raise UsageError(
+                    "memory of a GPU cannot be shared as NumPy arrays",
+                    remedy="Give the update an optimizer of campo_onnx.export.optimizers.",
+                )
+            found |= {name_of(name): part for name, part in self._layout.unpacked(flat).items()}
+        return found
 
     def state(self) -> Arrays:
         """Copy the state from the device, by input name; within a window, that before it."""

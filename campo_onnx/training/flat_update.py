@@ -58,7 +58,7 @@ class FlatUpdate:
         self._update, self._layout, self._machine = update, layout, machine
         self._is_torn = False
         self.weights, self.gradients = self._flat(), self._flat()
-        self._slots = {slot: self._flat() for slot in update.optimizer.slots}
+        self._slots = {slot: self._flat() for slot in update.slots}
         self._average = None if update.average_decay is None else self._flat()
         is_clipped = update.clip_norm is not None
         self._feeds_scale = not is_clipped and (is_scaled or update.accumulate > 1)
@@ -67,7 +67,12 @@ class FlatUpdate:
             model = updates.check_model(layout.rows, clip_norm=update.clip_norm, finite=checks_finite)
             self._check = Program(model, machine)
             self._check.reads(updates.GRADIENT, self.gradients)
-        self._programs = [self._program(segment) for segment in layout.segments]
+        scaled = is_clipped or self._feeds_scale
+        self._programs = [
+            (segment, self._program(segment, scaled=scaled))
+            for segment in layout.segments
+            if update.optimizer is not None or scaled
+        ]
         self._sum: Program | None = None
         if self._average is not None and update.average_decay is not None:
             self._averaging = Program(updates.averaging_model(layout.rows, update.average_decay), machine)
@@ -125,10 +130,11 @@ class FlatUpdate:
         """
         self._is_torn = True
         scale = {updates.GRAD_SCALE: inverse} if self._feeds_scale else {}
-        for segment, program in zip(self._layout.segments, self._programs, strict=True):
+        for segment, program in self._programs:
             optimizer, group = self._update.optimizer_of(segment.group), segment.group
             rate = lr * (group.lr_scale if group is not None else 1.0)
-            program.run({**updates.update_numbers(optimizer, rate, self.count + 1), **scale})
+            numbers = {} if optimizer is None else updates.update_numbers(optimizer, rate, self.count + 1)
+            program.run({**numbers, **scale})
         if self._average is not None:
             self._averaging.run({})
         self.begin(self.count + 1)
@@ -136,20 +142,19 @@ class FlatUpdate:
     def _flat(self) -> FlatBuffer:
         return FlatBuffer(self._layout.rows * ROW, _FLOAT, self._machine)
 
-    def _program(self, segment: Segment) -> Program:
-        optimizer = self._update.optimizer_of(segment.group)
-        is_clipped = self._update.clip_norm is not None
-        model = updates.update_model(
-            optimizer,
-            segment.rows,
-            scaled=is_clipped or self._feeds_scale,
-            tensor_of_row=self._layout.tensor_of_row(segment),
-        )
-        program, first = Program(model, self._machine), segment.first_row * ROW
+    def _program(self, segment: Segment, *, scaled: bool) -> Program:
+        optimizer, first = self._update.optimizer_of(segment.group), segment.first_row * ROW
+        if optimizer is None:
+            program = Program(updates.scaling_model(segment.rows), self._machine)
+            program.writes(updates.new(updates.GRADIENT), self.gradients, first)
+        else:
+            rows = self._layout.tensor_of_row(segment)
+            model = updates.update_model(optimizer, segment.rows, scaled=scaled, tensor_of_row=rows)
+            program = Program(model, self._machine)
+            for role, buffer in {updates.PARAMETER: self.weights, **self._slots}.items():
+                program.reads(role, buffer, first)
+                program.writes(updates.new(role), buffer, first)
         program.reads(updates.GRADIENT, self.gradients, first)
-        for role, buffer in {updates.PARAMETER: self.weights, **self._slots}.items():
-            program.reads(role, buffer, first)
-            program.writes(updates.new(role), buffer, first)
-        if is_clipped:
+        if self._update.clip_norm is not None:
             program.shares(updates.GRAD_SCALE, self._check.result(updates.GRAD_SCALE))
         return program

@@ -86,10 +86,12 @@ def gradient_interface(
             remedy="Export all gradients scaled, with the input loss_scale, or none.",
         )
     outputs = frozenset(gradients.values())
+    lr = step_naming.LEARNING_RATE
+    rate = {} if update.optimizer is None else {lr: _spec(lr)}
     step = replace(
         found,
         state=MappingProxyType({**found.state, **_own_state(found, gradients, update)}),
-        feeds=MappingProxyType({**found.feeds, step_naming.LEARNING_RATE: _spec(step_naming.LEARNING_RATE)}),
+        feeds=MappingProxyType({**found.feeds, **rate}),
         metrics=MappingProxyType({n: spec for n, spec in found.metrics.items() if n not in outputs}),
     )
     return GradientInterface(step=step, gradients=MappingProxyType(gradients), is_scaled=bool(scaled))
@@ -100,10 +102,10 @@ def _own_state(found: StepInterface, trained: Iterable[str], update: WeightUpdat
     state: dict[str, TensorSpec] = {}
     for name in trained:
         shape = found.state[step_naming.parameter(name)].shape
-        names = [step_naming.state(slot, name) for slot in update.optimizer.slots]
+        names = [step_naming.state(slot, name) for slot in update.slots]
         names += [step_naming.average(name)] if update.average_decay is not None else []
         state |= {n: _spec(n, shape) for n in names}
-    if counts_updates(update.optimizer):
+    if update.optimizer is not None and counts_updates(update.optimizer):
         state[step_naming.STEP] = _spec(step_naming.STEP, dtype=int(TensorProto.INT64))
     return state
 

@@ -13,17 +13,15 @@ import numpy as np
 import onnx
 import onnx.inliner
 from numpy.typing import NDArray
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.sort import fresh, name_nodes, outer_reads, sort_nodes
-from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
-
-_LOW = frozenset({Precision.FP16.onnx_dtype, Precision.BF16.onnx_dtype})
 
 # They convert or make values and compute none: ONNX Runtime runs them in the low precision as they are.
 _NATIVE = frozenset({"Cast", "Constant", "ConstantOfShape"})
@@ -35,11 +33,6 @@ _RANDOM = frozenset(
     {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"}
     | {"RandomUniformLike"}
 )
-
-
-NOISE = 2.0**-20
-"""An output smaller than this share of the largest one is noise (the gradient of a key's bias, which
-is zero but for rounding): its error counts against that share."""
 
 
 def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelProto:
@@ -120,7 +113,7 @@ class _Emulation:
         node.output[:] = [self._tensor_name(f"{t}_exact") if self._is_low(t) else t for t in given.output]
         if node.output != given.output:
             for attribute in node.attribute:
-                if attribute.name == "dtype" and attribute.i in _LOW:
+                if attribute.name == "dtype" and is_low_dtype(attribute.i):
                     attribute.i = TensorProto.FLOAT
         self.nodes.append(node)
         for exact, rounded in zip(node.output, given.output, strict=True):
@@ -128,7 +121,7 @@ class _Emulation:
                 self._cast(exact, rounded, self._dtypes[rounded], f"round_{rounded}")
 
     def _is_low(self, tensor: str) -> bool:
-        return self._dtypes.get(tensor) in _LOW
+        return is_low_dtype(self._dtypes.get(tensor))
 
     def _widen(self, tensor: str) -> str:
         if tensor not in self._widened:
@@ -157,12 +150,80 @@ class _Emulation:
         return name
 
 
+def without_underflow(emulated: ModelProto) -> ModelProto:
+    """Let an emulated FP16 graph round as FP16 does, but keep values that are too small for it.
+
+    What a graph without a loss scale computes this way is what it would compute with one: its
+    backward pass is linear, and a power of two changes no significand. Overflow stays overflow.
+
+    Parameters
+    ----------
+    emulated
+        What :func:`emulate` returned; not changed.
+    """
+    copy = ModelProto()
+    copy.CopyFrom(emulated)
+    graph = copy.graph
+    outputs = {value.name for value in graph.output}
+    taken = {t for node in graph.node for t in node.output}
+    rounded = {
+        node.output[0]
+        for node in graph.node
+        if node.op_type == "Cast" and _casts_to(node, TensorProto.FLOAT16) and node.output[0] not in outputs
+    }
+    low_inputs = {v.name for v in graph.input if v.type.tensor_type.elem_type != TensorProto.FLOAT}
+    nodes: list[NodeProto] = []
+    for node in graph.node:
+        if node.output and node.output[0] in rounded and node.input[0] not in low_inputs:
+            nodes += _rounding(node.input[0], node.output[0], node.name, taken)
+        else:
+            nodes.append(node)
+    for name, value in (("splitter", 2.0**13 + 1), ("limit", _FP16_OVERFLOW), ("infinite", np.inf)):
+        graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), f"{_ROUNDING}_{name}"))
+    kept = [info for info in graph.value_info if info.name not in rounded]
+    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:], graph.value_info[:]
+    graph.node.extend(copies)
+    graph.value_info.extend(kept)
+    return copy
+
+
+_ROUNDING = "campo_rounding"
+_FP16_OVERFLOW = 65520.0  # from here on FP16 rounds to infinity
+
+
+def _casts_to(node: NodeProto, dtype: int) -> bool:
+    return any(attribute.name == "to" and attribute.i == dtype for attribute in node.attribute)
+
+
+def _rounding(source: str, target: str, name: str, taken: set[str]) -> list[NodeProto]:
+    """Round to 11 significant bits by Dekker's splitting, which is exact in FP32."""
+    nodes: list[NodeProto] = []
+
+    def node(op_type: str, *inputs: str) -> str:
+        output = fresh(f"{target}_{_ROUNDING}_{len(nodes)}", taken)
+        taken.add(output)
+        nodes.append(
+            onnx.helper.make_node(op_type, list(inputs), [output], name=f"{_ROUNDING}_{name}_{len(nodes)}")
+        )
+        return output
+
+    wide = node("Cast", source)
+    nodes[-1].attribute.append(onnx.helper.make_attribute("to", TensorProto.FLOAT))
+    scaled = node("Mul", wide, f"{_ROUNDING}_splitter")
+    high = node("Sub", scaled, node("Sub", scaled, wide))
+    overflows = node("GreaterOrEqual", node("Abs", wide), f"{_ROUNDING}_limit")
+    infinite = node("Mul", wide, f"{_ROUNDING}_infinite")
+    nodes.append(onnx.helper.make_node("Where", [overflows, infinite, high], [target], name=name))
+    return nodes
+
+
 def _refuse_bodies(node: NodeProto, dtypes: Mapping[str, int]) -> None:
     bodies = [body for a in node.attribute for body in (a.g, *a.graphs) if body.node]
     if not bodies:
         return
     outside = (*node.input, *node.output, *outer_reads(node))
-    if any(dtypes.get(t) in _LOW for t in outside) or any(map(_makes_low, bodies)):
+    if any(is_low_dtype(dtypes.get(t)) for t in outside) or any(map(_makes_low, bodies)):
         raise UnsupportedModelError(
             f"node {node.name!r} ({node.op_type}) computes in low precision inside a body",
             why="bodies of If, Loop and Scan are not emulated",
@@ -172,15 +233,15 @@ def _refuse_bodies(node: NodeProto, dtypes: Mapping[str, int]) -> None:
 
 def _makes_low(body: GraphProto) -> bool:
     """Whether a low tensor arises in a body: in a constant, a node that states its type, or further in."""
-    if any(tensor.data_type in _LOW for tensor in body.initializer):
+    if any(is_low_dtype(tensor.data_type) for tensor in body.initializer):
         return True
     return any(_states_low(attribute) for node in body.node for attribute in node.attribute)
 
 
 def _states_low(attribute: AttributeProto) -> bool:
-    if attribute.name in ("to", "dtype") and attribute.i in _LOW:
+    if attribute.name in ("to", "dtype") and is_low_dtype(attribute.i):
         return True
-    return attribute.t.data_type in _LOW or any(map(_makes_low, (attribute.g, *attribute.graphs)))
+    return is_low_dtype(attribute.t.data_type) or any(map(_makes_low, (attribute.g, *attribute.graphs)))
 
 
 def drift(
@@ -233,20 +294,6 @@ def relative_l2(actual: NDArray[Any], expected: NDArray[Any]) -> float:
     size = float(np.linalg.norm(e[np.isfinite(e)]))
     error = float(np.linalg.norm((a - e)[differs]))
     return round(error / size, 15) if size else float("inf")
-
-
-def drift_of(actual: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]) -> dict[str, float]:
-    """Relative L2 error by floating-point output, small outputs held against :data:`NOISE`."""
-    floats = {name: value for name, value in expected.items() if np.issubdtype(value.dtype, np.floating)}
-    sizes = {name: float(np.linalg.norm(value.astype(np.float64))) for name, value in floats.items()}
-    floor = NOISE * max(sizes.values(), default=0.0)
-    errors = {}
-    for name, value in floats.items():
-        difference = actual[name].astype(np.float64) - value.astype(np.float64)
-        error = float(np.linalg.norm(difference))
-        size = max(sizes[name], floor)
-        errors[name] = 0.0 if error == 0 else (error / size if size and np.isfinite(error) else float("inf"))
-    return errors
 
 
 def seeded(model: ModelProto) -> ModelProto:

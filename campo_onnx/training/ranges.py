@@ -109,7 +109,7 @@ def _watched(model: ModelProto, tensors: list[str], precision: Precision) -> Mod
     watched.CopyFrom(model)
     graph = watched.graph
     del graph.output[:]
-    smallest = precision.smallest_normal * 2.0 ** -_FRACTION_BITS[precision]
+    smallest = precision.smallest_normal * 2.0**-precision.fraction_bits
     for name, value in (
         ("zero", 0.0),
         ("smallest", smallest / 2),  # half of the smallest subnormal rounds to zero
@@ -133,9 +133,6 @@ def _watched(model: ModelProto, tensors: list[str], precision: Precision) -> Mod
     del graph.node[:]
     graph.node.extend(copies)
     return watched
-
-
-_FRACTION_BITS = {Precision.FP16: 10, Precision.BF16: 7}
 
 
 def _statistics(tensor: str, prefix: str) -> list[NodeProto]:

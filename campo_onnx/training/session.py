@@ -19,6 +19,7 @@ from campo_onnx.training.flat_step import FlatStep
 from campo_onnx.training.gradient_interface import GradientInterface, gradient_interface
 from campo_onnx.training.loss_scaler import LossScaler
 from campo_onnx.training.runner import Outcome, Runner
+from campo_onnx.training.schedules import Schedule
 from campo_onnx.training.step_interface import Feed, step_interface
 from campo_onnx.training.weight_update import WeightUpdate
 from campo_onnx.training.whole_step import WholeStep
@@ -83,8 +84,8 @@ class TrainingSession:
         How to update the weights, for a graph that gives gradients; None for a graph that holds its
         update. See :class:`~campo_onnx.training.flat_step.FlatStep`.
     settings
-        Values of inputs that stay from step to step, such as the learning rate. A batch may
-        overrule them for one step.
+        Values of inputs that stay from step to step, such as the learning rate, or a schedule that gives
+        one for each update (:mod:`campo_onnx.training.schedules`). A batch may overrule them for one step.
     provider
         ``"auto"``, ``"cpu"`` or ``"cuda"``.
     scaler
@@ -110,7 +111,7 @@ class TrainingSession:
         model: str | Path | onnx.ModelProto,
         state: Mapping[str, NDArray[Any]],
         *,
-        settings: Mapping[str, Feed] | None = None,
+        settings: Mapping[str, Feed | Schedule] | None = None,
         update: WeightUpdate | None = None,
         provider: str = "auto",
         scaler: LossScaler | None = None,
@@ -131,10 +132,14 @@ class TrainingSession:
             self.interface = gradients.step
         self._unscales = gradients is not None
         self._scaler = self._checked_scaler(scaler)
-        self._settings = self._checked_feeds(settings or {})
+        self._schedules = {n: value for n, value in (settings or {}).items() if callable(value)}
+        fixed = {n: value for n, value in (settings or {}).items() if not callable(value)}
+        self._window = 1 if update is None else update.accumulate
+        self._steps = 0
+        self._settings = self._checked_feeds(fixed)
+        self._settings |= self._scheduled()
         batch = (spec.shape for name, spec in self.interface.feeds.items() if name not in self._settings)
         self._samples = next((shape[0] for shape in batch if shape), 1)
-        self._steps = 0
         first = self.interface.first_state(state)
         self._runner: Runner
         if gradients is None or update is None:
@@ -168,7 +173,7 @@ class TrainingSession:
             If the graph fails while it runs; the state is as before the step.
         """
         began = time.perf_counter()
-        feeds = self._settings | self._checked_feeds(batch)
+        feeds = self._settings | self._scheduled() | self._checked_feeds(batch)
         scale = self._scaler.scale if self._scaler is not None else None
         if scale is not None:
             feeds |= self._checked({LOSS_SCALE: scale})
@@ -215,6 +220,35 @@ class TrainingSession:
         """Copy the state from the device, by input name."""
         return self._runner.state()
 
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Put values in the place of parts of the state, by input name; the rest stays.
+
+        Raises
+        ------
+        UsageError
+            If a name is unknown, or a value does not fit; the session then goes on as it was.
+        """
+        self._runner.load(self.interface.first_state({**self.state(), **state}))
+
+    def shared(self) -> dict[str, NDArray[Any]]:
+        """Give weights and gradients where they lie on the CPU, ``param.X`` and ``grad.X``, without a copy.
+
+        What changes them changes the session. Gradients are those of the last update, unscaled and
+        averaged only if the update has no optimizer.
+
+        Raises
+        ------
+        UsageError
+            If the graph holds its update, or runs on a GPU.
+        """
+        if not isinstance(self._runner, FlatStep):
+            raise UsageError(
+                "the weights of a graph that holds its update cannot be shared",
+                why="they move from one place to another with each step",
+                remedy="Export the step without an optimizer, and pass `update`.",
+            )
+        return self._runner.shared()
+
     def save(self, path: str | Path) -> None:
         """Write a checkpoint, whole or not at all.
 
@@ -260,6 +294,10 @@ class TrainingSession:
             )
         self._runner.load(found.state)
         self._scaler, self._steps = found.scaler, found.steps
+
+    def _scheduled(self) -> dict[str, NDArray[Any]]:
+        count = self._steps // self._window
+        return self._checked_feeds({name: float(value(count)) for name, value in self._schedules.items()})
 
     def _checked_scaler(self, scaler: LossScaler | None) -> LossScaler | None:
         if LOSS_SCALE not in self.interface.feeds:

@@ -165,6 +165,12 @@ def accumulation_model(rows: int) -> onnx.ModelProto:
     return g.model({GRADIENT: g.add(g.tensor(GRADIENT), g.tensor(FURTHER))})
 
 
+def scaling_model(rows: int) -> onnx.ModelProto:
+    """Write ``new_grad = grad * grad_scale``, for an update that is not ours."""
+    g = _Flat(rows)
+    return g.model({GRADIENT: g.mul(g.tensor(GRADIENT), g.number(GRAD_SCALE))})
+
+
 def averaging_model(rows: int, decay: float) -> onnx.ModelProto:
     """Write ``new_average = decay * average + (1 - decay) * param``."""
     g = _Flat(rows)

@@ -59,7 +59,9 @@ class WeightUpdate:
     Parameters
     ----------
     optimizer
-        Which update, one of :mod:`campo_onnx.export.optimizers`.
+        Which update, one of :mod:`campo_onnx.export.optimizers`. None leaves the update to the caller,
+        who changes what :meth:`~campo_onnx.training.session.TrainingSession.shared` gives whenever a
+        step's result says ``updated``: an optimizer of torch, say.
     groups
         Parameters with settings of their own; a parameter belongs to the first group that holds it.
     clip_norm
@@ -76,14 +78,19 @@ class WeightUpdate:
         If a number is out of range.
     """
 
-    optimizer: Optimizer
+    optimizer: Optimizer | None
     groups: tuple[ParameterGroup, ...] = ()
     clip_norm: float | None = None
     accumulate: int = 1
     average_decay: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.optimizer, Optimizer):
+        if self.optimizer is None and (self.groups or self.average_decay is not None):
+            raise UsageError(
+                "groups and averages belong to an optimizer",
+                remedy="Leave them to whoever updates the weights.",
+            )
+        if not isinstance(self.optimizer, Optimizer | None):
             raise UsageError(
                 f"{type(self.optimizer).__name__} is not an optimizer of campo_onnx.export.optimizers",
                 remedy="Pass AdamW(weight_decay=0.01), say; torch's own optimizers do not fit here.",
@@ -95,8 +102,13 @@ class WeightUpdate:
         if self.average_decay is not None and not 0 <= self.average_decay < 1:
             raise UsageError(f"average_decay is {self.average_decay:g}", remedy="It must be in [0, 1).")
 
-    def optimizer_of(self, group: ParameterGroup | None) -> Optimizer:
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Kinds of optimizer state."""
+        return () if self.optimizer is None else self.optimizer.slots
+
+    def optimizer_of(self, group: ParameterGroup | None) -> Optimizer | None:
         """Give the optimizer as a group wants it."""
-        if group is None or group.weight_decay is None:
+        if group is None or group.weight_decay is None or self.optimizer is None:
             return self.optimizer
         return replace(self.optimizer, weight_decay=group.weight_decay)

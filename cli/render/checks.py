@@ -49,6 +49,8 @@ def print_annotations(text: str, *, beside_a_document: bool) -> None:
 
 def print_data_safety(found: "DataSafety", budget: float) -> None:
     """Print how many nodes the data kept in FP32 and released, and the effect."""
+    from campo_onnx.optimize.reason import Reason
+
     console = stderr()
     worst = max(found.drift_after, key=lambda name: found.drift_after[name])
     console.print(
@@ -59,13 +61,12 @@ def print_data_safety(found: "DataSafety", budget: float) -> None:
         ),
         style="dim",
     )
-    beyond = [name for name, error in found.drift_before.items() if error > budget]
-    if beyond:
+    kept = sum(verdict.decided_by is Reason.DATA_BUDGET for verdict in found.forbidden.values())
+    if kept:
         console.print(
             escape(
-                f"{len(beyond)} outputs exceed the budget with the lists alone; no node was released that "
-                "adds more than rounding noise to them. If gradients underflow, export the graph with a loss "
-                "scale."
+                f"{kept} of them stay FP32 because the budget breaks without them. If gradients underflow, "
+                "export the graph with a loss scale."
             ),
             style="dim",
         )

@@ -19,6 +19,7 @@ from benchmarks.zoo import TITLES
 from campo_onnx import Plan, device, optimize_model
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.ir.importer import import_model
+from campo_onnx.optimize.reason import Reason
 from campo_onnx.runtime.providers import machine
 
 ROOT = Path(__file__).parents[2]
@@ -175,6 +176,7 @@ class TestPredicted:
         assert list(rows) == ["fp32", "optimal"]
         assert rows["optimal"]["low_nodes"]
         assert not rows["optimal"]["missed_us"]
+        assert set(rows["fp32"]["missed_us"]) <= {reason.value for reason in Reason}
         missed_us = sum(rows["fp32"]["missed_us"].values())
         assert missed_us > rows["fp32"]["step_us"] - rows["optimal"]["step_us"]
 
@@ -343,6 +345,14 @@ class TestPage:
         assert "KeyError: 'x'" in cpu
         assert "1e-03 (1e-02), 2 not finite" in cpu
         assert "does not run" in cpu
+
+    def test_what_the_first_traverse_refused_is_apart(self, tmp_path: Path) -> None:
+        found = records(tmp_path)
+        facts = found.find("predicted-v100-vgg16")
+        assert facts is not None
+        facts["result"]["campo"]["missed_us"] = {Reason.TRAVERSE_1_FP32.value: 3000.0, "unlisted": 500.0}
+        found.keep("predicted-v100-vgg16", facts)
+        assert "| VGG-16 | 3.0 | 0.5 |" in render("campo_eval", collect.collect(found))
 
     def test_measurements_with_other_options_are_not_mixed(self, tmp_path: Path) -> None:
         found = records(tmp_path)

@@ -37,6 +37,12 @@ def test_results_that_lack_what_the_page_shows_are_refused(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
+def test_without_jinja_the_results_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "find_spec", lambda name: None)
+    (results,) = pages.publish("solver", {"rows": []}, tmp_path)
+    assert json.loads(results.read_text()) == {"rows": []}
+
+
 def test_a_page_shows_the_results_that_were_written(tmp_path: Path) -> None:
     row = {"nodes": 1000, "low_nodes": 900, "casts": 7, "seconds": 0.5, "gap": 1e-6}
     results, page = pages.publish("solver", {"made": pages.made("scipy"), "rows": [row]}, tmp_path)

@@ -68,7 +68,7 @@ def test_timings_and_a_store_that_cannot_be_read(program, capsys, tmp_path):
     foreign.write_text("mine")
     assert program("devices", "--store", str(foreign)) == 0
     printed = capsys.readouterr()
-    assert "no SQLite file" in printed.err
+    assert "not an SQLite file" in printed.err
     assert "h200" in printed.out
 
 

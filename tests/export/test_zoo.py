@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
+from benchmarks import export as jobs
 from benchmarks.zoo import eager
 from benchmarks.zoo import export as zoo
 
@@ -47,6 +48,12 @@ def test_a_model_at_full_size_needs_no_memory(tmp_path: Path) -> None:
     parameters = [v.type.tensor_type.shape.dim for v in model.graph.input if v.name.startswith("param.")]
     assert sum(math.prod(d.dim_value for d in dims) for dims in parameters) == 138_357_544
     assert path.stat().st_size < 1_000_000
+
+
+def test_torchs_own_exporter_is_given_the_same_step() -> None:
+    job = jobs.Job(kind="stock", model="alexnet", batch=2)
+    found = jobs.by_torch_onnx(zoo.ZOO["alexnet"], job)
+    assert found["nodes"] or found["refused"].startswith("aten.")
 
 
 def wrong(model: onnx.ModelProto, kind: str) -> onnx.ModelProto:

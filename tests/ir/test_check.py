@@ -6,6 +6,7 @@ import pytest
 
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.check import check_given, check_written
+from campo_onnx.ir.importer import import_model
 
 VALID = "g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { [n] y = Add(x, w) }"
 
@@ -108,3 +109,31 @@ def test_a_written_model_that_is_invalid_is_an_error_of_the_checker(model_text, 
     onnx.save(model, tmp_path / "m.onnx")
     with pytest.raises(onnx.shape_inference.InferenceError):
         check_written(model, tmp_path / "m.onnx")
+
+
+def test_operators_of_onnx_runtime_pass_in_bodies_too(model_text):
+    body = "y = SimplifiedLayerNormalization(x, s)"
+    branches = (
+        f"then_branch = t () => (float[2,4] a) {{ a = {body[4:]} }}, else_branch = e () => (float[2,4] b) "
+    )
+    model = model_text(
+        "g (float[2,4] x, float[4] s, bool c) => (float[2,4] y) "
+        f"{{ y = If(c) <{branches} {{ b = Identity(x) }}> }}"
+    )
+    check_given(model, "m")
+
+
+def test_what_a_later_opset_has_is_refused_in_an_earlier_one(model_text):
+    with pytest.raises(ModelError, match="No Op registered for Gelu"):
+        check_given(model_text("g (float[2] x) => (float[2] y) { y = Gelu(x) }", 18), "m")
+
+
+def test_onnx_is_not_asked_what_would_crash_it(model_text):
+    """A test that fails here ends the whole run."""
+    model = model_text(
+        "g (float[8,3] x) => (float[3,3] y) "
+        "{ h = com.microsoft.FusedMatMul<transA = 1>(x, x) y = EyeLike<dtype = 1>(h) }"
+    )
+    check_given(model, "m")
+    view = import_model(model).view
+    assert (view.tensors["y"].dtype, view.tensors["y"].shape) == (onnx.TensorProto.FLOAT, (3, 3))

@@ -4,10 +4,13 @@ import numpy as np
 import onnx
 import pytest
 
+from campo_onnx import Options, device, oplists
+from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.ports import NO_FP32, Ports, low_attribute
 from campo_onnx.ops.precision import Precision
+from campo_onnx.pipeline import problem_of
 
 
 @pytest.fixture
@@ -235,3 +238,77 @@ def test_the_low_attribute(model_text):
     assert filled.tolist() == [2.5]
     assert onnx.numpy_helper.to_array(value("b")).tolist() == [0.0]
     assert value("c") == onnx.TensorProto.FLOAT16
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        # the output has the type of the scale
+        (
+            "g (float[2,4] x, float[4] s) => (float[2,4] y) { [n] y = RMSNormalization(x, s) }",
+            low((0, 1), (0,)),
+        ),
+        # keys and values, cached ones too, and an additive mask
+        (
+            "g (float[1,1,2,4] q, float[1,1,2,4] k, float[1,1,2,4] v, float[2,4] m, float[1,1,2,4] pk, "
+            "float[1,1,2,4] pv) => (float[1,1,2,4] y, float[1,1,4,4] nk, float[1,1,4,4] nv) "
+            "{ [n] y, nk, nv = Attention(q, k, v, m, pk, pv) }",
+            low((0, 1, 2, 3, 4, 5), (0, 1, 2)),
+        ),
+        # a mask of truth values is none of the data
+        (
+            "g (float[1,1,2,4] q, bool[2,2] m) => (float[1,1,2,4] y) { [n] y = Attention(q, q, q, m) }",
+            low((0, 1, 2), (0,)),
+        ),
+        # the scale decides the type of what is dequantized
+        (
+            "g (int8[4] x, float s, int8 z) => (float[4] y) { [n] y = DequantizeLinear(x, s, z) }",
+            low((1,), (0,)),
+        ),
+        # values, not indices
+        (
+            "g (float[2] i, int64[1] d, float[2] v) => (float[2,4] y) { [n] y = OneHot(i, d, v) }",
+            low((2,), (0,)),
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, Ports) else value[value.index("[n]") :],
+)
+def test_types_that_belong_together_change_together(ports, run, lower, model_text, graph, expected):
+    assert ports(graph, 23) == expected
+    mixed = lower(model_text(graph, 23)).model
+    onnx.checker.check_model(mixed, full_check=True)
+    if "OneHot" not in graph:  # the CPU provider has no kernel for these types, low or not
+        run(mixed)
+
+
+@pytest.mark.parametrize("op", ["LayerNormalization", "SimplifiedLayerNormalization"])
+@pytest.mark.parametrize("opset", [14, 15])
+def test_normalizations_that_onnx_runtime_puts_into_the_standard_domain(
+    ports, run, lower, model_text, tmp_path, op, opset
+):
+    text = (
+        f"g (float[2,4] x, float[4] s) => (float[2,4] y, float[M,N] z) "
+        f"{{ [n] h, mean = {op}(x, s{', s' if op[0] == 'L' else ''}) [r] y = Relu(h) [m] z = Neg(mean) }}"
+    )
+    model = model_text(text, opset)
+    imported = import_model(model)
+    assert imported.view.tensors["h"].shape == (2, 4)
+    assert imported.view.tensors["mean"].shape == (2, 1)
+    inputs = (0, 1, 2) if op[0] == "L" else (0, 1)
+    assert ports(text, opset) == low(inputs, (0,))
+    lowered = lower(model, ["n", "r"])
+    assert lowered.casts
+    export_model(lowered.model, tmp_path / "mixed.onnx")
+    chance = np.random.default_rng(0)
+    feeds = {name: chance.standard_normal(s).astype(np.float32) for name, s in (("x", (2, 4)), ("s", (4,)))}
+    for name, expected in run(model, feeds).items():
+        np.testing.assert_allclose(run(lowered.model, feeds)[name], expected, atol=0.02)
+
+
+def test_bf16_needs_an_opset_whose_cast_makes_it(lower, model_text):
+    text = "g (float[4,4] x) => (float[4,4] y) { [n] y = com.microsoft.FusedMatMul(x, x) }"
+    for opset, why in ((12, "Cast makes no bf16 in opset 12"), (13, "")):
+        imported = import_model(model_text(text, opset))
+        options = Options(device=device("h200"), lists=oplists("campo"), low=Precision.BF16)
+        verdict = problem_of(imported, options).fixed.get("n")
+        assert ("" if verdict is None else verdict.reason) == why

@@ -65,6 +65,7 @@ def test_a_format_for_the_length_of_a_block():
     info = ml_dtypes.finfo(ml_dtypes.float8_e5m2)
     facts = {
         "onnx_dtype": int(onnx.TensorProto.FLOAT8E5M2),
+        "onnx_name": "float8e5m2",
         "itemsize_bytes": 1,
         "fraction_bits": int(info.nmant),
         "largest": float(info.max),

@@ -19,11 +19,12 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.classify import Classification, NodeClass, classify
-from campo_onnx.optimize.eligibility import fixed_nodes, overflowing_nodes
+from campo_onnx.optimize.eligibility import fixed_nodes
 from campo_onnx.optimize.oplists import OpClass, OpLists, preset
 from campo_onnx.optimize.planning import make_plan
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.reason import Reason, Verdict
+from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.safety import protected, weight_update
 from campo_onnx.optimize.strategies import STRATEGIES
 
@@ -75,7 +76,7 @@ def _problem_from(
     return Problem(
         view=view,
         low=low,
-        classification=classify(view, op_lists, weight_update(view), overflowing_nodes(fixed)),
+        classification=classify(view, op_lists, weight_update(view)),
         ports=ports,
         fixed=fixed,
         costs=table,
@@ -102,15 +103,17 @@ def problem_from() -> Callable[..., Problem]:
 
 
 class Answer(NamedTuple):
-    """Low nodes, and Casts as ``(tensor, precision)``."""
+    """Low nodes, Casts as ``(tensor, precision)``, and the nodes that are written, as text in order."""
 
     low: frozenset[str]
     casts: frozenset[tuple[str, str]]
+    written: tuple[str, ...]
 
 
 class Golden(NamedTuple):
     """One case of a fixture file: a problem, a strategy, and what it must answer."""
 
+    imported: Imported
     problem: Problem
     strategy: str
     expected: Answer
@@ -119,7 +122,20 @@ class Golden(NamedTuple):
         """What the strategy answers."""
         assignment = STRATEGIES[self.strategy].decide(self.problem)
         plan = make_plan(self.problem, assignment, strategy=self.strategy, lists="")
-        return Answer(plan.low_nodes, frozenset((cast.tensor, cast.dst.value) for cast in plan.casts))
+        casts = frozenset((cast.tensor, cast.dst.value) for cast in plan.casts)
+        return Answer(plan.low_nodes, casts, _text_of(rewrite(self.imported, plan)))
+
+
+def _text_of(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Nodes as ``outputs = op(inputs)``; Casts with the type they cast to."""
+    return tuple(
+        f"{', '.join(node.output)} = {node.op_type}{_target(node)}({', '.join(node.input)})"
+        for node in model.graph.node
+    )
+
+
+def _target(node: onnx.NodeProto) -> str:
+    return f"<to={node.attribute[0].i}>" if node.op_type == "Cast" else ""
 
 
 def _golden(title: str, text: str) -> Golden:
@@ -141,7 +157,9 @@ def _golden(title: str, text: str) -> Golden:
     )
     assert not given, f"{title}: unknown settings {given}"
     casts = frozenset(tuple(cast.split("->")) for cast in expected["casts"].split())
-    return Golden(problem, strategy, Answer(frozenset(expected["low"].split()), casts))
+    written = tuple(line.strip() for line in answer.partition("\nwritten:\n")[2].strip().splitlines())
+    expected_answer = Answer(frozenset(expected["low"].split()), casts, written)
+    return Golden(_read("(" + graph), problem, strategy, expected_answer)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from campo_onnx.optimize.classify import classify
 from campo_onnx.optimize.oplists import OpClass, preset
 from campo_onnx.optimize.patterns.bias_gradient import bias_gradient
+from campo_onnx.optimize.patterns.findings import Findings
 from campo_onnx.optimize.reason import Reason
 from campo_onnx.optimize.safety import weight_update
 from campo_onnx.optimize.strategies.optimal import optimal
@@ -17,8 +20,8 @@ SOFTMAX = """(float[4,8] x) => (float[4,8] y) <int64[1] axis = {1}> {
 }"""
 
 
-def classes(view, lists, update=frozenset(), overflowing=None):
-    return classify(view, preset(lists), update, overflowing or {}).classes
+def classes(view, lists, update=frozenset()):
+    return classify(view, preset(lists), update).classes
 
 
 def test_lists_speak_of_operators_and_patterns_of_nodes(read):
@@ -41,12 +44,6 @@ def test_plain_lists_have_no_patterns(read):
     assert found["sum"].op_class is OpClass.DENY
 
 
-def test_a_constant_that_overflows_outweighs_lists_and_patterns(read):
-    found = classes(read(SOFTMAX).view, "campo", overflowing={"exp": "a reason", "shift": "another"})
-    assert (found["exp"].op_class, found["exp"].reason) == (OpClass.DENY, "a reason")
-    assert (found["shift"].op_class, found["shift"].reason) == (OpClass.DENY, "another")
-
-
 def test_of_two_rules_the_one_that_keeps_fp32_is_right(read):
     # A bias gradient to the one rule; a sum of squares, broadcast back, to the other.
     text = """(float[4,8] x, float[4,8] w) => (float[1,8] g, float[4,8] new) <int64[1] axis = {0}> {
@@ -60,7 +57,7 @@ def test_of_two_rules_the_one_that_keeps_fp32_is_right(read):
     assert classes(view, "campo", update)["sum"].op_class is OpClass.DENY
 
 
-def test_a_mask_of_minus_infinity_in_disguise_taints(problem_from):
+def test_a_mask_of_minus_infinity_in_disguise_is_followed(problem_from):
     """-3e38 becomes -inf in FP16; so what is made of it stays FP32 up to where it is harmless."""
     text = """(float[4,8] x, float[8,8] w, float[8,6] v, bool[4,8] mask) => (float[4,6] y)
               <float low = {-3e38}> {
@@ -71,11 +68,26 @@ def test_a_mask_of_minus_infinity_in_disguise_taints(problem_from):
     }"""
     problem = problem_from(text)
     assignment = optimal(problem)
-    assert problem.op_class("hide") is OpClass.DENY
     assert assignment.low == {"a1", "a2"}
-    assert assignment.verdicts["scale"].decided_by is Reason.DOWNSTREAM_OF_DENY
+    assert problem.fixed["hide"].decided_by is Reason.OVERFLOW
+    assert problem.fixed["scale"].decided_by is Reason.VALUE_OVERFLOW
+    assert problem.fixed["scale"].facts["source"] == "low"
 
 
 @pytest.mark.parametrize(("lists", "through"), [("campo", False), ("tf115", True), ("tf2", True)])
 def test_whether_decisions_carry_is_the_lists_word(read, lists, through):
-    assert classify(read(SOFTMAX).view, preset(lists), frozenset(), {}).taint_through_decisions is through
+    assert classify(read(SOFTMAX).view, preset(lists), frozenset()).taint_through_decisions is through
+
+
+@pytest.mark.parametrize("order", [("careless", "careful"), ("careful", "careless")])
+def test_of_two_rules_the_more_careful_one_is_right_in_any_order(order, read, monkeypatch):
+    view = read("(float[2,3] x) => (float[2,3] y) { [n] y = Exp(x) }").view
+
+    def saying(op_class, reason):
+        return lambda *_: Findings(classes={"n": (op_class, reason)})
+
+    rules = {"careless": saying(OpClass.CLEAR, "moves"), "careful": saying(OpClass.INFER, "computes")}
+    monkeypatch.setattr("campo_onnx.optimize.classify.PATTERN_RULES", rules)
+    monkeypatch.setattr("campo_onnx.optimize.oplists.PATTERNS", tuple(rules))
+    found = classify(view, replace(preset("campo"), patterns=order), frozenset()).classes["n"]
+    assert (found.op_class, found.reason) == (OpClass.INFER, "computes")

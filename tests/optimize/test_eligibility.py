@@ -89,7 +89,7 @@ def test_constants_the_low_precision_loses(fixed, value, by, reason):
 
 @pytest.mark.parametrize(
     ("value", "by"),
-    [("-1e38", Reason.FILL_OVERFLOW), ("1e-7", Reason.FILL_UNDERFLOW), ("0.0", None), ("2.0", None)],
+    [("-1e38", Reason.VALUE_OVERFLOW), ("1e-7", Reason.VALUE_UNDERFLOW), ("0.0", None), ("2.0", None)],
 )
 def test_a_fill_the_low_precision_loses(fixed, value, by):
     text = f"""(int64[1] unused) => (float[4] y) <int64[1] four = {{4}}> {{

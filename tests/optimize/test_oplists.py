@@ -1,3 +1,4 @@
+import csv
 import re
 import tomllib
 from pathlib import Path
@@ -7,6 +8,7 @@ import pytest
 
 from campo_onnx.errors import UsageError
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
 from campo_onnx.optimize.oplists import (
     PATTERNS,
     SAFETY_DENY,
@@ -21,7 +23,8 @@ from campo_onnx.optimize.oplists import (
 )
 
 PRESETS = preset_names()
-LISTS_DIR = Path(__file__).parents[2] / "campo_onnx" / "optimize" / "lists"
+OPS_DIR = Path(__file__).parents[2] / "campo_onnx" / "ops"
+ABOUT = tomllib.loads(OPS_DIR.joinpath("presets.toml").read_text(encoding="utf-8"))
 DOC = Path(__file__).parents[2] / "docs" / "op-lists.md"
 
 # Every operator of eight exported training graphs (MLP, CNNs, ResNet-50, BERT; PyTorch's exporter) and of
@@ -105,13 +108,24 @@ def test_presets_place_the_same_operators(name):
     assert placed(preset(name)) == placed(preset("campo"))
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_preset_files_state_meanings_and_repeat_nothing(name):
-    tables = tomllib.loads((LISTS_DIR / f"{name}.toml").read_text(encoding="utf-8"))
-    listed = [tables[op_class.value] for op_class in TABLES]
-    assert all(table["meaning"] for table in listed)
-    labels = [label for table in listed for label in table["ops"]]
+def test_the_table_of_presets_is_well_formed():
+    table = OPS_DIR.joinpath("presets.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(table.splitlines()))
+    labels = [row["op"] for row in rows]
     assert len(labels) == len(set(labels))
+    assert list(rows[0]) == ["op", *ABOUT, "why", "tensorflow"]
+    for row in rows:
+        assert spec(OpKey.parse(row["op"])).is_known, row["op"]
+        assert {row[name] for name in PRESETS} <= {op_class.value for op_class in TABLES}, row["op"]
+        assert row["why"], row["op"]
+        assert bool(row["tensorflow"]) is (row["tf2"] != "unlisted"), row["op"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_say_where_they_come_from_and_what_their_lists_mean(name):
+    assert ABOUT[name]["title"].startswith(f"{name}: ")
+    assert ABOUT[name]["source"].strip()
+    assert list(ABOUT[name]["meaning"]) == [op_class.value for op_class in TABLES]
 
 
 @pytest.mark.parametrize("name", PRESETS)

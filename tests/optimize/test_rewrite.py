@@ -269,3 +269,14 @@ def test_a_plan_for_another_graph_is_refused(lower):
         rewrite(one.imported, other.plan)
     with pytest.raises(PlanMismatchError):
         rewrite(one.imported, replace(one.plan, digest=""))
+
+
+def test_a_reader_of_the_shape_of_a_statistic_of_a_low_normalization(lower, run):
+    lowered = lower(
+        "g (float[2,4] x, float[4] s) => (float[2,4] y, int64[2] shape) {"
+        "[n] y, mean = LayerNormalization(x, s, s) [shape_of] shape = Shape(mean) }",
+        ["n"],
+    )
+    assert lowered.nodes["shape_of"].input == ["mean"]
+    feeds = {"x": np.ones((2, 4), np.float32), "s": np.ones(4, np.float32)}
+    assert run(lowered.model, feeds)["shape"].tolist() == [2, 1]

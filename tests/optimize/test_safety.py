@@ -2,7 +2,7 @@ import pytest
 
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.reason import Reason
-from campo_onnx.optimize.safety import loss, protected, scalar_inputs, weight_update
+from campo_onnx.optimize.safety import loss, protected, weight_update
 
 CAMPO = preset("campo")
 
@@ -247,15 +247,6 @@ def test_protected_nodes_say_why(read):
         "s": Reason.LOSS,
         "u": Reason.WEIGHT_UPDATE,
     }
-
-
-def test_scalar_inputs_are_inputs_of_one_element(read):
-    view = read("""(float lr, float[1] scale, float[2] x) => (float[2] y) <float c = {1.0}> {
-        [a] t = Mul(x, lr)
-        [b] s = Mul(t, scale)
-        [d] y = Mul(s, c)
-    }""").view
-    assert scalar_inputs(view, ("x", "lr", "", "scale", "c", "t")) == ("lr", "scale")
 
 
 @pytest.mark.parametrize(

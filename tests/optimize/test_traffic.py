@@ -58,3 +58,18 @@ def test_the_families_are_read_only() -> None:
     found = traffic(import_model(DATA / "mlp.onnx").view)
     with pytest.raises(TypeError):
         found.by_family[Family.OTHER] = Moved()  # type: ignore[index]
+
+
+def test_a_cast_that_the_plan_drops_is_not_counted() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 20]>
+        step (float16[512,512] x16, float[512,512] w) => (float[512,512] z) {
+            [up] x = Cast <to = 1> (x16)
+            [product] y = MatMul (x, w)
+            [sum] z = Add (y, y)
+        }
+    """)
+    options = Options(device=FREE, lists=oplists("campo"), pads=False)
+    result = optimize_model(model, options)
+    assert [cast.node for cast in result.plan.dropped] == ["up"]
+    assert planned_traffic(result.problem, result.plan) == traffic(import_model(result.model).view)

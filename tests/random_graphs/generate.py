@@ -19,7 +19,7 @@ from tests.random_graphs import (
 )
 from tests.random_graphs.builder import Array, Builder, RandomGraph, RejectedError, captured, dtype_of
 
-OPSETS = (9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 20, 21, 22, 23)
+OPSETS = (7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 20, 21, 22, 23)
 
 _WEIGHTS: Mapping[Callable[[Builder], None], int] = {
     elementwise.one: 14,

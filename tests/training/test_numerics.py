@@ -25,7 +25,7 @@ from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.pipeline import decide, problem_of
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
-from campo_onnx.training.numerics import drift, emulate, relative_l2
+from campo_onnx.training.numerics import drift, emulate, relative_l2, without_underflow
 
 DATA = Path(__file__).parent.parent / "data"
 GRAPHS = ("alexnet_like", "bert2_mlm_sdpa", "mlp", "resblocks")
@@ -449,3 +449,17 @@ def test_bits_of_a_low_tensor_are_refused() -> None:
 )
 def test_relative_l2(actual: list[float], expected: list[float], error: float) -> None:
     assert relative_l2(np.array(actual), np.array(expected)) == pytest.approx(error)
+
+
+def test_without_underflow_rounds_as_fp16_and_loses_nothing_small() -> None:
+    text = """<ir_version: 10, opset_import: ["": 20]> g (float[4096] x) => (float[4096] y)
+              { [down] h = Cast<to=10>(x) [keep] t = Neg(h) [up] y = Cast<to=1>(t) }"""
+    emulated = emulate(onnx.parser.parse_model(text))
+    generator = np.random.default_rng(0)
+    x = (generator.normal(size=4096) * 10.0 ** generator.uniform(-30, 6, 4096)).astype(np.float32)
+    x[:3] = np.inf, 0.0, 65520.0
+    rounded, kept = (run(m, {"x": x}, CPU)["y"] for m in (emulated, without_underflow(emulated)))
+    is_normal = (np.abs(x) >= 2.0**-14) | (x == 0)
+    np.testing.assert_array_equal(rounded[is_normal], kept[is_normal])
+    np.testing.assert_allclose(kept[~is_normal], -x[~is_normal], rtol=2.0**-11)
+    assert (rounded[~is_normal] == 0).any()

@@ -76,7 +76,8 @@ SPECS = (
     ),
     *specs(MICROSOFT, "LeakyReluGrad", _EACH, work=Stream(1), shapes=SAME_AS_FIRST),
     *specs(MICROSOFT, "BiasAdd ScaledSum IsFinite IsAllFinite", _EACH, work=Stream(1)),
-    *specs(MICROSOFT, "Scale SinGrad", _EACH, shapes=SAME_AS_FIRST),
+    *specs(MICROSOFT, "SinGrad", _EACH, work=Stream(10), shapes=SAME_AS_FIRST),
+    *specs(MICROSOFT, "Scale", _EACH, shapes=SAME_AS_FIRST),
     *specs(MICROSOFT, "BiasSplitGelu ScaledSiLU BatchScale MixedPrecisionScale", _EACH),
     *specs(MICROSOFT, "RotaryEmbedding", _EACH, work=Stream(10)),
     *specs(

@@ -1,6 +1,6 @@
 """Operators that compute each element from the elements at its place."""
 
-from campo_onnx.ops.spec import Family, specs
+from campo_onnx.ops.spec import SAME_AS_FIRST, Family, specs
 from campo_onnx.ops.work import Stream
 
 _EACH = Family.ELEMENTWISE
@@ -18,4 +18,13 @@ SPECS = (
     *specs("", "Gelu", _EACH, work=Stream(15)),
     *specs("", "SwiGLU", _EACH),
     *specs("", "Dropout", _EACH, work=Stream(10)),
+    # ONNX dropped these; ONNX Runtime did not. The last two it writes into graphs that it saves.
+    *specs(
+        "",
+        "Affine ImageScaler ParametricSoftplus ScaledTanh MemcpyFromHost MemcpyToHost",
+        _EACH,
+        shapes=SAME_AS_FIRST,
+        standard_in_runtime=True,
+    ),
+    *specs("", "Crop DynamicSlice GRUUnit GivenTensorFill Scale", Family.OTHER, standard_in_runtime=True),
 )

@@ -2,9 +2,9 @@
 
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
-from campo_onnx.ops.schema import fp32_positions
+from campo_onnx.ops.schema import fp32_positions, one_type_ports
 from campo_onnx.ops.signature import FLOAT, Signature, TensorType
-from campo_onnx.ops.spec import Family, specs
+from campo_onnx.ops.spec import BeforeSchema, Family, FixedPorts, specs
 from campo_onnx.ops.work import Stream
 
 
@@ -55,9 +55,28 @@ SPECS = (
         _NORM,
         work=Stream(5, passes=2),
     ),
-    *specs("", "LayerNormalization", _NORM, work=Stream(8), shapes=layer_normalization_types),
-    # ONNX Runtime's RMS normalization, registered in the standard domain.
-    *specs("", "SimplifiedLayerNormalization", _NORM, work=Stream(8), shapes=_simplified_types),
-    *specs("", "RMSNormalization LpNormalization LRN", _NORM, work=Stream(8)),
+    # ONNX has it from opset 17 on; ONNX Runtime's training exports write it into older ones.
+    *specs(
+        "",
+        "LayerNormalization",
+        _NORM,
+        work=Stream(8),
+        ports=BeforeSchema(FixedPorts((0, 1, 2))),
+        shapes=layer_normalization_types,
+        standard_in_runtime=True,
+    ),
+    # ONNX Runtime's RMS normalization.
+    *specs(
+        "",
+        "SimplifiedLayerNormalization",
+        _NORM,
+        work=Stream(8),
+        ports=FixedPorts((0, 1)),
+        shapes=_simplified_types,
+        standard_in_runtime=True,
+    ),
+    # The output has the type of the scale, which kernels take in the type of the data only.
+    *specs("", "RMSNormalization", _NORM, work=Stream(8), ports=one_type_ports),
+    *specs("", "LpNormalization LRN", _NORM, work=Stream(8)),
     *specs("", "Softmax LogSoftmax", Family.SOFTMAX, work=Stream(15)),
 )

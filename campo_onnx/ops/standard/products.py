@@ -12,6 +12,7 @@ from campo_onnx.ops.gemms import (
     matmul_axes,
     rnn,
 )
+from campo_onnx.ops.schema import one_type_ports
 from campo_onnx.ops.spec import Family, specs
 from campo_onnx.ops.work import Gemm
 
@@ -23,6 +24,8 @@ SPECS = (
     *specs("", "ConvTranspose", Family.CONVOLUTION, work=Gemm(conv_transpose, axes=conv_transpose_axes)),
     *specs("", "DeformConv CausalConvWithState", Family.CONVOLUTION),
     *specs("", "RNN GRU LSTM", Family.RECURRENT, work=Gemm(rnn, inputs=(0, 1, 2))),
-    *specs("", "Attention LinearAttention", Family.ATTENTION),
+    # Keys and values may differ in type by the schema, and in no kernel.
+    *specs("", "Attention", Family.ATTENTION, ports=one_type_ports),
+    *specs("", "LinearAttention", Family.ATTENTION),
     *specs("ai.onnx.preview", "FlexAttention", Family.ATTENTION),
 )

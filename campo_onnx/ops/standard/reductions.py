@@ -35,8 +35,16 @@ SPECS = (
         work=Stream(1),
         ports=FixedPorts((0,)),
         shapes=_pool_gradient_types,
+        standard_in_runtime=True,
     ),
-    *specs("", "AveragePoolGrad", Family.POOLING, work=Stream(1), shapes=_pool_gradient_types),
+    *specs(
+        "",
+        "AveragePoolGrad",
+        Family.POOLING,
+        work=Stream(1),
+        shapes=_pool_gradient_types,
+        standard_in_runtime=True,
+    ),
     *specs("", "MaxRoiPool RoiAlign Col2Im", Family.POOLING),
     *specs("", "ScatterElements ScatterND Scatter TensorScatter", Family.SCATTER, work=Stream(0)),
 )

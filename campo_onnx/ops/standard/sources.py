@@ -20,7 +20,7 @@ class _TypedBy:
         return attribute_ports(signature, precision, self.attribute)
 
 
-def _shape_reader_ports(signature: Signature, _: Precision) -> Ports:
+def _shape_only_ports(signature: Signature, _: Precision) -> Ports:
     return Ports(any_inputs=fp32_positions(signature)[0], refusal="reads only the shape")
 
 
@@ -40,7 +40,7 @@ SPECS = (
         ports=_DTYPE,
     ),
     *specs("", "Multinomial", Family.RANDOM),
-    *specs("", "Shape Size", Family.SHAPE, work=WorkKind.NONE, ports=_shape_reader_ports),
+    *specs("", "Shape Size", Family.SHAPE, work=WorkKind.NONE, ports=_shape_only_ports),
     *specs("", "NonZero", Family.SHAPE, work=Stream(0)),
     *specs("", "NonMaxSuppression Unique", Family.SHAPE),
 )

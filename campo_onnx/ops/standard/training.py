@@ -19,8 +19,8 @@ SPECS = (
     *specs("", "SoftmaxCrossEntropyLoss", Family.LOSS, work=Stream(15), shapes=cross_entropy_types),
     *specs("", "NegativeLogLikelihoodLoss", Family.LOSS, work=Stream(15)),
     # ONNX Runtime registers these two in the standard domain.
-    *specs("", "SparseSoftmaxCrossEntropy", Family.LOSS, work=Stream(15)),
-    *specs("", "SparseSoftmaxCrossEntropyGrad", Family.LOSS, work=Stream(12)),
+    *specs("", "SparseSoftmaxCrossEntropy", Family.LOSS, work=Stream(15), standard_in_runtime=True),
+    *specs("", "SparseSoftmaxCrossEntropyGrad", Family.LOSS, work=Stream(12), standard_in_runtime=True),
     *specs(_PREVIEW, "Adam Adagrad Momentum", Family.UPDATE, work=Stream(12)),
     *specs(_PREVIEW, "Gradient", Family.UPDATE),
 )

@@ -87,7 +87,7 @@ class ValueRange:
 UNKNOWN = ValueRange()
 """What is known of an activation, a weight or a gradient: nothing."""
 
-UNKNOWN_INTEGER = ValueRange(is_integer=True, from_integers=True)
+UNKNOWN_INTEGER = ValueRange(expected_lowest=0.0, is_integer=True, from_integers=True)
 """An index, a label or a count."""
 
 BOOLEAN = ValueRange(

@@ -1,7 +1,7 @@
 """Decide which low matrix products to zero-pad until they fit tensor cores (Campo, 4.4).
 
 A product is padded where its kernel gains more than the Pads and Slices cost that it brings. Those
-are shared: one Pad serves every reader of a tensor that wants the same, and where a padded product
+are shared: one Pad serves every consumer of a tensor that wants the same, and where a padded product
 feeds a padded product of the same size, neither a Slice nor a Pad is needed. Which products to pad
 is therefore one question, a minimum cut like the precision itself, and answered exactly.
 """
@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import lil_array
 
 from campo_onnx.devices.device import Device
 from campo_onnx.devices.roofline import copy_us, node_time, tensor_core_multiple
@@ -20,14 +18,15 @@ from campo_onnx.ir.view import OpNode, Use
 from campo_onnx.ops.kernels import has_kernel
 from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.casts import existing_versions
+from campo_onnx.optimize.minimum_cut import Network
 from campo_onnx.optimize.padding.alignment import Alignment, Axis, Ends, alignment_of
+from campo_onnx.optimize.padding.terms import padded_choice, pay_for_pads
 from campo_onnx.optimize.plan import Decision, PaddedTensor, Plan, PlannedPad
-from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.problem import Padding, PossiblePad, Problem
 
-_Want: TypeAlias = tuple[str, Ends]  # a tensor, and what its readers want it longer by
+_Want: TypeAlias = tuple[str, Ends]  # a tensor, and what its consumers want it longer by
 
 _INSERTED = (OpKey("", "Pad"), OpKey("", "Slice"))
-_LEAST_GAIN_US = 1e-6  # of two answers that are equally fast, the one with fewer pads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,13 @@ class PadLimits:
 NO_LIMITS = PadLimits()
 
 
-def pad(problem: Problem, plan: Plan, device: Device, limits: PadLimits = NO_LIMITS) -> Plan:
+def pad(
+    problem: Problem,
+    plan: Plan,
+    device: Device,
+    limits: PadLimits = NO_LIMITS,
+    padded: frozenset[str] | None = None,
+) -> Plan:
     """Add to a plan the pads that pay.
 
     Parameters
@@ -67,6 +72,8 @@ def pad(problem: Problem, plan: Plan, device: Device, limits: PadLimits = NO_LIM
         shortens a kernel, and what Pads and Slices take.
     limits
         What may be padded.
+    padded
+        What to pad, where the strategy chose that; None pads what pays.
 
     Returns
     -------
@@ -74,7 +81,7 @@ def pad(problem: Problem, plan: Plan, device: Device, limits: PadLimits = NO_LIM
         The very plan where nothing pays, else one with pads, predicted faster.
     """
     links = _Links(problem, _candidates(problem, plan.low_nodes, device, limits))
-    pads = _planned_pads(links, _most_worthwhile(links, limits.threshold_us))
+    pads = _planned_pads(links, _worthwhile(links.padding(limits)) if padded is None else padded)
     saved_us = sum(pad.gain_us - pad.pads_us for pad in pads)
     if saved_us <= 0:
         return plan
@@ -83,8 +90,15 @@ def pad(problem: Problem, plan: Plan, device: Device, limits: PadLimits = NO_LIM
         pads=pads,
         decisions=_with_gains(plan.decisions, pads),
         predicted_us=plan.predicted_us - saved_us,
-        lower_bound_us=None,
     )
+
+
+def _worthwhile(padding: Padding) -> frozenset[str]:
+    """Choose the products whose padding gains most in all."""
+    network = Network(map(padded_choice, padding.gains_us))
+    pay_for_pads(network, padding)
+    yes = network.cut().yes
+    return frozenset(name for name in padding.gains_us if padded_choice(name) in yes)
 
 
 def _with_gains(decisions: Iterable[Decision], pads: Iterable[PlannedPad]) -> tuple[Decision, ...]:
@@ -101,20 +115,11 @@ def _with_gains(decisions: Iterable[Decision], pads: Iterable[PlannedPad]) -> tu
 
 
 def with_padding(problem: Problem, device: Device, limits: PadLimits = NO_LIMITS) -> Problem:
-    """Let a strategy see what low precision costs where padding is at hand.
-
-    A product that FP16 speeds up only on tensor cores would otherwise stay FP32 for its odd size,
-    and never be padded. Each is charged with all its own Pads and its Slice, as if nothing were
-    shared, so that :func:`pad` can only improve on what the strategy predicts.
-    """
+    """Tell a strategy what may be padded, and what that gains and costs."""
     free = [name for name, ports in problem.ports.items() if not ports.refusal and problem.is_free(name)]
-    nodes = dict(problem.costs.nodes)
-    for candidate in _candidates(problem, free, device, limits):
-        worth_us = candidate.gain_us - candidate.alone_us - limits.threshold_us
-        if worth_us > 0:
-            cost = nodes[candidate.node.name]
-            nodes[cost.node] = replace(cost, low_us=cost.low_us - worth_us, on_tensor_cores=True)
-    return replace(problem, costs=replace(problem.costs, nodes=nodes))
+    return replace(
+        problem, padding=_Links(problem, _candidates(problem, free, device, limits)).padding(limits)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,74 +192,63 @@ class _Links:
 
     def __init__(self, problem: Problem, candidates: Sequence[_Candidate]) -> None:
         self.candidates = candidates
-        self.readers: dict[_Want, list[str]] = {}
+        self.consumers: dict[_Want, list[str]] = {}
         self.pad_us: dict[_Want, float] = {}
         reading: dict[Use, _Want] = {}
         for c in candidates:
             self.pad_us |= c.pad_us
             for position, ends in c.alignment.inputs.items():
                 want = (c.node.inputs[position], ends)
-                self.readers.setdefault(want, []).append(c.node.name)
+                self.consumers.setdefault(want, []).append(c.node.name)
                 reading[Use(c.node.name, position)] = want
-        self.maker: dict[_Want, str] = {}
+        self.producer: dict[_Want, str] = {}
         self.sliced_anyway: set[str] = set()
         for c in candidates:
             if c.alignment.output is None:
                 continue
             made = (c.node.outputs[0], c.alignment.output)
-            if c.alignment.zero_filled and made in self.readers:
-                self.maker[made] = c.node.name
+            if c.alignment.zero_filled and made in self.consumers:
+                self.producer[made] = c.node.name
             uses = problem.view.consumers.get(made[0], ())
             others = [use for use in uses if not c.alignment.zero_filled or reading.get(use) != made]
             if others or problem.view.tensors[made[0]].is_output:
                 self.sliced_anyway.add(c.node.name)
 
+    def padding(self, limits: PadLimits) -> Padding:
+        """The same as gains and costs."""
+        pads = [
+            PossiblePad(
+                if_padded=tuple(consumers),
+                if_unpadded=(self.producer[want],) if want in self.producer else None,
+                pad_us=self.pad_us[want],
+            )
+            for want, consumers in self.consumers.items()
+        ]
+        for c in self.candidates:
+            chained = tuple(self.chained(c))
+            if c.node.name in self.sliced_anyway or chained:
+                pads.append(
+                    PossiblePad(
+                        if_padded=(c.node.name,),
+                        if_unpadded=None if c.node.name in self.sliced_anyway else chained,
+                        pad_us=c.slice_us,
+                    )
+                )
+        return Padding(
+            gains_us={c.node.name: c.gain_us for c in self.candidates},
+            alone_us={c.node.name: c.alone_us for c in self.candidates},
+            pads=tuple(pads),
+            threshold_us=limits.threshold_us,
+        )
+
     def chained(self, c: _Candidate) -> list[str]:
         """Candidates that could read the padded output."""
         made = (c.node.outputs[0], c.alignment.output or ())
-        return self.readers.get(made, []) if made in self.maker else []
-
-
-def _most_worthwhile(links: _Links, threshold_us: float) -> frozenset[str]:
-    """Choose the nodes whose padding gains most in all.
-
-    A linear program: x is 1 for a node that is padded, y for a Pad (its maker is not padded, a
-    reader is) or a Slice (its maker is padded, a reader is not). Every row is a difference of two
-    x, at most y; such a program has its least at whole numbers.
-    """
-    column = {c.node.name: i for i, c in enumerate(links.candidates)}
-    price_us = [threshold_us + _LEAST_GAIN_US - c.gain_us for c in links.candidates]
-    rows: list[tuple[int, int | None, int]] = []  # x[first] - x[second] <= y
-    for want, readers in links.readers.items():
-        if links.pad_us[want]:
-            maker = column[links.maker[want]] if want in links.maker else None
-            rows += [(column[reader], maker, len(price_us)) for reader in readers]
-            price_us.append(links.pad_us[want])
-    for c in links.candidates:
-        if c.node.name in links.sliced_anyway:
-            price_us[column[c.node.name]] += c.slice_us
-        elif chained := links.chained(c):
-            rows += [(column[c.node.name], column[reader], len(price_us)) for reader in chained]
-            price_us.append(c.slice_us)
-    if not any(price < 0 for price in price_us):
-        return frozenset()
-    matrix = lil_array((len(rows), len(price_us)))
-    for row, (first, second, y) in enumerate(rows):
-        matrix[row, first] = 1.0
-        matrix[row, y] = -1.0
-        if second is not None:
-            matrix[row, second] = -1.0
-    answer = milp(
-        np.array(price_us),
-        bounds=Bounds(0, 1),
-        constraints=LinearConstraint(matrix.tocsr(), -np.inf, 0) if rows else (),
-    )
-    assert answer.x is not None, "padding nothing is always an answer"
-    return frozenset(name for name, i in column.items() if answer.x[i] > 0.5)
+        return self.consumers.get(made, []) if made in self.producer else []
 
 
 def _planned_pads(links: _Links, chosen: frozenset[str]) -> tuple[PlannedPad, ...]:
-    """Write the choice down; every Pad is charged to its first reader."""
+    """Write the choice down; every Pad is charged to its first consumer."""
     paid: set[_Want] = set()
     pads = []
     for c in links.candidates:
@@ -263,7 +257,7 @@ def _planned_pads(links: _Links, chosen: frozenset[str]) -> tuple[PlannedPad, ..
         pads_us, inputs = 0.0, []
         for position, ends in c.alignment.inputs.items():
             want = (c.node.inputs[position], ends)
-            by = "chain" if links.maker.get(want) in chosen else "pad" if links.pad_us[want] else "file"
+            by = "chain" if links.producer.get(want) in chosen else "pad" if links.pad_us[want] else "file"
             if by == "pad" and want not in paid:
                 paid.add(want)
                 pads_us += links.pad_us[want]

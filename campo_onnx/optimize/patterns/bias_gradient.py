@@ -2,16 +2,16 @@
 
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Movement
+from campo_onnx.optimize.op_class import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
 _SUMS = frozenset({OpKey("", "ReduceSum"), OpKey("com.microsoft", "ReduceSumTraining")})
 _ACCUMULATORS = frozenset(
     {OpKey("com.microsoft", "InPlaceAccumulator"), OpKey("com.microsoft", "InPlaceAccumulatorV2")}
 )
-_MOVES = frozenset(
-    OpKey("", op) for op in ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-)
+_ONE_TO_ONE = frozenset({Movement.VIEW, Movement.REORDER})
 
 
 def bias_gradient(view: GraphView, update: frozenset[str]) -> Findings:
@@ -41,11 +41,11 @@ def _only_leaves(tensor: str, view: GraphView, update: frozenset[str]) -> bool:
         tensor = pending.pop()
         leaves |= view.tensors[tensor].is_output
         for use in view.consumers.get(tensor, ()):
-            reader = view.node[use.node]
-            if reader.name in update or reader.op in _ACCUMULATORS:
+            consumer = view.node[use.node]
+            if consumer.name in update or consumer.op in _ACCUMULATORS:
                 leaves = True
-            elif reader.op in _MOVES and use.position == 0:
-                pending.append(reader.outputs[0])
+            elif spec(consumer.op).movement in _ONE_TO_ONE and use.position == 0:
+                pending.append(consumer.outputs[0])
             else:
                 return False
     return leaves

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from campo_onnx.ir.view import Use
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.op_class import OpClass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import numpy as np
 
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.key import OpKey
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.op_class import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
 

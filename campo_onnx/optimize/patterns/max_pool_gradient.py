@@ -2,10 +2,11 @@
 
 from campo_onnx.ir.view import GraphView, Use
 from campo_onnx.ops.key import OpKey
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Movement
+from campo_onnx.optimize.op_class import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
-_VIEWS = frozenset(OpKey("", op) for op in ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 _POOL = OpKey("", "MaxPool")
 
 
@@ -26,8 +27,8 @@ def max_pool_gradient(view: GraphView, update: frozenset[str]) -> Findings:
 
 
 def _is_pool_index(tensor: str, view: GraphView) -> bool:
-    maker = view.producer.get(tensor)
-    while maker is not None and maker.op in _VIEWS:
-        tensor = maker.inputs[0]
-        maker = view.producer.get(tensor)
-    return maker is not None and maker.op == _POOL and tensor == maker.outputs[1]
+    producer = view.producer.get(tensor)
+    while producer is not None and spec(producer.op).movement is Movement.VIEW:
+        tensor = producer.inputs[0]
+        producer = view.producer.get(tensor)
+    return producer is not None and producer.op == _POOL and tensor == producer.outputs[1]

@@ -10,7 +10,7 @@ import numpy as np
 
 from campo_onnx.ir.view import GraphView, OpNode, Use
 from campo_onnx.ops.key import OpKey
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.op_class import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
 _LINEAR = frozenset(
@@ -62,25 +62,25 @@ def _broadcasts_back(node: OpNode, before: int, after: int, view: GraphView) -> 
     pending, seen = [node.outputs[0]], {node.outputs[0]}
     while pending:
         for use in view.consumers.get(pending.pop(), ()):
-            reader = view.node[use.node]
-            elements = view.tensors[reader.outputs[0]].elements if reader.outputs[0] else None
+            consumer = view.node[use.node]
+            elements = view.tensors[consumer.outputs[0]].elements if consumer.outputs[0] else None
             if elements is None:
                 continue
-            if elements == before and reader.op in _BROADCASTS:
+            if elements == before and consumer.op in _BROADCASTS:
                 yield use
-            elif elements <= after and reader.op in _VECTOR_OPS and reader.outputs[0] not in seen:
-                seen.add(reader.outputs[0])
-                pending.append(reader.outputs[0])
+            elif elements <= after and consumer.op in _VECTOR_OPS and consumer.outputs[0] not in seen:
+                seen.add(consumer.outputs[0])
+                pending.append(consumer.outputs[0])
 
 
 def _square_before(node: OpNode, view: GraphView) -> OpNode | None:
-    maker = view.producer.get(node.inputs[0])
-    if maker is None:
+    producer = view.producer.get(node.inputs[0])
+    if producer is None:
         return None
-    if maker.op == OpKey("", "Mul") and maker.inputs[0] == maker.inputs[1]:
-        return maker
-    if maker.op == OpKey("", "Pow"):
-        exponent = view.values.get(maker.inputs[1])
+    if producer.op == OpKey("", "Mul") and producer.inputs[0] == producer.inputs[1]:
+        return producer
+    if producer.op == OpKey("", "Pow"):
+        exponent = view.values.get(producer.inputs[1])
         if exponent is not None and exponent.size == 1 and np.ravel(exponent)[0] == 2:
-            return maker
+            return producer
     return None

@@ -2,12 +2,11 @@
 
 from campo_onnx.ir.view import GraphView, Use
 from campo_onnx.ops.key import OpKey
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Family
+from campo_onnx.optimize.op_class import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
-_SOURCES = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
 _COMPARISONS = frozenset(OpKey("", op) for op in ("Greater", "GreaterOrEqual", "Less", "LessOrEqual"))
 
 
@@ -20,7 +19,7 @@ def random(view: GraphView, update: frozenset[str]) -> Findings:
     classes: dict[str, tuple[OpClass, str]] = {}
     contained: set[Use] = set()
     for node in view.nodes:
-        if not node.op.domain and node.op.op_type in _SOURCES:
+        if spec(node.op).family is Family.RANDOM:
             classes[node.name] = (OpClass.DENY, "draws the same random numbers as in FP32")
             for tensor in node.outputs:
                 for use in view.consumers.get(tensor, ()):

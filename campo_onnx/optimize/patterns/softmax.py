@@ -2,10 +2,12 @@
 
 from campo_onnx.ir.view import GraphView, Use
 from campo_onnx.ops.key import OpKey
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Movement
+from campo_onnx.optimize.op_class import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
-_VIEWS = frozenset(OpKey("", op) for op in ("Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
+_KEEPS_ALL = frozenset({Movement.VIEW, Movement.REPEAT})
 
 
 def softmax(view: GraphView, update: frozenset[str]) -> Findings:
@@ -39,13 +41,13 @@ def _maxima_of(tensor: str, view: GraphView) -> set[str]:
     """
     found, pending = set(), [tensor]
     while pending:
-        maker = view.producer.get(pending.pop())
-        if maker is None:
+        producer = view.producer.get(pending.pop())
+        if producer is None:
             continue
-        if maker.op == OpKey("", "ReduceMax"):
-            found.add(maker.inputs[0])
-        elif maker.op in _VIEWS:
-            pending.append(maker.inputs[0])
-        elif maker.op == OpKey("", "Max"):
-            pending.extend(maker.inputs)
+        if producer.op == OpKey("", "ReduceMax"):
+            found.add(producer.inputs[0])
+        elif spec(producer.op).movement in _KEEPS_ALL:
+            pending.append(producer.inputs[0])
+        elif producer.op == OpKey("", "Max"):
+            pending.extend(producer.inputs)
     return found

@@ -4,47 +4,46 @@ Help, defaults, the rows of ``compare`` and what may be padded follow from these
 """
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from types import MappingProxyType
 
-from campo_onnx.errors import UsageError
+from campo_onnx.errors import UsageError, did_you_mean
 from campo_onnx.optimize.strategy import Strategy, later
 
 _HERE = "campo_onnx.optimize.strategies"
 _ALL = (
     Strategy(
         name="optimal",
-        title="the assignment nothing can beat under the same lists and costs",
+        title="the shortest predicted step that lists, safety rules and costs allow",
         rule=later(f"{_HERE}.optimal:optimal"),
         is_cost_aware=True,
     ),
     Strategy(
         name="campo",
-        title="the paper's four traverses",
+        title="the four traverses of the Campo paper",
         rule=later(f"{_HERE}.campo:campo"),
         is_cost_aware=True,
     ),
     Strategy(
         name="fine-grained",
-        title="low unless FP32 is faster by --margin-us",
+        title="low precision unless FP32 is faster by more than --margin-us",
         rule=later(f"{_HERE}.fine_grained:fine_grained"),
         parameters={"margin_us": 1000.0},
     ),
     Strategy(
         name="nvidia-amp",
-        title="NVIDIA's white list, black list, and the rest follows its first input; without costs",
+        title="NVIDIA's allow and deny lists, without costs; other nodes follow their first input",
         rule=later(f"{_HERE}.nvidia_amp:nvidia_amp"),
         default_lists="nvidia",
     ),
     Strategy(
         name="torch-amp",
-        title="what torch.autocast does, call by call; without costs",
+        title="the rules of torch.autocast, without costs",
         rule=later(f"{_HERE}.torch_amp:torch_amp"),
         default_lists="pytorch",
     ),
     Strategy(
         name="tf-amp",
-        title="TensorFlow's graph pass, the paper's baseline; without costs",
+        title="TensorFlow's graph pass (the paper's baseline), without costs",
         rule=later(f"{_HERE}.tf_amp:tf_amp"),
         default_lists="tf115",
         compared_with=("tf2", "campo"),
@@ -67,7 +66,5 @@ def strategy_called(name: str) -> Strategy:
         If there is none of that name.
     """
     if name not in STRATEGIES:
-        near = get_close_matches(name, STRATEGIES, n=1)
-        remedy = f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(STRATEGIES)}."
-        raise UsageError(f"unknown strategy {name!r}", remedy=remedy)
+        raise UsageError(f"unknown strategy {name!r}", remedy=did_you_mean(name, STRATEGIES))
     return STRATEGIES[name]

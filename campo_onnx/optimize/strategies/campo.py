@@ -14,6 +14,7 @@ _GRAY = (OpClass.INFER, OpClass.CLEAR)
 
 def campo(problem: Problem) -> Assignment:
     """Decide by the paper's four traverses, unrefined; all FP32 where that is predicted faster."""
+    problem = problem.with_pads_in_costs
     verdicts = listed_verdicts(problem)
     first = traverse_1(problem)
     verdicts |= first.verdicts

@@ -1,7 +1,8 @@
 """The assignment nothing can beat under the same lists, safety rules and costs: a minimum cut.
 
 Yes is low, no is FP32. A node pays what low precision would gain on it while it is FP32, and every
-Cast is paid while it is there (:class:`campo_onnx.optimize.casts.PossibleCast`). What stays FP32
+Cast is paid while it is there (:class:`campo_onnx.optimize.casts.PossibleCast`). Whether a low
+product is padded is another choice of the same cut. What stays FP32
 for ever (deny, taint, missing kernels, graph inputs and outputs) is no choice.
 """
 
@@ -10,6 +11,7 @@ import math
 from campo_onnx.optimize.casts import CastKind
 from campo_onnx.optimize.minimum_cut import Cut, Network
 from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.padding.terms import padded_choice, pay_for_pads
 from campo_onnx.optimize.passes import taint
 from campo_onnx.optimize.problem import Assignment, Problem
 from campo_onnx.optimize.reason import Reason, Verdict
@@ -37,22 +39,28 @@ def optimal(problem: Problem) -> Assignment:
         if node.name not in tainted and has_class(problem, node.name, *_MAY_BE_LOW)
     ]
     cut = _minimum_cut(problem, free)
+    padding = problem.padding
+    may_be_padded = {} if padding is None else padding.gains_us
+    padded = frozenset(name for name in may_be_padded if padded_choice(name) in cut.yes)
     for name in free:
-        gain_us = problem.costs.nodes[name].gain_us
+        gain_us = problem.costs.nodes[name].gain_us + (may_be_padded[name] if name in padded else 0.0)
         verdicts[name] = (
             Verdict(decided_by=Reason.CUT_LOW, facts={"gain_us": gain_us, "low": problem.low.value.upper()})
             if name in cut.yes
             else Verdict(decided_by=Reason.CUT_FP32, facts={"gain_us": gain_us})
         )
     return Assignment(
-        low=cut.yes,
+        low=cut.yes & frozenset(free),
         verdicts={k: v for k, v in verdicts.items() if problem.is_free(k)},
-        lower_bound_us=cut.cost_us,
+        padded=None if padding is None else padded,
+        # The threshold steers the choice; no time passes in it.
+        lower_bound_us=cut.cost_us - (0.0 if padding is None else padding.threshold_us * len(padded)),
     )
 
 
 def _minimum_cut(problem: Problem, free: list[str]) -> Cut:
-    network = Network(free)
+    padding = problem.padding
+    network = Network([*free, *map(padded_choice, padding.gains_us)] if padding else free)
     network.pay(math.fsum(cost.fp32_us for cost in problem.costs.nodes.values()))
     for name in free:
         network.gain(problem.costs.nodes[name].gain_us, name)
@@ -61,4 +69,8 @@ def _minimum_cut(problem: Problem, free: list[str]) -> Cut:
             if cast.kind is CastKind.EXISTING:  # in the step as given already
                 network.pay(-cast.cast_us)
             network.pay(cast.cast_us, yes=cast.if_low, no=cast.if_fp32)
+    if padding:
+        pay_for_pads(network, padding)
+        for name in padding.gains_us:
+            network.require(padded_choice(name), name)
     return network.cut()

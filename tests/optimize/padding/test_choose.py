@@ -4,6 +4,7 @@ import itertools
 import json
 from dataclasses import replace
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import onnx
 import pytest
@@ -20,6 +21,7 @@ from campo_onnx.optimize.padding.choose import PadLimits, pad, with_padding
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.strategies import STRATEGIES
+from campo_onnx.optimize.strategies.optimal import optimal
 from campo_onnx.options import Options
 from campo_onnx.pipeline import optimize, problem_of
 
@@ -217,7 +219,43 @@ def test_a_product_that_pays_only_when_padded_goes_low():
     plan = optimize(model, on(V100)).plan
     assert plan.low_nodes == padded_nodes(plan) == {"vocabulary"}
     assert plan.predicted_us < plan.fp32_us
-    assert plan.lower_bound_us is None
+    assert plan.lower_bound_us == pytest.approx(plan.predicted_us, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["v100", "a100", "h200"])
+@pytest.mark.parametrize("graph", ["alexnet_like", "bert2_mlm_sdpa", "mlp", "resblocks"])
+def test_the_bound_is_tight_and_nothing_is_faster(name, graph):
+    path = Path(__file__).parents[2] / "data" / f"{graph}.onnx"
+    options = on(device(name), min_gain=0.0)
+    plan = optimize(path, options).plan
+    assert plan.lower_bound_us == pytest.approx(plan.predicted_us, rel=1e-9)
+    for other in ("campo", "tf-amp", "fine-grained"):
+        other_us = optimize(path, replace(options, strategy=other)).plan.predicted_us
+        assert plan.predicted_us <= other_us * (1 + 1e-9)
+
+
+def test_precision_and_padding_are_the_best_of_all_choices(lower):
+    lowered = lower(BACKWARD, [])
+    problem = with_padding(problem_of(lowered.imported, on(V100)), V100)
+    answer = optimal(problem)
+    padding, names = problem.padding, sorted(problem.padding.gains_us)
+    assert len(names) == 2
+    found_us = []
+    for low, padded in itertools.product(subsets(names), subsets(names)):
+        if padded <= low:
+            pads_us = sum(
+                pad.pad_us
+                for pad in padding.pads
+                if padded & {*pad.if_padded}
+                and (pad.if_unpadded is None or not padded.issuperset(pad.if_unpadded))
+            )
+            gains_us = sum(padding.gains_us[node] for node in padded)
+            found_us.append(problem.predicted_us(low) - gains_us + pads_us)
+    assert answer.lower_bound_us == pytest.approx(min(found_us), rel=1e-9)
+
+
+def subsets(names):
+    return [frozenset(some) for n in range(len(names) + 1) for some in itertools.combinations(names, n)]
 
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
@@ -243,7 +281,7 @@ def test_padding_never_makes_the_prediction_worse(model_text, strategy, name, gr
 def test_a_strategy_sees_no_more_than_padding_keeps(lower):
     lowered = lower(BACKWARD)
     problem = problem_of(lowered.imported, on(V100))
-    seen_us = with_padding(problem, V100).predicted_us(lowered.plan.low_nodes)
+    seen_us = with_padding(problem, V100).with_pads_in_costs.predicted_us(lowered.plan.low_nodes)
     plan = pad(
         problem, replace(lowered.plan, predicted_us=problem.predicted_us(lowered.plan.low_nodes)), V100
     )

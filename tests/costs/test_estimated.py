@@ -12,7 +12,7 @@ from campo_onnx.costs.estimated import estimate
 from campo_onnx.costs.table import CostTable
 from campo_onnx.devices.datasheet import device, devices
 from campo_onnx.devices.device import Device, DeviceKind, Efficiency
-from campo_onnx.devices.roofline import Estimate, gemm_rate, node_time, utilization
+from campo_onnx.devices.roofline import Estimate, gemm_rate, node_time
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.gemms import GemmShape
 from campo_onnx.ops.key import OpKey
@@ -102,15 +102,6 @@ def test_tf32_speeds_up_fp32_where_it_is_the_default() -> None:
     multiple_of_4 = GemmShape(m=1024, n=1020, k=1024)
     assert gemm_rate(multiple_of_4, with_tf32, Precision.FP32) == (25e12, True)
     assert gemm_rate(multiple_of_4, with_tf32, Precision.FP16) == (8e12, False)
-
-
-def test_small_products_do_not_fill_the_chip() -> None:
-    assert utilization(GemmShape(m=64, n=64, k=64), 10) == 0.1
-    assert utilization(GemmShape(m=64, n=64, k=64, batch=4), 10) == 0.4
-    assert utilization(GemmShape(m=65, n=64, k=64), 10) == 0.2
-    assert utilization(GemmShape(m=64, n=64, k=5 * 1024), 10) == 0.5  # a weight gradient splits its sum
-    assert utilization(GemmShape(m=4096, n=4096, k=64), 10) == 1.0
-    assert utilization(GemmShape(m=0, n=4096, k=64), 10) == 0.1  # empty, not a division by zero
 
 
 def test_steps_of_a_recurrent_layer_are_launches() -> None:

@@ -1,0 +1,86 @@
+"""Nodes that stay FP32, by every strategy, because a low precision would lose a value."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.view import GraphView, OpNode, TensorKind
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
+from campo_onnx.optimize.loss_scale import LossScaling, loss_scaling
+from campo_onnx.optimize.masks import unknown_masks
+from campo_onnx.optimize.ranges import DeclaredRange, value_ranges
+from campo_onnx.optimize.reason import Fact, Reason, Verdict
+from campo_onnx.optimize.sums import gradient_products_summed, squares_summed
+from campo_onnx.optimize.survival import LostValue, largest_exact, lost_values
+
+
+def value_verdicts(
+    imported: Imported,
+    ports: Mapping[str, Ports],
+    low: Precision,
+    declared: Mapping[str, DeclaredRange] = MappingProxyType({}),
+) -> Mapping[str, Verdict]:
+    """Find the nodes that would lose a value, whatever else is decided about them or about others.
+
+    Parameters
+    ----------
+    imported, ports
+        The graph, and what of each node changes type with it.
+    low
+        The low precision.
+    declared
+        Ranges of graph inputs.
+
+    Returns
+    -------
+    mapping
+        By node name; a node that reads several such values is told of the first.
+    """
+    view = imported.view
+    ranges = value_ranges(imported, declared)
+    scaling = loss_scaling(view)
+    found = {
+        name: _lost(view.node[name], lost, view, low)
+        for name, lost in lost_values(view, ports, ranges, low).items()
+    }
+    for name, tensor in squares_summed(view, ranges, low).items():
+        found.setdefault(name, Verdict(decided_by=Reason.SQUARES, facts={"tensor": tensor}))
+    for name, tensor in unknown_masks(view, declared).items():
+        found.setdefault(name, Verdict(decided_by=Reason.UNKNOWN_MASK, facts={"tensor": tensor}))
+    for node in view.nodes:
+        if node.name not in found and (
+            verdict := _of_scalars(node, ports[node.name], view, scaling, declared)
+        ):
+            found[node.name] = verdict
+    if scaling.scale is None:
+        for name in gradient_products_summed(view, ranges, scaling.forward, low):
+            found.setdefault(name, Verdict(decided_by=Reason.GRADIENT_PRODUCT))
+    return found
+
+
+def _lost(node: OpNode, lost: LostValue, view: GraphView, low: Precision) -> Verdict:
+    facts: dict[str, Fact] = {"tensor": lost.tensor, "value": lost.value, "low": low.value}
+    if view.tensors[lost.tensor].kind is TensorKind.CONSTANT:
+        return Verdict(decided_by=Reason.OVERFLOW if lost.overflows else Reason.UNDERFLOW, facts=facts)
+    if lost.is_integer:
+        facts = {"tensor": lost.tensor, "largest": largest_exact(low), "low": low.value}
+        return Verdict(decided_by=Reason.INTEGERS, facts=facts)
+    reason = Reason.VALUE_OVERFLOW if lost.overflows else Reason.VALUE_UNDERFLOW
+    return Verdict(decided_by=reason, facts=facts | {"source": lost.source})
+
+
+def _of_scalars(
+    node: OpNode,
+    ports: Ports,
+    view: GraphView,
+    scaling: LossScaling,
+    declared: Mapping[str, DeclaredRange],
+) -> Verdict | None:
+    if node.name in scaling.unscaled:
+        return Verdict(decided_by=Reason.UNSCALED, facts={"tensor": scaling.scale or ""})
+    for position in sorted(ports.low_inputs):
+        scalar = scaling.scalars.get(node.inputs[position])
+        if scalar is not None and scalar not in declared:
+            return Verdict(decided_by=Reason.SCALAR_INPUT, facts={"tensor": scalar})
+    return None

@@ -1,0 +1,177 @@
+"""How far a mixed step is from the FP32 step, held against what matters and what FP32 itself knows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+
+from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.run import run
+
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+
+WELL_KNOWN = 2.0**-13
+"""Relative error FP32 itself may have in an output that is held against its own size. FP16 has 13 bits
+fewer, so of an output that FP32 knows less well it knows nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """The FP32 step on one batch.
+
+    An output that is a new version of an input (a weight after its update) counts as what the step
+    adds to it: rounding is not small because a weight is large. An output that FP32 itself does not know
+    (the gradient of a key's bias, which is zero but for rounding) is held against the size of all
+    outputs of its kind; whether FP32 knows it shows when inputs change in their last bit.
+
+    Parameters
+    ----------
+    model
+        The FP32 graph, random nodes seeded.
+    feeds
+        The batch.
+    earlier
+        By output, the inputs that it may be a new version of
+        (:func:`campo_onnx.optimize.safety.earlier_versions`).
+    machine, folder
+        Where to run it, and where its external data lies.
+    """
+
+    model: onnx.ModelProto
+    feeds: Arrays
+    earlier: Mapping[str, tuple[str, ...]]
+    machine: Machine
+    folder: Path | None = None
+
+    @cached_property
+    def outputs(self) -> Arrays:
+        """What the step makes of the batch."""
+        return run(self.model, self.feeds, self.machine, folder=self.folder)
+
+    @cached_property
+    def bases(self) -> Arrays:
+        """The old version of every output that is a new one: the input that is closest to it."""
+        found = {}
+        for output, names in self.earlier.items():
+            new = self.outputs[output].astype(np.float64)
+            found[output] = min((self.feeds[name] for name in names), key=lambda old: _size(new - old))
+        return found
+
+    @cached_property
+    def own_error(self) -> Mapping[str, float]:
+        """Relative error of FP32 itself, by output."""
+        changed = _with_weights_changed(self.model)
+        again = run(changed, _changed(self.feeds), self.machine, folder=self.folder)
+        sizes = self._sizes
+        return {
+            name: _size(again[name].astype(np.float64) - self.outputs[name]) / sizes[name]
+            for name in sizes
+            if sizes[name]
+        }
+
+    def drift_of(self, actual: Arrays) -> dict[str, float]:
+        """Compare another step's outputs.
+
+        Returns
+        -------
+        dict
+            By output: relative L2 error of floats; of integers and truth values, the share that differs.
+        """
+        errors: dict[str, float] = {}
+        for name, value in self.outputs.items():
+            if name not in self._sizes:
+                errors[name] = float(np.mean(actual[name] != value)) if value.size else 0.0
+                continue
+            error = _difference(actual[name], value)
+            size = self._sizes[name]
+            errors[name] = 0.0 if error == 0.0 else (error / size if size else float("inf"))
+        large = [name for name, error in errors.items() if error > WELL_KNOWN and name in self._sizes]
+        for name in large:
+            if np.isfinite(errors[name]) or not self._sizes[name]:
+                errors[name] = self._against_its_kind(name, _difference(actual[name], self.outputs[name]))
+        return errors
+
+    def _against_its_kind(self, name: str, error: float) -> float:
+        size = self._sizes[name]
+        if not np.isfinite(error):
+            return float("inf")
+        if not size or self.own_error.get(name, 0.0) > WELL_KNOWN:
+            elements = self.outputs[name].size
+            size = max(size, self._typical[self._kind(name)] * float(np.sqrt(elements)))
+        return error / size if size else float("inf")
+
+    @cached_property
+    def _sizes(self) -> Mapping[str, float]:
+        """L2 norm of every floating-point output, or of what the step adds to it."""
+        sizes = {}
+        for name, value in self.outputs.items():
+            if np.issubdtype(value.dtype, np.floating):
+                base = self.bases.get(name)
+                exact = value.astype(np.float64)
+                sizes[name] = _size(exact if base is None else exact - base)
+        return sizes
+
+    @cached_property
+    def _typical(self) -> Mapping[tuple[bool, bool], float]:
+        """Root mean square of all outputs of a kind."""
+        squares: dict[tuple[bool, bool], float] = {}
+        counts: dict[tuple[bool, bool], int] = {}
+        for name, size in self._sizes.items():
+            kind = self._kind(name)
+            if np.isfinite(size):
+                squares[kind] = squares.get(kind, 0.0) + size**2
+                counts[kind] = counts.get(kind, 0) + self.outputs[name].size
+        return {kind: float(np.sqrt(total / max(counts[kind], 1))) for kind, total in squares.items()}
+
+    def _kind(self, name: str) -> tuple[bool, bool]:
+        """Scalars (losses and norms) apart from gradients; new versions apart from both."""
+        return name in self.bases, self.outputs[name].size == 1
+
+
+def _size(array: NDArray[Any]) -> float:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return float(np.linalg.norm(array))
+
+
+def _difference(actual: NDArray[Any], expected: NDArray[Any]) -> float:
+    """L2 norm of the difference; values that are the same infinity, or both no number, do not differ."""
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
+    differs = ~((a == e) | (np.isnan(a) & np.isnan(e)))
+    if not differs.any():
+        return 0.0
+    error = _size((a - e)[differs]) if np.isfinite(a[differs]).all() else float("inf")
+    return error if np.isfinite(error) else float("inf")
+
+
+def _changed(feeds: Arrays) -> dict[str, NDArray[Any]]:
+    """Move every FP32 value to a neighbour; integers stored as floats (masks, labels) stay."""
+    generator = np.random.default_rng(0)
+    return {name: _neighbours(value, generator) for name, value in feeds.items()}
+
+
+def _neighbours(value: NDArray[Any], generator: np.random.Generator) -> NDArray[Any]:
+    if value.dtype != np.float32 or value.size <= 1:
+        return value
+    up = generator.integers(0, 2, value.shape, dtype=np.int8).astype(bool)
+    moved = np.nextafter(value, np.where(up, np.float32(np.inf), np.float32(-np.inf)), dtype=np.float32)
+    with np.errstate(invalid="ignore"):
+        return np.where((value == np.rint(value)) | ~np.isfinite(value), value, moved)
+
+
+def _with_weights_changed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same for weights that lie in the file."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    generator = np.random.default_rng(1)
+    for tensor in copy.graph.initializer:
+        is_here = tensor.data_location != TensorProto.EXTERNAL
+        if tensor.data_type == TensorProto.FLOAT and is_here and len(tensor.dims):
+            moved = _neighbours(numpy_helper.to_array(tensor), generator)
+            tensor.CopyFrom(numpy_helper.from_array(np.asarray(moved), tensor.name))
+    return copy

@@ -1,0 +1,203 @@
+"""Sessions beside torch: its state dicts, its schedules, and its optimizers on the session's own memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from campo_onnx.errors import UsageError
+from campo_onnx.export.optimizers import SGD
+from campo_onnx.training.loss_scaler import LossScaler
+from campo_onnx.training.schedules import cosine, linear, stepped
+from campo_onnx.training.session import TrainingSession
+from campo_onnx.training.weight_update import ParameterGroup, WeightUpdate
+
+torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
+
+import torch.nn.functional as F  # noqa: E402, N812
+from torch import nn  # noqa: E402
+
+from campo_onnx.export.torch import export_training_step  # noqa: E402
+from campo_onnx.export.torch.state_dict import first_state, state_dict_of  # noqa: E402
+
+BATCH = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 5
+
+
+class Network(nn.Module):
+    """Tied weights, running statistics, and a parameter and a buffer that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.norm, self.head = nn.BatchNorm1d(6), nn.Linear(6, 5)
+        self.unread = nn.Parameter(torch.randn(3))
+        self.register_buffer("note", torch.arange(4))
+
+    def forward(self, x: Any) -> Any:
+        return self.head(torch.tanh(self.norm(self.second(torch.tanh(self.first(x))))))
+
+
+def session(module: Any, update: WeightUpdate, **options: Any) -> TrainingSession:
+    model = export_training_step(module, F.cross_entropy, *BATCH, unscale=False)
+    options = {"settings": {"lr": 0.05}} | options
+    return TrainingSession(
+        model, first_state(module.state_dict(), model), update=update, provider="cpu", threads=2, **options
+    )
+
+
+def feeds() -> dict[str, Any]:
+    return {"input.x": BATCH[0].numpy(), "target.target": BATCH[1].numpy()}
+
+
+def eager_steps(module: Any, optimizer: Any, count: int, scheduler: Any = None) -> None:
+    for _ in range(count):
+        optimizer.zero_grad()
+        F.cross_entropy(module(BATCH[0]), BATCH[1]).backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+
+
+def assert_close(found: Any, module: Any) -> None:
+    for name, value in module.state_dict().items():
+        np.testing.assert_allclose(found[name].numpy(), value.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_a_state_dict_goes_in_and_comes_out() -> None:
+    module = Network()
+    training = session(module, WeightUpdate(optimizer=SGD()))
+    like = {name: value.clone() for name, value in module.state_dict().items()}
+    unchanged = state_dict_of(training.state(), module.state_dict())
+    assert unchanged.keys() == like.keys()
+    assert all(torch.equal(unchanged[name], like[name]) for name in like)
+    eager_steps(module, torch.optim.SGD(module.parameters(), 0.05), 3)
+    for _ in range(3):
+        training.step(feeds())
+    found = state_dict_of(training.state(), module.state_dict())
+    assert_close(found, module)
+    assert torch.equal(found["second.weight"], found["first.weight"])
+    assert not torch.equal(found["first.weight"], like["first.weight"])
+    Network().load_state_dict(found)
+
+
+def test_a_state_dict_of_another_model_changes_nothing() -> None:
+    module = Network()
+    model = export_training_step(module, F.cross_entropy, *BATCH, unscale=False)
+    other = nn.Sequential(nn.Linear(6, 5)).state_dict()
+    with pytest.raises(UsageError, match=r"does not fit.*it lacks 'first\.weight'.*and \d more"):
+        first_state(other, model)
+    wide = module.state_dict() | {"head.bias": torch.zeros(7)}
+    with pytest.raises(UsageError, match=r"'head\.bias' is float32\[7\], not float32\[5\]"):
+        first_state(wide, model)
+    training = session(module, WeightUpdate(optimizer=SGD()))
+    before = training.state()
+    with pytest.raises(UsageError, match=r"no state param\.0\.weight"):
+        training.load_state({"param.0.weight": np.zeros((5, 6), np.float32)})
+    with pytest.raises(UsageError, match=r"this one has no first\.weight"):
+        state_dict_of(before, other)
+    after = training.state()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_a_state_dict_is_loaded_into_a_running_session() -> None:
+    module = Network()
+    training = session(module, WeightUpdate(optimizer=SGD()))
+    model = export_training_step(module, F.cross_entropy, *BATCH)
+    first = first_state(module.state_dict(), model)
+    losses = [training.step(feeds()).loss for _ in range(3)]
+    training.load_state(first)
+    assert [training.step(feeds()).loss for _ in range(3)] == losses
+
+
+SCHEDULES: dict[str, tuple[Callable[[int], float], Callable[[Any], Any]]] = {
+    "cosine": (cosine(0.05, 8), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 8)),
+    "cosine_warmed": (
+        cosine(0.05, 8, warmup=4, floor=0.01),
+        lambda o: torch.optim.lr_scheduler.SequentialLR(
+            o,
+            [
+                torch.optim.lr_scheduler.LinearLR(o, 0.25, total_iters=3),
+                torch.optim.lr_scheduler.CosineAnnealingLR(o, 4, eta_min=0.01),
+            ],
+            [4],
+        ),
+    ),
+    "linear": (
+        linear(0.05, 8, floor=0.005),
+        lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.1, total_iters=8),
+    ),
+    "stepped": (stepped(0.05, [3, 6]), lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [3, 6])),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_are_torchs(name: str) -> None:
+    schedule, torchs = SCHEDULES[name]
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.05)
+    scheduler = torchs(optimizer)
+    for count in range(8):
+        assert schedule(count) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-6), count
+        optimizer.step()
+        scheduler.step()
+
+
+def test_a_schedule_moves_all_groups_and_counts_windows() -> None:
+    module = Network()
+    groups = (ParameterGroup(parameters=("head",), lr_scale=0.1),)
+    update = WeightUpdate(optimizer=SGD(), groups=groups, accumulate=2)
+    training = session(module, update, settings={"lr": stepped(0.05, [2], 0.5)})
+    head = [p for n, p in module.named_parameters() if n.startswith("head")]
+    rest = [p for n, p in module.named_parameters() if not n.startswith("head")]
+    optimizer = torch.optim.SGD([{"params": rest}, {"params": head, "lr": 0.005}], 0.05)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2], 0.5)
+    for _ in range(4):
+        optimizer.zero_grad()
+        for _ in range(2):
+            (F.cross_entropy(module(BATCH[0]), BATCH[1]) / 2).backward()
+            training.step(feeds())
+        optimizer.step()
+        scheduler.step()
+    assert_close(state_dict_of(training.state(), module.state_dict()), module)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+def test_an_optimizer_of_torch_drives_the_sessions_memory(clip_norm: float | None) -> None:
+    module = Network()
+    update = WeightUpdate(optimizer=None, clip_norm=clip_norm)
+    training = session(module, update, settings={}, scaler=LossScaler(scale=1024.0))
+    arrays = training.shared()
+    names = [name.removeprefix("param.") for name in arrays if name.startswith("param.")]
+    assert {f"grad.{name}" for name in names} < arrays.keys()
+    parameters = []
+    for name in names:
+        parameter = nn.Parameter(torch.from_numpy(arrays[f"param.{name}"]))
+        parameter.grad = torch.from_numpy(arrays[f"grad.{name}"])
+        parameters.append(parameter)
+    # A small epsilon would turn the noise of a gradient that is all rounding into steps of full size.
+    optimizer = torch.optim.AdamW(parameters, 0.05, eps=0.1, fused=True)
+    reference = torch.optim.AdamW(module.parameters(), 0.05, eps=0.1, fused=True)
+    for _ in range(5):
+        reference.zero_grad()
+        F.cross_entropy(module(BATCH[0]), BATCH[1]).backward()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), clip_norm)
+        reference.step()
+        assert training.step(feeds()).updated
+        optimizer.step()
+    assert_close(state_dict_of(training.state(), module.state_dict()), module)
+
+
+def test_a_graph_that_holds_its_update_shares_nothing() -> None:
+    module = Network()
+    model = export_training_step(module, F.cross_entropy, *BATCH, optimizer="sgd")
+    training = TrainingSession(model, first_state(module.state_dict(), model), provider="cpu")
+    with pytest.raises(UsageError, match="cannot be shared"):
+        training.shared()
+
+
+@pytest.mark.parametrize("wrong", [lambda: cosine(0.1, 4, warmup=4), lambda: linear(0.1, 4, floor=0.2)])
+def test_schedules_out_of_range(wrong: Callable[[], Any]) -> None:
+    with pytest.raises(UsageError, match="a schedule"):
+        wrong()

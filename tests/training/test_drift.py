@@ -1,0 +1,70 @@
+"""Errors of a mixed step are held against what matters, and against what FP32 itself knows."""
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from campo_onnx.runtime.providers import machine
+from campo_onnx.training.drift import Reference
+
+CPU = machine("cpu")
+
+
+def reference(text, feeds, earlier=None):
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> g {text}')
+    return Reference(model=model, feeds=feeds, earlier=earlier or {}, machine=CPU)
+
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(4, 8)).astype(np.float32)
+
+TWO = """(float[4,8] x, float[4,8] z) => (float[4,8] big, float[4,8] small, int64[4] best)
+         { big = Identity(x) small = Identity(z) best = ArgMax<axis=1, keepdims=0>(x) }"""
+
+
+def test_a_large_output_does_not_hide_a_small_one():
+    given = reference(TWO, {"x": 1e6 * X, "z": 1e-6 * X})
+    actual = {**given.outputs, "small": given.outputs["small"] * 0.5}
+    assert given.drift_of(actual)["small"] == pytest.approx(0.5)
+    assert given.drift_of(given.outputs) == {"big": 0.0, "small": 0.0, "best": 0.0}
+
+
+def test_integers_that_differ_count_by_their_share():
+    given = reference(TWO, {"x": X, "z": X})
+    best = given.outputs["best"].copy()
+    best[0] += 1
+    assert given.drift_of({**given.outputs, "best": best})["best"] == 0.25
+
+
+UPDATE = """(float[4,8] w, float[4,8] m, float[4,8] g) => (float[4,8] new_w, float[4,8] new_m)
+            { new_m = Add(m, g) new_w = Sub(w, new_m) }"""
+
+
+def test_a_new_weight_is_held_against_its_change():
+    feeds = {"w": 100 * X, "m": 1e-3 * X, "g": 1e-3 * X}
+    earlier = {"new_w": ("m", "w"), "new_m": ("m",)}
+    given = reference(UPDATE, feeds, earlier)
+    actual = {**given.outputs, "new_w": feeds["w"]}  # the whole update is lost
+    assert given.drift_of(actual)["new_w"] == pytest.approx(1.0, rel=0.01)
+
+
+NOISE = """(float[4,8] x, float[4,8] z) => (float[4,8] gradient, float[4,8] noise)
+           { gradient = Identity(x) s = Add(x, z) d = Sub(s, x) noise = Sub(d, z) }"""
+
+
+def test_what_fp32_does_not_know_is_held_against_its_kind():
+    """(x + z) - x - z is zero but for rounding."""
+    given = reference(NOISE, {"x": X, "z": 0.3 * X[::-1].copy()})
+    assert 0 < np.abs(given.outputs["noise"]).max() < 1e-6
+    off = {**given.outputs, "noise": given.outputs["noise"] + np.float32(1e-3)}
+    assert given.drift_of(off)["noise"] < 0.01
+    far_off = {**given.outputs, "noise": given.outputs["noise"] + np.float32(0.1)}
+    assert given.drift_of(far_off)["noise"] > 0.05
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_what_is_not_finite_is_infinitely_far(value):
+    given = reference(TWO, {"x": X, "z": X})
+    off = given.outputs["small"].copy()
+    off[1, 2] = value
+    assert given.drift_of({**given.outputs, "small": off})["small"] == float("inf")
