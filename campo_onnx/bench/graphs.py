@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView, TensorInfo
-from campo_onnx.training.step_interface import step_interface
+from campo_onnx.training.step_interface import paired_interface
 
 _SUFFIX = ".onnx"
 
@@ -100,12 +100,14 @@ def batch_size(graph: Graph) -> int | None:
     """Samples per step: the leading dimension that all tensors of the batch share.
 
     The batch is every input that is neither state nor a scalar. None where the batch size cannot be
-    inferred, as in a graph that updates nothing, whose weights look like its batch.
+    inferred, as in a graph without state, whose weights look like its batch.
     """
     imported = graph.imported
     try:
-        interface = step_interface(imported.view, constants=imported.constants)
+        interface = paired_interface(imported.view, constants=imported.constants)
     except CampoError:
+        return None
+    if not interface.state:
         return None
     sizes = {spec.shape[0] for spec in interface.feeds.values() if spec.shape}
     return sizes.pop() if len(sizes) == 1 else None

@@ -121,7 +121,7 @@ def test_safety_on_data_tells_what_it_found(program, batch, capsys):
     ("words", "message"),
     [
         (("--safety", "data"), "needs a batch"),
-        (("--inputs", "batch.npz"), "--inputs needs --safety data or --verify"),
+        (("--inputs", "missing.npz"), "missing.npz does not exist"),
         (("--safety", "data", "--inputs", "batch.npz", "--budget", "0"), "budget is 0"),
         (("--safety", "data", "--inputs", "missing.npz"), "missing.npz"),
         (("--safety", "data", "--inputs", "nan.npz"), "NaN"),

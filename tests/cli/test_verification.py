@@ -68,7 +68,7 @@ def test_a_real_batch_is_measured_on(optimize, tmp_path, capsys):
     [
         (("--repair",), 2, "--repair needs --verify"),
         (("--repair", "--verify", "--strategy", "tf-amp", "--device", "cpu"), 2, "does not use costs"),
-        (("--inputs", "batch.npz"), 2, "--inputs needs --safety data or --verify"),
+        (("--inputs", "missing.npz"), 2, "missing.npz does not exist"),
         (("--safety", "data"), 2, "needs a batch"),
     ],
 )

@@ -1,14 +1,17 @@
 """Sessions beside torch: its state dicts, its schedules, and its optimizers on the session's own memory."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from campo_onnx import Options, device, oplists, optimize_model
 from campo_onnx.errors import UsageError
-from campo_onnx.export.optimizers import SGD
+from campo_onnx.export.optimizers import SGD, AdamW
 from campo_onnx.training.loss_scaler import LossScaler
+from campo_onnx.training.numerics import emulate
 from campo_onnx.training.schedules import cosine, linear, stepped
 from campo_onnx.training.session import TrainingSession
 from campo_onnx.training.weight_update import ParameterGroup, WeightUpdate
@@ -201,3 +204,20 @@ def test_a_graph_that_holds_its_update_shares_nothing() -> None:
 def test_schedules_out_of_range(wrong: Callable[[], Any]) -> None:
     with pytest.raises(UsageError, match="a schedule"):
         wrong()
+
+
+def test_a_mixed_gradient_graph_trains_in_flat_steps() -> None:
+    module = Network()
+    model = export_training_step(module, F.cross_entropy, *BATCH, unscale=False)
+    # Launches that cost nothing: so small a graph has precisions worth choosing.
+    free = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
+    mixed = optimize_model(model, Options(device=free, lists=oplists("campo")))
+    assert mixed.plan.low_nodes
+    update = WeightUpdate(optimizer=AdamW(), clip_norm=1.0, accumulate=2)
+    state = first_state(module.state_dict(), model)
+    options = {"settings": {"lr": 0.01}, "scaler": LossScaler(scale=1024.0), "provider": "cpu", "threads": 2}
+    graphs = (model, emulate(mixed.model))
+    sessions = [TrainingSession(graph, state, update=update, **options) for graph in graphs]
+    losses = [[result.loss for result in each.train([feeds()] * 60) if result.updated] for each in sessions]
+    assert all(each[-1] < 0.7 * each[0] for each in losses)
+    assert losses[1][-1] == pytest.approx(losses[0][-1], rel=0.05)
