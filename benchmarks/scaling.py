@@ -34,7 +34,7 @@ def repeated(layers: int) -> onnx.ModelProto:
         copy = onnx.ModelProto()
         copy.CopyFrom(layer)
         graph = onnx.compose.add_prefix_graph(copy.graph, f"layer{position}.")
-        hidden = f"layer{position}.input0"
+        hidden = f"layer{position}.input.hidden"
         for node in graph.node:
             if below:
                 node.input[:] = [below if name == hidden else name for name in node.input]

@@ -132,6 +132,7 @@ def decide(problem: Problem, imported: Imported, options: Options) -> Plan:
     plan = make_plan(problem, answer, strategy=strategy.name, lists=options.lists.name)
     if options.may_pad:
         plan = pad(problem, plan, options.device, limits, answer.padded)
+    plan = replace(plan, ranges=options.ranges)
     return _unless_too_little(plan, problem, options) if strategy.is_cost_aware else plan
 
 

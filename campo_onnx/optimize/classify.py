@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from campo_onnx.ir.view import GraphView, Use
 from campo_onnx.optimize.oplists import OpClass, OpLists
@@ -39,6 +40,9 @@ class Classification:
     contained: frozenset[Use]
     taint_through_decisions: bool
     released: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", MappingProxyType(dict(self.classes)))
 
 
 def classify(view: GraphView, lists: OpLists, update: frozenset[str]) -> Classification:

@@ -15,6 +15,7 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import Use
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.ranges import DeclaredRange
 from campo_onnx.optimize.reason import Fact, Reason, Verdict
 
 
@@ -242,6 +243,8 @@ class Plan:
         Constants that get a low version.
     pads
         Products that are zero-padded.
+    ranges
+        Declared and measured ranges of graph inputs that it relies on.
     decisions
         Every node, in the order of the graph.
 
@@ -265,9 +268,11 @@ class Plan:
     dropped: tuple[ExistingCast, ...] = ()
     constants: tuple[LowConstant, ...] = ()
     pads: tuple[PlannedPad, ...] = ()
+    ranges: Mapping[str, DeclaredRange] = field(default_factory=lambda: MappingProxyType({}))
     decisions: tuple[Decision, ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "ranges", MappingProxyType(dict(self.ranges)))
         if self.low is Precision.FP32:
             raise ValueError("FP32 is not a low precision")
         for what, names in (

@@ -66,31 +66,52 @@ def value_ranges(
             f"--range names {unknown[0]!r}, which is not an input of the graph",
             remedy=f"The inputs are: {', '.join(view.inputs[:12])}{' ...' if len(view.inputs) > 12 else ''}",
         )
-    found: dict[str, ValueRange] = {}
+    forward = _Pass(view)
     for name, info in view.tensors.items():
         if info.kind is TensorKind.CONSTANT:
-            found[name] = _of_constant(name, imported)
+            forward.add(name, _of_constant(name, imported))
         elif name in declared:
             given = declared[name]
             like = of_type(info.dtype).named(name)
-            found[name] = made(given.lowest, given.highest, given.lowest, given.highest, like=like)
+            forward.add(name, made(given.lowest, given.highest, given.lowest, given.highest, like=like))
     for node in view.nodes:
-        _add_outputs(node, view, found)
-    return MappingProxyType(found)
+        forward.add_outputs(node)
+    return MappingProxyType(forward.found)
 
 
-def _add_outputs(node: OpNode, view: GraphView, found: dict[str, ValueRange]) -> None:
-    if all(tensor in found for tensor in node.outputs if tensor):
-        return  # a constant, or nothing
-    inputs = tuple(_known(tensor, view, found) if tensor else None for tensor in node.inputs)
-    results = propagated(view.signature(node.name), inputs)
-    for tensor, result in zip(node.outputs, results, strict=True):
-        if not tensor or tensor in found:
-            continue
-        kept = _related(node, view, found, result)
-        if not kept.source and (kept.magnitude > LARGE or kept.smallest < GUARD):
-            kept = kept.named(tensor)
-        found[tensor] = kept
+class _Pass:
+    """The ranges found so far. Equal ranges are one object, so that nodes alike are looked at once."""
+
+    def __init__(self, view: GraphView) -> None:
+        self.found: dict[str, ValueRange] = {}
+        self._view = view
+        self._distinct: dict[ValueRange, ValueRange] = {}
+        self._propagated: dict[tuple[int, ...], tuple[ValueRange, ...]] = {}
+
+    def add(self, tensor: str, known: ValueRange) -> None:
+        self.found[tensor] = self._distinct.setdefault(known, known)
+
+    def add_outputs(self, node: OpNode) -> None:
+        view, found = self._view, self.found
+        if all(tensor in found for tensor in node.outputs if tensor):
+            return  # a constant, or nothing
+        inputs = tuple(_known(tensor, view, found) if tensor else None for tensor in node.inputs)
+        signature = view.signature(node.name)
+        key = (id(signature), *map(id, inputs))
+        results = self._propagated.get(key)
+        if results is None:
+            results = self._propagated[key] = propagated(signature, inputs)
+        for tensor, result in zip(node.outputs, results, strict=True):
+            if not tensor or tensor in found:
+                continue
+            kept = _related(node, view, found, result)
+            if not kept.source and _is_extreme(kept):
+                kept = kept.named(tensor)
+            self.add(tensor, kept)
+
+
+def _is_extreme(known: ValueRange) -> bool:
+    return known.magnitude > LARGE or known.smallest < GUARD
 
 
 def _known(tensor: str, view: GraphView, found: Mapping[str, ValueRange]) -> ValueRange:
@@ -112,7 +133,7 @@ def _of_constant(name: str, imported: Imported) -> ValueRange:
     if statistics is None:
         return replace(UNKNOWN, varies=False)
     smallest = statistics.smallest if statistics.elements <= _FEW_ELEMENTS else statistics.largest
-    return ValueRange(
+    known = ValueRange(
         lowest=statistics.lowest,
         highest=statistics.highest,
         expected_lowest=statistics.lowest,
@@ -121,8 +142,8 @@ def _of_constant(name: str, imported: Imported) -> ValueRange:
         is_integer=statistics.is_integer,
         from_integers=statistics.is_integer,
         varies=False,
-        source=name,
     )
+    return known.named(name) if _is_extreme(known) else known
 
 
 def _related(

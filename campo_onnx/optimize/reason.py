@@ -94,6 +94,11 @@ class Reason(Enum):
         "multiplies a gradient and an activation for a sum, and nothing scales the loss",
         "gradients without a loss scale",
     )
+    SCALED_SUM = (
+        "scaled-sum",
+        "sums gradients that carry the loss scale {tensor!r}, and the sum may overflow {low}",
+        "sums of scaled gradients",
+    )
     DATA_BUDGET = (
         "data-budget",
         "kept FP32 so that every output stays within the error budget",

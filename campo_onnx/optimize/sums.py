@@ -32,6 +32,7 @@ _NORMALIZED = frozenset(
     )
 )
 _MANY_TERMS = 16
+_TERMS_OF_A_BATCH = 1 << 16
 _NARROW = 1e30
 """A precision whose largest value is below this has not the exponents of FP32."""
 
@@ -216,3 +217,39 @@ def _may_be_small(tensor: str, view: GraphView, ranges: Mapping[str, ValueRange]
 def _is_mean(tensor: str, view: GraphView) -> bool:
     producer = view.producer.get(_origin(tensor, view))
     return producer is not None and (producer.op == OpKey("", "ReduceMean") or producer.op in _NORMALIZED)
+
+
+def scaled_gradients_summed(
+    view: GraphView, forward: frozenset[str], unscaled: frozenset[str], low: Precision
+) -> frozenset[str]:
+    """Find sums over many values of gradients that carry a loss scale: the sum overflows before they do.
+
+    The loss scaler would answer with a smaller scale, and small gradients would vanish elsewhere.
+
+    Parameters
+    ----------
+    view
+        The graph.
+    forward
+        Nodes that the loss is computed by.
+    unscaled
+        Nodes behind the division by the loss scale.
+    low
+        The low precision.
+    """
+    if low.largest > _NARROW:
+        return frozenset()
+    return frozenset(
+        node.name
+        for node in view.nodes
+        if node.op in _SUMS
+        and node.op.op_type != "ReduceMean"
+        and node.name not in forward
+        and node.name not in unscaled
+        and _terms(node, view) >= _TERMS_OF_A_BATCH
+    )
+
+
+def _terms(node: OpNode, view: GraphView) -> int:
+    before, after = view.tensors[node.inputs[0]].elements, view.tensors[node.outputs[0]].elements
+    return 0 if not before or not after else before // after

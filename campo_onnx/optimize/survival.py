@@ -87,6 +87,8 @@ def _lost_at(
     writes = (node.outputs[i] for i in sorted(ports.low_outputs))
     for tensor in (*reads, *writes):
         known = ranges.get(tensor, UNKNOWN)
+        if known is UNKNOWN:
+            continue
         source = known.source or tensor
         is_exact = view.tensors[tensor].kind is TensorKind.CONSTANT or not known.varies
         if known.magnitude > low.largest:

@@ -11,7 +11,7 @@ from campo_onnx.optimize.loss_scale import LossScaling, loss_scaling
 from campo_onnx.optimize.masks import unknown_masks
 from campo_onnx.optimize.ranges import DeclaredRange, value_ranges
 from campo_onnx.optimize.reason import Fact, Reason, Verdict
-from campo_onnx.optimize.sums import gradient_products_summed, squares_summed
+from campo_onnx.optimize.sums import gradient_products_summed, scaled_gradients_summed, squares_summed
 from campo_onnx.optimize.survival import LostValue, largest_exact, lost_values
 
 
@@ -56,6 +56,10 @@ def value_verdicts(
     if scaling.scale is None:
         for name in gradient_products_summed(view, ranges, scaling.forward, low):
             found.setdefault(name, Verdict(decided_by=Reason.GRADIENT_PRODUCT))
+    else:
+        facts: dict[str, Fact] = {"tensor": scaling.scale, "low": low.value}
+        for name in scaled_gradients_summed(view, scaling.forward, scaling.unscaled, low):
+            found.setdefault(name, Verdict(decided_by=Reason.SCALED_SUM, facts=facts))
     return found
 
 

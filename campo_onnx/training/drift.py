@@ -118,10 +118,10 @@ class Reference:
         return sizes
 
     @cached_property
-    def _typical(self) -> Mapping[tuple[bool, bool], float]:
+    def _typical(self) -> Mapping[tuple[bool, int], float]:
         """Root mean square of all outputs of a kind."""
-        squares: dict[tuple[bool, bool], float] = {}
-        counts: dict[tuple[bool, bool], int] = {}
+        squares: dict[tuple[bool, int], float] = {}
+        counts: dict[tuple[bool, int], int] = {}
         for name, size in self._sizes.items():
             kind = self._kind(name)
             if np.isfinite(size):
@@ -129,9 +129,9 @@ class Reference:
                 counts[kind] = counts.get(kind, 0) + self.outputs[name].size
         return {kind: float(np.sqrt(total / max(counts[kind], 1))) for kind, total in squares.items()}
 
-    def _kind(self, name: str) -> tuple[bool, bool]:
-        """Scalars (losses and norms) apart from gradients; new versions apart from both."""
-        return name in self.bases, self.outputs[name].size == 1
+    def _kind(self, name: str) -> tuple[bool, int]:
+        """New versions apart from the rest; scalars, vectors (biases and scales) and matrices each apart."""
+        return name in self.bases, min(self.outputs[name].ndim, 2)
 
 
 def _size(array: NDArray[Any]) -> float:

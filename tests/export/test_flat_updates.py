@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from campo_onnx.export.optimizers import BY_NAME, LAMB, SGD, Adam, AdamW, Momentum
+from campo_onnx.training import flat_update
 from campo_onnx.training.flat_step import GRAD_NORM
 from campo_onnx.training.loss_scaler import LossScaler
 from campo_onnx.training.session import TrainingSession
@@ -174,6 +175,28 @@ def test_groups_have_rates_and_decays_of_their_own(name: str) -> None:
         training.step(feeds(training, batch))
         reference.step()
     assert_like(training, module, first)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("clip_norm", [None, 5.0])
+@pytest.mark.parametrize("name", ["sgd", "nesterov", "adamw", "lamb"])
+def test_an_update_in_several_runs_is_the_same(
+    name: str, clip_norm: float | None, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Weighted()
+    groups = (ParameterGroup(parameters=("bias$", "norm"), weight_decay=0.0),)
+    update = WeightUpdate(
+        optimizer=OPTIMIZERS[name][0], groups=groups, clip_norm=clip_norm, average_decay=0.5
+    )
+    in_one = session(module, update, scaler=LossScaler(scale=8.0), unscale=False)
+    monkeypatch.setattr(flat_update, "ROWS_A_RUN", {"cpu": rows})
+    in_several = session(module, update, scaler=LossScaler(scale=8.0), unscale=False)
+    assert len(in_several._runner._update._programs) > 2 or name == "lamb"  # type: ignore[attr-defined]
+    for step in range(3):
+        for training in (in_one, in_several):
+            training.step(feeds(training, gradients(step)))
+    one, several = in_one.state(), in_several.state()
+    assert all(np.array_equal(one[name], several[name]) for name in one)
 
 
 @pytest.mark.parametrize("unscale", [True, False], ids=["in_the_graph", "left_to_the_update"])

@@ -12,6 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.ranges import DeclaredRange
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.runtime.providers import machine
@@ -303,6 +304,7 @@ def test_a_declared_range_lets_it_go_low():
         model, "fine-grained", ranges={"mask": DeclaredRange(lowest=-10000.0, highest=0.0)}
     ).plan
     assert {"masked", "softmax"} <= set(declared.low_nodes)
+    assert Plan.from_json(declared.to_json()).ranges == {"mask": DeclaredRange(lowest=-10000.0, highest=0.0)}
     too_large = mixed_of(model, "fine-grained", ranges={"mask": DeclaredRange(lowest=-1e9, highest=0.0)}).plan
     assert not {"masked", "softmax"} & set(too_large.low_nodes)
 

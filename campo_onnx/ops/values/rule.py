@@ -1,6 +1,7 @@
 """What a rule of an operator looks like, and what it asks of its inputs."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import TypeAlias
 
 from onnx import TensorProto
@@ -23,6 +24,7 @@ _WIDE_INTEGERS = frozenset(
 )
 
 
+@cache
 def of_type(dtype: int) -> ValueRange:
     """What the type of a tensor alone says of its values."""
     if dtype in _INTEGER_BOUNDS:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from campo_onnx.ir.view import Use
 from campo_onnx.optimize.op_class import OpClass
@@ -21,3 +22,6 @@ class Findings:
 
     classes: Mapping[str, tuple[OpClass, str]] = field(default_factory=dict)
     contained: frozenset[Use] = frozenset()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", MappingProxyType(dict(self.classes)))
