@@ -10,7 +10,7 @@ import pytest
 from campo_onnx import Options, Precision, device, oplists, optimize_model
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.optimize.strategies import DEFAULT_LISTS
+from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.sessions import bind, open_session, optimized_nodes
@@ -64,7 +64,7 @@ def test_the_mixed_graph_runs_on_cuda(path: Path, strategy: str, low: Precision,
     given = imported(path)
     options = Options(
         device=device("h100"),
-        lists=oplists(DEFAULT_LISTS[strategy]),
+        lists=oplists(STRATEGIES[strategy].default_lists),
         strategy=strategy,
         low=low,
         dims=DIMS.get(path.stem, {}),
