@@ -7,7 +7,7 @@ ORT_VENV := .venv-ortmodule
 ORT_BIN := $(ORT_VENV)/bin
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-cuda-dry test-frameworks test-ortmodule zoo campo-eval lint format clean
+.PHONY: demo test test-cuda-dry test-onnx-cases random-graphs test-frameworks test-ortmodule zoo campo-eval lint format clean
 
 demo: $(VENV)/.installed
 	@mkdir -p demo_out
@@ -17,6 +17,14 @@ demo: $(VENV)/.installed
 # One process a core; files stay whole, so that what a file's tests share is made once.
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+# The onnx package's 1,900 backend cases, each optimized and held against what it computed before.
+test-onnx-cases: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m onnx_cases tests/onnx_cases
+
+# 20,000 random graphs, twenty minutes of one core and more; run again, it goes on where it was stopped.
+random-graphs: $(VENV)/.installed-test
+	$(BIN)/python -m tests.random_graphs --count 20000 --out random_graphs_out
 
 # The exporters' tests, against torch and JAX on the CPU. Torch is pinned: its exporter changes with
 # every release, and the newest from an index brings gigabytes of CUDA libraries.

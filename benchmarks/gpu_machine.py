@@ -40,12 +40,30 @@ LOW = Precision.FP16
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What is measured, where, and where files go."""
+    """What is measured, where, and where files go.
+
+    Parameters
+    ----------
+    folder
+        Where results lie.
+    bench
+        Times nodes.
+    device
+        Figures of the device.
+    graphs
+        Training steps to bench and profile.
+    ops
+        Operators of the quick calibration; those of ``calibrate --quick`` where empty.
+    shapes
+        Its shapes of each; with 24, a GPU has time for the rest within half an hour.
+    """
 
     folder: Path
     bench: NodeTimer
     device: Device
     graphs: tuple[Path, ...]
+    ops: tuple[str, ...] = ()
+    shapes: int = 24
 
     @property
     def provider(self) -> str:

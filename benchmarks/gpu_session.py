@@ -6,15 +6,18 @@
 first, then the quick calibration, so that a machine lent for half an hour leaves that behind; then
 overheads and sweeps, whole steps, benchmarks and profiles of the graphs, and without ``--quick`` a full
 calibration, which takes hours. Run it again until it says that all is done: finished steps are not
-repeated, and every timing of an unfinished one is kept in the store. Results go to
-results/session_<provider>/ (a JSON file a step, profiles, calibrations) and to
-results/calibration_<provider>.json and .md.
+repeated, and every timing of an unfinished one is kept in the store. Steps run in a process of their own: one
+that crashes or hangs is on record as failed, and the others go on. Results go to
+session_<provider>/ below ``--work`` (a JSON file a step, profiles, calibrations, the store), all of it as
+session_<provider>.tar.gz as well, and to calibration_<provider>.json and .md. With the archive unpacked below
+``--work``, another machine of the same kind goes on.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -30,29 +33,42 @@ from benchmarks.gpu_steps import (
     time_launches,
     weight_gradient,
 )
-from benchmarks.pages import RESULTS, made, publish
-from benchmarks.steps import Records, Step, add_arguments, call_of, drive
-from campo_onnx import CampoError, Precision
+from benchmarks.pages import RESULTS, made, publish, refuse_stub
+from benchmarks.steps import (
+    TO_BE_CONTINUED,
+    Call,
+    Deadline,
+    Records,
+    Step,
+    add_arguments,
+    call_of,
+    is_chosen,
+    plan_of,
+    run_steps,
+)
+from benchmarks.supervision import Marks, die_with_parent, forget_failures, pack, supervise
+from campo_onnx import CampoError, Device, Precision
 from campo_onnx.calibrate.calibration import Calibration, Scores, load_calibration
 from campo_onnx.calibrate.catalog import file_name
 from campo_onnx.calibrate.fit import METHODS, PAPER_ACCURACY
 from campo_onnx.devices.detect import device_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store, default_path
-from campo_onnx.runtime.providers import choose_provider, machine
+from campo_onnx.runtime.providers import Machine, choose_provider, machine
 
 
 def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
     """The steps in order, with the seconds that each is expected to take on a GPU."""
     here = session.bench.machine
-    asked = {"device": here.device, "ort": here.ort}
+    asked: dict[str, object] = {"device": here.device, "ort": here.ort}
+    quick: dict[str, object] = {"ops": session.ops, "shapes": session.shapes}
 
-    def step(name: str, seconds: float, work: Any, *arguments: Any) -> Step:
-        return Step(name=name, work=partial(work, *arguments, session), seconds=seconds, asked=asked)
+    def step(name: str, seconds: float, work: Any, *arguments: Any, **more: object) -> Step:
+        return Step(name=name, work=partial(work, *arguments, session), seconds=seconds, asked=asked | more)
 
     yield step("facts", 10, facts)
     yield step("provider", 20, check_provider)
-    yield step("calibration_quick", 420, calibrate_device, LOW, False)
+    yield step("calibration_quick", 420, calibrate_device, LOW, False, False, **quick)
     yield step("launches", 10, time_launches)
     yield step("casts", 60, sweep_casts)
     yield step("alignment", 60, sweep_alignment)
@@ -65,9 +81,11 @@ def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
     for graph in session.graphs:
         yield step(f"profile_{graph.stem}", 180, profile_graph, graph)
     if not session.on_cpu:
-        yield step("calibration_bf16_quick", 420, calibrate_device, Precision.BF16, False)
+        yield step("calibration_bf16_quick", 420, calibrate_device, Precision.BF16, False, False, **quick)
     if full:
-        yield step("calibration", 4 * 3600, calibrate_device, LOW, True)
+        yield step("calibration", 4 * 3600, calibrate_device, LOW, True, False)
+        if not session.on_cpu:
+            yield step("calibration_counters", 3600, calibrate_device, LOW, True, True)
 
 
 def collect(session: Session, records: Records) -> dict[str, Any]:
@@ -149,29 +167,74 @@ def main() -> int:
     add("graphs", nargs="*", type=Path)
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--quick", action="store_true", help="leave the full calibration out")
+    add("--ops", type=lambda text: text.split(","), default=[], help="operators of the quick calibration")
+    add("--shapes", type=int, default=24, help="shapes of each in the quick calibration")
     add("--threads", type=int, default=0)
-    add("--store", type=Path, default=None)
+    add("--store", type=Path, default=None, help="kept beside the results by default")
+    add("--worker", type=float, default=None, help=argparse.SUPPRESS)  # seconds: see supervision.py
     add_arguments(parser, work=str(RESULTS))
     options = parser.parse_args()
     try:
         here = machine(choose_provider(options.device), options.threads)
         device = device_of(here)
+        refuse_stub(asdict(here), options.work)
+        with _opened(options, here, device) as session:
+            return _work(session, options) if options.worker is not None else _lead(session, options)
     except CampoError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+
+
+@contextmanager
+def _opened(options: argparse.Namespace, here: Machine, device: Device) -> Iterator[Session]:
     folder = options.work / f"session_{here.provider}"
-    call = call_of(options, folder)
-    with Store(options.store or default_path()) as store:
+    folder.mkdir(parents=True, exist_ok=True)
+    with Store(options.store or folder / default_path().name) as store:
         bench = NodeTimer(machine=here, store=store)
-        session = Session(folder=folder, bench=bench, device=device, graphs=tuple(options.graphs))
+        yield Session(
+            folder=folder,
+            bench=bench,
+            device=device,
+            graphs=tuple(options.graphs),
+            ops=tuple(options.ops),
+            shapes=options.shapes,
+        )
 
-        def write(records: Records) -> tuple[Path, ...]:
-            name = f"calibration_{here.provider}"
-            return publish("calibration", collect(session, records), options.work, name=name)
 
-        code = drive(steps_of(session, full=not options.quick), call, options, write)
-    if not options.plan:
-        print("\n".join(what_to_copy(session)))
+def _work(session: Session, options: argparse.Namespace) -> int:
+    """Do steps in this process, until one of them fails unexpectedly or the time is up."""
+    die_with_parent()
+    marks = Marks(folder=session.folder)
+    deadline = replace(Deadline.after(options.worker), on_tick=marks.advance)
+    call = Call(records=Records(folder=session.folder), deadline=deadline)
+    steps = steps_of(session, full=not options.quick)
+    is_done = run_steps(steps, call, only=options.only, say=partial(print, flush=True), watch=marks)
+    return 0 if is_done else TO_BE_CONTINUED
+
+
+def _lead(session: Session, options: argparse.Namespace) -> int:
+    """Let workers do the steps; then write the page and the archive."""
+    call = call_of(options, session.folder)
+    all_steps = list(steps_of(session, full=not options.quick))
+    if options.plan:
+        print("\n".join(plan_of(all_steps, call.records)))
+        return 0
+    steps = {step.name: step for step in all_steps if is_chosen(step.name, options.only)}
+    code = 0
+    if not options.report:
+        if options.retry:
+            forget_failures(call.records, [*steps])
+        own = [word for word in sys.argv[1:] if word != "--retry"]
+        command = [sys.executable, "-m", "benchmarks.gpu_session", *own, "--worker"]
+        code = supervise(lambda left_s: [*command, f"{left_s:.1f}"], steps, call.records, call.deadline)
+    name = f"calibration_{session.provider}"
+    for path in publish("calibration", collect(session, call.records), options.work, name=name):
+        print(f"wrote {path}")
+    archive = options.work / f"{session.folder.name}.tar.gz"
+    pack(session.folder, archive)
+    print("\n".join([f"wrote {archive}", *what_to_copy(session)]))
+    if not options.report:
+        print({0: "all done", TO_BE_CONTINUED: "to be continued"}.get(code, "this cannot go on"))
     return code
 
 

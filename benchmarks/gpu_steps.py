@@ -1,7 +1,7 @@
 """Steps of a session on a device: what calibrations, cost models and profiles are checked against."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from benchmarks.gpu_machine import LOW, Session, both_us, matmul
 from benchmarks.steps import Call
 from campo_onnx.calibrate.run import Workload, calibrate, full_workload, quick_workload
 from campo_onnx.calibrate.samples import cast_samples
+from campo_onnx.files import write_text
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import FLOAT
 from campo_onnx.measure.counters import Counted, counters_of
@@ -122,18 +123,20 @@ def profile_graph(graph: Path, session: Session, call: Call) -> dict[str, Any]:
     }
 
 
-def calibrate_device(precision: Precision, full: bool, session: Session, call: Call) -> dict[str, Any]:
-    """Calibrate, and write the file."""
+def calibrate_device(
+    precision: Precision, full: bool, counted: bool, session: Session, call: Call
+) -> dict[str, Any]:
+    """Calibrate, and write the file. Counters come last: they may take hours, or be refused."""
     made = calibrate(
         workload_of(session, full=full),
         session.bench,
         session.device,
         precision,
         call.deadline.tick,
-        None if session.on_cpu else _counting(call),
+        _counting(call) if counted else None,
     )
     path = session.calibration_path(precision, full=full)
-    path.write_text(made.to_json(), encoding="utf-8")
+    write_text(made.to_json(), path)
     return {
         "file": path.name,
         "score": made.score,
@@ -152,4 +155,8 @@ def _counting(call: Call) -> Callable[[Iterable[Signature], NodeTimer], Counted]
 
 def workload_of(session: Session, *, full: bool) -> Workload:
     """How much a calibration measures here."""
-    return (full_workload if full else quick_workload)(session.provider)
+    if full:
+        return full_workload(session.provider)
+    quick = quick_workload(session.provider)
+    sampling = replace(quick.sampling, count=session.shapes)
+    return replace(quick, ops=session.ops or quick.ops, sampling=sampling)

@@ -16,10 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from campo_onnx import __version__
+from campo_onnx.errors import UsageError
 from campo_onnx.files import write_text
 
 RESULTS = Path(__file__).parent / "results"
 TEMPLATES = Path(__file__).parent / "templates"
+STUB = "-stub"
+"""What the driver's version ends with on the stubs of tests/cuda."""
+
 _LONGEST = 160
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu")
 
@@ -100,10 +104,33 @@ def render(claim: str, data: Mapping[str, Any]) -> str:
     return f"{page}\nNot measured again; the figures in the JSON are transcribed: {note}.\n" if note else page
 
 
+def refuse_stub(data: object, folder: Path) -> None:
+    """Keep what ran on the stubs of tests/cuda out of the results: nothing of it is a measurement.
+
+    Raises
+    ------
+    UsageError
+        If `data` names a stub's driver and `folder` is that of the results.
+    """
+    if folder.resolve() == RESULTS.resolve() and _names_stub(data):
+        raise UsageError(
+            "this ran on stubs of CUDA and is no measurement",
+            remedy="Keep it in another folder, with --work.",
+        )
+
+
+def _names_stub(data: object) -> bool:
+    if isinstance(data, Mapping):
+        driver = data.get("driver")
+        return (isinstance(driver, str) and STUB in driver) or any(map(_names_stub, data.values()))
+    return isinstance(data, list | tuple) and any(map(_names_stub, data))
+
+
 def publish(
     claim: str, data: Mapping[str, Any], folder: Path = RESULTS, *, name: str | None = None
 ) -> tuple[Path, ...]:
     """Write the results of a claim, and its page, if Jinja is installed; give what was written."""
+    refuse_stub(data, folder)
     folder.mkdir(parents=True, exist_ok=True)
     # The last digits of a sum may differ from run to run.
     rounded = json.loads(json.dumps(data), parse_float=lambda digits: float(f"{float(digits):.9g}"))
@@ -127,6 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"one of {', '.join(known)}; all of them")
     for name in parser.parse_args(arguments).claims or known:
         data = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        refuse_stub(data, RESULTS)
         page = RESULTS / f"{name}.md"
         write_text(render(data.get("template", name), data), page)
         print(page)

@@ -17,13 +17,15 @@ from datetime import UTC, datetime
 from fnmatch import fnmatch
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from campo_onnx.errors import CampoError
 from campo_onnx.files import write_text
 
 SUFFIX = ".step.json"
 TO_BE_CONTINUED = 75  # EX_TEMPFAIL: run the same command again
+_SHORTEST_LIMIT_S = 60.0
+_PATIENCE = 3  # a step that takes longer than so many times what is expected hangs
 
 Facts = dict[str, Any]
 T = TypeVar("T")
@@ -45,9 +47,12 @@ class Deadline:
     ----------
     end_s
         On the monotonic clock.
+    on_tick
+        Told of every sign of progress.
     """
 
     end_s: float
+    on_tick: Callable[[int, int], None] | None = None
 
     @classmethod
     def after(cls, seconds: float) -> "Deadline":
@@ -66,6 +71,8 @@ class Deadline:
 
     def tick(self, done: int, total: int) -> None:
         """Take a sign of progress; raise TimeUpError when the time is up."""
+        if self.on_tick is not None:
+            self.on_tick(done, total)
         self.need(0.0)
 
 
@@ -137,6 +144,26 @@ class Step:
     asked: Mapping[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
 
+    @property
+    def limit_s(self) -> float:
+        """After how many seconds in one call it must be hanging."""
+        return _SHORTEST_LIMIT_S + _PATIENCE * self.seconds
+
+    def asked_now(self, records: Mapping[str, Facts]) -> Any:
+        """What a result has to be found for, as it comes back from a file."""
+        after = {need: records.get(need, {}).get("finished_at") for need in self.needs}
+        return json.loads(json.dumps({**self.asked, "after": after}))
+
+
+class Watch(Protocol):
+    """Told which step is running."""
+
+    def begin(self, step: str) -> str:
+        """Take note of a step that begins; say why it must not, or ``""``."""
+
+    def end(self) -> None:
+        """Take note that it ended."""
+
 
 def run_steps(
     steps: Iterable[Step],
@@ -145,6 +172,7 @@ def run_steps(
     only: Sequence[str] = (),
     retry: bool = False,
     say: Callable[[str], None] = print,
+    watch: Watch | None = None,
 ) -> bool:
     """Do the steps that are not on record; tell whether there is nothing left to do.
 
@@ -163,9 +191,11 @@ def run_steps(
         Whether steps that failed are tried again.
     say
         Told one line a step.
+    watch
+        Told which step is running, and asked whether it may.
     """
     for step in steps:
-        if only and not any(fnmatch(step.name, pattern) for pattern in only):
+        if not is_chosen(step.name, only):
             continue
         if missing := [need for need in step.needs if call.result(need) is None]:
             say(f"{step.name}: left out, it needs {', '.join(missing)}")
@@ -173,11 +203,13 @@ def run_steps(
         asked, known = _asked(step, call.records), call.records.find(step.name)
         if known is not None and known["asked"] == asked and not (retry and "failure" in known):
             continue
-        facts = _do(step, call)
+        facts = _do(step, call, watch)
         if facts is None:
             say(f"{step.name}: time is up; run the same command again to go on")
             return False
         call.records.keep(step.name, {"asked": asked, **facts})
+        if watch is not None:
+            watch.end()
         say(f"{step.name}: {facts.get('failure', 'done')} ({facts['seconds']:.0f} s)")
         if "traceback" in facts:
             say("run the same command again to go on with the next step")
@@ -200,18 +232,20 @@ def plan_of(steps: Iterable[Step], records: Records) -> list[str]:
 
 
 def _asked(step: Step, records: Records) -> Any:
-    after = {need: (records.find(need) or {}).get("finished_at") for need in step.needs}
-    return json.loads(json.dumps({**step.asked, "after": after}))  # as it comes back from a file
+    return step.asked_now({need: records.find(need) or {} for need in step.needs})
 
 
-def _do(step: Step, call: Call) -> Facts | None:
+def _do(step: Step, call: Call, watch: Watch | None) -> Facts | None:
     """Do one step; None if time is up."""
     began = time.monotonic()
     facts: Facts = {}
     try:
         call.deadline.need(0.0)
-        facts["result"] = step.work(call)
+        refusal = watch.begin(step.name) if watch is not None else ""
+        facts |= {"failure": refusal} if refusal else {"result": step.work(call)}
     except TimeUpError:
+        if watch is not None:
+            watch.end()
         return None
     except (CampoError, StepError) as error:
         facts["failure"] = str(error)
@@ -234,10 +268,22 @@ def add_arguments(parser: argparse.ArgumentParser, work: str) -> None:
     add = parser.add_argument
     add("--work", type=Path, default=Path(work), help="where finished steps are kept")
     add("--limit-s", type=float, default=540.0, help="time after which this call ends")
-    add("--only", nargs="+", default=[], metavar="PATTERN", help="do only the steps called so")
+    add(
+        "--only",
+        type=lambda text: text.split(","),
+        action="extend",
+        default=[],
+        metavar="STEP,...",
+        help="do only the steps called so; * stands for anything",
+    )
     add("--retry", action="store_true", help="try steps again that failed")
     add("--plan", action="store_true", help="print the steps and their seconds, do none")
     add("--report", action="store_true", help="do nothing, write the page anew")
+
+
+def is_chosen(name: str, only: Sequence[str]) -> bool:
+    """Whether a step is among those asked for."""
+    return not only or any(fnmatch(name, pattern) for pattern in only)
 
 
 def call_of(options: argparse.Namespace, folder: Path | None = None) -> Call:

@@ -6,8 +6,10 @@
 >>> result.plan.speedup, result.model  # doctest: +SKIP
 """
 
+import copyreg
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +24,15 @@ if TYPE_CHECKING:
     from campo_onnx.options import Options
     from campo_onnx.pipeline import Optimized
     from campo_onnx.pipeline import optimize as optimize_model
+
+
+def _read_only(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(items)
+
+
+# Our values hold read-only mappings, which Python itself neither pickles nor deep-copies. Values should
+# travel between processes, and with the modules they are attached to.
+copyreg.pickle(MappingProxyType, lambda mapping: (_read_only, (dict(mapping),)))
 
 try:
     __version__ = version("campo-onnx")

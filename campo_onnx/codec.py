@@ -6,6 +6,7 @@ setting that somebody believes in. Values check themselves (``__post_init__``).
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -20,6 +21,12 @@ from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.files import READ_LIMIT_BYTES, read_bytes, write_text
 
 T = TypeVar("T")
+
+TOML_LIMIT_BYTES = 1 << 18
+"""What a TOML file may hold: people write those."""
+
+_MOST_DOTS = 256
+_QUOTED = re.compile(rb"\"[^\"]*\"|'[^']*'")
 
 Document = dict[str, Any]
 """A JSON object as plain values."""
@@ -97,14 +104,25 @@ def from_toml(text: str | bytes) -> Any:
     Raises
     ------
     DecodeError
-        If it is not TOML, or nested too deeply.
+        If it is not TOML, too large, or nested too deeply.
     """
+    _refuse_long_keys(text)
     try:
         return msgspec.toml.decode(text)
     except RecursionError:
         raise DecodeError("it is nested too deeply") from None
     except ValueError as error:  # of msgspec, or bytes that are not UTF-8
         raise DecodeError(f"it is not TOML: {error}") from None
+
+
+def _refuse_long_keys(text: str | bytes) -> None:
+    """Refuse what would take the parser hours: its time grows with the square of the parts of a key."""
+    data = text.encode(errors="replace") if isinstance(text, str) else text
+    if len(data) > TOML_LIMIT_BYTES:
+        raise DecodeError(f"it has more than {TOML_LIMIT_BYTES:,} bytes")
+    for number, line in enumerate(data.splitlines(), start=1):
+        if line.count(b".") > _MOST_DOTS and _QUOTED.sub(b"", line).count(b".") > _MOST_DOTS:
+            raise DecodeError(f"line {number} has more than {_MOST_DOTS} dots outside strings")
 
 
 def to_json(document: Mapping[str, Any], rows: tuple[str, ...] = ()) -> str:

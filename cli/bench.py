@@ -8,6 +8,7 @@ import typer
 from campo_onnx.errors import CheckFailedError, UsageError
 
 from .options import (
+    AN_INPUT,
     INPUT,
     MEASURE,
     OUTPUT,
@@ -17,6 +18,7 @@ from .options import (
     RunOnOption,
     ThreadsOption,
     dimensions,
+    existing,
 )
 from .render.bench import print_bench, print_failures, print_written
 from .render.console import print_json, progressing, working
@@ -139,7 +141,7 @@ def bench(
     from campo_onnx.bench.meters import with_tensor_pipe
     from campo_onnx.charts import check_plot, draw_bench, save_figure
     from campo_onnx.files import write_text
-    from campo_onnx.ir.exporter import check_destination
+    from campo_onnx.ir.exporter import check_destination, check_not_read
     from campo_onnx.runtime.feeds import read_feeds
     from campo_onnx.runtime.providers import ORT_NAME, choose_provider, machine
 
@@ -151,15 +153,18 @@ def bench(
         )
     if plot is not None:
         check_plot(plot)
-    for target in filter(None, (plot, output)):
-        for model in models:
-            check_destination(target, force=force, source=model)
+    targets = [target for target in (plot, output) if target is not None]
+    for target in targets:
+        check_destination(target, force=force)
+    check_not_read(targets, existing(*models, inputs), AN_INPUT)
     here = machine(choose_provider(device), threads)
     if tensor_cores and here.provider != "cuda":
         raise UsageError("--tensor-cores needs --device cuda", why="a CPU has no tensor cores")
     with working("reading graphs"):
         graphs = read_graphs(models, dimensions(dim))
         check_same_interface(graphs)
+        for graph in graphs:
+            check_not_read(targets, graph.imported.data_files)
         feeds = None if inputs is None else read_feeds(inputs, graphs[0].imported.view)
     with progressing(f"timing {len(graphs)} graphs on {here.provider}") as advance:
         result = run_bench(

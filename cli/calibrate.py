@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from .options import (
+    AN_INPUT,
     DECISION,
     MEASURE,
     OUTPUT,
@@ -16,6 +17,7 @@ from .options import (
     StoreOption,
     ThreadsOption,
     Use,
+    existing,
 )
 from .render.console import print_json, print_note, progressing
 from .render.costs import print_calibration
@@ -89,7 +91,7 @@ def calibrate(
     from campo_onnx.devices.detect import device_of
     from campo_onnx.errors import UsageError
     from campo_onnx.files import write_text
-    from campo_onnx.ir.exporter import check_destination
+    from campo_onnx.ir.exporter import check_destination, check_not_read
     from campo_onnx.measure.counters import counters_of
     from campo_onnx.measure.node_timer import NodeTimer
     from campo_onnx.measure.store import Execution, Store, default_path
@@ -107,6 +109,7 @@ def calibrate(
         make_folder(user_folder())
         output = user_folder() / file_name(figures.name, low, execution)
         check_destination(output, force=force)
+    check_not_read([output], existing(store or default_path()), AN_INPUT)
     workload = (quick_workload if quick else full_workload)(here.provider)
     if ops is not None:
         workload = replace(workload, ops=tuple(op.strip() for op in ops.split(",") if op.strip()))

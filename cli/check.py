@@ -8,7 +8,7 @@ import typer
 
 from campo_onnx.errors import CheckFailedError, UsageError
 
-from .options import DECISION, INPUT, OUTPUT, DimOption, dimensions
+from .options import DECISION, INPUT, OUTPUT, DimOption, dimensions, existing
 from .render.checks import print_annotations, print_verdicts
 from .render.console import print_json, progressing, working
 
@@ -150,6 +150,7 @@ def check(
     from campo_onnx.devices.datasheet import device as device_called
     from campo_onnx.files import write_text
     from campo_onnx.ir.exporter import check_destination
+    from campo_onnx.ir.importer import data_files_of
     from campo_onnx.optimize.oplists import resolve
 
     if policy is not None:
@@ -193,7 +194,10 @@ def check(
         pairs = (Pair(name=str(mixed), mixed=mixed, against=against, policy=limits),)
     if junit is not None:
         check_destination(junit, force=True)
-        _refuse_input(junit, [policy, *(path for pair in pairs for path in _files(pair))])
+        read = [path for pair in pairs for path in _files(pair)]
+        if junit.exists():
+            read += [data for pair in pairs for m in (pair.mixed, pair.against) for data in data_files_of(m)]
+        _refuse_input(junit, [*existing(policy, lists, device), *read])
     if len(pairs) == 1:
         with working(f"checking {pairs[0].name}"):
             checked = check_all(pairs)

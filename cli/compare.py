@@ -8,6 +8,7 @@ from campo_onnx.costs.evidence import CostSource
 
 from .evidence import CostsOption, ProfileOption, opened_target
 from .options import (
+    AN_INPUT,
     OUTPUT,
     SAFETY,
     VERIFICATION,
@@ -21,6 +22,7 @@ from .options import (
     PrecisionOption,
     StoreOption,
     dimensions,
+    existing,
 )
 from .render.comparison import headline, print_comparison
 from .render.console import print_json, working
@@ -79,14 +81,15 @@ def compare(
 
     from campo_onnx.charts import check_plot, draw_plans, save_figure
     from campo_onnx.comparison import compare as run_comparison
-    from campo_onnx.ir.exporter import check_destination
+    from campo_onnx.ir.exporter import check_destination, check_not_read
     from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.oplists import preset, resolve
     from campo_onnx.options import Options
 
     if plot is not None:
         check_plot(plot)
-        check_destination(plot, force=force, source=model)
+        check_destination(plot, force=force)
+        check_not_read([plot], existing(model, device, lists, profile, store), AN_INPUT)
     with opened_target(device, costs, profile=profile, store=store) as target:
         if measure:
             check_verifiable(target.device)
@@ -102,6 +105,8 @@ def compare(
         )
         with working(f"comparing strategies on {model.name} for {target.device.name}"):
             comparison = run_comparison(model, options, lists=None if lists is None else resolve(lists))
+        if plot is not None:
+            check_not_read([plot], comparison.imported.data_files)
     if measure:
         comparison = measured_strategies(comparison, options, steps=steps)
     if plot is not None:

@@ -18,7 +18,7 @@ from .devices import devices
 from .explain import explain
 from .optimize import optimize
 from .profile import profile
-from .render.console import print_bug, print_error, print_line
+from .render.console import prepare_streams, print_bug, print_error, print_line
 
 TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
 
@@ -71,6 +71,7 @@ def run() -> None:
     """Run the program; an error is one message and the documented exit code."""
     # By default SIGTERM ends the process at once; as an exception it lets half-written files be removed.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    prepare_streams()
     try:
         app(prog_name="campo-onnx")
     except CampoError as error:

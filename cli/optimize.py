@@ -13,6 +13,7 @@ from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, STRATEGIES, strateg
 
 from .evidence import CostsOption, ProfileOption, opened_target
 from .options import (
+    AN_INPUT,
     DECISION,
     OUTPUT,
     SAFETY,
@@ -26,6 +27,7 @@ from .options import (
     RangeOption,
     StoreOption,
     dimensions,
+    existing,
     ranges,
 )
 from .render.checks import print_data_safety
@@ -202,7 +204,7 @@ def optimize(
 
     Example: `campo-onnx optimize bert.onnx -o bert_mixed.onnx --device v100 --plan plan.json`
     """
-    from campo_onnx.ir.exporter import export_with
+    from campo_onnx.ir.exporter import check_not_read, export_with
     from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.oplists import resolve, with_overrides
     from campo_onnx.optimize.report import report_of
@@ -210,6 +212,8 @@ def optimize(
     from campo_onnx.pipeline import optimize as run_pipeline
 
     _check_places(model, output, plan, force=force)
+    read = existing(device, lists, profile, store, *(inputs or ()))
+    check_not_read((output, *([plan] if plan else [])), read, AN_INPUT)
     _check_inputs(safety, inputs or [])
     if repair:
         check_repairable(strategy, verify=verify)
@@ -252,7 +256,8 @@ def optimize(
     _note_what_surprises(model, optimized, options)
     with working(f"writing {output.name}"):
         texts = {} if plan is None else {plan: optimized.plan.to_json()}
-        export_with(optimized.model, output, folder=optimized.imported.folder, texts=texts)
+        imported = optimized.imported
+        export_with(optimized.model, output, folder=imported.folder, texts=texts, read=imported.data_files)
     if json:
         print_json(optimized.plan.to_json())
     else:

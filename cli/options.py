@@ -1,6 +1,7 @@
 """Options that several commands share, and how they are parsed."""
 
 import math
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,10 @@ SAFETY = "What may run in low precision"
 VERIFICATION = "Measuring on this machine"
 MEASURE = "How to measure"
 OUTPUT = "Output"
+
+
+AN_INPUT = "an input of this command"
+"""What a file holds that nothing is written over."""
 
 
 class Use(StrEnum):
@@ -150,6 +155,11 @@ StoreOption = Annotated[
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Overwrite existing files.", rich_help_panel=OUTPUT)
 ]
+
+
+def existing(*names: "Path | str | None") -> list[Path]:
+    """Those of some names, paths and presets that are files: nothing may be written over them."""
+    return [Path(name) for name in names if name is not None and os.path.isfile(name)]
 
 
 def dimensions(texts: list[str] | None) -> dict[str, int]:

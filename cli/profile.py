@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from .options import (
+    AN_INPUT,
     INPUT,
     MEASURE,
     OUTPUT,
@@ -18,6 +19,7 @@ from .options import (
     ThreadsOption,
     Use,
     dimensions,
+    existing,
 )
 from .render.console import print_json, print_note, progressing, working
 from .render.costs import print_profile
@@ -68,7 +70,7 @@ def profile(
     Example: `campo-onnx profile bert.onnx -o bert.parquet --dim batch=8`
     """
     from campo_onnx.devices.detect import device_of
-    from campo_onnx.ir.exporter import check_destination
+    from campo_onnx.ir.exporter import check_destination, check_not_read
     from campo_onnx.ir.importer import import_model
     from campo_onnx.measure.node_timer import NodeTimer
     from campo_onnx.measure.profile import write_profile
@@ -77,10 +79,12 @@ def profile(
     from campo_onnx.runtime.feeds import read_feeds, synthesize
     from campo_onnx.runtime.providers import choose_provider, machine
 
-    check_destination(output, force=force, source=model)
+    check_destination(output, force=force)
+    check_not_read([output], existing(model, inputs, store), AN_INPUT)
     here = machine(choose_provider(device), threads)
     figures = device_of(here)
     imported = import_model(model, dimensions(dim))
+    check_not_read([output], imported.data_files)
     with working("preparing inputs"):
         feeds = synthesize(imported.view) if inputs is None else read_feeds(inputs, imported.view)
     with Store(store or default_path()) as timings:

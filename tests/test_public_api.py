@@ -1,10 +1,13 @@
 """What `from campo_onnx import ...` gives, in whatever order it is asked for."""
 
+import pickle
 import subprocess
 import sys
+from copy import deepcopy
 from importlib import import_module
 
 import pytest
+from onnx import parser
 
 import campo_onnx
 
@@ -78,3 +81,15 @@ def test_a_name_that_is_another_thing_is_told():
 def test_public_things_are_documented(name):
     module, _, attribute = campo_onnx._HOME[name].partition(":")
     assert getattr(import_module(module), attribute).__doc__
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_values_can_be_copied_and_sent_to_other_processes(copied):
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 20]> g (float[512, 512] x, float[512, 512] w)
+           => (float[512, 512] y) { p = MatMul(x, w) e = Relu(p) y = MatMul(e, w) }"""
+    )
+    options = campo_onnx.Options(device=campo_onnx.device("v100"), lists=campo_onnx.oplists("campo"))
+    plan = campo_onnx.optimize_model(model, options).plan
+    assert copied(options) == options
+    assert copied(plan) == plan

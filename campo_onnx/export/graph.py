@@ -18,7 +18,7 @@ from campo_onnx.export.value import Node, Value
 IR_VERSION = 10
 """Read by every ONNX Runtime since 1.18; opset 21 came with it."""
 
-MAX_FOLDED_BYTES = 1 << 20
+MAX_FOLDED_BYTES = 1 << 18
 """Constant computations up to this size are done at export; larger ones would only swell the file."""
 
 _RANDOM = frozenset({"Bernoulli", "Dropout", "RandomNormal", "RandomUniform"})

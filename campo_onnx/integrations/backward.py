@@ -9,20 +9,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from campo_onnx.costs.table import NodeCost
+from campo_onnx.ir.gradient_names import differentiated_node, gradient_of, summed_tensor
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.reason import Reason, Verdict
-
-_NODE_MARK = "_Grad/"
-_SUM_PREFIX = "AccumulateGrad_"
-_TENSOR_SUFFIX = "_grad"
 
 
 def owners(forward: GraphView, gradient: GraphView) -> Mapping[str, str | None]:
     """Find the forward node that each backward node belongs to, by ONNX Runtime's naming rules.
 
-    ``<node>_Grad/<n>`` differentiates ``<node>``; ``AccumulateGrad_<tensor>_grad`` sums the gradients
-    of ``<tensor>`` and has the type of what makes it.
+    A sum of gradients of a tensor belongs to the node that computes the tensor, whose type it has.
 
     Parameters
     ----------
@@ -69,19 +65,16 @@ def with_backward(forward: Problem, gradient: Problem) -> Problem:
         costs=replace(forward.costs, nodes=nodes),
         fixed=fixed,
         cast_factors={
-            tensor: 2.0
-            for tensor in forward.view.tensors
-            if f"{tensor}{_TENSOR_SUFFIX}" in gradient.view.tensors
+            tensor: 2.0 for tensor in forward.view.tensors if gradient_of(tensor) in gradient.view.tensors
         },
     )
 
 
 def _owner(name: str, forward: GraphView) -> str | None:
-    differentiated, mark, _ = name.partition(_NODE_MARK)
-    if mark and differentiated in forward.node:
+    differentiated = differentiated_node(name)
+    if differentiated in forward.node:
         return differentiated
-    tensor = name.removeprefix(_SUM_PREFIX).removesuffix(_TENSOR_SUFFIX)
-    producer = forward.producer.get(tensor) if name.startswith(_SUM_PREFIX) else None
+    producer = forward.producer.get(summed_tensor(name) or "")
     return producer.name if producer is not None else None
 
 

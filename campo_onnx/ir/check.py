@@ -76,10 +76,13 @@ def check_written(model: ModelProto, path: Path) -> None:
         If it is invalid.
     """
     disguised = _with_known_operators(model)
-    if disguised is not model:
-        path = path.with_name(f"{path.name}.checked")
-        path.write_bytes(disguised.SerializeToString())
-    onnx.checker.check_model(str(path), full_check=True)
+    if disguised is model:
+        onnx.checker.check_model(str(path), full_check=True)
+        return
+    copy = path.with_name(".checked")
+    copy.write_bytes(disguised.SerializeToString())
+    onnx.checker.check_model(str(copy), full_check=True)
+    copy.unlink()
 
 
 def _with_known_operators(model: ModelProto) -> ModelProto:

@@ -1,7 +1,7 @@
 """Constants: where they lie, and reading their values a piece at a time."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from campo_onnx.errors import ModelError
+from campo_onnx.ir.sort import bodies
 
 _CHUNK_ELEMENTS = 1 << 22
+_DIGITS = 19  # of a position in a file
+_SMALL_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +64,19 @@ def external_data(tensor: TensorProto, folder: Path | None) -> ExternalData:
             why="the model was passed in memory, so its folder is unknown",
             remedy="Pass the path of the model file instead.",
         )
-    path = (folder / location).resolve()
-    if not location or not path.is_relative_to(folder.resolve()):
+    path = data_path(location, folder)
+    if path is None:
         raise ModelError(
             f"initializer {tensor.name!r} points to the data file {location!r} outside the model's folder",
             remedy="Save the model with its external data beside it.",
         )
     length = _nbytes(tensor)
     offset, stated = entries.get("offset", "0"), entries.get("length", str(length))
-    if not offset.isdecimal() or stated != str(length):
+    if not _is_position(offset) or stated != str(length):
         raise ModelError(
             f"initializer {tensor.name!r} misstates its data in the file {location!r}",
-            why=f"it says {stated} bytes from byte {offset}, and {length} bytes are its size",
+            why=f"it says {stated[:_DIGITS]} bytes from byte {offset[:_DIGITS]}, "
+            f"and {length} bytes are its size",
             remedy="Export the model again.",
         )
     if not path.is_file():
@@ -90,7 +94,35 @@ def external_data(tensor: TensorProto, folder: Path | None) -> ExternalData:
     return ExternalData(path=path, offset_bytes=int(offset), length_bytes=length)
 
 
+def data_path(location: str, folder: Path) -> Path | None:
+    """Where a model in `folder` keeps what lies at `location`; None if that is no path inside the folder."""
+    if not location:
+        return None
+    try:
+        path = (folder / location).resolve()
+        path.is_file()
+    except (OSError, ValueError):  # a name that is too long or holds a null character
+        return None
+    return path if path.is_relative_to(folder.resolve()) else None
+
+
+def _is_position(text: str) -> bool:
+    return len(text) <= _DIGITS and text.isascii() and text.isdecimal()
+
+
 def _nbytes(tensor: TensorProto) -> int:
+    if any(size < 0 for size in tensor.dims):
+        raise ModelError(
+            f"initializer {tensor.name!r} has the shape {list(tensor.dims)}", remedy="Export the model again."
+        )
+    if tensor.data_type in (TensorProto.UNDEFINED, TensorProto.STRING) or (
+        tensor.data_type not in TensorProto.DataType.values()
+    ):
+        raise ModelError(
+            f"initializer {tensor.name!r} keeps data of type {tensor.data_type} outside the file",
+            why="no tensor of that type can lie there",
+            remedy="Export the model again.",
+        )
     elements = math.prod(tensor.dims)
     if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1):
         return (elements + 1) // 2
@@ -102,6 +134,27 @@ def chunks(tensor: TensorProto, folder: Path | None) -> Iterator[NDArray[Any]]:
     flat = _mapped(tensor, folder) if is_external(tensor) else _array(tensor).reshape(-1)
     for start in range(0, flat.size, _CHUNK_ELEMENTS):
         yield flat[start : start + _CHUNK_ELEMENTS]
+
+
+def read_small(tensors: Iterable[TensorProto], folder: Path) -> None:
+    """Bring small tensors that lie outside into the model, in place: a shape is needed to plan.
+
+    Exporters move tensors of any size out of the file (``size_threshold=0``).
+
+    Raises
+    ------
+    ModelError
+        If the bytes of one are not there.
+    """
+    for tensor in tensors:
+        if not is_external(tensor) or math.prod(tensor.dims) > _SMALL_BYTES or _nbytes(tensor) > _SMALL_BYTES:
+            continue
+        data = external_data(tensor, folder)
+        with data.path.open("rb") as file:
+            file.seek(data.offset_bytes)
+            tensor.raw_data = file.read(data.length_bytes)
+        tensor.ClearField("data_location")
+        del tensor.external_data[:]
 
 
 def _mapped(tensor: TensorProto, folder: Path | None) -> NDArray[Any]:
@@ -119,6 +172,32 @@ def _array(tensor: TensorProto) -> NDArray[Any]:
         raise ModelError(
             f"initializer {tensor.name!r} is damaged", why=str(error), remedy="Export the model again."
         ) from error
+
+
+def tensors_of(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    """Yield every tensor that may have its bytes outside, those of bodies included."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                yield attribute.t
+            yield from attribute.tensors
+        for body in bodies(node):
+            yield from tensors_of(body)
+
+
+def locations(model: onnx.ModelProto) -> Iterator[str]:
+    """Yield where tensors of a model say that their bytes lie."""
+    for tensor in filter(is_external, tensors_of(model.graph)):
+        yield from (entry.value for entry in tensor.external_data if entry.key == "location")
+
+
+def data_files(model: onnx.ModelProto, folder: Path | None) -> frozenset[Path]:
+    """Files outside the model that hold its tensors."""
+    if folder is None:
+        return frozenset()
+    found = (data_path(name, folder) for name in locations(model))
+    return frozenset(path for path in found if path is not None)
 
 
 def constants_of(graph: onnx.GraphProto) -> Mapping[str, TensorProto]:

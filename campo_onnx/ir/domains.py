@@ -21,9 +21,9 @@ def shorten_domains(model: ModelProto) -> None:
 def _shorten_imports(owner: ModelProto | FunctionProto) -> None:
     if all(opset.domain == short_domain(opset.domain) for opset in owner.opset_import):
         return
-    versions = {short_domain(opset.domain): opset.version for opset in owner.opset_import}
+    versions = {(short_domain(opset.domain), opset.version): None for opset in owner.opset_import}
     del owner.opset_import[:]
-    for domain, version in versions.items():
+    for domain, version in versions:
         owner.opset_import.add(domain=domain, version=version)
 
 

@@ -4,7 +4,7 @@ import glob
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -15,13 +15,13 @@ from onnx import TensorProto
 from campo_onnx.errors import UsageError
 from campo_onnx.files import replacing_all
 from campo_onnx.ir.check import check_written
-from campo_onnx.ir.constants import chunks, is_external
+from campo_onnx.ir.constants import chunks, data_files, is_external, locations, tensors_of
 from campo_onnx.ir.convert import SOURCE_TYPE_KEY
-from campo_onnx.ir.sort import bodies
 
 _ALIGNMENT_BYTES = 4096  # external tensors start on a page, so that they can be mapped
 _INLINE_LIMIT_BYTES = 1 << 30  # protobuf ends at 2 GiB; initializers move out of the file well before
 _INLINE_ALWAYS_BYTES = 1024
+_OTHER_NAME = "Choose another name."
 _DIGITS = 16  # of the digest in the name of a data file
 
 
@@ -34,6 +34,7 @@ def check_destination(target: Path, *, force: bool, source: Path | None = None) 
         If it is a folder or no file, its folder is missing or not writable, or it exists and `force` is
         off.
     """
+    _check_name(target)
     if target.is_dir():
         raise UsageError(f"the output {target} is a folder", remedy="Name a file in it.")
     if target.exists() and not target.is_file():
@@ -56,6 +57,23 @@ def check_destination(target: Path, *, force: bool, source: Path | None = None) 
         raise UsageError(
             f"the output {target} cannot be written", why=f"no permission to write into {target.parent}"
         )
+
+
+def _check_name(target: Path) -> None:
+    try:
+        str(target).encode()
+        target.stat()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"the output {str(target)!r} cannot be written", why="its name is not UTF-8", remedy=_OTHER_NAME
+        ) from None
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        why = error.strerror if isinstance(error, OSError) else None
+        raise UsageError(
+            f"the output {target} cannot be written", why=why or str(error), remedy=_OTHER_NAME
+        ) from None
 
 
 def export_model(model: onnx.ModelProto, target: Path, *, folder: Path | None = None) -> None:
@@ -89,6 +107,7 @@ def export_with(
     *,
     folder: Path | None = None,
     texts: Mapping[Path, str] = MappingProxyType({}),
+    read: frozenset[Path] = frozenset(),
 ) -> None:
     """Write a model as :func:`export_model` does, and text files with it: all of them or none.
 
@@ -98,10 +117,12 @@ def export_with(
         As for :func:`export_model`.
     texts
         What further files hold, by their path. They are moved into place before the model.
+    read
+        Further files that nothing is written over: the data files of the model that this one was made
+        from.
     """
-    read = data_files(model, folder)
-    for place in (target, *texts):
-        _check_not_read(place, read)
+    read |= data_files(model, folder)
+    check_not_read((target, *texts), read)
     with replacing_all([*texts, target]) as (*beside, path):
         for place, text in zip(beside, texts.values(), strict=True):
             place.write_text(text, encoding="utf-8")
@@ -111,35 +132,41 @@ def export_with(
     _remove_old_data(target, written, read)
 
 
-def data_files(model: onnx.ModelProto, folder: Path | None) -> frozenset[Path]:
-    """Files outside the model that hold its tensors."""
-    if folder is None:
-        return frozenset()
-    return frozenset((folder / name).resolve() for name in _locations(model))
+def check_not_read(
+    targets: Iterable[Path], read: Iterable[Path], holds: str = "the weights of the model"
+) -> None:
+    """Make sure that nothing is written over a file that is read, `--force` or not.
 
+    Parameters
+    ----------
+    targets
+        What is to be written.
+    read
+        What is read.
+    holds
+        What that is, for the message.
 
-def _check_not_read(target: Path, read: frozenset[Path]) -> None:
-    if target.resolve() in read:
-        raise UsageError(
-            f"{target} holds the weights of the model",
-            why="writing there would destroy them",
-            remedy="Choose another name.",
-        )
+    Raises
+    ------
+    UsageError
+        If a target is one of the files that are read.
+    """
+    taken = {path.resolve() for path in read}
+    for target in targets:
+        if target.resolve() in taken:
+            raise UsageError(
+                f"{target} holds {holds}", why="writing there would destroy it", remedy=_OTHER_NAME
+            )
 
 
 def _remove_old_data(target: Path, written: onnx.ModelProto, read: frozenset[Path]) -> None:
     """Remove data files of an earlier model at `target`; those that were read stay."""
     final = target.resolve()
     pattern = re.compile(re.escape(final.name) + rf"\.[0-9a-f]{{{_DIGITS}}}\.data")
-    needed = frozenset(_locations(written))
+    needed = frozenset(locations(written))
     for path in final.parent.glob(f"{glob.escape(final.name)}.*.data"):
         if pattern.fullmatch(path.name) and path.name not in needed and path.resolve() not in read:
             path.unlink(missing_ok=True)
-
-
-def _locations(model: onnx.ModelProto) -> Iterator[str]:
-    for tensor in filter(is_external, _tensors(model.graph)):
-        yield from (entry.value for entry in tensor.external_data if entry.key == "location")
 
 
 def _with_data_beside(model: onnx.ModelProto, path: Path, folder: Path | None) -> onnx.ModelProto:
@@ -149,14 +176,14 @@ def _with_data_beside(model: onnx.ModelProto, path: Path, folder: Path | None) -
     def belongs_outside(tensor: TensorProto) -> bool:
         return is_external(tensor) or (too_large and len(tensor.raw_data) > _INLINE_ALWAYS_BYTES)
 
-    if not any(map(belongs_outside, _tensors(model.graph))):
+    if not any(map(belongs_outside, tensors_of(model.graph))):
         return model
     written = onnx.ModelProto()
     written.CopyFrom(model)
     data = path.with_name(f"{path.name}.data")
     with data.open("wb") as file:
         stream = _Digested(file)
-        moved = [t for t in _tensors(written.graph) if belongs_outside(t)]
+        moved = [t for t in tensors_of(written.graph) if belongs_outside(t)]
         for tensor in moved:
             _move_out(tensor, stream, folder)
     name = f"{path.name}.{stream.digest.hexdigest()}.data"
@@ -178,15 +205,6 @@ class _Digested:
         self._file.write(data)
         self.digest.update(data)
         self.position += len(data)
-
-
-def _tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
-    """Yield every tensor that may have its bytes outside, those of bodies included."""
-    yield from graph.initializer
-    for node in graph.node:
-        yield from (a.t for a in node.attribute if a.type == onnx.AttributeProto.TENSOR)
-        for body in bodies(node):
-            yield from _tensors(body)
 
 
 def _move_out(tensor: TensorProto, stream: _Digested, folder: Path | None) -> None:

@@ -5,6 +5,7 @@ Nothing else changes, so the model can be written back as the user knows it.
 """
 
 import hashlib
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,12 +16,13 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
-from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
+from campo_onnx.errors import CampoError, ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir import shapes
 from campo_onnx.ir.check import check_given, refuse_broken_text
-from campo_onnx.ir.constants import chunks, constants_of, is_external
+from campo_onnx.ir.constants import chunks, constants_of, data_files, is_external, read_small, tensors_of
 from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.inline import inline_functions
+from campo_onnx.ir.limits import MODEL_LIMIT_BYTES, refuse_beyond_limits, refuse_malformed
 from campo_onnx.ir.opsets import at_readable_opset, version_of
 from campo_onnx.ir.sort import name_nodes, outer_reads, sort_nodes
 from campo_onnx.ir.stamp import Stamp, read_stamp
@@ -43,6 +45,8 @@ class Imported:
         that are graph inputs as well are not constant and not among them.
     folder
         Where external data lies; None for a model that was passed in memory.
+    data_files
+        Files beside the given model that hold its tensors: nothing may be written over them.
     stamp
         What an earlier run of campo-onnx wrote into this very graph, or None.
     converted_from
@@ -54,6 +58,7 @@ class Imported:
     view: GraphView
     constants: Mapping[str, TensorProto] = field(default_factory=dict)
     folder: Path | None = None
+    data_files: frozenset[Path] = frozenset()
     stamp: Stamp | None = None
     converted_from: int | None = None
 
@@ -110,7 +115,12 @@ def import_model(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] |
         model, folder = _load(path), path.resolve().parent
         title = str(path)
     refuse_broken_text(model, title)
+    refuse_beyond_limits(model, title)
     shorten_domains(model)
+    refuse_malformed(model, title)
+    read = data_files(model, folder)
+    if folder is not None:
+        read_small(tensors_of(model.graph), folder)
     given_opset = version_of(model)
     model = at_readable_opset(model, title)
     stamp = read_stamp(model)
@@ -133,20 +143,22 @@ def import_model(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] |
         view=view,
         constants=constants,
         folder=folder,
+        data_files=read,
         stamp=stamp,
         converted_from=None if given_opset in (None, view.opset[""]) else given_opset,
     )
 
 
-def _load(path: Path) -> onnx.ModelProto:
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", remedy="Name the .onnx file in it.")
+def data_files_of(path: Path) -> frozenset[Path]:
+    """Files beside a model that hold its tensors; none for a file that is no model."""
     try:
-        payload = path.read_bytes()
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist", remedy="Check the path of the model.") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read", why=error.strerror or str(error)) from None
+        return data_files(_load(path), path.resolve().parent)
+    except CampoError:
+        return frozenset()
+
+
+def _load(path: Path) -> onnx.ModelProto:
+    payload = _payload(path)
     if not payload:
         raise ModelError(f"{path} is empty", remedy="Export the model again.")
     model = onnx.ModelProto()
@@ -165,6 +177,27 @@ def _load(path: Path) -> onnx.ModelProto:
             remedy="Export or copy the model again.",
         )
     return model
+
+
+def _payload(path: Path) -> bytes:
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise UsageError(f"{path} is a folder", remedy="Name the .onnx file in it.")
+        if not stat.S_ISREG(status.st_mode):  # a pipe may wait and a device may give for ever
+            raise UsageError(f"{path} is not a regular file", remedy="Copy the model to a file.")
+        if status.st_size > MODEL_LIMIT_BYTES:
+            raise ModelError(
+                f"{path} is not an ONNX model",
+                why=f"it has {status.st_size:,} bytes, and protobuf ends at 2 GiB",
+                remedy="Check that it is the file you mean; large weights go beside the model.",
+            )
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist", remedy="Check the path of the model.") from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        why = error.strerror if isinstance(error, OSError) else None
+        raise UsageError(f"{path} cannot be read", why=why or str(error)) from None
 
 
 def _view_of(model: onnx.ModelProto, types: shapes.TensorTypes) -> GraphView:

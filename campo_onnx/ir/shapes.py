@@ -26,6 +26,7 @@ from campo_onnx.errors import ModelError
 from campo_onnx.ir.check import is_unsafe_to_infer
 from campo_onnx.ir.constants import constants_of, is_external
 from campo_onnx.ir.dims import bind_type, check_dims, static_shape
+from campo_onnx.ir.gradient_names import differentiated_tensor
 from campo_onnx.ir.sort import outer_reads
 from campo_onnx.ops.facts import output_types
 from campo_onnx.ops.fold import INTEGERS, Value, fold, is_small, may_fold
@@ -255,8 +256,8 @@ def _assume(name: str, known: _Known) -> None:
     if found.WhichOneof("value") not in (None, "tensor_type"):
         known.types[name] = found
         return
-    forward = name.removesuffix("_grad")
-    by_name = known.spec(forward) if forward != name else TensorType()
+    forward = differentiated_tensor(name)
+    by_name = TensorType() if forward is None else known.spec(forward)
     shape = by_name.shape if by_name.shape is not None else static_shape(declared)
     dtype = found.tensor_type.elem_type or declared.tensor_type.elem_type or by_name.dtype
     if shape is None and name in known.types:

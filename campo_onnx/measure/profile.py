@@ -1,5 +1,6 @@
 """The profile of one FP32 training step: a table with a row for every node, and its file."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -10,6 +11,7 @@ import polars as pl
 from campo_onnx.codec import Format, to_json
 from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
 from campo_onnx.files import replacing
+from campo_onnx.ir.limits import MAX_NODES
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.counters import COUNTERS
 from campo_onnx.measure.events import EVENTS
@@ -192,11 +194,13 @@ def read_profile(path: Path) -> Profile:
     ProfileError
         If it is no profile, damaged, or of a newer version.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UsageError(f"the profile {path} does not exist", remedy=FORMAT.remedy)
     try:
-        table, metadata = pl.read_parquet(path), pl.read_parquet_metadata(path)
-    except (pl.exceptions.PolarsError, OSError) as error:
+        with path.open("rb") as file:
+            metadata = pl.read_parquet_metadata(file)
+        table = pl.read_parquet(path, n_rows=MAX_NODES) if _KEY in metadata else pl.DataFrame()
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError) as error:
         raise ProfileError(
             f"{path} cannot be read as a profile", why=str(error), remedy=FORMAT.remedy
         ) from None
@@ -211,6 +215,8 @@ def read_profile(path: Path) -> Profile:
     try:
         uncounted = [pl.lit(None, pl.Float64).alias(c) for c in COUNTERS if c not in table.columns]
         table = table.with_columns(uncounted).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
-    except pl.exceptions.PolarsError:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
         raise foreign from None
+    if not table["fp32_us"].drop_nulls().is_finite().all():
+        raise ProfileError(f"{path} is damaged", why="a time in it is not finite", remedy=FORMAT.remedy)
     return Profile(table=table, **{field.name: getattr(facts, field.name) for field in fields(facts)})

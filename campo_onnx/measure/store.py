@@ -6,6 +6,7 @@ run, and how.
 """
 
 import json
+import math
 import sqlite3
 import time
 from collections import Counter
@@ -31,6 +32,10 @@ _SUFFIX = ".sqlite"
 _APPLICATION_ID = 0x43414D50  # "CAMP": tells our files from other programs'
 _VERSION = 1
 _WAIT_S = 30.0
+QUERY_LIMIT_S = 60.0
+"""How long one statement may take; a million timings take a second."""
+
+_STEPS = 100_000  # of SQLite's machine, between two looks at the clock
 _TIMINGS = """
 CREATE TABLE IF NOT EXISTS timings (
     machine TEXT NOT NULL,
@@ -53,6 +58,7 @@ CREATE TABLE IF NOT EXISTS counters (
     PRIMARY KEY (machine, signature, execution)
 ) WITHOUT ROWID
 """
+_ACTIVE = "SELECT count(*) FROM sqlite_master WHERE type IN ('view', 'trigger')"
 _FIND = (
     "SELECT median_us, spread_us, repeats FROM timings WHERE machine = ? AND signature = ? AND execution = ?"
 )
@@ -143,7 +149,7 @@ class Store:
         """Look up a timing."""
         with self._refusals():
             row = self._connection.execute(_FIND, key.row()).fetchone()
-        return None if row is None else Timing(median_us=row[0], spread_us=row[1], repeats=row[2])
+            return None if row is None else _timing_of(*row)
 
     def add(self, key: TimingKey, timing: Timing) -> None:
         """File a timing; it is on disk when this returns, and replaces an earlier one."""
@@ -155,7 +161,7 @@ class Store:
         """Look up hardware counters; empty ones were looked for and could not be read."""
         with self._refusals():
             row = self._connection.execute(_FIND_COUNTERS, key.row()).fetchone()
-        return None if row is None else from_plain(from_json(row[0]), dict[str, float])
+            return None if row is None else _counters_of(row[0])
 
     def add_counters(self, key: TimingKey, counters: Mapping[str, float]) -> None:
         """File hardware counters; they are on disk when this returns."""
@@ -167,10 +173,10 @@ class Store:
         """Number of timings by provider and device, whatever the software."""
         with self._refusals():
             rows = self._connection.execute("SELECT machine, count(*) FROM timings GROUP BY machine")
-            found = [(from_json(machine), int(count)) for machine, count in rows]
+            found = [(from_plain(from_json(machine), Machine), int(count)) for machine, count in rows]
         totals: Counter[tuple[str, str]] = Counter()
         for machine, count in found:
-            totals[machine["provider"], machine["device"]] += count
+            totals[machine.provider, machine.device] += count
         return dict(totals)
 
     def __len__(self) -> int:
@@ -205,6 +211,22 @@ class Store:
         self.notice = f"{path} is damaged ({damage}). It was set aside as {aside.name}; timings start anew."
 
 
+def _timing_of(median_us: object, spread_us: object, repeats: object) -> Timing:
+    if isinstance(median_us, float) and isinstance(spread_us, float) and isinstance(repeats, int):
+        try:
+            return Timing(median_us=median_us, spread_us=spread_us, repeats=repeats)
+        except ValueError as error:
+            raise DecodeError(f"a timing in it is damaged ({error})") from None
+    raise DecodeError("a timing in it is not a number")
+
+
+def _counters_of(text: object) -> Mapping[str, float]:
+    counters = from_plain(from_json(text if isinstance(text, str) else ""), dict[str, float])
+    if not all(map(math.isfinite, counters.values())):
+        raise DecodeError("a counter in it is not finite")
+    return counters
+
+
 def _damage(path: Path) -> str:
     """Say what is wrong with a store; ``""`` when nothing is, or there is none.
 
@@ -213,7 +235,11 @@ def _damage(path: Path) -> str:
     ProfileError
         If the file is sound or foreign but no store of ours: it is left alone.
     """
-    if not path.exists() or path.stat().st_size == 0:
+    if not path.exists():
+        return ""
+    if not path.is_file():
+        raise _foreign(path, "it is not a regular file")
+    if path.stat().st_size == 0:
         return ""
     with path.open("rb") as file:
         start = file.read(_START_BYTES)
@@ -227,6 +253,7 @@ def _damage(path: Path) -> str:
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            (active,) = connection.execute(_ACTIVE).fetchone()
     except sqlite3.OperationalError:
         raise  # locked or unreadable: not damage
     except sqlite3.DatabaseError as error:
@@ -235,6 +262,8 @@ def _damage(path: Path) -> str:
         return str(verdict).splitlines()[-1]
     if tables and application != _APPLICATION_ID:
         raise _foreign(path, "it is a database of another program")
+    if active:
+        raise _foreign(path, "it has views or triggers, and none of ours has")
     if version > _VERSION:
         raise _foreign(path, f"a newer campo-onnx wrote it (format {version})")
     return ""
@@ -252,7 +281,25 @@ def _foreign(path: Path, why: str) -> ProfileError:
 
 def _open(path: Path) -> sqlite3.Connection:
     # Autocommit: every statement is a transaction of its own.
-    return sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)
+    connection = sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    _bound_time(connection)
+    return connection
+
+
+def _bound_time(connection: sqlite3.Connection) -> None:
+    """Let no statement take longer than :data:`QUERY_LIMIT_S`, whatever the file holds."""
+    began = 0.0
+
+    def starts(_: str) -> None:
+        nonlocal began
+        began = time.monotonic()
+
+    def is_late() -> bool:
+        return time.monotonic() - began > QUERY_LIMIT_S
+
+    connection.set_trace_callback(starts)
+    connection.set_progress_handler(is_late, _STEPS)
 
 
 def _connect(path: Path | None) -> sqlite3.Connection:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.ops.registry import spec
+from campo_onnx.ops.signature import Signature
 
 
 class _Kernel(NamedTuple):
@@ -64,6 +65,18 @@ def has_kernel(op: OpKey, opset: int, provider: str, precision: Precision) -> bo
     ):
         return True
     return provider == "cuda" and precision in spec(op).training_kernels
+
+
+_CPU_ADDS_UP_FP32_ONLY = {
+    OpKey("", "ScatterElements"): frozenset({"add", "mul"}),
+    OpKey("", "ScatterND"): frozenset({"add", "mul", "min", "max"}),
+}
+
+
+def refuses_attributes(signature: Signature, provider: str) -> bool:
+    """Whether a kernel that is registered for a low precision fails at run time for the node's attributes."""
+    reductions = _CPU_ADDS_UP_FP32_ONLY.get(signature.op, frozenset())
+    return provider == "cpu" and signature.attribute("reduction", "none") in reductions
 
 
 def runs(op: OpKey, opset: int, provider: str, precision: Precision) -> bool:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import OpNode
-from campo_onnx.ops.kernels import runs
+from campo_onnx.ops.kernels import refuses_attributes, runs
 from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision, is_low_dtype
 from campo_onnx.ops.schema import has_cast_to
@@ -68,7 +68,8 @@ def fixed_nodes(
         if not has_cast_to(low, view.opset[""]):
             why = f"Cast makes no {low.value} in opset {view.opset['']}"
             return Verdict(decided_by=Reason.OPERATOR, facts={"why": why})
-        if not runs(node.op, view.opset.get(node.op.domain, 1), provider, low):
+        has_kernel = runs(node.op, view.opset.get(node.op.domain, 1), provider, low)
+        if not has_kernel or refuses_attributes(view.signature(node.name), provider):
             facts = {"provider": provider, "low": low.value, "op": node.op.label}
             return Verdict(decided_by=Reason.KERNEL, facts=facts)
         return would_lose.get(node.name)

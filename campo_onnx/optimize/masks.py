@@ -18,6 +18,13 @@ _SOFTMAX = frozenset(OpKey("", op) for op in ("Exp", "LogSoftmax", "ReduceMax", 
     OpKey("com.microsoft", "BiasSoftmax")
 }
 
+_ADDED = {
+    OpKey("", "Attention"): (3,),
+    OpKey("com.microsoft", "BiasSoftmax"): (1,),
+    OpKey("com.microsoft", "MultiHeadAttention"): (5,),
+}
+"""Operators that add a mask before a softmax of their own: where they read it."""
+
 
 def unknown_masks(view: GraphView, declared: Collection[str]) -> Mapping[str, str]:
     """Find nodes between an input of unknown size that is added to something, and a softmax.
@@ -63,6 +70,10 @@ def unknown_masks(view: GraphView, declared: Collection[str]) -> Mapping[str, st
                 found[node.name] = raw
         elif raw is not None and node.op in _SUMS and _adds_activations(node.inputs, origin, view):
             met = met or raw
+        if raw is not None and any(
+            t in origin for i in _ADDED.get(node.op, ()) for t in node.inputs[i : i + 1]
+        ):
+            found[node.name] = raw
         if met is None:
             continue
         if node.op in _SOFTMAX:
@@ -81,6 +92,10 @@ def _adds_activations(inputs: tuple[str, ...], origin: Mapping[str, str], view: 
 def _leading_to_softmax(view: GraphView) -> frozenset[str]:
     found: set[str] = set()
     for node in reversed(view.nodes):
-        if node.op in _SOFTMAX or (node.op in _KEEPING and any(t in found for t in node.outputs)):
+        if (
+            node.op in _SOFTMAX
+            or node.op in _ADDED
+            or (node.op in _KEEPING and any(t in found for t in node.outputs))
+        ):
             found.update(t for t in node.inputs if t)
     return frozenset(found)

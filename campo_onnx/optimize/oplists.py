@@ -17,7 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
+from campo_onnx.codec import TOML_LIMIT_BYTES, DecodeError, from_toml
 from campo_onnx.errors import UsageError
+from campo_onnx.files import read_bytes
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import REGISTRY
 from campo_onnx.ops.spec import Family
@@ -150,14 +152,14 @@ def load(path: str | Path) -> OpLists:
         When the file is unreadable or not what ``docs/op-lists.md`` describes.
     """
     path = Path(path)
+    data = read_bytes(
+        path,
+        title=f"the op lists {path}",
+        limit_bytes=TOML_LIMIT_BYTES,
+        remedy=f"Name a readable file or one of the presets: {', '.join(preset_names())}.",
+    )
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UsageError(
-            f"cannot read the op lists {path}",
-            why=error.strerror or str(error),
-            remedy=f"Name a readable file or one of the presets: {', '.join(preset_names())}.",
-        ) from error
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"cannot read the op lists {path}",
@@ -288,10 +290,10 @@ class _ListFile:
         lines = [number for number, line in numbered if whole.search(line.partition("#")[0])]
         return f"{self.path}:{lines[-1]}" if lines else self.path
 
-    def read(self) -> dict[str, object]:
+    def read(self) -> Mapping[str, object]:
         try:
-            data = tomllib.loads(self.text)
-        except tomllib.TOMLDecodeError as error:
+            data: Mapping[str, object] = from_toml(self.text)
+        except DecodeError as error:
             raise UsageError(f"{self.path}: this is not TOML", why=str(error)) from error
         self.expect_keys(data, _TOP_KEYS, "the file")
         return data

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import TensorProto
 
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import Imported
@@ -67,13 +68,19 @@ def value_ranges(
             remedy=f"The inputs are: {', '.join(view.inputs[:12])}{' ...' if len(view.inputs) > 12 else ''}",
         )
     forward = _Pass(view)
+    defaults = {tensor.name: tensor for tensor in imported.model.graph.initializer}
     for name, info in view.tensors.items():
         if info.kind is TensorKind.CONSTANT:
-            forward.add(name, _of_constant(name, imported))
+            forward.add(name, _of_constant(name, imported.constants.get(name), imported))
         elif name in declared:
             given = declared[name]
             like = of_type(info.dtype).named(name)
             forward.add(name, made(given.lowest, given.highest, given.lowest, given.highest, like=like))
+        elif name in defaults:
+            # What an input holds unless the caller says otherwise: reason for care, not for trust.
+            default = _of_constant(name, defaults[name], imported)
+            if _is_extreme(default):
+                forward.add(name, default)
     for node in view.nodes:
         forward.add_outputs(node)
     return MappingProxyType(forward.found)
@@ -122,13 +129,12 @@ def _known(tensor: str, view: GraphView, found: Mapping[str, ValueRange]) -> Val
     return UNKNOWN if info is None else of_type(info.dtype)
 
 
-def _of_constant(name: str, imported: Imported) -> ValueRange:
+def _of_constant(name: str, tensor: TensorProto | None, imported: Imported) -> ValueRange:
     """The range of a constant.
 
     Small values beside large ones are lost in every sum they take part in, so they count only in a
     constant of a few values, such as an epsilon.
     """
-    tensor = imported.constants.get(name)
     statistics = None if tensor is None else statistics_of(tensor, imported.folder)
     if statistics is None:
         return replace(UNKNOWN, varies=False)

@@ -137,7 +137,8 @@ def _exact_integers(view: GraphView, ranges: Mapping[str, ValueRange], low: Prec
         if not tensor or not view.is_float32(tensor):
             return False
         known = ranges.get(tensor, UNKNOWN)
-        return known.from_integers and known.varies and known.bound > limit
+        differs = known.varies or known.lowest != known.highest  # one constant factor is no position
+        return known.from_integers and differs and known.bound > limit
 
     needed.update(t for t in view.outputs if is_counted(t))
     for node in reversed(view.nodes):

@@ -4,11 +4,14 @@ An index beyond its table, a negative variance or a mask that is no mask would s
 it take another path. So what each input is read for is traced through the graph.
 """
 
-from collections.abc import Iterator
+import math
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +21,16 @@ from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo
 
 Feeds = dict[str, NDArray[Any]]
+
+ARRAY_LIMIT_BYTES = 16 << 30
+"""What one array of a batch may hold."""
+
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+# What zipfile and numpy raise on files that are damaged, encrypted, compressed in another way or hostile.
+_UNREADABLE = (
+    OSError, ValueError, BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, MemoryError,
+    LookupError, SyntaxError, TypeError, struct.error,
+)  # fmt: skip
 
 # Ops through which a value passes unchanged: what their consumers want holds for their input, too.
 _PASSING_OPS = """
@@ -97,18 +110,15 @@ def read_feeds(path: Path, view: GraphView) -> Feeds:
     try:
         # numpy.load would take a lone array and a pickle as well.
         with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as archive:
-            given = {name: archive[name] for name in archive.files}
+            # What an array claims to be is held against the graph before any memory is taken for it.
+            problems = _problems({name: _header(archive.zip, name) for name in archive.files}, view)
+            given = {} if problems else {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", remedy="Check the path of --inputs.") from None
-    except (OSError, ValueError, BadZipFile) as error:
+    except _UNREADABLE as error:
         raise UsageError(
             f"{path} is not an .npz file", why=str(error), remedy="Write it with numpy.savez."
         ) from None
-    problems = [f"input {name!r} is missing" for name in view.inputs if name not in given]
-    problems += [f"the graph has no input {name!r}" for name in given if name not in view.inputs]
-    for name in view.inputs:
-        if name in given:
-            problems += _misfit(given[name], view.tensors[name])
     if problems:
         raise UsageError(
             f"{path} does not fit the graph",
@@ -118,7 +128,38 @@ def read_feeds(path: Path, view: GraphView) -> Feeds:
     return {name: np.ascontiguousarray(given[name]) for name in view.inputs}
 
 
-def _misfit(array: NDArray[Any], info: TensorInfo) -> Iterator[str]:
+class _Header(NamedTuple):
+    """What an array in a file says it is."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+def _header(archive: ZipFile | None, name: str) -> _Header:
+    if archive is None:
+        raise ValueError("it is closed")
+    stored = f"{name}.npy" if f"{name}.npy" in archive.namelist() else name
+    with archive.open(stored) as member:
+        version = np.lib.format.read_magic(member)
+        if version not in _HEADERS:
+            raise ValueError(f"{name!r} has the format version {version}")
+        shape, _, dtype = _HEADERS[version](member)
+    header = _Header(dtype, shape)
+    if math.prod(shape) * dtype.itemsize > ARRAY_LIMIT_BYTES:
+        raise ValueError(f"{name!r} claims the shape {shape}, more than {ARRAY_LIMIT_BYTES:,} bytes")
+    return header
+
+
+def _problems(given: Mapping[str, _Header], view: GraphView) -> list[str]:
+    problems = [f"input {name!r} is missing" for name in view.inputs if name not in given]
+    problems += [f"the graph has no input {name!r}" for name in given if name not in view.inputs]
+    for name in view.inputs:
+        if name in given:
+            problems += _misfit(given[name], view.tensors[name])
+    return problems
+
+
+def _misfit(array: _Header, info: TensorInfo) -> Iterator[str]:
     dtype = helper.tensor_dtype_to_np_dtype(info.dtype)
     if array.dtype != dtype:
         yield f"{info.name!r} is {array.dtype}, and the graph wants {dtype}"

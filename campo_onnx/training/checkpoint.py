@@ -78,7 +78,8 @@ def load_checkpoint(source: Path) -> Checkpoint:
             state = {name: file.get_tensor(name) for name in file.offset_keys()}
     except FileNotFoundError:
         raise UsageError(f"the checkpoint {source} does not exist", remedy="Check its path.") from None
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ValueError, TypeError, LookupError, AttributeError) as error:
+        # The last four: a type that numpy has not, a name that is no path.
         raise CheckpointError(
             f"the checkpoint {source} cannot be read",
             why=f"it is torn, damaged or of another format ({error})",
@@ -99,7 +100,7 @@ def load_checkpoint(source: Path) -> Checkpoint:
         )
     try:
         facts = _Facts.from_metadata(metadata)
-    except (DecodeError, UsageError) as error:
+    except (DecodeError, UsageError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint {source} is damaged", why=str(error), remedy=_EARLIER
         ) from None

@@ -16,9 +16,8 @@ from campo_onnx.runtime.run import run
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
-WELL_KNOWN = 2.0**-13
-"""Relative error FP32 itself may have in an output that is held against its own size. FP16 has 13 bits
-fewer, so of an output that FP32 knows less well it knows nothing."""
+FEWER_BITS = 2.0**13
+"""FP16 has 13 bits fewer than FP32: what FP32 loses of an output, FP16 loses that many times over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +25,12 @@ class Reference:
     """The FP32 step on one batch.
 
     An output that is a new version of an input (a weight after its update) counts as what the step
-    adds to it: rounding is not small because a weight is large. An output that FP32 itself does not know
-    (the gradient of a key's bias, which is zero but for rounding) is held against the size of all
-    outputs of its kind; whether FP32 knows it shows when inputs change in their last bit.
+    adds to it: rounding is not small because a weight is large.
+
+    An output that FP32 itself does not know to 13 bits is one of which FP16 can know nothing: the
+    gradient of a key's bias, which is zero but for rounding, or all gradients of a deep network at random
+    weights. How well FP32 knows it shows when inputs change in their last bit. Its error is held
+    against what FP16 has to lose there, or against the size of all outputs of its kind.
 
     Parameters
     ----------
@@ -55,25 +57,37 @@ class Reference:
         return run(self.model, self.feeds, self.machine, folder=self.folder)
 
     @cached_property
-    def bases(self) -> Arrays:
-        """The old version of every output that is a new one: the input that is closest to it."""
+    def _base_of(self) -> Mapping[str, str]:
+        """The input that an output is a new version of: the closest one."""
         found = {}
         for output, names in self.earlier.items():
-            new = self.outputs[output].astype(np.float64)
-            found[output] = min((self.feeds[name] for name in names), key=lambda old: _size(new - old))
+            distance = {n: _size(self.outputs[output].astype(np.float64) - self.feeds[n]) for n in names}
+            found[output] = min(distance, key=lambda name: distance[name])
         return found
+
+    @cached_property
+    def bases(self) -> Arrays:
+        """The old version of every output that is a new one."""
+        return {output: self.feeds[name] for output, name in self._base_of.items()}
 
     @cached_property
     def own_error(self) -> Mapping[str, float]:
         """Relative error of FP32 itself, by output."""
-        changed = _with_weights_changed(self.model)
-        again = run(changed, _changed(self.feeds), self.machine, folder=self.folder)
-        sizes = self._sizes
+        changed, feeds = _with_weights_changed(self.model), _changed(self.feeds)
+        again = run(changed, feeds, self.machine, folder=self.folder)
         return {
-            name: _size(again[name].astype(np.float64) - self.outputs[name]) / sizes[name]
-            for name in sizes
-            if sizes[name]
+            name: self._own(name, again[name], feeds) / size for name, size in self._sizes.items() if size
         }
+
+    def _own(self, name: str, again: NDArray[Any], feeds: Arrays) -> float:
+        """How far an output, or what the step adds to it, moves; storing a large weight moves nothing."""
+        first = self.outputs[name].astype(np.float64)
+        moved = again.astype(np.float64) - first
+        if name not in self.bases:
+            return _size(moved)
+        base = self._base_of[name]
+        moved -= feeds[base].astype(np.float64) - self.feeds[base]
+        return max(_size(moved) - _size(np.spacing(np.abs(self.outputs[name]))), 0.0)
 
     def drift_of(self, actual: Arrays) -> dict[str, float]:
         """Compare another step's outputs.
@@ -91,20 +105,23 @@ class Reference:
             error = _difference(actual[name], value)
             size = self._sizes[name]
             errors[name] = 0.0 if error == 0.0 else (error / size if size else float("inf"))
-        large = [name for name, error in errors.items() if error > WELL_KNOWN and name in self._sizes]
-        for name in large:
-            if np.isfinite(errors[name]) or not self._sizes[name]:
-                errors[name] = self._against_its_kind(name, _difference(actual[name], self.outputs[name]))
+        unsure = [name for name, error in errors.items() if name in self._sizes and error > 1 / FEWER_BITS]
+        for name in unsure:
+            errors[name] = self._conditioned(name, _difference(actual[name], self.outputs[name]))
         return errors
 
-    def _against_its_kind(self, name: str, error: float) -> float:
+    def _conditioned(self, name: str, error: float) -> float:
+        """The error of an output in view of how well FP32 knows it."""
         size = self._sizes[name]
+        amplified = self.own_error.get(name, float("inf")) * FEWER_BITS
         if not np.isfinite(error):
             return float("inf")
-        if not size or self.own_error.get(name, 0.0) > WELL_KNOWN:
-            elements = self.outputs[name].size
-            size = max(size, self._typical[self._kind(name)] * float(np.sqrt(elements)))
-        return error / size if size else float("inf")
+        if amplified <= 1.0:
+            return error / size
+        of_its_kind = self._typical[self._kind(name)] * float(np.sqrt(self.outputs[name].size))
+        by_condition = size * amplified if np.isfinite(amplified) else 0.0
+        most = max(size, of_its_kind, by_condition)
+        return error / most if most else float("inf")
 
     @cached_property
     def _sizes(self) -> Mapping[str, float]:

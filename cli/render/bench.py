@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
-from .console import stderr, stdout
+from .console import escape, stderr, stdout
 from .units import duration
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
-from .console import stderr, stdout
+from .console import escape, stderr, stdout, visible
 from .units import duration
 
 if TYPE_CHECKING:
@@ -44,7 +43,10 @@ def print_verdicts(checked: Sequence["Verdicts"]) -> None:
 
 def print_annotations(text: str, *, beside_a_document: bool) -> None:
     """Print GitHub workflow commands; to stderr where stdout holds a document."""
-    (sys.stderr if beside_a_document else sys.stdout).write(text)
+    lines = (f"{visible(line)}\n" for line in text.split("\n") if line)
+    stream = sys.stderr if beside_a_document else sys.stdout
+    stream.write("".join(lines))
+    stream.flush()
 
 
 def print_data_safety(found: "DataSafety", budget: float) -> None:

@@ -1,24 +1,128 @@
-"""Output of the program: results go to stdout, everything else to stderr."""
+"""Output of the program: results go to stdout, everything else to stderr.
 
+Names of nodes, tensors, operators, dimensions and files were written by strangers. Whatever is printed
+goes through :func:`escape` (what a terminal, a table or this library would take as a command is shown
+instead) and through :class:`_Lines` (what GitHub would take as one, wherever a line broke).
+"""
+
+import io
+import os
+import re
+import signal
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, cast
 
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape as escape_markup
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from campo_onnx.errors import UsageError
 
 _PIPED_WIDTH = 110
 
 
+# Control characters, invisible and bidirectional formatting, line separators, halves of characters.
+_SHOWN_AS_CODES = ("Cc", "Cf", "Cs", "Zl", "Zp")
+_GITHUB_LINE = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
+_GITHUB_ANYWHERE = re.compile(r"##(?=\[)")
+
+
+def visible(text: str) -> str:
+    r"""Show what a terminal would obey, or nobody would see, as an escape sequence of Python.
+
+    Examples
+    --------
+    >>> print(visible("relu\x1b[2J\n\u202e"))
+    relu\x1b[2J\n\u202e
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        repr(char)[1:-1] if unicodedata.category(char) in _SHOWN_AS_CODES else char for char in text
+    )
+
+
+def escape(text: str) -> str:
+    r"""Make text that strangers wrote safe to print: visible, and no markup.
+
+    Examples
+    --------
+    >>> print(escape("[red]a\tb"))
+    \[red]a\tb
+    """
+    return escape_markup(visible(text))
+
+
+def without_commands(text: str) -> str:
+    r"""Show what GitHub would take as a command of a workflow, at the start of a line or in the old style.
+
+    Examples
+    --------
+    >>> print(without_commands("::error::x ##[error]"))
+    \x3a:error::x #\x23[error]
+    """
+    return _GITHUB_ANYWHERE.sub(r"#\\x23", _GITHUB_LINE.sub(r"\1\\x3a", text))
+
+
+class _Lines:
+    """A stream that no line leaves as a command of GitHub's, and that ends the program when it is gone."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with _refusals(self._stream):
+            return self._stream.write(without_commands(text))
+        return 0
+
+    def flush(self) -> None:
+        with _refusals(self._stream):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _refusals(stream: TextIO) -> Iterator[None]:
+    """End quietly when nobody reads any more, and with one message when results cannot be written.
+
+    Messages that cannot be written are lost: there is no place left to say so.
+    """
+    try:
+        yield
+    except OSError as error:
+        # Else Python tries again at the end, fails, and says so in its own way.
+        with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(128 + signal.SIGPIPE) from None
+        if stream is not sys.stderr:
+            raise UsageError("the result cannot be printed", why=error.strerror or str(error)) from None
+
+
+def prepare_streams() -> None:
+    """Make sure that there are streams, and that they take any character."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def stdout() -> Console:
     """Results go here."""
-    return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
+    width = None if sys.stdout.isatty() else _PIPED_WIDTH
+    return Console(file=cast(TextIO, _Lines(sys.stdout)), width=width, highlight=False, emoji=False)
 
 
 def stderr() -> Console:
     """Everything that is not a result goes here."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(file=cast(TextIO, _Lines(sys.stderr)), highlight=False, soft_wrap=True, emoji=False)
 
 
 def print_line(text: str) -> None:
@@ -27,8 +131,10 @@ def print_line(text: str) -> None:
 
 
 def print_json(text: str) -> None:
-    """Print a document as it is."""
-    sys.stdout.write(text)
+    """Print a JSON document as it is; only commands of GitHub's are spelled in another way."""
+    with _refusals(sys.stdout):
+        sys.stdout.write(text.replace("##[", r"#\u0023["))
+        sys.stdout.flush()
 
 
 def print_note(text: str) -> None:

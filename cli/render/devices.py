@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
-from .console import stdout
+from .console import escape, stdout
 from .units import tflops
 
 if TYPE_CHECKING:

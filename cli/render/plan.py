@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
-from .console import stdout
+from .console import escape, stdout
 from .units import duration
 
 if TYPE_CHECKING:

@@ -2,9 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-
-from .console import stderr
+from .console import escape, stderr
 from .units import duration
 
 if TYPE_CHECKING:

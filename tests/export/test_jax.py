@@ -9,6 +9,9 @@ import onnxruntime
 import pytest
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.export.optimizers import SGD
+from campo_onnx.training.session import TrainingSession
+from campo_onnx.training.weight_update import WeightUpdate
 
 jax = pytest.importorskip("jax", reason="jax is not installed (make test-frameworks installs it)")
 
@@ -213,3 +216,36 @@ def test_refusals_name_what_is_wrong(loss: Callable[..., Any], error: type[Excep
 def test_another_opset_is_refused() -> None:
     with pytest.raises(UsageError, match="opset 17"):
         export_training_step(mlp, {}, {}, opset=17)
+
+
+def test_a_session_updates_the_weights_from_scaled_gradients() -> None:
+    parameters = {"dense": {"a": array(6, 8), "b": array(8)}, "c": array(8, 3)}
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        return mlp({**p["dense"], "c": p["c"]}, x, y)
+
+    inputs = {"x": array(4, 6), "y": LABELS}
+    model = export_training_step(loss, parameters, inputs, unscale=False)
+    assert "scaled_grad.dense.a" in {value.name for value in model.graph.output}
+    first = {
+        "param.dense.a": parameters["dense"]["a"],
+        "param.dense.b": parameters["dense"]["b"],
+        "param.c": parameters["c"],
+    }
+    training = TrainingSession(
+        model,
+        {name: np.asarray(value) for name, value in first.items()},
+        update=WeightUpdate(optimizer=SGD(), accumulate=2),
+        settings={"lr": 0.1},
+        provider="cpu",
+        threads=2,
+    )
+    feeds = {f"input.{name}": np.asarray(value) for name, value in inputs.items()}
+    for step in range(3):
+        assert [training.step(feeds).updated for _ in range(2)] == [False, True], step
+        gradients = jax.grad(loss)(parameters, **inputs)
+        parameters = jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradients)
+    state = training.state()
+    np.testing.assert_allclose(state["param.dense.a"], parameters["dense"]["a"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(state["param.dense.b"], parameters["dense"]["b"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(state["param.c"], parameters["c"], rtol=1e-4, atol=1e-6)

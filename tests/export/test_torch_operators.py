@@ -110,6 +110,36 @@ def test_convolutions_of_other_ranks(module: Any, shape: tuple[int, ...], form: 
     assert worst_deviation(module, weighted_sum, [x], [], conv_weight_gradient=form) < TOLERANCE
 
 
+def largest_gathered(module: Any, image: tuple[int, ...]) -> float:
+    """How many times the image the largest copy of it is that the weight's gradient makes."""
+    model = export_training_step(module, weighted_sum, torch.ones(image))
+    infos = {value.name: value.type.tensor_type.shape.dim for value in model.graph.value_info}
+    gathered = [node.output[0] for node in model.graph.node if node.op_type == "Gather"]
+    return max((np.prod([d.dim_value for d in infos[n]]) / np.prod(image) for n in gathered), default=0)
+
+
+def test_the_taps_of_a_kernel_are_shared_out_between_the_image_and_the_gradient() -> None:
+    image = (2, 8, 12, 12)
+    assert largest_gathered(nn.Conv2d(8, 8, 3, padding=1), image) == 3
+    assert largest_gathered(nn.Conv2d(8, 2, (1, 7), padding=(0, 3)), image) == 7 * 2 / 8
+    assert largest_gathered(nn.Conv2d(8, 8, 3, stride=2, padding=1), image) == 9 / 4
+
+
+@pytest.mark.parametrize(("channels", "outputs", "moved"), [(12, 4, 4), (4, 12, 4), (40, 40, None)])
+def test_one_tap_leaves_the_larger_image_where_it_is(channels: int, outputs: int, moved: int | None) -> None:
+    module = nn.Sequential(nn.Conv2d(3, channels, 1), nn.Conv2d(channels, outputs, 1))
+    model = export_training_step(module, weighted_sum, torch.ones(5, 3, 6, 6))
+    assert "Gather" not in {node.op_type for node in model.graph.node}
+    infos = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.value_info}
+    turned = [
+        infos[node.output[0]]
+        for node in model.graph.node
+        if node.op_type == "Transpose" and node.name.startswith("1/grad")
+    ]
+    images = [shape for shape in turned if len(shape) == 3]
+    assert images == ([[5, 36, moved]] if moved else [[40, 5, 36]] * 2)
+
+
 NORMALIZATIONS = {
     "batch": lambda: nn.BatchNorm2d(6),
     "batch_without_weights": lambda: nn.BatchNorm2d(6, affine=False),

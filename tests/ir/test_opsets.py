@@ -146,10 +146,9 @@ def test_a_dropout_that_does_not_train_is_converted():
 
 
 def test_weights_outside_an_old_file_are_refused(tmp_path):
-    text = "(float[2] x, float[2] w) => (float[2] y) <float[2] w = {1, 2}> { y = Mul(x, w) }"
+    text = "(float[512] x, float[512] w) => (float[512] y) { y = Mul(x, w) }"
     model = parser.parse_model(f'<ir_version: 3, opset_import: ["": 6]> g {text}')
-    model.graph.initializer[0].raw_data = np.ones(2, np.float32).tobytes()
-    model.graph.initializer[0].ClearField("float_data")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(512, np.float32), "w"))
     onnx.external_data_helper.convert_model_to_external_data(model, location="data", size_threshold=0)
     onnx.save(model, tmp_path / "old.onnx")
     with pytest.raises(UnsupportedModelError, match="outside the file"):

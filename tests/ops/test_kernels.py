@@ -4,12 +4,14 @@ import csv
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
 
+from campo_onnx.ir.importer import import_model
 from campo_onnx.ops import kernels
-from campo_onnx.ops.kernels import has_kernel, runs
+from campo_onnx.ops.kernels import has_kernel, refuses_attributes, runs
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.ops.registry import REGISTRY
@@ -102,3 +104,25 @@ def test_every_row_names_a_provider_a_range_of_opsets_and_each_format():
         assert row["provider"] in ("cuda", "cpu")
         assert int(row["since"]) <= int(row["until"] or row["since"])
         assert {row[precision.value] for precision in low_precisions()} <= {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("op", "reduction"), [("ScatterND", "add"), ("ScatterElements", "add"), ("ScatterND", "none")]
+)
+def test_reductions_that_the_cpu_provider_has_no_kernel_for(model_text, lower, run, op, reduction):
+    index = "int64[1,1]" if op == "ScatterND" else "int64[1,2]"
+    text = (
+        f"g (float[2,2] x, {index} i, float[1,2] u) => (float[2,2] y) "
+        f'{{ [n] y = {op}<reduction = "{reduction}">(x, i, u) }}'
+    )
+    signature = import_model(model_text(text, 18)).view.signature("n")
+    assert refuses_attributes(signature, "cpu") == (reduction != "none")
+    assert not refuses_attributes(signature, "cuda")
+    feeds = {"x": np.ones((2, 2), np.float32), "u": np.ones((1, 2), np.float32)}
+    feeds["i"] = np.zeros((1, 1) if op == "ScatterND" else (1, 2), np.int64)
+    mixed = lower(model_text(text, 18)).model
+    if reduction == "none":
+        run(mixed, feeds)
+    else:
+        with pytest.raises(Exception, match="MLFloat16 data type is not supported"):
+            run(mixed, feeds)

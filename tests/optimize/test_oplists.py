@@ -432,11 +432,9 @@ def test_bad_files_say_what_and_where(write, case):
 
 
 def test_unreadable_files(tmp_path):
-    with pytest.raises(
-        UsageError, match=r"cannot read the op lists .*none.toml: No such file.*presets: campo, "
-    ):
+    with pytest.raises(UsageError, match=r"the op lists .*none.toml does not exist.*presets: campo, "):
         load(tmp_path / "none.toml")
-    with pytest.raises(UsageError, match="cannot read the op lists"):
+    with pytest.raises(UsageError, match=r"the op lists .* cannot be read"):
         load(tmp_path)
 
 
@@ -446,7 +444,7 @@ def test_resolve(write, tmp_path, monkeypatch):
     assert resolve(str(path)) == load(path)
     path.rename(tmp_path / "no-suffix")
     assert resolve(str(tmp_path / "no-suffix")).allow == keys("MatMul")
-    with pytest.raises(UsageError, match="cannot read"):
+    with pytest.raises(UsageError, match="does not exist"):
         resolve("missing.toml")
     with pytest.raises(UsageError, match=r"unknown op lists 'tf22'. Did you mean 'tf2'"):
         resolve("tf22")

@@ -12,8 +12,10 @@ import pytest
 from onnx import numpy_helper
 
 from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.ranges import DeclaredRange
+from campo_onnx.optimize.reason import Reason
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
@@ -318,3 +320,89 @@ def test_a_mask_that_is_computed_with_first_needs_no_range():
 
 def test_every_strategy_is_told():
     assert set(STEADY) | {"fp32"} == set(STRATEGIES)
+
+
+def test_an_attention_in_one_piece_keeps_an_added_mask_of_unknown_size():
+    body = "[e] bias = Expand(mask, shape) [a] y = Attention(q, q, q, bias)"
+    model = model_of(
+        body,
+        {"shape": np.array([2, 2, 16, 16], np.int64)},
+        inputs="float[2,2,16,8] q, float[2,1,16,16] mask",
+        outputs="float[2,2,16,8] y",
+    )
+    model.opset_import[0].version = 23
+    assert not {"e", "a"} & set(mixed_of(model, "fine-grained").plan.low_nodes)
+
+
+def reasons(model, strategy="fine-grained", **options):
+    return {d.node: d.decided_by for d in mixed_of(model, strategy, **options).plan.decisions}
+
+
+SCALED = """[fc] h = MatMul(x, w) [mean] loss = ReduceMean<keepdims=0>(h)
+    [seed] seed = Mul(share, loss_scale) [dh] dh = Expand(seed, shape) [xt] xt = Transpose<perm=[1,0]>(x)
+    [gw] gw = MatMul(xt, dh) [gb] gb = ReduceSum<keepdims=0>(dh, axis)
+    [inverse] inverse = Reciprocal(loss_scale) [w_out] dw = Mul(gw, inverse) [b_out] db = Div(gb, loss_scale)
+    [finite] magnitude = ReduceL1<keepdims=0>(dw)"""
+
+
+def scaled_step(rows=64):
+    return model_of(
+        SCALED,
+        {
+            "share": np.float32(1 / (rows * 32)),
+            "shape": np.array([rows, 32], np.int64),
+            "axis": np.array([0], np.int64),
+        },
+        inputs=f"float[{rows},64] x, float[64,32] w, float loss_scale",
+        outputs="float loss, float[64,32] dw, float[32] db, float magnitude",
+    )
+
+
+@pytest.mark.parametrize("strategy", STEADY)
+def test_the_loss_scale_is_divided_out_in_fp32(strategy):
+    random = np.random.default_rng(0)
+    feeds = {
+        "x": random.normal(size=(64, 64)).astype(np.float32) * 1e-3,
+        "w": random.normal(size=(64, 32)).astype(np.float32),
+        "loss_scale": np.array(65536.0, np.float32),
+    }
+    expected, actual, _ = both(scaled_step(), feeds, strategy)
+    for name in ("dw", "db", "magnitude"):
+        error = np.linalg.norm(actual[name] - expected[name]) / np.linalg.norm(expected[name])
+        assert error < 0.005, name
+
+
+def test_what_is_behind_the_division_says_so():
+    found = reasons(scaled_step())
+    assert found["w_out"] is found["b_out"] is found["finite"] is Reason.UNSCALED
+    assert found["seed"] is Reason.SCALAR_INPUT
+    assert "gb" in mixed_of(scaled_step(), "fine-grained").plan.low_nodes
+
+
+def test_a_sum_of_scaled_gradients_over_a_whole_batch_stays_fp32():
+    found = reasons(scaled_step(rows=1 << 16))
+    assert found["gb"] is Reason.SCALED_SUM
+    assert reasons(scaled_step(rows=1 << 16), low=Precision.BF16)["gb"] is not Reason.SCALED_SUM
+
+
+@pytest.mark.parametrize(("scaled", "warned"), [(True, False), (False, True)])
+def test_a_backward_pass_without_a_loss_scale_is_known(scaled, warned):
+    model = scaled_step()
+    if not scaled:
+        for node in model.graph.node:
+            node.input[:] = ["one" if name == "loss_scale" else name for name in node.input]
+        del model.graph.input[2]
+        model.graph.initializer.append(numpy_helper.from_array(np.float32(1.0), "one"))
+    assert bool(mixed_of(model, "fine-grained").unscaled_gradients) is warned
+    assert not mixed_of(model, "fine-grained", low=Precision.BF16).unscaled_gradients
+
+
+def test_squares_of_what_is_known_to_be_small_may_go_low():
+    text = "[n] s = Softmax(x) [m] q = Mul(s, s) [r] t = ReduceSum<keepdims=0>(q, axis) [y] y = MatMul(x, x)"
+    model = model_of(
+        text,
+        {"axis": np.array([1], np.int64)},
+        inputs="float[16,16] x",
+        outputs="float[16] t, float[16,16] y",
+    )
+    assert reasons(model)["m"] is not Reason.SQUARES

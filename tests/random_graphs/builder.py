@@ -115,6 +115,7 @@ class Builder:
     initializers: list[str] = field(default_factory=list)
     prefix: str = ""
     outer: "Builder | None" = None
+    private: set[str] = field(default_factory=set)  # tensors that one node has for itself
     _count: int = 0
 
     # --- chance ---
@@ -176,7 +177,7 @@ class Builder:
 
     def find(self, fits: Callable[[Array], bool], dtype: Any = np.float32) -> str | None:
         """Pick a tensor that there is, late ones rather than early ones."""
-        names = [n for n, v in self.values.items() if v.dtype == dtype and fits(v)]
+        names = [n for n, v in self.values.items() if v.dtype == dtype and n not in self.private and fits(v)]
         if not names:
             return None
         return names[min(self.rng.randrange(len(names)), self.rng.randrange(len(names))) * -1 - 1]

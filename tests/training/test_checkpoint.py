@@ -2,6 +2,9 @@
 
 import os
 import random
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -195,3 +198,31 @@ def test_a_checkpoint_that_cannot_be_written_harms_no_earlier_one(
     assert os.listdir(tmp_path) == ["a.safetensors"]
     with pytest.raises(UsageError, match="cannot be written"):
         training.save(tmp_path / "missing" / "a.safetensors")
+
+
+_SAVES = """
+import sys
+sys.path.insert(0, {tests!r})
+from momentum_step import batch, session
+training = session()
+while True:
+    training.step(batch(training.steps))
+    training.save({path!r})
+    print(training.steps, flush=True)
+"""
+
+
+def test_a_process_killed_while_it_writes_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    path, chance = tmp_path / "a.safetensors", random.Random(0)
+    for _ in range(3):
+        script = _SAVES.format(tests=str(Path(__file__).parent), path=str(path))
+        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as running:
+            assert running.stdout is not None
+            for _ in range(chance.randrange(5, 40)):
+                written = int(running.stdout.readline())
+            time.sleep(chance.random() / 500)
+            running.kill()
+        assert load_checkpoint(path).steps >= written
+        training = session()
+        training.restore(path)
+        assert training.steps >= written

@@ -11,10 +11,10 @@ import torch
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export import step_naming
 from campo_onnx.export.optimizers import BY_NAME, LAMB, SGD, Adam, AdamW, Momentum, Optimizer
-from campo_onnx.export.torch.convolution import WeightGradient
 from campo_onnx.export.torch.step import Step
 from campo_onnx.export.torch.trace import trace
 from campo_onnx.export.torch.translate import translate, translations
+from campo_onnx.export.torch.weight_gradient import WeightGradient
 from campo_onnx.ir.exporter import export_model
 
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Momentum", "export_training_step"]

@@ -21,10 +21,10 @@ from campo_onnx.export.torch import (
     random,
     reduction,
 )
-from campo_onnx.export.torch.convolution import WeightGradient
 from campo_onnx.export.torch.convolution import translations as convolution
 from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import origin_of
+from campo_onnx.export.torch.weight_gradient import WeightGradient
 from campo_onnx.export.translate import Constant, Operation, Read, TracedStep, refuse_unknown, translate_step
 from campo_onnx.export.translation import Expected, Table, merged
 

@@ -1,6 +1,6 @@
 """ReduceSum that computes the gradient of a bias or scale: TensorFlow's BiasAddGrad, not Sum."""
 
-from campo_onnx.ir.view import GraphView
+from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Movement
@@ -42,10 +42,28 @@ def _only_leaves(tensor: str, view: GraphView, update: frozenset[str]) -> bool:
         leaves |= view.tensors[tensor].is_output
         for use in view.consumers.get(tensor, ()):
             consumer = view.node[use.node]
-            if consumer.name in update or consumer.op in _ACCUMULATORS:
+            if (
+                consumer.name in update
+                or consumer.op in _ACCUMULATORS
+                or _unscales(consumer, use.position, view)
+            ):
                 leaves = True
             elif spec(consumer.op).movement in _ONE_TO_ONE and use.position == 0:
                 pending.append(consumer.outputs[0])
             else:
                 return False
     return leaves
+
+
+def _unscales(node: OpNode, position: int, view: GraphView) -> bool:
+    """Whether a node divides a gradient by the loss scale: a scalar that is no constant."""
+    if node.op not in (OpKey("", "Div"), OpKey("", "Mul")):
+        return False
+    other = node.inputs[1 - position]
+    info = view.tensors[other]
+    if info.kind is TensorKind.CONSTANT or info.elements != 1:
+        return False
+    if node.op.op_type == "Div":
+        return position == 0
+    producer = view.producer.get(other)
+    return producer is not None and producer.op == OpKey("", "Reciprocal")

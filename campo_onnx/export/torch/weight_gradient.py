@@ -1,0 +1,253 @@
+"""The gradient of a convolution's weight, in two forms.
+
+- ``"conv"``: a convolution of the input with the output's gradient as kernel, batch and channels
+  swapped. One node, but its kernel is as large as an image.
+- ``"matmul"``: the input as each tap of the kernel sees it, times the output's gradient. More nodes,
+  but the work is one matrix product, the shape tensor cores are made for.
+
+The second never repeats more than it must. A tap that moves along an axis by steps of one may as well
+move the gradient the other way: of a 3 by 3 kernel, three taps go to each side, so that six copies are
+made instead of nine. And a kernel of one tap needs no copies at all.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce as fold
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from campo_onnx.export.compact import crop, gemm, matmul, pad, reduce, reshape, swap_last_two, transpose
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.value import Value
+
+WeightGradient: TypeAlias = Literal["matmul", "conv"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """How a kernel moves over an image; one number per spatial axis.
+
+    Parameters
+    ----------
+    strides, pads, dilations
+        As in ONNX, but with equal padding at both ends.
+    groups
+        Number of groups of channels.
+    """
+
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """As attributes of Conv and ConvTranspose."""
+        return {
+            "strides": list(self.strides),
+            "pads": [*self.pads, *self.pads],
+            "dilations": list(self.dilations),
+            "group": self.groups,
+        }
+
+
+def weight_gradient(
+    form: WeightGradient, g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry
+) -> Value:
+    """Write the gradient of a weight.
+
+    Parameters
+    ----------
+    form
+        See above; grouped convolutions take ``"conv"``.
+    x, gradient
+        What the convolution reads, and the gradient of what it gives.
+    shape
+        Of the weight.
+    geometry
+        How the kernel moves.
+    """
+    if form == "matmul" and geometry.groups == 1:
+        return _by_matmul(g, x, gradient, shape, geometry)
+    return _by_conv(g, x, gradient, shape, geometry)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """What the taps read of one image along one axis.
+
+    Parameters
+    ----------
+    before, after
+        Zeros to add at either end.
+    first
+        Where each position's first tap reads, behind the zeros.
+    offsets
+        How far from there each tap reads; a single 0 where the taps move along the other image.
+    """
+
+    before: int
+    after: int
+    first: Sequence[int]
+    offsets: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Axis:
+    """A convolution along one spatial axis: how many elements go in and come out, and how it moves."""
+
+    size: int
+    result: int
+    taps: int
+    stride: int
+    padding: int
+    dilation: int
+
+    def of_input(self, turned: bool) -> _Reading:
+        """Say what is read of the input: all of it as it is, if the taps move along the gradient."""
+        if turned:
+            return _Reading(before=0, after=0, first=range(self.size), offsets=(0,))
+        reach = (self.result - 1) * self.stride + (self.taps - 1) * self.dilation + 1
+        return _Reading(
+            before=self.padding,
+            after=max(0, reach - self.size - self.padding),
+            first=[position * self.stride for position in range(self.result)],
+            offsets=[tap * self.dilation for tap in range(self.taps)],
+        )
+
+    def of_gradient(self, turned: bool) -> _Reading:
+        """Say what is read of the gradient: tap i of position q meets its element q - i * d + p."""
+        if not turned:
+            return _Reading(before=0, after=0, first=range(self.result), offsets=(0,))
+        before = max(0, (self.taps - 1) * self.dilation - self.padding)
+        return _Reading(
+            before=before,
+            after=max(0, self.size + self.padding - self.result),
+            first=[position + self.padding + before for position in range(self.size)],
+            offsets=[-tap * self.dilation for tap in range(self.taps)],
+        )
+
+
+def _by_matmul(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> Value:
+    """Multiply (positions, taps and outputs), transposed, by (positions, taps and channels)."""
+    if math.prod(shape[2:]) == 1 and not any(geometry.pads):
+        return reshape(g, _pointwise(g, _strided(g, x, gradient, geometry), gradient), shape)
+    axes = [
+        _Axis(size=n, result=o, taps=k, stride=s, padding=p, dilation=d)
+        for n, o, k, s, p, d in zip(
+            x.shape[2:], gradient.shape[2:], shape[2:], geometry.strides, geometry.pads, geometry.dilations,
+            strict=True,
+        )
+    ]  # fmt: skip
+    turned = _turned(axes, shape[1], shape[0])
+    columns = _seen(g, x, [axis.of_input(t) for axis, t in zip(axes, turned, strict=True)])
+    rows = _seen(g, gradient, [axis.of_gradient(t) for axis, t in zip(axes, turned, strict=True)])
+    product = matmul(g, transpose(g, rows, [1, 0]), columns)
+    of_gradient = [i for i, t in enumerate(turned) if t]
+    of_input = [i for i, t in enumerate(turned) if not t]
+    taps = shape[2:]
+    apart = (*(taps[i] for i in of_gradient), shape[0], *(taps[i] for i in of_input), shape[1])
+    place = {axis: i for i, axis in enumerate([*of_gradient, "outputs", *of_input, "channels"])}
+    wanted = ["outputs", "channels", *range(len(taps))]
+    return transpose(g, reshape(g, product, apart), [place[axis] for axis in wanted])
+
+
+def _turned(axes: Sequence[_Axis], channels: int, outputs: int) -> tuple[bool, ...]:
+    """Choose the axes whose taps move along the gradient: those that make the fewest elements."""
+
+    def made(turned: Sequence[bool]) -> int:
+        along_gradient = math.prod(axis.taps for axis, t in zip(axes, turned, strict=True) if t)
+        along_input = math.prod(axis.taps for axis, t in zip(axes, turned, strict=True) if not t)
+        positions = math.prod(axis.size if t else axis.result for axis, t in zip(axes, turned, strict=True))
+        return positions * (channels * along_input + outputs * along_gradient)
+
+    can_turn = [(False, True) if axis.taps > 1 and axis.stride == 1 else (False,) for axis in axes]
+    return min(itertools.product(*can_turn), key=made)
+
+
+def _seen(g: Graph, image: Value, readings: Sequence[_Reading]) -> Value:
+    """Lay what the taps see of an image side by side: (positions, taps and channels)."""
+    batch, channels = image.shape[:2]
+    before, after = ([0, 0, *ends] for ends in ([r.before for r in readings], [r.after for r in readings]))
+    image = transpose(g, pad(g, image, before, after), [0, *range(2, image.rank), 1])
+    sizes = image.shape[1:-1]
+    positions = math.prod(len(r.first) for r in readings)
+    taps = math.prod(len(r.offsets) for r in readings)
+    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    first, offsets = (
+        _flat([r.first for r in readings], strides),
+        _flat([r.offsets for r in readings], strides),
+    )
+    if taps > 1 or not np.array_equal(first, np.arange(math.prod(sizes))):
+        flat = reshape(g, image, (batch, math.prod(sizes), channels))
+        # The sum is a constant of the file unless it is large.
+        index = g.op("Add", g.constant(first[:, None]), g.constant(offsets[None]))
+        image = g.op("Gather", flat, index, axis=1)
+    return reshape(g, image, (batch * positions, taps * channels))
+
+
+def _flat(numbers: Sequence[Sequence[int]], strides: Sequence[int]) -> NDArray[np.int32]:
+    """Number all combinations of coordinates in the image as one axis."""
+    terms = [np.asarray(each, np.int32) * stride for each, stride in zip(numbers, strides, strict=True)]
+    return fold(np.add.outer, terms).ravel().astype(np.int32)
+
+
+def _strided(g: Graph, x: Value, gradient: Value, geometry: Geometry) -> Value:
+    """Leave out what the strides step over."""
+    ends = [(o - 1) * s + 1 for o, s in zip(gradient.shape[2:], geometry.strides, strict=True)]
+    return crop(g, x, [0] * x.rank, [*x.shape[:2], *ends], [1, 1, *geometry.strides])
+
+
+def _pointwise(g: Graph, x: Value, gradient: Value) -> Value:
+    """Multiply (outputs, positions) by (positions, channels), with one kernel tap.
+
+    One product an image leaves the larger of the two where it is; only its own results must be
+    summed, and where those are larger still, one product of all images is made instead.
+    """
+    batch, channels, outputs, positions = x.shape[0], x.shape[1], gradient.shape[1], math.prod(x.shape[2:])
+    x = reshape(g, x, (batch, channels, positions))
+    gradient = reshape(g, gradient, (batch, outputs, positions))
+    if batch == 1 or min(channels, outputs) >= positions:
+        columns, rows = (
+            reshape(g, transpose(g, image, [1, 0, 2]), (image.shape[1], batch * positions))
+            for image in (x, gradient)
+        )
+        return gemm(g, rows, transpose(g, columns, [1, 0]))
+    if channels <= outputs:
+        products = g.op("MatMul", gradient, swap_last_two(g, x))
+        return reduce(g, "ReduceSum", products, [0], keepdims=False)
+    products = g.op("MatMul", x, swap_last_two(g, gradient))
+    return transpose(g, reduce(g, "ReduceSum", products, [0], keepdims=False), [1, 0])
+
+
+def _by_conv(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> Value:
+    """Convolve the input with the gradient: batch and channels swap, and so do stride and dilation."""
+    spatial, groups = list(range(2, x.rank)), geometry.groups
+    batch, channels = x.shape[:2]
+    split = reshape(g, x, (batch, groups, channels // groups, *x.shape[2:]))
+    turned = transpose(g, split, [2, 1, 0, *(axis + 1 for axis in spatial)])
+    image = reshape(g, turned, (channels // groups, groups * batch, *x.shape[2:]))
+    # The end is padded, or cropped where no stride reached, so that as many taps come out as there are.
+    ends = tuple(
+        (k - 1) * d + (o - 1) * s + 1 - n - p
+        for k, d, o, s, n, p in zip(
+            shape[2:], geometry.dilations, gradient.shape[2:], geometry.strides, x.shape[2:], geometry.pads,
+            strict=True,
+        )
+    )  # fmt: skip
+    image = pad(g, image, (0,) * x.rank, (0, 0, *(min(0, end) for end in ends)))
+    kernel = transpose(g, gradient, [1, 0, *spatial])
+    taps = g.op(
+        "Conv",
+        image,
+        kernel,
+        strides=list(geometry.dilations),
+        dilations=list(geometry.strides),
+        pads=[*geometry.pads, *(max(0, end) for end in ends)],
+        group=groups,
+    )
+    return transpose(g, taps, [1, 0, *spatial])

@@ -1,0 +1,136 @@
+"""What a model may be at most, and what no model may be: bounds that a file from outside is held to first.
+
+They are far above every training graph and far below what would fill a machine. A file of a few
+kilobytes can claim more: functions that call each other twice, or bodies within bodies.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from onnx import FunctionProto, ModelProto, NodeProto
+
+from campo_onnx.errors import ModelError, UnsupportedModelError
+from campo_onnx.ir.sort import bodies
+from campo_onnx.ops.key import short_domain
+
+MODEL_LIMIT_BYTES = (1 << 31) - 1
+"""The largest .onnx file: protobuf ends there. External data has no bound."""
+
+MAX_NODES = 1_000_000
+"""Nodes of a model, those of bodies and of inlined functions included."""
+
+MAX_DEPTH = 8
+"""Bodies within bodies (If, Loop, Scan)."""
+
+MAX_CALL_DEPTH = 32
+"""Functions that call functions."""
+
+_REMEDY = "Export the model again."
+_Name = tuple[str, str, str]
+
+
+def refuse_beyond_limits(model: ModelProto, title: str) -> None:
+    """Make sure that a model is not larger than it can sensibly be, once functions are inlined.
+
+    Raises
+    ------
+    ModelError
+        If functions are defined twice or call themselves.
+    UnsupportedModelError
+        If the model has more than :data:`MAX_NODES` nodes or bodies deeper than :data:`MAX_DEPTH`.
+    """
+    functions: dict[_Name, FunctionProto] = {}
+    for function in model.functions:
+        name = (short_domain(function.domain), function.name, function.overload)
+        if name in functions:
+            raise ModelError(f"{title} defines the function {function.name!r} twice", remedy=_REMEDY)
+        functions[name] = function
+    extent = _Extents(functions, title)
+    extent.of(model.graph.node)
+    for function in model.functions:
+        extent.of(function.node)
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """How many nodes there are after inlining, and how deep bodies are nested."""
+
+    nodes: int
+    depth: int
+
+
+class _Extents:
+    """Extents of graphs; that of each function is found out once."""
+
+    def __init__(self, functions: Mapping[_Name, FunctionProto], title: str) -> None:
+        self._functions = functions
+        self._title = title
+        self._known: dict[_Name, _Extent] = {}
+        self._open: list[_Name] = []
+
+    def of(self, nodes: Iterable[NodeProto]) -> _Extent:
+        total = deepest = 0
+        for node in nodes:
+            inside = [self.of(body.node) for body in bodies(node)]
+            called = self._of_call((short_domain(node.domain), node.op_type, node.overload))
+            total += 1 + called.nodes + sum(extent.nodes for extent in inside)
+            deepest = max(deepest, called.depth, *(extent.depth + 1 for extent in inside))
+            if total > MAX_NODES:
+                raise UnsupportedModelError(
+                    f"{self._title} has more than {MAX_NODES:,} nodes", why="functions inlined"
+                )
+            if deepest > MAX_DEPTH:
+                raise UnsupportedModelError(
+                    f"{self._title} has bodies (If, Loop, Scan) within each other",
+                    why=f"more than {MAX_DEPTH} deep",
+                )
+        return _Extent(total, deepest)
+
+    def _of_call(self, name: _Name) -> _Extent:
+        if name not in self._functions:
+            return _Extent(0, 0)
+        if name in self._open:
+            raise ModelError(f"the function {name[1]!r} of {self._title} calls itself", remedy=_REMEDY)
+        if name not in self._known:
+            if len(self._open) >= MAX_CALL_DEPTH:
+                raise UnsupportedModelError(
+                    f"{self._title} has functions that call functions", why=f"more than {MAX_CALL_DEPTH} deep"
+                )
+            self._open.append(name)
+            self._known[name] = self.of(self._functions[name].node)
+            self._open.pop()
+        return self._known[name]
+
+
+def refuse_malformed(model: ModelProto, title: str) -> None:
+    """Refuse what ONNX's checker lets pass, and what those that come after it trip over.
+
+    Raises
+    ------
+    ModelError
+        If a domain is imported in two versions, or an attribute outside a function refers to one.
+    """
+    owners: list[ModelProto | FunctionProto] = [model, *model.functions]
+    for owner in owners:
+        imports = {(opset.domain, opset.version) for opset in owner.opset_import}
+        domain, times = Counter(domain for domain, _ in imports).most_common(1)[0] if imports else ("", 0)
+        if times > 1:
+            called = f"the domain {domain!r}" if domain else "the standard domain"
+            raise ModelError(f"{title} imports {called} in {times} versions", remedy=_REMEDY)
+    for node in _all_nodes(model.graph.node):
+        for attribute in node.attribute:
+            if attribute.ref_attr_name:
+                raise ModelError(
+                    f"attribute {attribute.name!r} of node {node.name!r} ({node.op_type}) in {title} "
+                    "refers to an attribute of a caller",
+                    why="the node is in no function",
+                    remedy=_REMEDY,
+                )
+
+
+def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    for node in nodes:
+        yield node
+        for body in bodies(node):
+            yield from _all_nodes(body.node)

@@ -1,0 +1,1 @@
+"""The program on files that are broken or hostile, and killed at any point."""

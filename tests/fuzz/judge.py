@@ -1,0 +1,87 @@
+"""What no outcome may be: a bug of ours, a hang, a file lost or left behind, a stranger's words obeyed."""
+
+import re
+import unicodedata
+from pathlib import Path
+
+import onnx
+
+from tests.fuzz.sandbox import Outcome
+from tests.fuzz.subjects import OUTPUTS, Case, digests
+
+DOCUMENTED = frozenset({0, 2, 3, 4, 5, 6, 7, 8, 9})
+_STORE = re.compile(r"(store|new)\.sqlite(-wal|-shm|-journal|\.damaged-\d+)?")
+
+
+def violations(case: Case, outcome: Outcome, before: dict[str, str], folder: Path) -> list[str]:
+    """Say what is wrong with an outcome.
+
+    Parameters
+    ----------
+    case
+        What was run.
+    outcome
+        What came of it.
+    before
+        What the files held.
+    folder
+        Where they are.
+    """
+    found = []
+    if outcome.code is None:
+        found.append("hang")
+    elif outcome.code not in DOCUMENTED:
+        found.append(f"exit code {outcome.code}")
+    if "bug:" in outcome.err or "Traceback" in outcome.err:
+        found.append("a bug of ours")
+    errors = [line for line in outcome.err.splitlines() if line.startswith("error:")]
+    if outcome.code in DOCUMENTED - {0} and len(errors) != 1 and "bench" not in case.command:
+        found.append(f"{len(errors)} messages")
+    found += _of_files(outcome, before, folder)
+    found += _of_print(case, outcome)
+    if outcome.code == 0 and case.words[0] == "optimize":
+        found += _of_model(folder / case.words[1], folder / "out.onnx")
+    return found
+
+
+def _of_files(outcome: Outcome, before: dict[str, str], folder: Path) -> list[str]:
+    after = digests(folder)
+    found = [f"{name} is lost" for name in before if name not in after and not _STORE.fullmatch(name)]
+    found += [
+        f"{name} was changed"
+        for name in before
+        if after.get(name, before[name]) != before[name] and not _STORE.fullmatch(name)
+    ]
+    new = [name for name in after if name not in before and not _STORE.fullmatch(name)]
+    # A check that fails has a report, and so has a benchmark of graphs that do not run.
+    kept = OUTPUTS if outcome.code in (0, 9) else ("out.xml", "out.json")
+    data = re.compile(r"out\.onnx\.[0-9a-f]{16}\.data")
+    found += [f"{name} is left" for name in new if name not in kept and not data.fullmatch(name)]
+    return found
+
+
+def _of_print(case: Case, outcome: Outcome) -> list[str]:
+    found = []
+    for text in (outcome.out, outcome.err):
+        raw = {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") and c != "\n"}
+        if raw:
+            found.append(f"prints {sorted(raw)!r} raw")
+    lines = [line for line in (outcome.out + outcome.err).splitlines() if line.lstrip().startswith("::")]
+    ours = re.compile(r"::(error|warning) file=[^,:]*,title=campo-onnx [\w %]+::.*")
+    wanted = "--github" in case.command
+    found += [f"prints the command {line[:40]!r}" for line in lines if not (wanted and ours.fullmatch(line))]
+    if "##[" in outcome.out + outcome.err:
+        found.append("prints ##[")
+    return found
+
+
+def _of_model(given: Path, written: Path) -> list[str]:
+    if not written.is_file():
+        return ["no output"]
+    first, second = (onnx.load(path, load_external_data=False) for path in (given, written))
+
+    def interface(model: onnx.ModelProto) -> list[tuple[str, int]]:
+        values = (*model.graph.input, *model.graph.output)
+        return [(value.name, value.type.tensor_type.elem_type) for value in values]
+
+    return [] if interface(first) == interface(second) else ["another interface"]

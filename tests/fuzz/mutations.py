@@ -1,0 +1,336 @@
+"""Ways to break a file: its bytes, its structure, its values."""
+
+import json
+import random
+import sqlite3
+import struct
+import zipfile
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import onnx
+import polars as pl
+from google.protobuf.message import Message
+
+HOSTILE_TEXTS = (
+    "",
+    "\0",
+    "a\n::error::b\n::stop-commands::x\n##[error]c",
+    "\x1b[2J\x1b]0;title\x07",
+    "\u202eevil\u2066",
+    "[red]x[/red] [/] [link=file:///etc/passwd]y",
+    "../../../etc/passwd",
+    "/etc/passwd",
+    "x" * 300,
+    "x" * 70_000,
+    "\ud800",
+    "%s%n{0}{x}",
+    "9" * 5000,
+    "NaN",
+    "-1",
+    "ai.onnx",
+    "com.microsoft",
+)
+HOSTILE_INTS = (0, -1, 1, 2, 7, 255, 2**31 - 1, -(2**31), 2**31, 2**62, 2**63 - 1, -(2**63))
+HOSTILE_FLOATS = (0.0, -0.0, -1.0, 1e-320, 1e308, float("inf"), float("-inf"), float("nan"))
+_OPS = ("Relu", "MatMul", "Cast", "If", "Loop", "Scan", "Constant", "Reshape", "EyeLike", "Range", "Expand")
+
+
+def mutate(path: Path, rng: random.Random) -> str:
+    """Break a file in place; returns how."""
+    kinds: list[Callable[[Path, random.Random], str]] = [_bytes]
+    kinds += [_STRUCTURAL[path.suffix]] * 2 if path.suffix in _STRUCTURAL else []
+    return rng.choice(kinds)(path, rng)
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+
+def _bytes(path: Path, rng: random.Random) -> str:
+    data = bytearray(path.read_bytes())
+    for _ in range(rng.choice((1, 1, 2, 8, 64))):
+        at = rng.randrange(len(data) + 1)
+        match rng.randrange(7):
+            case 0 if data:
+                data[at % len(data)] ^= 1 << rng.randrange(8)
+            case 1 if data:
+                data[at % len(data)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF))
+            case 2:
+                del data[at : at + rng.choice((1, 4, 100))]
+            case 3:
+                data[at:at] = rng.randbytes(rng.choice((1, 4, 100)))
+            case 4:
+                start = rng.randrange(len(data) + 1)
+                data[at:at] = data[start : start + rng.choice((4, 64, 1000))]
+            case 5:
+                data[at : at + 8] = struct.pack("<q", rng.choice(HOSTILE_INTS))
+            case _ if rng.random() < 0.2:
+                del data[at:]
+    path.write_bytes(data)
+    return "bytes"
+
+
+# --- protocol buffers ----------------------------------------------------------------------------
+
+
+def _protobuf(path: Path, rng: random.Random) -> str:
+    model = onnx.load(path, load_external_data=False)
+    done = [_change_message(model, rng) for _ in range(rng.choice((1, 1, 2, 5)))]
+    path.write_bytes(model.SerializeToString())
+    return ", ".join(done)
+
+
+def _change_message(model: onnx.ModelProto, rng: random.Random) -> str:
+    message: Message = model
+    where = "model"
+    # Walk down, mostly into the graph, and change something there.
+    while True:
+        inner = [
+            (field, value)
+            for field, value in message.ListFields()
+            if field.type == field.TYPE_MESSAGE and (not field.is_repeated or len(value))
+        ]
+        if not inner or (rng.random() < 0.25 and message is not model):
+            break
+        field, value = rng.choice(inner)
+        if message is model and model.HasField("graph") and rng.random() < 0.8:
+            field, value = next(pair for pair in inner if pair[0].name == "graph")
+        where += f".{field.name}"
+        if field.is_repeated:
+            if rng.random() < 0.15:
+                return f"{where} {_change_repeated(value, rng)}"
+            value = rng.choice(list(value))
+        message = value
+    field = rng.choice(list(message.DESCRIPTOR.fields))
+    with suppress(TypeError, ValueError, AttributeError):
+        _change_field(message, field, rng)
+    return f"{where}.{field.name}"
+
+
+def _change_repeated(values: Any, rng: random.Random) -> str:
+    at = rng.randrange(len(values))
+    match rng.randrange(4):
+        case 0:
+            del values[at]
+            return "removed"
+        case 1:
+            values.add().CopyFrom(values[at])
+            return "doubled"
+        case 2:
+            other = rng.randrange(len(values))
+            kept = type(values[at])()
+            kept.CopyFrom(values[at])
+            values[at].CopyFrom(values[other])
+            values[other].CopyFrom(kept)
+            return "swapped"
+        case _:
+            values[at].MergeFrom(values[rng.randrange(len(values))])
+            return "merged"
+
+
+def _change_field(message: Message, field: Any, rng: random.Random) -> None:
+    if rng.random() < 0.2 or field.type == field.TYPE_MESSAGE:
+        message.ClearField(field.name)
+        return
+    value: Any = rng.choice(HOSTILE_INTS)
+    if field.type in (field.TYPE_FLOAT, field.TYPE_DOUBLE):
+        value = rng.choice(HOSTILE_FLOATS)
+    elif field.type == field.TYPE_STRING:
+        value = rng.choice((*HOSTILE_TEXTS, *_OPS))
+    elif field.type == field.TYPE_BYTES:
+        value = rng.choice((b"", b"\xff", rng.randbytes(8), b"SUM"))
+    elif field.type == field.TYPE_ENUM:
+        value = rng.randrange(-1, 30)
+    elif field.type in (field.TYPE_INT32, field.TYPE_ENUM):
+        value = max(-(2**31), min(2**31 - 1, value))
+    if not field.is_repeated:
+        setattr(message, field.name, value)
+    elif len(getattr(message, field.name)) and rng.random() < 0.7:
+        values = getattr(message, field.name)
+        values[rng.randrange(len(values))] = value
+    else:
+        getattr(message, field.name).append(value)
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+def _value(rng: random.Random) -> Any:
+    deep: Any = 0
+    for _ in range(rng.choice((5, 200, 100_000))):
+        deep = [deep]
+    plain = (None, True, [], {}, [[]], {"a": 1}, 10**400, deep)
+    return rng.choice((*plain, *HOSTILE_TEXTS, *HOSTILE_INTS, *HOSTILE_FLOATS))
+
+
+def _json(path: Path, rng: random.Random) -> str:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    done = [_change_plain(document, rng) for _ in range(rng.choice((1, 1, 3)))]
+    path.write_text(_dumped(document), encoding="utf-8", errors="surrogatepass")
+    return ", ".join(done)
+
+
+def _dumped(value: Any) -> str:
+    """As JSON, however deep it is nested."""
+    try:
+        return json.dumps(value)
+    except RecursionError:
+        return "[" * 100_000 + "]" * 100_000
+
+
+def _change_plain(value: Any, rng: random.Random) -> str:
+    where = "$"
+    while True:
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        if not keys:
+            return where
+        key = rng.choice(keys)
+        inner = value[key]
+        where += f".{key}"
+        if isinstance(inner, dict | list) and inner and rng.random() < 0.85:
+            value = inner
+            continue
+        match rng.randrange(5):
+            case 0:
+                del value[key]
+            case 1 if isinstance(value, dict):
+                value[rng.choice(HOSTILE_TEXTS)] = inner
+            case 2:
+                value[key] = value[rng.choice(keys)]
+            case _:
+                value[key] = _value(rng)
+        return where
+
+
+def _toml(path: Path, rng: random.Random) -> str:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    at = rng.randrange(len(lines))
+    key = lines[at].partition("=")[0].strip(" []") or "a"
+    text = rng.choice(HOSTILE_TEXTS).encode("unicode_escape").decode().replace('"', "")
+    lines[at] = rng.choice(
+        (
+            f"{key} = {rng.choice(HOSTILE_INTS)}",
+            f"{key} = {rng.choice(('nan', 'inf', '-1.5', '1e400', 'true', '1979-05-27', '9' * 5000))}",
+            f'{key} = ["{text}"]',
+            f"{key} = '{text}'",
+            f"{key} = " + "[" * 5000 + "]" * 5000,
+            f"{key} = {{}}",
+            ".".join(["a"] * rng.choice((3, 200_000))) + " = 1",
+            f"[{key}]",
+            f"[[{key}]]",
+            "",
+            lines[rng.randrange(len(lines))],
+        )
+    )
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return f"line {at + 1}"
+
+
+def _npz(path: Path, rng: random.Random) -> str:
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    name = rng.choice(list(members))
+    header = members[name][10:128].decode("latin-1")
+    shape = rng.choice(("(1000000, 1000000)", "(-1,)", "(2**70,)", "()", "(99999999999999999999,)", "(0,)"))
+    dtype = rng.choice(("'|O'", "'<f8'", "'<U999999999'", "[('a','<f4')]", "'<i1'", "'|V0'", "'<M8[s]'"))
+    how = rng.choice(("shape", "dtype", "zeros", "other", "extra", "magic", "missing", "method"))
+    match how:
+        case "shape":
+            changed = header[: header.index("'shape'")] + f"'shape': {shape}, }}"
+            members[name] = _npy(changed, members[name][128:])
+        case "dtype":
+            rest = header[header.index("'fortran_order'") :].rstrip()
+            members[name] = _npy(f"{{'descr': {dtype}, {rest}", members[name][128:])
+        case "zeros":
+            members[name] = members[name][:128] + bytes(50_000_000)
+        case "other":
+            members[name.removesuffix(".npy")] = members.pop(name) if rng.random() < 0.5 else b"text"
+        case "extra":
+            members[rng.choice(HOSTILE_TEXTS[2:7]) + ".npy"] = members[name]
+        case "magic":
+            members[name] = b"\x93NUMPY" + bytes([rng.randrange(5), 0]) + members[name][8:]
+        case "missing":
+            del members[name]
+    method = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for key, data in members.items():
+            archive.writestr(key, data)
+    return how
+
+
+def _npy(header: str, data: bytes) -> bytes:
+    text = header.encode("latin-1") + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+
+
+def _parquet(path: Path, rng: random.Random) -> str:
+    table, metadata = pl.read_parquet(path), pl.read_parquet_metadata(path)
+    key = next(key for key in metadata if key.startswith("campo"))
+    column = rng.choice(table.columns)
+    how = rng.choice(("drop", "cast", "values", "rows", "metadata"))
+    match how:
+        case "drop":
+            table = table.drop(column)
+        case "cast":
+            table = table.with_columns(pl.lit(rng.choice((1, "x", None, [1], 1.5, b"x"))).alias(column))
+        case "values":
+            table = table.with_columns(pl.lit(rng.choice(HOSTILE_FLOATS)).alias("fp32_us"))
+        case "rows":
+            table = rng.choice((table.head(0), pl.concat([table] * 50)))
+        case _:
+            document = json.loads(metadata[key])
+            _change_plain(document, rng)
+            metadata[key] = _dumped(document).encode(errors="replace").decode()
+    table.write_parquet(path, metadata={key: metadata[key]})
+    return f"{how} {column}"
+
+
+def _sqlite(path: Path, rng: random.Random) -> str:
+    value = rng.choice((*HOSTILE_TEXTS, *HOSTILE_FLOATS, *HOSTILE_INTS, None, b"\xff", '{"a": 1}'))
+    column = rng.choice(("machine", "signature", "execution", "median_us", "spread_us", "repeats"))
+    forever = "WITH RECURSIVE t(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM t)"
+    how = rng.choice(("cell", "cell", "cell", "view", "drop", "version", "application", "trigger", "table"))
+    script = {
+        "view": "DROP TABLE timings; CREATE VIEW timings AS "
+        f"{forever} SELECT '' machine, '' signature, '' execution, i median_us, 0 spread_us, 1 repeats "
+        "FROM t",
+        "drop": "DROP TABLE timings",
+        "version": f"PRAGMA user_version = {rng.choice((0, 2, -1, 2**31 - 1))}",
+        "application": f"PRAGMA application_id = {rng.choice((0, 1, -1))}",
+        "trigger": "CREATE TRIGGER x AFTER INSERT ON timings BEGIN DELETE FROM timings; END",
+        "table": "DROP TABLE timings; CREATE TABLE timings (machine)",
+    }
+    with closing(sqlite3.connect(path)) as store:
+        if how == "cell":
+            with suppress(sqlite3.Error, UnicodeEncodeError, OverflowError):
+                first = " WHERE signature = (SELECT min(signature) FROM timings)"
+                where = rng.choice(("", first))
+                store.execute(f"UPDATE OR IGNORE timings SET {column} = ?{where}", (value,))
+        else:
+            store.executescript(script[how])
+        store.commit()
+    return f"{how} {column}"
+
+
+def _safetensors(path: Path, rng: random.Random) -> str:
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    where = _change_plain(header, rng)
+    text = _dumped(header).encode(errors="surrogatepass")
+    stated = rng.choice((len(text), len(text), len(text), 0, 2**63, 2**40))
+    path.write_bytes(struct.pack("<Q", stated) + text + data[8 + length :])
+    return where
+
+
+_STRUCTURAL = {
+    ".onnx": _protobuf,
+    ".json": _json,
+    ".toml": _toml,
+    ".npz": _npz,
+    ".parquet": _parquet,
+    ".safetensors": _safetensors,
+    ".sqlite": _sqlite,
+}
