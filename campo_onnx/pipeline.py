@@ -13,6 +13,7 @@ from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.kernels import never_loads
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.classify import classify
@@ -63,6 +64,11 @@ class Optimized:
             return ()
         view = self.imported.view
         return low_gradients(view, loss_scaling(view), self.plan.low_nodes)
+
+    def refused_by(self, provider: str) -> tuple[str, ...]:
+        """Nodes for which a provider does not load the graph, be it in FP32 or mixed."""
+        view = self.imported.view
+        return tuple(n.name for n in view.nodes if never_loads(view.signature(n.name), provider))
 
 
 def optimize(source: str | Path | onnx.ModelProto, options: Options) -> Optimized:

@@ -17,6 +17,7 @@ from .options import (
     PlotOption,
     RunOnOption,
     ThreadsOption,
+    Use,
     dimensions,
     existing,
 )
@@ -95,6 +96,14 @@ def bench(
             "--cuda-graph", help="Let CUDA capture each step once and replay it.", rich_help_panel=MEASURE
         ),
     ] = False,
+    energy: Annotated[
+        Use,
+        typer.Option(
+            "--energy",
+            help="auto measures it where the GPU has a counter, which takes several seconds a graph.",
+            rich_help_panel=MEASURE,
+        ),
+    ] = Use.AUTO,
     tensor_cores: Annotated[
         bool,
         typer.Option(
@@ -176,6 +185,7 @@ def bench(
             cuda_graph=cuda_graph,
             tolerance=tolerance,
             batch=batch,
+            energy=energy is Use.AUTO,
             on_progress=advance,
         )
     if tensor_cores:

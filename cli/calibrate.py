@@ -1,7 +1,7 @@
 """``campo-onnx calibrate``: fit a cost model of this machine."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,9 @@ from .options import (
 )
 from .render.console import print_json, print_note, progressing
 from .render.costs import print_calibration
+
+if TYPE_CHECKING:
+    from campo_onnx.runtime.providers import Machine
 
 
 def calibrate(
@@ -70,6 +73,17 @@ def calibrate(
     counters: CountersOption = Use.AUTO,
     threads: ThreadsOption = 0,
     store: StoreOption = None,
+    from_store: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-store",
+            metavar="FILE",
+            help="Fit from the timings in FILE alone, which another machine measured (`timings.sqlite`), and "
+            "say what is missing. Measures nothing.",
+            show_default=False,
+            rich_help_panel=MEASURE,
+        ),
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the calibration as JSON.", rich_help_panel=OUTPUT)
     ] = False,
@@ -100,7 +114,10 @@ def calibrate(
 
     if output is not None:
         check_destination(output, force=force)
-    here = machine(choose_provider(device), threads)
+    if from_store is None:
+        here = machine(choose_provider(device), threads)
+    else:
+        here = _machine_in(from_store, device)
     if cuda_graph and here.provider != "cuda":
         raise UsageError("--cuda-graph needs the CUDA provider", remedy="Leave it out on a CPU.")
     figures, low = device_of(here), Precision(precision)
@@ -116,12 +133,13 @@ def calibrate(
     if shapes is not None:
         sampling = replace(workload.sampling, count=shapes)
         workload = replace(workload, sampling=sampling, casts=min(workload.casts, shapes))
-    with Store(store or default_path()) as timings:
+    with Store(from_store or store or default_path()) as timings:
         if timings.notice:
             print_note(timings.notice)
         with progressing(f"calibrating {here.device} ({here.provider})") as advance:
-            timer = NodeTimer(machine=here, store=timings, execution=execution)
-            with_counters = counters is Use.AUTO and here.provider == "cuda"
+            only_stored = from_store is not None
+            timer = NodeTimer(machine=here, store=timings, execution=execution, only_stored=only_stored)
+            with_counters = counters is Use.AUTO and here.provider == "cuda" and not only_stored
             made = run_calibration(
                 workload, timer, figures, low, advance, counters_of if with_counters else None
             )
@@ -130,3 +148,27 @@ def calibrate(
         print_json(made.to_json())
     else:
         print_calibration(made, output)
+
+
+def _machine_in(store: Path, device: str) -> "Machine":
+    """Find the machine whose timings a store holds; of several, the one with most."""
+    from campo_onnx.errors import ProfileError, UsageError
+    from campo_onnx.measure.store import Store
+
+    if not store.is_file():
+        raise UsageError(f"there is no file {store}", remedy="Name the timings.sqlite that came back.")
+    with Store(store) as timings:
+        found = {one: n for one, n in timings.machines().items() if device in ("auto", one.provider)}
+    if not found:
+        raise ProfileError(
+            f"{store} holds no timings" + ("" if device == "auto" else f" of the {device} provider"),
+            remedy="Measure there first, with `campo-onnx calibrate`.",
+        )
+    chosen = next(iter(found))
+    print_note(
+        f"{found[chosen]} timings of {chosen.device} ({chosen.provider}, driver {chosen.driver or 'none'}, "
+        f"ONNX Runtime {chosen.ort})."
+    )
+    if len(found) > 1:
+        print_note(f"{store} holds timings of {len(found)} machines; these are most. Choose with --device.")
+    return chosen

@@ -309,6 +309,12 @@ def _report_unmatched(
 def _note_what_surprises(model: Path, optimized: "Optimized", options: "Options") -> None:
     if not options.device.computes_in(options.low):
         print_note(f"{options.device.name} has no {options.low.value} arithmetic, so it cannot pay there.")
+    if refused := optimized.refused_by(options.device.provider):
+        print_warning(
+            f"ONNX Runtime's CUDA provider does not load this graph, in FP32 or mixed: it refuses "
+            f"BatchNormalization with training_mode=1 ({len(refused)} nodes, the first is {refused[0]!r}). "
+            "Export with campo_onnx.export.torch, which decomposes batch normalization."
+        )
     if optimized.imported.converted_from is not None:
         print_note(
             f"{model} uses opset {optimized.imported.converted_from}: it was converted to opset "

@@ -10,9 +10,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from campo_onnx.bench.apart import time_runs_apart
 from campo_onnx.bench.failure import Failure, failure_of
 from campo_onnx.bench.graphs import Graph, batch_size, check_same_interface
-from campo_onnx.bench.loading import Buffers, Loaded, load_graphs
+from campo_onnx.bench.loading import FIRST_STEPS, Buffers, Loaded, load_graphs
 from campo_onnx.bench.meters import BLOCKS, energy_samples, memory_meter
 from campo_onnx.bench.result import BenchResult, BenchRow, Outcome
 from campo_onnx.bench.rounds import (
@@ -38,6 +39,7 @@ from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.runtime.nvml import GpuMeter, gpu_meter
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.sessions import RUNTIME_ERRORS
+from campo_onnx.runtime.timing import GPU_SPIN_S
 
 TOLERANCE = 0.01
 """Speed-ups within this of 1 count as no difference, unless asked otherwise."""
@@ -57,11 +59,13 @@ def bench(
     seed: int = 0,
     tolerance: float = TOLERANCE,
     batch: int | None = None,
+    energy: bool = True,
     on_progress: Progress | None = None,
 ) -> BenchResult:
     """Time training steps of graphs in alternation, on the same values.
 
-    A graph that fails becomes a row with the reason, and the others go on. Ctrl-C after the first round
+    A graph that fails becomes a row with the reason, and the others go on. Graphs that do not fit on the
+    device together are loaded one after the other. Ctrl-C after the first round
     ends the benchmark; what was measured until then is returned.
 
     Parameters
@@ -75,7 +79,8 @@ def bench(
     steps
         Timed rounds; in each, every graph runs one step.
     warmup
-        Rounds before them, in each run. At least one is taken: ONNX Runtime reserves its memory in it.
+        Rounds before them, in each run. At least two are taken, in which ONNX Runtime reserves its
+        memory, and on a GPU as many as raise its clock.
     budget_s
         Time for all rounds, after which each remaining run times one round only. None times all `steps`.
     cuda_graph
@@ -86,6 +91,8 @@ def bench(
         Speed-ups whose interval comes within this of 1 count as no difference.
     batch
         Samples per step; None infers it from the graph where possible.
+    energy
+        Whether to measure it, where the GPU has a counter: several seconds a graph.
     on_progress
         Called with the work done and the total.
 
@@ -105,45 +112,73 @@ def bench(
         memory = memory_meter(machine, gpu)
         load = partial(load_graphs, buffers=buffers, machine=machine, memory=memory, cuda_graph=cuda_graph)
         loaded = load(graphs)
-        schedule = Schedule(rounds=steps, warmup=max(0, warmup - 1), budget_s=budget_s)
-        blocks = 0 if gpu.problem else BLOCKS * len(loaded.steps)
-        progress = _Progress(on_progress, total_rounds(schedule), blocks)
-        runs, loaded = time_runs(
-            loaded,
-            lambda names: load([graph for graph in graphs if graph.name in names]),
-            partial(time_rounds, pause=_pause(machine)),
-            schedule,
-            seed=seed,
-            on_progress=progress.round_done,
+        is_apart = len(graphs) > 1 and any(failure.is_memory for failure in loaded.failures.values())
+        if is_apart:
+            loaded.steps.clear()  # which frees their memory
+        schedule = Schedule(
+            rounds=steps,
+            warmup=max(0, warmup - FIRST_STEPS),
+            budget_s=budget_s,
+            spin_s=GPU_SPIN_S if machine.provider == "cuda" else 0.0,
         )
+        blocks = 0 if gpu.problem or not energy else BLOCKS * len(loaded.steps)
+        progress = _Progress(on_progress, total_rounds(schedule), blocks, gpu.sm_clock_mhz)
+        time_one = partial(time_rounds, pause=_pause(machine))
+        if is_apart:
+            by_name = {graph.name: graph for graph in graphs}
+            runs, loaded = time_runs_apart(
+                [*by_name],
+                lambda name: load([by_name[name]]),
+                time_one,
+                schedule,
+                seed=seed,
+                on_progress=progress.round_done,
+            )
+        else:
+            runs, loaded = time_runs(
+                loaded,
+                lambda names: load([graph for graph in graphs if graph.name in names]),
+                time_one,
+                schedule,
+                seed=seed,
+                on_progress=progress.round_done,
+            )
         rounds = merged(runs)
-        energy = _energy(loaded, rounds, gpu, seed, progress.block_done)
+        if energy:
+            drawn = _energy(loaded, rounds, gpu, seed, progress.block_done)
+        else:
+            drawn = _Energy(source="not measured: switched off")
     batch = batch or batch_size(graphs[0])
     return BenchResult(
         machine=machine,
-        rows=_rows(graphs, loaded, rounds, [run.count for run in runs], energy, tolerance, batch),
+        rows=_rows(graphs, loaded, rounds, [run.count for run in runs], drawn, tolerance, batch),
         steps=rounds.count,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         samples_us=rounds.samples_us,
         rounds_per_run=tuple(run.count for run in runs),
         tolerance=tolerance,
         batch=batch,
-        interrupted=rounds.interrupted or energy.interrupted,
-        energy_from=energy.source,
+        interrupted=rounds.interrupted or drawn.interrupted,
+        energy_from=drawn.source,
         memory_from=memory.source,
+        sm_clock_mhz=tuple(progress.clocks_mhz),
         notes=(*loaded.notes, *_notes(graphs, machine, rounds, tolerance)),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """One count over rounds and energy blocks."""
+    """One count over rounds and energy blocks; and the clock after each round."""
 
     report: Progress | None
     rounds: int
     blocks: int
+    clock_mhz: Callable[[], int | None]
+    clocks_mhz: list[int] = field(default_factory=list)
 
     def round_done(self, done: int, _: int) -> None:
+        if (clock_mhz := self.clock_mhz()) is not None:
+            self.clocks_mhz.append(clock_mhz)
         if self.report is not None:
             self.report(done, self.rounds + self.blocks)
 

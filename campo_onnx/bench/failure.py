@@ -30,10 +30,13 @@ class Failure:
         The message.
     exit_code
         What the command line exits with when nothing else can be shown.
+    is_memory
+        Whether the device's memory was full.
     """
 
     text: str
     exit_code: int
+    is_memory: bool = False
 
 
 def failure_of(error: Exception) -> Failure:
@@ -45,7 +48,8 @@ def failure_of(error: Exception) -> Failure:
         A :class:`~campo_onnx.errors.CampoError`, or what the runtime raised.
     """
     text = str(error).strip() or type(error).__name__
-    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
+    is_memory = isinstance(error, MemoryError) or bool(_OUT_OF_MEMORY.search(text))
+    if is_memory:
         error = DeviceUnavailableError(
             "the device is out of memory",
             why=_first_line(text),
@@ -59,7 +63,7 @@ def failure_of(error: Exception) -> Failure:
             "use the device any more.",
         )
     code = error.exit_code if isinstance(error, CampoError) else ModelError.exit_code
-    return Failure(text=str(error).strip() or text, exit_code=code)
+    return Failure(text=str(error).strip() or text, exit_code=code, is_memory=is_memory)
 
 
 def _first_line(text: str) -> str:

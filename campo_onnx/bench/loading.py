@@ -19,6 +19,9 @@ from campo_onnx.runtime.sessions import RUNTIME_ERRORS, assignments, open_sessio
 from campo_onnx.runtime.timing import Step
 from campo_onnx.training.step_interface import TensorSpec
 
+FIRST_STEPS = 2
+"""Steps after which a graph holds all the memory that it will: the second may plan its buffers anew."""
+
 _CUDA_GRAPH_ID = 1  # a session here captures one CUDA graph
 
 
@@ -94,7 +97,7 @@ def load_graphs(
     *,
     cuda_graph: bool,
 ) -> Loaded:
-    """Load every graph and run its first step, in which ONNX Runtime reserves its memory."""
+    """Load every graph and run its first two steps, in which ONNX Runtime reserves its memory."""
     steps: dict[str, Step] = {}
     peak_bytes: dict[str, int] = {}
     failures: dict[str, Failure] = {}
@@ -103,7 +106,8 @@ def load_graphs(
         before_bytes = memory.read()
         try:
             step, note = open_step(graph, buffers, machine, cuda_graph=cuda_graph)
-            step()
+            for _ in range(FIRST_STEPS):
+                step()
         except (CampoError, MemoryError, *RUNTIME_ERRORS) as error:
             failures[graph.name] = failure_of(error)
             continue

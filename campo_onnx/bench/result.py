@@ -104,6 +104,8 @@ class BenchResult:
         Whether the user ended it early.
     energy_from, memory_from
         How these were measured, or why they were not.
+    sm_clock_mhz
+        Clock of the GPU's multiprocessors after every round, warm-up included, where it can be read.
     notes
         What one should know to interpret the figures.
     """
@@ -119,6 +121,7 @@ class BenchResult:
     interrupted: bool = False
     energy_from: str = ""
     memory_from: str = ""
+    sm_clock_mhz: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:

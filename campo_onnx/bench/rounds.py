@@ -38,12 +38,15 @@ class Schedule:
         No further round begins after this time, once there are `min_rounds`. None sets no limit.
     min_rounds
         Rounds that are timed however long they take.
+    spin_s
+        How long untimed rounds go on before all others: the clock of a GPU that idles is low.
     """
 
     rounds: int
     warmup: int
     budget_s: float | None = None
     min_rounds: int = MIN_SAMPLES
+    spin_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +111,8 @@ def time_rounds(
     total, timed, interrupted = schedule.warmup + schedule.rounds, 0, False
     began = clock()
     try:
+        while steps and clock() - began < schedule.spin_s:
+            failures |= _round(steps, generator, pause, clock)[1]
         for done in range(total):
             if done == schedule.warmup:
                 began = clock()

@@ -4,7 +4,9 @@ Everything measured goes through the store, so a calibration that is interrupted
 stopped, and a longer one builds on a shorter one.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -27,13 +29,16 @@ from campo_onnx.devices.roofline import node_time
 from campo_onnx.errors import ProfileError, UnsupportedModelError
 from campo_onnx.measure.counters import Counted
 from campo_onnx.measure.events import events_of, static_events
-from campo_onnx.measure.node_timer import VIEW_NODE, NodeTimer
+from campo_onnx.measure.node_timer import VIEW_NODE, NodeTimer, NotStoredError
 from campo_onnx.ops.facts import ports_of, work_of
 from campo_onnx.ops.kernels import has_kernel
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
+
+_CASTS = "Cast"
+_FEWEST_CASTS = 4  # to fit a line, and to test it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +127,7 @@ def calibrate(
     Raises
     ------
     ProfileError
-        If nothing could be measured; the message says why.
+        If nothing could be measured, or a timer that only looks up finds too little; the message says why.
     """
     drawn = {op: samples_of(op, workload.sampling) for op in workload.ops}
     casts = list(cast_samples(workload.casts, workload.largest_cast_elements, precision))
@@ -138,8 +143,9 @@ def calibrate(
             if on_progress is not None:
                 on_progress(done, total)
 
-    host_us = time_us(VIEW_NODE)
-    cast, cast_score, cast_paper_score = _fit_casts([(n, time_us(s)) for n, s in casts])
+    host_us, timed_casts = _host_and_casts(casts, time_us)
+    cast, cast_score, cast_paper_score = _fit_casts(timed_casts)
+    missing = Counter({_CASTS: len(casts) - len(timed_casts)})
     pairs: dict[tuple[str, bool], list[_Pair]] = {}
     failures: dict[str, str] = {}
     for op, signatures in drawn.items():
@@ -149,12 +155,17 @@ def calibrate(
         for signature in signatures:
             try:
                 pair = _measure(signature, precision, device, time_us)
+            except NotStoredError:
+                missing[op] += 1
+                continue
             except UnsupportedModelError as error:
                 failures.setdefault(op, str(error))
                 continue
             if pair is not None:
                 group = (op, takes_tensor_cores(signature, device, precision))
                 pairs.setdefault(group, []).append(pair)
+    totals = {_CASTS: len(casts)} | {op: len(signatures) for op, signatures in drawn.items()}
+    failures = {op: f"{n} of {totals[op]} are not in the store" for op, n in missing.items() if n} | failures
     counters_refusal = ""
     if read_counters is not None:
         pairs, counters_refusal = _counted(pairs, timer, read_counters)
@@ -174,6 +185,32 @@ def calibrate(
         failures=failures,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         counters_refusal=counters_refusal,
+    )
+
+
+def _host_and_casts(
+    casts: Sequence[tuple[int, Signature]], time_us: Callable[[Signature], float]
+) -> tuple[float, list[tuple[int, float]]]:
+    """Time a view, and those Casts that may be measured or are stored."""
+    timed = []
+    try:
+        host_us = time_us(VIEW_NODE)
+    except NotStoredError as error:
+        raise _too_little(error.what) from None
+    for elements, signature in casts:
+        with suppress(NotStoredError):
+            timed.append((elements, time_us(signature)))
+    if len(timed) < min(len(casts), _FEWEST_CASTS):
+        raise _too_little(f"it holds {len(timed)} of {len(casts)} Casts")
+    return host_us, timed
+
+
+def _too_little(why: str) -> ProfileError:
+    return ProfileError(
+        "the store has too few timings for a calibration",
+        why=why,
+        remedy="Measure there with `campo-onnx calibrate`, with the same --quick, --ops, --shapes and "
+        "--precision as here; what it was given before it was interrupted counts.",
     )
 
 

@@ -1,6 +1,7 @@
 """A graph of one node, to time it by itself."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,37 @@ def one_node_model(signature: Signature, copies: int) -> onnx.ModelProto:
     opsets = [helper.make_opsetid(domain, version) for domain, version in view.opset.items()]
     if node.op.domain:
         opsets.append(helper.make_opsetid("", 20))
+    return helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
+
+
+def chain_model(signature: Signature, copies: int) -> onnx.ModelProto:
+    """Build a model in which copies of a node follow each other, each on the first output of the last.
+
+    A node that renames bytes shows its cost only so: at the edge of a graph it has to copy them.
+
+    Parameters
+    ----------
+    signature
+        A node whose output it also takes as its first input; its other inputs are constants.
+    copies
+        How many.
+    """
+    view = one_node_view(signature)
+    node = view.nodes[0]
+    (given,), (made,) = view.inputs, view.outputs
+    names = [given, *(f"{made}_{copy}" for copy in range(copies - 1)), made]
+    nodes = [
+        helper.make_node(
+            node.op.op_type, [before, *node.inputs[1:]], [after], name=f"{NODE}_{i}", domain=node.op.domain
+        )
+        for i, (before, after) in enumerate(pairwise(names))
+    ]
+    for one in nodes:
+        one.attribute.extend(_attribute(n, v) for n, v in node.attributes.items() if not _is_empty(v))
+    constants = [onnx.numpy_helper.from_array(value, name) for name, value in view.values.items()]
+    inputs, outputs = [_value_info(given, view.tensors[given])], [_value_info(made, view.tensors[made])]
+    graph = helper.make_graph(nodes, "chain", inputs, outputs, constants)
+    opsets = [helper.make_opsetid(domain, version) for domain, version in view.opset.items()]
     return helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
 
 

@@ -179,6 +179,14 @@ class Store:
             totals[machine.provider, machine.device] += count
         return dict(totals)
 
+    def machines(self) -> Mapping[Machine, int]:
+        """Number of timings by machine, those with most first."""
+        with self._refusals():
+            rows = self._connection.execute(
+                "SELECT machine, count(*) FROM timings GROUP BY machine ORDER BY count(*) DESC, machine"
+            )
+            return {from_plain(from_json(machine), Machine): int(count) for machine, count in rows}
+
     def __len__(self) -> int:
         with self._refusals():
             (count,) = self._connection.execute("SELECT count(*) FROM timings").fetchone()

@@ -67,6 +67,9 @@ def has_kernel(op: OpKey, opset: int, provider: str, precision: Precision) -> bo
     return provider == "cuda" and precision in spec(op).training_kernels
 
 
+_BATCH_NORMALIZATION = OpKey("", "BatchNormalization")
+_BATCH_NORMALIZATION_TRAINS_SINCE = 14
+
 _CPU_ADDS_UP_FP32_ONLY = {
     OpKey("", "ScatterElements"): frozenset({"add", "mul"}),
     OpKey("", "ScatterND"): frozenset({"add", "mul", "min", "max"}),
@@ -77,6 +80,19 @@ def refuses_attributes(signature: Signature, provider: str) -> bool:
     """Whether a kernel that is registered for a low precision fails at run time for the node's attributes."""
     reductions = _CPU_ADDS_UP_FP32_ONLY.get(signature.op, frozenset())
     return provider == "cpu" and signature.attribute("reduction", "none") in reductions
+
+
+def never_loads(signature: Signature, provider: str) -> bool:
+    """Whether the provider refuses a node in every precision, FP32 included, although it has the operator.
+
+    ``BatchNormalization`` with ``training_mode=1`` is refused by the CUDA provider from opset 14 on.
+    """
+    return (
+        provider == "cuda"
+        and signature.op == _BATCH_NORMALIZATION
+        and signature.opset >= _BATCH_NORMALIZATION_TRAINS_SINCE
+        and bool(signature.attribute("training_mode", 0))
+    )
 
 
 def runs(op: OpKey, opset: int, provider: str, precision: Precision) -> bool:

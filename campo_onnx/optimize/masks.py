@@ -1,8 +1,8 @@
 """Masks that are added before a softmax and come from outside: how large they are is not known."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from campo_onnx.ir.view import GraphView, TensorKind
+from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 
 _MOVES = frozenset(
@@ -64,16 +64,16 @@ def unknown_masks(view: GraphView, declared: Collection[str]) -> Mapping[str, st
     for node in view.nodes:
         raw = next((origin[t] for t in node.inputs if t in origin), None)
         met = next((masked[t] for t in node.inputs if t in masked), None)
-        if raw is not None and node.op in _MOVES:
+        if raw is not None and (node.op in _MOVES or _shrinks(node, origin, view)):
             origin.update(dict.fromkeys((t for t in node.outputs if t), raw))
-            if any(t in leads_on for t in node.outputs):
-                found[node.name] = raw
         elif raw is not None and node.op in _SUMS and _adds_activations(node.inputs, origin, view):
             met = met or raw
-        if raw is not None and any(
-            t in origin for i in _ADDED.get(node.op, ()) for t in node.inputs[i : i + 1]
-        ):
+            if any(t in leads_on for t in node.outputs):
+                _add_moves(node.inputs, origin, view, found)
+        added = [node.inputs[i] for i in _ADDED.get(node.op, ()) if i < len(node.inputs)]
+        if raw is not None and any(t in origin for t in added):
             found[node.name] = raw
+            _add_moves(added, origin, view, found)
         if met is None:
             continue
         if node.op in _SOFTMAX:
@@ -83,6 +83,32 @@ def unknown_masks(view: GraphView, declared: Collection[str]) -> Mapping[str, st
             if any(t in leads_on for t in node.outputs):
                 found[node.name] = met
     return found
+
+
+def _shrinks(node: OpNode, origin: Mapping[str, str], view: GraphView) -> bool:
+    """Whether a node multiplies by a constant of at most 1, which says nothing of what it multiplies."""
+    if node.op not in (OpKey("", "Mul"), OpKey("", "Div")):
+        return False
+    constants = [view.values.get(t) for t in node.inputs if t not in origin]
+    if len(constants) != 1 or constants[0] is None or constants[0].size != 1:
+        return False
+    factor = abs(float(constants[0].reshape(-1)[0]))
+    if node.op.op_type == "Div":
+        return node.inputs[0] in origin and factor >= 1.0
+    return factor <= 1.0
+
+
+def _add_moves(
+    tensors: Iterable[str], origin: Mapping[str, str], view: GraphView, found: dict[str, str]
+) -> None:
+    """Add the nodes that bring an input, moved but not computed with, to some tensors."""
+    pending = [t for t in tensors if t in origin]
+    while pending:
+        tensor = pending.pop()
+        producer = view.producer.get(tensor)
+        if producer is not None and producer.name not in found:
+            found[producer.name] = origin[tensor]
+            pending.extend(t for t in producer.inputs if t in origin)
 
 
 def _adds_activations(inputs: tuple[str, ...], origin: Mapping[str, str], view: GraphView) -> bool:

@@ -20,9 +20,10 @@ _VIEWS = frozenset(
     OpKey("", op)
     for op in ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 )
+_SIGNS = frozenset({OpKey("", "Abs"), OpKey("", "Neg")})
 _CARRIERS = _VIEWS | {OpKey("", op) for op in ("Add", "Concat", "Div", "Mul", "Neg", "Sum", "Slice", "Where")}
 _CONTRACTIONS = frozenset(
-    {OpKey("", op) for op in ("Gemm", "MatMul")} | {OpKey("com.microsoft", "FusedMatMul")}
+    {OpKey("", op) for op in ("Einsum", "Gemm", "MatMul")} | {OpKey("com.microsoft", "FusedMatMul")}
 )
 _NORMALIZED = frozenset(
     OpKey("", op)
@@ -32,6 +33,8 @@ _NORMALIZED = frozenset(
     )
 )
 _MANY_TERMS = 16
+_LONG = 4096
+_KEEPING_NORMS = _VIEWS | {OpKey("", op) for op in ("Add", "Clip", "Max", "Sum")}
 _TERMS_OF_A_BATCH = 1 << 16
 _NARROW = 1e30
 """A precision whose largest value is below this has not the exponents of FP32."""
@@ -39,6 +42,8 @@ _NARROW = 1e30
 
 def squares_summed(view: GraphView, ranges: Mapping[str, ValueRange], low: Precision) -> Mapping[str, str]:
     """Find squares that lead to a sum, the sum, and what computes with it down to its root.
+
+    The root of a sum over thousands of values, a norm, may overflow itself: what reads it is FP32 too.
 
     A square overflows FP16 from 256 on and vanishes below 0.00024: a norm is then infinite or a
     fraction of what it is. Squares of what is known to lie between are not meant, nor those of a
@@ -58,28 +63,70 @@ def squares_summed(view: GraphView, ranges: Mapping[str, ValueRange], low: Preci
     """
     if low.largest > _NARROW:
         return {}
-    leads_on = leading_to_sums(view)
-    squares: set[str] = set()
-    found: dict[str, str] = {}
+    search = _Squares(view, ranges, low)
     for node in view.nodes:
+        search.add(node)
+    return search.found
+
+
+class _Squares:
+    """One run of :func:`squares_summed`: tensors of squares, sums of many of them, and their roots."""
+
+    def __init__(self, view: GraphView, ranges: Mapping[str, ValueRange], low: Precision) -> None:
+        self.found: dict[str, str] = {}
+        self._view, self._ranges, self._low = view, ranges, low
+        self._leads_on = leading_to_sums(view)
+        self._squares: set[str] = set()
+        self._long_sums: set[str] = set()
+        self._norms: set[str] = set()
+
+    def add(self, node: OpNode) -> None:
+        view, outputs = self._view, [t for t in node.outputs if t]
         source = _squared(node, view)
-        if source is not None and not _holds_squares(source, view, ranges, low):
-            is_sum = node.op in _SUMS_OF_SQUARES or node.op in _CONTRACTIONS
-            if is_sum or node.outputs[0] in leads_on:
-                found[node.name] = source
-                squares.update(t for t in node.outputs if t)
-            continue
-        read = next((t for t in node.inputs if t in squares), None)
-        if read is None or not view.is_float32(node.outputs[0] if node.outputs else ""):
-            continue
-        if node.op in _SUMS or node.op in _CARRIERS:
-            if node.op in _SUMS or node.outputs[0] in leads_on or read not in leads_on:
-                found[node.name] = read
-                if not _meets_another(node, view, squares):
-                    squares.update(t for t in node.outputs if t)
-        elif node.op in (OpKey("", "Sqrt"), OpKey("", "Pow")):
-            found[node.name] = read
-    return found
+        if source is not None and not _holds_squares(source, view, self._ranges, self._low):
+            self._add_square(node, source)
+        elif (norm := next((t for t in node.inputs if t in self._norms), None)) is not None:
+            self.found[node.name] = norm
+            if node.op in _KEEPING_NORMS:
+                self._norms.update(outputs)
+        elif outputs and view.is_float32(outputs[0]):
+            read = next((t for t in node.inputs if t in self._squares), None)
+            if read is not None:
+                self._add_consumer(node, read)
+
+    def _add_square(self, node: OpNode, source: str) -> None:
+        outputs = [t for t in node.outputs if t]
+        is_sum = node.op in _SUMS_OF_SQUARES or node.op in _CONTRACTIONS
+        if is_sum or node.outputs[0] in self._leads_on:
+            self.found[node.name] = source
+            self._squares.update(outputs)
+        if _is_long_sum(node, self._view):
+            (self._norms if node.op.op_type == "ReduceL2" else self._long_sums).update(outputs)
+
+    def _add_consumer(self, node: OpNode, read: str) -> None:
+        view, outputs = self._view, [t for t in node.outputs if t]
+        if node.op in (OpKey("", "Sqrt"), OpKey("", "Pow")):
+            self.found[node.name] = read
+            if read in self._long_sums:
+                self._norms.update(outputs)
+            return
+        is_sum = node.op in _SUMS
+        if not is_sum and node.op not in _CARRIERS:
+            return
+        if is_sum or node.outputs[0] in self._leads_on or read not in self._leads_on:
+            self.found[node.name] = read
+            if not _meets_another(node, view, self._squares):
+                self._squares.update(outputs)
+        # Divided by their number they are a mean, whose root is no larger than what was squared.
+        is_kept = read in self._long_sums and node.op.op_type not in ("Div", "Mul")
+        if is_kept or _is_long_sum(node, view):
+            self._long_sums.update(outputs)
+
+
+def _is_long_sum(node: OpNode, view: GraphView) -> bool:
+    """Whether so many values are summed that the root of their squares is large beside each of them."""
+    is_sum = node.op in _SUMS_OF_SQUARES or node.op in _CONTRACTIONS or node.op in _SUMS
+    return is_sum and not node.op.op_type.endswith(("Mean", "Pool")) and _terms(node, view) >= _LONG
 
 
 def _meets_another(node: OpNode, view: GraphView, squares: set[str]) -> bool:
@@ -104,7 +151,9 @@ def _squared(node: OpNode, view: GraphView) -> str | None:
         is_two = exponent is not None and exponent.size == 1 and np.ravel(exponent)[0] == 2
         return node.inputs[0] if is_two else None
     if node.op == OpKey("", "Mul") or (node.op in _CONTRACTIONS and _is_norm(node, view)):
-        a, b = (_origin(t, view) for t in node.inputs[:2])
+        if len(node.inputs) < 2:
+            return None
+        a, b = (_origin(t, view, _VIEWS | _SIGNS) for t in node.inputs[:2])
         is_data = a in view.tensors and view.tensors[a].kind is not TensorKind.CONSTANT
         return node.inputs[0] if a == b and is_data else None
     return None
@@ -116,9 +165,9 @@ def _is_norm(node: OpNode, view: GraphView) -> bool:
     return before is None or after is None or after == 1 or before >= _MANY_TERMS * after
 
 
-def _origin(tensor: str, view: GraphView) -> str:
+def _origin(tensor: str, view: GraphView, through: frozenset[OpKey] = _VIEWS) -> str:
     producer = view.producer.get(tensor)
-    while producer is not None and producer.op in _VIEWS:
+    while producer is not None and producer.op in through:
         tensor = producer.inputs[0]
         producer = view.producer.get(tensor)
     return tensor
@@ -216,7 +265,12 @@ def _may_be_small(tensor: str, view: GraphView, ranges: Mapping[str, ValueRange]
 
 def _is_mean(tensor: str, view: GraphView) -> bool:
     producer = view.producer.get(_origin(tensor, view))
-    return producer is not None and (producer.op == OpKey("", "ReduceMean") or producer.op in _NORMALIZED)
+    if producer is None:
+        return False
+    if producer.op in (OpKey("", "Div"), OpKey("", "Mul")):  # a sum over many, divided by their number
+        total = view.producer.get(_origin(producer.inputs[0], view))
+        return total is not None and total.op in _SUMS
+    return producer.op == OpKey("", "ReduceMean") or producer.op in _NORMALIZED
 
 
 def scaled_gradients_summed(

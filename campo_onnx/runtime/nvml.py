@@ -1,4 +1,4 @@
-"""What NVIDIA's management library (NVML) tells of the GPU: energy drawn, memory taken.
+"""What NVIDIA's management library (NVML) tells of the GPU: energy drawn, memory taken, clocks.
 
 An optional package: without it, and without a GPU, nothing is measured and the reason is kept.
 """
@@ -40,6 +40,15 @@ class GpuMeter:
             return None
         try:
             return float(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)) * _MILLI
+        except self.nvml.NVMLError:
+            return None
+
+    def sm_clock_mhz(self) -> int | None:
+        """Clock of the multiprocessors now; None if the driver does not tell."""
+        if self.problem:
+            return None
+        try:
+            return int(self.nvml.nvmlDeviceGetClockInfo(self.handle, self.nvml.NVML_CLOCK_SM))
         except self.nvml.NVMLError:
             return None
 

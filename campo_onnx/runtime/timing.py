@@ -9,6 +9,9 @@ import numpy as np
 
 Step = Callable[[], None]
 
+GPU_SPIN_S = 0.05
+"""Work after which a GPU that was idle runs at the clock it keeps."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
@@ -48,12 +51,15 @@ class Effort:
         Runs that count, at least, however long they take.
     budget_s
         Time after which no further run is begun.
+    spin_s
+        How long runs that do not count go on, at least: the clock of a GPU that idles is low.
     """
 
     warmup: int = 2
     repeats: int = 30
     least: int = 5
     budget_s: float = 0.5
+    spin_s: float = 0.0
 
 
 def timing_of(samples_us: Sequence[float]) -> Timing:
@@ -70,8 +76,7 @@ def timing_of(samples_us: Sequence[float]) -> Timing:
 
 def measure(step: Step, effort: Effort) -> Timing:
     """Time one step."""
-    for _ in range(effort.warmup):
-        step()
+    _warm_up((step,), effort)
     return timing_of([sample for (sample,) in _rounds((step,), effort)])
 
 
@@ -91,9 +96,7 @@ def slope(few: Step, many: Step, extra: int, effort: Effort) -> Timing:
     effort
         How long to measure.
     """
-    for _ in range(effort.warmup):
-        few()
-        many()
+    _warm_up((few, many), effort)
     rounds = _rounds((few, many), effort)
     ranked = zip(sorted(a for a, _ in rounds), sorted(b for _, b in rounds), strict=True)
     faster = list(ranked)[: (len(rounds) + 1) // 2]
@@ -127,6 +130,14 @@ def copies_for(step_us: float, *, node_bytes: float, limit_bytes: float, target_
 
 
 _MOST_COPIES = 32
+
+
+def _warm_up(steps: Sequence[Step], effort: Effort) -> None:
+    done, end = 0, time.perf_counter() + effort.spin_s
+    while done < effort.warmup or time.perf_counter() < end:
+        for step in steps:
+            step()
+        done += 1
 
 
 def _rounds(steps: Sequence[Step], effort: Effort) -> list[tuple[float, ...]]:

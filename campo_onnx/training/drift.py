@@ -20,6 +20,10 @@ FEWER_BITS = 2.0**13
 """FP16 has 13 bits fewer than FP32: what FP32 loses of an output, FP16 loses that many times over."""
 
 
+GRANTED = 10.0
+"""Against a limit of 1 % an output may lose a tenth of what FP16 has to lose of it: 10 times 1 %."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reference:
     """The FP32 step on one batch.
@@ -27,10 +31,10 @@ class Reference:
     An output that is a new version of an input (a weight after its update) counts as what the step
     adds to it: rounding is not small because a weight is large.
 
-    An output that FP32 itself does not know to 13 bits is one of which FP16 can know nothing: the
-    gradient of a key's bias, which is zero but for rounding, or all gradients of a deep network at random
-    weights. How well FP32 knows it shows when inputs change in their last bit. Its error is held
-    against what FP16 has to lose there, or against the size of all outputs of its kind.
+    FP16 has 13 bits fewer than FP32, so what FP32 loses of an output, FP16 has to lose 8,192 times over: all
+    of the gradient of a key's bias, which is zero but for rounding, and much of the gradients of a
+    deep network at random weights. What FP32 loses shows when inputs change in their last bit. The
+    error of such an output is held against that loss, or against the size of all outputs of its kind.
 
     Parameters
     ----------
@@ -113,7 +117,7 @@ class Reference:
     def _conditioned(self, name: str, error: float) -> float:
         """The error of an output in view of how well FP32 knows it."""
         size = self._sizes[name]
-        amplified = self.own_error.get(name, float("inf")) * FEWER_BITS
+        amplified = self.own_error.get(name, float("inf")) * FEWER_BITS * GRANTED
         if not np.isfinite(error):
             return float("inf")
         if amplified <= 1.0:

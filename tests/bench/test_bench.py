@@ -71,7 +71,10 @@ def test_real_graphs_run(graphs) -> None:
     assert all(row.step_us is not None and row.step_us.low > 0 for row in result.rows)
     assert {name: len(times) for name, times in result.samples_us.items()} == {"a": 8, "b": 8, "c": 8}
     assert (result.steps, result.interrupted) == (8, False)
-    assert progress[-1] == (20, 20)  # two rounds to warm up after each of six runs
+    assert progress[-1] == (
+        14,
+        14,
+    )  # after the two steps of loading, one round of warm-up in each of six runs
     assert result.rounds_per_run == (2, 2, 1, 1, 1, 1)
 
 
@@ -218,7 +221,10 @@ def test_energy_and_memory_of_a_gpu(graphs, staged, monkeypatch) -> None:
     staged.lengths_s = {"a": 0.010, "b": 0.005, "c": UnsupportedModelError("no kernel")}
     staged.bytes_by_name = {"a": 5000, "b": 3000}
     gpu = SimpleNamespace(
-        problem="", process_bytes=lambda: staged.used_bytes, energy_j=lambda: 300 * staged.now_s
+        problem="",
+        process_bytes=lambda: staged.used_bytes,
+        energy_j=lambda: 300 * staged.now_s,
+        sm_clock_mhz=lambda: 1980,
     )
     monkeypatch.setattr(bench_module, "_buffers", no_buffers)
     monkeypatch.setattr(bench_module, "_meter", lambda _: bench_module.nullcontext(gpu))
@@ -233,7 +239,15 @@ def test_energy_and_memory_of_a_gpu(graphs, staged, monkeypatch) -> None:
     assert second.energy_j is not None
     assert (first.energy_j.median, second.energy_j.median) == pytest.approx((3.0, 1.5))
     assert "NVML" in result.energy_from
-    assert progress[-1] == (18 + 12, 18 + 12)
+    assert set(result.sm_clock_mhz) == {1980}
+    assert FORMAT.decode(FORMAT.encode(result)) == result
+    assert progress[-1] == (12 + 12, 12 + 12)  # rounds and warm-up of six runs; blocks
+
+
+def test_energy_can_be_left_out(graphs) -> None:
+    result = bench(graphs, CPU, steps=6, energy=False)
+    assert result.energy_from == "not measured: switched off"
+    assert all(row.energy_j is None for row in result.rows)
 
 
 def test_nodes_that_run_elsewhere_are_noted(graphs, staged) -> None:

@@ -39,7 +39,12 @@ class Stage:
         self.steps[name] = fail
 
     def rounds(self, steps: int = 10, warmup: int = 0, **options):
-        schedule = Schedule(rounds=steps, warmup=warmup, budget_s=options.pop("budget_s", None))
+        schedule = Schedule(
+            rounds=steps,
+            warmup=warmup,
+            budget_s=options.pop("budget_s", None),
+            spin_s=options.pop("spin_s", 0.0),
+        )
         return time_rounds(self.steps, schedule, clock=self.clock, **options)
 
 
@@ -72,6 +77,13 @@ def test_warmup_does_not_count() -> None:
     rounds = stage.rounds(5, warmup=2, on_progress=lambda *done: progress.append(done))
     assert (len(stage.calls), len(rounds.samples_us["a"])) == (7, 5)
     assert progress == [(i, 7) for i in range(1, 8)]
+
+
+def test_untimed_rounds_raise_the_clock() -> None:
+    stage = Stage(a=0.01, b=0.01)
+    rounds = stage.rounds(5, warmup=1, spin_s=0.05)
+    assert len(rounds.samples_us["a"]) == 5
+    assert stage.calls.count("a") == 3 + 1 + 5
 
 
 def test_budget_ends_rounds_but_not_before_there_is_an_interval() -> None:

@@ -10,6 +10,7 @@ import time
 from contextlib import closing
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 from onnx import TensorProto
@@ -169,3 +170,45 @@ def test_measured_fp16_loses_on_a_cpu_and_the_report_says_so(
         "Everything stays in FP32: fp16 is measured to be slower on cpu. The nodes whose time changes take"
         in printed
     )
+
+
+def test_a_store_that_came_back_is_fitted_without_measuring(tmp_path: Path) -> None:
+    there, words = tmp_path / "there" / "campo-onnx" / "timings.sqlite", [*WORDS, "--ops", "Neg"]
+    measured = program("-o", str(tmp_path / "there.json"), *words, home=tmp_path / "there")
+    _, said = measured.communicate()
+    assert measured.returncode == 0, said
+    with closing(sqlite3.connect(there)) as connection:  # another processor than this machine's
+        (machine,) = connection.execute("SELECT DISTINCT machine FROM timings").fetchone()
+        elsewhere = json.dumps({**json.loads(machine), "device": "Elsewhere 9000"}, sort_keys=True)
+        connection.execute("UPDATE timings SET machine = ?", [elsewhere])
+        connection.commit()
+    before = rows(there)
+
+    def fitted(*more: str) -> tuple[int, str, dict[str, Any]]:
+        out = tmp_path / "here.json"
+        out.unlink(missing_ok=True)
+        command = ["-o", str(out), "--quick", "--shapes", "12", *more, "--from-store", str(there)]
+        process = program(*command, home=tmp_path / "here")
+        _, said = process.communicate()
+        return process.returncode, said, json.loads(out.read_text()) if out.exists() else {}
+
+    code, said, found = fitted("--ops", "Neg")
+    assert code == 0, said
+    original = json.loads((tmp_path / "there.json").read_text())
+    assert found["machine"]["device"] == "Elsewhere 9000"
+    assert found["entries"] == original["entries"]
+    assert found["cast"] == original["cast"]
+    assert found["failures"] == {}
+
+    code, said, found = fitted("--ops", "Neg,Relu")
+    assert code == 0, said
+    assert found["failures"]["Relu"] == "12 of 12 are not in the store"
+    assert rows(there) == before
+
+    with closing(sqlite3.connect(there)) as connection:
+        connection.execute("DELETE FROM timings WHERE signature LIKE '%Reshape%'")
+        connection.commit()
+    code, said, _ = fitted("--ops", "Neg")
+    assert code != 0
+    assert "too few timings" in said
+    assert fitted("--device", "cuda")[0] != 0

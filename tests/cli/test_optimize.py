@@ -377,3 +377,22 @@ def test_an_override_that_matches_nothing_is_a_warning_and_with_strict_an_error(
     assert Path("mixed.onnx").exists()
     for line in capsys.readouterr().err.splitlines():
         assert f"{option} MatMull matches no node of the graph. Did you mean 'MatMul'?" in line
+
+
+@pytest.mark.parametrize(("device", "is_warned"), [("v100", True), ("cpu", False)])
+def test_batch_normalization_that_cuda_refuses_is_named_at_planning(
+    program, capsys, tmp_path, device, is_warned
+):
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 20]>
+        step (float[4,3,8,8] x, float[3] s, float[3] b, float[3] m, float[3] v)
+            => (float[4,3,8,8] y, float[3] m2, float[3] v2) {
+            [norm] y, m2, v2 = BatchNormalization<training_mode = 1>(x, s, b, m, v)
+        }
+    """)
+    onnx.save(model, tmp_path / "norm.onnx")
+    words = ("optimize", tmp_path / "norm.onnx", "-o", tmp_path / "mixed.onnx", "--device", device)
+    assert program(*words) == 0
+    said = capsys.readouterr().err
+    assert ("training_mode=1" in said) == is_warned
+    assert ("campo_onnx.export.torch" in said) == is_warned

@@ -9,21 +9,31 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from campo_onnx.bench.apart import NOTE
 from campo_onnx.runtime.providers import Machine
 from tests.cuda.conftest import STUB
 
 GRAPH = str(Path(__file__).parent.parent / "data" / "mlp.onnx")
 
 
+SMALL_MIB = 10
+"""Room for one graph, and not for three."""
+
 KNOWN_GPU = "NVIDIA H100 80GB HBM3"
 """What the stub calls itself where figures of the device are needed; its driver still says what it is."""
 
 
-def run(*words: str, folder: Path, gpu: str = "") -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "XDG_DATA_HOME": str(folder / "data")}
+def run(*words: str, folder: Path, gpu: str = "", **settings: str) -> subprocess.CompletedProcess[str]:
+    env = {
+        **os.environ,
+        **settings,
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "XDG_DATA_HOME": str(folder / "data"),
+    }
     if gpu:
         env["STUB_GPU_NAME"] = gpu  # a real GPU does not care
     program = Path(sys.executable).with_name("campo-onnx")
@@ -37,6 +47,25 @@ def test_bench(cuda: Machine, tmp_path: Path) -> None:
     answer = run("bench", GRAPH, GRAPH, "--device", "cuda", "--steps", "6", "-o", str(out), folder=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert json.loads(out.read_text())["machine"]["device"] == cuda.device
+
+
+def test_graphs_that_do_not_fit_together_are_timed_one_after_the_other(cuda: Machine, tmp_path: Path) -> None:
+    if not cuda.device.startswith(STUB):
+        pytest.skip("a real GPU has room for both")
+    graph = str(Path(GRAPH).with_name("resblocks.onnx"))
+    words = ("bench", graph, graph, graph, "--device", "cuda", "--steps", "6", "--energy", "off", "-o")
+
+    def result(mib: int) -> dict[str, Any]:
+        out = tmp_path / f"{mib}.json"
+        answer = run(*words, str(out), folder=tmp_path, STUB_GPU_MIB=str(mib))
+        assert answer.returncode == 0, answer.stderr
+        return dict(json.loads(out.read_text()))
+
+    roomy, small = result(8192), result(SMALL_MIB)
+    assert NOTE not in roomy["notes"]
+    assert NOTE in small["notes"]
+    assert all(row["step_us"] and not row["failure"] for row in small["rows"])
+    assert small["energy_from"] == "not measured: switched off"
 
 
 def test_bench_captured(cuda: Machine, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from campo_onnx import Options, Precision, device, oplists, optimize_model
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ops.kernels import never_loads
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.providers import Machine
@@ -93,3 +94,26 @@ def test_a_copy_between_providers_is_seen(cuda: Machine) -> None:
         "b = Asinh(a)\n y = Abs(b) }"
     )
     assert [n for n in optimized_nodes(model, cuda, None) if n.op_type.startswith("Memcpy")]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("opset", [14, 15, 20])
+def test_batch_normalization_that_trains_is_known_not_to_load(
+    opset: int, training: bool, cuda: Machine
+) -> None:
+    names = ", m2, v2" if training else ""
+    statistics = ", float[3] m2, float[3] v2" if training else ""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": {opset}]>
+        g (float[4,3,8,8] x, float[3] s, float[3] b, float[3] m, float[3] v)
+            => (float[4,3,8,8] y{statistics}) {{
+            [n] y{names} = BatchNormalization<training_mode = {int(training)}>(x, s, b, m, v)
+        }}
+    """)
+    signature = import_model(model).view.signature("n")
+    if never_loads(signature, "cuda"):
+        with pytest.raises(UnsupportedModelError, match="Training mode"):
+            open_session(model, cuda)
+    else:
+        open_session(model, cuda)
+    assert never_loads(signature, "cuda") == training

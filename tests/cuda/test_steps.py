@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from campo_onnx.ir.importer import import_model
+from campo_onnx.measure.node_timer import VIEW_NODE
+from campo_onnx.measure.one_node import chain_model, one_node_view
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.sessions import bind, open_session
@@ -59,6 +61,20 @@ def test_a_step_is_captured_once_and_replayed(name: str, cuda: Machine, stub: St
     launched = counts["launches"]
     step()
     assert stub.counts()["launches"] == launched, "a replayed step launches nothing of its own"
+
+
+def test_a_view_inside_a_graph_asks_nothing_of_the_device(cuda: Machine, stub: Stub) -> None:
+    asked = []
+    for copies in (1, 33):
+        step = bind(
+            open_session(chain_model(VIEW_NODE, copies), cuda), synthesize(one_node_view(VIEW_NODE)), "cuda"
+        )
+        step()
+        stub.reset()
+        step()
+        counts = stub.counts()
+        asked.append((counts["launches"], counts["inside"], counts["up"], counts["down"]))
+    assert asked[0] == asked[1]
 
 
 def test_patterns_of_memory_do_not_double_what_is_held(cuda: Machine, stub: Stub) -> None:

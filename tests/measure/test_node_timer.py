@@ -7,13 +7,14 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+import onnx
 import pytest
 from onnx import TensorProto
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.measure import node_timer
 from campo_onnx.measure.node_timer import VIEW_NODE, Measured, NodeTimer, time_all, timed_as
-from campo_onnx.measure.one_node import one_node_model, one_node_view
+from campo_onnx.measure.one_node import chain_model, one_node_model, one_node_view
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.key import OpKey
@@ -142,3 +143,18 @@ def test_one_failure_leaves_the_rest(timer: NodeTimer) -> None:
     assert len(timer.store) == 2  # a failure is not kept: it may pass
     with pytest.raises(UnsupportedModelError):
         timer.time(bf16)
+
+
+def test_a_view_is_timed_inside_a_graph(timer: NodeTimer, imagined) -> None:
+    built = imagined(copy_us=0.5)
+    assert timer.time(VIEW_NODE).median_us == pytest.approx(0.5)
+    assert built[1] - built[0] > 100  # a copy costs too little to tell from what a call costs
+
+
+def test_each_node_of_a_chain_takes_the_output_of_the_one_before() -> None:
+    model = chain_model(VIEW_NODE, 3)
+    onnx.checker.check_model(model, full_check=True)
+    nodes = list(model.graph.node)
+    assert [a.output[0] for a in nodes[:-1]] == [b.input[0] for b in nodes[1:]]
+    session = open_session(model, machine("cpu", threads=1))
+    bind(session, synthesize(one_node_view(VIEW_NODE)), "cpu")()

@@ -192,11 +192,12 @@ NORM = """[loss] loss = ReduceMax<keepdims=0>(x) [out] g = MatMul(x, w) [square]
 
 
 @pytest.mark.parametrize("strategy", STEADY)
-@pytest.mark.parametrize("square", ["Mul(g, g)", "Pow(g, two)"])
+@pytest.mark.parametrize("square", ["Mul(g, g)", "Pow(g, two)", "Mul(g, n)"])
 @pytest.mark.parametrize("size", [1e-4, 400.0])
 def test_a_gradient_norm_is_that_of_fp32(square, size, strategy):
+    body = NORM.format(square=square).replace("[square]", "[same] n = Identity(g) [square]")
     model = model_of(
-        NORM.format(square=square),
+        body,
         {"two": np.float32(2.0)},
         inputs="float[32,32] x, float[32,32] w",
         outputs="float loss, float[32,32] g, float norm",
@@ -313,9 +314,9 @@ def test_a_declared_range_lets_it_go_low():
 
 def test_a_mask_that_is_computed_with_first_needs_no_range():
     """(1 - mask) * -10000, as BERT has it: the constants tell."""
-    nodes = f"[b] m = Sub(one, mask) {EXPANDED} [m] bias = Mul(e, fill)"
+    nodes = "[u] u = Unsqueeze(mask, axes) [b] e = Sub(one, u) [m] bias = Mul(e, fill)"
     model = attention(nodes, AXES | {"fill": np.float32(-10000.0)}, mask_input="float[2,16] mask")
-    assert {"masked", "softmax"} <= set(mixed_of(model, "fine-grained").plan.low_nodes)
+    assert {"u", "masked", "softmax"} <= set(mixed_of(model, "fine-grained").plan.low_nodes)
 
 
 def test_every_strategy_is_told():
@@ -406,3 +407,22 @@ def test_squares_of_what_is_known_to_be_small_may_go_low():
         outputs="float[16] t, float[16,16] y",
     )
     assert reasons(model)["m"] is not Reason.SQUARES
+
+
+@pytest.mark.parametrize("strategy", STEADY)
+def test_a_norm_that_overflows_itself_divides_in_fp32(strategy):
+    model = model_of(
+        "[loss] loss = ReduceMax<keepdims=0>(x) [fc] g = MatMul(x, w) [square] s = Mul(g, g)"
+        " [sum] n2 = ReduceSum<keepdims=0>(s) [root] n = Sqrt(n2) [ratio] c = Div(most, n)"
+        " [clip] y = Mul(g, c)",
+        {"most": np.float32(100.0)},
+        inputs="float[128,64] x, float[64,64] w",
+        outputs="float loss, float[128,64] y",
+    )
+    random = np.random.default_rng(0)
+    feeds = {
+        "x": random.normal(size=(128, 64)).astype(np.float32) * 2000,
+        "w": np.eye(64, dtype=np.float32),
+    }
+    expected, actual, _ = both(model, feeds, strategy)
+    np.testing.assert_allclose(actual["y"], expected["y"], atol=0.01)

@@ -20,8 +20,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from campo_onnx.export.compact import crop, gemm, matmul, pad, reduce, reshape, swap_last_two, transpose
+from campo_onnx.export.compact import crop, pad, reduce, reshape, swap_last_two, transpose
 from campo_onnx.export.graph import Graph
+from campo_onnx.export.products import gemm, matmul
 from campo_onnx.export.value import Value
 
 WeightGradient: TypeAlias = Literal["matmul", "conv"]
@@ -178,22 +179,23 @@ def _seen(g: Graph, image: Value, readings: Sequence[_Reading]) -> Value:
     positions = math.prod(len(r.first) for r in readings)
     taps = math.prod(len(r.offsets) for r in readings)
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-    first, offsets = (
-        _flat([r.first for r in readings], strides),
-        _flat([r.offsets for r in readings], strides),
-    )
-    if taps > 1 or not np.array_equal(first, np.arange(math.prod(sizes))):
+    # Elements are numbered as one axis: where a line starts, and what is read from there.
+    lines = np.asarray(readings[0].first) * strides[0]
+    within = _sums([r.first for r in readings[1:]], strides[1:])
+    offsets = _sums([r.offsets for r in readings], strides)
+    if taps > 1 or not np.array_equal(np.add.outer(lines, within).ravel(), np.arange(math.prod(sizes))):
+        # Where the sum is large it is made when the step runs, for the file's sake.
+        terms = (lines[:, None, None], np.add.outer(within, offsets)[None])
+        index = g.op("Add", *(g.constant(term.astype(np.int32)) for term in terms))
         flat = reshape(g, image, (batch, math.prod(sizes), channels))
-        # The sum is a constant of the file unless it is large.
-        index = g.op("Add", g.constant(first[:, None]), g.constant(offsets[None]))
         image = g.op("Gather", flat, index, axis=1)
     return reshape(g, image, (batch * positions, taps * channels))
 
 
-def _flat(numbers: Sequence[Sequence[int]], strides: Sequence[int]) -> NDArray[np.int32]:
-    """Number all combinations of coordinates in the image as one axis."""
-    terms = [np.asarray(each, np.int32) * stride for each, stride in zip(numbers, strides, strict=True)]
-    return fold(np.add.outer, terms).ravel().astype(np.int32)
+def _sums(numbers: Sequence[Sequence[int]], factors: Sequence[int]) -> NDArray[np.int64]:
+    """Sum one number of each list times its factor, in every combination."""
+    terms = [np.asarray(each) * factor for each, factor in zip(numbers, factors, strict=True)]
+    return fold(np.add.outer, terms, np.zeros((), np.int64)).ravel()
 
 
 def _strided(g: Graph, x: Value, gradient: Value, geometry: Geometry) -> Value:
