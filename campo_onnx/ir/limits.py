@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from onnx import FunctionProto, ModelProto, NodeProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from campo_onnx.errors import ModelError, UnsupportedModelError
 from campo_onnx.ir.sort import bodies
@@ -109,7 +109,8 @@ def refuse_malformed(model: ModelProto, title: str) -> None:
     Raises
     ------
     ModelError
-        If a domain is imported in two versions, or an attribute outside a function refers to one.
+        If a domain is imported in two versions, an attribute outside a function refers to one,
+        or two inputs or initializers have one name.
     """
     owners: list[ModelProto | FunctionProto] = [model, *model.functions]
     for owner in owners:
@@ -118,7 +119,9 @@ def refuse_malformed(model: ModelProto, title: str) -> None:
         if times > 1:
             called = f"the domain {domain!r}" if domain else "the standard domain"
             raise ModelError(f"{title} imports {called} in {times} versions", remedy=_REMEDY)
-    for node in _all_nodes(model.graph.node):
+    for graph in _graphs(model.graph):
+        _refuse_repeated(graph, title)
+    for node in (node for graph in _graphs(model.graph) for node in graph.node):
         for attribute in node.attribute:
             if attribute.ref_attr_name:
                 raise ModelError(
@@ -129,8 +132,16 @@ def refuse_malformed(model: ModelProto, title: str) -> None:
                 )
 
 
-def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    for node in nodes:
-        yield node
+def _refuse_repeated(graph: GraphProto, title: str) -> None:
+    constants = [t.name for t in graph.initializer] + [s.values.name for s in graph.sparse_initializer]
+    for kind, names in (("input", [value.name for value in graph.input]), ("initializer", constants)):
+        name, times = Counter(names).most_common(1)[0] if names else ("", 0)
+        if times > 1:
+            raise ModelError(f"{title} has {times} {kind}s named {name!r}", remedy=_REMEDY)
+
+
+def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    yield graph
+    for node in graph.node:
         for body in bodies(node):
-            yield from _all_nodes(body.node)
+            yield from _graphs(body)

@@ -7,7 +7,7 @@ it take another path. So what each input is read for is traced through the graph
 import math
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -258,21 +258,25 @@ def index_bound(node: OpNode, position: int, view: GraphView) -> int | None:
     if shape is None:
         return None
     if position == 1 and op_type in _ALONG_AXIS:
-        axis = int(node.attributes.get("axis", 0))
-        return shape[axis] if shape else None
+        return _size(shape, node.attributes.get("axis", 0))
     if position == 1 and op_type in ("GatherND", "ScatterND"):
         return min(shape, default=None)
     if op_type == "OneHot" and position == 0:
-        depth = view.values.get(node.inputs[1])
+        depth = view.values.get(node.inputs[1]) if len(node.inputs) > 1 else None
         return int(depth.reshape(-1)[0]) if depth is not None and depth.size else None
     if position == 1 and op_type in _LABELLED:
         return shape[1] if len(shape) > 1 else None
     if position == 1 and op_type in _LABELLED_LAST:
-        return shape[-1]
+        return _size(shape, -1)
     if op_type == "GatherGrad" and position == 1:
         table = view.values.get(node.inputs[0])  # the shape of what was gathered from
-        return int(table[int(node.attributes.get("axis", 0))]) if table is not None else None
+        return None if table is None else _size(table.reshape(-1).tolist(), node.attributes.get("axis", 0))
     return None
+
+
+def _size(shape: Sequence[int], axis: int) -> int | None:
+    """Size along an axis; None if there is no such axis, as operators that ONNX does not check may say."""
+    return int(shape[axis]) if -len(shape) <= axis < len(shape) else None
 
 
 _ALONG_AXIS = frozenset(["Gather", "GatherElements", "ScatterElements", "Scatter", "ShrunkenGather"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from .console import escape, stderr, stdout, visible
+from .console import escape, stderr, stdout, visible, without_commands
 from .units import duration
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def print_verdicts(checked: Sequence["Verdicts"]) -> None:
 
 def print_annotations(text: str, *, beside_a_document: bool) -> None:
     """Print GitHub workflow commands; to stderr where stdout holds a document."""
-    lines = (f"{visible(line)}\n" for line in text.split("\n") if line)
+    lines = (f"::{without_commands(visible(line)[2:])}\n" for line in text.split("\n") if line)
     stream = sys.stderr if beside_a_document else sys.stdout
     stream.write("".join(lines))
     stream.flush()

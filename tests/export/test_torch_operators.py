@@ -296,6 +296,34 @@ def test_dropout_is_absent_from_a_module_in_evaluation() -> None:
     assert "Dropout" not in {node.op_type for node in model.graph.node}
 
 
+class Heads(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.projection, self.dropout = nn.Linear(8, 24), dropout
+
+    def forward(self, x: Any) -> Any:
+        query, key, value = (
+            part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.projection(x).chunk(3, -1)
+        )
+        weights = F.dropout((query @ key.mT / 2).softmax(-1), self.dropout)
+        return (weights @ value).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_the_gradient_of_attention_sums_over_the_narrow_side(dropout: float) -> None:
+    module, x = Heads(dropout), torch.randn(3, 12, 8)
+    assert worst_deviation(module, weighted_sum, [x], []) < TOLERANCE
+    model = export_training_step(module, weighted_sum, [x])
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.value_info}
+    sums = [shapes.get(node.input[0]) for node in model.graph.node if node.op_type == "ReduceSum"]
+    assert [3, 2, 12, 4] in sums
+    assert not [shape for shape in sums if shape and shape[-2:] == [12, 12]]
+    # The factor of dropout goes into products of two matrices.
+    scales = {v.name for v in model.graph.initializer if list(v.dims) == []}
+    scaled = [n for n in model.graph.node if n.op_type == "Mul" and scales & {*n.input}]
+    assert not [node for node in scaled if shapes[node.output[0]][-2:] == [12, 12]]
+
+
 def test_embeddings_with_repeated_indices_on_several_threads() -> None:
     inputs = [torch.randint(0, 50, (8, 64)), torch.randint(0, 2, (8, 64))]
     module = Lookup()

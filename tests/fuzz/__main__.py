@@ -11,9 +11,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.fuzz.campaign import try_case
+from tests.fuzz.campaign import CHEAP, try_case
 from tests.fuzz.sandbox import prepare
-from tests.fuzz.subjects import make_folder
+from tests.fuzz.subjects import CASES, make_folder
 
 
 def main() -> int:
@@ -24,14 +24,16 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="one case, again")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no case after this time")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--cheap", action="store_true", help="only commands that run no graph")
     given = parser.parse_args()
+    cases = CHEAP if given.cheap else CASES
     prepare()
     sound, log = given.out / "sound", given.out / "results.jsonl"
     given.out.mkdir(parents=True, exist_ok=True)
     if not sound.is_dir():
-        make_folder(sound)
+        make_folder(sound, with_profile=not given.cheap)
     if given.only is not None:
-        print(try_case(given.only, sound, given.out / "work"))
+        print(try_case(given.only, sound, given.out / "work", cases=cases))
         return 0
     rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
     done = {row["seed"] for row in rows}
@@ -40,7 +42,7 @@ def main() -> int:
         for seed in range(given.seed, given.seed + given.count):
             if seed in done or time.monotonic() > until:
                 continue
-            result = try_case(seed, sound, given.out / "work")
+            result = try_case(seed, sound, given.out / "work", cases=cases)
             row = {
                 "seed": seed,
                 "command": result.case.command,

@@ -10,7 +10,14 @@ from tests.fuzz.mutations import mutate
 from tests.fuzz.sandbox import Bounds, in_child, run
 from tests.fuzz.subjects import CASES, Case, digests
 
-CHEAP = tuple(c for c in CASES if c.words[0] in ("optimize", "explain", "restore", "compare"))
+_RUNNING = ("data", "--costs", "--inputs", "--profile", "--baseline")
+CHEAP = tuple(
+    case
+    for case in CASES
+    if case.words[0] in ("optimize", "explain", "restore", "compare")
+    and not any(word in case.command for word in _RUNNING)
+)
+"""Cases that run no graph, and need no profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

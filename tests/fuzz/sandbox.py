@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 GIB = 1 << 30
 
 
@@ -166,10 +168,11 @@ def _be_the_program(
         first()
         from cli.main import run as program
 
-        if words[0] == "restore":
-            _restore(words[1])
+        if words[0] in ("restore", "save"):
+            _use_checkpoint(words[0], Path(words[1]))
         else:
             program()
+        code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1
     except BaseException as error:
@@ -184,14 +187,18 @@ def _be_the_program(
         os._exit(code)
 
 
-def _restore(path: str) -> None:
-    """Read a checkpoint, as a training session does; no command does."""
+def _use_checkpoint(verb: str, path: Path) -> None:
+    """Read or write a checkpoint, as a training session does; no command does."""
     from campo_onnx.errors import CampoError
-    from campo_onnx.training.checkpoint import load_checkpoint
+    from campo_onnx.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
     from cli.render.console import print_error
 
     try:
-        load_checkpoint(Path(path))
+        if verb == "restore":
+            load_checkpoint(path)
+        else:
+            state = {"w": np.zeros(100_000, np.float32)}
+            save_checkpoint(Checkpoint(state=state, signature="s", steps=7, scaler=None), path)
     except CampoError as error:
         print_error(str(error))
         sys.exit(error.exit_code)

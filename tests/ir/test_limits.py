@@ -80,6 +80,18 @@ def test_an_attribute_of_a_caller_outside_a_function():
         import_model(given)
 
 
+def test_a_name_for_two_initializers_or_inputs():
+    given = parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = Add(x, w) }}")
+    for _ in range(2):
+        given.graph.initializer.append(numpy_helper.from_array(np.ones(2, np.float32), "w"))
+    with pytest.raises(ModelError, match="has 2 initializers named 'w'"):
+        import_model(given)
+    del given.graph.initializer[1]
+    given.graph.input.add().CopyFrom(given.graph.input[0])
+    with pytest.raises(ModelError, match="has 2 inputs named 'x'"):
+        import_model(given)
+
+
 @pytest.mark.parametrize(("second", "version"), [("", 19), ("ai.onnx", 19)])
 def test_a_domain_in_two_versions(second, version):
     given = parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = Relu(x) }}")
