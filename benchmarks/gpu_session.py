@@ -33,7 +33,7 @@ from benchmarks.gpu_steps import (
     time_launches,
     weight_gradient,
 )
-from benchmarks.pages import RESULTS, made, publish, refuse_stub
+from benchmarks.pages import RESULTS, STUB, made, publish, refuse_stub
 from benchmarks.steps import (
     TO_BE_CONTINUED,
     Call,
@@ -46,7 +46,7 @@ from benchmarks.steps import (
     plan_of,
     run_steps,
 )
-from benchmarks.supervision import Marks, die_with_parent, forget_failures, pack, supervise
+from benchmarks.supervision import AGAIN, Marks, die_with_parent, forget_failures, pack, supervise
 from campo_onnx import CampoError, Device, Precision
 from campo_onnx.calibrate.calibration import Calibration, Scores, load_calibration
 from campo_onnx.calibrate.catalog import file_name
@@ -76,7 +76,9 @@ def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
     for graph in session.graphs:
         yield step(f"step_{graph.stem}", 30, step_of, graph)
     for graph in session.graphs:
-        yield step(f"bench_{graph.stem}", 120, bench_graph, graph)
+        yield step(f"bench_{graph.stem}", 120, bench_graph, graph, False)
+        if not session.on_cpu:
+            yield step(f"bench_{graph.stem}_captured", 60, bench_graph, graph, True)
     yield step("counters", 120, count_some)
     for graph in session.graphs:
         yield step(f"profile_{graph.stem}", 180, profile_graph, graph)
@@ -151,7 +153,9 @@ def what_to_copy(session: Session) -> list[str]:
     lines = []
     full = session.calibration_path(LOW, full=True)
     written = full if full.exists() else session.calibration_path(LOW, full=False)
-    if written.exists() and not session.on_cpu:  # no CPU stands for all others
+    if (
+        written.exists() and not session.on_cpu and STUB not in session.bench.machine.driver
+    ):  # no CPU stands for all others
         shipped = Path("campo_onnx") / "calibrate" / "data" / "calibrations"
         lines.append(f"to ship the calibration: cp {written} {shipped / file_name(session.device.name, LOW)}")
     lines.append(f"to keep everything: commit {session.folder} and the page beside it")
@@ -207,9 +211,16 @@ def _work(session: Session, options: argparse.Namespace) -> int:
     marks = Marks(folder=session.folder)
     deadline = replace(Deadline.after(options.worker), on_tick=marks.advance)
     call = Call(records=Records(folder=session.folder), deadline=deadline)
-    steps = steps_of(session, full=not options.quick)
+    steps, known = steps_of(session, full=not options.quick), _unexpected(call.records)
     is_done = run_steps(steps, call, only=options.only, say=partial(print, flush=True), watch=marks)
-    return 0 if is_done else TO_BE_CONTINUED
+    if is_done:
+        return 0
+    return AGAIN if _unexpected(call.records) != known else TO_BE_CONTINUED
+
+
+def _unexpected(records: Records) -> set[str]:
+    """Failures that a process does not survive, by name and time."""
+    return {f"{name} {step['finished_at']}" for name, step in records.all().items() if "traceback" in step}
 
 
 def _lead(session: Session, options: argparse.Namespace) -> int:
