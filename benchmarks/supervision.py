@@ -27,6 +27,9 @@ DEATHS = 3
 GRACE_S = 15.0
 """How long a step may go on after the end of a call: some work cannot be interrupted."""
 
+AGAIN = 3
+"""What a worker exits with that must not go on after an unexpected failure, and is to be started anew."""
+
 _MARK = ".running"
 _POLL_S = 0.1
 _WRITE_EVERY_S = 0.5
@@ -160,9 +163,9 @@ def supervise(
             say(f"{stopped.step.name}: {stopped.failure}")
             records.keep(stopped.step.name, _failed(stopped, records))
             marks.end()
-        elif process.returncode == 0:
-            return 0
-        elif process.returncode != TO_BE_CONTINUED:
+        elif process.returncode in (0, TO_BE_CONTINUED):
+            return process.returncode
+        elif process.returncode != AGAIN:
             dead = marks.read()
             where = f"in the step {dead.step}" if dead else "outside of any step"
             say(f"the process ended with {process.returncode} {where}")

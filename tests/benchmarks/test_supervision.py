@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.pages import RESULTS, publish
 from benchmarks.steps import TO_BE_CONTINUED, Call, Deadline, Records, Step, run_steps
-from benchmarks.supervision import DEATHS, Marks, forget_failures, pack, supervise
+from benchmarks.supervision import AGAIN, DEATHS, Marks, forget_failures, pack, supervise
 from campo_onnx.errors import UsageError
 
 HANG = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -62,6 +62,16 @@ def test_a_worker_that_crashes_is_started_anew(tmp_path: Path) -> None:
     workers = one_after_another(CRASH, DONE)
     assert supervise(workers, {}, Records(folder=tmp_path), Deadline.after(60), said.append) == 0
     assert "-6 outside of any step" in said[0]
+
+
+def test_a_worker_whose_time_is_up_ends_the_call(tmp_path: Path) -> None:
+    workers = one_after_another([sys.executable, "-c", f"raise SystemExit({TO_BE_CONTINUED})"])
+    assert supervise(workers, {}, Records(folder=tmp_path), Deadline.after(60)) == TO_BE_CONTINUED
+
+
+def test_a_worker_that_must_not_go_on_is_started_anew(tmp_path: Path) -> None:
+    workers = one_after_another([sys.executable, "-c", f"raise SystemExit({AGAIN})"], DONE)
+    assert supervise(workers, {}, Records(folder=tmp_path), Deadline.after(60)) == 0
 
 
 def test_workers_that_never_begin_a_step_are_given_up(tmp_path: Path) -> None:
