@@ -14,6 +14,7 @@ session_<provider>.tar.gz as well, and to calibration_<provider>.json and .md. W
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ from benchmarks.gpu_steps import (
     time_launches,
     weight_gradient,
 )
-from benchmarks.pages import RESULTS, made, publish, refuse_stub
+from benchmarks.pages import RESULTS, STUB, made, publish, refuse_stub
 from benchmarks.steps import (
     TO_BE_CONTINUED,
     Call,
@@ -46,15 +47,17 @@ from benchmarks.steps import (
     plan_of,
     run_steps,
 )
-from benchmarks.supervision import Marks, die_with_parent, forget_failures, pack, supervise
-from campo_onnx import CampoError, Device, Precision
+from benchmarks.supervision import AGAIN, Marks, die_with_parent, forget_failures, pack, supervise
+from campo_onnx import CampoError, Device, Precision, device
 from campo_onnx.calibrate.calibration import Calibration, Scores, load_calibration
 from campo_onnx.calibrate.catalog import file_name
 from campo_onnx.calibrate.fit import METHODS, PAPER_ACCURACY
 from campo_onnx.devices.detect import device_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store, default_path
-from campo_onnx.runtime.providers import Machine, choose_provider, machine
+from campo_onnx.runtime.providers import Machine, choose_provider, cuda_problem, machine
+
+_ABSENT = Machine(provider="cuda", device="not here", driver="", cuda="", ort="", tf32=False, threads=0)
 
 
 def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
@@ -76,7 +79,9 @@ def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
     for graph in session.graphs:
         yield step(f"step_{graph.stem}", 30, step_of, graph)
     for graph in session.graphs:
-        yield step(f"bench_{graph.stem}", 120, bench_graph, graph)
+        yield step(f"bench_{graph.stem}", 120, bench_graph, graph, False)
+        if not session.on_cpu:
+            yield step(f"bench_{graph.stem}_captured", 60, bench_graph, graph, True)
     yield step("counters", 120, count_some)
     for graph in session.graphs:
         yield step(f"profile_{graph.stem}", 180, profile_graph, graph)
@@ -151,7 +156,9 @@ def what_to_copy(session: Session) -> list[str]:
     lines = []
     full = session.calibration_path(LOW, full=True)
     written = full if full.exists() else session.calibration_path(LOW, full=False)
-    if written.exists() and not session.on_cpu:  # no CPU stands for all others
+    if (
+        written.exists() and not session.on_cpu and STUB not in session.bench.machine.driver
+    ):  # no CPU stands for all others
         shipped = Path("campo_onnx") / "calibrate" / "data" / "calibrations"
         lines.append(f"to ship the calibration: cp {written} {shipped / file_name(session.device.name, LOW)}")
     lines.append(f"to keep everything: commit {session.folder} and the page beside it")
@@ -171,14 +178,18 @@ def main() -> int:
     add("--shapes", type=int, default=24, help="shapes of each in the quick calibration")
     add("--threads", type=int, default=0)
     add("--store", type=Path, default=None, help="kept beside the results by default")
-    add("--worker", type=float, default=None, help=argparse.SUPPRESS)  # seconds: see supervision.py
+    # For how many seconds, and for which process: see supervision.py.
+    add("--worker", nargs=2, type=float, default=None, help=argparse.SUPPRESS)
     add_arguments(parser, work=str(RESULTS))
     options = parser.parse_args()
     try:
-        here = machine(choose_provider(options.device), options.threads)
-        device = device_of(here)
+        if options.plan and options.device == "cuda" and cuda_problem():
+            here, figures = _ABSENT, device("h100")  # a plan needs no GPU
+        else:
+            here = machine(choose_provider(options.device), options.threads)
+            figures = device_of(here)
         refuse_stub(asdict(here), options.work)
-        with _opened(options, here, device) as session:
+        with _opened(options, here, figures) as session:
             return _work(session, options) if options.worker is not None else _lead(session, options)
     except CampoError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -186,7 +197,7 @@ def main() -> int:
 
 
 @contextmanager
-def _opened(options: argparse.Namespace, here: Machine, device: Device) -> Iterator[Session]:
+def _opened(options: argparse.Namespace, here: Machine, figures: Device) -> Iterator[Session]:
     folder = options.work / f"session_{here.provider}"
     folder.mkdir(parents=True, exist_ok=True)
     with Store(options.store or folder / default_path().name) as store:
@@ -194,7 +205,7 @@ def _opened(options: argparse.Namespace, here: Machine, device: Device) -> Itera
         yield Session(
             folder=folder,
             bench=bench,
-            device=device,
+            device=figures,
             graphs=tuple(options.graphs),
             ops=tuple(options.ops),
             shapes=options.shapes,
@@ -203,13 +214,21 @@ def _opened(options: argparse.Namespace, here: Machine, device: Device) -> Itera
 
 def _work(session: Session, options: argparse.Namespace) -> int:
     """Do steps in this process, until one of them fails unexpectedly or the time is up."""
-    die_with_parent()
+    seconds, parent = options.worker
+    die_with_parent(int(parent))
     marks = Marks(folder=session.folder)
-    deadline = replace(Deadline.after(options.worker), on_tick=marks.advance)
+    deadline = replace(Deadline.after(seconds), on_tick=marks.advance)
     call = Call(records=Records(folder=session.folder), deadline=deadline)
-    steps = steps_of(session, full=not options.quick)
+    steps, known = steps_of(session, full=not options.quick), _unexpected(call.records)
     is_done = run_steps(steps, call, only=options.only, say=partial(print, flush=True), watch=marks)
-    return 0 if is_done else TO_BE_CONTINUED
+    if is_done:
+        return 0
+    return AGAIN if _unexpected(call.records) != known else TO_BE_CONTINUED
+
+
+def _unexpected(records: Records) -> set[str]:
+    """Failures that a process does not survive, by name and time."""
+    return {f"{name} {step['finished_at']}" for name, step in records.all().items() if "traceback" in step}
 
 
 def _lead(session: Session, options: argparse.Namespace) -> int:
@@ -226,7 +245,9 @@ def _lead(session: Session, options: argparse.Namespace) -> int:
             forget_failures(call.records, [*steps])
         own = [word for word in sys.argv[1:] if word != "--retry"]
         command = [sys.executable, "-m", "benchmarks.gpu_session", *own, "--worker"]
-        code = supervise(lambda left_s: [*command, f"{left_s:.1f}"], steps, call.records, call.deadline)
+        code = supervise(
+            lambda left_s: [*command, f"{left_s:.1f}", str(os.getpid())], steps, call.records, call.deadline
+        )
     name = f"calibration_{session.provider}"
     for path in publish("calibration", collect(session, call.records), options.work, name=name):
         print(f"wrote {path}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.evaluation.stepped import Effort, candidates
 from benchmarks.evaluation.stepped import measure as measure_graphs
-from benchmarks.evaluation.strategies import FP32, OPTIMAL, TF_AMP
+from benchmarks.evaluation.strategies import CAMPO, FP32, OPTIMAL, TF_AMP, TORCH_AMP
 from benchmarks.gpu_machine import LOW, Session, both_us, matmul
 from benchmarks.steps import Call
 from campo_onnx.calibrate.run import Workload, calibrate, full_workload, quick_workload
@@ -28,6 +28,8 @@ from campo_onnx.runtime.ncu import LIMIT_S, count
 
 _LARGEST_SWEEP = 64  # sizes of casts: a full calibration measures more, and is a step of its own
 _BENCH = Effort(steps=50, budget_s=60.0)
+_CAPTURED = Effort(steps=50, budget_s=30.0, cuda_graph=True, energy=False)
+_COMPARED = (FP32, TF_AMP, TORCH_AMP, CAMPO, OPTIMAL)
 
 
 def time_launches(session: Session, call: Call) -> dict[str, float]:
@@ -91,10 +93,15 @@ def weight_gradient(session: Session, call: Call) -> list[dict[str, Any]]:
     return rows
 
 
-def bench_graph(graph: Path, session: Session, call: Call) -> dict[str, Any]:
-    """Step a graph in FP32, as TF_AMP and as the exact assignment have it, in turns."""
-    members = candidates(graph, session.device, (FP32, TF_AMP, OPTIMAL))
-    return measure_graphs(members, session.bench.machine, _BENCH, None, call.deadline)
+def bench_graph(graph: Path, captured: bool, session: Session, call: Call) -> dict[str, Any]:
+    """Step a graph in FP32 and as strategies have it, in turns; one after another or as a CUDA graph."""
+    own = (session.calibration_path(LOW, full=full) for full in (True, False))
+    calibrated = next((path for path in own if path.exists()), None)
+    labels = (FP32, TF_AMP, OPTIMAL) if captured else _COMPARED
+    members = candidates(graph, session.device, labels, calibrated)
+    effort = _CAPTURED if captured else _BENCH
+    measured = measure_graphs(members, session.bench.machine, effort, None, call.deadline)
+    return measured | {"planned_with": calibrated.name if calibrated else "shipped or public figures"}
 
 
 def profile_graph(graph: Path, session: Session, call: Call) -> dict[str, Any]:

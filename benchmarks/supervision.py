@@ -7,6 +7,7 @@ that has ended three of them without getting any further is on record as failed.
 
 import ctypes
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -26,6 +27,9 @@ DEATHS = 3
 
 GRACE_S = 15.0
 """How long a step may go on after the end of a call: some work cannot be interrupted."""
+
+AGAIN = 3
+"""What a worker exits with that must not go on after an unexpected failure, and is to be started anew."""
 
 _MARK = ".running"
 _POLL_S = 0.1
@@ -116,10 +120,18 @@ class Marks:
         write_text(json.dumps(asdict(mark)), self.path)
 
 
-def die_with_parent() -> None:
-    """End this process when its parent ends, so that no two measure at a time (Linux)."""
+def die_with_parent(parent: int) -> None:
+    """End this process when its parent ends, so that no two measure at a time (Linux).
+
+    Parameters
+    ----------
+    parent
+        Number of the process that started this one: it may have ended before this was called.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != parent:
+            sys.exit("the supervisor ended")
 
 
 def supervise(
@@ -160,9 +172,9 @@ def supervise(
             say(f"{stopped.step.name}: {stopped.failure}")
             records.keep(stopped.step.name, _failed(stopped, records))
             marks.end()
-        elif process.returncode == 0:
-            return 0
-        elif process.returncode != TO_BE_CONTINUED:
+        elif process.returncode in (0, TO_BE_CONTINUED):
+            return process.returncode
+        elif process.returncode != AGAIN:
             dead = marks.read()
             where = f"in the step {dead.step}" if dead else "outside of any step"
             say(f"the process ended with {process.returncode} {where}")

@@ -19,6 +19,7 @@ EXPLAINED = {
     "on the deny list",
     "a constant the low precision loses",
     "an FP32 boundary to the framework",
+    "gradients without a loss scale",
     "an operator ONNX has no schema for",
     "casts would cost more than low precision gains",
     "not between low nodes",

@@ -17,7 +17,7 @@ from benchmarks.evaluation.strategies import (
 )
 from benchmarks.evaluation.update_error import update_error
 from benchmarks.steps import Deadline
-from campo_onnx import Device, Plan, oplists, optimize_model
+from campo_onnx import Device, Options, Plan, oplists, optimize_model
 from campo_onnx.bench.bench import bench
 from campo_onnx.bench.graphs import Graph
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
@@ -57,13 +57,21 @@ class Effort:
     ----------
     steps, budget_s
         Rounds, and the time after which no further one is begun.
+    cuda_graph
+        Whether steps are captured and replayed.
+    energy
+        Whether it is measured where it can be.
     """
 
     steps: int
     budget_s: float
+    cuda_graph: bool = False
+    energy: bool = True
 
 
-def candidates(graph: Path, planned_for: Device, labels: Collection[str]) -> tuple[Candidate, ...]:
+def candidates(
+    graph: Path, planned_for: Device, labels: Collection[str], calibrated: Path | None = None
+) -> tuple[Candidate, ...]:
     """Let the strategies plan a graph, and write their graphs; equal ones once.
 
     A strategy that pads comes with padding off as well, where it pads at all.
@@ -76,9 +84,11 @@ def candidates(graph: Path, planned_for: Device, labels: Collection[str]) -> tup
         The device that is planned for.
     labels
         Which strategies; FP32 is always among them.
+    calibrated
+        Calibration of the device; the shipped one, or public figures, where None.
     """
     found: dict[tuple[object, ...], Candidate] = {}
-    for label, plan, imported in _planned(graph, planned_for, labels):
+    for label, plan, imported in _planned(graph, options_for(planned_for, calibrated), labels):
         known = found.get(decided(plan))
         found[decided(plan)] = (
             Candidate(labels=(label,), imported=imported, casts=len(plan.casts))
@@ -88,10 +98,7 @@ def candidates(graph: Path, planned_for: Device, labels: Collection[str]) -> tup
     return tuple(found.values())
 
 
-def _planned(
-    graph: Path, planned_for: Device, labels: Collection[str]
-) -> Iterator[tuple[str, Plan, Imported]]:
-    options = options_for(planned_for)
+def _planned(graph: Path, options: Options, labels: Collection[str]) -> Iterator[tuple[str, Plan, Imported]]:
     for label in [label for label in STRATEGIES if label in {FP32, *labels}]:
         strategy, lists = STRATEGIES[label]
         chosen = replace(options, strategy=strategy, lists=oplists(lists))
@@ -168,6 +175,8 @@ def measure(
         machine,
         steps=effort.steps,
         budget_s=effort.budget_s,
+        cuda_graph=effort.cuda_graph,
+        energy=effort.energy,
         batch=batch,
         on_progress=deadline.tick,
     )

@@ -1,5 +1,7 @@
 """The strategies that are compared, and what they plan with."""
 
+from pathlib import Path
+
 from campo_onnx.calibrate.calibration import Calibration
 from campo_onnx.calibrate.catalog import file_name, shipped_folder
 from campo_onnx.comparison import BASELINE, ROWS
@@ -22,7 +24,7 @@ STRATEGIES = {label_of(*row): row for row in ROWS}
 TF_AMP = label_of(*BASELINE)
 """The paper's baseline: TensorFlow 1.15's automatic mixed precision."""
 
-FP32, CAMPO, OPTIMAL = "fp32", "campo", "optimal"
+FP32, TORCH_AMP, CAMPO, OPTIMAL = "fp32", "torch-amp", "campo", "optimal"
 PADDING = (CAMPO, OPTIMAL)
 """Those that zero-pad products for tensor cores."""
 
@@ -32,9 +34,17 @@ def unpadded(label: str) -> str:
     return f"{label}, no padding"
 
 
-def options_for(device: Device) -> Options:
-    """What is planned with on a device: its shipped calibration, or public figures where there is none."""
-    file = shipped_folder().joinpath(file_name(device.name, Precision.FP16))
+def options_for(device: Device, calibrated: Path | None = None) -> Options:
+    """What is planned with on a device: a calibration, or public figures where there is none.
+
+    Parameters
+    ----------
+    device
+        The device.
+    calibrated
+        Its calibration; the shipped one where None.
+    """
+    file = calibrated or shipped_folder().joinpath(file_name(device.name, Precision.FP16))
     lists = preset("campo")
     if not file.is_file():
         return Options(device=device, lists=lists)

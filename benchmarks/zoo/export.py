@@ -4,7 +4,8 @@ The batch sizes are the paper's (section 7): on the RTX 2080 Ti 256 for AlexNet 
 others, on the V100 10 for BERT-large and 256 for the others. Tracing needs types and shapes only,
 so any size exports on any machine.
 
-Run ``python -m benchmarks.zoo.export OUT [--models resnet50 ...] [--batch N] [--optimizer momentum]``.
+Run ``python -m benchmarks.zoo.export OUT [--models resnet50 ...] [--batch N] [--optimizer momentum]``;
+``--memory 80 --together 4`` takes batches of which four graphs fit on a device of 80 GB (zoo/memory.py).
 """
 
 import argparse
@@ -19,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from benchmarks.zoo import alexnet, bert_large, dcgan, inception3, resnet50, vgg16
+from benchmarks.zoo.memory import fitting_batch
 from campo_onnx.export.torch import export_training_step
 
 Tensors = tuple[torch.Tensor, ...]
@@ -26,6 +28,7 @@ Shallow = Callable[[], tuple[nn.Module, Tensors, Tensors]]
 
 SQUAD_LENGTH = 384
 LATENT = 100
+_HALVINGS = 6  # how often a batch is halved to make it fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("out", type=Path, help="folder for the models")
     parser.add_argument("--models", nargs="+", choices=[*ZOO], default=[*ZOO])
     parser.add_argument("--batch", type=int, help="instead of the paper's sizes")
+    parser.add_argument("--memory", type=float, metavar="GB", help="the largest size that fits a device")
+    parser.add_argument("--together", type=int, default=1, metavar="N", help="with so many graphs loaded")
     parser.add_argument("--optimizer", choices=["none", "sgd", "momentum", "adam", "adamw"])
     parser.add_argument("--conv-weight-gradient", choices=["matmul", "conv"], default="matmul")
     options = parser.parse_args(arguments)
@@ -135,6 +140,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.models:
         entry = ZOO[name]
         sizes = [options.batch] if options.batch else sorted({n for n in entry.batch_sizes if n})
+        if options.memory:
+            halves = sorted({max(1, n >> k) for n in sizes for k in range(_HALVINGS)})
+            size = fitting_batch(name, halves, memory_gb=options.memory, together=options.together)
+            if size is None:
+                print(f"{name}: no batch fits {options.memory:g} GB", flush=True)
+            sizes = [] if size is None else [size]
         chosen = options.optimizer or entry.optimizer
         for size in sizes:
             path = options.out / f"{name}_b{size}.onnx"

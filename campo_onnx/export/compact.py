@@ -5,6 +5,7 @@ bit: chains of Reshape and Transpose become one, broadcasts are left to the oper
 anyway, Transpose goes into Gemm, constants meet constants at export.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -94,6 +95,38 @@ def _elementwise(g: Graph, op_type: str, operands: Sequence[Value]) -> Value:
     return g.op(op_type, *operands)
 
 
+def scale_apart(g: Graph, x: Value) -> tuple[Value, float]:
+    """Give `x` as a tensor times a number: what follows may have a place for it that costs no pass."""
+    made = g.source(x)
+    if made is None or not made.inputs or made.inputs[0] is None:
+        return x, 1.0
+    first = made.inputs[0]
+    if made.op_type in ("Reshape", "Transpose"):
+        apart, scale = scale_apart(g, first)
+        if scale == 1.0:
+            return x, 1.0
+        if made.op_type == "Reshape":
+            return reshape(g, apart, x.shape), scale
+        return transpose(g, apart, made.attributes["perm"]), scale
+    if made.op_type not in ("Mul", "Div") or not x.is_float:
+        return x, 1.0
+    operands = [v for v in made.inputs if v is not None]
+    for tensor, number in [operands, operands[::-1]][: 1 if made.op_type == "Div" else 2]:
+        if number.constant is None or number.elements != 1 or tensor.shape != x.shape:
+            continue
+        factor = float(number.constant.reshape(()))
+        if factor != 0 and math.isfinite(factor):
+            apart, scale = scale_apart(g, tensor)
+            return apart, scale * (1 / factor if made.op_type == "Div" else factor)
+    return x, 1.0
+
+
+def scaled(g: Graph, x: Value, scale: float) -> Value:
+    """Multiply by a number; a chain of such products is one."""
+    apart, before = scale_apart(g, x) if scale != 1.0 else (x, 1.0)
+    return elementwise(g, "Mul", apart, g.scalar(before * scale, x.dtype))
+
+
 def _is(x: Value, number: float) -> bool:
     """Whether `x` is exactly `number`: near is not enough, an epsilon of 1e-8 is no zero."""
     return x.constant is not None and bool(np.all(x.constant == number))
@@ -120,65 +153,14 @@ def reduce(g: Graph, op_type: str, x: Value, axes: Sequence[int], *, keepdims: b
     if op_type == "ReduceSum" and stack is not None and all(v and v.shape == (1,) for v in stack.inputs):
         total = g.op("Sum", *(reshape(g, v, ()) for v in stack.inputs if v is not None))
         return reshape(g, total, (1,) if keepdims else ())
+    if op_type == "ReduceSum":
+        apart, scale = scale_apart(g, x)
+        if scale != 1.0:
+            return scaled(g, reduce(g, op_type, apart, axes, keepdims=keepdims), scale)
     magnitude = g.producer(x, "Abs")
     if op_type == "ReduceSum" and magnitude is not None:
         return g.op("ReduceL1", magnitude.inputs[0], g.integers(sorted(axes)), keepdims=int(keepdims))
     return g.op(op_type, x, g.integers(sorted(axes)), keepdims=int(keepdims))
-
-
-def matmul(g: Graph, a: Value, b: Value) -> Value:
-    """Multiply matrices, or batches of them.
-
-    A transposed matrix is read as it is by Gemm. A batch whose leading axes were merged for the
-    product's sake is multiplied as it was, so that the reshaping falls away.
-    """
-    if a.rank == 2 and b.rank == 2:
-        return gemm(g, a, b)
-    leading = _leading_axes(g, a) or _leading_axes(g, b)
-    if a.rank == b.rank == 3 and leading:
-        product = g.op("MatMul", _with_leading_axes(g, a, leading), _with_leading_axes(g, b, leading))
-        return reshape(g, product, (a.shape[0], *product.shape[-2:]))
-    return g.op("MatMul", a, b)
-
-
-def gemm(g: Graph, a: Value, b: Value, bias: Value | None = None) -> Value:
-    """Multiply two matrices and add a bias that broadcasts to the product."""
-    (a, transposed_a), (b, transposed_b) = _untransposed(g, a), _untransposed(g, b)
-    if bias is None and not transposed_a and not transposed_b:
-        return g.op("MatMul", a, b)
-    return g.op("Gemm", a, b, bias, transA=transposed_a or None, transB=transposed_b or None)
-
-
-def _untransposed(g: Graph, matrix: Value) -> tuple[Value, int]:
-    made = g.producer(matrix, "Transpose")
-    if made is not None and made.inputs[0] is not None:
-        return made.inputs[0], 1
-    return matrix, 0
-
-
-def _leading_axes(g: Graph, batch: Value) -> tuple[int, ...]:
-    """Say which axes were merged into the first one of a batch of matrices; empty if none were."""
-    source = _before_merge(g, batch)
-    return () if source is None else source.shape[:-2]
-
-
-def _before_merge(g: Graph, batch: Value) -> Value | None:
-    merged = g.producer(batch, "Reshape")
-    if merged is not None and merged.inputs[0] is not None:
-        source = merged.inputs[0]
-        return source if source.shape[-2:] == batch.shape[-2:] and source.rank > 3 else None
-    turned = g.producer(batch, "Transpose")
-    if turned is None or turned.inputs[0] is None or list(turned.attributes["perm"]) != [0, 2, 1]:
-        return None
-    unturned = _before_merge(g, turned.inputs[0])
-    return None if unturned is None else swap_last_two(g, unturned)
-
-
-def _with_leading_axes(g: Graph, batch: Value, leading: tuple[int, ...]) -> Value:
-    source = _before_merge(g, batch)
-    if source is not None and source.shape[:-2] == leading:
-        return source
-    return reshape(g, batch, (*leading, *batch.shape[-2:]))
 
 
 def concat(g: Graph, parts: Sequence[Value], axis: int) -> Value:

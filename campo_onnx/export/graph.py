@@ -42,6 +42,7 @@ class Graph:
     _inputs: list[Value] = field(default_factory=list)
     _nodes: list[Node] = field(default_factory=list)
     _producer: dict[str, Node] = field(default_factory=dict)
+    _consumers: dict[str, list[Node]] = field(default_factory=dict)
     _known: dict[tuple[Any, ...], tuple[Value, ...]] = field(default_factory=dict)
     _constants: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     _names: dict[str, int] = field(default_factory=dict)
@@ -134,6 +135,8 @@ class Graph:
         made = Node(op_type=op_type, inputs=inputs, outputs=values, attributes=attributes, name=name)
         self._nodes.append(made)
         self._producer.update(dict.fromkeys((v.name for v in values), made))
+        for name in {v.name for v in inputs if v is not None}:
+            self._consumers.setdefault(name, []).append(made)
         return values
 
     def _infer(
@@ -171,6 +174,14 @@ class Graph:
         if made is None or made.op_type != op_type or made.outputs[0] is not value:
             return None
         return made
+
+    def source(self, value: Value) -> Node | None:
+        """Find the node that computes `value`, as whichever of its outputs."""
+        return self._producer.get(value.name)
+
+    def consumers(self, value: Value) -> Sequence[Node]:
+        """Find the nodes so far that read `value`."""
+        return tuple(self._consumers.get(value.name, ()))
 
     @contextmanager
     def within(self, scope: str) -> Iterator[None]:

@@ -67,6 +67,7 @@ def _turned_product(product: Node, transpose: Node) -> Node | None:
         "transB": 1 - product.attributes.get("transA", 0),
     }
     attributes = {name: value for name, value in turned.items() if value}
+    attributes |= {name: value for name, value in product.attributes.items() if name == "alpha"}
     return replace(
         product,
         op_type="Gemm" if attributes else "MatMul",

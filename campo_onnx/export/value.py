@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import TensorProto, helper
+
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,6 +47,11 @@ class Value:
     def numpy_dtype(self) -> np.dtype[Any]:
         """The NumPy type of an element."""
         return helper.tensor_dtype_to_np_dtype(self.dtype)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the elements are floating-point numbers."""
+        return self.dtype in _FLOATS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -26,6 +26,8 @@ from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.timing import Timing
 
 _MAGIC = b"SQLite format 3\0"
+_OUR_TABLE = b"CREATE TABLE timings"  # stands in the first page of every store
+_START_BYTES = 1 << 16
 _SUFFIX = ".sqlite"
 _APPLICATION_ID = 0x43414D50  # "CAMP": tells our files from other programs'
 _VERSION = 1
@@ -248,9 +250,9 @@ def _damage(path: Path) -> str:
     if path.stat().st_size == 0:
         return ""
     with path.open("rb") as file:
-        header = file.read(len(_MAGIC))
-    if header != _MAGIC:
-        if path.suffix != _SUFFIX:
+        start = file.read(_START_BYTES)
+    if not start.startswith(_MAGIC):
+        if _OUR_TABLE not in start:  # whatever it is called, it never was a store
             raise _foreign(path, "it is not an SQLite file")
         return "its header is gone"
     try:

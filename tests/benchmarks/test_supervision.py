@@ -1,6 +1,7 @@
 """Workers that hang, crash or die, and what their supervisor makes of it."""
 
 import json
+import subprocess
 import sys
 import tarfile
 import time
@@ -11,9 +12,10 @@ import pytest
 
 from benchmarks.pages import RESULTS, publish
 from benchmarks.steps import TO_BE_CONTINUED, Call, Deadline, Records, Step, run_steps
-from benchmarks.supervision import DEATHS, Marks, forget_failures, pack, supervise
+from benchmarks.supervision import AGAIN, DEATHS, Marks, forget_failures, pack, supervise
 from campo_onnx.errors import UsageError
 
+ROOT = Path(__file__).parents[2]
 HANG = [sys.executable, "-c", "import time; time.sleep(60)"]
 CRASH = [sys.executable, "-c", "import os; os.abort()"]
 DONE = [sys.executable, "-c", ""]
@@ -64,6 +66,16 @@ def test_a_worker_that_crashes_is_started_anew(tmp_path: Path) -> None:
     assert "-6 outside of any step" in said[0]
 
 
+def test_a_worker_whose_time_is_up_ends_the_call(tmp_path: Path) -> None:
+    workers = one_after_another([sys.executable, "-c", f"raise SystemExit({TO_BE_CONTINUED})"])
+    assert supervise(workers, {}, Records(folder=tmp_path), Deadline.after(60)) == TO_BE_CONTINUED
+
+
+def test_a_worker_that_must_not_go_on_is_started_anew(tmp_path: Path) -> None:
+    workers = one_after_another([sys.executable, "-c", f"raise SystemExit({AGAIN})"], DONE)
+    assert supervise(workers, {}, Records(folder=tmp_path), Deadline.after(60)) == 0
+
+
 def test_workers_that_never_begin_a_step_are_given_up(tmp_path: Path) -> None:
     workers = one_after_another(CRASH, CRASH)
     assert supervise(workers, {}, Records(folder=tmp_path), Deadline.after(60), lambda line: None) == 1
@@ -102,3 +114,33 @@ def test_an_archive_holds_everything_but_the_mark(tmp_path: Path) -> None:
 def test_results_of_stubs_are_refused() -> None:
     with pytest.raises(UsageError, match="no measurement"):
         publish("calibration", {"benches": [{"machine": {"driver": "0.0-stub"}}]}, RESULTS)
+
+
+ORPHAN = """
+import os, time
+from benchmarks.supervision import die_with_parent
+die_with_parent(os.getppid() + {offset})
+print("alive", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_worker_whose_supervisor_is_gone_does_not_begin() -> None:
+    orphan = subprocess.run(
+        [sys.executable, "-c", ORPHAN.format(offset=1)], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert orphan.returncode == 1
+    assert orphan.stdout == ""
+
+
+def test_a_worker_ends_with_its_supervisor() -> None:
+    start = (
+        f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {ORPHAN.format(offset=0)!r}])"
+    )
+    command = [sys.executable, "-c", f"{start}; time.sleep(60)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as supervisor:
+        assert supervisor.stdout is not None
+        assert supervisor.stdout.readline() == b"alive\n"
+        supervisor.kill()
+        supervisor.wait()
+        assert supervisor.stdout.read() == b"", "the worker still holds the pipe"

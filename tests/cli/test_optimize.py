@@ -11,6 +11,7 @@ from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -396,3 +397,56 @@ def test_batch_normalization_that_cuda_refuses_is_named_at_planning(
     said = capsys.readouterr().err
     assert ("training_mode=1" in said) == is_warned
     assert ("campo_onnx.export.torch" in said) == is_warned
+
+
+# --- ranges ---
+
+MASKED = """<ir_version: 10, opset_import: ["": 20]> g
+(float[8,128,128] q, float[8,128,128] k, float[1,128,128] mask) => (float[8,128,128] y) {
+  [scores] s = MatMul(q, k) [masked] m = Add(s, mask) [softmax] p = Softmax(m) [out] y = MatMul(p, k)
+}"""
+
+
+@pytest.fixture
+def masked(tmp_path):
+    onnx.save(onnx.parser.parse_model(MASKED), tmp_path / "masked.onnx")
+    generator = np.random.default_rng(0)
+    feeds = {name: generator.normal(size=(8, 128, 128)).astype(np.float32) for name in ("q", "k")}
+    np.savez(tmp_path / "batch.npz", mask=np.full((1, 128, 128), -100.0, np.float32), **feeds)
+    return "masked.onnx", "-o", "out.onnx", "--device", "v100", "--strategy", "fine-grained", "--json"
+
+
+@pytest.mark.parametrize(
+    ("words", "precision"),
+    [
+        ((), "fp32"),
+        (("--range", "mask=-10000:0"), "fp16"),
+        (("--range", "mask=-1e9:0"), "fp32"),
+        (("--inputs", "batch.npz"), "fp16"),
+        (("--inputs", "batch.npz", "--range", "mask=-1e9:0"), "fp32"),
+    ],
+)
+def test_a_mask_of_known_size_goes_low(optimize, masked, capsys, words, precision):
+    assert optimize(*masked, *words) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert {d["node"]: d["precision"] for d in plan["decisions"]}["softmax"] == precision
+    assert ("mask" in plan["ranges"]) is bool(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("mask", "is not NAME=LOW:HIGH"),
+        ("mask=1", "is not NAME=LOW:HIGH"),
+        ("mask=a:b", "is not NAME=LOW:HIGH"),
+        ("mask=nan:0", "is not NAME=LOW:HIGH"),
+        ("mask=1:0", "the range 1:0 is empty"),
+        ("s=0:1", "'s', which is not an input"),
+    ],
+)
+def test_a_bad_range_is_one_message(optimize, masked, capsys, text, expected):
+    assert optimize(*masked, "--range", text) == 2
+    printed = capsys.readouterr()
+    assert expected in printed.err
+    assert len(printed.err.splitlines()) == 1
+    assert not Path("out.onnx").exists()

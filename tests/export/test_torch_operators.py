@@ -166,6 +166,19 @@ def test_normalizations(normalization: Callable[[], Any]) -> None:
     assert worst_deviation(module, weighted_sum, [torch.randn(3, 3, 5, 4)], []) < TOLERANCE
 
 
+def test_batch_norm_writes_as_few_tensors_of_the_images_size_as_it_can() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    model = export_training_step(module, weighted_sum, torch.ones(2, 3, 5, 5))
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.value_info}
+    large = [
+        n for n in model.graph.node if n.name.startswith("1/") and shapes.get(n.output[0]) == [2, 4, 5, 5]
+    ]
+    forward = [n.op_type for n in large if not n.name.startswith("1/grad")]
+    backward = [n.op_type for n in large if n.name.startswith("1/grad")]
+    assert forward == ["Sub", "Mul", "BatchNormalization"]
+    assert sorted(backward) == ["BatchNormalization", "Mul", "Mul", "Sub"]  # of them one product for the sums
+
+
 LOSSES: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "cross_entropy": (F.cross_entropy, lambda: torch.randint(0, 5, (8,))),
     "ignored": (F.cross_entropy, lambda: torch.tensor([1, -100, 3, -100, 0, 0, 4, 2])),
@@ -294,6 +307,34 @@ def test_dropout_is_absent_from_a_module_in_evaluation() -> None:
     module = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)).eval()
     model = export_training_step(module, weighted_sum, torch.ones(8, 6))
     assert "Dropout" not in {node.op_type for node in model.graph.node}
+
+
+class Heads(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.projection, self.dropout = nn.Linear(8, 24), dropout
+
+    def forward(self, x: Any) -> Any:
+        query, key, value = (
+            part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.projection(x).chunk(3, -1)
+        )
+        weights = F.dropout((query @ key.mT / 2).softmax(-1), self.dropout)
+        return (weights @ value).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_the_gradient_of_attention_sums_over_the_narrow_side(dropout: float) -> None:
+    module, x = Heads(dropout), torch.randn(3, 12, 8)
+    assert worst_deviation(module, weighted_sum, [x], []) < TOLERANCE
+    model = export_training_step(module, weighted_sum, [x])
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.value_info}
+    sums = [shapes.get(node.input[0]) for node in model.graph.node if node.op_type == "ReduceSum"]
+    assert [3, 2, 12, 4] in sums
+    assert not [shape for shape in sums if shape and shape[-2:] == [12, 12]]
+    # The factor of dropout goes into products of two matrices.
+    scales = {v.name for v in model.graph.initializer if list(v.dims) == []}
+    scaled = [n for n in model.graph.node if n.op_type == "Mul" and scales & {*n.input}]
+    assert not [node for node in scaled if shapes[node.output[0]][-2:] == [12, 12]]
 
 
 def test_embeddings_with_repeated_indices_on_several_threads() -> None:

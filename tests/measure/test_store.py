@@ -178,11 +178,12 @@ def test_damage_is_set_aside_with_a_notice(tmp_path: Path, where: str) -> None:
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
-    model = tmp_path / "model.onnx"
-    model.write_bytes(b"precious")
-    with pytest.raises(ProfileError, match="not an SQLite file"):
-        Store(model)
-    assert model.read_bytes() == b"precious"
+    for name in ("model.onnx", "notes.sqlite"):
+        other = tmp_path / name
+        other.write_bytes(b"precious")
+        with pytest.raises(ProfileError, match="not an SQLite file"):
+            Store(other)
+        assert other.read_bytes() == b"precious"
     database = tmp_path / "theirs.sqlite"
     with sqlite3.connect(database) as connection:
         connection.execute("CREATE TABLE theirs (x)")

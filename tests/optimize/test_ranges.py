@@ -10,6 +10,8 @@ from onnx.reference import ReferenceEvaluator
 
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import import_model
+from campo_onnx.ops.values.choices import first_input
+from campo_onnx.ops.values.registry import registered
 from campo_onnx.optimize.ranges import DeclaredRange, value_ranges
 
 HEADER = '<ir_version: 10, opset_import: ["": 20]>'
@@ -152,3 +154,14 @@ def test_a_declared_range_is_that_of_an_input():
 def test_infinite_constants_are_infinite_in_every_precision():
     found = ranges("y = Where(b, x, c)", constants={"c": np.float32(-np.inf)}, inputs=X + ", bool[4,8] b")
     assert found["y"].magnitude == 1.0
+
+
+def test_an_operator_has_one_rule():
+    with pytest.raises(ValueError, match="Neg has two rules"):
+        registered([(first_input, "Abs Neg"), (first_input, "Neg")])
+
+
+def test_an_operator_without_a_rule_bounds_nothing():
+    found = ranges("a = Add(x, c) y = Selu(a)", constants={"c": np.float32(-1e9)})
+    assert found["y"].magnitude >= 1e9
+    assert found["y"].source == "c"

@@ -78,9 +78,26 @@ class Setting:
         )
 
     @property
+    def pads(self) -> bool:
+        """Whether costs are those of a device on which zero-padding pays, rather than random."""
+        return self.cost_seed % 4 == 0
+
+    @property
     def options(self) -> Options:
+        chosen = device(self.device)
+        if self.pads and chosen.provider == "cuda":
+            # Products are all that costs there, and tensor cores a thousand times as fast: pads pay.
+            chosen = replace(
+                chosen,
+                **dict.fromkeys(("launch_us", "host_us"), 1e-9),
+                **dict.fromkeys(("fp32_flops_per_s", "fp16_flops_per_s"), 1e6),
+                memory_bandwidth_bytes_per_s=1e18,
+                fp16_tensor_flops_per_s=1e9,
+                tf32_flops_per_s=None,
+                tf32_default=False,
+            )
         return Options(
-            device=device(self.device),
+            device=chosen,
             lists=oplists(self.lists),
             strategy=self.strategy,
             low=self.low,
@@ -95,7 +112,7 @@ def optimized(model: ModelProto, setting: Setting) -> Optimized:
     options = setting.options
     imported = import_model(model)
     problem = problem_of(imported, options)
-    if setting.cost_seed % 4:
+    if not setting.pads:
         problem = replace(problem, costs=_random_costs(problem, setting.cost_seed))
         options = replace(options, pads=False)
     return apply(decide(problem, imported, options), problem, imported)
@@ -269,8 +286,12 @@ def _same_in_fp32(graph: RandomGraph, result: Optimized, run: Runner) -> None:
     except Exception as error:
         raise OracleError("does not run in FP32", _gist(str(error))) from error
     for name, value in expected.items():
-        is_tensor = isinstance(value, np.ndarray)
-        if is_tensor and not np.array_equal(value, found[name], equal_nan=value.dtype.kind == "f"):
+        if not isinstance(value, np.ndarray) or np.array_equal(
+            value, found[name], equal_nan=value.dtype.kind == "f"
+        ):
+            continue
+        # A padded product adds up zeros as well, in another order.
+        if not result.plan.pads or not np.allclose(value, found[name], rtol=1e-4, atol=1e-4, equal_nan=True):
             raise OracleError("other values in FP32", name)
 
 
@@ -299,12 +320,12 @@ def raised(model: ModelProto, imported: Imported | None = None) -> ModelProto:
     if imported is not None:
         given = {tensor.name for tensor in imported.model.graph.initializer}
         for tensor in copy.graph.initializer:
-            source = re.sub(r"_(fp16|bf16)(_\d+)?$", "", tensor.name)
+            source = re.sub(r"_(fp16|bf16)(_\d+)?(_padded(_\d+)?)?$", "", tensor.name)
             if tensor.name not in given and source in imported.constants:
-                exact = TensorProto()
-                exact.CopyFrom(imported.constants[source])
-                exact.name = tensor.name
-                tensor.CopyFrom(exact)
+                exact = numpy_helper.to_array(imported.constants[source])
+                ends = [(0, long - size) for long, size in zip(tensor.dims, exact.shape, strict=True)]
+                longer = np.pad(exact, ends) if ends else exact
+                tensor.CopyFrom(numpy_helper.from_array(longer, tensor.name))
     return copy
 
 
@@ -346,7 +367,7 @@ def _raise_tensor(tensor: TensorProto) -> None:
 _ROUNDING = {Precision.FP16: 2.0**-11, Precision.BF16: 2.0**-8}
 _WHOLE_IN_FP32 = 2.0**24
 _INTEGERS = frozenset({2, 3, 4, 5, 6, 7, 12, 13})
-_RUNS = 4
+_RUNS, _MANY_RUNS = 4, 60
 _SLACK = 40.0
 
 
@@ -368,16 +389,34 @@ def _within_reach(graph: RandomGraph, result: Optimized, run: Runner) -> None:
         return
     except Exception:
         return  # a graph that was low in parts has kernels for that alone
-    try:
-        noisy = [run(with_noise(seed), feeds) for seed in range(_RUNS)]
-    except Exception:
-        return  # sizes depend on data, and noise of one size meets a tensor of another
     data = _data(given)
+    # Rounding makes some of what is compared equal, which noise does not.
+    unstable = data & _downstream(
+        given.graph, {n.output[0] for n in given.graph.node if n.op_type == "Equal"}
+    )
+    for runs in (_RUNS, _MANY_RUNS):
+        try:
+            noisy = [run(with_noise(seed), feeds) for seed in range(runs)]
+        except Exception:
+            return  # sizes depend on data, and noise of one size meets a tensor of another
+        try:
+            _compare(expected, mixed_before, found, noisy, data, unstable)
+        except OracleError:
+            # Noise may have missed a step that rounding takes: of a quantization, or a comparison.
+            if runs == _MANY_RUNS:
+                raise
+        else:
+            return
+
+
+def _compare(
+    expected: Feeds, mixed_before: Feeds, found: Feeds, noisy: list[Feeds], data: set[str], unstable: set[str]
+) -> None:
     for name, value in expected.items():
         others = [outcome[name] for outcome in noisy]
         actual = found[name]
-        if not isinstance(value, np.ndarray):
-            continue  # a sequence
+        if not isinstance(value, np.ndarray) or name in unstable:
+            continue  # a sequence, or as above
         if actual.shape != value.shape or any(other.shape != value.shape for other in others):
             continue  # sizes that depend on data
         if value.dtype.kind == "f":

@@ -6,7 +6,7 @@ import pytest
 
 from campo_onnx import Precision
 from tests.random_graphs.builder import RandomGraph
-from tests.random_graphs.oracles import Setting, check
+from tests.random_graphs.oracles import Setting, check, optimized
 
 FOUND = {
     "the output of RMSNormalization has the type of its scale": (
@@ -60,3 +60,19 @@ def test_what_was_found_is_cured(model_text, what, low, device):
     setting = Setting(strategy="fine-grained", lists="campo", low=low, device=device, cost_seed=5)
     graph = RandomGraph(seed=0, model=model, feeds=feeds, values={})
     assert check(graph, setting) in ("ok", "ok, nothing low")
+
+
+@pytest.mark.parametrize(("opset", "is_padded"), [(10, False), (11, True)])
+def test_pads_are_written_where_pad_takes_its_sizes_as_an_input(model_text, opset, is_padded):
+    model = model_text(
+        "g (float[7,9] x, float[9,5] w) => (float[7,5] y) { h = MatMul(x, w) y = Relu(h) }", opset
+    )
+    setting = Setting(strategy="optimal", lists="campo", low=Precision.FP16, device="v100", cost_seed=4)
+    assert bool(optimized(model, setting).plan.pads) == is_padded
+    chance = np.random.default_rng(0)
+    feeds = {
+        name: chance.standard_normal(shape).astype(np.float32)
+        for name, shape in (("x", (7, 9)), ("w", (9, 5)))
+    }
+    outcome = check(RandomGraph(seed=0, model=model, feeds=feeds, values={}), setting)
+    assert outcome == ("ok" if is_padded else "ok, nothing low")

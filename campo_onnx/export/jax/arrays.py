@@ -14,7 +14,6 @@ from campo_onnx.export.compact import (
     crop,
     expand,
     full,
-    matmul,
     pad,
     reduce,
     reshape,
@@ -22,6 +21,7 @@ from campo_onnx.export.compact import (
     transpose,
 )
 from campo_onnx.export.graph import Graph
+from campo_onnx.export.products import matmul
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
 

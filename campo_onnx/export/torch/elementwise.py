@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from onnx import TensorProto
 
-from campo_onnx.export.compact import cast, elementwise, expand, full
+from campo_onnx.export.compact import cast, elementwise, expand, full, scaled
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.operands import DTYPES, FLOATS, aten, operand
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
@@ -153,8 +153,9 @@ def _gelu_backward(
     def times(a: Value, b: Value) -> Value:
         return elementwise(g, "Mul", a, b)
 
-    one, half, square = number(1), number(0.5), times(x, x)
+    one = number(1)
     if approximate == "tanh":
+        half, square = number(0.5), times(x, x)
         slope, cubic = math.sqrt(2 / math.pi), 0.044715
         inner = times(x, elementwise(g, "Add", times(square, number(slope * cubic)), number(slope)))
         tanh = elementwise(g, "Tanh", inner)
@@ -162,12 +163,14 @@ def _gelu_backward(
         sech = elementwise(g, "Sub", one, times(tanh, tanh))
         d_inner = elementwise(g, "Add", times(square, number(1.5 * slope * cubic)), number(0.5 * slope))
         density = times(sech, d_inner)
-    else:
-        erf = elementwise(g, "Erf", times(x, number(math.sqrt(0.5))))
-        cdf = times(elementwise(g, "Add", erf, one), half)
-        bell = elementwise(g, "Exp", times(square, number(-0.5)))
-        density = times(bell, number(1 / math.sqrt(2 * math.pi)))
-    return times(gradient, elementwise(g, "Add", cdf, times(x, density)))
+        return times(gradient, elementwise(g, "Add", cdf, times(x, density)))
+    # With s = x / sqrt(2): (1 + erf(s) + s * 2 / sqrt(pi) * exp(-s * s)) / 2. The constant goes into the
+    # exponent, and the half comes last: a product that follows takes it along.
+    s = times(x, number(math.sqrt(0.5)))
+    exponent = elementwise(g, "Sub", number(math.log(2 / math.sqrt(math.pi))), times(s, s))
+    erf = elementwise(g, "Add", elementwise(g, "Erf", s), one)
+    doubled = elementwise(g, "Add", erf, times(s, elementwise(g, "Exp", exponent)))
+    return scaled(g, times(gradient, doubled), 0.5)
 
 
 def _sigmoid_backward(g: Graph, expected: Expected, gradient: Value, y: Value) -> Value:

@@ -1,7 +1,8 @@
 """Products of matrices."""
 
-from campo_onnx.export.compact import elementwise, gemm, matmul
+from campo_onnx.export.compact import elementwise
 from campo_onnx.export.graph import Graph
+from campo_onnx.export.products import gemm, matmul
 from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, table
 from campo_onnx.export.value import Value

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from campo_onnx.export.compact import cast, elementwise
+from campo_onnx.export.compact import cast, elementwise, scaled
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, merged, table
@@ -22,8 +22,9 @@ def _dropout(g: Graph, expected: Expected, x: Value, p: float, train: bool | Non
 
 
 def _dropout_backward(g: Graph, expected: Expected, gradient: Value, mask: Value, scale: float) -> Value:
-    scaled = elementwise(g, "Mul", gradient, g.scalar(scale, gradient.dtype))
-    return elementwise(g, "Where", mask, scaled, g.scalar(0, gradient.dtype))
+    # The factor comes last: a product that follows takes it along.
+    kept = elementwise(g, "Where", mask, gradient, g.scalar(0, gradient.dtype))
+    return scaled(g, kept, scale)
 
 
 def _bernoulli(g: Graph, expected: Expected, x: Value, p: float = 0.5, **_: Any) -> Value:

@@ -6,11 +6,19 @@ from typing import Any
 
 from onnx import TensorProto
 
-from campo_onnx.export.compact import cast, elementwise, reduce, reshape
+from campo_onnx.export.compact import (
+    cast,
+    elementwise,
+    reduce,
+    reshape,
+    scale_apart,
+    scaled,
+    swap_last_two,
+)
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.operands import aten, axes_of, operand
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
-from campo_onnx.export.value import Value
+from campo_onnx.export.value import Node, Value
 
 Dims = int | Sequence[int] | None
 
@@ -136,9 +144,65 @@ def _safe_softmax(g: Graph, expected: Expected, x: Value, dim: int, dtype: Any =
 def _softmax_backward(
     g: Graph, expected: Expected, gradient: Value, y: Value, dim: int, dtype: Any = None
 ) -> Value:
-    weighted = elementwise(g, "Mul", gradient, y)
-    total = reduce(g, "ReduceSum", weighted, [dim % y.rank], keepdims=True)
-    return elementwise(g, "Sub", weighted, elementwise(g, "Mul", y, total))
+    gradient, scale = scale_apart(g, gradient)
+    total = _sum_by_product(g, gradient, y) if dim % y.rank == y.rank - 1 else None
+    if total is not None:
+        of_input = elementwise(g, "Mul", y, elementwise(g, "Sub", gradient, total))
+    else:
+        weighted = elementwise(g, "Mul", gradient, y)
+        total = reduce(g, "ReduceSum", weighted, [dim % y.rank], keepdims=True)
+        of_input = elementwise(g, "Sub", weighted, elementwise(g, "Mul", y, total))
+    return scaled(g, of_input, scale)
+
+
+def _sum_by_product(g: Graph, gradient: Value, y: Value) -> Value | None:
+    """Sum `gradient` times `y` over each row without reading either, where `y` only weighs rows of a matrix.
+
+    With ``o = y @ v``, dropout of `y` included, the sum is that of ``o`` times its gradient, which are
+    as wide as ``v``. Attention is such a use.
+    """
+    weights, kept = y, 1.0
+    masked = g.producer(gradient, "Where")
+    if masked is not None and masked.inputs[0] is not None and masked.inputs[1] is not None:
+        dropout = g.source(masked.inputs[0])
+        if dropout is None or dropout.op_type != "Dropout" or dropout.inputs[0] is not y:
+            return None
+        ratio = dropout.inputs[1]
+        if ratio is None or ratio.constant is None:
+            return None
+        weights, gradient, kept = dropout.outputs[0], masked.inputs[1], 1.0 - float(ratio.constant)
+    product = g.producer(_unshaped(g, gradient), "MatMul")
+    if product is None:
+        return None
+    of_result, turned = product.inputs
+    assert of_result is not None  # a product always names both
+    for use in _uses(g, weights):
+        left, right = use.inputs
+        result = use.outputs[0]
+        if left is None or right is None or right.rank < 2 or result.shape != of_result.shape:
+            continue
+        if swap_last_two(g, right) is turned and result.shape[-1] < y.shape[-1]:
+            both = elementwise(g, "Mul", of_result, result)
+            rows = reduce(g, "ReduceSum", both, [both.rank - 1], keepdims=True)
+            return reshape(g, scaled(g, rows, kept), (*y.shape[:-1], 1))
+    return None
+
+
+def _unshaped(g: Graph, x: Value) -> Value:
+    made = g.producer(x, "Reshape")
+    return x if made is None or made.inputs[0] is None else made.inputs[0]
+
+
+def _uses(g: Graph, weights: Value) -> list[Node]:
+    """Find the products with `weights` on the left, whatever shape it is given."""
+    source = _unshaped(g, weights)
+    shaped = [use.outputs[0] for use in g.consumers(source) if use.op_type == "Reshape"]
+    return [
+        use
+        for value in (source, *shaped)
+        for use in g.consumers(value)
+        if use.op_type == "MatMul" and use.inputs[0] is value
+    ]
 
 
 def _log_softmax_backward(

@@ -20,8 +20,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from campo_onnx.export.compact import crop, gemm, matmul, pad, reduce, reshape, swap_last_two, transpose
+from campo_onnx.export.compact import crop, pad, reduce, reshape, swap_last_two, transpose
 from campo_onnx.export.graph import Graph
+from campo_onnx.export.products import gemm, matmul
 from campo_onnx.export.value import Value
 
 WeightGradient: TypeAlias = Literal["matmul", "conv"]

@@ -194,7 +194,8 @@ _BY_RULE: tuple[tuple[Rule, str], ...] = (
 )
 
 
-def _registered(table: Iterable[tuple[Rule, str]]) -> Mapping[OpKey, Rule]:
+def registered(table: Iterable[tuple[Rule, str]]) -> Mapping[OpKey, Rule]:
+    """Put a table of rules and operators together; ValueError where an operator has two."""
     rules: dict[OpKey, Rule] = {}
     for rule, labels in table:
         for label in labels.split():
@@ -204,5 +205,5 @@ def _registered(table: Iterable[tuple[Rule, str]]) -> Mapping[OpKey, Rule]:
     return MappingProxyType(rules)
 
 
-RULES: Mapping[OpKey, Rule] = _registered(_BY_RULE)
+RULES: Mapping[OpKey, Rule] = registered(_BY_RULE)
 """The rules by operator."""

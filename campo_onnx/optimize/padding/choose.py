@@ -27,6 +27,8 @@ from campo_onnx.optimize.problem import Padding, PossiblePad, Problem
 _Want: TypeAlias = tuple[str, Ends]  # a tensor, and what its consumers want it longer by
 
 _INSERTED = (OpKey("", "Pad"), OpKey("", "Slice"))
+_FIRST_OPSET = 11
+"""From here on both take sizes as inputs, which is how they are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +146,7 @@ def _candidates(
     """Find them among some nodes, in topological order."""
     view, low = problem.view, problem.low
     opset = view.opset.get("", 1)
-    if device.tensor_flops_per_s(low) is None:
+    if device.tensor_flops_per_s(low) is None or opset < _FIRST_OPSET:
         return []
     if not all(has_kernel(op, opset, device.provider, low) for op in _INSERTED):
         return []

@@ -11,6 +11,7 @@ _SUMS = frozenset({OpKey("", "ReduceSum"), OpKey("com.microsoft", "ReduceSumTrai
 _ACCUMULATORS = frozenset(
     {OpKey("com.microsoft", "InPlaceAccumulator"), OpKey("com.microsoft", "InPlaceAccumulatorV2")}
 )
+_MUL = OpKey("", "Mul")
 _ONE_TO_ONE = frozenset({Movement.VIEW, Movement.REORDER})
 
 
@@ -48,7 +49,7 @@ def _only_leaves(tensor: str, view: GraphView, update: frozenset[str]) -> bool:
                 or _unscales(consumer, use.position, view)
             ):
                 leaves = True
-            elif spec(consumer.op).movement in _ONE_TO_ONE and use.position == 0:
+            elif (spec(consumer.op).movement in _ONE_TO_ONE and use.position == 0) or _scales(consumer, view):
                 pending.append(consumer.outputs[0])
             else:
                 return False
@@ -67,3 +68,9 @@ def _unscales(node: OpNode, position: int, view: GraphView) -> bool:
         return position == 0
     producer = view.producer.get(other)
     return producer is not None and producer.op == OpKey("", "Reciprocal")
+
+
+def _scales(node: OpNode, view: GraphView) -> bool:
+    """Whether a node multiplies by one constant number."""
+    constants = [view.values.get(tensor) for tensor in node.inputs]
+    return node.op == _MUL and any(value is not None and value.size == 1 for value in constants)

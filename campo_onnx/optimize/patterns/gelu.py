@@ -1,4 +1,4 @@
-"""Exp inside the gradient of GELU: its argument is a square times a negative constant."""
+"""Exp inside the gradient of GELU: its argument is a small constant minus a square."""
 
 import numpy as np
 
@@ -9,20 +9,26 @@ from campo_onnx.optimize.patterns.findings import Findings
 
 
 def gelu(view: GraphView, update: frozenset[str]) -> Findings:
-    """Find Exp(-c * x * x), which lies in (0, 1].
+    """Find Exp(-c * x * x), which lies in (0, 1], and Exp(a - c * x * x) for an `a` of at most 1.
 
     Where the square overflows to infinity the result is the zero it would have been anyway.
     """
     classes = {}
     for node in view.nodes:
-        if node.op == OpKey("", "Exp") and _is_minus_square(node.inputs[0], view):
-            classes[node.name] = (OpClass.INFER, "Exp(-x * x) inside GELU's gradient, bounded by 1")
+        if node.op == OpKey("", "Exp") and _is_bounded(node.inputs[0], view):
+            classes[node.name] = (OpClass.INFER, "Exp(-x * x) inside GELU's gradient, bounded")
     return Findings(classes=classes)
 
 
-def _is_minus_square(tensor: str, view: GraphView) -> bool:
-    """Whether a tensor is a square times constants, with a minus sign over all."""
-    negative = False
+def _is_bounded(exponent: str, view: GraphView) -> bool:
+    shift = view.producer.get(exponent)
+    if shift is not None and shift.op == OpKey("", "Sub") and _is_at_most_one(shift.inputs[0], view):
+        return _is_minus_square(shift.inputs[1], view, negative=True)
+    return _is_minus_square(exponent, view, negative=False)
+
+
+def _is_minus_square(tensor: str, view: GraphView, *, negative: bool) -> bool:
+    """Whether a tensor is a square times constants, with a minus sign over all; one may stand before it."""
     while (node := view.producer.get(tensor)) is not None:
         if _is_square(node, view):
             return negative
@@ -34,6 +40,11 @@ def _is_minus_square(tensor: str, view: GraphView) -> bool:
             return False
         tensor, negative = scaled[0], negative != scaled[1]
     return False
+
+
+def _is_at_most_one(tensor: str, view: GraphView) -> bool:
+    constant = view.values.get(tensor)
+    return constant is not None and bool(np.all(constant <= 1))
 
 
 def _is_square(node: OpNode, view: GraphView) -> bool:

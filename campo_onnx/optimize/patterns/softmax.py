@@ -1,6 +1,8 @@
 """Softmax, fused or in pieces: its exponentials and its result are bounded by 1."""
 
-from campo_onnx.ir.view import GraphView, Use
+from collections.abc import Iterator
+
+from campo_onnx.ir.view import GraphView, OpNode, Use
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Movement
@@ -16,6 +18,9 @@ def softmax(view: GraphView, update: frozenset[str]) -> Findings:
     1. Exp of a value minus its row's maximum, or minus something larger, becomes infer.
     2. What reads a Softmax reads values in [0, 1], however unsafe the softmax's own input is.
 
+    3. Its gradient is y * (g - sum(g * y)). Where attention sums o * gradient of o instead, which is the
+       same number of fewer terms, that sum is infer and spreads no unsafety onto the gradient either.
+
     The sum of a row and the division by it form a statistic that is broadcast back: the rule
     :func:`~campo_onnx.optimize.patterns.normalization.normalization` finds those, and likewise
     the row sums in softmax's gradient.
@@ -25,6 +30,9 @@ def softmax(view: GraphView, update: frozenset[str]) -> Findings:
     for node in view.nodes:
         if node.op == OpKey("", "Softmax"):
             contained.update(view.consumers.get(node.outputs[0], ()))
+            for use, total in _row_sums(node.outputs[0], view):
+                contained.add(use)
+                classes[total.name] = (OpClass.INFER, "a row's sum in the gradient of a softmax")
         elif node.op == OpKey("", "Exp"):
             shift = view.producer.get(node.inputs[0])
             if shift is None or shift.op != OpKey("", "Sub"):
@@ -32,6 +40,33 @@ def softmax(view: GraphView, update: frozenset[str]) -> Findings:
             if shift.inputs[0] in _maxima_of(shift.inputs[1], view):
                 classes[node.name] = (OpClass.INFER, "Exp inside a softmax, bounded by 1")
     return Findings(classes=classes, contained=frozenset(contained))
+
+
+def _row_sums(weights: str, view: GraphView) -> Iterator[tuple[Use, OpNode]]:
+    """Yield the sums that are taken from a gradient before it meets a softmax's result."""
+    pending = [weights]
+    while pending:
+        for use in view.consumers.get(pending.pop(), ()):
+            consumer = view.node[use.node]
+            if spec(consumer.op).movement is Movement.VIEW or consumer.op == OpKey("", "Where"):
+                pending.append(consumer.outputs[0])
+            elif consumer.op == OpKey("", "Mul"):
+                shift = view.producer.get(consumer.inputs[1 - use.position])
+                total = _sum_behind(shift.inputs[1], view) if shift and shift.op == OpKey("", "Sub") else None
+                if shift is not None and total is not None:
+                    yield Use(node=shift.name, position=1), total
+
+
+def _sum_behind(tensor: str, view: GraphView) -> OpNode | None:
+    """Return the ReduceSum that `tensor` is, but for its shape and a constant factor."""
+    while (node := view.producer.get(tensor)) is not None:
+        if node.op == OpKey("", "ReduceSum"):
+            return node
+        is_scale = node.op == OpKey("", "Mul") and node.inputs[1] in view.values
+        if not is_scale and spec(node.op).movement is not Movement.VIEW:
+            return None
+        tensor = node.inputs[0]
+    return None
 
 
 def _maxima_of(tensor: str, view: GraphView) -> set[str]:

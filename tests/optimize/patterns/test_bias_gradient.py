@@ -19,11 +19,12 @@ def found(read, text):
         "[s] gb = ReduceSum<keepdims=0>(g, axis)",
         "[s] t = ReduceSum<keepdims=1>(g, axis) [r] gb = Reshape(t, eight)",
         "[s] t = ReduceSum<keepdims=1>(g, axis) [q] r = Squeeze(t, axis) [i] gb = Identity(r)",
+        "[s] t = ReduceSum<keepdims=0>(g, axis) [m] gb = Mul(t, half)",  # what dropout kept
         "[s] gb = com.microsoft.ReduceSumTraining<keepdims=0>(g, axis)",
     ],
 )
 def test_a_sum_that_leaves_the_graph(read, tail):
-    constants = "<int64[1] axis = {0}, int64[1] eight = {8}>"
+    constants = "<int64[1] axis = {0}, int64[1] eight = {8}, float half = {0.5}>"
     text = f"(float[4,8] g) => (float[8] gb) {constants} {{ {tail} }}"
     assert found(read, text) == {"s": OpClass.INFER}
 

@@ -25,6 +25,8 @@ def found(read, body):
         "[q] s = Mul(x, x) [k] r = Div(s, two) [n] t = Neg(r)",  # as JAX writes a normal density
         "[q] s = Mul(x, x) [n] r = Neg(s) [k] t = Mul(r, half)",
         "[q] s = Mul(x, x) [n] r = Neg(s) [k] p = Mul(r, minus_half) [m] t = Neg(p)",
+        "[q] s = Mul(x, x) [k] t = Sub(half, s)",  # a factor of the result, as the exporter writes it
+        "[q] s = Mul(x, x) [k] r = Mul(s, half) [m] t = Sub(half, r)",
     ],
 )
 def test_minus_a_square(read, body):
@@ -35,6 +37,10 @@ def test_minus_a_square(read, body):
     "body",
     [
         "[k] t = Neg(x)",
+        "[q] s = Mul(x, x) [k] t = Sub(three, s)",  # up to 20
+        "[q] s = Mul(x, x) [k] t = Sub(s, half)",
+        "[q] s = Mul(x, x) [k] r = Sub(half, s) [m] t = Mul(r, three)",
+        "[q] s = Mul(x, x) [n] r = Neg(s) [k] t = Sub(half, r)",
         "[q] t = Mul(x, x)",
         "[q] s = Mul(x, x) [k] t = Mul(s, half)",
         "[q] s = Mul(x, x) [n] r = Neg(s) [k] t = Neg(r)",

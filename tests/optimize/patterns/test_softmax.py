@@ -55,6 +55,27 @@ def test_what_reads_a_softmax_is_contained_and_what_reads_its_logarithm_is_not(r
     assert contained == {Use("a", 0)}
 
 
+@pytest.mark.parametrize(
+    ("tail", "is_found"),
+    [
+        ("[s] s = Sub(g, r) [m] y = Mul(p, s)", True),
+        ("[k] k = Mul(r, keep) [s] s = Sub(g, k) [m] y = Mul(s, p)", True),
+        ("[s] s = Sub(r, g) [m] y = Mul(p, s)", False),
+        ("[s] s = Sub(g, r) [m] y = Mul(x, s)", False),
+        ("[e] e = Exp(r) [s] s = Sub(g, e) [m] y = Mul(p, s)", False),
+    ],
+)
+def test_the_sum_of_a_row_in_the_gradient_of_attention(read, tail, is_found):
+    head = """(float[4,8] x, float[4,8] g, float[4,2] o, float[4,2] of_o) => (float[4,8] y)
+              <int64[1] axis = {1}, float keep = {0.9}> {"""
+    body = f"[p] p = Softmax(x) [w] w = Mul(o, of_o) [t] r = ReduceSum(w, axis) {tail}"
+    findings = softmax(read(f"{head} {body} }}").view, frozenset())
+    assert {name: op_class for name, (op_class, _) in findings.classes.items()} == (
+        {"t": OpClass.INFER} if is_found else {}
+    )
+    assert (Use("s", 1) in findings.contained) == is_found
+
+
 def test_attention_probabilities_do_not_taint_what_they_weigh(problem_from):
     text = """(float[4,8] q, float[8,4] k, float[4,6] v) => (float[4,6] y) {
         [scores] s = MatMul(q, k)

@@ -1,0 +1,70 @@
+"""Batches of the zoo's models that fit on a device.
+
+What the arena of ONNX Runtime holds after two steps was counted on stubs of CUDA (``tests/cuda``), where the
+sizes that it asks for are real. FP32, without memory patterns, weight gradients of convolutions as products;
+a mixed graph holds less.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+USABLE = 0.9
+"""Share of a device's memory that graphs get: CUDA, cuDNN's workspaces and fragments take the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a model's step held.
+
+    Parameters
+    ----------
+    batch
+        Samples in the step.
+    gb
+        Gigabytes in the arena.
+    """
+
+    batch: int
+    gb: float
+
+    def at(self, batch: int) -> float:
+        """Gigabytes with another batch: activations are nearly all of it."""
+        return self.gb * batch / self.batch
+
+
+HELD = {
+    "alexnet": Held(batch=256, gb=6.3),
+    "vgg16": Held(batch=64, gb=36.1),
+    "resnet50": Held(batch=256, gb=36.9),
+    "inception3": Held(batch=256, gb=68.7),
+    "dcgan_generator": Held(batch=256, gb=1.3),
+    "dcgan_discriminator": Held(batch=256, gb=1.3),
+    "bert_large": Held(batch=10, gb=16.2),
+}
+
+
+def fitting_batch(
+    model: str, candidates: Iterable[int], *, memory_gb: float, together: int = 1
+) -> int | None:
+    """Choose the largest of some batches that fits on a device; None where none does.
+
+    Parameters
+    ----------
+    model
+        A model of the zoo.
+    candidates
+        Batches; the paper's, and halves of them.
+    memory_gb
+        Memory of the device.
+    together
+        Graphs of the model that are to be loaded at a time, for instance to be timed in alternation.
+
+    Examples
+    --------
+    >>> fitting_batch("resnet50", [256, 128, 64], memory_gb=80)
+    256
+    >>> fitting_batch("resnet50", [256, 128, 64], memory_gb=80, together=3)
+    128
+    """
+    fits = [n for n in candidates if together * HELD[model].at(n) <= USABLE * memory_gb]
+    return max(fits, default=None)

@@ -1,0 +1,75 @@
+"""Products of matrices, with all that a product can do on its way: transpose, scale, add a bias."""
+
+from campo_onnx.export.compact import reshape, scale_apart, scaled, swap_last_two
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.value import Value
+
+
+def matmul(g: Graph, a: Value, b: Value) -> Value:
+    """Multiply matrices, or batches of them.
+
+    A transposed matrix is read as it is by Gemm. A batch whose leading axes were merged for the
+    product's sake is multiplied as it was, so that the reshaping falls away.
+    """
+    if a.rank == 2 and b.rank == 2:
+        return gemm(g, a, b)
+    if min(a.rank, b.rank) < 2:
+        return g.op("MatMul", a, b)
+    (a, of_a), (b, of_b) = (_scale_worth_moving(g, x, a.shape[-2] * b.shape[-1]) for x in (a, b))
+    return scaled(g, _batched(g, a, b), of_a * of_b)
+
+
+def _scale_worth_moving(g: Graph, x: Value, result: int) -> tuple[Value, float]:
+    """Leave a factor to the result (of so many elements a matrix) where that is smaller than `x`."""
+    return scale_apart(g, x) if x.shape[-2] * x.shape[-1] > result else (x, 1.0)
+
+
+def _batched(g: Graph, a: Value, b: Value) -> Value:
+    leading = _leading_axes(g, a) or _leading_axes(g, b)
+    if a.rank == b.rank == 3 and leading:
+        product = g.op("MatMul", _with_leading_axes(g, a, leading), _with_leading_axes(g, b, leading))
+        return reshape(g, product, (a.shape[0], *product.shape[-2:]))
+    return g.op("MatMul", a, b)
+
+
+def gemm(g: Graph, a: Value, b: Value, bias: Value | None = None) -> Value:
+    """Multiply two matrices and add a bias that broadcasts to the product."""
+    (a, of_a), (b, of_b) = scale_apart(g, a), scale_apart(g, b)
+    (a, transposed_a), (b, transposed_b) = _untransposed(g, a), _untransposed(g, b)
+    alpha = of_a * of_b
+    if bias is None and not transposed_a and not transposed_b and alpha == 1.0:
+        return g.op("MatMul", a, b)
+    flags = {"transA": transposed_a or None, "transB": transposed_b or None}
+    return g.op("Gemm", a, b, bias, alpha=None if alpha == 1.0 else alpha, **flags)
+
+
+def _untransposed(g: Graph, matrix: Value) -> tuple[Value, int]:
+    made = g.producer(matrix, "Transpose")
+    if made is not None and made.inputs[0] is not None:
+        return made.inputs[0], 1
+    return matrix, 0
+
+
+def _leading_axes(g: Graph, batch: Value) -> tuple[int, ...]:
+    """Say which axes were merged into the first one of a batch of matrices; empty if none were."""
+    source = _before_merge(g, batch)
+    return () if source is None else source.shape[:-2]
+
+
+def _before_merge(g: Graph, batch: Value) -> Value | None:
+    merged = g.producer(batch, "Reshape")
+    if merged is not None and merged.inputs[0] is not None:
+        source = merged.inputs[0]
+        return source if source.shape[-2:] == batch.shape[-2:] and source.rank > 3 else None
+    turned = g.producer(batch, "Transpose")
+    if turned is None or turned.inputs[0] is None or list(turned.attributes["perm"]) != [0, 2, 1]:
+        return None
+    unturned = _before_merge(g, turned.inputs[0])
+    return None if unturned is None else swap_last_two(g, unturned)
+
+
+def _with_leading_axes(g: Graph, batch: Value, leading: tuple[int, ...]) -> Value:
+    source = _before_merge(g, batch)
+    if source is not None and source.shape[:-2] == leading:
+        return source
+    return reshape(g, batch, (*leading, *batch.shape[-2:]))
