@@ -47,14 +47,16 @@ from benchmarks.steps import (
     run_steps,
 )
 from benchmarks.supervision import AGAIN, Marks, die_with_parent, forget_failures, pack, supervise
-from campo_onnx import CampoError, Device, Precision
+from campo_onnx import CampoError, Device, Precision, device
 from campo_onnx.calibrate.calibration import Calibration, Scores, load_calibration
 from campo_onnx.calibrate.catalog import file_name
 from campo_onnx.calibrate.fit import METHODS, PAPER_ACCURACY
 from campo_onnx.devices.detect import device_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store, default_path
-from campo_onnx.runtime.providers import Machine, choose_provider, machine
+from campo_onnx.runtime.providers import Machine, choose_provider, cuda_problem, machine
+
+_ABSENT = Machine(provider="cuda", device="not here", driver="", cuda="", ort="", tf32=False, threads=0)
 
 
 def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
@@ -179,10 +181,13 @@ def main() -> int:
     add_arguments(parser, work=str(RESULTS))
     options = parser.parse_args()
     try:
-        here = machine(choose_provider(options.device), options.threads)
-        device = device_of(here)
+        if options.plan and options.device == "cuda" and cuda_problem():
+            here, figures = _ABSENT, device("h100")  # a plan needs no GPU
+        else:
+            here = machine(choose_provider(options.device), options.threads)
+            figures = device_of(here)
         refuse_stub(asdict(here), options.work)
-        with _opened(options, here, device) as session:
+        with _opened(options, here, figures) as session:
             return _work(session, options) if options.worker is not None else _lead(session, options)
     except CampoError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -190,7 +195,7 @@ def main() -> int:
 
 
 @contextmanager
-def _opened(options: argparse.Namespace, here: Machine, device: Device) -> Iterator[Session]:
+def _opened(options: argparse.Namespace, here: Machine, figures: Device) -> Iterator[Session]:
     folder = options.work / f"session_{here.provider}"
     folder.mkdir(parents=True, exist_ok=True)
     with Store(options.store or folder / default_path().name) as store:
@@ -198,7 +203,7 @@ def _opened(options: argparse.Namespace, here: Machine, device: Device) -> Itera
         yield Session(
             folder=folder,
             bench=bench,
-            device=device,
+            device=figures,
             graphs=tuple(options.graphs),
             ops=tuple(options.ops),
             shapes=options.shapes,

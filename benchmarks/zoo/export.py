@@ -5,7 +5,7 @@ others, on the V100 10 for BERT-large and 256 for the others. Tracing needs type
 so any size exports on any machine.
 
 Run ``python -m benchmarks.zoo.export OUT [--models resnet50 ...] [--batch N] [--optimizer momentum]``;
-``--memory 80 --together 3`` takes batches of which three graphs fit on a device of 80 GB (zoo/memory.py).
+``--memory 80 --together 4`` takes batches of which four graphs fit on a device of 80 GB (zoo/memory.py).
 """
 
 import argparse

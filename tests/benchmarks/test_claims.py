@@ -194,6 +194,14 @@ class TestGpuSession:
         assert names[-1] == "calibration"
         assert {"step_mlp", "bench_mlp", "profile_mlp"} <= set(names)
 
+    def test_the_plan_of_a_session_needs_no_gpu(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(gpu_session, "cuda_problem", lambda: "there is none")
+        monkeypatch.setattr("sys.argv", ["gpu_session", "--plan", "--work", str(tmp_path), str(MLP)])
+        assert gpu_session.main() == 0
+        assert "bench_mlp_captured" in capsys.readouterr().out
+
     def test_half_an_hour_is_enough_without_the_full_calibration(self, session: Session) -> None:
         assert sum(step.seconds for step in gpu_session.steps_of(session, full=False)) < 30 * 60
 

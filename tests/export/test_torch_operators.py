@@ -166,6 +166,19 @@ def test_normalizations(normalization: Callable[[], Any]) -> None:
     assert worst_deviation(module, weighted_sum, [torch.randn(3, 3, 5, 4)], []) < TOLERANCE
 
 
+def test_batch_norm_writes_as_few_tensors_of_the_images_size_as_it_can() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    model = export_training_step(module, weighted_sum, torch.ones(2, 3, 5, 5))
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.value_info}
+    large = [
+        n for n in model.graph.node if n.name.startswith("1/") and shapes.get(n.output[0]) == [2, 4, 5, 5]
+    ]
+    forward = [n.op_type for n in large if not n.name.startswith("1/grad")]
+    backward = [n.op_type for n in large if n.name.startswith("1/grad")]
+    assert forward == ["Sub", "Mul", "BatchNormalization"]
+    assert sorted(backward) == ["BatchNormalization", "Mul", "Mul", "Sub"]  # of them one product for the sums
+
+
 LOSSES: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "cross_entropy": (F.cross_entropy, lambda: torch.randint(0, 5, (8,))),
     "ignored": (F.cross_entropy, lambda: torch.tensor([1, -100, 3, -100, 0, 0, 4, 2])),
