@@ -14,6 +14,7 @@ session_<provider>.tar.gz as well, and to calibration_<provider>.json and .md. W
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -177,7 +178,8 @@ def main() -> int:
     add("--shapes", type=int, default=24, help="shapes of each in the quick calibration")
     add("--threads", type=int, default=0)
     add("--store", type=Path, default=None, help="kept beside the results by default")
-    add("--worker", type=float, default=None, help=argparse.SUPPRESS)  # seconds: see supervision.py
+    # For how many seconds, and for which process: see supervision.py.
+    add("--worker", nargs=2, type=float, default=None, help=argparse.SUPPRESS)
     add_arguments(parser, work=str(RESULTS))
     options = parser.parse_args()
     try:
@@ -212,9 +214,10 @@ def _opened(options: argparse.Namespace, here: Machine, figures: Device) -> Iter
 
 def _work(session: Session, options: argparse.Namespace) -> int:
     """Do steps in this process, until one of them fails unexpectedly or the time is up."""
-    die_with_parent()
+    seconds, parent = options.worker
+    die_with_parent(int(parent))
     marks = Marks(folder=session.folder)
-    deadline = replace(Deadline.after(options.worker), on_tick=marks.advance)
+    deadline = replace(Deadline.after(seconds), on_tick=marks.advance)
     call = Call(records=Records(folder=session.folder), deadline=deadline)
     steps, known = steps_of(session, full=not options.quick), _unexpected(call.records)
     is_done = run_steps(steps, call, only=options.only, say=partial(print, flush=True), watch=marks)
@@ -242,7 +245,9 @@ def _lead(session: Session, options: argparse.Namespace) -> int:
             forget_failures(call.records, [*steps])
         own = [word for word in sys.argv[1:] if word != "--retry"]
         command = [sys.executable, "-m", "benchmarks.gpu_session", *own, "--worker"]
-        code = supervise(lambda left_s: [*command, f"{left_s:.1f}"], steps, call.records, call.deadline)
+        code = supervise(
+            lambda left_s: [*command, f"{left_s:.1f}", str(os.getpid())], steps, call.records, call.deadline
+        )
     name = f"calibration_{session.provider}"
     for path in publish("calibration", collect(session, call.records), options.work, name=name):
         print(f"wrote {path}")

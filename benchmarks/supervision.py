@@ -7,6 +7,7 @@ that has ended three of them without getting any further is on record as failed.
 
 import ctypes
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -119,10 +120,18 @@ class Marks:
         write_text(json.dumps(asdict(mark)), self.path)
 
 
-def die_with_parent() -> None:
-    """End this process when its parent ends, so that no two measure at a time (Linux)."""
+def die_with_parent(parent: int) -> None:
+    """End this process when its parent ends, so that no two measure at a time (Linux).
+
+    Parameters
+    ----------
+    parent
+        Number of the process that started this one: it may have ended before this was called.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != parent:
+            sys.exit("the supervisor ended")
 
 
 def supervise(

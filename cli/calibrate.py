@@ -126,7 +126,7 @@ def calibrate(
         make_folder(user_folder())
         output = user_folder() / file_name(figures.name, low, execution)
         check_destination(output, force=force)
-    check_not_read([output], existing(store or default_path()), AN_INPUT)
+    check_not_read([output], existing(from_store, store or default_path()), AN_INPUT)
     workload = (quick_workload if quick else full_workload)(here.provider)
     if ops is not None:
         workload = replace(workload, ops=tuple(op.strip() for op in ops.split(",") if op.strip()))

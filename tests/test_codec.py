@@ -235,3 +235,18 @@ def test_what_no_file_holds() -> None:
     with pytest.raises(NotImplementedError, match="Path cannot be read from a file"):
         from_plain("a", Path)
     assert from_json("[1]") == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (".".join(["a"] * 200_000) + " = 1", "more than 262,144 bytes"),
+        (".".join(["a"] * 10_000) + " = 1", "line 1 has more than 256 dots"),
+        ("x = 1\n[" + ".".join(['"a"'] * 10_000) + "]", "line 2 has more than 256 dots"),
+        ("a = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+    ],
+)
+def test_toml_that_takes_for_ever(text, message):
+    with pytest.raises(DecodeError, match=message):
+        from_toml(text)
+    assert from_toml('ops = ["' + "a.b" * 1000 + '"]')

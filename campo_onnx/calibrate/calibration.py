@@ -1,16 +1,17 @@
 """A calibration: everything learned about one device, in one readable file that can be shipped."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from campo_onnx.calibrate.cast_model import CastModel
-from campo_onnx.calibrate.op_model import OpModel, TimeModel
+from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel
 from campo_onnx.codec import Format
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import ProfileError
+from campo_onnx.measure.events import EVENTS, STATIC_EVENTS
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import Machine
@@ -139,6 +140,8 @@ class Calibration:
         """Refuse what no measurement gives; make the mapping read-only."""
         if not (math.isfinite(self.host_us) and self.host_us >= 0):
             raise ValueError(f"host_us is {self.host_us}, and must be a time")
+        _check_events([*(entry.time for entry in self.entries), self.general_time], STATIC_EVENTS)
+        _check_events([*(entry.model for entry in self.entries), self.general], (*EVENTS, TIME))
         object.__setattr__(self, "failures", MappingProxyType(dict(self.failures)))
 
     @property
@@ -156,6 +159,8 @@ class Calibration:
         if not self.entries:
             return None
         shapes = sum(entry.scores.shapes for entry in self.entries)
+        if shapes <= 0:
+            return None
         return sum(entry.scores.shapes * pick(entry.scores) for entry in self.entries) / shapes
 
     def to_json(self) -> str:
@@ -172,6 +177,12 @@ class Calibration:
             If it is no calibration, damaged, or of a newer version.
         """
         return FORMAT.decode(text, title)
+
+
+def _check_events(models: Sequence[OpModel | TimeModel], known: Sequence[str]) -> None:
+    for name in (name for model in models for name in model.features):
+        if name not in known:
+            raise ValueError(f"unknown event {name!r}")
 
 
 FORMAT = Format(

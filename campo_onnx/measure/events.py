@@ -36,6 +36,10 @@ RATES = frozenset({"bytes_per_us", "flops_per_us"})
 """Events that need a measured FP32 time; all others follow from shapes."""
 
 
+STATIC_EVENTS = (*(event for event in EVENTS if event not in RATES), "beyond_l2_bytes")
+"""Events that follow from shapes: what FP32 times are predicted from."""
+
+
 def static_events(signature: Signature, device: Device) -> Mapping[str, float]:
     """Events that follow from shapes alone, and what FP32 times are predicted from.
 

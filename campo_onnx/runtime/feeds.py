@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, NamedTuple
 from zipfile import BadZipFile, ZipFile
 
@@ -29,7 +30,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 # What zipfile and numpy raise on files that are damaged, encrypted, compressed in another way or hostile.
 _UNREADABLE = (
     OSError, ValueError, BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, MemoryError,
-    LookupError, SyntaxError, TypeError, struct.error,
+    LookupError, SyntaxError, TypeError, struct.error, TokenError,
 )  # fmt: skip
 
 # Ops through which a value passes unchanged: what their consumers want holds for their input, too.

@@ -1,6 +1,7 @@
 """Workers that hang, crash or die, and what their supervisor makes of it."""
 
 import json
+import subprocess
 import sys
 import tarfile
 import time
@@ -14,6 +15,7 @@ from benchmarks.steps import TO_BE_CONTINUED, Call, Deadline, Records, Step, run
 from benchmarks.supervision import AGAIN, DEATHS, Marks, forget_failures, pack, supervise
 from campo_onnx.errors import UsageError
 
+ROOT = Path(__file__).parents[2]
 HANG = [sys.executable, "-c", "import time; time.sleep(60)"]
 CRASH = [sys.executable, "-c", "import os; os.abort()"]
 DONE = [sys.executable, "-c", ""]
@@ -112,3 +114,33 @@ def test_an_archive_holds_everything_but_the_mark(tmp_path: Path) -> None:
 def test_results_of_stubs_are_refused() -> None:
     with pytest.raises(UsageError, match="no measurement"):
         publish("calibration", {"benches": [{"machine": {"driver": "0.0-stub"}}]}, RESULTS)
+
+
+ORPHAN = """
+import os, time
+from benchmarks.supervision import die_with_parent
+die_with_parent(os.getppid() + {offset})
+print("alive", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_worker_whose_supervisor_is_gone_does_not_begin() -> None:
+    orphan = subprocess.run(
+        [sys.executable, "-c", ORPHAN.format(offset=1)], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert orphan.returncode == 1
+    assert orphan.stdout == ""
+
+
+def test_a_worker_ends_with_its_supervisor() -> None:
+    start = (
+        f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {ORPHAN.format(offset=0)!r}])"
+    )
+    command = [sys.executable, "-c", f"{start}; time.sleep(60)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as supervisor:
+        assert supervisor.stdout is not None
+        assert supervisor.stdout.readline() == b"alive\n"
+        supervisor.kill()
+        supervisor.wait()
+        assert supervisor.stdout.read() == b"", "the worker still holds the pipe"

@@ -209,3 +209,9 @@ def test_every_assumption_has_a_reason() -> None:
         }
         assert all(entry.reason for entry in assumed.values())
         assert assumed["bandwidth"].value == device(name).efficiency.bandwidth
+
+
+def test_a_model_of_an_event_that_is_none_is_refused(tmp_path: Path) -> None:
+    text = made("h200", GPU).to_json().replace('"moved_bytes"', '"moved_bites"')
+    with pytest.raises(ProfileError, match="unknown event 'moved_bites'"):
+        Calibration.from_json(text)

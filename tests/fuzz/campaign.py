@@ -1,11 +1,11 @@
-"""Mutate, run, judge: one case after another, each drawn from its number."""
+"""Mutate, run, check: one case after another, each drawn from its number."""
 
 import random
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz.judge import violations
+from tests.fuzz.checks import violations
 from tests.fuzz.mutations import mutate
 from tests.fuzz.sandbox import Bounds, in_child, run
 from tests.fuzz.subjects import CASES, Case, digests
@@ -40,7 +40,7 @@ def try_case(
     bounds: Bounds | None = None,
     cases: tuple[Case, ...] = CASES,
 ) -> Result:
-    """Draw a case, run it and judge it.
+    """Draw a case, run it and check it.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ def test_some_of_the_campaign(tmp_path):
 
 
 def test_a_campaign_finds_what_is_wrong():
-    from tests.fuzz.judge import violations
+    from tests.fuzz.checks import violations
     from tests.fuzz.sandbox import Outcome
     from tests.fuzz.subjects import Case
 

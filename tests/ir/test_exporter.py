@@ -12,7 +12,7 @@ from onnx import TensorProto, numpy_helper
 from campo_onnx.errors import ModelError, UsageError
 from campo_onnx.ir import exporter
 from campo_onnx.ir.convert import converted
-from campo_onnx.ir.exporter import check_destination, export_model, export_with
+from campo_onnx.ir.exporter import check_destination, check_not_read, export_model, export_with
 from campo_onnx.ops.precision import Precision
 
 GRAPH = "g (float[2] x) => (float[2] y) { y = Relu(x) }"
@@ -352,3 +352,20 @@ def test_a_model_near_the_limit_of_protobuf_moves_its_weights_out(model_text, tm
     assert onnx.load(tmp_path / "m.onnx").graph.initializer[0].raw_data == w.tobytes()
     located = onnx.load(tmp_path / "m.onnx", load_external_data=False).graph.initializer
     assert [t.data_location for t in located] == [TensorProto.EXTERNAL, TensorProto.DEFAULT]
+
+
+def test_nothing_is_written_over_what_is_read(tmp_path):
+    (tmp_path / "batch.npz").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "batch.npz")
+    for target in (tmp_path / "batch.npz", tmp_path / "link", tmp_path / "." / "batch.npz"):
+        with pytest.raises(UsageError, match="holds an input"):
+            check_not_read([target], [tmp_path / "batch.npz"], "an input")
+    check_not_read([tmp_path / "new.npz"], [tmp_path / "batch.npz"])
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("m" * 300, "too long"), ("m\udcff", "not UTF-8"), ("m\0", "null")]
+)
+def test_names_that_no_output_can_have(tmp_path, name, why):
+    with pytest.raises(UsageError, match=why):
+        check_destination(tmp_path / name, force=True)

@@ -6,12 +6,14 @@ import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from campo_onnx.errors import ProfileError
+from campo_onnx.measure import store as store_module
 from campo_onnx.measure.store import Execution, Store, TimingKey, default_path
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.timing import Timing
@@ -228,3 +230,68 @@ def test_default_place_is_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_
     assert default_path() == tmp_path / "campo-onnx" / "timings.sqlite"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert default_path() == Path.home() / ".cache" / "campo-onnx" / "timings.sqlite"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "median_us = 'text'",
+        "median_us = 9e999",
+        "spread_us = -1.0",
+        "repeats = x'ff'",
+        "repeats = -1",
+    ],
+)
+def test_a_timing_that_is_none(tmp_path: Path, cell: str) -> None:
+    path = tmp_path / "t.sqlite"
+    with Store(path) as store:
+        store.add(KEY, TIMING)
+    with closing(sqlite3.connect(path)) as raw:
+        raw.execute(f"UPDATE timings SET {cell}")
+        raw.commit()
+    with Store(path) as store, pytest.raises(ProfileError, match="a timing in it is"):
+        store.find(KEY)
+
+
+def test_machines_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    with Store(path) as store:
+        store.add(KEY, TIMING)
+    with closing(sqlite3.connect(path)) as raw:
+        raw.execute("UPDATE timings SET machine = '[]'")
+        raw.commit()
+    with Store(path) as store, pytest.raises(ProfileError, match="cannot be used"):
+        store.timed_devices()
+
+
+FOREVER = "WITH RECURSIVE t(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM t)"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"CREATE VIEW more AS {FOREVER} SELECT i FROM t",
+        "CREATE TRIGGER gone AFTER INSERT ON timings BEGIN DELETE FROM timings; END",
+    ],
+)
+def test_a_store_with_a_program_in_it_is_left_alone(tmp_path: Path, statement: str) -> None:
+    path = tmp_path / "t.sqlite"
+    Store(path).close()
+    with closing(sqlite3.connect(path)) as raw:
+        raw.execute(statement)
+        raw.commit()
+    before = path.read_bytes()
+    with pytest.raises(ProfileError, match="it has views or triggers"):
+        Store(path)
+    assert path.read_bytes() == before
+
+
+def test_no_statement_takes_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "QUERY_LIMIT_S", 0.2)
+    with Store(tmp_path / "t.sqlite") as store, pytest.raises(sqlite3.OperationalError, match="interrupted"):
+        store._connection.execute(f"{FOREVER} SELECT max(i) FROM t").fetchone()
+
+
+def test_a_store_that_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="not a regular file"):
+        Store(tmp_path)

@@ -1,5 +1,8 @@
 """Inputs that are valid for a graph, made up or read."""
 
+import struct
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +13,7 @@ from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.key import OpKey
-from campo_onnx.runtime.feeds import read_feeds, synthesize
+from campo_onnx.runtime.feeds import index_bound, read_feeds, synthesize
 
 DATA = Path(__file__).parent.parent / "data"
 F, INT, B = int(TensorProto.FLOAT), int(TensorProto.INT64), int(TensorProto.BOOL)
@@ -179,3 +182,46 @@ def test_unreadable_files(tmp_path: Path) -> None:
     np.save(single, np.ones(2))
     with pytest.raises(UsageError, match=r"not an \.npz file"):
         read_feeds(single, VIEW)
+
+
+def with_header(path: Path, header: str, data: bytes = b"") -> None:
+    text = header.encode() + b"\n"
+    array = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", array)
+        archive.writestr("ids.npy", array)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 1000000)}", "claims the shape"),
+        ("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 7)}", r"has shape \(2, 7\)"),
+        ("{'descr': '|O', 'fortran_order': False, 'shape': (2, 2)}", "is object"),
+        ("{'descr': '<U999999999', 'fortran_order': False, 'shape': (9,)}", "npz file|claims"),
+        ("{'descr': 'nonsense', 'fortran_order': False, 'shape': (2, 2)}", "not an .npz file"),
+        ("(" * 5000, "not an .npz file"),
+        ("__import__('os')", "not an .npz file"),
+    ],
+)
+def test_what_an_array_claims_is_checked_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header: str, message: str
+) -> None:
+    with_header(tmp_path / "data.npz", header)
+    monkeypatch.setattr(np.lib.format, "read_array", lambda *_, **__: pytest.fail("it was read"))
+    with pytest.raises(UsageError, match=message):
+        read_feeds(tmp_path / "data.npz", VIEW)
+
+
+def test_a_member_that_is_no_array(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        archive.writestr("x", b"text")
+    with pytest.raises(UsageError, match=r"not an \.npz file"):
+        read_feeds(tmp_path / "data.npz", VIEW)
+
+
+def test_an_axis_that_is_none_is_no_bound() -> None:
+    view = graph({"t": (F, (8,)), "i": (INT, (2,))}, ("Gather", ["t", "i"], "y", (2,)))
+    (node,) = view.nodes
+    assert index_bound(node, 1, view) == 8
+    assert index_bound(replace(node, attributes={"axis": 7}), 1, view) is None
