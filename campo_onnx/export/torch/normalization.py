@@ -7,8 +7,6 @@ inference form has, and takes the statistics of the batch as well as running one
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from campo_onnx.export.compact import elementwise, full, reduce, reshape
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.operands import aten
@@ -51,7 +49,6 @@ def _batch_norm(
     wide_mean = reduce(g, "ReduceMean", x, axes, keepdims=True)
     centered = elementwise(g, "Sub", x, wide_mean)
     mean = reshape(g, wide_mean, (channels,))
-    # Not ReduceSumSquare, one pass instead of four: the CPU provider adds its terms one after the other.
     variance = reduce(g, "ReduceMean", _mul(g, centered, centered), axes, keepdims=False)
     y = g.op("BatchNormalization", x, weight, bias, mean, variance, epsilon=eps)
     inverse = _inverse_root(g, variance, eps)
@@ -107,17 +104,14 @@ def _batch_norm_backward(
     centered = elementwise(g, "Sub", x, _channels(g, mean, rank))
     total = reduce(g, "ReduceSum", gradient, axes, keepdims=False)
     moment = reduce(g, "ReduceSum", _mul(g, gradient, centered), axes, keepdims=False)
-    of_weight = _mul(g, moment, inverse)
-    if not training:
-        return _mul(g, gradient, _channels(g, scale, rank)), of_weight, total
-    share = g.scalar(x.shape[1] / x.elements, x.dtype)
-    # (g - sum(g) / n) * scale is one node on g: a normalization by a variance of 1. The same on x would do
-    # away with c, but providers compute x * a + b, which loses digits where x is far from 0.
-    zeros, ones = (g.constant(np.full(total.elements, n, x.numpy_dtype)) for n in (0, 1))
-    straight = g.op("BatchNormalization", gradient, scale, zeros, _mul(g, total, share), ones, epsilon=0.0)
-    slope = _mul(g, _mul(g, of_weight, share), _mul(g, inverse, scale))
-    of_input = elementwise(g, "Sub", straight, _mul(g, centered, _channels(g, slope, rank)))
-    return of_input, of_weight, total
+    of_input = gradient
+    if training:
+        share = g.scalar(x.shape[1] / x.elements, x.dtype)
+        slope = _mul(g, _mul(g, moment, share), _mul(g, inverse, inverse))
+        of_input = elementwise(g, "Sub", of_input, _mul(g, centered, _channels(g, slope, rank)))
+        of_input = elementwise(g, "Sub", of_input, _channels(g, _mul(g, total, share), rank))
+    of_input = _mul(g, of_input, _channels(g, scale, rank))
+    return of_input, _mul(g, moment, inverse), total
 
 
 def _layer_norm(

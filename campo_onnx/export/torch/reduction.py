@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from campo_onnx.export.compact import (
     cast,
@@ -208,8 +208,27 @@ def _uses(g: Graph, weights: Value) -> list[Node]:
 def _log_softmax_backward(
     g: Graph, expected: Expected, gradient: Value, y: Value, dim: int, dtype: Any = None
 ) -> Value:
-    total = reduce(g, "ReduceSum", gradient, [dim % y.rank], keepdims=True)
-    return elementwise(g, "Sub", gradient, elementwise(g, "Mul", elementwise(g, "Exp", y), total))
+    dim %= y.rank
+    probabilities = elementwise(g, "Exp", y)
+    placed = _one_a_row(g, gradient, dim)
+    if placed is not None:
+        index, share = placed
+        spread = elementwise(g, "Mul", probabilities, elementwise(g, "Neg", share))
+        return g.op("ScatterElements", spread, index, share, axis=dim, reduction="add")
+    total = reduce(g, "ReduceSum", gradient, [dim], keepdims=True)
+    return elementwise(g, "Sub", gradient, elementwise(g, "Mul", probabilities, total))
+
+
+def _one_a_row(g: Graph, gradient: Value, dim: int) -> tuple[Value, Value] | None:
+    """Find the one element of each row along `dim` that is not zero: where it is, and what."""
+    placed = g.producer(gradient, "ScatterElements")
+    if placed is None or placed.attributes["axis"] != dim or placed.attributes.get("reduction"):
+        return None
+    zeros, index, share = placed.inputs
+    uniform = None if zeros is None else g.producer(zeros, "ConstantOfShape")
+    if uniform is None or index is None or share is None or index.shape[dim] != 1:
+        return None
+    return (index, share) if not numpy_helper.to_array(uniform.attributes["value"]).any() else None
 
 
 TRANSLATIONS: Table = table(
