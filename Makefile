@@ -51,7 +51,7 @@ campo-eval: $(FRAMEWORKS_VENV)/.installed
 # your own: CAMPO_GRAPHS=FOLDER make test-cuda-dry.
 test-cuda-dry: $(VENV)/.installed-test
 	stubs=$$($(BIN)/python tests/cuda/stubs/build.py) && PATH="$$stubs/bin:$$PATH" LD_LIBRARY_PATH="$$stubs" \
-	    $(BIN)/python -m pytest tests/cuda
+	    $(BIN)/python -m pytest -n auto --dist loadfile tests/cuda
 
 # ORTModule lives in an environment of its own: onnxruntime-training replaces onnxruntime. Its C++
 # extension takes half a minute and any C++ compiler; the models that need it skip without.

@@ -19,7 +19,10 @@ EXPLAINED = {
     "on the deny list",
     "a constant the low precision loses",
     "an FP32 boundary to the framework",
+    # What the analysis of values keeps; the frameworks write normalizations in different pieces.
     "gradients without a loss scale",
+    "a value that overflows",
+    "squares of unknown size that are summed",
     "an operator ONNX has no schema for",
     "casts would cost more than low precision gains",
     "not between low nodes",

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from campo_onnx.devices.datasheet import device
+from campo_onnx.ir import constants
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import import_model
@@ -314,7 +315,8 @@ def test_an_initializer_that_others_read_is_there_in_both_sizes(pad_all):
     assert_same(pair)
 
 
-def test_an_external_weight_is_padded_as_it_runs(pad_all, model_text, tmp_path):
+def test_an_external_weight_is_padded_as_it_runs(pad_all, model_text, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "_SMALL_BYTES", 0)  # small ones are read into the file
     model = model_text(f"g (float[8,8] x) => (float[8,2] y) {WEIGHT} {{ y = MatMul(x, w) }}")
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(initializers(model)["w"], "w"))
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0)
