@@ -13,13 +13,13 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="it forks")
 
 
 def test_some_of_the_campaign(tmp_path):
-    """A quarter of a minute; the threads of other tests are no company for forks."""
-    options = ["--count", "300", "--minutes", "0.25", "--cheap", "--out", str(tmp_path)]
+    """The first cases, always the same; in a process of its own, since forks and threads do not mix."""
+    options = ["--count", "6", "--cheap", "--out", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.fuzz", *options], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["cases"] > 5
+    assert json.loads(done.stdout)["cases"] == 6
 
 
 def test_a_campaign_finds_what_is_wrong():
