@@ -7,7 +7,7 @@ ORT_VENV := .venv-ortmodule
 ORT_BIN := $(ORT_VENV)/bin
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-cuda-dry test-onnx-cases random-graphs fuzz test-frameworks test-ortmodule zoo campo-eval lint format clean
+.PHONY: demo test test-campaign test-cuda-dry test-onnx-cases random-graphs fuzz test-frameworks test-ortmodule zoo campo-eval lint format clean
 
 demo: $(VENV)/.installed
 	@mkdir -p demo_out
@@ -25,6 +25,10 @@ test-onnx-cases: $(VENV)/.installed-test
 # 20,000 random graphs, twenty minutes of one core and more; run again, it goes on where it was stopped.
 random-graphs: $(VENV)/.installed-test
 	$(BIN)/python -m tests.random_graphs --count 20000 --out random_graphs_out
+
+# A part of the campaign of damaged files, kills and full disks; `make fuzz` is the whole.
+test-campaign: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m campaign tests/fuzz
 
 # 20,000 broken files under every command, and kills at each step that writes; some hours of one core.
 fuzz: $(VENV)/.installed-test
