@@ -61,7 +61,7 @@ def main(
 
     Takes an exported FP32 training step (forward, loss, backward, perhaps the weight update), decides for
     every node whether FP16 pays for the casts it needs, and writes the step in mixed precision. The
-    result is never predicted slower than FP32; `--verify` measures it.
+    default strategy's result is never predicted slower than FP32; `--verify` measures it.
 
     Start with: `campo-onnx optimize step.onnx -o mixed.onnx --device h200`
     """
