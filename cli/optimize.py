@@ -262,7 +262,8 @@ def optimize(
     if json:
         print_json(optimized.plan.to_json())
     else:
-        print_report(report_of(optimized.plan), output=output, plan=plan)
+        moved = optimized.given_traffic, optimized.planned_traffic
+        print_report(report_of(optimized.plan), moved=moved, output=output, plan=plan)
 
 
 def _check_places(model: Path, output: Path, plan: Path | None, *, force: bool) -> None:
