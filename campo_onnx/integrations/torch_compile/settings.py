@@ -10,7 +10,8 @@ from campo_onnx.devices.detect import resolve_device
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import UsageError, did_you_mean
 from campo_onnx.ops.precision import Precision, low_precisions
-from campo_onnx.optimize.oplists import OpLists, resolve
+from campo_onnx.optimize.list_file import resolve
+from campo_onnx.optimize.oplists import OpLists
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, strategy_called
 from campo_onnx.options import Options
 
