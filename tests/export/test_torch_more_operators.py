@@ -55,8 +55,8 @@ def grouped(x: Any) -> Any:
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "adaptive_max_pool": (lambda x: F.adaptive_max_pool2d(x, (3, 2)), (2, 3, 7, 4)),
-    "adaptive_pool_of_transposed": (lambda x: F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1), (2, 5, 4, 3)),
-    "adaptive_pool_1d": (lambda x: F.adaptive_avg_pool1d(x.mT, 1) + F.adaptive_avg_pool1d(x.mT, 2), (2, 5, 4)),
+    "adaptive_pool_turned": (lambda x: F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1), (2, 5, 4, 3)),
+    "adaptive_pool_1d": (lambda x: F.adaptive_avg_pool1d(x.mT, 1) * F.adaptive_avg_pool1d(x, 2), (2, 4, 4)),
     "adaptive_pool_3d": (lambda x: F.adaptive_avg_pool3d(x, (3, 2, 1)), (2, 3, 7, 4, 5)),
     "argmin": (lambda x: x * x.argmin(1, keepdim=True) + x.argmin(), (4, 5)),
     "avg_pool_3d": (lambda x: F.avg_pool3d(x, (3, 2, 1), 2, (1, 0, 0)), (2, 3, 6, 5, 4)),
