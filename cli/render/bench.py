@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .console import escape, print_note, stderr, stdout
 from .table import Cell, Column, Table, TableFormat
-from .units import duration, verdict_style
+from .units import duration, gigabytes, verdict_style
 
 if TYPE_CHECKING:
     from campo_onnx.bench.result import BenchResult, BenchRow, Interval
@@ -69,6 +69,10 @@ def _table(result: "BenchResult") -> Table:
         title = f"x {rows[0].name}, 95 % interval"
         shown.append((Column(title=title, key="speedup", is_number=True, may_break=True), _ratio))
     shown.append((Column(title="verdict", key="verdict"), _verdict))
+    if any(row.launches is not None for row in rows):
+        shown.append((Column(title="launches", key="launches", is_number=True, rank=8), _launches))
+    if any(row.moved_bytes is not None for row in rows):
+        shown.append((Column(title="moved", key="moved_bytes", is_number=True, rank=7), _moved))
     if any(row.energy_j is not None for row in rows):
         shown.append((Column(title="energy", key="energy_j", is_number=True, rank=3), _energy))
     if any(row.peak_bytes is not None for row in rows):
@@ -117,6 +121,14 @@ def _ratio(row: "BenchRow") -> Cell:
     if interval is None:
         return Cell("-")
     return Cell(f"{interval.median:.3f} ({interval.low:.3f} to {interval.high:.3f})", interval.median)
+
+
+def _launches(row: "BenchRow") -> Cell:
+    return Cell("-") if row.launches is None else Cell(f"{row.launches:,}", row.launches)
+
+
+def _moved(row: "BenchRow") -> Cell:
+    return Cell("-") if row.moved_bytes is None else Cell(gigabytes(row.moved_bytes), row.moved_bytes)
 
 
 def _energy(row: "BenchRow") -> Cell:

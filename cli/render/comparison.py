@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 
 from .console import escape, print_note, stdout
 from .table import Cell, Column, Table, TableFormat
-from .units import duration, verdict_style
+from .units import duration, gigabytes, verdict_style
 
 if TYPE_CHECKING:
     from campo_onnx.comparison import Comparison, ComparisonRow
     from campo_onnx.optimize.plan import Plan
+    from campo_onnx.optimize.traffic import Traffic
 
 
 def headline(plan: "Plan") -> str:
@@ -35,6 +36,7 @@ def print_comparison(comparison: "Comparison", *, plot: Path | None, form: Table
             Cell(f"{plan.speedup:.2f}", plan.speedup),
             Cell(f"{over:.2f}", over),
             Cell(f"{row.tensor_core_share:.0%}", row.tensor_core_share),
+            *_moved(row.traffic),
             *(_measured(row) if _was_measured(comparison) else ()),
             style="bold" if plan.strategy == "optimal" else "",
         )
@@ -70,6 +72,10 @@ def _columns(comparison: "Comparison") -> tuple[Column, ...]:
         Column(title="x fp32", key="predicted_speedup", is_number=True),
         Column(title=f"x {over}", key=f"speedup_over_{over.replace('-', '_')}", is_number=True, rank=4),
         Column(title="tensor", key="tensor_core_share", is_number=True, rank=7),
+        Column(title="launches", key="launches", is_number=True, rank=8),
+        Column(title="moved", key="moved_bytes", is_number=True, rank=9),
+        Column(title="by casts", key="cast_moved_bytes", is_number=True, rank=10),
+        Column(title="tensors at most", key="peak_bytes", is_number=True, rank=11),
     )
     if not _was_measured(comparison):
         return columns
@@ -78,6 +84,16 @@ def _columns(comparison: "Comparison") -> tuple[Column, ...]:
         Column(title="measured", key="measured_us", is_number=True),
         Column(title="x fp32, 95 %", key="measured_speedup", is_number=True),
         Column(title="verdict", key="verdict"),
+    )
+
+
+def _moved(traffic: "Traffic") -> tuple[Cell, ...]:
+    total, casts = traffic.total, traffic.casts
+    return (
+        Cell(f"{total.launches:,}", total.launches),
+        Cell(gigabytes(total.moved_bytes), total.moved_bytes),
+        Cell(gigabytes(casts.moved_bytes), casts.moved_bytes),
+        Cell(gigabytes(traffic.peak_bytes), traffic.peak_bytes),
     )
 
 
