@@ -21,7 +21,6 @@ from .console import escape, print_document, stdout, visible
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
 
-_BROKEN = 16  # cells that a column which may be broken keeps, at least
 _MARGIN, _BETWEEN = 1, 3  # cells a table of ours needs around and between its columns
 
 
@@ -49,6 +48,8 @@ class Column:
         Columns of the highest rank are left out first where the terminal is narrow; those of rank 0 stay.
     may_break
         Whether its text may be broken over lines: names and sentences.
+    least
+        Cells that it keeps where it is broken.
     csv_only
         Whether it is in CSV only: a part of what another column shows in one cell.
     """
@@ -58,6 +59,7 @@ class Column:
     is_number: bool = False
     rank: int = 0
     may_break: bool = False
+    least: int = 16
     csv_only: bool = False
 
 
@@ -130,7 +132,7 @@ class Table:
             justify: JustifyMethod = "right" if column.is_number else "left"
             table.add_column(
                 escape(column.title), justify=justify, overflow="fold", no_wrap=not column.may_break,
-                min_width=None if column.may_break else self._natural(index),
+                min_width=self._narrowest(index),
             )  # fmt: skip
         for cells, style in self.rows:
             table.add_row(*(_styled(cells[index]) for index in kept), style=style or None)
@@ -151,11 +153,12 @@ class Table:
         return [index for index, column in enumerate(self.columns) if not column.csv_only]
 
     def _least(self, kept: Sequence[int]) -> int:
-        least = [
-            min(self._natural(index), _BROKEN) if self.columns[index].may_break else self._natural(index)
-            for index in kept
-        ]
+        least = [self._narrowest(index) for index in kept]
         return sum(least) + _BETWEEN * len(least) + _MARGIN
+
+    def _narrowest(self, index: int) -> int:
+        column, natural = self.columns[index], self._natural(index)
+        return min(natural, column.least) if column.may_break else natural
 
     def _natural(self, index: int) -> int:
         texts = [self.columns[index].title, *(visible_lines(cells[index].text) for cells, _ in self.rows)]
