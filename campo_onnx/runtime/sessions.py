@@ -142,7 +142,7 @@ def is_of_training_build(op: str) -> bool:
 
     Examples
     --------
-    >>> is_of_training_build("com.microsoft:SoftmaxCrossEntropyLossGrad")
+    >>> is_of_training_build("com.microsoft:ConvGrad")
     True
     >>> is_of_training_build("org.pytorch.aten:ATen"), is_of_training_build("my.domain:Fancy")
     (True, False)

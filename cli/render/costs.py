@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from campo_onnx.calibrate.quality import LEAST_ACCURACY, doubt
-
 from .console import escape, is_verbose, print_warning, stdout
 from .table import Cell, Column, Table
 from .units import duration
@@ -53,6 +51,8 @@ def print_profile(profile: "Profile", output: Path) -> None:
 
 def print_calibration(calibration: "Calibration", output: Path) -> None:
     """Print how well each operator's model predicts held-out shapes."""
+    from campo_onnx.calibrate.quality import LEAST_ACCURACY, doubt
+
     console, machine = stdout(), calibration.machine
     console.print(
         escape(

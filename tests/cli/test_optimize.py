@@ -48,6 +48,7 @@ DECISION_KEYS = {
     "fp32_us",
     "gain_us",
     "cast_us",
+    "other_cast_us",
     "low_inputs",
     "low_outputs",
     "attribute",
