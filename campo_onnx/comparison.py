@@ -12,6 +12,7 @@ from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.oplists import OpLists, preset
 from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.options import Options
 from campo_onnx.pipeline import decide, problem_of
@@ -62,11 +63,14 @@ class Comparison:
     ----------
     imported
         The graph.
+    problem
+        Costs of its nodes, which all rows share, under the lists of the first.
     rows
         In the order of :data:`ROWS`.
     """
 
     imported: Imported
+    problem: Problem
     rows: tuple[ComparisonRow, ...]
 
     @property
@@ -112,7 +116,7 @@ def compare(
         problem = problems[row_lists.name]
         plan = decide(problem, imported, replace(options, strategy=strategy, lists=row_lists))
         rows.append(ComparisonRow(plan=plan, tensor_core_us=_tensor_core_us(plan, problem.costs)))
-    return Comparison(imported=imported, rows=tuple(rows))
+    return Comparison(imported=imported, problem=problems[chosen[0][1].name], rows=tuple(rows))
 
 
 def _tensor_core_us(plan: Plan, costs: CostTable) -> float:

@@ -21,8 +21,8 @@ from .options import (
     dimensions,
     existing,
 )
-from .render.bench import print_bench, print_failures, print_written
-from .render.console import print_json, progressing, working
+from .render.bench import print_bench, print_failures
+from .render.console import print_json, print_written, progressing, working
 
 if TYPE_CHECKING:
     from campo_onnx.bench.result import BenchResult

@@ -8,7 +8,7 @@ import typer
 
 from campo_onnx.errors import CheckFailedError, UsageError
 
-from .options import DECISION, INPUT, OUTPUT, DimOption, dimensions, existing
+from .options import DECISION, INPUT, OUTPUT, DimOption, ForceOption, ReportOption, dimensions, existing
 from .render.checks import print_annotations, print_verdicts
 from .render.console import print_json, progressing, working
 
@@ -129,6 +129,7 @@ def check(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    report: ReportOption = None,
     github: Annotated[
         bool,
         typer.Option(
@@ -137,6 +138,7 @@ def check(
             rich_help_panel=OUTPUT,
         ),
     ] = False,
+    force: ForceOption = False,
 ) -> None:
     """Check that a mixed step is valid, has an unchanged interface, and is accurate and fast enough.
 
@@ -152,6 +154,7 @@ def check(
     from campo_onnx.ir.exporter import check_destination
     from campo_onnx.ir.importer import data_files_of
     from campo_onnx.optimize.oplists import resolve
+    from campo_onnx.report.page import check_report
 
     if policy is not None:
         alone = {
@@ -192,12 +195,16 @@ def check(
             strict=strict,
         )
         pairs = (Pair(name=str(mixed), mixed=mixed, against=against, policy=limits),)
-    if junit is not None:
-        check_destination(junit, force=True)
+    if report is not None:
+        check_report(report)
+    for option, path in (("--junit", junit), ("--report", report)):
+        if path is None:
+            continue
+        check_destination(path, force=force or path is junit)
         read = [path for pair in pairs for path in _files(pair)]
-        if junit.exists():
+        if path.exists():
             read += [data for pair in pairs for m in (pair.mixed, pair.against) for data in data_files_of(m)]
-        _refuse_input(junit, [*existing(policy, lists, device), *read])
+        _refuse_input(option, path, [*existing(policy, lists, device), *read])
     if len(pairs) == 1:
         with working(f"checking {pairs[0].name}"):
             checked = check_all(pairs)
@@ -206,6 +213,10 @@ def check(
             checked = check_all(pairs, advance)
     if junit is not None:
         write_text(to_junit(checked), junit)
+    if report is not None:
+        from campo_onnx.report.check_page import check_page
+
+        write_text(check_page(checked), report)
     if json:
         print_json(to_json(checked))
     else:
@@ -219,11 +230,11 @@ def _files(pair: "Pair") -> "Sequence[Path | None]":
     return (pair.mixed, pair.against, pair.policy.baseline, *pair.policy.inputs)
 
 
-def _refuse_input(report: Path, inputs: "Sequence[Path | None]") -> None:
+def _refuse_input(option: str, written: Path, inputs: "Sequence[Path | None]") -> None:
     for path in inputs:
-        if path is not None and path.resolve() == report.resolve():
+        if path is not None and path.resolve() == written.resolve():
             raise UsageError(
-                f"--junit {report} would overwrite a file that is checked",
+                f"{option} {written} would overwrite a file that is checked",
                 remedy="Give the report another name.",
             )
 

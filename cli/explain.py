@@ -8,7 +8,8 @@ import typer
 
 from campo_onnx.errors import UsageError
 
-from .render.console import print_json
+from .options import AN_INPUT, ForceOption, ReportOption
+from .render.console import print_json, print_written
 from .render.plan import print_decision, print_decisions
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ def explain(
             show_default=False,
         ),
     ] = None,
+    report: ReportOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    force: ForceOption = False,
 ) -> None:
     """Explain why a node has its precision: its op list, its gain, its casts, and the rule that decided.
 
@@ -37,16 +40,27 @@ def explain(
     import json as json_format
 
     from campo_onnx.codec import to_json, to_plain
-    from campo_onnx.files import read_bytes
+    from campo_onnx.files import read_bytes, write_text
+    from campo_onnx.ir.exporter import check_destination, check_not_read
     from campo_onnx.optimize.plan import Plan
+    from campo_onnx.report.page import check_report
 
+    if report is not None:
+        check_report(report)
+        check_destination(report, force=force)
+        check_not_read([report], [plan], AN_INPUT)
     read = Plan.from_json(read_bytes(plan, title=str(plan)), title=str(plan))
+    if report is not None:
+        from campo_onnx.report.plan_page import plan_page
+
+        write_text(plan_page(read, model=plan.name), report)
     if node is None:
         most = sorted(read.decisions, key=lambda d: (-abs(d.gain_us), d.node))[:_MOST_IMPORTANT]
         if json:
             print_json(json_format.dumps([_document(decision) for decision in most], indent=1) + "\n")
         else:
             print_decisions(read, most)
+            print_written(report)
         return
     if node not in read.decision:
         near = get_close_matches(node, read.decision, n=3)
@@ -62,6 +76,7 @@ def explain(
         print_json(to_json(document))
     else:
         print_decision(read, decision, casts, pad)
+        print_written(report)
 
 
 def _document(decision: "Decision") -> dict[str, Any]:

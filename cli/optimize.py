@@ -25,6 +25,7 @@ from .options import (
     ModelArgument,
     PrecisionOption,
     RangeOption,
+    ReportOption,
     StoreOption,
     dimensions,
     existing,
@@ -190,6 +191,7 @@ def optimize(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    report: ReportOption = None,
     json: Annotated[
         bool,
         typer.Option("--json", help="Print the plan as JSON instead of tables.", rich_help_panel=OUTPUT),
@@ -211,9 +213,9 @@ def optimize(
     from campo_onnx.options import Options
     from campo_onnx.pipeline import optimize as run_pipeline
 
-    _check_places(model, output, plan, force=force)
+    _check_places(model, output, plan, report, force=force)
     read = existing(device, lists, profile, store, *(inputs or ()))
-    check_not_read((output, *([plan] if plan else [])), read, AN_INPUT)
+    check_not_read([path for path in (output, plan, report) if path is not None], read, AN_INPUT)
     _check_inputs(safety, inputs or [])
     if repair:
         check_repairable(strategy, verify=verify)
@@ -256,23 +258,36 @@ def optimize(
     _note_what_surprises(model, optimized, options)
     with working(f"writing {output.name}"):
         texts = {} if plan is None else {plan: optimized.plan.to_json()}
+        if report is not None:
+            from campo_onnx.report.plan_page import plan_page
+
+            texts[report] = plan_page(optimized.plan, optimized.problem, model=model.name)
         imported = optimized.imported
         export_with(optimized.model, output, folder=imported.folder, texts=texts, read=imported.data_files)
     if json:
         print_json(optimized.plan.to_json())
     else:
-        print_report(report_of(optimized.plan), output=output, plan=plan)
+        print_report(report_of(optimized.plan), output=output, plan=plan, page=report)
 
 
-def _check_places(model: Path, output: Path, plan: Path | None, *, force: bool) -> None:
+def _check_places(model: Path, output: Path, plan: Path | None, report: Path | None, *, force: bool) -> None:
     from campo_onnx.ir.exporter import check_destination
+    from campo_onnx.report.page import check_report
 
     check_destination(output, force=force, source=model)
-    if plan is not None:
-        check_destination(plan, force=force)
-        for other, what in ((output, "--output"), (model, "MODEL")):
-            if plan.resolve() == other.resolve():
-                raise UsageError(f"--plan and {what} are the same file", remedy="Give the plan another name.")
+    taken = {"--output": output, "MODEL": model}
+    for option, path in (("--plan", plan), ("--report", report)):
+        if path is None:
+            continue
+        if path is report:
+            check_report(path)
+        check_destination(path, force=force)
+        for what, other in taken.items():
+            if path.resolve() == other.resolve():
+                raise UsageError(
+                    f"{option} and {what} are the same file", remedy=f"Give {option} another name."
+                )
+        taken[option] = path
 
 
 def _check_inputs(safety: SafetyMode, inputs: list[Path]) -> None:

@@ -1,6 +1,5 @@
 """A benchmark: the step of each graph, with confidence intervals and verdicts."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -44,13 +43,6 @@ def print_failures(result: "BenchResult") -> None:
     for row in result.rows:
         if row.failure:
             stderr().print(f"[bold red]{escape(row.name)} failed:[/bold red] {escape(row.failure)}")
-
-
-def print_written(*paths: Path | None) -> None:
-    """Print which files were written."""
-    written = [str(path) for path in paths if path is not None]
-    if written:
-        stdout().print(escape(f"Wrote {' and '.join(written)}"))
 
 
 def _table(result: "BenchResult") -> Table:

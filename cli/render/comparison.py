@@ -1,12 +1,13 @@
 """Strategies side by side."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 
-from .console import escape, stdout
+from .console import escape, print_written, stdout
 from .units import duration
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def headline(plan: "Plan") -> str:
     return f"{plan.device} ({known}), {plan.low.value}"
 
 
-def print_comparison(comparison: "Comparison", *, plot: Path | None) -> None:
+def print_comparison(comparison: "Comparison", *, written: Sequence[Path]) -> None:
     """Print strategies side by side."""
     console, baseline_us = stdout(), comparison.baseline.plan.predicted_us
     first = comparison.rows[0].plan
@@ -54,8 +55,7 @@ def print_comparison(comparison: "Comparison", *, plot: Path | None) -> None:
     console.print(
         f"x {baseline.strategy}: against {baseline.strategy} with the lists {escape(baseline.lists)}."
     )
-    if plot is not None:
-        console.print(escape(f"Wrote {plot}"))
+    print_written(*written)
 
 
 def _measured(row: "ComparisonRow") -> tuple[str, str]:

@@ -10,9 +10,9 @@ import os
 import re
 import signal
 import sys
-import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 from rich.console import Console
@@ -20,29 +20,13 @@ from rich.markup import escape as escape_markup
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from campo_onnx.errors import UsageError
+from campo_onnx.wording import visible as visible
 
 _PIPED_WIDTH = 110
 
 
-# Control characters, invisible and bidirectional formatting, line separators, halves of characters.
-_SHOWN_AS_CODES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _GITHUB_LINE = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
 _GITHUB_ANYWHERE = re.compile(r"##(?=\[)")
-
-
-def visible(text: str) -> str:
-    r"""Show what a terminal would obey, or nobody would see, as an escape sequence of Python.
-
-    Examples
-    --------
-    >>> print(visible("relu\x1b[2J\n\u202e"))
-    relu\x1b[2J\n\u202e
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        repr(char)[1:-1] if unicodedata.category(char) in _SHOWN_AS_CODES else char for char in text
-    )
 
 
 def escape(text: str) -> str:
@@ -135,6 +119,14 @@ def print_json(text: str) -> None:
     with _refusals(sys.stdout):
         sys.stdout.write(text.replace("##[", r"#\u0023["))
         sys.stdout.flush()
+
+
+def print_written(*paths: Path | None) -> None:
+    """Print which files were written."""
+    *others, last = [str(path) for path in paths if path is not None] or [""]
+    if last:
+        names = f"{', '.join(others)} and {last}" if others else last
+        stdout().print(escape(f"Wrote {names}"))
 
 
 def print_note(text: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from .console import escape, stdout
+from .console import escape, print_written, stdout
 from .units import duration
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _OPS_SHOWN = 12
 
 
-def print_report(report: "Report", *, output: Path, plan: Path | None) -> None:
+def print_report(report: "Report", *, output: Path, plan: Path | None, page: Path | None) -> None:
     """Print predicted times, casts, and what stayed FP32."""
     console, made = stdout(), report.plan
     console.print(_headline(made), style="bold")
@@ -32,8 +32,7 @@ def print_report(report: "Report", *, output: Path, plan: Path | None) -> None:
         console.print(
             f"On no list, kept FP32: {escape(names)}. --allow, --infer, --clear or --deny put them on one."
         )
-    written = f"Wrote {output}" + (f" and {plan}" if plan else "")
-    console.print(escape(written))
+    print_written(output, plan, page)
 
 
 def _headline(plan: "Plan") -> str:

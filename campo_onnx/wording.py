@@ -1,0 +1,40 @@
+r"""Text that people read: durations and bytes with their units, and what strangers wrote made visible."""
+
+import unicodedata
+
+# Control characters, invisible and bidirectional formatting, line separators, halves of characters.
+_SHOWN_AS_CODES = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def visible(text: str) -> str:
+    r"""Show what a terminal would obey, or nobody would see, as an escape sequence of Python.
+
+    Examples
+    --------
+    >>> print(visible("relu\x1b[2J\n\u202e"))
+    relu\x1b[2J\n\u202e
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        repr(char)[1:-1] if unicodedata.category(char) in _SHOWN_AS_CODES else char for char in text
+    )
+
+
+def duration(us: float) -> str:
+    """Write microseconds in the unit that suits them."""
+    return f"{us / 1000:,.2f} ms" if abs(us) >= 1000 else f"{us:,.1f} us"
+
+
+def size(count_bytes: float) -> str:
+    """Write bytes in the unit that suits them.
+
+    Examples
+    --------
+    >>> size(150_885_395_816), size(512)
+    ('150.89 GB', '512 B')
+    """
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(count_bytes) >= factor:
+            return f"{count_bytes / factor:,.2f} {unit}"
+    return f"{count_bytes:,.0f} B"
