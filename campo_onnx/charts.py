@@ -5,8 +5,7 @@ be told apart in black and white. Names of files and strategies are drawn as the
 """
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -200,25 +199,25 @@ def _by_group(bar: Bar) -> dict[str, float]:
     return sums
 
 
-@contextmanager
-def dark() -> Iterator[None]:
-    """Draw in light lines, for a dark page, while the block runs."""
+def light_and_dark(draw: "Callable[[], Figure]") -> tuple[str, str]:
+    """Draw a figure as SVG without a background, for a light page and for a dark one.
+
+    Parameters
+    ----------
+    draw
+        Makes the figure; the same figure is always the same text.
+    """
     import matplotlib
 
     light = "#e8eaee"
     names = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    with matplotlib.rc_context(dict.fromkeys(names, light)):
-        yield
-
-
-def to_svg(figure: "Figure") -> str:
-    """Write a figure as SVG text without a background; the same figure is always the same text."""
-    import matplotlib
-
-    text = io.StringIO()
-    with matplotlib.rc_context(_SETTINGS):
-        figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
-    return text.getvalue()
+    pictures = []
+    for colours in ({}, dict.fromkeys(names, light)):
+        text = io.StringIO()
+        with matplotlib.rc_context({**_SETTINGS, **colours}):
+            draw().savefig(text, format="svg", metadata={"Date": None}, transparent=True)
+        pictures.append(text.getvalue())
+    return pictures[0], pictures[1]
 
 
 def draw_bench(result: BenchResult, *, title: str) -> "Figure":

@@ -26,15 +26,15 @@ def duration(us: float) -> str:
     return f"{us / 1000:,.2f} ms" if abs(us) >= 1000 else f"{us:,.1f} us"
 
 
-def size(count_bytes: float) -> str:
+def gigabytes(count: float) -> str:
     """Write bytes in the unit that suits them.
 
     Examples
     --------
-    >>> size(150_885_395_816), size(512)
-    ('150.89 GB', '512 B')
+    >>> gigabytes(238.4e9), gigabytes(3.1e6), gigabytes(12.0)
+    ('238.4 GB', '3.1 MB', '12 B')
     """
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(count_bytes) >= factor:
-            return f"{count_bytes / factor:,.2f} {unit}"
-    return f"{count_bytes:,.0f} B"
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count:,.0f} B"

@@ -10,7 +10,7 @@ from campo_onnx.errors import CheckFailedError, UsageError
 
 from .options import DECISION, INPUT, OUTPUT, DimOption, ForceOption, ReportOption, dimensions, existing
 from .render.checks import print_annotations, print_verdicts
-from .render.console import print_json, progressing, working
+from .render.console import print_json, print_written, progressing, working
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,10 +151,7 @@ def check(
     from campo_onnx.checking.reports import to_annotations, to_json, to_junit
     from campo_onnx.devices.datasheet import device as device_called
     from campo_onnx.files import write_text
-    from campo_onnx.ir.exporter import check_destination
-    from campo_onnx.ir.importer import data_files_of
-    from campo_onnx.optimize.oplists import resolve
-    from campo_onnx.report.page import check_report
+    from campo_onnx.optimize.list_file import resolve
 
     if policy is not None:
         alone = {
@@ -195,16 +192,7 @@ def check(
             strict=strict,
         )
         pairs = (Pair(name=str(mixed), mixed=mixed, against=against, policy=limits),)
-    if report is not None:
-        check_report(report)
-    for option, path in (("--junit", junit), ("--report", report)):
-        if path is None:
-            continue
-        check_destination(path, force=force or path is junit)
-        read = [path for pair in pairs for path in _files(pair)]
-        if path.exists():
-            read += [data for pair in pairs for m in (pair.mixed, pair.against) for data in data_files_of(m)]
-        _refuse_input(option, path, [*existing(policy, lists, device), *read])
+    _check_places(junit, report, pairs, existing(policy, lists, device), force=force)
     if len(pairs) == 1:
         with working(f"checking {pairs[0].name}"):
             checked = check_all(pairs)
@@ -221,9 +209,37 @@ def check(
         print_json(to_json(checked))
     else:
         print_verdicts(checked)
+        print_written(report)
     if github or os.environ.get("GITHUB_ACTIONS") == "true":
         print_annotations(to_annotations(checked), beside_a_document=json)
     _leave(checked)
+
+
+def _check_places(
+    junit: Path | None,
+    report: Path | None,
+    pairs: "Sequence[Pair]",
+    read: list[Path],
+    *,
+    force: bool,
+) -> None:
+    """Find out before any work whether what is asked for can be written."""
+    from campo_onnx.ir.exporter import check_destination
+    from campo_onnx.ir.importer import data_files_of
+    from campo_onnx.report.page import check_report
+
+    if report is not None:
+        check_report(report)
+        if junit is not None and report.resolve() == junit.resolve():
+            raise UsageError("--report and --junit are the same file", remedy="Give --report another name.")
+    for option, target in (("--junit", junit), ("--report", report)):
+        if target is None:
+            continue
+        check_destination(target, force=force or option == "--junit")
+        taken = [*read, *(path for pair in pairs for path in _files(pair))]
+        if target.exists():
+            taken += [data for pair in pairs for m in (pair.mixed, pair.against) for data in data_files_of(m)]
+        _refuse_input(option, target, taken)
 
 
 def _files(pair: "Pair") -> "Sequence[Path | None]":

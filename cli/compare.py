@@ -86,7 +86,8 @@ def compare(
     from campo_onnx.files import write_text
     from campo_onnx.ir.exporter import check_destination, check_not_read
     from campo_onnx.ops.precision import Precision
-    from campo_onnx.optimize.oplists import preset, resolve
+    from campo_onnx.optimize.list_file import resolve
+    from campo_onnx.optimize.oplists import preset
     from campo_onnx.options import Options
     from campo_onnx.report.page import check_report
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.optimize.plan import Decision, Plan
-from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.traffic import Moved, Traffic, planned_traffic, traffic
+from campo_onnx.optimize.traffic import Moved, Traffic
 
 CASTS = "casts"
 """Casts of the given graph and those that a plan inserts; they are no family of operators."""
@@ -41,22 +40,21 @@ class FamilyRow:
     after: Moved | None = None
 
 
-def family_rows(plan: Plan, problem: Problem | None) -> tuple[FamilyRow, ...]:
+def family_rows(plan: Plan, moved: tuple[Traffic, Traffic] | None) -> tuple[FamilyRow, ...]:
     """Sum a plan up by family, longest first; the Casts come last.
 
     Parameters
     ----------
     plan
         The plan.
-    problem
-        The graph, for bytes and launches.
+    moved
+        Bytes and launches before and after; None where they are not known.
     """
     groups: dict[str, list[Decision]] = {CASTS: []}
     for decision in plan.decisions:
         op = OpKey.parse(decision.op_type)
         groups.setdefault(CASTS if op == _CAST else spec(op).family.value, []).append(decision)
-    before = None if problem is None else _by_name(traffic(problem.view))
-    after = None if problem is None else _by_name(planned_traffic(problem, plan))
+    before, after = (None, None) if moved is None else map(_by_name, moved)
     rows = [
         FamilyRow(
             name=name,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from campo_onnx.errors import UsageError
-from campo_onnx.wording import duration, size, visible
+from campo_onnx.wording import duration, gigabytes, visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -103,7 +103,7 @@ def _environment() -> "Environment":
     )
     environment.filters |= {
         "duration": duration,
-        "size": size,
+        "gigabytes": gigabytes,
         "percent": lambda share: f"{share:.1%}",
         "count": lambda number: f"{number:,}",
         "visible": visible,

@@ -1,17 +1,13 @@
 """Pictures of a report: drawn twice, for a light and for a dark page, and held in it as data."""
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from campo_onnx.charts import Bar, dark, draw_bars, planned_times_us, to_svg
+from campo_onnx.charts import Bar, draw_bars, draw_plans, light_and_dark, planned_times_us
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.traffic import Traffic
-from campo_onnx.wording import duration, size
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from campo_onnx.wording import duration, gigabytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +22,6 @@ class Picture:
 
     light: str
     dark: str
-
-
-def pictured(draw: Callable[[], "Figure"]) -> Picture:
-    """Draw a picture for both kinds of page."""
-    light = _address(to_svg(draw()))
-    with dark():
-        return Picture(light=light, dark=_address(to_svg(draw())))
 
 
 def step_picture(plan: Plan) -> Picture:
@@ -59,7 +48,7 @@ def bytes_picture(before: Traffic, after: Traffic) -> Picture:
             name=name,
             parts={family: moved.moved_bytes / 1e9 for family, moved in traffic.by_family.items()},
             casts=traffic.casts.moved_bytes / 1e9,
-            text=size(traffic.total.moved_bytes),
+            text=gigabytes(traffic.total.moved_bytes),
         )
         for name, traffic in (("FP32", before), ("planned", after))
     ]
@@ -68,13 +57,15 @@ def bytes_picture(before: Traffic, after: Traffic) -> Picture:
 
 def plans_picture(plans: Sequence[Plan]) -> Picture:
     """Draw the predicted step of every strategy."""
-    from campo_onnx.charts import draw_plans
-
-    return pictured(lambda: draw_plans(plans, title=""))
+    return _picture(*light_and_dark(lambda: draw_plans(plans, title="")))
 
 
 def _bars(bars: Sequence[Bar], xlabel: str) -> Picture:
-    return pictured(lambda: draw_bars(bars, title="", xlabel=xlabel))
+    return _picture(*light_and_dark(lambda: draw_bars(bars, title="", xlabel=xlabel)))
+
+
+def _picture(light: str, dark: str) -> Picture:
+    return Picture(light=_address(light), dark=_address(dark))
 
 
 def _address(svg: str) -> str:

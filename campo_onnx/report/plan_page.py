@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.report import Report, report_of
-from campo_onnx.optimize.traffic import planned_traffic, traffic
+from campo_onnx.optimize.traffic import Traffic
 from campo_onnx.report.costs import provenance
 from campo_onnx.report.decisions import columns
 from campo_onnx.report.families import FamilyRow, family_rows, whole_step
 from campo_onnx.report.page import Page, render
 from campo_onnx.report.pictures import bytes_picture, step_picture
-from campo_onnx.wording import duration, size, visible
+from campo_onnx.wording import duration, gigabytes, visible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,14 @@ class Card:
     note: str
 
 
-def plan_page(plan: Plan, problem: Problem | None = None, *, model: str, notes: Sequence[str] = ()) -> str:
+def plan_page(
+    plan: Plan,
+    problem: Problem | None = None,
+    moved: tuple[Traffic, Traffic] | None = None,
+    *,
+    model: str,
+    notes: Sequence[str] = (),
+) -> str:
     """Write the report of a plan as HTML.
 
     Parameters
@@ -33,36 +40,36 @@ def plan_page(plan: Plan, problem: Problem | None = None, *, model: str, notes: 
         The plan.
     problem
         The graph it is for and what its nodes cost; None where only a plan file is at hand. Then nothing
-        is said about bytes, launches, shapes and neighbours.
+        is said about shapes, neighbours and the sources of single costs.
+    moved
+        What the given step and the planned one launch and move; None where it is not known.
     model
         Name of the model, or of the plan file.
     notes
         Sentences that stand at the top: warnings.
     """
-    rows = family_rows(plan, problem)
+    rows = family_rows(plan, moved)
     whole = whole_step(plan, rows)
     known, summed = provenance(plan, problem), report_of(plan)
     values = {
         "model": model,
         "plan": plan,
         "costs": known,
-        "cards": _cards(summed, whole, known.predicted),
+        "cards": _cards(summed, whole, moved, known.predicted),
         "families": rows,
         "whole": whole,
         "longest_us": max((max(row.fp32_us, row.planned_us) for row in rows), default=0.0) or 1.0,
         "kept": summed.kept,
         "step_picture": step_picture(plan),
-        "bytes_picture": None,
+        "bytes_picture": None if moved is None else bytes_picture(*moved),
     }
-    if problem is not None:
-        values["bytes_picture"] = bytes_picture(traffic(problem.view), planned_traffic(problem, plan))
     title = f"{visible(model)} in mixed precision"
     return render(
         Page(template="plan.html", title=title, values=values, data=columns([plan], problem), notes=notes)
     )
 
 
-def _cards(report: Report, whole: FamilyRow, how: str) -> list[Card]:
+def _cards(report: Report, whole: FamilyRow, moved: tuple[Traffic, Traffic] | None, how: str) -> list[Card]:
     plan, low = report.plan, report.plan.low.value.upper()
     changed = bool(report.low_nodes or plan.casts)
     cards = [
@@ -83,17 +90,22 @@ def _cards(report: Report, whole: FamilyRow, how: str) -> list[Card]:
             f"{plan.cast_us / plan.predicted_us if plan.predicted_us else 0.0:.1%} of the step",
         ),
     ]
-    if whole.before is not None and whole.after is not None:
+    if whole.before is not None and whole.after is not None and moved is not None:
         cards += [
             Card(
                 title="Bytes moved",
-                figure=f"{size(whole.before.moved_bytes)} → {size(whole.after.moved_bytes)}",
+                figure=f"{gigabytes(whole.before.moved_bytes)} → {gigabytes(whole.after.moved_bytes)}",
                 note="read and written in one step, counted",
             ),
             Card(
                 title="Launches",
                 figure=f"{whole.before.launches:,} → {whole.after.launches:,}",
                 note="kernels of one step, counted",
+            ),
+            Card(
+                title="Tensors at most",
+                figure=f"{gigabytes(moved[0].peak_bytes)} → {gigabytes(moved[1].peak_bytes)}",
+                note="memory that they take at a time, counted",
             ),
         ]
     if plan.pads:

@@ -1,6 +1,7 @@
 """Quantities with units."""
 
 from campo_onnx.wording import duration as duration
+from campo_onnx.wording import gigabytes as gigabytes
 
 
 def tflops(flops_per_s: float | None) -> str:

@@ -89,7 +89,7 @@ function drawn(part) {
   item.addEventListener("click", () => enter(part, item));
   item.addEventListener("focus", () => tell(part));
   item.addEventListener("pointerenter", () => tell(part));
-  item.part = part;
+  item.entry = part;
   return item;
 }
 const label = (module) => (module === MAP.root ? moduleName(module) : DATA.modules[module]);
@@ -145,15 +145,15 @@ function drawPath() {
 }
 
 function mapKey(event) {
-  const items = [...byId("map-tree").children], at = event.target.part;
+  const items = [...byId("map-tree").children], at = event.target.entry;
   if (!at) return;
   const middle = at.left + at.span / 2, level = at.level;
-  const on = (depth) => items.filter((item) => item.part.level === depth);
+  const on = (depth) => items.filter((item) => item.entry.level === depth);
   const move = {
-    ArrowDown: () => on(level + 1).find((item) => item.part.left + 0.01 >= at.left && item.part.left < at.left + at.span),
-    ArrowUp: () => on(level - 1).find((item) => item.part.left <= middle && middle <= item.part.left + item.part.span),
-    ArrowRight: () => on(level).find((item) => item.part.left > at.left),
-    ArrowLeft: () => on(level).reverse().find((item) => item.part.left < at.left),
+    ArrowDown: () => on(level + 1).find((item) => item.entry.left + 0.01 >= at.left && item.entry.left < at.left + at.span),
+    ArrowUp: () => on(level - 1).find((item) => item.entry.left <= middle && middle <= item.entry.left + item.entry.span),
+    ArrowRight: () => on(level).find((item) => item.entry.left > at.left),
+    ArrowLeft: () => on(level).reverse().find((item) => item.entry.left < at.left),
     Home: () => items[0],
   }[event.key];
   if (move) { event.preventDefault(); focusOn(move()); }

@@ -49,7 +49,7 @@ function start() {
   }
   const choice = byId("strategy");
   if (choice) choice.addEventListener("input", () => { STATE.plan = Number(choice.value); changed(); });
-  let drawnAt = 0;
+  let drawnAt = byId("map-tree").clientWidth;
   new ResizeObserver(() => {
     const width = byId("map-tree").clientWidth;
     if (width !== drawnAt) { drawnAt = width; drawMap(); }
