@@ -78,8 +78,8 @@ def _of_graph(number: dict[str, int], problem: Problem) -> dict[str, Any]:
     shape = []
     for name in number:
         node = view.node[name]
-        makers = (view.producer.get(tensor) for tensor in node.inputs)
-        reads.append(list(dict.fromkeys(number[maker.name] for maker in makers if maker is not None)))
+        producers = (view.producer.get(tensor) for tensor in node.inputs)
+        reads.append(list(dict.fromkeys(number[source.name] for source in producers if source is not None)))
         shape.append(shapes(_shape(view, node.outputs)))
     return {
         "reads": reads,

@@ -65,7 +65,7 @@ function derived() {
 
 // Readers of every node, from what nodes read. Known only where the graph is.
 const READERS = DATA.reads ? DATA.names.map(() => []) : null;
-if (READERS) DATA.reads.forEach((makers, node) => { for (const maker of makers) READERS[maker].push(node); });
+if (READERS) DATA.reads.forEach((producers, node) => { for (const producer of producers) READERS[producer].push(node); });
 
 // Modules: children and own nodes, in the order of the graph.
 const CHILDREN = DATA.modules.map(() => []);
