@@ -22,7 +22,15 @@ def visible(text: str) -> str:
 
 
 def duration(us: float) -> str:
-    """Write microseconds in the unit that suits them."""
+    """Write microseconds in the unit that suits them.
+
+    Examples
+    --------
+    >>> duration(12.34), duration(25630.0), duration(7.2e6)
+    ('12.3 us', '25.63 ms', '7.20 s')
+    """
+    if abs(us) >= 1e6:
+        return f"{us / 1e6:,.2f} s"
     return f"{us / 1000:,.2f} ms" if abs(us) >= 1000 else f"{us:,.1f} us"
 
 

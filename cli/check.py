@@ -9,8 +9,9 @@ import typer
 from campo_onnx.errors import CheckFailedError, UsageError
 
 from .options import DECISION, INPUT, OUTPUT, DimOption, ForceOption, ReportOption, dimensions, existing
+from .render.bench import print_written
 from .render.checks import print_annotations, print_verdicts
-from .render.console import print_json, print_written, progressing, working
+from .render.console import print_json, progressing, working
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

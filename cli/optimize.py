@@ -31,6 +31,7 @@ from .options import (
     existing,
     ranges,
 )
+from .render.bench import print_written
 from .render.checks import print_data_safety
 from .render.console import print_json, print_note, print_warning, working
 from .render.plan import print_report
@@ -270,7 +271,8 @@ def optimize(
         print_json(optimized.plan.to_json())
     else:
         moved = optimized.given_traffic, optimized.planned_traffic
-        print_report(report_of(optimized.plan), moved=moved, output=output, plan=plan, page=report)
+        print_report(report_of(optimized.plan), moved=moved, output=output, plan=plan)
+        print_written(report)
 
 
 def _check_places(model: Path, output: Path, plan: Path | None, report: Path | None, *, force: bool) -> None:
