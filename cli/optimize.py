@@ -14,6 +14,7 @@ from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, STRATEGIES, strateg
 from .evidence import CostsOption, ProfileOption, opened_target
 from .options import (
     AN_INPUT,
+    AUTO,
     DECISION,
     OUTPUT,
     SAFETY,
@@ -23,7 +24,7 @@ from .options import (
     KeepFp32Option,
     MarginOption,
     ModelArgument,
-    PrecisionOption,
+    PrecisionOrAutoOption,
     RangeOption,
     ReportOption,
     StoreOption,
@@ -109,7 +110,7 @@ def optimize(
             rich_help_panel=DECISION,
         ),
     ] = 0.01,
-    precision: PrecisionOption = "fp16",
+    precision: PrecisionOrAutoOption = "fp16",
     lists: Annotated[
         str | None,
         typer.Option(
@@ -236,7 +237,7 @@ def optimize(
             pads=not no_pads,
             pad_threshold_us=pad_threshold_us,
             min_gain=min_gain,
-            low=Precision(precision),
+            low=Precision.FP16 if precision == AUTO else Precision(precision),
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),
             costs=costs,
@@ -245,6 +246,8 @@ def optimize(
         )
         if inputs:
             options = _with_measured_ranges(model, options, inputs)
+        if precision == AUTO:
+            options = _with_chosen_precision(model, options)
         if safety is SafetyMode.DATA:
             options = _with_data_safety(model, options, inputs or [], budget)
         with working(f"planning {model.name} for {target.device.name}"):
@@ -308,6 +311,15 @@ def _with_measured_ranges(model: Path, options: "Options", inputs: list[Path]) -
     view = import_model(model, options.dims).view
     found = measured_ranges(view, [read_feeds(path, view) for path in inputs])
     return replace(options, ranges={**found, **options.ranges})
+
+
+def _with_chosen_precision(model: Path, options: "Options") -> "Options":
+    from campo_onnx.auto_precision import choose_precision
+
+    with working(f"choosing a low precision for {model.name} on {options.device.name}"):
+        choice = choose_precision(model, options)
+    print_note(f"{choice.low.name} was chosen. {choice.why}")
+    return replace(options, low=choice.low)
 
 
 def _report_unmatched(
