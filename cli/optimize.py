@@ -25,11 +25,13 @@ from .options import (
     ModelArgument,
     PrecisionOption,
     RangeOption,
+    ReportOption,
     StoreOption,
     dimensions,
     existing,
     ranges,
 )
+from .render.bench import print_written
 from .render.checks import print_data_safety
 from .render.console import print_json, print_note, print_warning, working
 from .render.plan import print_report
@@ -190,6 +192,7 @@ def optimize(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    report: ReportOption = None,
     json: Annotated[
         bool,
         typer.Option("--json", help="Print the plan as JSON instead of tables.", rich_help_panel=OUTPUT),
@@ -212,9 +215,9 @@ def optimize(
     from campo_onnx.options import Options
     from campo_onnx.pipeline import optimize as run_pipeline
 
-    _check_places(model, output, plan, force=force)
+    _check_places(model, output, plan, report, force=force)
     read = existing(device, lists, profile, store, *(inputs or ()))
-    check_not_read((output, *([plan] if plan else [])), read, AN_INPUT)
+    check_not_read([path for path in (output, plan, report) if path is not None], read, AN_INPUT)
     _check_inputs(safety, inputs or [])
     if repair:
         check_repairable(strategy, verify=verify)
@@ -257,6 +260,11 @@ def optimize(
     _note_what_surprises(model, optimized, options)
     with working(f"writing {output.name}"):
         texts = {} if plan is None else {plan: optimized.plan.to_json()}
+        if report is not None:
+            from campo_onnx.report.plan_page import plan_page
+
+            moved = optimized.given_traffic, optimized.planned_traffic
+            texts[report] = plan_page(optimized.plan, optimized.problem, moved, model=model.name)
         imported = optimized.imported
         export_with(optimized.model, output, folder=imported.folder, texts=texts, read=imported.data_files)
     if json:
@@ -264,17 +272,27 @@ def optimize(
     else:
         moved = optimized.given_traffic, optimized.planned_traffic
         print_report(report_of(optimized.plan), moved=moved, output=output, plan=plan)
+        print_written(report)
 
 
-def _check_places(model: Path, output: Path, plan: Path | None, *, force: bool) -> None:
+def _check_places(model: Path, output: Path, plan: Path | None, report: Path | None, *, force: bool) -> None:
     from campo_onnx.ir.exporter import check_destination
+    from campo_onnx.report.page import check_report
 
     check_destination(output, force=force, source=model)
-    if plan is not None:
-        check_destination(plan, force=force)
-        for other, what in ((output, "--output"), (model, "MODEL")):
-            if plan.resolve() == other.resolve():
-                raise UsageError(f"--plan and {what} are the same file", remedy="Give the plan another name.")
+    taken = {"--output": output, "MODEL": model}
+    for option, path in (("--plan", plan), ("--report", report)):
+        if path is None:
+            continue
+        if path is report:
+            check_report(path)
+        check_destination(path, force=force)
+        for what, other in taken.items():
+            if path.resolve() == other.resolve():
+                raise UsageError(
+                    f"{option} and {what} are the same file", remedy=f"Give {option} another name."
+                )
+        taken[option] = path
 
 
 def _check_inputs(safety: SafetyMode, inputs: list[Path]) -> None:

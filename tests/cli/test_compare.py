@@ -15,7 +15,7 @@ from campo_onnx.runtime.feeds import synthesize
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 ROW_KEYS = {
     *("strategy", "lists", "low_nodes", "casts", "cast_us", "predicted_us", "lower_bound_us"),
-    *("tensor_core_share", "measured_us", "measured_speedup"),
+    *("tensor_core_share", "measured_us", "measured_speedup", "measured_bounds", "verdict"),
 }
 
 
@@ -65,9 +65,16 @@ def test_compare_measures_at_the_size_given(program, small, capsys):
     same = rows["optimal", "campo"]  # on a CPU it changes nothing, so nothing else is measured for it
     assert (same["casts"], same["measured_us"]) == (0, rows["fp32", "campo"]["measured_us"])
     assert rows["tf-amp", "tf115"]["casts"]
-    assert rows["tf-amp", "tf115"]["measured_us"] != same["measured_us"]
+    changed = rows["tf-amp", "tf115"]
+    assert changed["measured_us"] != same["measured_us"]
+    low, high = changed["measured_bounds"]
+    assert low <= changed["measured_speedup"] <= high
+    assert changed["verdict"] in ("faster", "slower", "no difference")
+    assert (same["measured_bounds"], same["verdict"]) == (None, "baseline")
     assert program(*words) == 0
-    assert "measured" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "x fp32, 95 %" in printed
+    assert "baseline" in printed
 
 
 def test_strategies_are_measured_only_where_the_device_is(program, capsys, monkeypatch):
