@@ -9,12 +9,36 @@ from .table import Cell, Column, Table, TableFormat, facts_table
 from .units import duration, gigabytes
 
 if TYPE_CHECKING:
+    from campo_onnx.ir.stamp import Stamp
     from campo_onnx.optimize.plan import Decision, Plan, PlannedCast, PlannedPad
     from campo_onnx.optimize.report import Report
     from campo_onnx.optimize.traffic import Moved, Traffic
+    from campo_onnx.pipeline import Optimized
 
 _OPS_SHOWN = 12
 _MOVED_SHOWN = 6
+
+
+def print_optimized(
+    optimized: "Optimized", *, output: Path | None, plan: Path | None, advice: Sequence[str]
+) -> None:
+    """Print what was decided; of a graph that was optimized before, where it was written."""
+    from campo_onnx.optimize.report import report_of
+
+    if optimized.was_optimized_before:
+        _print_written(output, plan)
+        return
+    moved = optimized.given_traffic, optimized.planned_traffic
+    print_report(report_of(optimized.plan), moved=moved, output=output, plan=plan, advice=advice)
+
+
+def recorded(stamp: "Stamp") -> str:
+    """Say what was predicted when a graph was written; nothing where the graph does not tell."""
+    if stamp.fp32_us is None or stamp.predicted_us is None:
+        return ""
+    speedup = stamp.fp32_us / stamp.predicted_us if stamp.predicted_us else 1.0
+    step = f"{duration(stamp.fp32_us)} -> {duration(stamp.predicted_us)}, {speedup:.2f}x"
+    return f"; predicted then: {step}, {stamp.low_nodes} nodes in {stamp.low}, {stamp.casts} casts"
 
 
 def print_report(
@@ -57,6 +81,11 @@ def print_report(
             f"On no list, kept FP32: {escape(names)}. --allow, --infer, --clear or --deny put them on one.",
             soft_wrap=True,
         )
+    _print_written(output, plan)
+
+
+def _print_written(output: Path | None, plan: Path | None) -> None:
+    console = stdout()
     if output is None:
         console.print("Nothing was written (--dry-run).")
     else:
