@@ -28,6 +28,7 @@ from .options import (
     PrecisionOption,
     QuietOption,
     RangeOption,
+    ReportOption,
     StoreOption,
     VerboseOption,
     complete_lists,
@@ -204,6 +205,7 @@ def optimize(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    report: ReportOption = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Plan and report, and write nothing.", rich_help_panel=OUTPUT),
@@ -241,9 +243,9 @@ def optimize(
     check_device(device)
     output = output or default_output(model)
     if not dry_run:
-        _check_places(model, output, plan, force=force)
+        _check_places(model, output, plan, report, force=force)
         read = existing(device, lists, profile, store, *(inputs or ()))
-        check_not_read((output, *([plan] if plan else [])), read, AN_INPUT)
+        check_not_read([path for path in (output, plan, report) if path is not None], read, AN_INPUT)
     with opened_target(device, costs, profile=profile, store=store, execution=execution) as target:
         if verify:
             check_verifiable(target.device)
@@ -285,7 +287,7 @@ def optimize(
     note_what_surprises(model, optimized, options)
     if not dry_run:
         with working(f"writing {output.name}"):
-            texts = {} if plan is None else {plan: optimized.plan.to_json()}
+            texts = _texts(optimized, model, plan, report)
             imported = optimized.imported
             export_with(
                 optimized.model, output, folder=imported.folder, texts=texts, read=imported.data_files
@@ -293,7 +295,19 @@ def optimize(
     if json:
         print_json(optimized.plan.to_json())
     else:
-        print_optimized(optimized, output=None if dry_run else output, plan=plan, advice=told)
+        written = () if dry_run else (output, *(path for path in (plan, report) if path is not None))
+        print_optimized(optimized, written=written, advice=told)
+
+
+def _texts(optimized: "Optimized", model: Path, plan: Path | None, report: Path | None) -> dict[Path, str]:
+    """What is written with the model."""
+    texts = {} if plan is None else {plan: optimized.plan.to_json()}
+    if report is not None:
+        from campo_onnx.report.plan_page import plan_page
+
+        moved = optimized.given_traffic, optimized.planned_traffic
+        texts[report] = plan_page(optimized.plan, optimized.problem, moved, model=model.name)
+    return texts
 
 
 def default_output(model: Path) -> Path:
@@ -316,15 +330,24 @@ def _advice(optimized: "Optimized", options: "Options") -> tuple[str, ...]:
         return advice(optimized, options)
 
 
-def _check_places(model: Path, output: Path, plan: Path | None, *, force: bool) -> None:
+def _check_places(model: Path, output: Path, plan: Path | None, report: Path | None, *, force: bool) -> None:
     from campo_onnx.ir.exporter import check_destination
+    from campo_onnx.report.page import check_report
 
     check_destination(output, force=force, source=model)
-    if plan is not None:
-        check_destination(plan, force=force)
-        for other, what in ((output, "--output"), (model, "MODEL")):
-            if plan.resolve() == other.resolve():
-                raise UsageError(f"--plan and {what} are the same file", remedy="Give the plan another name.")
+    taken = {"--output": output, "MODEL": model}
+    for option, path in (("--plan", plan), ("--report", report)):
+        if path is None:
+            continue
+        if path is report:
+            check_report(path)
+        check_destination(path, force=force)
+        for what, other in taken.items():
+            if path.resolve() == other.resolve():
+                raise UsageError(
+                    f"{option} and {what} are the same file", remedy=f"Give {option} another name."
+                )
+        taken[option] = path
 
 
 def _check_inputs(safety: SafetyMode, inputs: list[Path]) -> None:

@@ -150,6 +150,17 @@ PlotOption = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+ReportOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE.html",
+        help="Also write everything as a page for the browser, in one file; needs "
+        "`pip install 'campo-onnx[report]'`.",
+        show_default=False,
+        rich_help_panel=OUTPUT,
+    ),
+]
 RunOnOption = Annotated[
     str,
     typer.Option(

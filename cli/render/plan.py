@@ -19,17 +19,15 @@ _OPS_SHOWN = 12
 _MOVED_SHOWN = 6
 
 
-def print_optimized(
-    optimized: "Optimized", *, output: Path | None, plan: Path | None, advice: Sequence[str]
-) -> None:
+def print_optimized(optimized: "Optimized", *, written: Sequence[Path], advice: Sequence[str]) -> None:
     """Print what was decided; of a graph that was optimized before, where it was written."""
     from campo_onnx.optimize.report import report_of
 
     if optimized.was_optimized_before:
-        _print_written(output, plan)
+        _print_written(written)
         return
     moved = optimized.given_traffic, optimized.planned_traffic
-    print_report(report_of(optimized.plan), moved=moved, output=output, plan=plan, advice=advice)
+    print_report(report_of(optimized.plan), moved=moved, written=written, advice=advice)
 
 
 def recorded(stamp: "Stamp") -> str:
@@ -45,8 +43,7 @@ def print_report(
     report: "Report",
     *,
     moved: tuple["Traffic", "Traffic"],
-    output: Path | None,
-    plan: Path | None,
+    written: Sequence[Path],
     advice: Sequence[str] = (),
 ) -> None:
     """Print predicted times, casts, and what stayed FP32.
@@ -57,8 +54,8 @@ def print_report(
         The plan in numbers.
     moved
         What the step launches and moves in FP32 and as planned; in full with --verbose.
-    output, plan
-        The files that were written; None where nothing was.
+    written
+        The files that were written; none with --dry-run.
     advice
         What to try next, one sentence each.
     """
@@ -81,15 +78,14 @@ def print_report(
             f"On no list, kept FP32: {escape(names)}. --allow, --infer, --clear or --deny put them on one.",
             soft_wrap=True,
         )
-    _print_written(output, plan)
+    _print_written(written)
 
 
-def _print_written(output: Path | None, plan: Path | None) -> None:
-    console = stdout()
-    if output is None:
-        console.print("Nothing was written (--dry-run).")
-    else:
-        console.print(escape(f"Wrote {output}" + (f" and {plan}" if plan else "")), soft_wrap=True)
+def _print_written(written: Sequence[Path]) -> None:
+    names = [str(path) for path in written]
+    *others, last = names or [""]
+    told = f"Wrote {', '.join(others)}{' and ' if others else ''}{last}"
+    stdout().print(escape(told if names else "Nothing was written (--dry-run)."), soft_wrap=True)
 
 
 def _headline(plan: "Plan") -> str:
