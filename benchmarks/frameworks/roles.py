@@ -31,18 +31,7 @@ _MOVES = frozenset({"Cast", "ConstantOfShape", "Expand", "Slice", "Transpose", "
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Role:
-    """One role.
-
-    Parameters
-    ----------
-    part
-        Forward or backward; of a product's backward part, which gradient.
-    kind
-        ``product``, ``normalization``, ``softmax``, ``elementwise`` (activations, biases, residual
-        sums), ``pooling``, ``bias gradient``, ``loss``, ``running statistics`` or ``layout``.
-    flops
-        Of one product; 0 for every other kind.
-    """
+    """One role."""
 
     part: str
     kind: str
