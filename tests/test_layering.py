@@ -27,6 +27,7 @@ ROOMS = (
     "campo_onnx.options",
     "campo_onnx.pipeline",
     "campo_onnx.comparison",
+    "campo_onnx.advice",
     "campo_onnx.export",
     "campo_onnx.training",
     "campo_onnx.data_safety",
