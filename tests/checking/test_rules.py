@@ -185,7 +185,7 @@ def test_drift_is_red_beyond_the_limit(made):
 
 def batch(folder, scale):
     generator = np.random.default_rng(0)
-    shapes = {"x": (128, 1024), "w": (1024, 1024), "v": (1024, 1024)}
+    shapes = {"x": (128, 512), "w": (512, 512), "v": (512, 512)}
     arrays = {name: generator.normal(0, scale, s).astype(np.float32) for name, s in shapes.items()}
     np.savez(folder / f"{scale:g}.npz", **arrays)
     return folder / f"{scale:g}.npz"
