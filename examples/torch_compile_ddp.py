@@ -34,12 +34,13 @@ def work(rank: int, meeting: str, written: str, plan_for: str, steps: int) -> No
     """Train one process's half; the first one writes the losses and the weights."""
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=PROCESSES)
     model = network()
-    parallel = torch.compile(DistributedDataParallel(model), backend="campo_onnx", options={"device": plan_for})
+    parallel = DistributedDataParallel(model)
+    compiled = torch.compile(parallel, backend="campo_onnx", options={"device": plan_for})
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     losses = []
     for batch in batches(steps):
         x = batch[rank::PROCESSES]
-        loss = nn.functional.mse_loss(parallel(x), x[:, :8].tanh())
+        loss = nn.functional.mse_loss(compiled(x), x[:, :8].tanh())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -40,7 +40,11 @@ def train(steps: int = 60) -> list[float]:
     torch.manual_seed(0)
     model = BertForSequenceClassification(
         BertConfig(
-            vocab_size=WORDS, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128
+            vocab_size=WORDS,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=128,
         )
     )
     with tempfile.TemporaryDirectory() as folder:
