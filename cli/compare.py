@@ -6,7 +6,8 @@ import typer
 
 from campo_onnx.costs.evidence import CostSource
 
-from .evidence import CostsOption, ProfileOption, opened_target
+from .evidence import CostsOption, ExecutionOption, ProfileOption, Running, check_device, opened_target
+from .notes import report_unmatched
 from .options import (
     AN_INPUT,
     SAFETY,
@@ -52,6 +53,7 @@ def compare(
     ] = None,
     keep_fp32: KeepFp32Option = None,
     costs: CostsOption = CostSource.AUTO,
+    execution: ExecutionOption = Running.STREAM,
     profile: ProfileOption = None,
     store: StoreOption = None,
     margin_us: MarginOption = 1000.0,
@@ -99,6 +101,7 @@ def compare(
 
     check_one_form(json=json, form=form)
     check_model(model)
+    check_device(device)
     if plot is not None:
         check_plot(plot)
     if report is not None:
@@ -107,7 +110,7 @@ def compare(
     for path in targets:
         check_destination(path, force=force)
     check_not_read(targets, existing(model, device, lists, profile, store), AN_INPUT)
-    with opened_target(device, costs, profile=profile, store=store) as target:
+    with opened_target(device, costs, profile=profile, store=store, execution=execution) as target:
         if measure:
             check_verifiable(target.device)
         options = Options(
@@ -117,11 +120,12 @@ def compare(
             low=Precision(precision),
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),
-            costs=costs,
+            costs=target.costs,
             evidence=target.evidence,
         )
         with working(f"comparing strategies on {model.name} for {target.device.name}"):
             comparison = run_comparison(model, options, lists=None if lists is None else resolve(lists))
+        report_unmatched(comparison.imported.view, operators={}, keep_fp32=keep_fp32, strict=False)
         check_not_read(targets, comparison.imported.data_files)
     if measure:
         comparison = measured_strategies(comparison, options, steps=steps)
