@@ -14,9 +14,10 @@ demo: $(VENV)/.installed
 	$(BIN)/campo-onnx optimize examples/bert_layer.onnx -o demo_out/bert_layer_mixed.onnx \
 	    --device v100 --plan demo_out/plan.json --force
 
-# One process a core; files stay whole, so that what a file's tests share is made once.
+# One process a core; files stay whole, so that what a file's tests share is made once. Byte code is kept: each
+# process would compile all tests anew.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile
 
 # The onnx package's 1,900 backend cases, each optimized and held against what it computed before.
 test-onnx-cases: $(VENV)/.installed-test
