@@ -275,7 +275,7 @@ def test_bad_input_is_one_message_and_nothing_happens(optimize, bad, capsys, wor
 
 @pytest.mark.parametrize(
     "words",
-    [(), ("good.onnx",), ("good.onnx", "-o", "a", "--fast")],
+    [(), ("good.onnx", "-o", "a", "--fast")],
 )
 def test_misuse_is_code_2(optimize, bad, capsys, words):
     assert optimize(*words) == 2
