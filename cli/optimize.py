@@ -15,6 +15,7 @@ from .evidence import CostsOption, ExecutionOption, ProfileOption, Running, chec
 from .notes import note_what_surprises, report_unmatched
 from .options import (
     AN_INPUT,
+    AUTO,
     DECISION,
     OUTPUT,
     SAFETY,
@@ -25,7 +26,7 @@ from .options import (
     KeepFp32Option,
     MarginOption,
     ModelArgument,
-    PrecisionOption,
+    PrecisionOrAutoOption,
     QuietOption,
     RangeOption,
     ReportOption,
@@ -38,7 +39,7 @@ from .options import (
     ranges,
 )
 from .render.checks import print_data_safety
-from .render.console import print_json, set_loudness, working
+from .render.console import print_json, print_note, set_loudness, working
 from .render.plan import print_optimized
 from .render.verification import print_verification
 from .verification import (
@@ -121,7 +122,7 @@ def optimize(
             rich_help_panel=DECISION,
         ),
     ] = 0.01,
-    precision: PrecisionOption = "fp16",
+    precision: PrecisionOrAutoOption = "fp16",
     lists: Annotated[
         str | None,
         typer.Option(
@@ -257,7 +258,7 @@ def optimize(
             pads=not no_pads,
             pad_threshold_us=pad_threshold_us,
             min_gain=min_gain,
-            low=Precision(precision),
+            low=Precision.FP16 if precision == AUTO else Precision(precision),
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),
             costs=target.costs,
@@ -266,6 +267,8 @@ def optimize(
         )
         if inputs:
             options = _with_measured_ranges(model, options, inputs)
+        if precision == AUTO:
+            options = _with_chosen_precision(model, options)
         if safety is SafetyMode.DATA:
             options = _with_data_safety(model, options, inputs or [], budget)
         with working(f"planning {model.name} for {target.device.name}"):
@@ -363,6 +366,15 @@ def _with_measured_ranges(model: Path, options: "Options", inputs: list[Path]) -
     view = import_model(model, options.dims).view
     found = measured_ranges(view, [read_feeds(path, view) for path in inputs])
     return replace(options, ranges={**found, **options.ranges})
+
+
+def _with_chosen_precision(model: Path, options: "Options") -> "Options":
+    from campo_onnx.auto_precision import choose_precision
+
+    with working(f"choosing a low precision for {model.name} on {options.device.name}"):
+        choice = choose_precision(model, options)
+    print_note(f"{choice.low.name} was chosen. {choice.why}")
+    return replace(options, low=choice.low)
 
 
 def _with_data_safety(model: Path, options: "Options", inputs: list[Path], budget: float) -> "Options":

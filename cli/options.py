@@ -25,6 +25,9 @@ MEASURE = "How to measure"
 OUTPUT = "Output"
 
 
+AUTO = "auto"
+"""Leaves a choice to the program."""
+
 AN_INPUT = "an input of this command"
 """What a file holds that nothing is written over."""
 
@@ -118,6 +121,21 @@ PrecisionOption = Annotated[
         autocompletion=complete_precisions,
         metavar="|".join(precision.value for precision in low_precisions()),
         help="The low precision.",
+        rich_help_panel=DECISION,
+    ),
+]
+PrecisionOrAutoOption = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        parser=lambda text: AUTO if text == AUTO else _low_precision(text),
+        autocompletion=lambda incomplete: [
+            *complete_precisions(incomplete),
+            *(name for name in (AUTO,) if name.startswith(incomplete)),
+        ],
+        metavar="|".join([*(precision.value for precision in low_precisions()), AUTO]),
+        help="The low precision. `auto` plans in each that the device computes in: BF16 where the graph does "
+        "not scale its loss, else the faster one.",
         rich_help_panel=DECISION,
     ),
 ]

@@ -11,8 +11,8 @@ from typing import Any
 import matplotlib as mpl
 
 mpl.use("svg")
-from matplotlib import pyplot as plt  # noqa: E402
-from matplotlib.patches import FancyBboxPatch  # noqa: E402
+from matplotlib import pyplot as plt
+from matplotlib.patches import FancyBboxPatch
 
 FOLDER = Path(__file__).parent / "pictures"
 FP32, FP16, CAST = "#cfd8e3", "#f2c879", "#ffffff"
@@ -39,9 +39,15 @@ class Picture:
     ) -> None:
         """Draw a box with its centre at (x, y)."""
         patch = FancyBboxPatch(
-            (x - width / 2, y - height / 2), width, height, boxstyle="round,pad=0.02,rounding_size=0.08",
-            facecolor=colour, edgecolor="#333333", hatch="///" if colour == FP16 else "", linewidth=0.9,
-        )  # fmt: skip
+            (x - width / 2, y - height / 2),
+            width,
+            height,
+            boxstyle="round,pad=0.02,rounding_size=0.08",
+            facecolor=colour,
+            edgecolor="#333333",
+            hatch="///" if colour == FP16 else "",
+            linewidth=0.9,
+        )
         self.axes.add_patch(patch)
         label: dict[str, Any] = {"facecolor": colour, "edgecolor": "none", "pad": 1.0}
         self.axes.text(x, y, text, ha="center", va="center", bbox=label)
@@ -65,8 +71,11 @@ def step() -> None:
     """The training step."""
     picture = Picture(9.2, 2.9)
     for x, text, colour in (
-        (1.6, "forward\npass", FP16), (3.9, "loss", FP32), (6.0, "backward\npass", FP16), (8.2, "weight\nupdate", FP32),
-    ):  # fmt: skip
+        (1.6, "forward\npass", FP16),
+        (3.9, "loss", FP32),
+        (6.0, "backward\npass", FP16),
+        (8.2, "weight\nupdate", FP32),
+    ):
         picture.box(x, 1.6, text, colour, height=0.9)
     for start, end in ((2.35, 3.15), (4.65, 5.25), (6.75, 7.45)):
         picture.arrow((start, 1.6), (end, 1.6))
@@ -115,13 +124,22 @@ def cut() -> None:
     picture.box(0.9, 1.7, "FP16", FP16, width=1.1)
     picture.box(8.3, 1.7, "FP32", FP32, width=1.1)
     for x, y, text, colour in (
-        (3.0, 2.6, "MatMul", FP16), (3.0, 0.8, "Gelu", FP16), (6.2, 2.6, "Exp", FP32), (6.2, 0.8, "ReduceSum", FP32),
-    ):  # fmt: skip
+        (3.0, 2.6, "MatMul", FP16),
+        (3.0, 0.8, "Gelu", FP16),
+        (6.2, 2.6, "Exp", FP32),
+        (6.2, 0.8, "ReduceSum", FP32),
+    ):
         picture.box(x, y, text, colour, width=1.3)
     for start, end in (
-        ((1.47, 1.8), (2.33, 2.5)), ((1.47, 1.6), (2.33, 0.9)), ((6.87, 2.5), (7.73, 1.8)), ((6.87, 0.9), (7.73, 1.6)),
-        ((3.0, 2.28), (3.0, 1.12)), ((3.67, 2.6), (5.53, 2.6)), ((3.67, 0.8), (5.53, 0.8)), ((6.2, 2.28), (6.2, 1.12)),
-    ):  # fmt: skip
+        ((1.47, 1.8), (2.33, 2.5)),
+        ((1.47, 1.6), (2.33, 0.9)),
+        ((6.87, 2.5), (7.73, 1.8)),
+        ((6.87, 0.9), (7.73, 1.6)),
+        ((3.0, 2.28), (3.0, 1.12)),
+        ((3.67, 2.6), (5.53, 2.6)),
+        ((3.67, 0.8), (5.53, 0.8)),
+        ((6.2, 2.28), (6.2, 1.12)),
+    ):
         picture.arrow(start, end, "-")
     picture.axes.plot([4.6, 4.6], [0.3, 3.1], linestyle="--", color="#b02a2a")
     picture.text(4.6, 3.25, "the cut: two casts are cheaper than any other line", color="#b02a2a", fontsize=9)

@@ -26,6 +26,7 @@ ROOMS = (
     "campo_onnx.optimize",
     "campo_onnx.options",
     "campo_onnx.pipeline",
+    "campo_onnx.auto_precision",
     "campo_onnx.comparison",
     "campo_onnx.advice",
     "campo_onnx.export",
