@@ -23,7 +23,7 @@ package: $(VENV)/.installed
 
 # The site, strictly: a broken link is an error.
 docs: $(DOCS_VENV)/.installed
-	$(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet
 
 # The onnx package's 1,900 backend cases, each optimized and held against what it computed before.
 test-onnx-cases: $(VENV)/.installed-test
@@ -112,7 +112,6 @@ $(ORT_VENV)/.installed: pyproject.toml
 
 $(DOCS_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/python -m pip install --quiet --no-deps --editable .
 	$(DOCS_VENV)/bin/python -m pip install --quiet "mkdocs-material>=9.6" "mkdocstrings-python>=1.16"
 	@touch $@
 

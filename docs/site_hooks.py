@@ -1,7 +1,7 @@
 """Links of the site that lead out of docs/: what they point to is brought along.
 
 Pages are read in the repository as well, where ``../benchmarks/results/accuracy.md`` is right. On the site
-such a file lies under ``repository/``, as a page if it is Markdown; its own links are treated in the same way.
+such a file lies under ``repository/``, as a page if it is Markdown; its own links are treated alike.
 """
 
 import os

@@ -33,7 +33,10 @@ from campo_onnx.runtime.providers import Machine
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = ROOT / "docs" / "commands.md"
-PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md") if path != COMMANDS)]
+PAGES = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
+    *sorted(path for path in (ROOT / "docs").glob("*.md") if path != COMMANDS),
+]
 FRAMEWORKS = {"torch", "jax", "onnxscript"}
 BLOCK = re.compile(
     r"(?:<!-- not run: (?P<why>[^\n]+) -->\n\n?)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
