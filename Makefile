@@ -13,9 +13,10 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/campo-onnx demo --folder demo_out --force
 
-# One process a core; files stay whole, so that what a file's tests share is made once.
+# One process a core; files stay whole, so that what a file's tests share is made once. Byte code is kept: each
+# process would compile all tests anew.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile
 
 # Wheel and sdist, built, checked and tried in fresh environments, under every Python 3.11 to 3.14 that is here.
 package: $(VENV)/.installed
