@@ -30,9 +30,7 @@ def test_every_data_file_ships() -> None:
     """Files that are no code lie where a package-data pattern matches them."""
     for package, patterns in SETUPTOOLS["package-data"].items():
         for pattern in patterns:
-            assert list(folder_of(package).glob(pattern)), (
-                f"{package}: {pattern} matches nothing"
-            )
+            assert list(folder_of(package).glob(pattern)), f"{package}: {pattern} matches nothing"
     covered = {
         path
         for package, patterns in SETUPTOOLS["package-data"].items()
