@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from campo_onnx.errors import CampoError
     from campo_onnx.ir.exporter import export_model
     from campo_onnx.ops.precision import Precision
+    from campo_onnx.optimize.list_file import resolve as oplists
     from campo_onnx.optimize.oplists import OpLists
-    from campo_onnx.optimize.oplists import resolve as oplists
     from campo_onnx.optimize.plan import Plan
     from campo_onnx.options import Options
     from campo_onnx.pipeline import Optimized
@@ -50,7 +50,7 @@ _HOME = {
     "Precision": "campo_onnx.ops.precision:Precision",
     "device": "campo_onnx.devices.datasheet:device",
     "export_model": "campo_onnx.ir.exporter:export_model",
-    "oplists": "campo_onnx.optimize.oplists:resolve",
+    "oplists": "campo_onnx.optimize.list_file:resolve",
     "optimize_model": "campo_onnx.pipeline:optimize",
 }
 

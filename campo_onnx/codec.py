@@ -45,7 +45,19 @@ class Plain(Protocol):
 
 
 class DecodeError(ValueError):
-    """What is read is not what was asked for; the message says where and why."""
+    """What is read is not what was asked for; the message says where and why.
+
+    Parameters
+    ----------
+    why
+        What is wrong.
+    path
+        Where: ``deny.ops[1]``; ``""`` for the whole.
+    """
+
+    def __init__(self, why: str, path: str = "") -> None:
+        super().__init__(f"{path}: {why}" if path else why)
+        self.path = path
 
 
 def to_plain(value: Any) -> Any:
@@ -79,7 +91,7 @@ def from_plain(plain: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(plain, kind, dec_hook=_read)
     except msgspec.ValidationError as error:
-        raise DecodeError(_located(str(error))) from None
+        raise _located(str(error)) from None
 
 
 def from_json(text: str | bytes) -> Any:
@@ -352,12 +364,12 @@ def _refuse_unknown_keys(plain: Mapping[Any, Any], known: inspect.Type, path: st
                 if key not in types:
                     near = get_close_matches(str(key), types, n=1)
                     guess = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(types)}"
-                    raise DecodeError(f"{here}: unknown field, {guess}")
+                    raise DecodeError(f"unknown field, {guess}", here)
                 _refuse_unknown(value, types[key], here)
 
 
-def _located(message: str) -> str:
+def _located(message: str) -> DecodeError:
     """Put the path first: of "Expected `int`, got `str` - at `$.a[0]`" make "a[0]: expected ..."."""
     what, _, path = message.partition(" - at ")
     path = path.strip("`").removeprefix("$").removeprefix(".")
-    return f"{path}: {what[:1].lower()}{what[1:]}" if path else what
+    return DecodeError(f"{what[:1].lower()}{what[1:]}" if path else what, path)

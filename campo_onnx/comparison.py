@@ -13,6 +13,7 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.oplists import OpLists, preset
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.strategies import STRATEGIES
+from campo_onnx.optimize.traffic import Traffic, planned_traffic
 from campo_onnx.options import Options
 from campo_onnx.pipeline import decide, problem_of
 
@@ -38,6 +39,8 @@ class ComparisonRow:
     tensor_core_us
         Predicted time of its low nodes on tensor cores. FP32 nodes do not count, though they may
         run there as TF32.
+    traffic
+        What the planned step launches and moves.
     measured_us, measured_speedup
         Measured step, and the FP32 step over it; None where nothing was measured
         (:func:`campo_onnx.verify.measured`) or the graph did not run.
@@ -45,6 +48,7 @@ class ComparisonRow:
 
     plan: Plan
     tensor_core_us: float
+    traffic: Traffic
     measured_us: float | None = None
     measured_speedup: float | None = None
 
@@ -111,7 +115,13 @@ def compare(
     for strategy, row_lists in chosen:
         problem = problems[row_lists.name]
         plan = decide(problem, imported, replace(options, strategy=strategy, lists=row_lists))
-        rows.append(ComparisonRow(plan=plan, tensor_core_us=_tensor_core_us(plan, problem.costs)))
+        rows.append(
+            ComparisonRow(
+                plan=plan,
+                tensor_core_us=_tensor_core_us(plan, problem.costs),
+                traffic=planned_traffic(problem, plan),
+            )
+        )
     return Comparison(imported=imported, rows=tuple(rows))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import onnx
@@ -28,6 +29,7 @@ from campo_onnx.optimize.reason import Fact, Reason, Verdict
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.safety import protected, weight_update
 from campo_onnx.optimize.strategies.fp32 import all_fp32, fp32
+from campo_onnx.optimize.traffic import Traffic, planned_traffic, traffic
 from campo_onnx.options import Options
 
 
@@ -64,6 +66,16 @@ class Optimized:
             return ()
         view = self.imported.view
         return low_gradients(view, loss_scaling(view), self.plan.low_nodes)
+
+    @cached_property
+    def given_traffic(self) -> Traffic:
+        """Launches, bytes and memory of the given step."""
+        return traffic(self.problem.view)
+
+    @cached_property
+    def planned_traffic(self) -> Traffic:
+        """Launches, bytes and memory of the step as it is planned."""
+        return planned_traffic(self.problem, self.plan)
 
     def refused_by(self, provider: str) -> tuple[str, ...]:
         """Nodes for which a provider does not load the graph, be it in FP32 or mixed."""

@@ -151,7 +151,7 @@ def check(
     from campo_onnx.files import write_text
     from campo_onnx.ir.exporter import check_destination
     from campo_onnx.ir.importer import data_files_of
-    from campo_onnx.optimize.oplists import resolve
+    from campo_onnx.optimize.list_file import resolve
 
     if policy is not None:
         alone = {

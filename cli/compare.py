@@ -83,7 +83,8 @@ def compare(
     from campo_onnx.comparison import compare as run_comparison
     from campo_onnx.ir.exporter import check_destination, check_not_read
     from campo_onnx.ops.precision import Precision
-    from campo_onnx.optimize.oplists import preset, resolve
+    from campo_onnx.optimize.list_file import resolve
+    from campo_onnx.optimize.oplists import preset
     from campo_onnx.options import Options
 
     if plot is not None:

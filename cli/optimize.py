@@ -206,7 +206,8 @@ def optimize(
     """
     from campo_onnx.ir.exporter import check_not_read, export_with
     from campo_onnx.ops.precision import Precision
-    from campo_onnx.optimize.oplists import resolve, with_overrides
+    from campo_onnx.optimize.list_file import resolve
+    from campo_onnx.optimize.oplists import with_overrides
     from campo_onnx.optimize.report import report_of
     from campo_onnx.options import Options
     from campo_onnx.pipeline import optimize as run_pipeline
@@ -261,7 +262,8 @@ def optimize(
     if json:
         print_json(optimized.plan.to_json())
     else:
-        print_report(report_of(optimized.plan), output=output, plan=plan)
+        moved = optimized.given_traffic, optimized.planned_traffic
+        print_report(report_of(optimized.plan), moved=moved, output=output, plan=plan)
 
 
 def _check_places(model: Path, output: Path, plan: Path | None, *, force: bool) -> None:

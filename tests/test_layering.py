@@ -45,7 +45,7 @@ HOMES = {
     "matplotlib": ("campo_onnx.charts",),
     "rich": ("cli.render", "campo_onnx.training.display"),
     "typer": ("cli",),
-    "torch": ("campo_onnx.export.torch", "campo_onnx.integrations.ortmodule", "campo_onnx.runtime.kineto"),
+    "torch": ("campo_onnx.export.torch", "campo_onnx.integrations", "campo_onnx.runtime.kineto"),
     "jax": ("campo_onnx.export.jax",),
 }
 

@@ -36,6 +36,7 @@ from campo_onnx.bench.statistics import (
 )
 from campo_onnx.errors import CampoError, DeviceUnavailableError, UsageError
 from campo_onnx.ops.precision import is_low_dtype
+from campo_onnx.optimize.traffic import traffic
 from campo_onnx.runtime.nvml import GpuMeter, gpu_meter
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.sessions import RUNTIME_ERRORS
@@ -266,6 +267,7 @@ def _rows(
     if baseline_us:
         tolerance = resolvable(tolerance, median_interval(baseline_us).median)
     rows = []
+    moved = {graph.name: traffic(graph.imported.view).total for graph in graphs}
     for name in (graph.name for graph in graphs):
         samples_us = rounds.samples_us.get(name, ())
         step_us = interval_over_runs(samples_us, rounds_per_run) if samples_us else None
@@ -289,6 +291,8 @@ def _rows(
                 samples_per_s=batch / step_us.median * 1e6 if batch and step_us else None,
                 energy_j=median_interval(joules) if joules else None,
                 peak_bytes=loaded.peak_bytes.get(name),
+                launches=moved[name].launches,
+                moved_bytes=moved[name].moved_bytes,
                 failure=failure.text,
                 failure_code=failure.exit_code,
             )

@@ -60,6 +60,9 @@ class BenchRow:
         Memory that a step needs, its inputs and outputs included.
     tensor_pipe_share
         Share of the step in which the tensor cores were busy.
+    launches, moved_bytes
+        Kernels of the graph, and what they read and write in memory, counted
+        (:func:`campo_onnx.optimize.traffic.traffic`).
     failure
         What went wrong; ``""`` if nothing did.
     failure_code
@@ -74,6 +77,8 @@ class BenchRow:
     energy_j: Interval | None = None
     peak_bytes: int | None = None
     tensor_pipe_share: float | None = None
+    launches: int | None = None
+    moved_bytes: float | None = None
     failure: str = ""
     failure_code: int = 0
 

@@ -13,7 +13,8 @@ from campo_onnx.devices.datasheet import device as device_called
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import UsageError
 from campo_onnx.files import read_bytes
-from campo_onnx.optimize.oplists import OpLists, preset, resolve
+from campo_onnx.optimize.list_file import resolve
+from campo_onnx.optimize.oplists import OpLists, preset
 
 DEFAULT_MAX_DRIFT = 1e-2
 DEFAULT_MIN_SPEEDUP = 1.0

@@ -18,7 +18,8 @@ from campo_onnx.devices.device import Device
 from campo_onnx.errors import DeviceUnavailableError, UsageError
 from campo_onnx.integrations.forward import PlannedGraph, plan_forward
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.oplists import OpLists, resolve
+from campo_onnx.optimize.list_file import resolve
+from campo_onnx.optimize.oplists import OpLists
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, strategy_called
 from campo_onnx.options import Options
 

@@ -1,8 +1,8 @@
 """Op lists: what each operator's numerics allow, as readable data.
 
 The four lists are those of TensorFlow's AMP, on which Campo builds (section 4.3 of the paper). The
-presets are the columns of ``ops/presets.csv``; a user's file or options change them, but never the
-operators in :data:`SAFETY_DENY`.
+presets are the columns of ``ops/presets.csv``; a user's file (``list_file.py``) or options change them,
+but never the operators in :data:`SAFETY_DENY`.
 """
 
 import csv
@@ -13,13 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
 
-from campo_onnx.codec import TOML_LIMIT_BYTES, DecodeError, from_toml
 from campo_onnx.errors import UsageError
-from campo_onnx.files import read_bytes
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import REGISTRY
 from campo_onnx.ops.spec import Family
@@ -37,8 +33,8 @@ SAFETY_DENY = REGISTRY.of_family(Family.LOSS, Family.UPDATE, Family.CONTROL_FLOW
 
 _TABLE = files("campo_onnx.ops")
 
-_Tables = Mapping[OpClass, frozenset[OpKey]]
-_Where = Callable[[str], str]  # the place of a word that is wrong, for messages
+Tables = Mapping[OpClass, frozenset[OpKey]]
+Where = Callable[[str], str]  # the place of a word that is wrong, for messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +75,10 @@ class OpLists:
     safety_deny: frozenset[OpKey] = SAFETY_DENY
 
     def __post_init__(self) -> None:
-        _check(self.tables, self.patterns, self.safety_deny, lambda _: f"op lists {self.name}")
+        check(self.tables, self.patterns, self.safety_deny, lambda _: f"op lists {self.name}")
 
     @property
-    def tables(self) -> _Tables:
+    def tables(self) -> Tables:
         """The five lists by class."""
         return MappingProxyType({op_class: getattr(self, op_class.value) for op_class in TABLES})
 
@@ -117,7 +113,7 @@ def preset(name: str) -> OpLists:
     """
     names = preset_names()
     if name not in names:
-        raise UsageError(f"unknown op lists {name!r}", remedy=_suggestion(name, names))
+        raise UsageError(f"unknown op lists {name!r}", remedy=suggestion(name, names))
     return _presets()[name]
 
 
@@ -141,46 +137,6 @@ def _presets() -> Mapping[str, OpLists]:
             **tables,
         )
     return MappingProxyType(found)
-
-
-def load(path: str | Path) -> OpLists:
-    """Read a user's file: complete lists, or changes to a preset it says it ``extends``.
-
-    Raises
-    ------
-    UsageError
-        When the file is unreadable or not what ``docs/op-lists.md`` describes.
-    """
-    path = Path(path)
-    data = read_bytes(
-        path,
-        title=f"the op lists {path}",
-        limit_bytes=TOML_LIMIT_BYTES,
-        remedy=f"Name a readable file or one of the presets: {', '.join(preset_names())}.",
-    )
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"cannot read the op lists {path}",
-            why=f"byte {error.start} is not UTF-8",
-            remedy="Save the file as UTF-8.",
-        ) from error
-    return _parse(_ListFile(path=str(path), text=text), path.name)
-
-
-def resolve(name_or_path: str) -> OpLists:
-    """Return the preset of this name or, for anything that ends in ``.toml`` or exists, load the file.
-
-    Raises
-    ------
-    UsageError
-        When it is neither, or the file is bad.
-    """
-    path = Path(name_or_path)
-    if name_or_path not in preset_names() and (path.suffix == ".toml" or path.exists()):
-        return load(path)
-    return preset(name_or_path)
 
 
 def with_overrides(
@@ -212,15 +168,16 @@ def with_overrides(
         return "op list options"
 
     given = {OpClass.ALLOW: allow, OpClass.INFER: infer, OpClass.CLEAR: clear, OpClass.DENY: deny}
-    moves = {op_class: _op_keys(labels, where) for op_class, labels in given.items()}
-    _check(moves, (), lists.safety_deny, where)
+    moves = {op_class: op_keys(labels, where) for op_class, labels in given.items()}
+    check(moves, (), lists.safety_deny, where)
     if not any(moves.values()):
         return lists
     overridden = replace(lists, name=f"{lists.name} with overrides", title=f"{lists.title}, with overrides")
-    return _moved(overridden, moves)
+    return moved(overridden, moves)
 
 
-def _moved(lists: OpLists, moves: _Tables) -> OpLists:
+def moved(lists: OpLists, moves: Tables) -> OpLists:
+    """Put operators on other lists than they are on."""
     named = frozenset[OpKey]().union(*moves.values())
     tables = {c: (ops - named) | moves.get(c, frozenset()) for c, ops in lists.tables.items()}
     return replace(
@@ -233,7 +190,8 @@ def _moved(lists: OpLists, moves: _Tables) -> OpLists:
     )
 
 
-def _check(tables: _Tables, patterns: Iterable[str], safety_deny: frozenset[OpKey], where: _Where) -> None:
+def check(tables: Tables, patterns: Iterable[str], safety_deny: frozenset[OpKey], where: Where) -> None:
+    """Refuse lists that overlap, release an operator of `safety_deny` or name an unknown pattern rule."""
     found: dict[OpKey, OpClass] = {}
     for op_class, op in ((op_class, op) for op_class, ops in tables.items() for op in sorted(ops)):
         label, table = op.label, op_class.value
@@ -252,13 +210,14 @@ def _check(tables: _Tables, patterns: Iterable[str], safety_deny: frozenset[OpKe
     for pattern in patterns:
         if pattern not in PATTERNS:
             what = f"{where(pattern)}: unknown pattern rule {pattern!r}"
-            raise UsageError(what, remedy=_suggestion(pattern, PATTERNS))
+            raise UsageError(what, remedy=suggestion(pattern, PATTERNS))
 
 
 _LABEL = re.compile(r"(?:[A-Za-z_][\w.-]*:)?[A-Za-z_]\w*", re.ASCII)
 
 
-def _op_keys(labels: Iterable[str], where: _Where) -> frozenset[OpKey]:
+def op_keys(labels: Iterable[str], where: Where) -> frozenset[OpKey]:
+    """Read operators as users write them; raises UsageError for what does not name one."""
     for label in labels:
         if not _LABEL.fullmatch(label):
             raise UsageError(
@@ -268,94 +227,7 @@ def _op_keys(labels: Iterable[str], where: _Where) -> frozenset[OpKey]:
     return frozenset(map(OpKey.parse, labels))
 
 
-def _suggestion(word: str, known: Sequence[str]) -> str:
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """The nearest of the known words, or all of them."""
     close = difflib.get_close_matches(word, known, n=1)
     return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
-
-
-_T = TypeVar("_T", str, bool, list[object], dict[str, object])
-_KIND = {str: "a string", bool: "true or false", list: "a list of strings", dict: "a table"}
-_TOP_KEYS = ("title", "source", "extends", *(op_class.value for op_class in TABLES), "rules")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ListFile:
-    path: str
-    text: str
-
-    def where(self, word: str) -> str:
-        """Path and last line on which `word` stands outside a comment; the path alone if none does."""
-        whole = re.compile(rf"(?<![\w.:]){re.escape(word)}(?![\w.:])")
-        numbered = enumerate(self.text.splitlines(), start=1)
-        lines = [number for number, line in numbered if whole.search(line.partition("#")[0])]
-        return f"{self.path}:{lines[-1]}" if lines else self.path
-
-    def read(self) -> Mapping[str, object]:
-        try:
-            data: Mapping[str, object] = from_toml(self.text)
-        except DecodeError as error:
-            raise UsageError(f"{self.path}: this is not TOML", why=str(error)) from error
-        self.expect_keys(data, _TOP_KEYS, "the file")
-        return data
-
-    def expect_keys(self, table: Mapping[str, object], known: Sequence[str], inside: str) -> None:
-        for key in table:
-            if key not in known:
-                what = f"{self.where(key)}: unknown key {key!r} in {inside}"
-                raise UsageError(what, remedy=_suggestion(key, known))
-
-    def get(self, table: Mapping[str, object], key: str, default: _T) -> _T:
-        value = table.get(key, default)
-        if not isinstance(value, type(default)):
-            what = f"{self.where(key)}: {key!r} must be {_KIND[type(default)]}"
-            raise UsageError(what, why=f"it is {value!r}")
-        return value
-
-    def strings(self, table: Mapping[str, object], key: str) -> tuple[str, ...]:
-        values = self.get(table, key, [])
-        strings = tuple(value for value in values if isinstance(value, str))
-        if len(strings) < len(values):
-            raise UsageError(f"{self.where(key)}: {key!r} must be {_KIND[list]}", why=f"it is {values!r}")
-        return strings
-
-    def ops(self, data: Mapping[str, object], name: str) -> frozenset[OpKey]:
-        table = self.get(data, name, {})
-        self.expect_keys(table, ("meaning", "ops"), f"[{name}]")
-        self.get(table, "meaning", "")
-        if "ops" not in table:
-            raise UsageError(f"{self.where(name)}: [{name}] has no 'ops'", remedy="Add it; it may be empty.")
-        return _op_keys(self.strings(table, "ops"), self.where)
-
-
-def _parse(file: _ListFile, name: str) -> OpLists:
-    data = file.read()
-    base = _base(file, data, name)
-    title = file.get(data, "title", f"{base.title}, changed by {name}")
-    file.get(data, "source", "")
-    moves = {op_class: file.ops(data, op_class.value) for op_class in TABLES if op_class.value in data}
-    rules = file.get(data, "rules", {})
-    file.expect_keys(rules, ("patterns", "taint_through_decisions"), "[rules]")
-    patterns = file.strings(rules, "patterns") if "patterns" in rules else base.patterns
-    decisions = file.get(rules, "taint_through_decisions", base.taint_through_decisions)
-    _check(moves, patterns, base.safety_deny, file.where)
-    changed = replace(base, name=name, title=title, patterns=patterns, taint_through_decisions=decisions)
-    return _moved(changed, moves)
-
-
-def _base(file: _ListFile, data: Mapping[str, object], name: str) -> OpLists:
-    """Return the lists that a file starts from: the preset it extends, or empty ones."""
-    if "extends" in data:
-        extended = file.get(data, "extends", "")
-        if extended not in preset_names():
-            what = f"{file.where('extends')}: unknown op lists {extended!r} to extend"
-            raise UsageError(what, remedy=_suggestion(extended, preset_names()))
-        return preset(extended)
-    for key in ("title", "allow", "infer", "clear", "deny"):
-        if key not in data:
-            raise UsageError(
-                f"{file.path}: {key!r} is missing",
-                why="the file extends no preset",
-                remedy='Add it, or begin the file with extends = "campo" to change a preset.',
-            )
-    empty = frozenset[OpKey]()
-    return OpLists(name=name, title="", allow=empty, infer=empty, clear=empty, deny=empty)

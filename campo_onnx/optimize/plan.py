@@ -296,6 +296,14 @@ class Plan:
         """Nodes this plan turns low (those that were low in the given graph not included)."""
         return frozenset(d.node for d in self.decisions if d.is_lowered)
 
+    @cached_property
+    def only_padded(self) -> frozenset[str]:
+        """Constants whose low version is stored with its padding only: everybody who reads it low does so."""
+        padded = {
+            Use(pad.node, part.position) for pad in self.pads for part in pad.inputs if part.by == "file"
+        }
+        return frozenset(c.tensor for c in self.constants if c.consumers and padded >= {*c.consumers})
+
     @property
     def cast_us(self) -> float:
         """Predicted time of all inserted casts."""

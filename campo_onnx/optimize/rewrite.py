@@ -50,7 +50,7 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
     for node in given:
         work.execute(node)
     work.check_done()
-    insert_pads(work, plan.pads)
+    insert_pads(work, plan.pads, plan.only_padded)
     work.graph.nodes[:] = work.nodes
     model = model_of(
         work.graph,

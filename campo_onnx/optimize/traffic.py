@@ -1,45 +1,26 @@
 """What a step moves through memory and launches, counted by family of operators. Nothing is timed."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeVar
 
 from campo_onnx.ir.view import GraphView
-from campo_onnx.ops.facts import moved_bytes, work_of
-from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.ports import Ports
-from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.registry import spec
-from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.spec import Family
-from campo_onnx.ops.work import HOST_ONLY
+from campo_onnx.optimize.fusion import fused
+from campo_onnx.optimize.memory import peak_bytes
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.step_ops import CAST, Moved, Step, StepOp, launched, planned_step, step_of
 
-_CAST = OpKey("", "Cast")
-_AS_STORED = Ports()
+Key = TypeVar("Key", Family, str)
 
+__all__ = ["Moved", "Traffic", "module_of", "planned_traffic", "traffic"]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """Kernels and the bytes they read and write.
-
-    Parameters
-    ----------
-    launches
-        How many nodes launch a kernel. A node that only gives its bytes another name launches none.
-    moved_bytes
-        What they read and write in main memory; a tensor of unknown size counts zero.
-    """
-
-    launches: int = 0
-    moved_bytes: float = 0.0
-
-    def __add__(self, other: "Moved") -> "Moved":
-        """Count both."""
-        return Moved(
-            launches=self.launches + other.launches, moved_bytes=self.moved_bytes + other.moved_bytes
-        )
+GRADIENT = "grad"
+"""What the exporter writes into names of the backward pass: ``encoder.query/grad/MatMul``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +31,25 @@ class Traffic:
     ----------
     by_family
         By what kind of thing the operators compute, the largest first; Casts are apart.
+    by_module
+        By where the nodes come from, as :func:`module_of` says it, the largest first; Casts are apart.
     casts
         All Casts.
+    fused
+        The whole step if neighbouring pointwise nodes were one kernel.
+    peak_bytes
+        Most memory that its tensors take at a time: see :func:`campo_onnx.optimize.memory.peak_bytes`.
     """
 
     by_family: Mapping[Family, Moved]
+    by_module: Mapping[str, Moved]
     casts: Moved
+    fused: Moved
+    peak_bytes: float
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_family", MappingProxyType(dict(self.by_family)))
+        object.__setattr__(self, "by_module", MappingProxyType(dict(self.by_module)))
 
     @property
     def total(self) -> Moved:
@@ -74,8 +65,7 @@ def traffic(view: GraphView) -> Traffic:
     view
         The graph.
     """
-    signatures = (view.signature(node.name) for node in view.nodes)
-    return _sum((signature.op, _moved(signature, _AS_STORED, None)) for signature in signatures)
+    return _counted(step_of(view))
 
 
 def planned_traffic(problem: Problem, plan: Plan) -> Traffic:
@@ -93,36 +83,39 @@ def planned_traffic(problem: Problem, plan: Plan) -> Traffic:
     It is what :func:`traffic` says of the graph that the plan makes, but for padding, which is left
     out: a padded product counts at its own size.
     """
-    return _sum(_planned(problem, plan))
+    return _counted(planned_step(problem, plan))
 
 
-def _planned(problem: Problem, plan: Plan) -> Iterator[tuple[OpKey, Moved]]:
-    dropped = {cast.node for cast in plan.dropped}
-    for node in problem.view.nodes:
-        if node.name in dropped:
-            continue
-        low = problem.low if node.name in plan.low_nodes else None
-        yield node.op, _moved(problem.view.signature(node.name), problem.ports[node.name], low)
-    width = Precision.FP32.itemsize_bytes + problem.low.itemsize_bytes
-    for cast in plan.casts:
-        elements = problem.view.tensors[cast.tensor].elements or 0
-        yield _CAST, Moved(launches=1, moved_bytes=float(width * elements))
+def module_of(node: str) -> str:
+    """Say where a node comes from by its name; modules that differ by a number are one.
+
+    Examples
+    --------
+    >>> module_of("layers.3.query/grad/MatMul_1")
+    'layers.*.query, backward'
+    >>> module_of("/encoder/layer.0/output/Add")
+    'encoder/layer.*/output'
+    >>> module_of("MatMul_7")
+    ''
+    """
+    *path, _ = node.strip("/").split("/")
+    scope = re.sub(r"(?<![^._/])\d+(?![^._/])", "*", "/".join(part for part in path if part != GRADIENT))
+    return f"{scope or 'outermost'}, backward" if GRADIENT in path else scope
 
 
-def _moved(signature: Signature, ports: Ports, low: Precision | None) -> Moved:
-    if work_of(signature).kind in HOST_ONLY:
-        return Moved()
-    return Moved(launches=1, moved_bytes=moved_bytes(signature, ports, low))
+def _counted(step: Step) -> Traffic:
+    ops = [op for op in launched(step) if op.op != CAST]
+    return Traffic(
+        by_family=_sums((spec(op.op).family, op) for op in ops),
+        by_module=_sums((module_of(op.node), op) for op in ops),
+        casts=sum((op.moved for op in launched(step) if op.op == CAST), Moved()),
+        fused=fused(step),
+        peak_bytes=peak_bytes(step),
+    )
 
 
-def _sum(nodes: Iterable[tuple[OpKey, Moved]]) -> Traffic:
-    families: dict[Family, Moved] = {}
-    casts = Moved()
-    for op, moved in nodes:
-        if op == _CAST:
-            casts += moved
-        elif moved.launches:
-            family = spec(op).family
-            families[family] = families.get(family, Moved()) + moved
-    largest = sorted(families.items(), key=lambda item: -item[1].moved_bytes)
-    return Traffic(by_family=dict(largest), casts=casts)
+def _sums(ops: Iterable[tuple[Key, StepOp]]) -> dict[Key, Moved]:
+    found: dict[Key, Moved] = {}
+    for key, op in ops:
+        found[key] = found.get(key, Moved()) + op.moved
+    return dict(sorted(found.items(), key=lambda item: -item[1].moved_bytes))

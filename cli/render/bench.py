@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 from .console import escape, stderr, stdout
-from .units import duration
+from .units import duration, gigabytes
 
 if TYPE_CHECKING:
     from campo_onnx.bench.result import BenchResult, BenchRow, Interval
@@ -64,6 +64,8 @@ def _table(result: "BenchResult") -> Table:
         table.add_column(column, justify="right")
     table.add_column("verdict", no_wrap=True)
     optional = {
+        "launches": [row.launches is not None for row in rows],
+        "moved": [row.moved_bytes is not None for row in rows],
         "energy": [row.energy_j is not None for row in rows],
         "memory": [row.peak_bytes is not None for row in rows],
         "tensor cores": [row.tensor_pipe_share is not None for row in rows],
@@ -78,7 +80,11 @@ def _table(result: "BenchResult") -> Table:
         if len(rows) > 1:
             cells.append(_ratio(row.speedup))
         cells.append(_styled(row.verdict.value))
-        extras = {"energy": _energy(row), "memory": _memory(row), "tensor cores": _share(row)}
+        counts = {
+            "launches": "-" if row.launches is None else f"{row.launches:,}",
+            "moved": "-" if row.moved_bytes is None else gigabytes(row.moved_bytes),
+        }
+        extras = counts | {"energy": _energy(row), "memory": _memory(row), "tensor cores": _share(row)}
         table.add_row(*cells, *(extras[name] for name in shown))
     return table
 

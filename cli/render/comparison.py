@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 from .console import escape, stdout
-from .units import duration
+from .units import duration, gigabytes
 
 if TYPE_CHECKING:
     from campo_onnx.comparison import Comparison, ComparisonRow
@@ -54,8 +54,28 @@ def print_comparison(comparison: "Comparison", *, plot: Path | None) -> None:
     console.print(
         f"x {baseline.strategy}: against {baseline.strategy} with the lists {escape(baseline.lists)}."
     )
+    console.print(_moved_table(comparison))
     if plot is not None:
         console.print(escape(f"Wrote {plot}"))
+
+
+def _moved_table(comparison: "Comparison") -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="What a step launches and moves", title_justify="left")
+    for column in ("strategy", "lists"):
+        table.add_column(column, no_wrap=True)
+    for column in ("launches", "moved", "of it by casts", "tensors at most"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in comparison.rows:
+        moved = row.traffic
+        table.add_row(
+            row.plan.strategy,
+            escape(row.plan.lists),
+            f"{moved.total.launches:,}",
+            gigabytes(moved.total.moved_bytes),
+            gigabytes(moved.casts.moved_bytes),
+            gigabytes(moved.peak_bytes),
+        )
+    return table
 
 
 def _measured(row: "ComparisonRow") -> tuple[str, str]:

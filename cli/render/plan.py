@@ -8,17 +8,23 @@ from rich import box
 from rich.table import Table
 
 from .console import escape, stdout
-from .units import duration
+from .units import duration, gigabytes
 
 if TYPE_CHECKING:
     from campo_onnx.optimize.plan import Decision, Plan, PlannedCast, PlannedPad
     from campo_onnx.optimize.report import Report
+    from campo_onnx.optimize.traffic import Moved, Traffic
 
 _OPS_SHOWN = 12
 
 
-def print_report(report: "Report", *, output: Path, plan: Path | None) -> None:
-    """Print predicted times, casts, and what stayed FP32."""
+_MOVED_SHOWN = 6
+
+
+def print_report(
+    report: "Report", *, moved: tuple["Traffic", "Traffic"], output: Path, plan: Path | None
+) -> None:
+    """Print predicted times, casts, what is moved in FP32 and as planned, and what stayed FP32."""
     console, made = stdout(), report.plan
     console.print(_headline(made), style="bold")
     console.print(_totals(report))
@@ -26,6 +32,7 @@ def print_report(report: "Report", *, output: Path, plan: Path | None) -> None:
         console.print(escape(loss), soft_wrap=True)
     if report.low_nodes:
         console.print(_ops_table(report))
+    console.print(_moved_table(report, *moved))
     console.print(_kept_table(report))
     if report.unknown_ops:
         names = ", ".join(f"{op} {count}" for op, count in report.unknown_ops)
@@ -100,6 +107,34 @@ def _ops_table(report: "Report") -> Table:
 def _add_ops(table: Table, name: str, low_nodes: int, nodes: int, fp32_us: float, planned_us: float) -> None:
     saved = f"{(fp32_us - planned_us) / fp32_us:.0%}" if fp32_us else ""
     table.add_row(escape(name), f"{low_nodes}/{nodes}", duration(fp32_us), duration(planned_us), saved)
+
+
+def _moved_table(report: "Report", given: "Traffic", planned: "Traffic") -> Table:
+    """Show what launches and moves most, by kind of operator and by module."""
+    table = Table(box=box.SIMPLE_HEAD, title="What is launched and moved a step", title_justify="left")
+    table.add_column("by operator, by module")
+    for column in ("launches", "fp32", "planned"):
+        table.add_column(column, justify="right")
+    low = report.plan.low.value
+    _add_moved(table, "the whole step", given.total, planned.total)
+    _add_moved(table, f"casts to and from {low}", given.casts, planned.casts)
+    for family in [*given.by_family][:_MOVED_SHOWN]:
+        _add_moved(table, family.value, given.by_family[family], planned.by_family.get(family))
+    table.add_section()
+    for module in [m for m in given.by_module if m][:_MOVED_SHOWN]:
+        _add_moved(table, module, given.by_module[module], planned.by_module.get(module))
+    table.add_section()
+    _add_moved(table, "if neighbouring pointwise nodes were one kernel", given.fused, planned.fused)
+    table.add_row("tensors alive at most", "", gigabytes(given.peak_bytes), gigabytes(planned.peak_bytes))
+    return table
+
+
+def _add_moved(table: Table, name: str, given: "Moved", planned: "Moved | None") -> None:
+    if planned is None:
+        return
+    same = given.launches == planned.launches
+    launches = f"{given.launches:,}" if same else f"{given.launches:,} -> {planned.launches:,}"
+    table.add_row(escape(name), launches, gigabytes(given.moved_bytes), gigabytes(planned.moved_bytes))
 
 
 def _kept_table(report: "Report") -> Table:

@@ -1,5 +1,6 @@
 """One test or two a claim: the part that decides what its page says, on a small graph."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +19,15 @@ from benchmarks import (
     traffic,
 )
 from benchmarks.gpu_machine import Session
+from benchmarks.gpu_session import forms_of
 from benchmarks.pages import made, render
 from benchmarks.steps import Call, Deadline, Records, run_steps
+from benchmarks.zoo import TITLES
 from campo_onnx.devices.detect import device_of
 from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
-from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.providers import Machine, machine
 
 DATA = Path(__file__).parents[1] / "data"
 MLP = DATA / "mlp.onnx"
@@ -180,6 +183,10 @@ class TestAccuracy:
         assert "| Campo | no loss scaling | 90.50 ± 0.71 | 0.500 | 0 of 2 |" in page
 
 
+ZOO = tuple(Path(f"{name}_b8.onnx") for name in TITLES)
+GPU = Machine(provider="cuda", device="g", driver="1", cuda="13", ort="1", tf32=False, threads=0)
+
+
 class TestGpuSession:
     @pytest.fixture
     def session(self, tmp_path: Path) -> Session:
@@ -193,6 +200,21 @@ class TestGpuSession:
         assert names[:3] == ["facts", "provider", "calibration_quick"]
         assert names[-1] == "calibration"
         assert {"step_mlp", "bench_mlp", "profile_mlp"} <= set(names)
+
+    def test_half_an_hour_brings_home_speed_ups_of_the_six_models(self, session: Session) -> None:
+        on_gpu = replace(session, bench=replace(session.bench, machine=GPU), graphs=ZOO, forms=forms_of(ZOO))
+        steps = list(gpu_session.steps_of(on_gpu, full=False))
+        names = [step.name for step in steps]
+        wanted = [f"{kind}_{graph.stem}" for kind in ("bench", "torch") for graph in ZOO]
+        last = max(map(names.index, wanted))
+        assert sum(step.seconds for step in steps[: last + 1]) <= 26 * 60
+
+    def test_two_forms_of_a_model_are_compared_as_whole_steps(self, session: Session) -> None:
+        usual, other = Path("resnet50_b64.onnx"), Path("resnet50_b64.conv.onnx")
+        forms = forms_of([other, usual, Path("vgg16_b8.onnx")])
+        assert forms == {"resnet50_b64": {"usual": usual, "conv": other}}
+        names = [step.name for step in gpu_session.steps_of(replace(session, forms=forms), full=False)]
+        assert "forms_resnet50_b64" in names
 
     def test_the_plan_of_a_session_needs_no_gpu(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from campo_onnx.export.compact import elementwise, full, reduce, reshape
+from campo_onnx.export.compact import elementwise, full, reduce, reshape, sum_per_channel
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
@@ -98,15 +98,15 @@ def _batch_norm_backward(
     The gradients are: of the bias, sum(g); of the weight, r * sum(g * c); of the input,
     weight * r * (g - sum(g) / n - c * r * r * sum(g * c) / n), of which evaluation keeps g alone.
     """
-    axes, rank = _batch_axes(x), x.rank
+    rank = x.rank
     if not training and running_mean is not None and running_var is not None:
         mean, inverse = running_mean, _inverse_root(g, running_var, eps)
     if mean is None or inverse is None:
         raise UntranslatableError("no statistics")
     scale = inverse if weight is None else _mul(g, weight, inverse)
     centered = elementwise(g, "Sub", x, _channels(g, mean, rank))
-    total = reduce(g, "ReduceSum", gradient, axes, keepdims=False)
-    moment = reduce(g, "ReduceSum", _mul(g, gradient, centered), axes, keepdims=False)
+    total = sum_per_channel(g, gradient)
+    moment = sum_per_channel(g, _mul(g, gradient, centered))
     of_weight = _mul(g, moment, inverse)
     if not training:
         return _mul(g, gradient, _channels(g, scale, rank)), of_weight, total
@@ -179,9 +179,8 @@ def _group_norm_backward(
     normal = _mul(g, elementwise(g, "Sub", reshape(g, x, shape), wide_mean), wide_inverse)
     scaled = gradient if weight is None else _mul(g, gradient, _channels(g, weight, x.rank))
     of_input = _normalized_gradient(g, reshape(g, scaled, shape), normal, wide_inverse, [2])
-    axes = _batch_axes(x)
-    of_weight = reduce(g, "ReduceSum", _mul(g, gradient, reshape(g, normal, x.shape)), axes, keepdims=False)
-    of_bias = reduce(g, "ReduceSum", gradient, axes, keepdims=False)
+    of_weight = sum_per_channel(g, _mul(g, gradient, reshape(g, normal, x.shape)))
+    of_bias = sum_per_channel(g, gradient)
     assert math.prod(x.shape) == batch * channels * size
     return reshape(g, of_input, x.shape), of_weight, of_bias
 

@@ -33,6 +33,11 @@ def set_origin(scope: str, *, is_gradient: bool = False) -> None:
     fx_traceback.current_meta[_META] = {_KEY: Origin(scope, is_gradient)}
 
 
+def mark(node: torch.fx.Node, origin: Origin) -> None:
+    """Say where an operation comes from that was traced elsewhere."""
+    node.meta[_META] = {**(node.meta.get(_META) or {}), _KEY: origin}
+
+
 def current_origin() -> Origin:
     """Say where the operation being traced comes from."""
     return _origin(fx_traceback.current_meta)
@@ -44,7 +49,7 @@ def origin_of(node: torch.fx.Node) -> Origin:
 
 
 def _origin(meta: Mapping[str, Any]) -> Origin:
-    origin: Origin = meta.get(_META, {}).get(_KEY, Origin(""))
+    origin: Origin = (meta.get(_META) or {}).get(_KEY, Origin(""))
     return origin
 
 

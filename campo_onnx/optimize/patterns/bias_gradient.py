@@ -49,7 +49,11 @@ def _only_leaves(tensor: str, view: GraphView, update: frozenset[str]) -> bool:
                 or _unscales(consumer, use.position, view)
             ):
                 leaves = True
-            elif (spec(consumer.op).movement in _ONE_TO_ONE and use.position == 0) or _scales(consumer, view):
+            elif (
+                consumer.op in _SUMS  # the batch, after each sample
+                or (spec(consumer.op).movement in _ONE_TO_ONE and use.position == 0)
+                or _scales(consumer, view)
+            ):
                 pending.append(consumer.outputs[0])
             else:
                 return False

@@ -24,6 +24,7 @@ _VECTOR_OPS = frozenset(
         *("Reshape", "Squeeze", "Unsqueeze", "Identity", "Expand", "Transpose"),
     )
 )
+_STATISTIC = _VECTOR_OPS | _LINEAR
 _BROADCASTS = frozenset(OpKey("", op) for op in ("Add", "BatchNormalization", "Div", "Mul", "Sub"))
 
 
@@ -39,7 +40,8 @@ def normalization(view: GraphView, update: frozenset[str]) -> Findings:
     for node in view.nodes:
         if node.op not in _LINEAR | _SQUARING or not view.is_float32(node.outputs[0]):
             continue
-        before = view.tensors[node.inputs[0]].elements
+        reduced = _first_reduced(node, view)
+        before = view.tensors[reduced].elements
         after = view.tensors[node.outputs[0]].elements
         if not before or not after or after >= before:
             continue
@@ -47,7 +49,7 @@ def normalization(view: GraphView, update: frozenset[str]) -> Findings:
         if not broadcasts:
             continue
         contained |= broadcasts
-        square = _square_before(node, view)
+        square = _square(reduced, view)
         if node.op in _SQUARING or square is not None:
             classes[node.name] = (OpClass.DENY, "sums squares in a normalization")
         else:
@@ -55,6 +57,14 @@ def normalization(view: GraphView, update: frozenset[str]) -> Findings:
         if square is not None:
             classes[square.name] = (OpClass.DENY, "squares in a normalization")
     return Findings(classes=classes, contained=frozenset(contained))
+
+
+def _first_reduced(node: OpNode, view: GraphView) -> str:
+    """What a reduction reduces; of one in stages, what the first reduces."""
+    tensor = node.inputs[0]
+    while (producer := view.producer.get(tensor)) is not None and producer.op in _LINEAR:
+        tensor = producer.inputs[0]
+    return tensor
 
 
 def _broadcasts_back(node: OpNode, before: int, after: int, view: GraphView) -> Iterator[Use]:
@@ -68,13 +78,14 @@ def _broadcasts_back(node: OpNode, before: int, after: int, view: GraphView) -> 
                 continue
             if elements == before and consumer.op in _BROADCASTS:
                 yield use
-            elif elements <= after and consumer.op in _VECTOR_OPS and consumer.outputs[0] not in seen:
+            elif elements <= after and consumer.op in _STATISTIC and consumer.outputs[0] not in seen:
                 seen.add(consumer.outputs[0])
                 pending.append(consumer.outputs[0])
 
 
-def _square_before(node: OpNode, view: GraphView) -> OpNode | None:
-    producer = view.producer.get(node.inputs[0])
+def _square(tensor: str, view: GraphView) -> OpNode | None:
+    """What computes a tensor, if it squares."""
+    producer = view.producer.get(tensor)
     if producer is None:
         return None
     if producer.op == OpKey("", "Mul") and producer.inputs[0] == producer.inputs[1]:

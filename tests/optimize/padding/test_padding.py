@@ -300,6 +300,7 @@ def test_an_initializer_is_padded_in_the_file(pad_all, run):
     assert found["w_fp16_padded"][:, :2].ravel().tolist() == [*range(1, 10), *range(7)]
     assert not found["w_fp16_padded"][:, 2:].any()
     assert [part.by for part in pair.plan.pads[0].inputs] == ["file"]
+    assert pair.plan.only_padded == {"w"}
     assert_valid(pair.model, run)
     assert_same(pair)
 
@@ -308,6 +309,7 @@ def test_an_initializer_that_others_read_is_there_in_both_sizes(pad_all):
     pair = pad_all(
         f"g (float[8,8] x) => (float[8,2] y, float[8,2] z) {WEIGHT} {{ y = MatMul(x, w) z = Relu(w) }}"
     )
+    assert pair.plan.only_padded == frozenset()
     assert {name: a.shape for name, a in initializers(pair.model).items() if "w" in name} == {
         "w_fp16": (8, 2),
         "w_fp16_padded": (8, 8),

@@ -1,0 +1,206 @@
+"""The backend: what torch.compile calls with each graph that it captured."""
+
+import logging
+import re
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from campo_onnx.errors import CampoError, UnsupportedModelError
+from campo_onnx.export.translate import UntranslatedUseError
+from campo_onnx.integrations.torch_compile.fallback import InPieces
+from campo_onnx.integrations.torch_compile.flat import flatten, refuse_untranslatable
+from campo_onnx.integrations.torch_compile.joint import JointGraph, opaque_call
+from campo_onnx.integrations.torch_compile.planning import plan_graph
+from campo_onnx.integrations.torch_compile.sessions import provider_of
+from campo_onnx.integrations.torch_compile.settings import Settings
+from campo_onnx.integrations.torch_compile.single import Piece, SizedGraph
+from campo_onnx.integrations.torch_compile.tracing import boxed, traced
+
+_LOG = logging.getLogger(__name__)
+
+COMPILED: list["Compiled"] = []
+"""What was compiled in this process and is still alive, in order."""
+
+_warned: set[str] = set()
+
+
+class Compiled:
+    """One graph that torch.compile captured, and what runs in its place.
+
+    Parameters
+    ----------
+    tensors
+        Its inputs: parameters and buffers among them tell which model it belongs to.
+    names
+        What its inputs are called, by position.
+    settings
+        The user's choice.
+    """
+
+    def __init__(self, tensors: Sequence[Any], names: Mapping[int, str], settings: Settings) -> None:
+        self.names, self.settings = names, settings
+        self.joint: JointGraph | None = None
+        self.graphs: list[SizedGraph] = []
+        self.refusal: str = ""
+        self._tensors = [weakref.ref(t) for t in tensors if isinstance(t, torch.Tensor)]
+
+    def reads(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether one of some tensors is among its inputs."""
+        own = {id(t) for ref in self._tensors if (t := ref()) is not None}
+        return any(id(t) in own for t in tensors)
+
+    # --- what AOTAutograd calls, in this order ---
+
+    def partition(
+        self, gm: torch.fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **more: Any
+    ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        """Cut a joint graph."""
+        primals = len(inputs[0])
+        try:
+            # AOTAutograd is tracing, and has its own fake tensors in force.
+            with unset_fake_temporarily():
+                self.joint = JointGraph(
+                    gm,
+                    primals=primals,
+                    forward_results=num_fwd_outputs,
+                    weights=frozenset(more.get("static_lifetime_input_indices") or ()),
+                    names=self.names,
+                    settings=self.settings,
+                )
+                return self.joint.halves()
+        except Exception as error:  # the one place where a joint graph is given up: the fallback has its say
+            self.joint = None
+            self._give_up(error)
+        # Torch cuts, and each half is compiled as far as it can be.
+        halves: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = min_cut_rematerialization_partition(
+            gm, inputs, num_fwd_outputs=num_fwd_outputs, **more
+        )
+        return halves
+
+    def compile(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Make something callable of one half, or of a graph without a backward pass."""
+        call = opaque_call(gm)
+        if call is not None:
+            return boxed(call)
+        try:
+            with unset_fake_temporarily():
+                graph = SizedGraph(gm, self._made, self.settings.sessions)
+        except UnsupportedModelError as error:
+            self._give_up(error)
+            return boxed(torch.fx.Interpreter(gm).boxed_run)
+        self.graphs.append(graph)
+        return boxed(graph)
+
+    # ---------------------------------------------------------------------------------------------
+
+    def _made(self, gm: torch.fx.GraphModule, arguments: int) -> Callable[[list[Any]], Sequence[Any]]:
+        try:
+            refuse_untranslatable(gm)
+            return self._piece(_copy(gm), arguments)
+        except Exception as error:  # as above
+            self._give_up(error)
+        refused: frozenset[str] = frozenset()
+        while True:
+            try:
+                return InPieces(_copy(gm), self._piece, refused)
+            except UntranslatedUseError as error:
+                used = {ref[0] for ref in error.results if isinstance(ref, tuple)}
+                if not used or used <= refused:
+                    raise
+                refused |= used
+
+    def _piece(self, gm: torch.fx.GraphModule, arguments: int) -> Piece:
+        flat = flatten(gm, arguments, self.names)
+        provider = provider_of(flat.device)
+        folder = self.settings.plans
+        planned = plan_graph(
+            flat.model(),
+            {},
+            self.settings.options(provider),
+            provider=provider,
+            folder=None if folder is None else Path(folder),
+        )
+        return Piece(flat, planned)
+
+    def _give_up(self, error: Exception) -> None:
+        self.refusal = str(error)
+        if self.settings.fallback == "error":
+            raise error
+        if not isinstance(error, CampoError):
+            _LOG.debug("cannot compile a graph", exc_info=error)
+        if self.refusal not in _warned:
+            _warned.add(self.refusal)
+            warnings.warn(f"campo-onnx leaves a part to torch: {error}", RuntimeWarning, stacklevel=2)
+
+
+def _copy(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph.output(graph.graph_copy(gm.graph, copies))
+    for old, new in copies.items():
+        new.meta = dict(old.meta)
+    return torch.fx.GraphModule(gm, graph)
+
+
+def campo_onnx(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph for ``torch.compile(model, backend="campo_onnx")``.
+
+    Parameters
+    ----------
+    gm, example_inputs
+        What torch.compile captured.
+    options
+        See :class:`~campo_onnx.integrations.torch_compile.settings.Settings`.
+    mode
+        Not looked at: modes are those of torch's own compiler.
+
+    Raises
+    ------
+    UsageError
+        If an option is unknown, or has no such value.
+    UnsupportedModelError
+        If something cannot be translated, under ``options={"fallback": "error"}``.
+    """
+    settings = Settings.of(options)
+    compiled = Compiled(example_inputs, _names(gm), settings)
+    call = traced(
+        gm,
+        example_inputs,
+        partition=compiled.partition,
+        compiler=compiled.compile,
+        inference_compiler=compiled.compile,
+    )
+    COMPILED.append(compiled)
+    return call
+
+
+_PART = re.compile(r"\._modules\['([^']*)'\]|\._(parameters|buffers)\['([^']*)'\]")
+
+
+def _names(gm: torch.fx.GraphModule) -> dict[int, str]:
+    """Call parameters and buffers as the model does, and other inputs as the traced function."""
+    names: dict[int, str] = {}
+    for position, node in enumerate(n for n in gm.graph.nodes if n.op == "placeholder"):
+        source = getattr(node.meta.get("grapharg"), "source", None)
+        found = getattr(source, "name", "")
+        path = str(found() if callable(found) else found)
+        parts = [a or b for a, _, b in _PART.findall(path)]
+        kind = next((k for _, k, _ in _PART.findall(path) if k), None)
+        prefix = {"parameters": "param.", "buffers": "buf."}.get(kind or "", "input.")
+        stem = ".".join(parts) if kind else node.name.removeprefix("l_").removesuffix("_")
+        name = f"{prefix}{stem}"
+        names[position] = name if name not in names.values() else f"{name}.{position}"
+    return names

@@ -1,0 +1,192 @@
+"""A step as the operations that will run: of a graph as it stands, or as a plan makes it.
+
+A tensor that a plan keeps in two precisions is two tensors here. Counts of launches, bytes and memory are
+taken from this list, so that a plan needs no graph to be counted.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from campo_onnx.ir.view import GraphView, TensorKind
+from campo_onnx.ops.facts import moved_bytes, work_of
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Family
+from campo_onnx.ops.work import HOST_ONLY, WorkKind
+from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.problem import Problem
+
+CAST = OpKey("", "Cast")
+
+Version: TypeAlias = tuple[str, bool]
+"""A tensor, and whether its low version is meant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Kernels and the bytes they read and write.
+
+    Parameters
+    ----------
+    launches
+        How many nodes launch a kernel. A node that only gives its bytes another name launches none.
+    moved_bytes
+        What they read and write in main memory; a tensor of unknown size counts zero.
+    """
+
+    launches: int = 0
+    moved_bytes: float = 0.0
+
+    def __add__(self, other: "Moved") -> "Moved":
+        """Count both."""
+        return Moved(
+            launches=self.launches + other.launches, moved_bytes=self.moved_bytes + other.moved_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOp:
+    """One operation of a step.
+
+    Parameters
+    ----------
+    node
+        Its name; that of the node in front for a Cast that a plan inserts.
+    op
+        The operator.
+    reads, writes
+        Tensors.
+    moved
+        Its kernel, and what that reads and writes; nothing for one that only gives bytes another name.
+    is_view
+        Whether its first result is its first input under another shape.
+    """
+
+    node: str
+    op: OpKey
+    reads: tuple[Version, ...]
+    writes: tuple[Version, ...]
+    moved: Moved
+    is_view: bool
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether each element of the result comes from the elements at its place."""
+        return self.moved.launches > 0 and (self.op == CAST or spec(self.op).family is Family.ELEMENTWISE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What runs, in order, and the bytes of every tensor.
+
+    Parameters
+    ----------
+    ops
+        In the order of the graph.
+    sizes
+        Bytes by tensor; 0 where they are unknown.
+    given, results
+        Tensors that are there before the step (inputs, constants), and those that are there behind it.
+    """
+
+    ops: tuple[StepOp, ...]
+    sizes: Mapping[Version, float]
+    given: frozenset[Version]
+    results: frozenset[Version]
+
+    def aliases(self) -> Mapping[Version, Version]:
+        """Say of the results of views whose bytes they are."""
+        found: dict[Version, Version] = {}
+        for op in self.ops:
+            if op.is_view and op.reads and op.writes:
+                found[op.writes[0]] = found.get(op.reads[0], op.reads[0])
+        return found
+
+
+def step_of(view: GraphView) -> Step:
+    """List the operations of a graph as it stands."""
+    return Step(
+        ops=tuple(_op(view, node.name, Ports(), None, {}) for node in view.nodes),
+        sizes={(name, False): info.nbytes for name, info in view.tensors.items()},
+        given=_given(view),
+        results=frozenset((name, False) for name in view.outputs),
+    )
+
+
+def planned_step(problem: Problem, plan: Plan) -> Step:
+    """List the operations of a step as it is planned; a padded product has its own size."""
+    view = problem.view
+    existing = {cast.tensor: cast.low_tensor for cast in (*plan.reused, *plan.dropped)}
+    dropped = {cast.node for cast in plan.dropped}
+    ops: list[StepOp] = []
+    inserted: dict[str, list[StepOp]] = {}
+    for cast in plan.casts:
+        inserted.setdefault(cast.producer, []).append(_cast(view, cast.tensor, plan.low, cast.dst, existing))
+    ops.extend(inserted.get("", ()))
+    for node in view.nodes:
+        if node.name not in dropped:
+            low = plan.low if node.name in plan.low_nodes else None
+            ops.append(_op(view, node.name, problem.ports[node.name], low, existing))
+        ops.extend(inserted.get(node.name, ()))
+    sizes = {(name, False): info.nbytes for name, info in view.tensors.items()}
+    sizes |= {
+        (name, True): float((info.elements or 0) * plan.low.itemsize_bytes)
+        for name, info in view.tensors.items()
+    }
+    results = frozenset((name, False) for name in view.outputs)
+    return Step(ops=tuple(ops), sizes=sizes, given=_given(view), results=results)
+
+
+def _given(view: GraphView) -> frozenset[Version]:
+    kinds = (TensorKind.INPUT, TensorKind.CONSTANT)
+    return frozenset((name, False) for name, info in view.tensors.items() if info.kind in kinds)
+
+
+def _op(
+    view: GraphView, name: str, ports: Ports, low: Precision | None, existing: Mapping[str, str]
+) -> StepOp:
+    node, signature = view.node[name], view.signature(name)
+    low_inputs, low_outputs = (ports.low_inputs, ports.low_outputs) if low is not None else ((), ())
+    kind = work_of(signature).kind
+    runs = kind not in HOST_ONLY
+    return StepOp(
+        node=name,
+        op=node.op,
+        reads=(
+            *(_version(t, i in low_inputs, existing) for i, t in enumerate(node.inputs) if t),
+            *((t, False) for t in node.captures),
+        ),
+        writes=tuple(_version(t, i in low_outputs, existing) for i, t in enumerate(node.outputs) if t),
+        moved=Moved(launches=1, moved_bytes=moved_bytes(signature, ports, low)) if runs else Moved(),
+        is_view=kind is WorkKind.VIEW,
+    )
+
+
+def _cast(
+    view: GraphView, tensor: str, low: Precision, dst: Precision, existing: Mapping[str, str]
+) -> StepOp:
+    versions = _version(tensor, False, existing), _version(tensor, True, existing)
+    source, target = versions if dst is low else versions[::-1]
+    width = Precision.FP32.itemsize_bytes + low.itemsize_bytes
+    producer = view.producer.get(tensor)
+    return StepOp(
+        node=tensor if producer is None else producer.name,
+        op=CAST,
+        reads=(source,),
+        writes=(target,),
+        moved=Moved(launches=1, moved_bytes=float(width * (view.tensors[tensor].elements or 0))),
+        is_view=False,
+    )
+
+
+def _version(tensor: str, is_low: bool, existing: Mapping[str, str]) -> Version:
+    """A low version that a Cast of the given graph makes has a name there already."""
+    return (existing[tensor], False) if is_low and tensor in existing else (tensor, is_low)
+
+
+def launched(step: Step) -> Iterator[StepOp]:
+    """Give the operations that launch a kernel."""
+    return (op for op in step.ops if op.moved.launches)
