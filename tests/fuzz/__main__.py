@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.fuzz.campaign import Result, drawn, judged, renew, try_case
 from tests.fuzz.cases import CHEAP
 from tests.fuzz.minimize import minimized
-from tests.fuzz.sandbox import prepare, warm
+from tests.fuzz.sandbox import memory_disk, prepare, warm
 from tests.fuzz.subjects import make_folder
 from tests.fuzz.verbs import VERBS
 from tests.fuzz.worker import Worker
@@ -41,7 +41,7 @@ def main() -> int:
     rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
     if not given.summary:
         _get_ready(sound, bare=given.cheap)
-        with tempfile.TemporaryDirectory(dir=_memory_disk()) as folder:
+        with tempfile.TemporaryDirectory(dir=memory_disk()) as folder:
             work = Path(folder) / "work"
             if given.only is not None:
                 print(try_case(given.only, sound, work, cheap=given.cheap))
@@ -72,16 +72,11 @@ def _get_ready(sound: Path, *, bare: bool) -> None:
     sound.parent.mkdir(parents=True, exist_ok=True)
     if not sound.is_dir():
         make_folder(sound, bare=bare)
-    with tempfile.TemporaryDirectory(dir=_memory_disk()) as folder:
+    with tempfile.TemporaryDirectory(dir=memory_disk()) as folder:
         scratch = Path(folder) / "run"
         shutil.copytree(sound, scratch)
         commands = [" ".join(case.words) for case in CHEAP if case.words[0] in _WARM]
         warm(scratch, [c for c in commands if "profile" not in c and "store" not in c])
-
-
-def _memory_disk() -> str | None:
-    """Where to work: in memory, where there is such a place."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def _row(result: Result) -> dict[str, object]:

@@ -104,6 +104,11 @@ def warm(folder: Path, commands: Sequence[str]) -> None:
     gc.freeze()
 
 
+def memory_disk() -> str | None:
+    """Where to work: in memory, where there is such a place."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
 def run(
     words: Sequence[str],
     folder: Path,

@@ -48,19 +48,16 @@ def train(path: Path, model: Path) -> None:
 
 def apply(plan: Path, model: Path) -> None:
     """Execute a plan that was read from a file."""
-    from campo_onnx.devices.datasheet import device
+    from campo_onnx import Options, Plan, device, oplists
     from campo_onnx.files import read_bytes
     from campo_onnx.ir.exporter import export_model
     from campo_onnx.ir.importer import import_model
-    from campo_onnx.optimize.oplists import resolve
-    from campo_onnx.optimize.plan import Plan
-    from campo_onnx.options import Options
     from campo_onnx.pipeline import apply as execute
     from campo_onnx.pipeline import problem_of
 
     read = Plan.from_json(read_bytes(plan, title=str(plan)), title=str(plan))
     imported = import_model(model)
-    problem = problem_of(imported, Options(device=device("v100"), lists=resolve("campo")))
+    problem = problem_of(imported, Options(device=device("v100"), lists=oplists("campo")))
     export_model(execute(read, problem, imported).model, Path("out.onnx"), folder=Path())
 
 
