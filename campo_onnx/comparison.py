@@ -44,6 +44,11 @@ class ComparisonRow:
     measured_us, measured_speedup
         Measured step, and the FP32 step over it; None where nothing was measured
         (:func:`campo_onnx.verify.measured`) or the graph did not run.
+    measured_bounds
+        95 % confidence interval of the measured speed-up; None for the FP32 step itself.
+    verdict
+        How the measured step compares with FP32 (:class:`campo_onnx.bench.result.Outcome`); ``""`` where
+        nothing was measured.
     """
 
     plan: Plan
@@ -51,6 +56,8 @@ class ComparisonRow:
     traffic: Traffic
     measured_us: float | None = None
     measured_speedup: float | None = None
+    measured_bounds: tuple[float, float] | None = None
+    verdict: str = ""
 
     @property
     def tensor_core_share(self) -> float:

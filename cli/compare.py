@@ -9,23 +9,27 @@ from campo_onnx.costs.evidence import CostSource
 from .evidence import CostsOption, ProfileOption, opened_target
 from .options import (
     AN_INPUT,
-    OUTPUT,
     SAFETY,
     VERIFICATION,
     DeviceOption,
     DimOption,
     ForceOption,
+    FormatOption,
+    JsonOption,
     KeepFp32Option,
     MarginOption,
     ModelArgument,
     PlotOption,
     PrecisionOption,
     StoreOption,
+    check_one_form,
+    complete_lists,
     dimensions,
     existing,
 )
 from .render.comparison import headline, print_comparison
 from .render.console import print_json, working
+from .render.table import TableFormat
 from .verification import check_verifiable, measured_strategies
 
 
@@ -39,6 +43,7 @@ def compare(
         typer.Option(
             "--lists",
             metavar="NAME|FILE",
+            autocompletion=complete_lists,
             help="One preset or file for all strategies, instead of each one's own lists.",
             rich_help_panel=SAFETY,
         ),
@@ -66,9 +71,8 @@ def compare(
         ),
     ] = 30,
     plot: PlotOption = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=OUTPUT)
-    ] = False,
+    form: FormatOption = TableFormat.TEXT,
+    json: JsonOption = False,
     force: ForceOption = False,
 ) -> None:
     """Compare the strategies on one training step: casts, predicted step, speed-up.
@@ -82,11 +86,14 @@ def compare(
     from campo_onnx.charts import check_plot, draw_plans, save_figure
     from campo_onnx.comparison import compare as run_comparison
     from campo_onnx.ir.exporter import check_destination, check_not_read
+    from campo_onnx.ir.importer import check_model
     from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.list_file import resolve
     from campo_onnx.optimize.oplists import preset
     from campo_onnx.options import Options
 
+    check_one_form(json=json, form=form)
+    check_model(model)
     if plot is not None:
         check_plot(plot)
         check_destination(plot, force=force)
@@ -127,6 +134,8 @@ def compare(
                 "tensor_core_share": row.tensor_core_share,
                 "measured_us": row.measured_us,
                 "measured_speedup": row.measured_speedup,
+                "measured_bounds": row.measured_bounds,
+                "verdict": row.verdict or None,
             }
             for row in comparison.rows
         ]
@@ -142,4 +151,4 @@ def compare(
         }
         print_json(json_format.dumps(document, indent=1) + "\n")
     else:
-        print_comparison(comparison, plot=plot)
+        print_comparison(comparison, plot=plot, form=form)

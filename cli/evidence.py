@@ -12,7 +12,7 @@ from campo_onnx.costs.evidence import CHOICES, CostSource
 from campo_onnx.errors import UsageError, did_you_mean
 
 from .options import COSTS
-from .render.console import print_note, progressing
+from .render.console import print_note, print_warning, progressing
 
 if TYPE_CHECKING:
     from campo_onnx.calibrate.calibration import Calibration
@@ -82,6 +82,7 @@ def opened_target(
         yield Target(device=known, evidence=Evidence())
         return
     from campo_onnx.calibrate.calibration import load_calibration
+    from campo_onnx.calibrate.quality import doubt
     from campo_onnx.measure.profile import read_profile
     from campo_onnx.measure.store import Store, default_path
 
@@ -91,6 +92,8 @@ def opened_target(
         print_note(note)
     if calibration is not None and (changed := _changed(calibration)):
         print_note(f"{device} {changed}")
+    if calibration is not None and (why := doubt(calibration)):
+        print_warning(f"{device}: {why}.")
     read = read_profile(profile) if profile is not None else None
     may_measure = known.provider == "cpu" or visible_gpu().gpu is not None
     if costs is CostSource.MODEL or calibration is not None or not may_measure:

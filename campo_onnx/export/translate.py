@@ -173,8 +173,13 @@ def _translated(g: Graph, item: Operation, read: Read, table: Table, outermost: 
             args, kwargs = item.arguments(read)
             try:
                 made = table[item.kind](g, item.expected[0], *args, **kwargs)
-            except (UntranslatableError, onnx.shape_inference.InferenceError) as error:
+            except UntranslatableError as error:
                 raise UntranslatedUseError(f"{where} cannot be translated", why=str(error)) from error
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}".partition("\n")[0]
+                raise UntranslatedUseError(
+                    f"{where} cannot be translated", why=said, remedy="Please report it."
+                ) from error
         results = [made] if isinstance(made, Value) else list(made)
         return {
             i: _checked(f"result {i} of {where}", results[i], item.expected[i])

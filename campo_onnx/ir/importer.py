@@ -179,7 +179,20 @@ def _load(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _payload(path: Path) -> bytes:
+def check_model(path: Path) -> None:
+    """Find out before any work whether there is a file that may be a model.
+
+    Raises
+    ------
+    UsageError
+        If it does not exist, cannot be read, or is no file.
+    ModelError
+        If it is larger than any model file.
+    """
+    _payload(path, read=False)
+
+
+def _payload(path: Path, *, read: bool = True) -> bytes:
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -192,7 +205,7 @@ def _payload(path: Path) -> bytes:
                 why=f"it has {status.st_size:,} bytes, and protobuf ends at 2 GiB",
                 remedy="Check that it is the file you mean; large weights go beside the model.",
             )
-        return path.read_bytes()
+        return path.read_bytes() if read else b""
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", remedy="Check the path of the model.") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the path

@@ -38,6 +38,9 @@ class Decision:
         of this plan included.
     cast_us
         Time of the casts at its inputs and outputs in this plan.
+    other_cast_us
+        By how much all casts would take longer if this node alone had the other precision; None where no
+        strategy may change it.
     low_inputs, low_outputs
         Positions of inputs that read, and outputs that make, the low version of their tensor.
         Empty for a node that the plan does not turn low.
@@ -57,6 +60,7 @@ class Decision:
     fp32_us: float
     gain_us: float
     cast_us: float
+    other_cast_us: float | None = None
     low_inputs: tuple[int, ...] = ()
     low_outputs: tuple[int, ...] = ()
     attribute: str = ""

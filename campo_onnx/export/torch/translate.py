@@ -23,7 +23,7 @@ from campo_onnx.export.torch import (
 )
 from campo_onnx.export.torch.convolution import translations as convolution
 from campo_onnx.export.torch.operands import DTYPES
-from campo_onnx.export.torch.origin import origin_of
+from campo_onnx.export.torch.origin import Origin, origin_of
 from campo_onnx.export.torch.weight_gradient import WeightGradient
 from campo_onnx.export.translate import Constant, Operation, Read, TracedStep, refuse_unknown, translate_step
 from campo_onnx.export.translation import Expected, Table, merged
@@ -84,7 +84,11 @@ def _refuse_unfit(traced: torch.fx.GraphModule, table: Table) -> None:
                 why="the forward pass drew others, so the gradient would be wrong",
                 remedy="Turn activation checkpointing off, or set the dropout in it to 0.",
             )
-    refuse_unknown(((node.target, origin_of(node).label) for node in nodes), table, _OUTERMOST)
+    refuse_unknown(((node.target, _described(origin_of(node))) for node in nodes), table, _OUTERMOST)
+
+
+def _described(origin: Origin) -> str:
+    return f"{origin.label or _OUTERMOST}, {origin.place}" if origin.place else origin.label
 
 
 def _straight_line(traced: torch.fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str]) -> TracedStep:
