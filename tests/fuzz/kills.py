@@ -40,7 +40,7 @@ COMMANDS = (
 """Every command that writes; ``save`` is a checkpoint of a training session."""
 
 AT_RANDOM = "killed at random"
-_MOST_EVENTS = 30  # of a command; where there are more, these are drawn from them
+_MOST_EVENTS = 25  # of a command; where there are more, these are drawn from them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,6 @@ class Range:
 
     def _begin(self) -> None:
         renew(self._folder, self._sound)
-        make_old_outputs(self._folder)
 
     def _run(self, **options: object) -> Outcome:
         options.setdefault("bounds", Bounds(seconds=300))
@@ -190,6 +189,7 @@ def main() -> int:
     prepare()
     if not (given.out / "sound").is_dir():
         make_folder(given.out / "sound", bare=given.bare)
+        make_old_outputs(given.out / "sound")
     log = given.out / "kills.jsonl"
     rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
     done = {(row["command"], row["fault"], row["event"]) for row in rows}

@@ -1,5 +1,6 @@
 """What the files of a folder say, for those who ask whether one was lost or torn."""
 
+import hashlib
 import json
 import shutil
 import sqlite3
@@ -38,18 +39,27 @@ def make_old_outputs(folder: Path) -> None:
 def states(folder: Path) -> dict[str, str]:
     """What each file says; of what differs from run to run, only that it is whole."""
     return {
-        path.name: _state(path)
+        path.name: _known_state(path)
         for path in sorted(folder.iterdir())
         if path.is_file() and not path.name.startswith((".", "out.onnx.")) and not path.name.endswith(_BESIDE)
     }
 
 
 _BESIDE = ("-wal", "-shm", "-journal")
+_known: dict[tuple[str, bytes], str] = {}
+
+
+def _known_state(path: Path) -> str:
+    """What a file says; that of the same bytes is found out once."""
+    if path.suffix == ".sqlite":  # others lie beside it that count
+        return in_child(lambda: _store_state(path))
+    key = path.name, hashlib.sha256(path.read_bytes()).digest()
+    if key not in _known:
+        _known[key] = _state(path)
+    return _known[key]
 
 
 def _state(path: Path) -> str:
-    if path.suffix == ".sqlite":  # first: others may hold only a part of what is said
-        return in_child(lambda: _store_state(path))
     if path.suffix == ".onnx":
         return in_child(lambda: import_model(path).digest)
     if path.suffix == ".safetensors":
