@@ -11,7 +11,7 @@ from tests.fuzz.checks import digests, violations
 from tests.fuzz.mutations import mutate
 from tests.fuzz.sandbox import Outcome, in_child, run
 
-_RUNNING_SHARE = 1 / 16  # of cases that run a graph: each takes as long as ten others
+_RUNNING_SHARE = 1 / 40  # of cases that run a graph: each takes as long as twenty others
 _STARTS_THREADS = (".parquet",)  # libraries that write these do, and processes with threads do not fork well
 
 Run = Callable[[list[str], Path], Outcome]
