@@ -7,7 +7,7 @@ ORT_VENV := .venv-ortmodule
 ORT_BIN := $(ORT_VENV)/bin
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-campaign test-cuda-dry test-onnx-cases random-graphs fuzz test-frameworks test-ortmodule zoo campo-eval lint format clean
+.PHONY: demo test test-campaign test-cuda-dry test-onnx-cases test-report random-graphs fuzz test-frameworks test-ortmodule zoo campo-eval lint format clean
 
 demo: $(VENV)/.installed
 	@mkdir -p demo_out
@@ -25,6 +25,13 @@ test-onnx-cases: $(VENV)/.installed-test
 # 20,000 random graphs, twenty minutes of one core and more; run again, it goes on where it was stopped.
 random-graphs: $(VENV)/.installed-test
 	$(BIN)/python -m tests.random_graphs --count 20000 --out random_graphs_out
+
+# The reports in a real browser. Chromium comes from the system (Debian: apt-get install chromium chromium-driver);
+# where there is none, the target says so and passes.
+test-report: $(VENV)/.installed-test
+	@if command -v chromedriver >/dev/null; then \
+	    $(BIN)/python -m pip install --quiet --editable ".[browser]" && $(BIN)/python -m pytest -m browser tests/report; \
+	else echo "skipped: reports are not tested in a browser, since there is no chromedriver"; fi
 
 # A part of the campaign of damaged files, kills and full disks; `make fuzz` is the whole.
 test-campaign: $(VENV)/.installed-test

@@ -12,6 +12,7 @@ from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.oplists import OpLists, preset
 from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.traffic import Traffic, planned_traffic
 from campo_onnx.options import Options
@@ -73,11 +74,14 @@ class Comparison:
     ----------
     imported
         The graph.
+    problem
+        Costs of its nodes, which all rows share, under the lists of the first.
     rows
         In the order of :data:`ROWS`.
     """
 
     imported: Imported
+    problem: Problem
     rows: tuple[ComparisonRow, ...]
 
     @property
@@ -129,7 +133,7 @@ def compare(
                 traffic=planned_traffic(problem, plan),
             )
         )
-    return Comparison(imported=imported, rows=tuple(rows))
+    return Comparison(imported=imported, problem=problems[chosen[0][1].name], rows=tuple(rows))
 
 
 def _tensor_core_us(plan: Plan, costs: CostTable) -> float:

@@ -193,7 +193,9 @@ def _in_fp32(attempt: Attempt, options: Options) -> Optimized:
             },
         )
     problem, imported = attempt.optimized.problem, attempt.optimized.imported
-    plan = stay_fp32(problem, options, verdict)
+    # What was measured does not change what is proven of the predicted steps.
+    bound_us = attempt.optimized.plan.lower_bound_us
+    plan = replace(stay_fp32(problem, options, verdict), lower_bound_us=bound_us)
     return apply(plan, problem, imported)
 
 

@@ -25,6 +25,9 @@ MEASURE = "How to measure"
 OUTPUT = "Output"
 
 
+AUTO = "auto"
+"""Leaves a choice to the program."""
+
 AN_INPUT = "an input of this command"
 """What a file holds that nothing is written over."""
 
@@ -121,6 +124,21 @@ PrecisionOption = Annotated[
         rich_help_panel=DECISION,
     ),
 ]
+PrecisionOrAutoOption = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        parser=lambda text: AUTO if text == AUTO else _low_precision(text),
+        autocompletion=lambda incomplete: [
+            *complete_precisions(incomplete),
+            *(name for name in (AUTO,) if name.startswith(incomplete)),
+        ],
+        metavar="|".join([*(precision.value for precision in low_precisions()), AUTO]),
+        help="The low precision. `auto` plans in each that the device computes in: BF16 where the graph does "
+        "not scale its loss, else the faster one.",
+        rich_help_panel=DECISION,
+    ),
+]
 KeepFp32Option = Annotated[
     list[str] | None,
     typer.Option(
@@ -146,6 +164,17 @@ PlotOption = Annotated[
         "--plot",
         metavar="FILE.svg|png|pdf",
         help="Also draw the result; needs `pip install 'campo-onnx[plot]'`.",
+        show_default=False,
+        rich_help_panel=OUTPUT,
+    ),
+]
+ReportOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE.html",
+        help="Also write everything as a page for the browser, in one file; needs "
+        "`pip install 'campo-onnx[report]'`.",
         show_default=False,
         rich_help_panel=OUTPUT,
     ),

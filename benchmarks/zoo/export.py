@@ -34,23 +34,7 @@ _HALVINGS = 6  # how often a batch is halved to make it fit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One model of the zoo.
-
-    Parameters
-    ----------
-    build
-        Makes the full model.
-    loss
-        Its loss.
-    batch
-        Makes inputs and targets for a number of samples.
-    batch_sizes
-        The paper's, for the RTX 2080 Ti and the V100; 0 where it was not run.
-    optimizer
-        What it is commonly trained with.
-    shallow
-        Makes a variant that is small enough to compare gradients, with a batch.
-    """
+    """One model of the zoo."""
 
     build: Callable[[], nn.Module]
     loss: Callable[..., torch.Tensor]

@@ -87,7 +87,9 @@ class Imported:
         return digest.hexdigest()
 
 
-def import_model(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | None = None) -> Imported:
+def import_model(
+    source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | None = None, *, any_type: bool = False
+) -> Imported:
     """Read a training graph.
 
     Parameters
@@ -96,6 +98,8 @@ def import_model(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] |
         Path of an ONNX file, or a model in memory (which is copied, never changed).
     dims
         Sizes of symbolic dimensions, as ``{"batch": 64}``.
+    any_type
+        Whether a graph without FP32 tensors is read as well, though there is nothing to lower.
 
     Raises
     ------
@@ -132,7 +136,7 @@ def import_model(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] |
     inputs = {value.name for value in model.graph.input}
     constants = {name: t for name, t in constants_of(model.graph).items() if name not in inputs}
     view = _view_of(model, shapes.infer(model, dims or {}))
-    if not any(info.dtype == FLOAT for info in view.tensors.values()):
+    if not any_type and not any(info.dtype == FLOAT for info in view.tensors.values()):
         raise UnsupportedModelError(
             f"{title} has no FP32 tensor",
             why="there is nothing to lower",

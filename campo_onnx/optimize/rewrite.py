@@ -68,6 +68,10 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
         device=plan.device,
         low=plan.low.value,
         digest=structure_digest(model.graph),
+        fp32_us=plan.fp32_us,
+        predicted_us=plan.predicted_us,
+        low_nodes=len(plan.low_nodes),
+        casts=len(plan.casts),
     )
     write_stamp(model, stamp)
     return model

@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import sys
-import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from rich.markup import escape as escape_markup
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from campo_onnx.errors import UsageError
+from campo_onnx.wording import visible as visible
 
 INTERRUPTED = 128 + signal.SIGINT
 """Exit code after Ctrl-C, as shells have it."""
@@ -42,25 +42,8 @@ class _Output:
 _output = _Output()
 
 
-# Control characters, invisible and bidirectional formatting, line separators, halves of characters.
-_SHOWN_AS_CODES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _GITHUB_LINE = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
 _GITHUB_ANYWHERE = re.compile(r"##(?=\[)")
-
-
-def visible(text: str) -> str:
-    r"""Show what a terminal would obey, or nobody would see, as an escape sequence of Python.
-
-    Examples
-    --------
-    >>> print(visible("relu\x1b[2J\n\u202e"))
-    relu\x1b[2J\n\u202e
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        repr(char)[1:-1] if unicodedata.category(char) in _SHOWN_AS_CODES else char for char in text
-    )
 
 
 def escape(text: str) -> str:

@@ -9,20 +9,41 @@ from .table import Cell, Column, Table, TableFormat, facts_table
 from .units import duration, gigabytes
 
 if TYPE_CHECKING:
+    from campo_onnx.ir.stamp import Stamp
     from campo_onnx.optimize.plan import Decision, Plan, PlannedCast, PlannedPad
     from campo_onnx.optimize.report import Report
     from campo_onnx.optimize.traffic import Moved, Traffic
+    from campo_onnx.pipeline import Optimized
 
 _OPS_SHOWN = 12
 _MOVED_SHOWN = 6
+
+
+def print_optimized(optimized: "Optimized", *, written: Sequence[Path], advice: Sequence[str]) -> None:
+    """Print what was decided; of a graph that was optimized before, where it was written."""
+    from campo_onnx.optimize.report import report_of
+
+    if optimized.was_optimized_before:
+        _print_written(written)
+        return
+    moved = optimized.given_traffic, optimized.planned_traffic
+    print_report(report_of(optimized.plan), moved=moved, written=written, advice=advice)
+
+
+def recorded(stamp: "Stamp") -> str:
+    """Say what was predicted when a graph was written; nothing where the graph does not tell."""
+    if stamp.fp32_us is None or stamp.predicted_us is None:
+        return ""
+    speedup = stamp.fp32_us / stamp.predicted_us if stamp.predicted_us else 1.0
+    step = f"{duration(stamp.fp32_us)} -> {duration(stamp.predicted_us)}, {speedup:.2f}x"
+    return f"; predicted then: {step}, {stamp.low_nodes} nodes in {stamp.low}, {stamp.casts} casts"
 
 
 def print_report(
     report: "Report",
     *,
     moved: tuple["Traffic", "Traffic"],
-    output: Path | None,
-    plan: Path | None,
+    written: Sequence[Path],
     advice: Sequence[str] = (),
 ) -> None:
     """Print predicted times, casts, and what stayed FP32.
@@ -33,8 +54,8 @@ def print_report(
         The plan in numbers.
     moved
         What the step launches and moves in FP32 and as planned; in full with --verbose.
-    output, plan
-        The files that were written; None where nothing was.
+    written
+        The files that were written; none with --dry-run.
     advice
         What to try next, one sentence each.
     """
@@ -57,10 +78,14 @@ def print_report(
             f"On no list, kept FP32: {escape(names)}. --allow, --infer, --clear or --deny put them on one.",
             soft_wrap=True,
         )
-    if output is None:
-        console.print("Nothing was written (--dry-run).")
-    else:
-        console.print(escape(f"Wrote {output}" + (f" and {plan}" if plan else "")), soft_wrap=True)
+    _print_written(written)
+
+
+def _print_written(written: Sequence[Path]) -> None:
+    names = [str(path) for path in written]
+    *others, last = names or [""]
+    told = f"Wrote {', '.join(others)}{' and ' if others else ''}{last}"
+    stdout().print(escape(told if names else "Nothing was written (--dry-run)."), soft_wrap=True)
 
 
 def _headline(plan: "Plan") -> str:

@@ -16,7 +16,8 @@ def fresh() -> Iterator[None]:
     torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
     torch._dynamo.reset()
     with torch.random.fork_rng(), warnings.catch_warnings():
-        # Torch's own: of modules that it imports on the way.
+        # Torch's own, of what it does on the way; ours are RuntimeWarnings.
         warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", category=UserWarning)
         torch.manual_seed(0)
         yield

@@ -25,6 +25,14 @@ def _inverse_root(g: Graph, variance: Value, eps: float) -> Value:
     return elementwise(g, "Reciprocal", root)
 
 
+def _batch_norm_with_statistics(
+    g: Graph, expected: Expected, x: Value, weight: Value | None, bias: Value | None,
+    running_mean: Value, running_var: Value, momentum: float, eps: float,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    """As AOTAutograd writes evaluation."""
+    return _batch_norm(g, expected, x, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
+
+
 def _channels(g: Graph, vector: Value, rank: int) -> Value:
     """Lay a vector along axis 1."""
     return reshape(g, vector, (1, vector.elements, *[1] * (rank - 2)))
@@ -188,6 +196,7 @@ def _group_norm_backward(
 TRANSLATIONS: Table = table(
     (aten._native_batch_norm_legit_functional.default, _batch_norm),
     (aten._native_batch_norm_legit.no_stats, _batch_norm_without_statistics),
+    (aten._native_batch_norm_legit_no_training.default, _batch_norm_with_statistics),
     (aten.native_batch_norm.default, _native_batch_norm),
     (aten.native_batch_norm_backward.default, _batch_norm_backward),
     (aten.native_layer_norm.default, _layer_norm),

@@ -1,11 +1,11 @@
 """The backend: what torch.compile calls with each graph that it captured."""
 
+import itertools
 import logging
 import re
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from campo_onnx.errors import CampoError, UnsupportedModelError
 from campo_onnx.export.translate import UntranslatedUseError
-from campo_onnx.integrations.torch_compile.fallback import InPieces
+from campo_onnx.integrations.torch_compile.fallback import InPieces, InTorch
 from campo_onnx.integrations.torch_compile.flat import flatten, refuse_untranslatable
 from campo_onnx.integrations.torch_compile.joint import JointGraph, opaque_call
 from campo_onnx.integrations.torch_compile.planning import plan_graph
@@ -25,8 +25,10 @@ from campo_onnx.integrations.torch_compile.tracing import boxed, traced
 
 _LOG = logging.getLogger(__name__)
 
-COMPILED: list["Compiled"] = []
+COMPILED: "weakref.WeakValueDictionary[int, Compiled]" = weakref.WeakValueDictionary()
 """What was compiled in this process and is still alive, in order."""
+
+_counter = itertools.count()
 
 _warned: set[str] = set()
 
@@ -48,7 +50,7 @@ class Compiled:
         self.names, self.settings = names, settings
         self.joint: JointGraph | None = None
         self.graphs: list[SizedGraph] = []
-        self.refusal: str = ""
+        self.refusals: list[str] = []
         self._tensors = [weakref.ref(t) for t in tensors if isinstance(t, torch.Tensor)]
 
     def reads(self, tensors: Sequence[torch.Tensor]) -> bool:
@@ -84,60 +86,71 @@ class Compiled:
         )
         return halves
 
-    def compile(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Make something callable of one half, or of a graph without a backward pass."""
+    def compile_half(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Make something callable of a forward or backward pass."""
         call = opaque_call(gm)
-        if call is not None:
-            return boxed(call)
+        return self._compiled(gm, "half of a training step") if call is None else boxed(call)
+
+    def compile_inference(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Make something callable of a graph without a backward pass."""
+        return self._compiled(gm, "forward pass")
+
+    # ---------------------------------------------------------------------------------------------
+
+    def _compiled(self, gm: torch.fx.GraphModule, kind: str) -> Callable[..., Any]:
         try:
             with unset_fake_temporarily():
-                graph = SizedGraph(gm, self._made, self.settings.sessions)
+                graph = SizedGraph(gm, self._made, kind=kind, sessions=self.settings.sessions)
+                graph.made_as_traced()
         except UnsupportedModelError as error:
             self._give_up(error)
             return boxed(torch.fx.Interpreter(gm).boxed_run)
         self.graphs.append(graph)
         return boxed(graph)
 
-    # ---------------------------------------------------------------------------------------------
-
     def _made(self, gm: torch.fx.GraphModule, arguments: int) -> Callable[[list[Any]], Sequence[Any]]:
+        """Make a session of a graph of static sizes, else sessions of its pieces, else nothing of it."""
+        refused: set[str] = set()
         try:
             refuse_untranslatable(gm)
             return self._piece(_copy(gm), arguments)
-        except Exception as error:  # as above
+        except (
+            Exception
+        ) as error:  # as above: translation, ONNX's checker and ONNX Runtime have errors of their own
             self._give_up(error)
-        refused: frozenset[str] = frozenset()
+            refused |= _used(error)
         while True:
             try:
-                return InPieces(_copy(gm), self._piece, refused)
-            except UntranslatedUseError as error:
-                used = {ref[0] for ref in error.results if isinstance(ref, tuple)}
-                if not used or used <= refused:
-                    raise
-                refused |= used
+                return InPieces(_copy(gm), self._piece, frozenset(refused))
+            except Exception as error:
+                self._give_up(error)
+                if not _used(error) - refused:
+                    return InTorch(gm)
+                refused |= _used(error)
 
     def _piece(self, gm: torch.fx.GraphModule, arguments: int) -> Piece:
         flat = flatten(gm, arguments, self.names)
-        provider = provider_of(flat.device)
-        folder = self.settings.plans
-        planned = plan_graph(
-            flat.model(),
-            {},
-            self.settings.options(provider),
-            provider=provider,
-            folder=None if folder is None else Path(folder),
-        )
-        return Piece(flat, planned)
+        return Piece(flat, plan_graph(flat.model(), {}, self.settings, provider_of(flat.device)))
 
     def _give_up(self, error: Exception) -> None:
-        self.refusal = str(error)
         if self.settings.fallback == "error":
             raise error
+        message = str(error) if isinstance(error, CampoError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, CampoError):
-            _LOG.debug("cannot compile a graph", exc_info=error)
-        if self.refusal not in _warned:
-            _warned.add(self.refusal)
-            warnings.warn(f"campo-onnx leaves a part to torch: {error}", RuntimeWarning, stacklevel=2)
+            _LOG.debug("a graph cannot be compiled", exc_info=error)
+        if not self.refusals and message not in _warned:
+            # Once for a graph, however many of its parts are concerned, and once for graphs alike.
+            _warned.add(message)
+            warnings.warn(
+                f"campo-onnx leaves a part of the model to torch: {message}", RuntimeWarning, stacklevel=2
+            )
+        self.refusals.append(message)
+
+
+def _used(error: Exception) -> set[str]:
+    """Names of the nodes that cannot be translated as they are used."""
+    results = error.results if isinstance(error, UntranslatedUseError) else ()
+    return {ref[0] for ref in results if isinstance(ref, tuple)}
 
 
 def _copy(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -180,10 +193,11 @@ def campo_onnx(
         gm,
         example_inputs,
         partition=compiled.partition,
-        compiler=compiled.compile,
-        inference_compiler=compiled.compile,
+        compiler=compiled.compile_half,
+        inference_compiler=compiled.compile_inference,
     )
-    COMPILED.append(compiled)
+    COMPILED[next(_counter)] = compiled
+    call.campo_onnx = compiled  # type: ignore[attr-defined]  # alive as long as what it belongs to
     return call
 
 

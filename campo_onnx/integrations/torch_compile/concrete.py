@@ -42,18 +42,18 @@ class Symbols:
         used: set[Any] = set()
         for position, node in enumerate(placeholders):
             meta = node.meta["val"]
-            if isinstance(meta, torch.SymInt):
-                _note(found, meta, (position, None))
-                used |= meta.node.expr.free_symbols
-            elif isinstance(meta, torch.Tensor):
+            numbers: Sequence[Any] = (meta,)
+            if isinstance(meta, torch.Tensor):
                 for axis, size in enumerate(meta.shape):
                     _note(found, size, (position, axis))
                 numbers = (*meta.shape, *meta.stride())
-                used |= {s for n in numbers if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
+            elif isinstance(meta, torch.SymInt):
+                _note(found, meta, (position, None))
             elif not isinstance(meta, int):
                 raise UnsupportedModelError(f"an argument is a {type(meta).__name__}, which is no size")
+            used |= {s for n in numbers if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
         if missing := used - found.keys():
-            raise UnsupportedModelError(f"no input has the size {', '.join(map(str, missing))}")
+            raise UnsupportedModelError(f"no input has the size {', '.join(sorted(map(str, missing)))}")
         names = tuple(sorted(used, key=str))
         return cls(names=names, read_at=tuple(found[name] for name in names))
 
@@ -64,9 +64,13 @@ class Symbols:
             for position, axis in self.read_at
         )
 
-    def hints(self) -> Mapping[Any, int]:
-        """Say which tensors sizes come from, for messages."""
-        return dict(zip(self.names, (position for position, _ in self.read_at), strict=True))
+    def traced_at(self, placeholders: Sequence[torch.fx.Node]) -> Sizes:
+        """Give the sizes that the graph was traced at."""
+        metas = [placeholders[position].meta["val"] for position, _ in self.read_at]
+        sizes = [
+            m if axis is None else m.shape[axis] for m, (_, axis) in zip(metas, self.read_at, strict=True)
+        ]
+        return tuple(int(size.node.hint) for size in sizes)
 
 
 def _note(found: dict[Any, tuple[int, int | None]], size: Any, place: tuple[int, int | None]) -> None:
@@ -89,11 +93,15 @@ def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> 
     torch.fx.GraphModule
         The same operations on static sizes. ``meta["position"]`` of a placeholder is its place among the
         arguments; arguments that are numbers have none.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If a size depends on a tensor's data, or the graph calls another.
     """
     known = dict(zip(symbols.names, sizes, strict=True))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     graph = torch.fx.Graph()
-    values: dict[torch.fx.Node, Any] = {}  # numbers and fake tensors
     copies: dict[torch.fx.Node, Any] = {}
     position = 0
     for node in gm.graph.nodes:
@@ -101,21 +109,15 @@ def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> 
             graph.output(torch.fx.node.map_arg(node.args[0], copies.__getitem__))
             graph.output_node().meta = dict(node.meta)
             continue
-        if node.op == "placeholder":
-            values[node] = _static(node.meta["val"], known, mode)
-        elif node.op == "get_attr":
-            values[node] = mode.from_tensor(getattr(gm, node.target), static_shapes=True)
-        elif node.op == "call_function":
-            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            with mode:
-                values[node] = node.target(*args, **kwargs)
-        else:
-            raise UnsupportedModelError(f"the graph calls {node.target}, which has no parts")
-        if isinstance(values[node], int | float | bool):
-            copies[node] = values[node]
+        if node.op not in ("placeholder", "get_attr", "call_function"):
+            raise UnsupportedModelError(f"the graph calls {node.target}, which is no operation")
+        meta = getattr(gm, node.target) if node.op == "get_attr" else node.meta.get("val")
+        value = _static(meta, known, mode)
+        if isinstance(value, int | float):
+            copies[node] = value
         else:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-            copies[node].meta = {**node.meta, "val": values[node]}
+            copies[node].meta = {**node.meta, "val": value}
         if node.op == "placeholder":
             if isinstance(copies[node], torch.fx.Node):
                 copies[node].meta["position"] = position
@@ -124,6 +126,9 @@ def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> 
 
 
 def _static(meta: Any, known: Mapping[Any, int], mode: FakeTensorMode) -> Any:
+    """Give a traced value for given sizes: fake tensors of those, and numbers."""
+    if isinstance(meta, list | tuple):
+        return type(meta)(_static(one, known, mode) for one in meta)
     if not isinstance(meta, torch.Tensor):
         return _number(meta, known)
     shape = [_number(size, known) for size in meta.shape]
@@ -132,5 +137,11 @@ def _static(meta: Any, known: Mapping[Any, int], mode: FakeTensorMode) -> Any:
         return torch.empty_strided(shape, strides, dtype=meta.dtype, device=meta.device)
 
 
-def _number(value: Any, known: Mapping[Any, int]) -> int:
-    return int(value.node.expr.xreplace(known)) if isinstance(value, torch.SymInt) else int(value)
+def _number(value: Any, known: Mapping[Any, int]) -> Any:
+    if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value
+    number = value.node.expr.xreplace(known)
+    if getattr(number, "free_symbols", ()):
+        raise UnsupportedModelError(f"a size depends on what a tensor holds: {number}")
+    kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+    return kind(number)

@@ -88,8 +88,8 @@ class InPieces:
             output.args = ((output.args[0],),)
         placeholders = [n for n in sub.graph.nodes if n.op == "placeholder"]
         for position, (placeholder, source) in enumerate(zip(placeholders, node.args, strict=True)):
-            placeholder.meta.setdefault("val", source.meta["val"])
-            placeholder.meta["position"] = position
+            kept = {key: value for key, value in placeholder.meta.items() if key != "drawn"}
+            placeholder.meta = {"val": source.meta["val"], **kept, "position": position}
         made = make(sub, len(placeholders))
         self.pieces.append(made)
         setattr(fused, node.target, _Call(made, is_single))
@@ -97,7 +97,25 @@ class InPieces:
     def __call__(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """Run it."""
         tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
-        results: Sequence[Any] = self._run.boxed_run([*tensors, *(draw() for draw in self._draws)])
+        results: Sequence[Any] = self._run.boxed_run([*tensors, *(draw(None) for draw in self._draws)])
+        return results
+
+
+class InTorch:
+    """A graph of static sizes that torch runs.
+
+    Parameters
+    ----------
+    gm
+        The graph.
+    """
+
+    def __init__(self, gm: torch.fx.GraphModule) -> None:
+        self._run = torch.fx.Interpreter(gm)
+
+    def __call__(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """Run it."""
+        results: Sequence[Any] = self._run.boxed_run([a for a in arguments if isinstance(a, torch.Tensor)])
         return results
 
 

@@ -7,6 +7,7 @@ import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import onnx
@@ -17,7 +18,7 @@ from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import Origin, mark
 from campo_onnx.export.torch.translate import translate
 from campo_onnx.integrations.torch_compile.layout import Layout
-from campo_onnx.integrations.torch_compile.random_inputs import Draw, lift_random
+from campo_onnx.integrations.torch_compile.random_inputs import Draw, is_lifted, is_random, lift_random
 from campo_onnx.integrations.torch_compile.tracing import OPSET, TABLE
 
 
@@ -74,6 +75,23 @@ class Made:
 Result = Given | Argument | Made
 
 
+def result_of(result: Result, given: Any, made: Any) -> Any:
+    """Give a result of a call.
+
+    Parameters
+    ----------
+    result
+        How it comes about.
+    given
+        Arguments, then what was drawn, by position.
+    made
+        What the graph computed, by place.
+    """
+    if isinstance(result, Given):
+        return result.value
+    return given[result.position] if isinstance(result, Argument) else made[result.place]
+
+
 @dataclass(frozen=True, kw_only=True)
 class FlatGraph:
     """A graph of static sizes and its interface.
@@ -104,11 +122,24 @@ class FlatGraph:
     outputs: tuple[Tensor, ...]
     results: tuple[Result, ...]
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """Where its tensors are; the CPU where there are none."""
         placed = [n.meta["val"] for n in self.gm.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
         return next((t.device for t in placed if t.device.type != "cpu"), torch.device("cpu"))
+
+    def device_of(self, name: str) -> torch.device:
+        """Where an input is; what the graph computes is where its tensors are."""
+        return self._metas[name].device if name in self._metas else self.device
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The type of an input."""
+        return self._metas[name].dtype
+
+    @cached_property
+    def _metas(self) -> Mapping[str, torch.Tensor]:
+        placed = [n.meta["val"] for n in self.gm.graph.nodes if n.op == "placeholder"]
+        return {t.name: meta for t, meta in zip(self.inputs, placed, strict=True)}
 
     def model(self) -> onnx.ModelProto:
         """Translate it.
@@ -135,7 +166,7 @@ def flatten(
     arguments
         How many arguments a call has.
     names
-        What arguments are called, by position, where that is known.
+        What the inputs of the graph that torch.compile captured are called, by position.
     drawn
         Whether random numbers become inputs.
     """
@@ -144,9 +175,8 @@ def flatten(
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     position = {n: _position(n, arguments) for n in placeholders}
     results, outputs = _take_results_apart(graph, position)
-    inputs = [_as_stored(graph, n, _input_name(n, position[n], names)) for n in placeholders]
+    inputs = [_as_stored(graph, n, _input_name(n, names)) for n in placeholders]
     graph.eliminate_dead_code()
-    gm.recompile()
     for node in graph.nodes:
         mark(node, _origin(node))
     return FlatGraph(
@@ -208,8 +238,10 @@ def _as_stored(graph: torch.fx.Graph, node: torch.fx.Node, name: str) -> Tensor:
     return Tensor(name=name, dtype=meta.dtype, layout=layout)
 
 
-def _input_name(node: torch.fx.Node, position: int, names: Mapping[int, str]) -> str:
-    return node.name if "drawn" in node.meta else names.get(position, node.name)
+def _input_name(node: torch.fx.Node, names: Mapping[int, str]) -> str:
+    """Call an input as the user does, where it is one that torch.compile captured."""
+    captured = getattr(node.meta.get("desc"), "idx", None)
+    return node.name if captured is None else names.get(captured, node.name)
 
 
 _OUTERMOST = re.compile(r"^L\['[^']*'\]\.?")
@@ -226,29 +258,50 @@ def _origin(node: torch.fx.Node) -> Origin:
     return Origin(_OUTERMOST.sub("", path), is_gradient)
 
 
-def untranslatable(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    """Find the nodes that no session can run, by what they are; how they are used is not looked at."""
-    return [n for n in gm.graph.nodes if n.op == "call_function" and not is_translatable(n)]
+_LOW = frozenset({torch.float16, torch.bfloat16})
 
 
 def is_translatable(node: torch.fx.Node) -> bool:
     """Whether a session can run a node, as far as its operation and types tell."""
+    if is_random(node):
+        return is_lifted(node)
     if node.target is not operator.getitem and node.target not in TABLE:
         return False
-    values = (node, *node.all_input_nodes)
-    return all(_has_type(value.meta.get("val")) for value in values)
-
-
-def _has_type(meta: Any) -> bool:
-    tensors: Iterable[Any] = meta if isinstance(meta, list | tuple) else (meta,)
     return all(
-        t is None or (isinstance(t, torch.Tensor) and t.dtype in DTYPES and t.layout is torch.strided)
-        for t in tensors
+        t in DTYPES and t not in _LOW for value in (node, *node.all_input_nodes) for t in _types(value)
     )
+
+
+def _types(node: torch.fx.Node) -> list[Any]:
+    """Types of a node's tensors; None for what is none, or is sparse."""
+    meta = node.meta.get("val")
+    tensors: Iterable[Any] = meta if isinstance(meta, list | tuple) else (meta,)
+    return [
+        t.dtype if isinstance(t, torch.Tensor) and t.layout is torch.strided else None
+        for t in tensors
+        if t is not None
+    ]
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more operations" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def refuse_untranslatable(gm: torch.fx.GraphModule) -> None:
     """Refuse a graph that has nodes which no session can run, all in one message."""
-    if nodes := untranslatable(gm):
-        found = sorted({str(node.target) for node in nodes})
-        raise UnsupportedModelError(f"no translation for {', '.join(found)}")
+    nodes = [n for n in gm.graph.nodes if n.op == "call_function" and not is_translatable(n)]
+    found = sorted({str(n.target) for n in nodes if n.target is not operator.getitem})
+    if not nodes:
+        return
+    low = sorted({str(t) for n in nodes for t in _types(n) if t in _LOW})
+    if low and all(n.target in TABLE or n.target is operator.getitem for n in nodes):
+        raise UnsupportedModelError(
+            f"{_some(found)} compute in {', '.join(low)} already",
+            why="autocast, or the module's own type, has chosen the precision",
+            remedy="Leave autocast out and parameters in FP32: this backend plans the precision.",
+        )
+    raise UnsupportedModelError(
+        f"no translation for {', '.join(found)}",
+        remedy="Write that part with other operations, or report the operation.",
+    )

@@ -3,17 +3,17 @@
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from campo_onnx.integrations.torch_compile.concrete import Sizes, Symbols, concrete_graph
 from campo_onnx.integrations.torch_compile.flat import Made, flatten, refuse_untranslatable
+from campo_onnx.integrations.torch_compile.handoff import Kept
 from campo_onnx.integrations.torch_compile.planning import plan_graph
 from campo_onnx.integrations.torch_compile.sessions import provider_of
 from campo_onnx.integrations.torch_compile.settings import Settings
-from campo_onnx.integrations.torch_compile.step import Kept, TrainingStep
+from campo_onnx.integrations.torch_compile.step import TrainingStep
 
 
 class JointGraph:
@@ -73,15 +73,7 @@ class JointGraph:
         gm = concrete_graph(self._gm, self._symbols, sizes)
         refuse_untranslatable(gm)
         flat = flatten(gm, len(self._placeholders), self._names)
-        provider = provider_of(flat.device)
-        folder = self._settings.plans
-        planned = plan_graph(
-            flat.model(),
-            self._tangents(flat),
-            self._settings.options(provider),
-            provider=provider,
-            folder=None if folder is None else Path(folder),
-        )
+        planned = plan_graph(flat.model(), self._tangents(flat), self._settings, provider_of(flat.device))
         step = TrainingStep(
             flat,
             planned,
@@ -134,7 +126,7 @@ class JointGraph:
         UnsupportedModelError
             If the graph cannot be translated.
         """
-        step = self.step(self._hinted())
+        step = self.step(self._symbols.traced_at(self._placeholders))
         assert self._kept is not None
         results = list(self._gm.graph.output_node().args[0])
         primals = self._placeholders[: self._primals]
@@ -155,15 +147,6 @@ class JointGraph:
             self.backward, [*zip(names, kept, strict=True), *tangents], results[self._forward_results :], []
         )
         return forward, backward
-
-    def _hinted(self) -> Sizes:
-        """Give the sizes that the graph was traced at."""
-
-        def hint(node: torch.fx.Node, axis: int | None) -> int:
-            size = node.meta["val"] if axis is None else node.meta["val"].shape[axis]
-            return int(size.node.hint)
-
-        return tuple(hint(self._placeholders[at], axis) for at, axis in self._symbols.read_at)
 
 
 class Opaque(torch.nn.Module):

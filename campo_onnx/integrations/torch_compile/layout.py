@@ -25,11 +25,14 @@ class Layout:
         Axes whose elements are all one element in memory.
     order
         Axes from the slowest to the fastest; None where they lie in order.
+    gaps
+        Strides where elements of others lie between; None where the tensor is dense. Such memory is copied.
     """
 
     shape: tuple[int, ...]
     repeated: tuple[int, ...]
     order: tuple[int, ...] | None
+    gaps: tuple[int, ...] | None
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Layout":
@@ -41,7 +44,9 @@ class Layout:
         order = None
         if not tensor.is_contiguous():
             order = tuple(sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis)))
-        return cls(shape=sizes, repeated=repeated, order=order)
+            tensor = tensor.permute(order)
+        gaps = None if tensor.is_contiguous() else strides
+        return cls(shape=sizes, repeated=repeated, order=order, gaps=gaps)
 
     @property
     def is_plain(self) -> bool:
@@ -63,10 +68,15 @@ class Layout:
         return (tensor if self.order is None else tensor.permute(self.order)).contiguous()
 
     def restored(self, stored: torch.Tensor) -> torch.Tensor:
-        """Give the tensor to what lies in memory."""
+        """Give the tensor to what lies in memory; a copy where elements of others lie between."""
         if self.order is not None:
             stored = stored.permute(_inverse(self.order))
-        return stored.expand(self.shape) if self.repeated else stored
+        if self.repeated:
+            stored = stored.expand(self.shape)
+        if self.gaps is None or self.repeated:
+            return stored
+        made = torch.empty_strided(self.shape, self.gaps, dtype=stored.dtype, device=stored.device)
+        return made.copy_(stored)
 
     def add_stored(self, graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
         """Write :meth:`stored` into a traced graph, behind a node."""

@@ -10,6 +10,7 @@ from onnx import NodeProto, helper
 
 from campo_onnx.errors import CampoError
 from campo_onnx.files import make_folder, read_bytes, write_text
+from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ops.key import MICROSOFT
 from campo_onnx.optimize.plan import Plan
@@ -41,12 +42,7 @@ class Planned:
 
 
 def plan_graph(
-    model: onnx.ModelProto,
-    tangents: Mapping[str, str],
-    options: Options,
-    *,
-    provider: str,
-    folder: Path | None,
+    model: onnx.ModelProto, tangents: Mapping[str, str], settings: Settings, provider: str
 ) -> Planned:
     """Plan a graph and carry the plan out.
 
@@ -56,21 +52,20 @@ def plan_graph(
         The graph in FP32.
     tangents
         Inputs that come with the backward pass: the gradient of which output each is.
-    options
+    settings
         What to decide with.
     provider
         Where it runs. A CPU has no FP16 arithmetic: there the graph computes in FP32 and rounds as planned.
-    folder
-        Where plans are kept, or None.
     """
-    given = import_model(_with_handover(model, tangents))
-    plan = _kept_plan(given, options, folder)
+    given = import_model(_with_handover(model, tangents), any_type=True)
+    folder = None if settings.plans is None else Path(settings.plans)
+    plan = _kept_plan(given, settings.options(provider), folder)
     mixed = rewrite(given, plan) if plan.low_nodes else given.model
     mixed = _without_handover(mixed)
     is_mixed = bool(plan.low_nodes)
     if is_mixed and provider == "cpu":
         mixed = emulate(mixed)
-    return Planned(plan=plan, imported=import_model(mixed), is_mixed=is_mixed)
+    return Planned(plan=plan, imported=import_model(mixed, any_type=True), is_mixed=is_mixed)
 
 
 def _kept_plan(given: Imported, options: Options, folder: Path | None) -> Plan:

@@ -10,8 +10,8 @@ import torch
 
 aten = torch.ops.aten
 
-Draw = Callable[[], torch.Tensor]
-"""Draws one tensor."""
+Draw = Callable[[torch.Tensor | None], torch.Tensor]
+"""Draws one tensor, into a given one that lies alike if there is one."""
 
 _DROPOUT = aten.native_dropout.default
 _LIKE = frozenset(  # their first operand says the shape, and nothing else
@@ -23,12 +23,19 @@ _LIKE = frozenset(  # their first operand says the shape, and nothing else
 )
 
 
-def is_drawing(node: torch.fx.Node) -> bool:
-    """Whether a node draws random numbers whatever its operands hold."""
+def is_random(node: torch.fx.Node) -> bool:
+    """Whether a node draws random numbers."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
+    return node.target is not _DROPOUT or len(node.args) < 3 or node.args[2] is not False
+
+
+def is_lifted(node: torch.fx.Node) -> bool:
+    """Whether a node draws in the forward pass, and whatever its operands hold."""
+    if not is_random(node) or node.meta.get("partitioner_tag") == "is_backward":
+        return False
     if node.target is _DROPOUT:
-        return len(node.args) < 3 or node.args[2] is not False
+        return True
     operands = node.all_input_nodes
     return not operands or (node.target in _LIKE and operands == [node.args[0]])
 
@@ -48,10 +55,7 @@ def lift_random(gm: torch.fx.GraphModule) -> list[Draw]:
         placeholders, which come last, is the place in this list.
     """
     graph = gm.graph
-    drawings = [
-        n for n in graph.nodes
-        if n.op == "call_function" and is_drawing(n) and n.meta.get("partitioner_tag") != "is_backward"
-    ]  # fmt: skip
+    drawings = [n for n in graph.nodes if n.op == "call_function" and is_lifted(n)]
     last = next((n for n in reversed(graph.nodes) if n.op == "placeholder"), None)
     draws: list[Draw] = []
     for node in drawings:
@@ -65,7 +69,6 @@ def lift_random(gm: torch.fx.GraphModule) -> list[Draw]:
         else:
             node.replace_all_uses_with(last)
             graph.erase_node(node)
-    gm.recompile()
     return draws
 
 
@@ -88,12 +91,16 @@ def _replace_dropout(graph: torch.fx.Graph, node: torch.fx.Node, mask: torch.fx.
 def _drawing(node: torch.fx.Node, meta: torch.Tensor) -> Draw:
     if node.target is _DROPOUT:
         kept = 1 - node.args[1]
-        return lambda: _empty(meta).bernoulli_(kept)
+        return lambda room: (_empty(meta) if room is None else room).bernoulli_(kept)
     operation, args, kwargs = node.target, node.args, dict(node.kwargs)
     if not node.all_input_nodes:
-        return lambda: operation(*args, **kwargs)
+        return lambda room: _into(room, operation(*args, **kwargs))
     like = node.args[0].meta["val"]
-    return lambda: operation(_empty(like), *args[1:], **kwargs)
+    return lambda room: _into(room, operation(_empty(like), *args[1:], **kwargs))
+
+
+def _into(room: torch.Tensor | None, drawn: torch.Tensor) -> torch.Tensor:
+    return drawn if room is None else room.copy_(drawn)
 
 
 def _empty(like: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from campo_onnx.integrations.torch_compile.concrete import Sizes, Symbols, concrete_graph
-from campo_onnx.integrations.torch_compile.flat import Argument, FlatGraph, Given
+from campo_onnx.integrations.torch_compile.flat import FlatGraph, result_of
 from campo_onnx.integrations.torch_compile.planning import Planned
 from campo_onnx.integrations.torch_compile.sessions import address, allocated, open_part
 
@@ -26,10 +26,9 @@ class Piece:
     def __init__(self, flat: FlatGraph, planned: Planned) -> None:
         self.flat, self.planned = flat, planned
         self._device = flat.device
-        at = {t.name: i for i, t in enumerate(flat.inputs)}
-        placed = [n for n in flat.gm.graph.nodes if n.op == "placeholder"]
-        self._reads = [(flat.inputs[at[n]], flat.positions[at[n]]) for n in planned.imported.view.inputs]
-        reads = {n: placed[at[n]].meta["val"].device for n in planned.imported.view.inputs}
+        known = {t.name: (t, p) for t, p in zip(flat.inputs, flat.positions, strict=True)}
+        self._reads = [known[name] for name in planned.imported.view.inputs]
+        reads = {name: flat.device_of(name) for name in planned.imported.view.inputs}
         writes = [t.name for t in flat.outputs]
         self._session = (
             open_part(planned.imported, None, reads, writes, self._device, as_written=planned.is_mixed)
@@ -39,20 +38,13 @@ class Piece:
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """Run it."""
-        given = [*arguments, *(draw() for draw in self.flat.draws)]
+        given = [*arguments, *(draw(None) for draw in self.flat.draws)]
         stored = [tensor.layout.stored(given[position]) for tensor, position in self._reads]
         made = [allocated(t, self._device) for t in self.flat.outputs]
         if self._session is not None:
             self._session.run(list(map(address, stored)), list(map(address, made)))
-        results = [t.layout.restored(x) for t, x in zip(self.flat.outputs, made, strict=True)]
-        return [
-            r.value
-            if isinstance(r, Given)
-            else given[r.position]
-            if isinstance(r, Argument)
-            else results[r.place]
-            for r in self.flat.results
-        ]
+        outputs = [t.layout.restored(x) for t, x in zip(self.flat.outputs, made, strict=True)]
+        return [result_of(result, given, outputs) for result in self.flat.results]
 
 
 class SizedGraph:
@@ -64,6 +56,8 @@ class SizedGraph:
         As AOTAutograd traced it.
     make
         Makes a callable of a graph of static sizes.
+    kind
+        What it is, for reports.
     sessions
         How many to keep.
     """
@@ -72,9 +66,12 @@ class SizedGraph:
         self,
         gm: torch.fx.GraphModule,
         make: Callable[[torch.fx.GraphModule, int], Callable[[list[Any]], Sequence[Any]]],
+        *,
+        kind: str,
         sessions: int,
     ) -> None:
         self._gm, self._make, self._sessions = gm, make, sessions
+        self.kind = kind
         self._placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
         self._symbols = Symbols.of(self._placeholders)
         self.made: OrderedDict[Sizes, Callable[[list[Any]], Sequence[Any]]] = OrderedDict()
@@ -93,6 +90,10 @@ class SizedGraph:
         while len(self.made) > self._sessions:
             self.made.popitem(last=False)
         return self.made[sizes]
+
+    def made_as_traced(self) -> None:
+        """Make what the sizes call for that the graph was traced at: it fails now or never."""
+        self.at(self._symbols.traced_at(self._placeholders))
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
         """Run it."""

@@ -13,6 +13,10 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.op_class import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
+STATISTIC = "a statistic of a normalization"
+SUM_OF_SQUARES = "sums squares in a normalization"
+SQUARES = "squares in a normalization"
+
 _LINEAR = frozenset(
     {OpKey("", "ReduceMean"), OpKey("", "ReduceSum"), OpKey("com.microsoft", "ReduceSumTraining")}
 )
@@ -51,11 +55,11 @@ def normalization(view: GraphView, update: frozenset[str]) -> Findings:
         contained |= broadcasts
         square = _square(reduced, view)
         if node.op in _SQUARING or square is not None:
-            classes[node.name] = (OpClass.DENY, "sums squares in a normalization")
+            classes[node.name] = (OpClass.DENY, SUM_OF_SQUARES)
         else:
-            classes[node.name] = (OpClass.INFER, "a statistic of a normalization")
+            classes[node.name] = (OpClass.INFER, STATISTIC)
         if square is not None:
-            classes[square.name] = (OpClass.DENY, "squares in a normalization")
+            classes[square.name] = (OpClass.DENY, SQUARES)
     return Findings(classes=classes, contained=frozenset(contained))
 
 

@@ -1,7 +1,7 @@
-"""Make tests/data/frameworks anew: three networks out of PyTorch, JAX and ORTModule.
+"""Make the graphs of this folder anew: three networks out of PyTorch, JAX and ORTModule.
 
-    .venv-frameworks/bin/python -m benchmarks.frameworks.make torch jax
-    PYTHONPATH=tests/integrations .venv-ortmodule/bin/python -m benchmarks.frameworks.make ortmodule
+    .venv-frameworks/bin/python -m tests.data.frameworks.make torch jax
+    PYTHONPATH=tests/integrations .venv-ortmodule/bin/python -m tests.data.frameworks.make ortmodule
 
 The environments are those of ``make test-frameworks`` and ``make test-ortmodule``. Weights are inputs
 of every graph, so the files hold structure only. No step is run.
@@ -14,12 +14,12 @@ from types import MappingProxyType
 
 import onnx
 
-FOLDER = Path(__file__).parents[2] / "tests" / "data" / "frameworks"
+FOLDER = Path(__file__).parent
 
 
 def from_torch() -> Mapping[str, onnx.ModelProto]:
-    from benchmarks.frameworks.torch_networks import NETWORKS
     from campo_onnx.export.torch import export_training_step
+    from tests.data.frameworks.torch_networks import NETWORKS
 
     graphs = {}
     for name, make in NETWORKS.items():
@@ -30,8 +30,8 @@ def from_torch() -> Mapping[str, onnx.ModelProto]:
 
 
 def from_jax() -> Mapping[str, onnx.ModelProto]:
-    from benchmarks.frameworks.jax_networks import NETWORKS
     from campo_onnx.export.jax import export_training_step
+    from tests.data.frameworks.jax_networks import NETWORKS
 
     return {
         name: export_training_step(network.loss, network.parameters, network.batch, loss_scale=False)
@@ -43,7 +43,7 @@ def from_ortmodule() -> Mapping[str, onnx.ModelProto]:
     import torch_shim  # noqa: F401  # first, so that ORTModule meets the PyTorch it expects
     from onnxruntime.training.ortmodule import DebugOptions, LogLevel, ORTModule
 
-    from benchmarks.frameworks.torch_networks import NETWORKS
+    from tests.data.frameworks.torch_networks import NETWORKS
 
     graphs = {}
     for name, make in NETWORKS.items():
@@ -81,7 +81,6 @@ SOURCES: Mapping[str, Callable[[], Mapping[str, onnx.ModelProto]]] = MappingProx
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("frameworks", nargs="+", choices=SOURCES)
-    FOLDER.mkdir(exist_ok=True)
     for framework in parser.parse_args().frameworks:
         for name, model in SOURCES[framework]().items():
             path = FOLDER / f"{name}_{framework}.onnx"
