@@ -75,6 +75,7 @@ class _Extents:
         for node in nodes:
             inside = [self.of(body.node) for body in bodies(node)]
             called = self._of_call((short_domain(node.domain), node.op_type, node.overload))
+            self._refuse_surplus(node)
             total += 1 + called.nodes + sum(extent.nodes for extent in inside)
             deepest = max(deepest, called.depth, *(extent.depth + 1 for extent in inside))
             if total > MAX_NODES:
@@ -87,6 +88,23 @@ class _Extents:
                     why=f"more than {MAX_DEPTH} deep",
                 )
         return _Extent(total, deepest)
+
+    def _refuse_surplus(self, node: NodeProto) -> None:
+        """Refuse a call with more inputs or outputs than the function has: it cannot be inlined."""
+        called = self._functions.get((short_domain(node.domain), node.op_type, node.overload))
+        if called is None:
+            return
+        for kind, given, known in (
+            ("inputs", node.input, called.input),
+            ("outputs", node.output, called.output),
+        ):
+            if len(given) > len(known):
+                raise ModelError(
+                    f"the call {node.name!r} of the function {called.name!r} in {self._title} has "
+                    f"{len(given)} {kind}",
+                    why=f"the function has {len(known)}",
+                    remedy=_REMEDY,
+                )
 
     def _of_call(self, name: _Name) -> _Extent:
         if name not in self._functions:

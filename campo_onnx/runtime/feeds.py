@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.files import refuse_special
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo
 
 Feeds = dict[str, NDArray[Any]]
@@ -108,6 +109,7 @@ def read_feeds(path: Path, view: GraphView) -> Feeds:
     UsageError
         If the file cannot be read, or names, shapes or types do not fit; the message lists them.
     """
+    refuse_special(path)
     try:
         # numpy.load would take a lone array and a pickle as well.
         with path.open("rb") as file, ZipFile(file) as archive:
