@@ -16,6 +16,7 @@ from .bench import bench
 from .calibrate import calibrate
 from .check import check
 from .compare import compare
+from .demo import demo
 from .devices import devices
 from .explain import explain
 from .optimize import optimize
@@ -72,7 +73,7 @@ app = typer.Typer(
         "8 device unavailable, 9 check failed, 130 interrupted."
     ),
 )
-for command in (optimize, compare, explain, devices, profile, bench, calibrate, check):
+for command in (demo, optimize, compare, explain, devices, profile, bench, calibrate, check):
     app.command(cls=Command)(command)
 
 
@@ -95,7 +96,7 @@ def main(
     every node whether FP16 pays for the casts it needs, and writes the step in mixed precision. The
     default strategy's result is never predicted slower than FP32; `--verify` measures it.
 
-    Start with: `campo-onnx optimize step.onnx --device h200`
+    Start with: `campo-onnx demo`, then `campo-onnx optimize step.onnx --device h200`
     """
 
 

@@ -1,5 +1,6 @@
 """What the rules look at: both graphs, the changes between them, and the predicted steps."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.ranges import DeclaredRange
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.options import Options
 from campo_onnx.pipeline import problem_of
@@ -58,6 +60,8 @@ class CheckContext:
         The committed plan, or None.
     policy
         The limits.
+    ranges
+        Ranges of graph inputs that the baseline relies on, and those of the policy.
     """
 
     fp32: Imported
@@ -67,6 +71,7 @@ class CheckContext:
     device: Device
     plan: Plan | None
     policy: Policy
+    ranges: Mapping[str, DeclaredRange]
 
     @cached_property
     def step_us(self) -> float:
@@ -128,12 +133,15 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
     changes = changes_between(fp32, mixed, title=title)
     plan = None if policy.baseline is None else _read_plan(policy.baseline)
     device = policy.device or _device_of(plan, mixed)
+    relied_on = plan.ranges if plan is not None and plan.digest == fp32.digest else {}
+    ranges = {**relied_on, **policy.ranges}
     options = Options(
         device=device,
         lists=policy.lists,
         low=changes.low,
         keep_fp32=policy.keep_fp32,
         dims=policy.dims,
+        ranges=ranges,
     )
     return CheckContext(
         fp32=fp32,
@@ -143,6 +151,7 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
         device=device,
         plan=plan,
         policy=policy,
+        ranges=ranges,
     )
 
 

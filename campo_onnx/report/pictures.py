@@ -55,13 +55,13 @@ def bytes_picture(before: Traffic, after: Traffic) -> Picture:
     return _bars(bars, "bytes read and written in one step, in GB (counted)")
 
 
-def plans_picture(plans: Sequence[Plan]) -> Picture:
-    """Draw the predicted step of every strategy."""
-    return _picture(*light_and_dark(lambda: draw_plans(plans, title="")))
+def plans_picture(plans: Sequence[Plan], measured_us: Sequence[float | None]) -> Picture:
+    """Draw the predicted step of every strategy, and the measured one where there is one."""
+    return _picture(*light_and_dark(lambda: draw_plans(plans, title="", measured_us=measured_us, wide=True)))
 
 
 def _bars(bars: Sequence[Bar], xlabel: str) -> Picture:
-    return _picture(*light_and_dark(lambda: draw_bars(bars, title="", xlabel=xlabel)))
+    return _picture(*light_and_dark(lambda: draw_bars(bars, title="", xlabel=xlabel, wide=True)))
 
 
 def _picture(light: str, dark: str) -> Picture:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from zipfile import BadZipFile, ZipFile
 
@@ -50,6 +51,7 @@ _SCALING = frozenset(["Mul", "Div", "Cast", "Reshape"])
 _DROPOUT_RATIO = ("Dropout", 1)
 _SCALAR = 0.01  # a learning rate, a temperature, a loss weight
 _RATIO = 0.1
+_MASKED = 0.25
 _FEW = 2  # integers nobody indexes with are masks, segments and counters
 
 
@@ -77,7 +79,13 @@ class Spread:
     positive: tuple[float, float] = (0.05, 0.95)
 
 
-def synthesize(view: GraphView, *, seed: int = 0, spread: Spread | None = None) -> Feeds:
+def synthesize(
+    view: GraphView,
+    *,
+    seed: int = 0,
+    spread: Spread | None = None,
+    within: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+) -> Feeds:
     """Make up a value for every input of a graph.
 
     Parameters
@@ -88,6 +96,9 @@ def synthesize(view: GraphView, *, seed: int = 0, spread: Spread | None = None) 
         Of the generator: the same seed gives the same values.
     spread
         Scale of floating-point values.
+    within
+        Lowest and highest value of some inputs. A range on one side of zero is taken for that of a mask:
+        most values lie at the end next to zero, and in every row one does.
 
     Raises
     ------
@@ -96,7 +107,26 @@ def synthesize(view: GraphView, *, seed: int = 0, spread: Spread | None = None) 
     """
     generator = np.random.default_rng(seed)
     scale = spread or Spread()
-    return {name: _value(view.tensors[name], view, generator, scale) for name in view.inputs}
+    made = {name: _value(view.tensors[name], view, generator, scale) for name in view.inputs}
+    for name, (lowest, highest) in within.items():
+        if name in made:
+            made[name] = _between(lowest, highest, made[name], generator)
+    return made
+
+
+def _between(
+    lowest: float, highest: float, like: NDArray[Any], generator: np.random.Generator
+) -> NDArray[Any]:
+    held = np.finfo(like.dtype) if np.issubdtype(like.dtype, np.floating) else None
+    if held is not None:
+        lowest, highest = max(lowest, float(held.min)), min(highest, float(held.max))
+    if lowest < 0.0 < highest or not like.ndim:
+        drawn = lowest + generator.random(like.shape) * (highest - lowest)
+    else:
+        near, far = sorted((lowest, highest), key=abs)
+        drawn = np.where(generator.random(like.shape) < _MASKED, far, near)
+        drawn[..., :1] = near
+    return np.asarray(drawn if held is not None else np.rint(drawn)).astype(like.dtype)
 
 
 def read_feeds(path: Path, view: GraphView) -> Feeds:

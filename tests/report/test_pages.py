@@ -190,7 +190,7 @@ def test_a_plan_file_gives_a_page_too(layer) -> None:
 def test_an_unchanged_step_says_so() -> None:
     plan = optimize(LAYER, Options(device=device("v100"), lists=preset("campo"), strategy="fp32")).plan
     read = Read(plan_page(plan, model="m"))
-    assert "unchanged, predicted" in read.text
+    assert f"unchanged {duration(plan.fp32_us)} → {duration(plan.fp32_us)}, predicted" in read.text
     assert set(read.data["plans"][0]["precision"]) <= {"F", "-"}
 
 
