@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto
-from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
+from campo_onnx.runtime.installed import ort
 from campo_onnx.runtime.providers import ORT_NAME, Machine
+
+state = ort.capi.onnxruntime_pybind11_state
 
 RUNTIME_ERRORS = (
     *(state.EPFail, state.EngineError, state.Fail, state.InvalidArgument, state.InvalidGraph),
@@ -88,6 +89,7 @@ def open_session(
     trace_to: Path | None = None,
     cuda_graph: bool = False,
     strict: bool = True,
+    holds_memory: bool = True,
 ) -> ort.InferenceSession:
     """Load a model on one provider.
 
@@ -106,6 +108,8 @@ def open_session(
     strict
         Whether every node must run on the provider. ONNX Runtime would otherwise put a node it
         has no kernel for on the CPU, and copy its tensors there and back.
+    holds_memory
+        Whether memory that was freed is held for the next run; for a single run it need not be.
 
     Raises
     ------
@@ -113,6 +117,8 @@ def open_session(
         If ONNX Runtime refuses the model, or runs a node of it elsewhere although `strict`.
     """
     options = _options_for(machine, folder, trace_to)
+    if not holds_memory:
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     name = ORT_NAME[machine.provider]
     provider: Any = name
     if machine.provider == "cuda":
@@ -265,7 +271,7 @@ def _bound(
     binding = session.io_binding()
     kept = {}  # ONNX Runtime does not keep the arrays alive
     for name, array in feeds.items():
-        kept[name] = _ort_value(array)
+        kept[name] = ort_value(array)
         binding.bind_ortvalue_input(name, kept[name])
     for output in session.get_outputs():
         dtype = _TYPES.get(output.type)
@@ -279,7 +285,8 @@ def _bound(
     return binding, kept
 
 
-def _ort_value(array: NDArray[Any]) -> ort.OrtValue:
+def ort_value(array: NDArray[Any]) -> ort.OrtValue:
+    """Take an array as a value of a CPU, bfloat16 included; the array stays the memory of it."""
     dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
     if dtype != TensorProto.BFLOAT16:
         return ort.OrtValue.ortvalue_from_numpy(array)
