@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export.graph import Graph
+from campo_onnx.export.target import Target
 from campo_onnx.export.translation import Expected, Table, UntranslatableError
 from campo_onnx.export.value import Value
 
@@ -113,6 +114,7 @@ def translate_step(
     table: Table,
     *,
     opset: int,
+    target: Target = "standard",
     optional_inputs: frozenset[str],
     unchanged: Mapping[str, str] | None = None,
 ) -> onnx.ModelProto:
@@ -126,6 +128,8 @@ def translate_step(
         The translations.
     opset
         Version of the standard operators.
+    target
+        Where the step is to run: what other operators it may have.
     optional_inputs
         Inputs that are left out when nothing reads them.
     unchanged
@@ -136,7 +140,7 @@ def translate_step(
     UnsupportedModelError
         If an operation is used in a way that has no translation.
     """
-    g = Graph(opset=opset)
+    g = Graph(opset=opset, target=target)
     values: dict[Ref, Value] = {
         ref: g.input(name, expected.dtype, expected.shape) for name, (ref, expected) in step.inputs.items()
     }

@@ -10,7 +10,9 @@ import torch
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export import step_naming
+from campo_onnx.export.target import Target
 from campo_onnx.export.torch import (
+    batch_norm,
     elementwise,
     indexing,
     layout,
@@ -29,7 +31,18 @@ from campo_onnx.export.translate import Constant, Operation, Read, TracedStep, r
 from campo_onnx.export.translation import Expected, Table, merged
 
 _OUTERMOST = "the outermost module"
-_FAMILIES = (elementwise, indexing, layout, linear, loss, normalization, pooling, random, reduction)
+_FAMILIES = (
+    batch_norm,
+    elementwise,
+    indexing,
+    layout,
+    linear,
+    loss,
+    normalization,
+    pooling,
+    random,
+    reduction,
+)
 
 
 def translations(weight_gradient: WeightGradient) -> Table:
@@ -38,7 +51,13 @@ def translations(weight_gradient: WeightGradient) -> Table:
 
 
 def translate(
-    traced: torch.fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], table: Table, *, opset: int
+    traced: torch.fx.GraphModule,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    table: Table,
+    *,
+    opset: int,
+    target: Target = "standard",
 ) -> onnx.ModelProto:
     """Write a traced step as a model.
 
@@ -52,6 +71,8 @@ def translate(
         The translations.
     opset
         Version of the standard operators.
+    target
+        Where the step is to run: what other operators it may have.
 
     Raises
     ------
@@ -64,6 +85,7 @@ def translate(
         _straight_line(traced, inputs, outputs),
         table,
         opset=opset,
+        target=target,
         optional_inputs=frozenset(name for name in inputs if not step_naming.is_batch(name)),
         unchanged={new: name for name in buffers if (new := step_naming.next_value(name))},
     )
