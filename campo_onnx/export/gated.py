@@ -15,11 +15,11 @@ def gated_add(g: Graph, x: Value, y: Value, gate: Value) -> Value:
 def affine_rows(g: Graph, x: Value, scale: Value, shift: Value) -> Value:
     """Give ``x * scale + shift`` with a number a row each, in one pass.
 
-    To a normalization by a mean of 0 and a variance of 1, rows are channels.
+    To a normalization by a mean of 0 and a deviation of 1 (as its epsilon), rows are channels.
     """
     length = x.shape[-1]
     count = x.elements // length
-    zeros, ones = (full(g, (count,), n, x.dtype) for n in (0, 1))
+    zeros = full(g, (count,), 0, x.dtype)
     flat = reshape(g, x, (1, count, length))
     vectors = (reshape(g, scale, (count,)), reshape(g, shift, (count,)))
-    return reshape(g, g.op("BatchNormalization", flat, *vectors, zeros, ones, epsilon=0.0), x.shape)
+    return reshape(g, g.op("BatchNormalization", flat, *vectors, zeros, zeros, epsilon=1.0), x.shape)

@@ -260,6 +260,10 @@ class Graph:
         with self.within(name):
             return self._append("Identity", (value,), [(value.dtype, value.shape)], {})[0]
 
+    def nodes_behind(self, value: Value) -> Sequence[Node]:
+        """Find the nodes that it takes to compute `value`, in order."""
+        return self._needed([value])
+
     def _needed(self, outputs: Any) -> list[Node]:
         wanted = {value.name for value in outputs}
         needed = []

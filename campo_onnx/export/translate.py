@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export.graph import Graph
+from campo_onnx.export.side_by_side import side_by_side
 from campo_onnx.export.target import Target
 from campo_onnx.export.translation import Expected, Table, UntranslatableError
 from campo_onnx.export.value import Value
@@ -153,6 +154,7 @@ def translate_step(
     outputs = {name: values[ref] for name, ref in step.outputs.items()}
     same = unchanged or {}
     changed = {name: value for name, value in outputs.items() if value.name != same.get(name)}
+    changed = side_by_side(g, changed, [name for name in changed if name in same])
     return g.model(changed, optional_inputs=optional_inputs)
 
 

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import onnx
 import torch
 
+from campo_onnx.devices import datasheet
+from campo_onnx.devices.device import Device
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export import step_naming
 from campo_onnx.export.optimizers import BY_NAME, LAMB, SGD, Adam, AdamW, Momentum, Optimizer
@@ -15,7 +17,7 @@ from campo_onnx.export.target import TARGETS, Target
 from campo_onnx.export.torch.step import Step
 from campo_onnx.export.torch.trace import trace
 from campo_onnx.export.torch.translate import translate, translations
-from campo_onnx.export.torch.weight_gradient import WeightGradient
+from campo_onnx.export.torch.weight_gradient import FORMS, WeightGradient
 from campo_onnx.ir.exporter import export_model
 
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Momentum", "export_training_step"]
@@ -35,7 +37,8 @@ def export_training_step(
     unscale: bool = True,
     opset: int = 20,
     target: Target = "standard",
-    conv_weight_gradient: WeightGradient = "matmul",
+    conv_weight_gradient: WeightGradient = "auto",
+    device: str | Device = "v100",
     path: str | Path | None = None,
 ) -> onnx.ModelProto:
     """Write one training step (forward, loss, backward, perhaps the update) as a graph.
@@ -68,8 +71,11 @@ def export_training_step(
         ``"onnxruntime"`` and ``"cuda"``: with those of ONNX Runtime 1.31 that take fewer passes over memory,
         on any provider or on CUDA (:data:`campo_onnx.export.target.Target`).
     conv_weight_gradient
-        How weights of convolutions get their gradient: ``"matmul"`` (slices and a matrix product)
-        or ``"conv"`` (a convolution with a kernel as large as the image).
+        How weights of convolutions get their gradient: ``"matmul"`` (a gather and a matrix product),
+        ``"images"`` (a product for each image) or ``"conv"`` (a convolution with a kernel as large as the
+        image); ``"auto"`` takes for each layer what is predicted to be fastest.
+    device
+        For whose figures that is chosen, by name or as a value.
     path
         Where to write the model; an existing file is replaced.
 
@@ -112,7 +118,8 @@ def export_training_step(
     )
     batch = {step_naming.batch_input(n): t for n, t in inputs.items()}
     batch |= {step_naming.target(n): t for n, t in targets.items()}
-    table = translations(conv_weight_gradient)
+    known = datasheet.device(device) if isinstance(device, str) else device
+    table = translations(conv_weight_gradient, known)
     traced, outputs = trace(step, batch, frozenset(table))
     model = translate(traced, [*step.state(), *batch], outputs, table, opset=opset, target=target)
     if path is not None:
@@ -132,9 +139,10 @@ def _check_options(optimizer: Any, opset: int, conv_weight_gradient: str, target
             f"{type(optimizer).__name__} is not an optimizer of campo_onnx.export.torch",
             remedy="Pass campo_onnx.export.torch.Adam(beta1=0.9), say, not one of torch.optim.",
         )
-    if conv_weight_gradient not in ("matmul", "conv"):
+    if conv_weight_gradient not in FORMS:
         raise UsageError(
-            f"unknown conv_weight_gradient {conv_weight_gradient!r}", remedy="Choose 'matmul' or 'conv'."
+            f"unknown conv_weight_gradient {conv_weight_gradient!r}",
+            remedy=f"Choose one of: {', '.join(map(repr, FORMS))}.",
         )
 
 

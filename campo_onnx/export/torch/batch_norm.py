@@ -20,9 +20,6 @@ from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
 
-_ROW_EPS = 1e-12
-"""Added to the variance of a row, so that one of equal elements has an inverse deviation."""
-
 _SHORTEST_ROW = 16
 """Elements of an image's channel from which on its statistics are few beside it."""
 
@@ -61,15 +58,15 @@ def _batch_norm(
         y = g.op("BatchNormalization", x, weight, bias, running_mean, running_var, epsilon=eps)
         nothing = full(g, (0,), 0, x.dtype)
         return y, nothing, nothing, running_mean, running_var
-    rows = _rows(g, x)
+    rows = _rows(g, x, eps)
     if rows is None:
         mean, variance = _statistics(g, x)
         inverse = inverse_root(g, variance, eps)
         y = g.op("BatchNormalization", x, weight, bias, mean, variance, epsilon=eps)
     else:
         mean, variance, inverse = rows.channel_statistics(g, eps)
-        ones = g.constant(np.ones(count, x.numpy_dtype))
-        y = g.op("BatchNormalization", x, mul(g, weight, inverse), bias, mean, ones, epsilon=0.0)
+        nothing = g.constant(np.zeros(count, x.numpy_dtype))
+        y = g.op("BatchNormalization", x, mul(g, weight, inverse), bias, mean, nothing, epsilon=1.0)
     if running_mean is None or running_var is None:
         return y, mean, inverse, None, None
     each = x.elements // count
@@ -114,19 +111,22 @@ class _Rows(NamedTuple):
         return g.op("Concat", self.deviation, shift, axis=0)
 
     def channel_statistics(self, g: Graph, eps: float) -> tuple[Value, Value, Value]:
-        """Give mean, variance and inverse deviation of each channel."""
-        count = self.normal.shape[1]
-        mean = reduce(g, "ReduceMean", self.mean, [0, 2], keepdims=False)
-        squares = g.op("ReduceSumSquare", self.around(g), g.integers([0, 2]), keepdims=0)
-        variance = mul(g, squares, g.scalar(1 / self.normal.shape[0], squares.dtype))
-        return reshape(g, mean, (count,)), variance, inverse_root(g, variance, eps)
+        """Give mean, variance and inverse deviation of each channel; only the last with the epsilon in it."""
+        batch, count, _ = self.normal.shape
+        mean = reduce(g, "ReduceMean", self.mean, [0, 2], keepdims=True)
+        length = g.op("ReduceL2", self.around(g), g.integers([0, 2]), keepdims=0)
+        inverse = elementwise(g, "Div", g.scalar(math.sqrt(batch), length.dtype), length)
+        squares = mul(g, mul(g, length, length), g.scalar(1 / batch, length.dtype))
+        # The rows' deviations hold the epsilon already.
+        variance = elementwise(g, "Sub", squares, g.scalar(eps, squares.dtype))
+        return reshape(g, mean, (count,)), variance, inverse
 
     def standard(self, g: Graph, inverse: Value) -> Value:
         """Stack factors and shifts that turn `normal` into the standardized input, along the batch."""
         return mul(g, self.around(g), reshape(g, inverse, (1, inverse.elements, 1)))
 
 
-def _rows(g: Graph, x: Value) -> _Rows | None:
+def _rows(g: Graph, x: Value, eps: float) -> _Rows | None:
     """Normalize the rows; None where they are too short for it to pay."""
     if x.rank < 3 or math.prod(x.shape[2:]) < _SHORTEST_ROW:
         return None
@@ -137,7 +137,7 @@ def _rows(g: Graph, x: Value) -> _Rows | None:
         g.constant(np.ones(length, x.numpy_dtype)),
         outputs=3,
         axis=2,
-        epsilon=_ROW_EPS,
+        epsilon=eps,
     )
     return _Rows(normal, mean, elementwise(g, "Reciprocal", inverse))
 
@@ -178,7 +178,7 @@ def _batch_norm_backward(
     if mean is None or inverse is None:
         raise UntranslatableError("no statistics")
     scale = inverse if weight is None else mul(g, weight, inverse)
-    rows = _rows(g, x) if training else None
+    rows = _rows(g, x, eps) if training else None
     if rows is not None:
         return _by_rows(g, gradient, rows, scale, inverse)
     axes, rank = batch_axes(x), x.rank

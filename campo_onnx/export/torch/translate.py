@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 import torch
 
+from campo_onnx.devices.device import Device
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export import step_naming
 from campo_onnx.export.target import Target
@@ -45,9 +46,9 @@ _FAMILIES = (
 )
 
 
-def translations(weight_gradient: WeightGradient) -> Table:
+def translations(weight_gradient: WeightGradient, device: Device) -> Table:
     """Give every translation, by operation."""
-    return merged([convolution(weight_gradient), *(family.TRANSLATIONS for family in _FAMILIES)])
+    return merged([convolution(weight_gradient, device), *(family.TRANSLATIONS for family in _FAMILIES)])
 
 
 def translate(
