@@ -114,11 +114,14 @@ def _relative(actual: NDArray[Any], expected: NDArray[Any], largest: float) -> f
 
 def _run(model: onnx.ModelProto, module: torch.nn.Module, batch: Tensors) -> tuple[Arrays, list[Any]]:
     """Run one step; gives its outputs, and dropout's masks in the order of the graph."""
-    masks = [node.output[1] for node in model.graph.node if node.op_type == "Dropout"]
-    infos = {value.name: value for value in model.graph.value_info}
     shown = onnx.ModelProto()
     shown.CopyFrom(model)
-    shown.graph.output.extend(infos[name] for name in masks)
+    masks = []
+    for node in shown.graph.node:
+        if node.op_type == "Dropout":
+            masks.append(f"{node.output[0]}.mask" if len(node.output) == 1 else node.output[1])
+            node.output[1:] = masks[-1:]
+            shown.graph.output.append(onnx.helper.make_empty_tensor_value_info(masks[-1]))
     options = ort.SessionOptions()
     options.intra_op_num_threads = THREADS
     options.log_severity_level = 3

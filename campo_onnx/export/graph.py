@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from campo_onnx.export.target import Target, may_use
-from campo_onnx.export.tidy import merged_pairs
+from campo_onnx.export.tidy import merged_pairs, splits, without_unread
 from campo_onnx.export.value import Node, Value
 from campo_onnx.ops.facts import output_types
 from campo_onnx.ops.key import MICROSOFT, OpKey
@@ -225,7 +225,9 @@ class Graph:
         """
         outputs = {name: self._own(value, name, outputs) for name, value in outputs.items()}
         names = {value.name: name for name, value in outputs.items()}
-        needed = merged_pairs(self._needed(outputs.values()), frozenset(names))
+        outside = frozenset(names)
+        needed = merged_pairs(self._needed(outputs.values()), outside)
+        needed = without_unread(splits(needed, self.integers), outside)
         read = {v.name: v for made in needed for v in made.inputs if v is not None}
         graph = onnx.GraphProto(name="training_step")
         for made in needed:

@@ -128,7 +128,35 @@ def _cumsum(g: Graph, expected: Expected, x: Value, dim: int, **_: Any) -> Value
 
 
 def _softmax(g: Graph, expected: Expected, x: Value, dim: int, half_to_float: Any = False) -> Value:
-    return g.op("Softmax", operand(g, x, expected.dtype), axis=dim % x.rank)
+    x = operand(g, x, expected.dtype)
+    masked = _masked(g, x) if dim % x.rank == x.rank - 1 else None
+    if masked is not None:
+        scores, mask, is_inner = masked
+        attributes = {"axis": x.rank - 1, "is_inner_broadcast": int(is_inner)}
+        return g.op("com.microsoft:BiasSoftmax", scores, mask, **attributes)
+    return g.op("Softmax", x, axis=dim % x.rank)
+
+
+def _masked(g: Graph, x: Value) -> tuple[Value, Value, bool] | None:
+    """Find scores and the mask added to them, where one node does both; and which axes the mask lacks.
+
+    It may have one row for the last of the other axes together (inner), or for the first of them.
+    """
+    added = g.producer(x, "Add")
+    if added is None or not g.may_use("BiasSoftmax"):
+        return None
+    for scores, mask in (added.inputs, added.inputs[::-1]):
+        if scores is None or mask is None or scores.shape != x.shape or mask.elements >= x.elements:
+            continue
+        shape = (*[1] * (x.rank - mask.rank), *mask.shape)
+        if shape[-1] != x.shape[-1]:
+            continue
+        kept = [n == m for n, m in zip(shape[:-1], x.shape[:-1], strict=True)]
+        if any(not k and n != 1 for k, n in zip(kept, shape[:-1], strict=True)):
+            continue
+        if kept == sorted(kept, reverse=True) or kept == sorted(kept):
+            return scores, reshape(g, mask, shape), kept == sorted(kept, reverse=True)
+    return None
 
 
 def _log_softmax(g: Graph, expected: Expected, x: Value, dim: int, half_to_float: Any = False) -> Value:
