@@ -7,7 +7,7 @@ ORT_VENV := .venv-ortmodule
 ORT_BIN := $(ORT_VENV)/bin
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-campaign test-cuda-dry test-onnx-cases random-graphs fuzz test-frameworks test-ortmodule zoo campo-eval lint format clean
+.PHONY: demo test test-campaign test-cuda-dry test-onnx-cases test-report random-graphs fuzz test-frameworks test-ortmodule zoo campo-eval lint format clean
 
 demo: $(VENV)/.installed
 	@mkdir -p demo_out
@@ -26,6 +26,13 @@ test-onnx-cases: $(VENV)/.installed-test
 random-graphs: $(VENV)/.installed-test
 	$(BIN)/python -m tests.random_graphs --count 20000 --out random_graphs_out
 
+# The reports in a real browser. Chromium comes from the system (Debian: apt-get install chromium chromium-driver);
+# where there is none, the target says so and passes.
+test-report: $(VENV)/.installed-test
+	@if command -v chromedriver >/dev/null; then \
+	    $(BIN)/python -m pip install --quiet --editable ".[browser]" && $(BIN)/python -m pytest -m browser tests/report; \
+	else echo "skipped: reports are not tested in a browser, since there is no chromedriver"; fi
+
 # A part of the campaign of damaged files, kills and full disks; `make fuzz` is the whole.
 test-campaign: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m campaign tests/fuzz
@@ -38,8 +45,8 @@ fuzz: $(VENV)/.installed-test
 # The exporters' tests, against torch and JAX on the CPU. Torch is pinned: its exporter changes with
 # every release, and the newest from an index brings gigabytes of CUDA libraries.
 test-frameworks: $(FRAMEWORKS_VENV)/.installed
-	$(FRAMEWORKS_VENV)/bin/python -m pytest tests/export tests/test_doctests.py tests/test_docs.py \
-	    tests/test_examples.py
+	$(FRAMEWORKS_VENV)/bin/python -m pytest tests/export tests/torch_compile tests/test_doctests.py \
+	    tests/test_docs.py tests/test_examples.py
 
 # The paper's six models at full size, as training steps (benchmarks/zoo).
 zoo: $(FRAMEWORKS_VENV)/.installed

@@ -22,6 +22,7 @@ from typing import Any
 from benchmarks.evaluation.collect import DEVICES, collect, draw
 from benchmarks.evaluation.converted import examine
 from benchmarks.evaluation.node_times import CAST, cast_times, node_times
+from benchmarks.evaluation.peers import CONVERT_S, INSTALL_S, PEERS, Peer, convert, install
 from benchmarks.evaluation.predicted import predict
 from benchmarks.evaluation.stepped import (
     Candidate,
@@ -35,7 +36,6 @@ from benchmarks.evaluation.stepped import (
 from benchmarks.evaluation.strategies import STRATEGIES
 from benchmarks.evaluation.update_error import SCALES
 from benchmarks.pages import RESULTS, publish
-from benchmarks.peers.convert import CONVERT_S, INSTALL_S, PEERS, Peer, convert, install
 from benchmarks.steps import Call, Records, Step, add_arguments, call_of, drive
 from benchmarks.zoo import NOT_ON_RTX2080TI, TITLES
 from campo_onnx import CampoError, device
@@ -131,14 +131,18 @@ def _conversions(asked: Evaluation) -> Iterator[Step]:
 
         requirements = {"requirements": peer.requirements}
         yield Step(name=f"install-{peer.name}", work=set_up, seconds=60, asked=requirements)
-        script = peer.runner.read_text(encoding="utf-8")
         for variant in dict.fromkeys([asked.variant, FULL]):
             for model in asked.models:
                 yield Step(
                     name=f"peer-{peer.name}-{model}-{variant}",
                     work=partial(_convert, asked, peer, model, variant),
                     seconds=40,
-                    asked={"peer": peer.name, "model": model, "script": script, "devices": asked.devices},
+                    asked={
+                        "peer": peer.name,
+                        "model": model,
+                        "program": peer.program,
+                        "devices": asked.devices,
+                    },
                     needs=(f"install-{peer.name}", f"graph-{model}-{variant}"),
                 )
 

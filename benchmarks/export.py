@@ -1,11 +1,10 @@
-"""What exporting costs and gives: nodes, bytes, seconds, and whether ONNX Runtime and campo take it.
+"""What exporting costs and gives: nodes, bytes, seconds, and whether ONNX Runtime takes it.
 
     python -m benchmarks.export [--work DIR] [--models resnet50 ...] [--memory-gb 12]
 
 Needs PyTorch. Each job is a step whose result is kept below ``--work``; it runs in a process of its own,
 which gives its memory back. Steps run on the CPU provider, where a conservative estimate of their memory
-fits; predictions are estimates from public figures of the devices. Writes results/export.json and .md when
-all jobs are done.
+fits. Writes results/export.json and .md when all jobs are done.
 """
 
 import argparse
@@ -22,53 +21,32 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from benchmarks.pages import made, publish
 from benchmarks.steps import Call, Facts, Records, Step, add_arguments, call_of, drive, in_own_process
 from benchmarks.zoo import TITLES
-from campo_onnx import Options, device, export_model, oplists, optimize_model
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.ir.view import TensorKind
+from campo_onnx.optimize.traffic import traffic
 from campo_onnx.runtime.feeds import synthesize
 
-THREADS = 2
-REPEATS = 3
+THREADS, REPEATS = 2, 3
 SMALL = {"bert_large": 1}  # 2 otherwise
 FULL = {"bert_large": 10}  # 256 otherwise: the paper's on the V100
 FORMS = ("matmul", "conv")
 WITHOUT_CONVOLUTION = frozenset({"bert_large"})
-DEVICES = ("h200", "v100")
-STRATEGIES = ("campo", "optimal")
-SECONDS = {"eager": 20, "export": 60, "plan": 120, "stock": 30}
+SECONDS = {"export": 60, "stock": 30}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One thing to measure.
-
-    Parameters
-    ----------
-    kind
-        ``export``: export, check, load, step; ``plan``: the same, then optimize for every device;
-        ``eager``: compare the shallow variant with torch; ``stock``: what ``torch.onnx`` itself
-        makes of the same traced step.
-    model
-        Name in the zoo.
-    batch
-        Samples; 0 for the shallow variant.
-    form
-        Form of the weight gradient of convolutions.
-    has_update
-        Whether the optimizer is in the graph.
-    """
+    """One thing to measure: an ``export``, or (``stock``) what ``torch.onnx`` makes of the same step."""
 
     kind: str
     model: str
-    batch: int = 0
-    form: str = "matmul"
+    batch: int
+    form: str = "matmul"  # of the weight gradient of convolutions
     has_update: bool = False
 
     @property
@@ -79,49 +57,30 @@ class Job:
 
 
 def jobs_of(model: str) -> Iterator[Job]:
-    """List what is measured of one model."""
     small, full = SMALL.get(model, 2), FULL.get(model, 256)
     for form in FORMS[:1] if model in WITHOUT_CONVOLUTION else FORMS:
-        yield Job(kind="eager", model=model, form=form)
         yield from (Job(kind="export", model=model, batch=n, form=form) for n in (small, full))
     yield Job(kind="stock", model=model, batch=small)
-    yield Job(kind="export", model=model, batch=small, has_update=True)
-    yield Job(kind="plan", model=model, batch=full, has_update=True)
+    yield from (Job(kind="export", model=model, batch=n, has_update=True) for n in (small, full))
 
 
 def measure(job: Job, memory_bytes: float) -> Facts:
     """Do one job."""
-    from benchmarks.zoo.export import ZOO
-
-    entry = ZOO[job.model]
-    if job.kind == "eager":
-        return against_eager(entry, job)
     if job.kind == "stock":
-        return by_torch_onnx(entry, job)
+        return by_torch_onnx(job)
     with TemporaryDirectory() as folder:
-        return exported(entry, job, Path(folder) / "step.onnx", memory_bytes)
+        return exported(job, Path(folder) / "step.onnx", memory_bytes)
 
 
-def against_eager(entry: Any, job: Job) -> Facts:
-    """Compare gradients, then new parameters."""
-    from benchmarks.zoo.eager import compare
-
-    found = [compare(entry, optimizer=o, weight_gradient=job.form) for o in (None, entry.optimizer)]
-    return {
-        "gradients": max(found[0].worst.values()),
-        "parameters": max(found[1].worst.values()),
-        "optimizer": entry.optimizer,
-        "tensors": sum(found[0].tensors.values()),
-    }
-
-
-def by_torch_onnx(entry: Any, job: Job) -> Facts:
+def by_torch_onnx(job: Job) -> Facts:
     """Hand the step, traced and free of mutation, to ``torch.onnx``."""
     import torch
 
+    from benchmarks.zoo.export import ZOO
     from campo_onnx.export.torch.step import Step
     from campo_onnx.export.torch.trace import trace
 
+    entry = ZOO[job.model]
     inputs, targets = entry.batch(job.batch)
     with torch.device("meta"):
         module = entry.build()
@@ -140,25 +99,27 @@ def by_torch_onnx(entry: Any, job: Job) -> Facts:
         try:
             program = torch.onnx.export(traced, arguments, dynamo=True, verbose=False, opset_version=20)
         except torch.onnx.errors.OnnxExporterError as error:
-            return {
-                "nodes": None,
-                "refused": str(error.__cause__).split("target=torch.ops.")[-1].split("]")[0],
-            }
+            refused = str(error.__cause__).split("target=torch.ops.")[-1].split("]")[0]
+            return {"nodes": None, "refused": refused}
     return {"nodes": len(program.model.graph), "export_s": time.perf_counter() - began}
 
 
-def exported(entry: Any, job: Job, path: Path, memory_bytes: float) -> Facts:
-    """Export, check in full, load, step, perhaps optimize."""
-    from benchmarks.zoo.export import export
+def exported(job: Job, path: Path, memory_bytes: float) -> Facts:
+    """Export, check in full, load, and step where that fits."""
+    from benchmarks.zoo.export import ZOO, export
 
-    optimizer = entry.optimizer if job.has_update else None
+    optimizer = ZOO[job.model].optimizer if job.has_update else None
     began = time.perf_counter()
     model = export(job.model, job.batch, optimizer=optimizer, weight_gradient=job.form, path=path)
     export_s = time.perf_counter() - began
     imported = import_model(path)
-    session, load_s = loaded(path)
-    peak_bytes = peak_of(imported)
-    found: Facts = {
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = THREADS, 3
+    began = time.perf_counter()
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    load_s = time.perf_counter() - began
+    peak_bytes = traffic(imported.view).peak_bytes
+    return {
         "nodes": len(model.graph.node),
         "file_bytes": path.stat().st_size,
         "export_s": export_s,
@@ -167,20 +128,6 @@ def exported(entry: Any, job: Job, path: Path, memory_bytes: float) -> Facts:
         "optimizer": optimizer,
         "step_s": stepped(session, imported) if peak_bytes < min(memory_bytes, free_bytes()) else None,
     }
-    del session
-    if job.kind == "plan":
-        found["plans"] = [planned(path, d, s) for d in DEVICES for s in STRATEGIES]
-    return found
-
-
-def loaded(path: Path) -> tuple[ort.InferenceSession, float]:
-    """Open a session as a user would; seconds it took."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = THREADS
-    options.log_severity_level = 3
-    began = time.perf_counter()
-    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return session, time.perf_counter() - began
 
 
 def stepped(session: ort.InferenceSession, imported: Imported) -> float:
@@ -192,9 +139,8 @@ def stepped(session: ort.InferenceSession, imported: Imported) -> float:
         began = time.perf_counter()
         values = session.run(names, feeds)
         best = min(best, time.perf_counter() - began)
-        for value in values:
-            if not np.isfinite(value).all():
-                raise AssertionError("a result is not finite")
+        if not all(np.isfinite(value).all() for value in values):
+            raise AssertionError("a result is not finite")
         del values  # before the next step needs as much again
     return best
 
@@ -206,29 +152,6 @@ def first_value(name: str, made_up: NDArray[Any]) -> NDArray[Any]:
     return np.zeros_like(made_up) if name == "step" or name.startswith("opt.") else made_up
 
 
-def peak_of(imported: Imported) -> int:
-    """Bytes of all inputs, outputs and, at the worst moment, living tensors between them."""
-    tensors = imported.view.tensors
-    last = {name: i for i, node in enumerate(imported.view.nodes) for name in node.inputs if name}
-    size = {
-        name: int(np.prod(info.shape or (), dtype=np.int64))
-        * onnx.helper.tensor_dtype_to_np_dtype(info.dtype).itemsize
-        for name, info in tensors.items()
-    }
-    inner = {
-        name for name, info in tensors.items() if info.kind is TensorKind.ACTIVATION and not info.is_output
-    }
-    graph_io = {name for name, info in tensors.items() if info.is_graph_io}
-    living = peak = 0
-    for i, node in enumerate(imported.view.nodes):
-        made = {name for name in node.outputs if name} - graph_io
-        living += sum(size[name] for name in made)
-        peak = max(peak, living)
-        ended = {name for name in node.inputs if last.get(name) == i and name in inner}
-        living -= sum(size[name] for name in ended | {name for name in made if name not in last})
-    return peak + sum(size[name] for name in graph_io)
-
-
 def free_bytes() -> float:
     """Memory that can be had without swapping."""
     with open("/proc/meminfo", encoding="utf-8") as file:
@@ -236,30 +159,7 @@ def free_bytes() -> float:
     return float(rows["MemAvailable"].split()[0]) * 1024
 
 
-def planned(path: Path, device_name: str, strategy: str) -> Facts:
-    """Optimize a step, write and check the result, and load it."""
-    began = time.perf_counter()
-    options = Options(device=device(device_name), lists=oplists("campo"), strategy=strategy)
-    result = optimize_model(path, options)
-    optimize_s = time.perf_counter() - began
-    mixed = path.with_name(f"{device_name}-{strategy}.onnx")
-    export_model(result.model, mixed)
-    _, load_s = loaded(mixed)
-    return {
-        "device": device_name,
-        "strategy": strategy,
-        "low": len(result.plan.low_nodes),
-        "casts": len(result.plan.casts),
-        "fp32_us": result.plan.fp32_us,
-        "predicted_us": result.plan.predicted_us,
-        "optimize_s": optimize_s,
-        "nodes": len(result.model.graph.node),
-        "load_s": load_s,
-    }
-
-
 def steps_of(models: list[str], memory_bytes: float) -> Iterator[Step]:
-    """One step a job."""
     for job in (job for model in models for job in jobs_of(model)):
 
         def work(call: Call, job: Job = job) -> Facts:
@@ -274,13 +174,8 @@ def collect(records: Records) -> Facts:
     order = {model: position for position, model in enumerate(TITLES)}
     jobs = [facts["asked"] | facts["result"] for facts in records.all().values() if "result" in facts]
     jobs.sort(key=lambda job: (order[job["model"]], job["form"] != FORMS[0], job["batch"]))
-    return {
-        "made": made("torch"),
-        "titles": dict(TITLES),
-        "threads": THREADS,
-        "repeats": REPEATS,
-        **{kind: [job for job in jobs if job["kind"] == kind] for kind in SECONDS},
-    }
+    by_kind = {kind: [job for job in jobs if job["kind"] == kind] for kind in SECONDS}
+    return {"made": made("torch"), "titles": dict(TITLES), "threads": THREADS, "repeats": REPEATS, **by_kind}
 
 
 def publish_when_done(steps: list[Step], records: Records) -> tuple[Path, ...]:

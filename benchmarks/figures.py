@@ -30,23 +30,7 @@ def dots(
     reference: float | None = None,
     logarithmic: bool = False,
 ) -> None:
-    """Draw a row of dots for each model.
-
-    Parameters
-    ----------
-    values
-        What to draw.
-    series
-        Which series, each with the same style in every picture that names it at the same position.
-    path
-        The SVG file to write.
-    title, axis
-        Heading, and what the horizontal axis shows.
-    reference
-        Where to draw a line; 1 for a ratio.
-    logarithmic
-        Whether the axis is; values of 0 are then not drawn.
-    """
+    """Draw a row of dots for each model."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
@@ -84,15 +68,7 @@ def dots(
 
 
 def stacked(values: Values, parts: Sequence[str], path: Path, *, title: str, axis: str) -> None:
-    """Draw a bar for each row, put together from parts; parts below zero go to the left.
-
-    Parameters
-    ----------
-    values, path, title, axis
-        As for :func:`dots`.
-    parts
-        The parts, in the order they are put together.
-    """
+    """Draw a bar for each row, put together from parts; parts below zero go to the left."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -113,17 +89,7 @@ def stacked(values: Values, parts: Sequence[str], path: Path, *, title: str, axi
 
 
 def curves(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path, *, axis: str, steps: str) -> None:
-    """Draw diagrams of curves, two in a row, with a logarithmic vertical axis.
-
-    Parameters
-    ----------
-    panels
-        By title, by label: a value for each step, from 1 on.
-    path
-        The SVG file to write.
-    axis, steps
-        What the vertical and the horizontal axis show.
-    """
+    """Draw diagrams of curves, two in a row, with a logarithmic vertical axis."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

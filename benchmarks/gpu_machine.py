@@ -6,7 +6,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ class Session:
         Figures of the device.
     graphs
         Training steps to bench and profile.
+    forms
+        Graphs of one model in several forms, by name and form; the first of each is among `graphs`.
     ops
         Operators of the quick calibration; those of ``calibrate --quick`` where empty.
     shapes
@@ -62,6 +65,7 @@ class Session:
     bench: NodeTimer
     device: Device
     graphs: tuple[Path, ...]
+    forms: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
     ops: tuple[str, ...] = ()
     shapes: int = 24
 
@@ -74,6 +78,12 @@ class Session:
     def on_cpu(self) -> bool:
         """Whether there is no GPU in it."""
         return self.provider == "cpu"
+
+    @property
+    def calibrated(self) -> Path | None:
+        """The calibration that this session made, the full one first; None before it did."""
+        own = (self.calibration_path(LOW, full=full) for full in (True, False))
+        return next((path for path in own if path.exists()), None)
 
     def calibration_path(self, precision: Precision, *, full: bool) -> Path:
         """Where a calibration goes: the full one under the name it is shipped as."""

@@ -3,11 +3,11 @@
     python -m benchmarks.gpu_session [--device cuda|cpu] [--quick] [--limit-s 540] [GRAPH.onnx ...]
 
 ``--plan`` prints the steps and how long each is expected to take. What shows that anything works comes
-first, then the quick calibration, so that a machine lent for half an hour leaves that behind; then
-overheads and sweeps, whole steps, benchmarks and profiles of the graphs, and without ``--quick`` a full
-calibration, which takes hours. Run it again until it says that all is done: finished steps are not
-repeated, and every timing of an unfinished one is kept in the store. Steps run in a process of their own: one
-that crashes or hangs is on record as failed, and the others go on. Results go to
+first, then the quick calibration, then every graph in FP32, as strategies have it and beside PyTorch: a
+machine lent for half an hour leaves those behind. Then CUDA graphs, sweeps, counters and profiles, and
+without ``--quick`` a full calibration, which takes hours. Run it again until it says that all is done:
+finished steps are not repeated, and every timing of an unfinished one is kept in the store. Steps run in a
+process of their own: one that crashes or hangs is on record as failed, and the others go on. Results go to
 session_<provider>/ below ``--work`` (a JSON file a step, profiles, calibrations, the store), all of it as
 session_<provider>.tar.gz as well, and to calibration_<provider>.json and .md. With the archive unpacked below
 ``--work``, another machine of the same kind goes on.
@@ -16,7 +16,7 @@ session_<provider>.tar.gz as well, and to calibration_<provider>.json and .md. W
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -26,6 +26,7 @@ from typing import Any
 
 from benchmarks.gpu_machine import LOW, Session, check_provider, count_some, facts, step_of
 from benchmarks.gpu_steps import (
+    bench_forms,
     bench_graph,
     calibrate_device,
     profile_graph,
@@ -34,6 +35,7 @@ from benchmarks.gpu_steps import (
     time_launches,
     weight_gradient,
 )
+from benchmarks.gpu_torch import against_torch, zoo_model
 from benchmarks.pages import RESULTS, STUB, made, publish, refuse_stub
 from benchmarks.steps import (
     TO_BE_CONTINUED,
@@ -73,15 +75,20 @@ def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
     yield step("provider", 20, check_provider)
     yield step("calibration_quick", 420, calibrate_device, LOW, False, False, **quick)
     yield step("launches", 10, time_launches)
+    for graph in session.graphs:
+        yield step(f"bench_{graph.stem}", 80, bench_graph, graph, False)
+    for graph in filter(zoo_model, session.graphs):
+        yield step(f"torch_{graph.stem}", 70, against_torch, graph)
+    if not session.on_cpu:
+        for graph in session.graphs:
+            yield step(f"bench_{graph.stem}_captured", 50, bench_graph, graph, True)
+    for name, forms in session.forms.items():
+        yield step(f"forms_{name}", 80, bench_forms, forms)
     yield step("casts", 60, sweep_casts)
     yield step("alignment", 60, sweep_alignment)
     yield step("weight_gradient", 30, weight_gradient)
     for graph in session.graphs:
         yield step(f"step_{graph.stem}", 30, step_of, graph)
-    for graph in session.graphs:
-        yield step(f"bench_{graph.stem}", 120, bench_graph, graph, False)
-        if not session.on_cpu:
-            yield step(f"bench_{graph.stem}_captured", 60, bench_graph, graph, True)
     yield step("counters", 120, count_some)
     for graph in session.graphs:
         yield step(f"profile_{graph.stem}", 180, profile_graph, graph)
@@ -91,6 +98,24 @@ def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
         yield step("calibration", 4 * 3600, calibrate_device, LOW, True, False)
         if not session.on_cpu:
             yield step("calibration_counters", 3600, calibrate_device, LOW, True, True)
+
+
+def forms_of(graphs: Sequence[Path]) -> dict[str, dict[str, Path]]:
+    """Find graphs that are another form of one of them: ``resnet50_b64.conv.onnx`` of ``resnet50_b64.onnx``.
+
+    Returns
+    -------
+    dict
+        By name of the model, for each that has more than one: its graphs by form, the usual first.
+    """
+    found: dict[str, dict[str, Path]] = {}
+    for usual in graphs:
+        others = {
+            g.stem.removeprefix(f"{usual.stem}."): g for g in graphs if g.stem.startswith(f"{usual.stem}.")
+        }
+        if others:
+            found[usual.stem] = {"usual": usual} | others
+    return found
 
 
 def collect(session: Session, records: Records) -> dict[str, Any]:
@@ -115,7 +140,8 @@ def collect(session: Session, records: Records) -> dict[str, Any]:
         "methods": [method.name for method in METHODS],
         "calibrations": calibrations,
         "profiles": by_graph("profile_"),
-        "benches": by_graph("bench_"),
+        "benches": by_graph("bench_") | by_graph("forms_"),
+        "torch": by_graph("torch_"),
         **{name: results.get(name) for name in ("launches", "weight_gradient", "counters", "alignment")},
         "failures": {name: step["failure"] for name, step in found.items() if "failure" in step},
     }
@@ -198,6 +224,8 @@ def main() -> int:
 
 @contextmanager
 def _opened(options: argparse.Namespace, here: Machine, figures: Device) -> Iterator[Session]:
+    forms = forms_of(options.graphs)
+    of_forms = {graph for form in forms.values() for graph in [*form.values()][1:]}
     folder = options.work / f"session_{here.provider}"
     folder.mkdir(parents=True, exist_ok=True)
     with Store(options.store or folder / default_path().name) as store:
@@ -206,7 +234,8 @@ def _opened(options: argparse.Namespace, here: Machine, figures: Device) -> Iter
             folder=folder,
             bench=bench,
             device=figures,
-            graphs=tuple(options.graphs),
+            graphs=tuple(graph for graph in options.graphs if graph not in of_forms),
+            forms=forms,
             ops=tuple(options.ops),
             shapes=options.shapes,
         )

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.evaluation.stepped import Effort, candidates
+from benchmarks.evaluation.stepped import Candidate, Effort, candidates
 from benchmarks.evaluation.stepped import measure as measure_graphs
 from benchmarks.evaluation.strategies import CAMPO, FP32, OPTIMAL, TF_AMP, TORCH_AMP
 from benchmarks.gpu_machine import LOW, Session, both_us, matmul
@@ -95,12 +95,24 @@ def weight_gradient(session: Session, call: Call) -> list[dict[str, Any]]:
 
 def bench_graph(graph: Path, captured: bool, session: Session, call: Call) -> dict[str, Any]:
     """Step a graph in FP32 and as strategies have it, in turns; one after another or as a CUDA graph."""
-    own = (session.calibration_path(LOW, full=full) for full in (True, False))
-    calibrated = next((path for path in own if path.exists()), None)
     labels = (FP32, TF_AMP, OPTIMAL) if captured else _COMPARED
-    members = candidates(graph, session.device, labels, calibrated)
-    effort = _CAPTURED if captured else _BENCH
+    members = candidates(graph, session.device, labels, session.calibrated)
+    return _measured(members, _CAPTURED if captured else _BENCH, session, call)
+
+
+def bench_forms(forms: Mapping[str, Path], session: Session, call: Call) -> dict[str, Any]:
+    """Step the graphs of a model whose convolutions' weight gradients differ in form, FP32 and optimal."""
+    members = []
+    for form, graph in forms.items():
+        for member in candidates(graph, session.device, (FP32, OPTIMAL), session.calibrated):
+            labels = tuple(f"{form}, {label}" for label in member.labels)
+            members.append(replace(member, labels=labels))
+    return _measured(members, _BENCH, session, call)
+
+
+def _measured(members: Sequence[Candidate], effort: Effort, session: Session, call: Call) -> dict[str, Any]:
     measured = measure_graphs(members, session.bench.machine, effort, None, call.deadline)
+    calibrated = session.calibrated
     return measured | {"planned_with": calibrated.name if calibrated else "shipped or public figures"}
 
 

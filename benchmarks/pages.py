@@ -105,13 +105,7 @@ def render(claim: str, data: Mapping[str, Any]) -> str:
 
 
 def refuse_stub(data: object, folder: Path) -> None:
-    """Keep what ran on the stubs of tests/cuda out of the results: nothing of it is a measurement.
-
-    Raises
-    ------
-    UsageError
-        If `data` names a stub's driver and `folder` is that of the results.
-    """
+    """Keep what ran on the stubs of tests/cuda out of the results: nothing of it is a measurement."""
     if folder.resolve() == RESULTS.resolve() and _names_stub(data):
         raise UsageError(
             "this ran on stubs of CUDA and is no measurement",

@@ -41,15 +41,7 @@ class StepError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """When a call has to end.
-
-    Parameters
-    ----------
-    end_s
-        On the monotonic clock.
-    on_tick
-        Told of every sign of progress.
-    """
+    """When a call has to end."""
 
     end_s: float
     on_tick: Callable[[int, int], None] | None = None
@@ -78,13 +70,7 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """The results of steps, one file each.
-
-    Parameters
-    ----------
-    folder
-        Where they lie; it exists.
-    """
+    """The results of steps, one file each."""
 
     folder: Path
 
@@ -121,28 +107,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One piece of work.
-
-    Parameters
-    ----------
-    name
-        What its result is filed under.
-    work
-        Does it. May raise TimeUpError, and is then begun anew by the next call.
-    seconds
-        How long it is expected to take.
-    asked
-        What its result depends on. A result that was found for something else does not count.
-    needs
-        Steps whose results it reads. It is left out where one of them failed, and done anew after one
-        of them was.
-    """
+    """One piece of work."""
 
     name: str
-    work: Callable[[Call], Any]
-    seconds: float
-    asked: Mapping[str, Any] = field(default_factory=dict)
-    needs: tuple[str, ...] = ()
+    work: Callable[[Call], Any]  # may raise TimeUpError, and is then begun anew by the next call
+    seconds: float  # that it is expected to take
+    asked: Mapping[str, Any] = field(default_factory=dict)  # a result for something else does not count
+    needs: tuple[str, ...] = ()  # left out where one of them failed, done anew after one of them was
 
     @property
     def limit_s(self) -> float:
@@ -178,21 +149,6 @@ def run_steps(
 
     One that fails for a reason of the input or the machine is on record as failed, and the others go
     on. So is one that fails unexpectedly, but it ends the call: an error of CUDA stays with the process.
-
-    Parameters
-    ----------
-    steps
-        In an order in which each comes after those it needs.
-    call
-        Where results go, and when to end.
-    only
-        Patterns of the names to do; all where empty.
-    retry
-        Whether steps that failed are tried again.
-    say
-        Told one line a step.
-    watch
-        Told which step is running, and asked whether it may.
     """
     for step in steps:
         if not is_chosen(step.name, only):

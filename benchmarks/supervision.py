@@ -40,38 +40,18 @@ _IDLE_WORKERS = 2  # one after another without a result: it will not get better
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """The step that is running, or was when its process ended.
-
-    Parameters
-    ----------
-    step
-        Its name.
-    began_s
-        On the monotonic clock.
-    deaths
-        Processes that ended within it since one got further than all before.
-    furthest
-        How many of its parts were ever done.
-    has_advanced
-        Whether this process got further than those before.
-    """
+    """The step that is running, or was when its process ended."""
 
     step: str
     began_s: float
-    deaths: int = 0
-    furthest: int = 0
-    has_advanced: bool = False
+    deaths: int = 0  # processes that ended within it since one got further than all before
+    furthest: int = 0  # parts that were ever done
+    has_advanced: bool = False  # whether this process got further than those before
 
 
 @dataclass(slots=True, kw_only=True)
 class Marks:
-    """Keeps the mark of the running step.
-
-    Parameters
-    ----------
-    folder
-        Where it lies.
-    """
+    """Keeps the mark of the running step."""
 
     folder: Path
     _current: Mark | None = None
@@ -121,13 +101,7 @@ class Marks:
 
 
 def die_with_parent(parent: int) -> None:
-    """End this process when its parent ends, so that no two measure at a time (Linux).
-
-    Parameters
-    ----------
-    parent
-        Number of the process that started this one: it may have ended before this was called.
-    """
+    """End this process when its parent ends, so that no two measure at a time (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != parent:
@@ -141,21 +115,7 @@ def supervise(
     deadline: Deadline,
     say: Callable[[str], None] = print,
 ) -> int:
-    """Run workers until nothing is left to do or the time is up; return the exit code.
-
-    Parameters
-    ----------
-    worker
-        The command of a worker that ends after so many seconds.
-    steps
-        What it may do, by name.
-    records
-        Where results lie.
-    deadline
-        When the call ends.
-    say
-        Told what happened to a worker.
-    """
+    """Run workers until nothing is left to do or the time is up; return the exit code."""
     marks, idle = Marks(folder=records.folder), 0
     while deadline.left_s > 0:
         known = len(records.all())

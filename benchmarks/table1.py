@@ -3,25 +3,28 @@
     python -m benchmarks.table1
 
 The 18 rows come from "Campo: Cost-Aware Performance Optimization for Mixed-Precision Neural Network
-Training", USENIX ATC 2022, Table 1 (TensorFlow 1.15, RTX 2080 Ti). Each is built as a graph of one node
-and estimated for ``rtx2080ti``; nothing is fitted to the rows. Writes results/table1.json and .md.
+Training", USENIX ATC 2022, Table 1 (TensorFlow 1.15, RTX 2080 Ti). Each is one node, estimated for
+``rtx2080ti``; nothing is fitted to the rows. Writes results/table1.json and .md.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 from benchmarks.pages import made, publish
 from campo_onnx import Precision, device
-from campo_onnx.costs.estimated import estimate
-from campo_onnx.ir.view import FLOAT, GraphView, OpNode, TensorInfo, TensorKind
+from campo_onnx.devices.roofline import cast_us_per_element, node_time
+from campo_onnx.ir.view import FLOAT
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.signature import Signature, make_signature
 
 DEVICE = "rtx2080ti"
 BATCH = 64
 
 Shape = tuple[int, ...]
+Node = tuple[Signature, Ports]
+Layer = tuple[Shape, Shape, Shape]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +42,18 @@ class Times:
         return "FP16" if self.fp16_cast_ms < self.fp32_ms else "FP32"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """One ONNX operator on tensors of given shapes."""
-
-    op: OpKey
-    inputs: tuple[Shape, ...]
-    outputs: tuple[Shape | None, ...]  # None: not asked for
-    attributes: dict[str, Any] = field(default_factory=dict)
-    idle_inputs: frozenset[int] = frozenset()  # the schema wants them, the paper's operation has none
-
-
-Layer = tuple[Shape, Shape, Shape]
+def node(
+    op: str, inputs: list[Shape], outputs: list[Shape | None], idle: int = -1, **attributes: Any
+) -> Node:
+    """One operator, all of whose tensors go low but an `idle` input, which the paper's operation lacks."""
+    signature = make_signature(
+        OpKey.parse(op),
+        inputs=[(FLOAT, shape) for shape in inputs],
+        outputs=[None if shape is None else (FLOAT, shape) for shape in outputs],
+        attributes=attributes,
+    )
+    asked = frozenset(i for i, shape in enumerate(outputs) if shape is not None)
+    return signature, Ports(low_inputs=frozenset(range(len(inputs))) - {idle}, low_outputs=asked)
 
 
 def layer(size: int, channels: int, filters: int, kernel: int, output_size: int) -> Layer:
@@ -61,30 +64,27 @@ def layer(size: int, channels: int, filters: int, kernel: int, output_size: int)
 
 def conv(shapes: Layer) -> Node:
     data, weight, output = shapes
-    return Node(op=OpKey("", "Conv"), inputs=(data, weight), outputs=(output,))
+    return node("Conv", [data, weight], [output])
 
 
 def gradient(shapes: Layer, of: int) -> Node:
     """One of ConvGrad's outputs: 0 the data's gradient, 1 the filters'."""
     data, weight, output = shapes
-    outputs = (data, None) if of == 0 else (None, weight)
-    op, idle = OpKey("com.microsoft", "ConvGrad"), frozenset({1 + of})
-    return Node(op=op, inputs=(output, data, weight), outputs=outputs, idle_inputs=idle)
+    outputs = [data, None] if of == 0 else [None, weight]
+    return node("com.microsoft:ConvGrad", [output, data, weight], outputs, idle=1 + of)
 
 
 def matmul(m: int, k: int, n: int) -> Node:
-    return Node(op=OpKey("", "MatMul"), inputs=((m, k), (k, n)), outputs=((m, n),))
+    return node("MatMul", [(m, k), (k, n)], [(m, n)])
 
 
 def bias_add(channels: int) -> Node:
-    shape = (BATCH, channels)
-    return Node(op=OpKey("", "Add"), inputs=(shape, (channels,)), outputs=(shape,))
+    return node("Add", [(BATCH, channels), (channels,)], [(BATCH, channels)])
 
 
 def max_pool(size: int, channels: int, pooled: int) -> Node:
-    images, kernel = (BATCH, channels, size, size), {"kernel_shape": [3, 3]}
-    outputs = ((BATCH, channels, pooled, pooled),)
-    return Node(op=OpKey("", "MaxPool"), inputs=(images,), outputs=outputs, attributes=kernel)
+    outputs = [(BATCH, channels, pooled, pooled)]
+    return node("MaxPool", [(BATCH, channels, size, size)], outputs, kernel_shape=[3, 3])
 
 
 STEM_1 = layer(299, 3, 32, 3, 149)
@@ -121,56 +121,26 @@ TABLE_1 = (
 )
 
 
-def estimate_row(node: Node) -> Times:
+def estimate_row(signature: Signature, ports: Ports) -> Times:
     """Estimate one operation alone, with a Cast for everything it reads and writes."""
-    view, ports = one_node_view(node)
-    table = estimate(view, {"node": ports}, device(DEVICE), Precision.FP16)
-    cost = table.nodes["node"]
-    cast_tensors = [view.nodes[0].inputs[i] for i in ports.low_inputs]
-    cast_tensors += [view.nodes[0].outputs[i] for i in ports.low_outputs]
-    cast_us = sum(table.cast.cast_us(view.tensors[tensor].elements or 0) for tensor in cast_tensors)
+    on = device(DEVICE)
+    fp32, low = (node_time(signature, ports, on, precision) for precision in (Precision.FP32, Precision.FP16))
+    cast = [signature.inputs[i] for i in ports.low_inputs] + [signature.outputs[i] for i in ports.low_outputs]
+    r_us = cast_us_per_element(on, Precision.FP16)
+    cast_us = sum(on.launch_us + r_us * (tensor.elements or 0) for tensor in cast if tensor is not None)
     return Times(
-        fp16_ms=cost.low_us / 1e3,
-        fp16_cast_ms=(cost.low_us + cast_us) / 1e3,
-        fp32_ms=cost.fp32_us / 1e3,
-        on_tensor_cores=cost.on_tensor_cores,
+        fp16_ms=low.time_us / 1e3,
+        fp16_cast_ms=(low.time_us + cast_us) / 1e3,
+        fp32_ms=fp32.time_us / 1e3,
+        on_tensor_cores=low.on_tensor_cores,
     )
-
-
-def one_node_view(node: Node) -> tuple[GraphView, Ports]:
-    """Build a graph of the node alone, all of whose FP32 tensors go low with it."""
-    inputs = tuple(f"in{i}" for i in range(len(node.inputs)))
-    outputs = tuple("" if shape is None else f"out{i}" for i, shape in enumerate(node.outputs))
-    shapes = dict(zip((*inputs, *outputs), (*node.inputs, *node.outputs), strict=True))
-    shapes.pop("", None)
-    view = GraphView(
-        nodes=(OpNode(name="node", op=node.op, inputs=inputs, outputs=outputs, attributes=node.attributes),),
-        tensors={
-            name: TensorInfo(name=name, dtype=FLOAT, shape=shape, kind=TensorKind.ACTIVATION)
-            for name, shape in shapes.items()
-        },
-        inputs=inputs,
-        outputs=tuple(name for name in outputs if name),
-        opset={"": 20, "com.microsoft": 1},
-    )
-    ports = Ports(
-        low_inputs=frozenset(range(len(inputs))) - node.idle_inputs,
-        low_outputs=frozenset(i for i, name in enumerate(outputs) if name),
-    )
-    return view, ports
-
-
-def paper_times(times_ms: tuple[float, float, float], on_tensor_cores: bool) -> Times:
-    """The paper's times of one row."""
-    fp16, cast, fp32 = times_ms
-    return Times(fp16_ms=fp16, fp16_cast_ms=cast, fp32_ms=fp32, on_tensor_cores=on_tensor_cores)
 
 
 def results() -> dict[str, Any]:
     """Put the paper's times and ours side by side, and count where they agree."""
     rows = [
-        (op, size, paper_times(times_ms, on_tensor_cores), estimate_row(node))
-        for op, size, times_ms, on_tensor_cores, node in TABLE_1
+        (op, size, Times(fp16_ms=a, fp16_cast_ms=b, fp32_ms=c, on_tensor_cores=used), estimate_row(*one))
+        for op, size, (a, b, c), used, one in TABLE_1
     ]
     slower = [paper.fp32_ms / ours.fp32_ms for _, _, paper, ours in rows]
     casts_us = [  # two inputs, one output

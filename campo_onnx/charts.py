@@ -4,7 +4,9 @@ The suffix of the file chooses the format. Bars differ by hatching as well as by
 be told apart in black and white. Names of files and strategies are drawn as they are, never as formulas.
 """
 
-from collections.abc import Sequence
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +54,7 @@ _MARKERS = {Outcome.FASTER: "^", Outcome.SLOWER: "v"}
 _POINTS_DRAWN = 400
 _FAR = 3.0  # interquartile ranges: a few disturbed steps would squeeze all others into a line
 _GOLDEN = (5**0.5 - 1) / 2
+_SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "campo-onnx"}
 _WIDTH_INCHES, _ROW_INCHES = 9.5, 0.42
 
 
@@ -90,9 +93,30 @@ def save_figure(figure: "Figure", path: Path) -> None:
     kind = path.suffix.lower().removeprefix(".")
     # Without dates and random identifiers, so that the same figure is always the same file.
     metadata: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "campo-onnx"}
-    with matplotlib.rc_context(settings), replacing(path) as place:
+    with matplotlib.rc_context(_SETTINGS), replacing(path) as place:
         figure.savefig(place, format=kind, metadata=metadata.get(kind), dpi=150)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One stacked bar.
+
+    Parameters
+    ----------
+    name
+        What stands to its left.
+    parts
+        Its parts by family of operators, Casts of the given graph among movement.
+    casts
+        The Casts that a plan inserts, in the same unit.
+    text
+        What stands to its right.
+    """
+
+    name: str
+    parts: Mapping[Family, float]
+    casts: float
+    text: str
 
 
 def draw_plans(plans: Sequence[Plan], *, title: str) -> "Figure":
@@ -105,33 +129,95 @@ def draw_plans(plans: Sequence[Plan], *, title: str) -> "Figure":
     title
         Title of the figure.
     """
-    figure, axes = _figure(rows=len(plans), title=title)
-    heights = np.arange(len(plans))
-    left_ms = np.zeros(len(plans))
-    stacks = [_times_by_group(plan) for plan in plans]
+    bars = [
+        Bar(
+            name=f"{plan.strategy} ({plan.lists})",
+            parts={family: us / 1000 for family, us in planned_times_us(plan).items()},
+            casts=plan.cast_us / 1000,
+            text=f"{plan.predicted_us / 1000:,.2f} ms, {plan.speedup:.2f}x FP32",
+        )
+        for plan in plans
+    ]
+    return draw_bars(bars, title=title, xlabel="predicted step in ms")
+
+
+def draw_bars(bars: Sequence[Bar], *, title: str, xlabel: str) -> "Figure":
+    """Draw bars, one below the other, by family of operators.
+
+    Parameters
+    ----------
+    bars
+        The bars, in one unit.
+    title, xlabel
+        Title of the figure, and what the bars measure, with the unit.
+    """
+    figure, axes = _figure(rows=len(bars), title=title)
+    heights = np.arange(len(bars))
+    left = np.zeros(len(bars))
+    stacks = [_by_group(bar) for bar in bars]
+    line = axes.spines["bottom"].get_edgecolor()
     for group, (colour, hatch) in _STYLES.items():
-        width_ms = np.array([stack[group] for stack in stacks]) / 1000
+        width = np.array([stack[group] for stack in stacks])
         axes.barh(
-            heights, width_ms, 0.72, left=left_ms, label=group, color=colour, hatch=hatch,
-            edgecolor="black", linewidth=0.5,
+            heights, width, 0.72, left=left, label=group, color=colour, hatch=hatch,
+            edgecolor=line, linewidth=0.5,
         )  # fmt: skip
-        left_ms += width_ms
-    for height, plan, end_ms in zip(heights, plans, left_ms, strict=True):
-        text = f" {plan.predicted_us / 1000:,.2f} ms, {plan.speedup:.2f}x FP32"
-        axes.text(end_ms, height, text, va="center", parse_math=False)
-    axes.set_xlim(0, 1.3 * max(float(left_ms.max()), 1e-6))
-    _label(axes, [f"{plan.strategy} ({plan.lists})" for plan in plans], "predicted step in ms")
+        left += width
+    for height, bar, end in zip(heights, bars, left, strict=True):
+        axes.text(end, height, f" {bar.text}", va="center", parse_math=False)
+    axes.set_xlim(0, 1.3 * max(float(left.max()), 1e-6))
+    _label(axes, [bar.name for bar in bars], xlabel)
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
-def _times_by_group(plan: Plan) -> dict[str, float]:
-    times_us = dict.fromkeys(_STYLES, 0.0)
+def planned_times_us(plan: Plan, *, as_given: bool = False) -> dict[Family, float]:
+    """Sum predicted times up by family, without inserted Casts.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    as_given
+        Times of the given graph instead of those planned.
+    """
+    times_us: dict[Family, float] = {}
+    dropped = set() if as_given else {cast.node for cast in plan.dropped}
     for decision in plan.decisions:
-        family = spec(OpKey.parse(decision.op_type)).family
-        times_us[_GROUPS.get(family, _OTHERS)] += decision.planned_us
-    times_us[_CASTS] = plan.cast_us
+        if decision.node not in dropped:
+            family = spec(OpKey.parse(decision.op_type)).family
+            own_us = decision.fp32_us if as_given else decision.planned_us
+            times_us[family] = times_us.get(family, 0.0) + own_us
     return times_us
+
+
+def _by_group(bar: Bar) -> dict[str, float]:
+    sums = dict.fromkeys(_STYLES, 0.0)
+    for family, part in bar.parts.items():
+        sums[_GROUPS.get(family, _OTHERS)] += part
+    sums[_CASTS] = bar.casts
+    return sums
+
+
+def light_and_dark(draw: "Callable[[], Figure]") -> tuple[str, str]:
+    """Draw a figure as SVG without a background, for a light page and for a dark one.
+
+    Parameters
+    ----------
+    draw
+        Makes the figure; the same figure is always the same text.
+    """
+    import matplotlib
+
+    light = "#e8eaee"
+    names = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    pictures = []
+    for colours in ({}, dict.fromkeys(names, light)):
+        text = io.StringIO()
+        with matplotlib.rc_context({**_SETTINGS, **colours}):
+            draw().savefig(text, format="svg", metadata={"Date": None}, transparent=True)
+        pictures.append(text.getvalue())
+    return pictures[0], pictures[1]
 
 
 def draw_bench(result: BenchResult, *, title: str) -> "Figure":

@@ -12,6 +12,7 @@ from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.oplists import OpLists, preset
 from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.traffic import Traffic, planned_traffic
 from campo_onnx.options import Options
@@ -44,6 +45,11 @@ class ComparisonRow:
     measured_us, measured_speedup
         Measured step, and the FP32 step over it; None where nothing was measured
         (:func:`campo_onnx.verify.measured`) or the graph did not run.
+    measured_bounds
+        95 % confidence interval of the measured speed-up; None for the FP32 step itself.
+    verdict
+        How the measured step compares with FP32 (:class:`campo_onnx.bench.result.Outcome`); ``""`` where
+        nothing was measured.
     """
 
     plan: Plan
@@ -51,6 +57,8 @@ class ComparisonRow:
     traffic: Traffic
     measured_us: float | None = None
     measured_speedup: float | None = None
+    measured_bounds: tuple[float, float] | None = None
+    verdict: str = ""
 
     @property
     def tensor_core_share(self) -> float:
@@ -66,11 +74,14 @@ class Comparison:
     ----------
     imported
         The graph.
+    problem
+        Costs of its nodes, which all rows share, under the lists of the first.
     rows
         In the order of :data:`ROWS`.
     """
 
     imported: Imported
+    problem: Problem
     rows: tuple[ComparisonRow, ...]
 
     @property
@@ -122,7 +133,7 @@ def compare(
                 traffic=planned_traffic(problem, plan),
             )
         )
-    return Comparison(imported=imported, rows=tuple(rows))
+    return Comparison(imported=imported, problem=problems[chosen[0][1].name], rows=tuple(rows))
 
 
 def _tensor_core_us(plan: Plan, costs: CostTable) -> float:

@@ -23,8 +23,8 @@ from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.options import Options
 from campo_onnx.pipeline import decide, problem_of
+from campo_onnx.runtime.pieces import run_in_pieces
 from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.run import run
 from campo_onnx.training.drift import Reference
 from campo_onnx.training.numerics import emulate, seeded
 from campo_onnx.training.ranges import Range, ranges_of
@@ -184,7 +184,7 @@ class _Search:
         mixed = seeded(emulate(rewrite(self._imported, plan), self._options.dims))
         worst: dict[str, float] = {}
         for reference in self._references:
-            actual = run(mixed, reference.feeds, reference.machine, folder=self._imported.folder)
+            actual = run_in_pieces(mixed, reference.feeds, reference.machine, folder=self._imported.folder)
             for name, error in reference.drift_of(actual).items():
                 worst[name] = max(worst.get(name, 0.0), error)
         return plan, worst

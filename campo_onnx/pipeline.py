@@ -10,6 +10,7 @@ import onnx
 from campo_onnx.costs.estimated import estimate
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable
+from campo_onnx.devices.detect import resolve_device
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
@@ -20,6 +21,7 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.classify import classify
 from campo_onnx.optimize.eligibility import fixed_nodes
 from campo_onnx.optimize.loss_scale import loss_scaling, low_gradients
+from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.padding.alignment import open_axes
 from campo_onnx.optimize.padding.choose import PadLimits, pad, with_padding
 from campo_onnx.optimize.plan import Plan
@@ -83,7 +85,7 @@ class Optimized:
         return tuple(n.name for n in view.nodes if never_loads(view.signature(n.name), provider))
 
 
-def optimize(source: str | Path | onnx.ModelProto, options: Options) -> Optimized:
+def optimize(source: str | Path | onnx.ModelProto, options: Options | None = None) -> Optimized:
     """Turn an exported FP32 training graph into a mixed-precision one.
 
     Parameters
@@ -91,13 +93,17 @@ def optimize(source: str | Path | onnx.ModelProto, options: Options) -> Optimize
     source
         Path of the model, or the model itself, which is not changed.
     options
-        What to decide with.
+        What to decide with. By default the strategy `optimal` with the lists `campo`, for this machine's GPU
+        if its figures are known, else for an H200, from public figures.
 
     Raises
     ------
     campo_onnx.errors.CampoError
         For anything wrong with the model or the options; see its subclasses.
     """
+    if options is None:
+        device, _ = resolve_device("auto")
+        options = Options(device=device, lists=preset("campo"))
     imported = import_model(source, options.dims)
     problem = problem_of(imported, options)
     plan = decide(problem, imported, options)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from campo_onnx.bench.graphs import Graph
-from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
+from campo_onnx.bench.result import BenchResult, BenchRow, Outcome
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.comparison import Comparison
 from campo_onnx.costs.choose import costs_for
@@ -193,7 +193,9 @@ def _in_fp32(attempt: Attempt, options: Options) -> Optimized:
             },
         )
     problem, imported = attempt.optimized.problem, attempt.optimized.imported
-    plan = stay_fp32(problem, options, verdict)
+    # What was measured does not change what is proven of the predicted steps.
+    bound_us = attempt.optimized.plan.lower_bound_us
+    plan = replace(stay_fp32(problem, options, verdict), lower_bound_us=bound_us)
     return apply(plan, problem, imported)
 
 
@@ -223,10 +225,19 @@ def measured(comparison: Comparison, measure: Measure, dims: Mapping[str, int] |
     for row in comparison.rows:
         key = _key(row.plan)
         timed = found[names[key]]
-        step_us, speedup = _median(timed.step_us), _median(timed.speedup)
-        if key == unchanged and step_us is not None:
+        ratio = timed.speedup
+        speedup = None if ratio is None else ratio.median
+        if key == unchanged and timed.step_us is not None:
             speedup = 1.0
-        rows.append(replace(row, measured_us=step_us, measured_speedup=speedup))
+        rows.append(
+            replace(
+                row,
+                measured_us=None if timed.step_us is None else timed.step_us.median,
+                measured_speedup=speedup,
+                measured_bounds=None if ratio is None else (ratio.low, ratio.high),
+                verdict=timed.verdict.value,
+            )
+        )
     return replace(comparison, rows=tuple(rows))
 
 
@@ -237,7 +248,3 @@ def _key(plan: Plan) -> tuple[object, ...]:
 
 def _mixed(given: Imported, plan: Plan, dims: Mapping[str, int] | None) -> Imported:
     return replace(import_model(rewrite(given, plan), dims), folder=given.folder)
-
-
-def _median(interval: Interval | None) -> float | None:
-    return interval.median if interval is not None else None

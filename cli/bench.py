@@ -1,5 +1,6 @@
 """``campo-onnx bench``: compare the measured training steps of graphs."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,15 +15,21 @@ from .options import (
     OUTPUT,
     DimOption,
     ForceOption,
+    FormatOption,
+    JsonOption,
     PlotOption,
+    QuietOption,
     RunOnOption,
     ThreadsOption,
     Use,
+    check_one_form,
     dimensions,
     existing,
 )
 from .render.bench import print_bench, print_failures, print_written
-from .render.console import print_json, progressing, working
+from .render.console import INTERRUPTED, print_json, print_note, progressing, set_loudness, working
+from .render.table import TableFormat
+from .render.units import roughly
 
 if TYPE_CHECKING:
     from campo_onnx.bench.result import BenchResult
@@ -132,39 +139,32 @@ def bench(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=OUTPUT)
-    ] = False,
+    form: FormatOption = TableFormat.TEXT,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
     force: ForceOption = False,
 ) -> None:
     """Measure the training steps of graphs on this machine, and compare them.
 
     The graphs run in alternation, in random order, on the same inputs. A graph is reported as faster or
-    slower only if the whole 95 % confidence interval of its speed-up is. Ctrl-C stops early and reports
-    what was measured.
+    slower only if the whole 95 % confidence interval of its speed-up is. Ctrl-C stops early; what was
+    measured until then is printed and written, and the exit code is 130.
 
     Example: `campo-onnx bench step.onnx mixed.onnx --dim batch=64`
     """
     from campo_onnx.bench.bench import bench as run_bench
     from campo_onnx.bench.graphs import check_same_interface, read_graphs
     from campo_onnx.bench.meters import with_tensor_pipe
-    from campo_onnx.charts import check_plot, draw_bench, save_figure
+    from campo_onnx.charts import draw_bench, save_figure
     from campo_onnx.files import write_text
-    from campo_onnx.ir.exporter import check_destination, check_not_read
+    from campo_onnx.ir.exporter import check_not_read
     from campo_onnx.runtime.feeds import read_feeds
-    from campo_onnx.runtime.providers import ORT_NAME, choose_provider, machine
+    from campo_onnx.runtime.providers import choose_provider, machine
 
-    if device not in ("auto", *ORT_NAME):
-        raise UsageError(
-            f"--device {device!r}: unknown provider",
-            why="graphs run on this machine, on one of ONNX Runtime's providers",
-            remedy="Choose auto, cpu or cuda. For a device that is not here, `campo-onnx compare` predicts.",
-        )
-    if plot is not None:
-        check_plot(plot)
+    set_loudness(quiet=quiet)
+    check_one_form(json=json, form=form)
     targets = [target for target in (plot, output) if target is not None]
-    for target in targets:
-        check_destination(target, force=force)
+    _check_request(models, device, plot, targets, force=force)
     check_not_read(targets, existing(*models, inputs), AN_INPUT)
     here = machine(choose_provider(device), threads)
     if tensor_cores and here.provider != "cuda":
@@ -175,7 +175,14 @@ def bench(
         for graph in graphs:
             check_not_read(targets, graph.imported.data_files)
         feeds = None if inputs is None else read_feeds(inputs, graphs[0].imported.view)
-    with progressing(f"timing {len(graphs)} graphs on {here.provider}") as advance:
+    several = f"{len(graphs)} graphs" if len(graphs) > 1 else graphs[0].name
+
+    def loaded(seconds: float) -> None:
+        advance.describe(f"timing {several} on {here.provider}, {roughly(seconds)}")
+
+    with progressing(f"loading {several} on {here.provider}") as advance:
+        if not sys.stderr.isatty():
+            print_note(f"Loading {several} on {here.provider}.")
         result = run_bench(
             graphs,
             here,
@@ -187,6 +194,7 @@ def bench(
             batch=batch,
             energy=energy is Use.AUTO,
             on_progress=advance,
+            on_loaded=loaded,
         )
     if tensor_cores:
         with working("reading hardware counters"):
@@ -198,9 +206,38 @@ def bench(
     if json:
         print_json(result.to_json())
     else:
-        print_bench(result)
-        print_written(output, plot)
+        print_bench(result, form)
+        print_written(output, plot, form=form)
     print_failures(result)
+    _leave(result, fail_if_slower=fail_if_slower)
+
+
+def _check_request(
+    models: list[Path], device: str, plot: Path | None, targets: list[Path], *, force: bool
+) -> None:
+    """Check what can be checked before anything is read."""
+    from campo_onnx.charts import check_plot
+    from campo_onnx.ir.exporter import check_destination
+    from campo_onnx.ir.importer import check_model
+    from campo_onnx.runtime.providers import ORT_NAME
+
+    for model in models:
+        check_model(model)
+    if device not in ("auto", *ORT_NAME):
+        raise UsageError(
+            f"--device {device!r}: unknown provider",
+            why="graphs run on this machine, on one of ONNX Runtime's providers",
+            remedy="Choose auto, cpu or cuda. For a device that is not here, `campo-onnx compare` predicts.",
+        )
+    if plot is not None:
+        check_plot(plot)
+    for target in targets:
+        check_destination(target, force=force)
+
+
+def _leave(result: "BenchResult", *, fail_if_slower: bool) -> None:
+    if result.interrupted:
+        raise typer.Exit(INTERRUPTED)
     if all(row.failure for row in result.rows):
         raise typer.Exit(result.rows[0].failure_code)
     if fail_if_slower:

@@ -8,7 +8,8 @@ import typer
 
 from campo_onnx.errors import CheckFailedError, UsageError
 
-from .options import DECISION, INPUT, OUTPUT, DimOption, dimensions, existing
+from .options import DECISION, INPUT, OUTPUT, DimOption, ForceOption, ReportOption, dimensions, existing
+from .render.bench import print_written
 from .render.checks import print_annotations, print_verdicts
 from .render.console import print_json, progressing, working
 
@@ -129,6 +130,7 @@ def check(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    report: ReportOption = None,
     github: Annotated[
         bool,
         typer.Option(
@@ -137,6 +139,7 @@ def check(
             rich_help_panel=OUTPUT,
         ),
     ] = False,
+    force: ForceOption = False,
 ) -> None:
     """Check that a mixed step is valid, has an unchanged interface, and is accurate and fast enough.
 
@@ -149,8 +152,6 @@ def check(
     from campo_onnx.checking.reports import to_annotations, to_json, to_junit
     from campo_onnx.devices.datasheet import device as device_called
     from campo_onnx.files import write_text
-    from campo_onnx.ir.exporter import check_destination
-    from campo_onnx.ir.importer import data_files_of
     from campo_onnx.optimize.list_file import resolve
 
     if policy is not None:
@@ -192,12 +193,7 @@ def check(
             strict=strict,
         )
         pairs = (Pair(name=str(mixed), mixed=mixed, against=against, policy=limits),)
-    if junit is not None:
-        check_destination(junit, force=True)
-        read = [path for pair in pairs for path in _files(pair)]
-        if junit.exists():
-            read += [data for pair in pairs for m in (pair.mixed, pair.against) for data in data_files_of(m)]
-        _refuse_input(junit, [*existing(policy, lists, device), *read])
+    _check_places(junit, report, pairs, existing(policy, lists, device), force=force)
     if len(pairs) == 1:
         with working(f"checking {pairs[0].name}"):
             checked = check_all(pairs)
@@ -206,24 +202,56 @@ def check(
             checked = check_all(pairs, advance)
     if junit is not None:
         write_text(to_junit(checked), junit)
+    if report is not None:
+        from campo_onnx.report.check_page import check_page
+
+        write_text(check_page(checked), report)
     if json:
         print_json(to_json(checked))
     else:
         print_verdicts(checked)
+        print_written(report)
     if github or os.environ.get("GITHUB_ACTIONS") == "true":
         print_annotations(to_annotations(checked), beside_a_document=json)
     _leave(checked)
+
+
+def _check_places(
+    junit: Path | None,
+    report: Path | None,
+    pairs: "Sequence[Pair]",
+    read: list[Path],
+    *,
+    force: bool,
+) -> None:
+    """Find out before any work whether what is asked for can be written."""
+    from campo_onnx.ir.exporter import check_destination
+    from campo_onnx.ir.importer import data_files_of
+    from campo_onnx.report.page import check_report
+
+    if report is not None:
+        check_report(report)
+        if junit is not None and report.resolve() == junit.resolve():
+            raise UsageError("--report and --junit are the same file", remedy="Give --report another name.")
+    for option, target in (("--junit", junit), ("--report", report)):
+        if target is None:
+            continue
+        check_destination(target, force=force or option == "--junit")
+        taken = [*read, *(path for pair in pairs for path in _files(pair))]
+        if target.exists():
+            taken += [data for pair in pairs for m in (pair.mixed, pair.against) for data in data_files_of(m)]
+        _refuse_input(option, target, taken)
 
 
 def _files(pair: "Pair") -> "Sequence[Path | None]":
     return (pair.mixed, pair.against, pair.policy.baseline, *pair.policy.inputs)
 
 
-def _refuse_input(report: Path, inputs: "Sequence[Path | None]") -> None:
+def _refuse_input(option: str, written: Path, inputs: "Sequence[Path | None]") -> None:
     for path in inputs:
-        if path is not None and path.resolve() == report.resolve():
+        if path is not None and path.resolve() == written.resolve():
             raise UsageError(
-                f"--junit {report} would overwrite a file that is checked",
+                f"{option} {written} would overwrite a file that is checked",
                 remedy="Give the report another name.",
             )
 

@@ -6,26 +6,33 @@ import typer
 
 from campo_onnx.costs.evidence import CostSource
 
-from .evidence import CostsOption, ProfileOption, opened_target
+from .evidence import CostsOption, ExecutionOption, ProfileOption, Running, check_device, opened_target
+from .notes import report_unmatched
 from .options import (
     AN_INPUT,
-    OUTPUT,
     SAFETY,
     VERIFICATION,
     DeviceOption,
     DimOption,
     ForceOption,
+    FormatOption,
+    JsonOption,
     KeepFp32Option,
     MarginOption,
     ModelArgument,
     PlotOption,
     PrecisionOption,
+    ReportOption,
     StoreOption,
+    check_one_form,
+    complete_lists,
     dimensions,
     existing,
 )
+from .render.bench import print_written
 from .render.comparison import headline, print_comparison
 from .render.console import print_json, working
+from .render.table import TableFormat
 from .verification import check_verifiable, measured_strategies
 
 
@@ -39,12 +46,14 @@ def compare(
         typer.Option(
             "--lists",
             metavar="NAME|FILE",
+            autocompletion=complete_lists,
             help="One preset or file for all strategies, instead of each one's own lists.",
             rich_help_panel=SAFETY,
         ),
     ] = None,
     keep_fp32: KeepFp32Option = None,
     costs: CostsOption = CostSource.AUTO,
+    execution: ExecutionOption = Running.STREAM,
     profile: ProfileOption = None,
     store: StoreOption = None,
     margin_us: MarginOption = 1000.0,
@@ -66,9 +75,9 @@ def compare(
         ),
     ] = 30,
     plot: PlotOption = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=OUTPUT)
-    ] = False,
+    report: ReportOption = None,
+    form: FormatOption = TableFormat.TEXT,
+    json: JsonOption = False,
     force: ForceOption = False,
 ) -> None:
     """Compare the strategies on one training step: casts, predicted step, speed-up.
@@ -81,17 +90,27 @@ def compare(
 
     from campo_onnx.charts import check_plot, draw_plans, save_figure
     from campo_onnx.comparison import compare as run_comparison
+    from campo_onnx.files import write_text
     from campo_onnx.ir.exporter import check_destination, check_not_read
+    from campo_onnx.ir.importer import check_model
     from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.list_file import resolve
     from campo_onnx.optimize.oplists import preset
     from campo_onnx.options import Options
+    from campo_onnx.report.page import check_report
 
+    check_one_form(json=json, form=form)
+    check_model(model)
+    check_device(device)
     if plot is not None:
         check_plot(plot)
-        check_destination(plot, force=force)
-        check_not_read([plot], existing(model, device, lists, profile, store), AN_INPUT)
-    with opened_target(device, costs, profile=profile, store=store) as target:
+    if report is not None:
+        check_report(report)
+    targets = [path for path in (plot, report) if path is not None]
+    for path in targets:
+        check_destination(path, force=force)
+    check_not_read(targets, existing(model, device, lists, profile, store), AN_INPUT)
+    with opened_target(device, costs, profile=profile, store=store, execution=execution) as target:
         if measure:
             check_verifiable(target.device)
         options = Options(
@@ -101,19 +120,24 @@ def compare(
             low=Precision(precision),
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),
-            costs=costs,
+            costs=target.costs,
             evidence=target.evidence,
         )
         with working(f"comparing strategies on {model.name} for {target.device.name}"):
             comparison = run_comparison(model, options, lists=None if lists is None else resolve(lists))
-        if plot is not None:
-            check_not_read([plot], comparison.imported.data_files)
+        report_unmatched(comparison.imported.view, operators={}, keep_fp32=keep_fp32, strict=False)
+        check_not_read(targets, comparison.imported.data_files)
     if measure:
         comparison = measured_strategies(comparison, options, steps=steps)
     if plot is not None:
         plans = [row.plan for row in comparison.rows]
         title = f"{model.name} on {headline(plans[0])}: predicted step"
         save_figure(draw_plans(plans, title=title), plot)
+    if report is not None:
+        from campo_onnx.report.comparison_page import comparison_page
+
+        with working(f"writing {report.name}"):
+            write_text(comparison_page(comparison, model=model.name), report)
     if json:
         rows = [
             {
@@ -127,6 +151,8 @@ def compare(
                 "tensor_core_share": row.tensor_core_share,
                 "measured_us": row.measured_us,
                 "measured_speedup": row.measured_speedup,
+                "measured_bounds": row.measured_bounds,
+                "verdict": row.verdict or None,
             }
             for row in comparison.rows
         ]
@@ -142,4 +168,5 @@ def compare(
         }
         print_json(json_format.dumps(document, indent=1) + "\n")
     else:
-        print_comparison(comparison, plot=plot)
+        print_comparison(comparison, plot=plot, form=form)
+        print_written(report, form=form)

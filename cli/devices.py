@@ -5,20 +5,24 @@ from typing import Annotated
 
 import typer
 
-from .options import StoreOption
+from .options import FormatOption, JsonOption, StoreOption, check_one_form, complete_devices
 from .render.console import print_json, print_note
 from .render.devices import print_device, print_devices
+from .render.table import TableFormat
 
 
 def devices(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Show this device in full: sources, assumptions, calibrations.", show_default=False
+            help="Show this device in full: sources, assumptions, calibrations.",
+            show_default=False,
+            autocompletion=complete_devices,
         ),
     ] = None,
     store: StoreOption = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    form: FormatOption = TableFormat.TEXT,
+    json: JsonOption = False,
 ) -> None:
     """List the devices that a graph can be planned for, and what is known about each.
 
@@ -33,6 +37,7 @@ def devices(
     from campo_onnx.errors import ProfileError
     from campo_onnx.measure.store import Store, default_path
 
+    check_one_form(json=json, form=form)
     wanted = device(name).name if name is not None else None
     path = store or default_path()
     timings = None
@@ -56,4 +61,4 @@ def devices(
     elif wanted is not None:
         print_device(known[0])
     else:
-        print_devices(known)
+        print_devices(known, form)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from campo_onnx.costs.evidence import CHOICES, CostSource
 from campo_onnx.errors import UsageError, did_you_mean
 
 from .options import COSTS
-from .render.console import print_note, progressing
+from .render.console import print_note, print_warning, progressing
 
 if TYPE_CHECKING:
     from campo_onnx.calibrate.calibration import Calibration
@@ -41,6 +42,24 @@ CostsOption = Annotated[
         rich_help_panel=COSTS,
     ),
 ]
+
+
+class Running(StrEnum):
+    """How the step will run."""
+
+    STREAM = "stream"
+    GRAPH = "graph"
+
+
+ExecutionOption = Annotated[
+    Running,
+    typer.Option(
+        "--execution",
+        help="How the step will run: its kernels launched one after another, or captured as a CUDA graph, "
+        "where a launch costs less (an assumption; a calibration made with --cuda-graph knows it).",
+        rich_help_panel=COSTS,
+    ),
+]
 ProfileOption = Annotated[
     Path | None,
     typer.Option(
@@ -58,11 +77,34 @@ class Target:
 
     device: "Device"
     evidence: "Evidence"
+    costs: CostSource
+
+
+def check_device(name: str) -> None:
+    """Find out before any work whether there is such a device, or a file that may be its calibration.
+
+    Raises
+    ------
+    UsageError
+        If there is not.
+    """
+    from campo_onnx.devices.datasheet import device
+
+    if name.endswith(CALIBRATION_SUFFIX):
+        if not Path(name).is_file():
+            raise UsageError(f"the calibration {name} does not exist", remedy="Check the path of --device.")
+    elif name != "auto":
+        device(name)
 
 
 @contextmanager
 def opened_target(
-    device: str, costs: CostSource, *, profile: Path | None, store: Path | None
+    device: str,
+    costs: CostSource,
+    *,
+    profile: Path | None,
+    store: Path | None,
+    execution: Running = Running.STREAM,
 ) -> Iterator[Target]:
     """Find the device (a name, ``auto``, or a calibration file) and open the files that costs come from."""
     from campo_onnx.costs.evidence import Evidence
@@ -75,13 +117,18 @@ def opened_target(
             why="only a calibration predicts FP16 times from the FP32 times of a profile",
             remedy="Leave --profile out, or use --costs model.",
         )
+    if execution is Running.GRAPH and not device.endswith(CALIBRATION_SUFFIX):
+        costs = _of_captured(costs)
     if costs is CostSource.DATASHEET and not device.endswith(CALIBRATION_SUFFIX):
         known, note = resolve_device(device)
         if note:
             print_note(note)
-        yield Target(device=known, evidence=Evidence())
+        if execution is Running.GRAPH:
+            known = _captured(known)
+        yield Target(device=known, evidence=Evidence(), costs=costs)
         return
     from campo_onnx.calibrate.calibration import load_calibration
+    from campo_onnx.calibrate.quality import doubt
     from campo_onnx.measure.profile import read_profile
     from campo_onnx.measure.store import Store, default_path
 
@@ -91,10 +138,12 @@ def opened_target(
         print_note(note)
     if calibration is not None and (changed := _changed(calibration)):
         print_note(f"{device} {changed}")
+    if calibration is not None and (why := doubt(calibration)):
+        print_warning(f"{device}: {why}.")
     read = read_profile(profile) if profile is not None else None
     may_measure = known.provider == "cpu" or visible_gpu().gpu is not None
     if costs is CostSource.MODEL or calibration is not None or not may_measure:
-        yield Target(device=known, evidence=Evidence(calibration=calibration, profile=read))
+        yield Target(device=known, evidence=Evidence(calibration=calibration, profile=read), costs=costs)
         return
     with (
         Store(store if store is not None else default_path()) as timings,
@@ -102,7 +151,29 @@ def opened_target(
     ):
         if timings.notice:
             print_note(timings.notice)
-        yield Target(device=known, evidence=Evidence(profile=read, store=timings, on_progress=advance))
+        evidence = Evidence(profile=read, store=timings, on_progress=advance)
+        yield Target(device=known, evidence=evidence, costs=costs)
+
+
+def _of_captured(costs: CostSource) -> CostSource:
+    if costs not in (CostSource.AUTO, CostSource.DATASHEET):
+        raise UsageError(
+            f"--execution graph cannot be combined with --costs {costs.value}",
+            why="timings and calibrations that are found by name are of kernels launched one after another",
+            remedy="Leave --costs out, or pass a calibration made with --cuda-graph as --device FILE.",
+        )
+    return CostSource.DATASHEET
+
+
+def _captured(device: "Device") -> "Device":
+    if device.provider != "cuda":
+        raise UsageError("--execution graph needs a GPU", why=f"{device.name} captures no CUDA graphs")
+    captured = device.captured
+    print_note(
+        f"Planning for a captured CUDA graph: a launch counts {captured.launch_us:g} us instead of "
+        f"{device.launch_us:g}. Let the runtime capture it (`bench --cuda-graph` does)."
+    )
+    return captured
 
 
 def _changed(calibration: "Calibration") -> str:

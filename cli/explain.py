@@ -8,8 +8,11 @@ import typer
 
 from campo_onnx.errors import UsageError
 
+from .options import AN_INPUT, ForceOption, FormatOption, JsonOption, ReportOption, check_one_form
+from .render.bench import print_written
 from .render.console import print_json
 from .render.plan import print_decision, print_decisions
+from .render.table import TableFormat
 
 if TYPE_CHECKING:
     from campo_onnx.optimize.plan import Decision
@@ -24,44 +27,69 @@ def explain(
     node: Annotated[
         str | None,
         typer.Argument(
-            help="Name of a node. Without it, the ten decisions with the largest effect.",
+            help="Name of a node. Without it, the decisions with the largest effect.",
             show_default=False,
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    top: Annotated[
+        int,
+        typer.Option("--top", metavar="N", min=0, help="Without a node: how many decisions; 0 for all."),
+    ] = _MOST_IMPORTANT,
+    report: ReportOption = None,
+    form: FormatOption = TableFormat.TEXT,
+    json: JsonOption = False,
+    force: ForceOption = False,
 ) -> None:
-    """Explain why a node has its precision: its op list, its gain, its casts, and the rule that decided.
+    """Explain why a node has its precision: its gain, the casts it shares, and what would change it.
 
-    Example: `campo-onnx explain plan.json node_mm_12`
+    Examples: `campo-onnx explain plan.json node_mm_12`, and every decision with
+    `campo-onnx explain plan.json --top 0 --format csv`.
     """
     import json as json_format
 
     from campo_onnx.codec import to_json, to_plain
-    from campo_onnx.files import read_bytes
+    from campo_onnx.files import read_bytes, write_text
+    from campo_onnx.ir.exporter import check_destination, check_not_read
+    from campo_onnx.optimize.explanation import explained
     from campo_onnx.optimize.plan import Plan
+    from campo_onnx.report.page import check_report
 
+    check_one_form(json=json, form=form)
+    if report is not None:
+        check_report(report)
+        check_destination(report, force=force)
+        check_not_read([report], [plan], AN_INPUT)
     read = Plan.from_json(read_bytes(plan, title=str(plan)), title=str(plan))
+    if report is not None:
+        from campo_onnx.report.plan_page import plan_page
+
+        write_text(plan_page(read, model=plan.name), report)
     if node is None:
-        most = sorted(read.decisions, key=lambda d: (-abs(d.gain_us), d.node))[:_MOST_IMPORTANT]
+        most = sorted(read.decisions, key=lambda d: (-abs(d.gain_us), d.node))[: top or None]
         if json:
             print_json(json_format.dumps([_document(decision) for decision in most], indent=1) + "\n")
         else:
-            print_decisions(read, most)
+            print_decisions(read, most, form=form)
+            print_written(report, form=form)
         return
     if node not in read.decision:
         near = get_close_matches(node, read.decision, n=3)
         raise UsageError(
             f"the plan has no node {node!r}",
-            remedy=f"Did you mean {' or '.join(map(repr, near))}?" if near else "See the model in a viewer.",
+            remedy=f"Did you mean {' or '.join(map(repr, near))}?"
+            if near
+            else f"`campo-onnx explain {plan} --top 0` lists all.",
         )
     decision = read.decision[node]
     casts = [c for c in read.casts if node == c.producer or node in {use.node for use in c.consumers}]
     pad = next((pad for pad in read.pads if pad.node == node), None)
     if json:
-        document = _document(decision) | {"casts": to_plain(casts), "pad": to_plain(pad)}
+        parts = {"casts": to_plain(casts), "pad": to_plain(pad), "explanation": list(explained(read, node))}
+        document = _document(decision) | parts
         print_json(to_json(document))
     else:
-        print_decision(read, decision, casts, pad)
+        print_decision(read, decision, casts, pad, explained(read, node))
+        print_written(report)
 
 
 def _document(decision: "Decision") -> dict[str, Any]:

@@ -3,9 +3,10 @@
 import os
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from campo_onnx import __version__
 from campo_onnx.errors import CampoError
@@ -18,12 +19,48 @@ from .devices import devices
 from .explain import explain
 from .optimize import optimize
 from .profile import profile
-from .render.console import prepare_streams, print_bug, print_error, print_line
+from .render.console import (
+    INTERRUPTED,
+    prepare_streams,
+    print_bug,
+    print_error,
+    print_error_document,
+    print_line,
+)
 
 TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
 
+# What Typer raises for a command line that does not parse; it exports only one of these, and no base.
+_PARSE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def _without_flag_types(params: list[Any]) -> list[Any]:
+    """Options that take no value show none: Typer would write <bool> beside them."""
+    for param in params:
+        if isinstance(param, TyperOption) and param.is_flag:
+            param.metavar = ""
+    return params
+
+
+class Command(TyperCommand):
+    """A command whose help shows no type beside flags."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return its options and arguments."""
+        return _without_flag_types(super().get_params(ctx))
+
+
+class Commands(TyperGroup):
+    """The same for the program itself."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return its options."""
+        return _without_flag_types(super().get_params(ctx))
+
+
 app = typer.Typer(
     name="campo-onnx",
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -31,17 +68,11 @@ app = typer.Typer(
     epilog=(
         "Exit codes: 0 ok, 1 a bug of ours, 2 usage, 3 bad model, 4 unsupported model, "
         "5 bad profile, calibration or checkpoint, 6 device mismatch, 7 plan does not fit the model, "
-        "8 device unavailable, 9 check failed."
+        "8 device unavailable, 9 check failed, 130 interrupted."
     ),
 )
-app.command()(optimize)
-app.command()(compare)
-app.command()(explain)
-app.command()(devices)
-app.command()(profile)
-app.command()(bench)
-app.command()(calibrate)
-app.command()(check)
+for command in (optimize, compare, explain, devices, profile, bench, calibrate, check):
+    app.command(cls=Command)(command)
 
 
 def _show_version(wanted: bool) -> None:
@@ -63,7 +94,7 @@ def main(
     every node whether FP16 pays for the casts it needs, and writes the step in mixed precision. The
     default strategy's result is never predicted slower than FP32; `--verify` measures it.
 
-    Start with: `campo-onnx optimize step.onnx -o mixed.onnx --device h200`
+    Start with: `campo-onnx optimize step.onnx --device h200`
     """
 
 
@@ -73,12 +104,47 @@ def run() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     prepare_streams()
     try:
-        app(prog_name="campo-onnx")
+        code = app(prog_name="campo-onnx", standalone_mode=False)
     except CampoError as error:
-        print_error(str(error))
-        sys.exit(error.exit_code)
+        _leave(str(error), error.exit_code, error)
+    except KeyboardInterrupt:
+        _leave("interrupted", INTERRUPTED)
+    except typer.Abort:
+        _leave("aborted", 1)
+    except _PARSE_ERROR as error:
+        _leave_unparsed(error)
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
+        if _wants_json():
+            print_error_document(str(error), kind=type(error).__name__, exit_code=1)
         print_bug(error, TRACEBACK_VARIABLE)
         sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _leave(message: str, exit_code: int, error: CampoError | None = None) -> None:
+    if _wants_json():
+        plain = {INTERRUPTED: "Interrupted"}.get(exit_code, "UsageError")
+        kind = plain if error is None else type(error).__name__
+        parts = {} if error is None else {"what": error.what, "why": error.why, "remedy": error.remedy}
+        print_error_document(message, kind=kind, exit_code=exit_code, parts=parts)
+    print_error(message)
+    sys.exit(exit_code)
+
+
+def _leave_unparsed(error: Exception) -> None:
+    """Report a command line that does not parse, in the form of every other error."""
+    context = getattr(error, "ctx", None)
+    message = str(getattr(error, "format_message", error.__str__)())
+    if "NoArgsIsHelp" in type(error).__name__:  # its message is the help
+        getattr(error, "show", print)()
+        sys.exit(2)
+    if not message.endswith((".", "?")):
+        message += "."
+    command = context.command_path if context is not None else "campo-onnx"
+    _leave(f"{message} `{command} --help` shows what there is.", 2)
+
+
+def _wants_json() -> bool:
+    return "--json" in sys.argv[1:]

@@ -11,28 +11,36 @@ from campo_onnx.costs.evidence import CostSource
 from campo_onnx.errors import UsageError
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, STRATEGIES, strategy_called
 
-from .evidence import CostsOption, ProfileOption, opened_target
+from .evidence import CostsOption, ExecutionOption, ProfileOption, Running, check_device, opened_target
+from .notes import note_what_surprises, report_unmatched
 from .options import (
     AN_INPUT,
+    AUTO,
     DECISION,
     OUTPUT,
     SAFETY,
     DeviceOption,
     DimOption,
     ForceOption,
+    JsonOption,
     KeepFp32Option,
     MarginOption,
     ModelArgument,
-    PrecisionOption,
+    PrecisionOrAutoOption,
+    QuietOption,
     RangeOption,
+    ReportOption,
     StoreOption,
+    VerboseOption,
+    complete_lists,
+    complete_strategies,
     dimensions,
     existing,
     ranges,
 )
 from .render.checks import print_data_safety
-from .render.console import print_json, print_note, print_warning, working
-from .render.plan import print_report
+from .render.console import print_json, print_note, set_loudness, working
+from .render.plan import print_optimized
 from .render.verification import print_verification
 from .verification import (
     RepairOption,
@@ -44,8 +52,6 @@ from .verification import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from campo_onnx.options import Options
     from campo_onnx.pipeline import Optimized
 
@@ -60,20 +66,29 @@ class SafetyMode(StrEnum):
 def optimize(
     model: ModelArgument,
     output: Annotated[
-        Path,
-        typer.Option("-o", "--output", help="Where to write the mixed-precision step.", show_default=False),
-    ],
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Where to write the mixed-precision step; `step.mixed.onnx` for `step.onnx` by default.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
     dim: DimOption = None,
     device: DeviceOption = "auto",
     strategy: Annotated[
         str,
         typer.Option(
             metavar="NAME",
+            autocompletion=complete_strategies,
             help=" ".join(f"`{s.name}`: {s.title}." for s in STRATEGIES.values()),
             rich_help_panel=DECISION,
         ),
     ] = DEFAULT_STRATEGY,
     costs: CostsOption = CostSource.AUTO,
+    execution: ExecutionOption = Running.STREAM,
     profile: ProfileOption = None,
     store: StoreOption = None,
     margin_us: MarginOption = 1000.0,
@@ -107,11 +122,12 @@ def optimize(
             rich_help_panel=DECISION,
         ),
     ] = 0.01,
-    precision: PrecisionOption = "fp16",
+    precision: PrecisionOrAutoOption = "fp16",
     lists: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE",
+            autocompletion=complete_lists,
             help="Which operators may run in low precision: a preset (campo, tf115, tf2, pytorch, nvidia) or "
             "a file of your own. By default the strategy's own lists.",
             rich_help_panel=SAFETY,
@@ -147,8 +163,8 @@ def optimize(
         bool,
         typer.Option(
             "--strict",
-            help="Fail if --allow, --infer, --clear, --deny or --keep-fp32 matches no node, instead of a "
-            "warning.",
+            help="Fail if --allow, --infer, --clear, --deny or --keep-fp32 matches no node, or a list file "
+            "names an operator that ONNX has not, instead of a warning.",
             rich_help_panel=SAFETY,
         ),
     ] = False,
@@ -190,10 +206,14 @@ def optimize(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
-    json: Annotated[
+    report: ReportOption = None,
+    dry_run: Annotated[
         bool,
-        typer.Option("--json", help="Print the plan as JSON instead of tables.", rich_help_panel=OUTPUT),
+        typer.Option("--dry-run", help="Plan and report, and write nothing.", rich_help_panel=OUTPUT),
     ] = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
     force: ForceOption = False,
 ) -> None:
     """Write an exported FP32 training step in mixed precision.
@@ -202,27 +222,32 @@ def optimize(
     casts it needs are predicted for the device, and FP16 is used where it pays. The loss, the weight
     update, and graph inputs and outputs stay FP32, so the training loop needs no change.
 
-    Example: `campo-onnx optimize bert.onnx -o bert_mixed.onnx --device v100 --plan plan.json`
+    Example: `campo-onnx optimize bert.onnx --device v100 --plan plan.json` writes bert.mixed.onnx.
     """
     from campo_onnx.ir.exporter import check_not_read, export_with
+    from campo_onnx.ir.importer import check_model
     from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.list_file import resolve
     from campo_onnx.optimize.oplists import with_overrides
-    from campo_onnx.optimize.report import report_of
     from campo_onnx.options import Options
     from campo_onnx.pipeline import optimize as run_pipeline
 
-    _check_places(model, output, plan, force=force)
-    read = existing(device, lists, profile, store, *(inputs or ()))
-    check_not_read((output, *([plan] if plan else [])), read, AN_INPUT)
-    _check_inputs(safety, inputs or [])
-    if repair:
-        check_repairable(strategy, verify=verify)
+    set_loudness(quiet=quiet, verbose=verbose)
+    check_model(model)
     chosen_lists = resolve(lists if lists is not None else strategy_called(strategy).default_lists)
     chosen_lists = with_overrides(
         chosen_lists, allow=allow or (), infer=infer or (), clear=clear or (), deny=deny or ()
     )
-    with opened_target(device, costs, profile=profile, store=store) as target:
+    _check_inputs(safety, inputs or [])
+    if repair:
+        check_repairable(strategy, verify=verify)
+    check_device(device)
+    output = output or default_output(model)
+    if not dry_run:
+        _check_places(model, output, plan, report, force=force)
+        read = existing(device, lists, profile, store, *(inputs or ()))
+        check_not_read([path for path in (output, plan, report) if path is not None], read, AN_INPUT)
+    with opened_target(device, costs, profile=profile, store=store, execution=execution) as target:
         if verify:
             check_verifiable(target.device)
         options = Options(
@@ -233,48 +258,99 @@ def optimize(
             pads=not no_pads,
             pad_threshold_us=pad_threshold_us,
             min_gain=min_gain,
-            low=Precision(precision),
+            low=Precision.FP16 if precision == AUTO else Precision(precision),
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),
-            costs=costs,
+            costs=target.costs,
             evidence=target.evidence,
             ranges=ranges(value_range),
         )
         if inputs:
             options = _with_measured_ranges(model, options, inputs)
+        if precision == AUTO:
+            options = _with_chosen_precision(model, options)
         if safety is SafetyMode.DATA:
             options = _with_data_safety(model, options, inputs or [], budget)
         with working(f"planning {model.name} for {target.device.name}"):
             optimized = run_pipeline(model, options)
-        operators = {"--allow": allow, "--infer": infer, "--clear": clear, "--deny": deny}
-        _report_unmatched(optimized, operators, keep_fp32 or [], strict=strict)
+        report_unmatched(
+            optimized.imported.view,
+            operators={"--allow": allow, "--infer": infer, "--clear": clear, "--deny": deny},
+            keep_fp32=keep_fp32,
+            lists=chosen_lists if existing(lists) else None,
+            strict=strict,
+        )
         if verify:
             verification = verified(
                 optimized, options, inputs=inputs or [], repair=repair, steps=verify_steps
             )
             optimized = verification.returned
             print_verification(verification)
-    _note_what_surprises(model, optimized, options)
-    with working(f"writing {output.name}"):
-        texts = {} if plan is None else {plan: optimized.plan.to_json()}
-        imported = optimized.imported
-        export_with(optimized.model, output, folder=imported.folder, texts=texts, read=imported.data_files)
+        told = () if json or quiet else _advice(optimized, options)
+    note_what_surprises(model, optimized, options)
+    if not dry_run:
+        with working(f"writing {output.name}"):
+            texts = _texts(optimized, model, plan, report)
+            imported = optimized.imported
+            export_with(
+                optimized.model, output, folder=imported.folder, texts=texts, read=imported.data_files
+            )
     if json:
         print_json(optimized.plan.to_json())
     else:
+        written = () if dry_run else (output, *(path for path in (plan, report) if path is not None))
+        print_optimized(optimized, written=written, advice=told)
+
+
+def _texts(optimized: "Optimized", model: Path, plan: Path | None, report: Path | None) -> dict[Path, str]:
+    """What is written with the model."""
+    texts = {} if plan is None else {plan: optimized.plan.to_json()}
+    if report is not None:
+        from campo_onnx.report.plan_page import plan_page
+
         moved = optimized.given_traffic, optimized.planned_traffic
-        print_report(report_of(optimized.plan), moved=moved, output=output, plan=plan)
+        texts[report] = plan_page(optimized.plan, optimized.problem, moved, model=model.name)
+    return texts
 
 
-def _check_places(model: Path, output: Path, plan: Path | None, *, force: bool) -> None:
+def default_output(model: Path) -> Path:
+    """Where the result goes unless told: beside the model.
+
+    Examples
+    --------
+    >>> default_output(Path("steps/bert.onnx")).as_posix()
+    'steps/bert.mixed.onnx'
+    """
+    return model.with_name(f"{model.name.removesuffix('.onnx')}.mixed.onnx")
+
+
+def _advice(optimized: "Optimized", options: "Options") -> tuple[str, ...]:
+    from campo_onnx.advice import advice
+
+    if optimized.plan.low_nodes:
+        return ()
+    with working("looking for what would pay"):
+        return advice(optimized, options)
+
+
+def _check_places(model: Path, output: Path, plan: Path | None, report: Path | None, *, force: bool) -> None:
     from campo_onnx.ir.exporter import check_destination
+    from campo_onnx.report.page import check_report
 
     check_destination(output, force=force, source=model)
-    if plan is not None:
-        check_destination(plan, force=force)
-        for other, what in ((output, "--output"), (model, "MODEL")):
-            if plan.resolve() == other.resolve():
-                raise UsageError(f"--plan and {what} are the same file", remedy="Give the plan another name.")
+    taken = {"--output": output, "MODEL": model}
+    for option, path in (("--plan", plan), ("--report", report)):
+        if path is None:
+            continue
+        if path is report:
+            check_report(path)
+        check_destination(path, force=force)
+        for what, other in taken.items():
+            if path.resolve() == other.resolve():
+                raise UsageError(
+                    f"{option} and {what} are the same file", remedy=f"Give {option} another name."
+                )
+        taken[option] = path
 
 
 def _check_inputs(safety: SafetyMode, inputs: list[Path]) -> None:
@@ -292,48 +368,13 @@ def _with_measured_ranges(model: Path, options: "Options", inputs: list[Path]) -
     return replace(options, ranges={**found, **options.ranges})
 
 
-def _report_unmatched(
-    optimized: "Optimized",
-    operators: "Mapping[str, list[str] | None]",
-    keep_fp32: list[str],
-    *,
-    strict: bool,
-) -> None:
-    from campo_onnx.optimize.overrides import unmatched
+def _with_chosen_precision(model: Path, options: "Options") -> "Options":
+    from campo_onnx.auto_precision import choose_precision
 
-    given = {option: texts or [] for option, texts in operators.items()}
-    for sentence in unmatched(optimized.imported.view, operators=given, keep_fp32=keep_fp32):
-        if strict:
-            raise UsageError(sentence, remedy="Correct it, or leave --strict out.")
-        print_warning(sentence)
-
-
-def _note_what_surprises(model: Path, optimized: "Optimized", options: "Options") -> None:
-    if not options.device.computes_in(options.low):
-        print_note(f"{options.device.name} has no {options.low.value} arithmetic, so it cannot pay there.")
-    if refused := optimized.refused_by(options.device.provider):
-        print_warning(
-            f"ONNX Runtime's CUDA provider does not load this graph, in FP32 or mixed: it refuses "
-            f"BatchNormalization with training_mode=1 ({len(refused)} nodes, the first is {refused[0]!r}). "
-            "Export with campo_onnx.export.torch, which decomposes batch normalization."
-        )
-    if optimized.imported.converted_from is not None:
-        print_note(
-            f"{model} uses opset {optimized.imported.converted_from}: it was converted to opset "
-            f"{optimized.imported.view.opset['']} by onnx's version converter, and is written at that."
-        )
-    if optimized.imported.stamp is not None:
-        stamp = optimized.imported.stamp
-        print_note(
-            f"{model} is already optimized (strategy {stamp.strategy}, {stamp.device}, {stamp.low}) and "
-            "stays as it is. To plan again, start from the FP32 file."
-        )
-    elif low := optimized.unscaled_gradients:
-        print_warning(
-            f"{len(low)} nodes of the backward pass run in {options.low.value}, and the graph does not scale "
-            "its loss: small gradients become zero. Export the step with a loss scale (the exporters of "
-            "campo_onnx.export do), or use --precision bf16."
-        )
+    with working(f"choosing a low precision for {model.name} on {options.device.name}"):
+        choice = choose_precision(model, options)
+    print_note(f"{choice.low.name} was chosen. {choice.why}")
+    return replace(options, low=choice.low)
 
 
 def _with_data_safety(model: Path, options: "Options", inputs: list[Path], budget: float) -> "Options":

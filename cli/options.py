@@ -11,6 +11,8 @@ import typer
 from campo_onnx.errors import UsageError, did_you_mean
 from campo_onnx.ops.precision import low_precisions
 
+from .render.table import TableFormat
+
 if TYPE_CHECKING:
     from campo_onnx.optimize.ranges import DeclaredRange
 
@@ -23,6 +25,9 @@ MEASURE = "How to measure"
 OUTPUT = "Output"
 
 
+AUTO = "auto"
+"""Leaves a choice to the program."""
+
 AN_INPUT = "an input of this command"
 """What a file holds that nothing is written over."""
 
@@ -32,6 +37,37 @@ class Use(StrEnum):
 
     AUTO = "auto"
     OFF = "off"
+
+
+def complete_devices(incomplete: str) -> list[str]:
+    """Names of devices, for the shell's completion."""
+    from campo_onnx.devices.datasheet import devices
+
+    return [name for name in ("auto", *devices()) if name.startswith(incomplete)]
+
+
+def complete_strategies(incomplete: str) -> list[str]:
+    """Names of strategies, for the shell's completion."""
+    from campo_onnx.optimize.strategies import STRATEGIES
+
+    return [name for name in STRATEGIES if name.startswith(incomplete)]
+
+
+def complete_lists(incomplete: str) -> list[str]:
+    """Names of preset lists, for the shell's completion."""
+    from campo_onnx.optimize.oplists import preset_names
+
+    return [name for name in preset_names() if name.startswith(incomplete)]
+
+
+def complete_precisions(incomplete: str) -> list[str]:
+    """Names of low precisions, for the shell's completion."""
+    return [p.value for p in low_precisions() if p.value.startswith(incomplete)]
+
+
+def complete_providers(incomplete: str) -> list[str]:
+    """Where graphs can run, for the shell's completion."""
+    return [name for name in ("auto", "cpu", "cuda") if name.startswith(incomplete)]
 
 
 ModelArgument = Annotated[
@@ -62,6 +98,7 @@ DeviceOption = Annotated[
     typer.Option(
         "--device",
         metavar="NAME|FILE",
+        autocompletion=complete_devices,
         help="The device to plan for; `campo-onnx devices` lists them. `auto`: the GPU "
         "of this machine if its datasheet is known, else h200.",
         rich_help_panel=DECISION,
@@ -81,8 +118,24 @@ PrecisionOption = Annotated[
     typer.Option(
         "--precision",
         parser=_low_precision,
+        autocompletion=complete_precisions,
         metavar="|".join(precision.value for precision in low_precisions()),
         help="The low precision.",
+        rich_help_panel=DECISION,
+    ),
+]
+PrecisionOrAutoOption = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        parser=lambda text: AUTO if text == AUTO else _low_precision(text),
+        autocompletion=lambda incomplete: [
+            *complete_precisions(incomplete),
+            *(name for name in (AUTO,) if name.startswith(incomplete)),
+        ],
+        metavar="|".join([*(precision.value for precision in low_precisions()), AUTO]),
+        help="The low precision. `auto` plans in each that the device computes in: BF16 where the graph does "
+        "not scale its loss, else the faster one.",
         rich_help_panel=DECISION,
     ),
 ]
@@ -115,11 +168,23 @@ PlotOption = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+ReportOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE.html",
+        help="Also write everything as a page for the browser, in one file; needs "
+        "`pip install 'campo-onnx[report]'`.",
+        show_default=False,
+        rich_help_panel=OUTPUT,
+    ),
+]
 RunOnOption = Annotated[
     str,
     typer.Option(
         "--device",
         metavar="auto|cpu|cuda",
+        autocompletion=complete_providers,
         help="Where to run. `auto`: CUDA where it works, else the CPU.",
         rich_help_panel=MEASURE,
     ),
@@ -155,6 +220,44 @@ StoreOption = Annotated[
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Overwrite existing files.", rich_help_panel=OUTPUT)
 ]
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON document instead; an error is such a document, too.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+FormatOption = Annotated[
+    TableFormat,
+    typer.Option(
+        "--format",
+        help="How to print the table: `csv` has full precision and one unit a column, `markdown` goes into "
+        "an issue.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+QuietOption = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print warnings and errors only.", rich_help_panel=OUTPUT),
+]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print every row, and notes in full.", rich_help_panel=OUTPUT)
+]
+
+
+def check_one_form(*, json: bool, form: TableFormat) -> None:
+    """Check that only one form of the result is asked for.
+
+    Raises
+    ------
+    UsageError
+        If JSON and another form are.
+    """
+    if json and form is not TableFormat.TEXT:
+        raise UsageError(
+            f"--json and --format {form.value} contradict each other", remedy="Give one of them."
+        )
 
 
 def existing(*names: "Path | str | None") -> list[Path]:

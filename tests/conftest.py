@@ -1,7 +1,9 @@
 """What many tests need: graphs as text, plans made by hand, and ONNX Runtime to hold results against."""
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,19 @@ from campo_onnx.options import Options
 from campo_onnx.pipeline import problem_of
 
 
+def pytest_collection_finish() -> None:
+    """Keep what is there for the whole run, modules and tests, out of every garbage collection."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep a developer's own calibrations and timings out of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME"):
             patch.setenv(name, str(tmp_path_factory.mktemp(name.lower())))
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # programs started by tests need not compile
         yield
 
 
@@ -75,9 +84,12 @@ def lower_nodes(
     dims: Mapping[str, int] | None = None,
 ) -> Lowered:
     """Lower the named nodes, or else all that can be, whatever lists, costs and safety say."""
-    imported = import_model(parse_model(source) if isinstance(source, str) else source, dims)
-    options = Options(device=device("h200"), lists=preset("campo"), low=precision)
-    problem = replace(problem_of(imported, options), fixed={})
+    if isinstance(source, Path) and source.parent == DATA:
+        imported, problem = _asked_of_data(source, precision)
+    else:
+        imported, problem = _asked(
+            parse_model(source) if isinstance(source, str) else source, precision, dims
+        )
     if callable(low):
         chosen = frozenset(low(problem))
     elif low is None:
@@ -87,6 +99,19 @@ def lower_nodes(
     verdicts = dict.fromkeys(problem.view.node, Verdict(decided_by=Reason.USER))
     plan = make_plan(problem, Assignment(low=chosen, verdicts=verdicts), strategy="test", lists="campo")
     return Lowered(imported=imported, problem=problem, plan=plan, model=rewrite(imported, plan))
+
+
+def _asked(
+    source: Path | ModelProto, precision: Precision, dims: Mapping[str, int] | None
+) -> tuple[Imported, Problem]:
+    imported = import_model(source, dims)
+    options = Options(device=device("h200"), lists=preset("campo"), low=precision)
+    return imported, replace(problem_of(imported, options), fixed={})
+
+
+@cache
+def _asked_of_data(path: Path, precision: Precision) -> tuple[Imported, Problem]:
+    return _asked(path, precision, DIMS.get(path.stem))
 
 
 def run_model(model: ModelProto | Path, feeds: Arrays | None = None) -> dict[str, NDArray[Any]]:
@@ -148,6 +173,12 @@ def well_cast() -> Callable[[Imported, ModelProto], None]:
 def dims_of() -> Callable[[Path], Mapping[str, int]]:
     """Sizes of the symbolic dimensions of a graph in ``tests/data``."""
     return lambda path: DIMS.get(path.stem, {})
+
+
+@pytest.fixture(scope="session")
+def imported_data() -> Callable[[Path], Imported]:
+    """Read a graph in ``tests/data``, once in a process."""
+    return cache(lambda path: import_model(path, DIMS.get(path.stem)))
 
 
 @pytest.fixture

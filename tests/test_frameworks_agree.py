@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks.frameworks import agreement as compared
 from benchmarks.frameworks import roles
+from campo_onnx.optimize.patterns.normalization import SQUARES, SUM_OF_SQUARES
 
 LARGE_FLOPS = 1e8
 """Below it a product takes about as long as its launch, and its neighbours' casts decide about it."""
@@ -12,8 +13,8 @@ SMALL_SHARE = 0.02
 """Of the step: what may be left to costs in one role of one graph where another graph is low."""
 
 EXPLAINED = {
-    "squares in a normalization",
-    "sums squares in a normalization",
+    SQUARES,
+    SUM_OF_SQUARES,
     "scatters the gradient of a max pooling",
     "downstream of a deny node",
     "on the deny list",

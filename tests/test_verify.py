@@ -135,6 +135,7 @@ def test_a_plan_that_does_not_win_gives_way_to_fp32(planned, factor):
     done = verify(planned, OPTIONS, FakeDevice(planned, truth))
     assert not done.won
     assert not done.returned.plan.casts
+    assert done.returned.plan.lower_bound_us == planned.plan.lower_bound_us > 0
     ops = [node.op_type for node in done.returned.model.graph.node]
     assert ops == [node.op_type for node in planned.imported.model.graph.node]
     reasons = {d.reason for d in done.returned.plan.decisions if d.decided_by is Reason.VERIFIED_SLOWER}

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evaluation.node_times import CAST, NodeTime, mispredictions, scores
+from benchmarks.evaluation.peers import PEERS
 from benchmarks.evaluation.predicted import summary, with_ratios
 from benchmarks.evaluation.strategies import CAMPO, FP32, OPTIMAL, STRATEGIES, TF_AMP
 from benchmarks.figures import dots, stacked
 from benchmarks.pages import made
-from benchmarks.peers.convert import PEERS
 from benchmarks.steps import Records
 from benchmarks.zoo import TITLES
 from campo_onnx import device

@@ -27,28 +27,7 @@ _CAST = OpKey("", "Cast")
 
 
 def examine(graph: Path, converted: Path, devices: Sequence[str]) -> dict[str, Any]:
-    """Hold a converted graph against the FP32 graph it was made from.
-
-    Parameters
-    ----------
-    graph, converted
-        The two files.
-    devices
-        What to predict its step for.
-
-    Returns
-    -------
-    dict
-        Why `onnx.checker`, ONNX Runtime's CPU provider and this program refuse it (``""`` where they do
-        not); whether inputs and outputs are as they were; nodes of the FP32 graph, of its update and of its
-        loss, and those of them that read or write an FP16 tensor now; Casts that were added between FP32
-        and FP16; predicted steps by device, none for a graph that cannot be read.
-
-    Raises
-    ------
-    campo_onnx.errors.CampoError
-        If the FP32 graph cannot be read.
-    """
+    """Hold a converted graph against the FP32 graph it was made from."""
     given = import_model(graph)
     model = onnx.load(converted)
     dtypes = _dtypes(model)

@@ -31,19 +31,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTime:
-    """One distinct node.
-
-    Parameters
-    ----------
-    op
-        Its operator.
-    count
-        Nodes like it in the graph.
-    fp32_us, low_us
-        Measured; `low_us` is None where the node has no FP16 version.
-    predicted_fp32_us, predicted_low_us
-        What planning counts with.
-    """
+    """One distinct node."""
 
     op: str
     count: int
@@ -54,19 +42,7 @@ class NodeTime:
 
 
 def node_times(graph: Path, device: Device, bench: NodeTimer, on_progress: Progress) -> tuple[NodeTime, ...]:
-    """Time each distinct product and convolution of a graph in both precisions.
-
-    Parameters
-    ----------
-    graph
-        The FP32 training step.
-    device
-        The machine's device, which the predictions are for.
-    bench
-        Where to time, and where times are kept.
-    on_progress
-        Called with how many are done, and how many there are.
-    """
+    """Time each distinct product and convolution of a graph in both precisions."""
     problem = optimize_model(graph, replace(options_for(device), strategy="fp32")).problem
     view = problem.view
     signatures: dict[str, Signature] = {}
@@ -101,15 +77,7 @@ def node_times(graph: Path, device: Device, bench: NodeTimer, on_progress: Progr
 
 
 def cast_times(graph: Path, device: Device, bench: NodeTimer, on_progress: Progress) -> tuple[NodeTime, ...]:
-    """Time Casts in both directions over a sweep of sizes.
-
-    Parameters
-    ----------
-    graph
-        Any training step: the cast model is the device's, whatever the graph.
-    device, bench, on_progress
-        As for :func:`node_times`.
-    """
+    """Time Casts in both directions over a sweep of sizes."""
     cast = optimize_model(graph, replace(options_for(device), strategy="fp32")).problem.costs.cast
     sweep = list(cast_samples(_CASTS, _LARGEST_CAST_ELEMENTS, Precision.FP16))
     found = []

@@ -25,24 +25,7 @@ Rows = Mapping[str, Row]
 
 
 def predict(graph: Path, device_name: str, labels: Collection[str]) -> dict[str, Row]:
-    """Let the strategies plan a graph for a device.
-
-    Parameters
-    ----------
-    graph
-        The FP32 training step.
-    device_name
-        A device of the data sheets.
-    labels
-        Which strategies.
-
-    Returns
-    -------
-    dict
-        By label: predicted step with and without padding, Casts, pads, FP16 nodes, time in Casts and on
-        tensor cores, where costs come from; and what FP16 would save, before Casts, on the nodes that
-        `optimal` lowers and this strategy does not, by who decided.
-    """
+    """Let the strategies plan a graph for a device."""
     options = options_for(device(device_name))
     compared = compare(graph, options)
     rows = {label_of(row.plan.strategy, row.plan.lists): row for row in compared.rows}

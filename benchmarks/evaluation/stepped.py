@@ -32,36 +32,16 @@ FIRST = (FP32, TF_AMP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A graph to be measured.
+    """A graph to be measured."""
 
-    Parameters
-    ----------
-    labels
-        What it is the graph of: strategies that decide alike share one.
-    imported
-        The graph.
-    casts
-        Casts it was given; None for a peer's, which are counted elsewhere.
-    """
-
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # strategies that decide alike share a graph
     imported: Imported
-    casts: int | None
+    casts: int | None  # None for a peer's, which are counted elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long to measure a group of graphs.
-
-    Parameters
-    ----------
-    steps, budget_s
-        Rounds, and the time after which no further one is begun.
-    cuda_graph
-        Whether steps are captured and replayed.
-    energy
-        Whether it is measured where it can be.
-    """
+    """How long to measure a group of graphs: rounds, and the time after which none is begun."""
 
     steps: int
     budget_s: float
@@ -75,17 +55,6 @@ def candidates(
     """Let the strategies plan a graph, and write their graphs; equal ones once.
 
     A strategy that pads comes with padding off as well, where it pads at all.
-
-    Parameters
-    ----------
-    graph
-        The FP32 training step.
-    planned_for
-        The device that is planned for.
-    labels
-        Which strategies; FP32 is always among them.
-    calibrated
-        Calibration of the device; the shipped one, or public figures, where None.
     """
     found: dict[tuple[object, ...], Candidate] = {}
     for label, plan, imported in _planned(graph, options_for(planned_for, calibrated), labels):
@@ -110,25 +79,12 @@ def _planned(graph: Path, options: Options, labels: Collection[str]) -> Iterator
 
 
 def peer_candidate(label: str, path: Path) -> Candidate:
-    """Read a peer's graph.
-
-    Raises
-    ------
-    campo_onnx.errors.CampoError
-        If it cannot be read.
-    """
+    """Read a peer's graph."""
     return Candidate(labels=(label,), imported=import_model(path), casts=None)
 
 
 def groups(labels: Sequence[str], size: int) -> tuple[tuple[str, ...], ...]:
     """Split graphs into groups that are measured together, each with the two that speed-ups refer to.
-
-    Parameters
-    ----------
-    labels
-        What the graphs are called.
-    size
-        Graphs in a group, at least 3; 0 puts all into one.
 
     Examples
     --------
@@ -148,27 +104,7 @@ def groups(labels: Sequence[str], size: int) -> tuple[tuple[str, ...], ...]:
 def measure(
     members: Sequence[Candidate], machine: Machine, effort: Effort, batch: int | None, deadline: Deadline
 ) -> dict[str, Any]:
-    """Measure graphs in turns.
-
-    Parameters
-    ----------
-    members
-        The graphs, FP32 first.
-    machine
-        Where.
-    effort
-        How long.
-    batch
-        Samples per step; None where it is not known.
-    deadline
-        When to give up, to begin anew in another call.
-
-    Returns
-    -------
-    dict
-        One row a label with the fields of :class:`~campo_onnx.bench.result.BenchRow`, the speed-up over
-        TF_AMP and the Casts; machine, date, notes. It fits JSON.
-    """
+    """Measure graphs in turns, FP32 first: by label a BenchRow, the speed-up over TF_AMP and the Casts."""
     deadline.need(effort.budget_s)
     result = bench(
         [Graph(name=member.labels[0], imported=member.imported) for member in members],

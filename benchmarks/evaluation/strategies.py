@@ -35,15 +35,7 @@ def unpadded(label: str) -> str:
 
 
 def options_for(device: Device, calibrated: Path | None = None) -> Options:
-    """What is planned with on a device: a calibration, or public figures where there is none.
-
-    Parameters
-    ----------
-    device
-        The device.
-    calibrated
-        Its calibration; the shipped one where None.
-    """
+    """What is planned with on a device: a calibration, or public figures where there is none."""
     file = calibrated or shipped_folder().joinpath(file_name(device.name, Precision.FP16))
     lists = preset("campo")
     if not file.is_file():

@@ -24,20 +24,6 @@ def update_error(given: Imported, mixed: onnx.ModelProto) -> dict[str, float]:
 
     Inputs are made up, and the same for both; random nodes draw the same masks. A step whose gradients
     overflow at every scale is skipped, and its error is 1.
-
-    Returns
-    -------
-    dict
-        Median and worst over the parameters of ``||mixed - fp32|| / ||fp32 - old||`` of the new value; how
-        many are not finite where FP32's is; the loss scale, the first of :data:`SCALES` with finite
-        gradients; and how many parameters there are.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the graph updates nothing, or the mixed graph cannot be emulated or run.
-    ModelError
-        If it fails to run.
     """
     feeds = synthesize(given.view)
     here = machine("cpu")

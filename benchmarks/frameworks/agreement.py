@@ -2,7 +2,7 @@
 
     python -m benchmarks.frameworks.agreement
 
-Reads tests/data/frameworks (``make.py`` makes those graphs anew), needs neither PyTorch nor JAX, and
+Reads tests/data/frameworks (``make.py`` there makes those graphs anew), needs neither PyTorch nor JAX, and
 writes results/frameworks.json and .md. Costs are estimates from public figures.
 """
 
@@ -33,15 +33,7 @@ _COSTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The nodes of one role in one framework's graph.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    decisions
-        Of the nodes of this role that compute floating point.
-    """
+    """The nodes of one role in one framework's graph."""
 
     plan: Plan
     decisions: tuple[Decision, ...]
@@ -79,17 +71,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """One network, device and strategy, planned in every framework's graph.
-
-    Parameters
-    ----------
-    network, device, strategy
-        What was planned.
-    plans
-        By framework.
-    shares
-        By role, then by framework.
-    """
+    """One network, device and strategy, planned in every framework's graph."""
 
     network: str
     device: str

@@ -4,13 +4,16 @@ Names and spellings differ: one framework's ``Gelu`` is another's ``Mul, Erf, Ad
 gradient is a ``Gemm``, a ``MatMul`` or half a ``ConvGrad``. A role says what such nodes have in common.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from campo_onnx.ir.view import GraphView, OpNode, Use
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.work import HOST_ONLY, WorkKind
 from campo_onnx.optimize.oplists import OpLists
+from campo_onnx.optimize.patterns.bias_gradient import PARAMETER_SUM
+from campo_onnx.optimize.patterns.normalization import SQUARES, STATISTIC, SUM_OF_SQUARES
+from campo_onnx.optimize.patterns.softmax import EXP
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.safety import loss, weight_update
 
@@ -18,12 +21,6 @@ FORWARD, BACKWARD = "forward", "backward"
 PRODUCT, LOSS, SOFTMAX, LAYOUT = "product", "loss", "softmax", "layout"
 DATA_GRADIENT, WEIGHT_GRADIENT = "data gradient", "weight gradient"
 
-_NORMALIZATION_PIECES = (
-    "a statistic of a normalization",
-    "sums squares in a normalization",
-    "squares in a normalization",
-)
-_PARAMETER_SUM = "sums the gradient of a bias or scale"
 _NORMALIZATIONS = ("LayerNorm", "BatchNorm")
 _POOLING = frozenset({"ATen", "MaxPool", "ReduceMean", "ReduceSum", "Scale", "ScatterElements"})
 _MOVES = frozenset({"Cast", "ConstantOfShape", "Expand", "Slice", "Transpose", "Concat", "Pad"})
@@ -31,18 +28,7 @@ _MOVES = frozenset({"Cast", "ConstantOfShape", "Expand", "Slice", "Transpose", "
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Role:
-    """One role.
-
-    Parameters
-    ----------
-    part
-        Forward or backward; of a product's backward part, which gradient.
-    kind
-        ``product``, ``normalization``, ``softmax``, ``elementwise`` (activations, biases, residual
-        sums), ``pooling``, ``bias gradient``, ``loss``, ``running statistics`` or ``layout``.
-    flops
-        Of one product; 0 for every other kind.
-    """
+    """One role."""
 
     part: str
     kind: str
@@ -57,11 +43,13 @@ def roles_of(problem: Problem, lists: OpLists) -> Mapping[str, tuple[Role, ...]]
     """Give every node its role; ConvGrad has two, one for each gradient it computes."""
     view = problem.view
     losses, update = loss(view, lists), weight_update(view)
-    forward = _upstream(losses, view)
+    forward = _reached(losses, view, _producers)
     products = {node.name for node in view.nodes if work_of(view.signature(node.name)).kind is WorkKind.GEMM}
-    after_loss = _downstream(losses, view) - losses
-    after_product = _downstream(products & forward, view)  # the rest reads labels and constants alone
-    after_gradient = _downstream(products - forward, view)
+    after_loss = _reached(losses, view, _consumers) - losses
+    after_product = _reached(
+        products & forward, view, _consumers
+    )  # the rest reads labels and constants alone
+    after_gradient = _reached(products - forward, view, _consumers)
     statistics = _statistics(problem)
     softmax = _softmax(problem, statistics, losses)
 
@@ -71,7 +59,7 @@ def roles_of(problem: Problem, lists: OpLists) -> Mapping[str, tuple[Role, ...]]
             return LOSS
         if node.name in update:
             return "running statistics"
-        if reason == _PARAMETER_SUM:
+        if reason == PARAMETER_SUM:
             return "bias gradient"
         if work_of(view.signature(node.name)).kind in HOST_ONLY or node.op.op_type in _MOVES:
             return LAYOUT
@@ -116,31 +104,28 @@ def _leaves(tensor: str, view: GraphView) -> bool:
     return any(node.op.op_type in moves and _leaves(node.outputs[0], view) for node in consumers)
 
 
-def _upstream(names: Iterable[str], view: GraphView) -> frozenset[str]:
-    found, pending = set(names), list(names)
-    while pending:
-        for tensor in view.node[pending.pop()].inputs:
-            producer = view.producer.get(tensor)
-            if producer is not None and producer.name not in found:
-                found.add(producer.name)
-                pending.append(producer.name)
-    return frozenset(found)
+Follow = Callable[[OpNode, GraphView], Iterable[str]]
 
 
-def _downstream(names: Iterable[str], view: GraphView) -> frozenset[str]:
-    found, pending = set(names), list(names)
-    while pending:
-        for consumer in _consumers(view.node[pending.pop()], view):
-            if consumer not in found:
-                found.add(consumer)
-                pending.append(consumer)
-    return frozenset(found)
+def _producers(node: OpNode, view: GraphView) -> Iterator[str]:
+    yield from (view.producer[tensor].name for tensor in node.inputs if tensor in view.producer)
 
 
 def _consumers(node: OpNode, view: GraphView) -> Iterator[str]:
-    for tensor in node.outputs:
-        for use in view.consumers.get(tensor, ()):
-            yield use.node
+    yield from (use.node for tensor in node.outputs for use in view.consumers.get(tensor, ()))
+
+
+def _reached(
+    names: Iterable[str], view: GraphView, follow: Follow, within: Container[str] | None = None
+) -> frozenset[str]:
+    """The given nodes, and those reached from them, of some operators only where these are given."""
+    found, pending = set(names), list(names)
+    while pending:
+        for name in follow(view.node[pending.pop()], view):
+            if name not in found and (within is None or view.node[name].op.op_type in within):
+                found.add(name)
+                pending.append(name)
+    return frozenset(found)
 
 
 def _statistics(problem: Problem) -> Mapping[str, frozenset[str]]:
@@ -152,7 +137,7 @@ def _statistics(problem: Problem) -> Mapping[str, frozenset[str]]:
     view, classification = problem.view, problem.classification
     found: dict[str, set[str]] = {}
     for start, given in classification.classes.items():
-        if given.reason not in _NORMALIZATION_PIECES:
+        if given.reason not in (STATISTIC, SUM_OF_SQUARES, SQUARES):
             continue
         pending, seen = [start], {start}
         while pending:
@@ -185,7 +170,7 @@ def _softmax(
 ) -> frozenset[str]:
     """Find the pieces of softmaxes, whole or decomposed, and of their gradients."""
     view = problem.view
-    exps = {n for n, given in problem.classification.classes.items() if "inside a softmax" in given.reason}
+    exps = {n for n, given in problem.classification.classes.items() if given.reason == EXP}
     whole = {node.name for node in view.nodes if node.op.op_type.startswith("Softmax")} - losses
     found = exps | whole
     for _ in range(2):  # the forward pass, then the gradients that read its results
@@ -196,7 +181,7 @@ def _softmax(
             if any(t in view.producer and view.producer[t].name in found for t in _read_by(start, view))
         }
         found |= {name for name, own in statistics.items() if own & starts}
-    shifts = _upstream_within(exps, view, {"Sub", "Max", "ReduceMax", "Reshape"})
+    shifts = _reached(exps, view, _producers, {"Sub", "Max", "ReduceMax", "Reshape"})
     return frozenset(found | shifts)
 
 
@@ -207,15 +192,3 @@ def _read_by(name: str, view: GraphView) -> Iterator[str]:
         producer = view.producer.get(tensor)
         if producer is not None and producer.op.op_type == "Mul":
             yield from producer.inputs
-
-
-def _upstream_within(names: Iterable[str], view: GraphView, op_types: set[str]) -> set[str]:
-    found: set[str] = set()
-    pending = list(names)
-    while pending:
-        for tensor in view.node[pending.pop()].inputs:
-            producer = view.producer.get(tensor)
-            if producer is not None and producer.op.op_type in op_types and producer.name not in found:
-                found.add(producer.name)
-                pending.append(producer.name)
-    return found

@@ -17,3 +17,6 @@ TITLES = MappingProxyType(
 
 NOT_ON_RTX2080TI = frozenset({"bert_large"})
 """What the paper did not run there."""
+
+CONVOLUTIONAL = frozenset(TITLES) - {"bert_large"}
+"""Those with convolutions, whose weight gradients come in several forms."""

@@ -9,17 +9,7 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Sizes of a BERT; the defaults are BERT-large's.
-
-    Parameters
-    ----------
-    layers, hidden, heads, inner
-        Depth, width, attention heads and width of the feed-forward part.
-    words, positions
-        Sizes of the vocabularies.
-    dropout
-        Share of activations dropped.
-    """
+    """Sizes of a BERT; the defaults are BERT-large's."""
 
     layers: int = 24
     hidden: int = 1024

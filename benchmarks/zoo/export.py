@@ -12,6 +12,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import onnx
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from benchmarks.zoo import alexnet, bert_large, dcgan, inception3, resnet50, vgg16
+from benchmarks.zoo import CONVOLUTIONAL, alexnet, bert_large, dcgan, inception3, resnet50, vgg16
 from benchmarks.zoo.memory import fitting_batch
 from campo_onnx.export.torch import export_training_step
 
@@ -33,23 +34,7 @@ _HALVINGS = 6  # how often a batch is halved to make it fit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One model of the zoo.
-
-    Parameters
-    ----------
-    build
-        Makes the full model.
-    loss
-        Its loss.
-    batch
-        Makes inputs and targets for a number of samples.
-    batch_sizes
-        The paper's, for the RTX 2080 Ti and the V100; 0 where it was not run.
-    optimizer
-        What it is commonly trained with.
-    shallow
-        Makes a variant that is small enough to compare gradients, with a batch.
-    """
+    """One model of the zoo."""
 
     build: Callable[[], nn.Module]
     loss: Callable[..., torch.Tensor]
@@ -134,7 +119,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--memory", type=float, metavar="GB", help="the largest size that fits a device")
     parser.add_argument("--together", type=int, default=1, metavar="N", help="with so many graphs loaded")
     parser.add_argument("--optimizer", choices=["none", "sgd", "momentum", "adam", "adamw"])
-    parser.add_argument("--conv-weight-gradient", choices=["matmul", "conv"], default="matmul")
+    parser.add_argument(
+        "--conv-weight-gradient",
+        nargs="+",
+        choices=["matmul", "conv"],
+        default=["matmul"],
+        help="form of the weight gradient of convolutions; further ones make MODEL.FORM.onnx as well",
+    )
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.models:
@@ -147,14 +138,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(f"{name}: no batch fits {options.memory:g} GB", flush=True)
             sizes = [] if size is None else [size]
         chosen = options.optimizer or entry.optimizer
-        for size in sizes:
-            path = options.out / f"{name}_b{size}.onnx"
+        forms = options.conv_weight_gradient[: None if name in CONVOLUTIONAL else 1]
+        for size, form in product(sizes, forms):
+            ending = "" if form == forms[0] else f".{form}"
+            path = options.out / f"{name}_b{size}{ending}.onnx"
             began = time.perf_counter()
             model = export(
                 name,
                 size,
                 optimizer=None if chosen == "none" else chosen,
-                weight_gradient=options.conv_weight_gradient,
+                weight_gradient=form,
                 path=path,
             )
             seconds = time.perf_counter() - began

@@ -103,15 +103,7 @@ def _in_8(channels: int, w: int) -> nn.Module:
 
 
 class Inception3(nn.Module):
-    """For images of 3 x 299 x 299; returns the logits of the main and of the side head.
-
-    Parameters
-    ----------
-    classes
-        Number of classes.
-    w
-        A sixteenth of the widths' common measure; 16 is the full model.
-    """
+    """For images of 3 x 299 x 299; returns the logits of the main and of the side head."""
 
     def __init__(self, classes: int = 1000, w: int = 16) -> None:
         super().__init__()

@@ -14,15 +14,7 @@ USABLE = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a model's step held.
-
-    Parameters
-    ----------
-    batch
-        Samples in the step.
-    gb
-        Gigabytes in the arena.
-    """
+    """What a model's step held."""
 
     batch: int
     gb: float
@@ -47,17 +39,6 @@ def fitting_batch(
     model: str, candidates: Iterable[int], *, memory_gb: float, together: int = 1
 ) -> int | None:
     """Choose the largest of some batches that fits on a device; None where none does.
-
-    Parameters
-    ----------
-    model
-        A model of the zoo.
-    candidates
-        Batches; the paper's, and halves of them.
-    memory_gb
-        Memory of the device.
-    together
-        Graphs of the model that are to be loaded at a time, for instance to be timed in alternation.
 
     Examples
     --------

@@ -62,6 +62,7 @@ def bench(
     batch: int | None = None,
     energy: bool = True,
     on_progress: Progress | None = None,
+    on_loaded: Callable[[float], None] | None = None,
 ) -> BenchResult:
     """Time training steps of graphs in alternation, on the same values.
 
@@ -96,6 +97,8 @@ def bench(
         Whether to measure it, where the GPU has a counter: several seconds a graph.
     on_progress
         Called with the work done and the total.
+    on_loaded
+        Called once, when the graphs are loaded, with about how many seconds all rounds will take.
 
     Raises
     ------
@@ -124,6 +127,8 @@ def bench(
         )
         blocks = 0 if gpu.problem or not energy else BLOCKS * len(loaded.steps)
         progress = _Progress(on_progress, total_rounds(schedule), blocks, gpu.sm_clock_mhz)
+        if on_loaded is not None:
+            on_loaded(_seconds(loaded, schedule))
         time_one = partial(time_rounds, pause=_pause(machine))
         if is_apart:
             by_name = {graph.name: graph for graph in graphs}
@@ -223,6 +228,12 @@ def _meter(machine: Machine) -> AbstractContextManager[GpuMeter]:
     if machine.provider == "cuda":
         return gpu_meter()
     return nullcontext(GpuMeter(problem="only NVIDIA GPUs report it"))
+
+
+def _seconds(loaded: Loaded, schedule: Schedule) -> float:
+    """Guess how long all rounds will take."""
+    seconds = sum(loaded.step_s.values()) * total_rounds(schedule)
+    return seconds if schedule.budget_s is None else min(seconds, schedule.budget_s)
 
 
 def _pause(machine: Machine) -> Callable[[], None] | None:

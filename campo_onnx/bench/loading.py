@@ -1,5 +1,6 @@
 """Graphs made ready to time: loaded, bound to shared buffers, run once."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,6 +78,8 @@ class Loaded:
         removed, which frees its memory.
     peak_bytes
         By graph, memory of a step, inputs and outputs included, where it could be measured.
+    step_s
+        By graph, about how long a step takes: the last of the first ones.
     failures
         Graphs that could not be loaded or whose first step failed.
     notes
@@ -85,6 +88,7 @@ class Loaded:
 
     steps: dict[str, Step] = field(default_factory=dict)
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    step_s: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, Failure] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -100,6 +104,7 @@ def load_graphs(
     """Load every graph and run its first two steps, in which ONNX Runtime reserves its memory."""
     steps: dict[str, Step] = {}
     peak_bytes: dict[str, int] = {}
+    step_s: dict[str, float] = {}
     failures: dict[str, Failure] = {}
     notes: list[str] = []
     for graph in graphs:
@@ -107,7 +112,9 @@ def load_graphs(
         try:
             step, note = open_step(graph, buffers, machine, cuda_graph=cuda_graph)
             for _ in range(FIRST_STEPS):
+                before_s = time.perf_counter()
                 step()
+                step_s[graph.name] = time.perf_counter() - before_s
         except (CampoError, MemoryError, *RUNTIME_ERRORS) as error:
             failures[graph.name] = failure_of(error)
             continue
@@ -116,7 +123,7 @@ def load_graphs(
             peak_bytes[graph.name] = buffers.nbytes + grown_bytes
         if note:
             notes.append(f"{graph.name}: {note}")
-    return Loaded(steps=steps, peak_bytes=peak_bytes, failures=failures, notes=tuple(notes))
+    return Loaded(steps=steps, peak_bytes=peak_bytes, step_s=step_s, failures=failures, notes=tuple(notes))
 
 
 def open_step(graph: Graph, buffers: Buffers, machine: Machine, *, cuda_graph: bool) -> tuple[Step, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from campo_onnx import files
 from campo_onnx.calibrate.calibration import Calibration, load_calibration
+from campo_onnx.calibrate.quality import doubt
 from campo_onnx.devices.datasheet import matching
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
@@ -95,13 +96,14 @@ def found_calibrations(
     own = user_folder() / name
     if own.is_file():
         calibration = load_calibration(own)
-        yield Found(
-            calibration=calibration, origin=Origin.HERE, file=str(own), refusal=_misfit(calibration, device)
-        )
+        refusal = _misfit(calibration, device) or doubt(calibration)
+        yield Found(calibration=calibration, origin=Origin.HERE, file=str(own), refusal=refusal)
     file = (shipped or shipped_folder()).joinpath(name)
     if file.is_file():
         calibration = Calibration.from_json(file.read_bytes(), str(file))
-        yield Found(calibration=calibration, origin=Origin.SHIPPED, file=str(file))
+        yield Found(
+            calibration=calibration, origin=Origin.SHIPPED, file=str(file), refusal=doubt(calibration)
+        )
 
 
 def _misfit(calibration: Calibration, device: str) -> str:

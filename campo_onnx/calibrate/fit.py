@@ -12,7 +12,6 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel
@@ -156,6 +155,10 @@ def fit_cast(elements: Sequence[int], cast_us: Sequence[float], *, relative: boo
 
 def _solve(columns: Sequence[Floats], target: Floats, *, relative: bool, non_negative: bool) -> list[float]:
     """Least squares with a constant as the last coefficient."""
+    from scipy.optimize import (
+        nnls,  # takes a quarter of a second, and planning needs other parts of this file
+    )
+
     matrix = np.stack([*columns, np.ones_like(target)], axis=1)
     if relative:
         matrix, target = matrix / target[:, None], np.ones_like(target)

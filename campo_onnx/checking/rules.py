@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from campo_onnx.checking.context import CheckContext
 from campo_onnx.checking.verdict import Finding, Status, failed, not_asked, not_checked, passed
-from campo_onnx.errors import ModelError, UnsupportedModelError
+from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.loss_scale import loss_scaling, low_gradients
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.reason import Reason
 from campo_onnx.optimize.safety import earlier_versions, protected
 from campo_onnx.runtime.feeds import read_feeds, synthesize
+from campo_onnx.runtime.pieces import run_in_pieces
 from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.run import run
 from campo_onnx.training.drift import Reference
 from campo_onnx.training.numerics import emulate, seeded, without_underflow
 
@@ -106,6 +106,8 @@ def drift(context: CheckContext) -> Finding:
     for title, reference in references.items():
         try:
             expected = reference.outputs
+        except UsageError as error:
+            return not_checked(str(error))
         except ModelError as error:
             return not_checked(f"the FP32 step itself fails on {title}: {error.why}")
         if not_finite := _not_finite(expected):
@@ -117,6 +119,8 @@ def drift(context: CheckContext) -> Finding:
         if finding.status is not Status.FAILED or not _lacks_loss_scale(context):
             return finding
         scaled = _drift_finding(_worst(without_underflow(emulated), references, context), limit, titles)
+    except UsageError as error:
+        return not_checked(str(error))
     except (ModelError, UnsupportedModelError) as error:
         return failed(f"the mixed step, emulated, does not run on {titles}: {error.why}")
     beyond = sum(error > limit for error in worst.values())
@@ -133,7 +137,7 @@ def _worst(
 ) -> dict[str, float]:
     worst: dict[str, float] = {}
     for reference in references.values():
-        actual = run(model, reference.feeds, reference.machine, folder=context.mixed.folder)
+        actual = run_in_pieces(model, reference.feeds, reference.machine, folder=context.mixed.folder)
         for name, error in reference.drift_of(actual).items():
             worst[name] = max(worst.get(name, 0.0), error)
     return worst

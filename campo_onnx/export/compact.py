@@ -82,6 +82,9 @@ def _before_broadcast(g: Graph, x: Value) -> Value:
 
 
 _NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1, "Max": -np.inf, "Min": np.inf}
+MANY_TERMS = 1 << 16
+"""From so many values on, a sum of scaled gradients may overflow in FP16 before they do."""
+
 _COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min"})
 
 
@@ -161,6 +164,20 @@ def reduce(g: Graph, op_type: str, x: Value, axes: Sequence[int], *, keepdims: b
     if op_type == "ReduceSum" and magnitude is not None:
         return g.op("ReduceL1", magnitude.inputs[0], g.integers(sorted(axes)), keepdims=int(keepdims))
     return g.op(op_type, x, g.integers(sorted(axes)), keepdims=int(keepdims))
+
+
+def sum_per_channel(g: Graph, x: Value) -> Value:
+    """Sum over all axes but the second, as in the gradient of a bias per channel.
+
+    Over many elements, each sample is summed first: in FP16 the sum of a whole batch of scaled
+    gradients may overflow where that of one sample does not, and the second sum reads so little that it
+    may as well be FP32.
+    """
+    others = [axis for axis in range(x.rank) if axis != 1]
+    if x.rank > 2 and x.elements // x.shape[1] >= MANY_TERMS:
+        x = reduce(g, "ReduceSum", x, others[1:], keepdims=False)
+        others = [0]
+    return reduce(g, "ReduceSum", x, others, keepdims=False)
 
 
 def concat(g: Graph, parts: Sequence[Value], axis: int) -> Value:

@@ -25,6 +25,7 @@ output                 meaning
 ``new_S.X``            the optimizer state after the update
 ``step_out``           the number of updates after this one
 ``buf_out.X``          a buffer after the step; a buffer that no step changes has none
+``output.X``           what the loss returns besides its value, under the name it gives
 =====================  ==========================================================================
 
 A parameter that is frozen, or that the loss does not depend on, has no output.
@@ -47,7 +48,7 @@ _BUFFER, _NEW_BUFFER = "buf.", "buf_out."
 _STATE, _NEW_STATE = "opt.", "new_"
 _AVERAGE = "ema."
 _GRADIENT, _SCALED_GRADIENT = f"{GRADIENT}.", f"{SCALED_GRADIENT}."
-_INPUT, _TARGET = f"{INPUT}.", "target."
+_INPUT, _TARGET, _OUTPUT = f"{INPUT}.", "target.", "output."
 
 _NEXT = ((_PARAMETER, _NEW_PARAMETER), (_BUFFER, _NEW_BUFFER), (_STATE, _NEW_STATE))
 
@@ -113,6 +114,11 @@ def batch_input(name: str) -> str:
 def target(name: str) -> str:
     """Name the input that takes an argument of the loss."""
     return f"{_TARGET}{name}"
+
+
+def output(name: str) -> str:
+    """Name an output beside the loss."""
+    return f"{_OUTPUT}{name}"
 
 
 def differentiated(name: str) -> str | None:

@@ -22,6 +22,19 @@ from campo_onnx.export.value import Value
 Ref: TypeAlias = Hashable
 """What a traced step calls a tensor."""
 
+
+class UntranslatedUseError(UnsupportedModelError):
+    """An operation that has a translation is used in a way that has none.
+
+    Attributes
+    ----------
+    results
+        What the traced step calls its results; None for one that nothing reads.
+    """
+
+    results: Sequence[Ref | None] = ()
+
+
 Read: TypeAlias = Callable[[Ref], Value]
 """Gives the value of a tensor that an operation reads."""
 
@@ -161,18 +174,27 @@ def translate_step(
 def _translated(g: Graph, item: Operation, read: Read, table: Table, outermost: str) -> dict[int, Value]:
     """Translate one operation; gives the results that something reads, by position."""
     where = f"{item.kind} (in {item.place or outermost})"
-    with g.within(item.place):
-        args, kwargs = item.arguments(read)
-        try:
-            made = table[item.kind](g, item.expected[0], *args, **kwargs)
-        except (UntranslatableError, onnx.shape_inference.InferenceError) as error:
-            raise UnsupportedModelError(f"{where} cannot be translated", why=str(error)) from error
-    results = [made] if isinstance(made, Value) else list(made)
-    return {
-        i: _checked(f"result {i} of {where}", results[i], item.expected[i])
-        for i, ref in enumerate(item.results)
-        if ref is not None
-    }
+    try:
+        with g.within(item.place):
+            args, kwargs = item.arguments(read)
+            try:
+                made = table[item.kind](g, item.expected[0], *args, **kwargs)
+            except UntranslatableError as error:
+                raise UntranslatedUseError(f"{where} cannot be translated", why=str(error)) from error
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}".partition("\n")[0]
+                raise UntranslatedUseError(
+                    f"{where} cannot be translated", why=said, remedy="Please report it."
+                ) from error
+        results = [made] if isinstance(made, Value) else list(made)
+        return {
+            i: _checked(f"result {i} of {where}", results[i], item.expected[i])
+            for i, ref in enumerate(item.results)
+            if ref is not None
+        }
+    except UntranslatedUseError as error:
+        error.results = item.results
+        raise
 
 
 def _checked(what: str, value: Value | None, expected: Expected | None) -> Value:
@@ -180,7 +202,7 @@ def _checked(what: str, value: Value | None, expected: Expected | None) -> Value
     found = value and (value.dtype, value.shape)
     wished = expected and (expected.dtype, expected.shape)
     if value is None or found != wished:
-        raise UnsupportedModelError(
+        raise UntranslatedUseError(
             f"{what} comes out as {found} instead of {wished}",
             why="this use of the operation was never translated",
             remedy="Please report it.",

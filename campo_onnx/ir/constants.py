@@ -11,12 +11,13 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from campo_onnx.errors import ModelError
+from campo_onnx.errors import ModelError, UnsupportedModelError
 from campo_onnx.ir.sort import bodies
 
 _CHUNK_ELEMENTS = 1 << 22
 _DIGITS = 19  # of a position in a file
 _SMALL_BYTES = 1024
+_DENSE_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +221,31 @@ def _constant_node_value(node: onnx.NodeProto) -> TensorProto | None:
         tensor = numpy_helper.from_array(np.asarray(onnx.helper.get_attribute_value(attribute), np.float32))
     elif attribute.name in ("value_int", "value_ints"):
         tensor = numpy_helper.from_array(np.asarray(onnx.helper.get_attribute_value(attribute), np.int64))
+    elif attribute.name == "sparse_value":
+        tensor = numpy_helper.from_array(_dense(attribute.sparse_tensor, node.name))
     else:
-        return None  # strings and sparse tensors have no precision
+        return None  # strings have no precision
     tensor.name = node.output[0]
     return tensor
+
+
+def _dense(sparse: onnx.SparseTensorProto, node: str) -> NDArray[Any]:
+    """What a sparse constant is when it is read: every consumer gets it whole."""
+    shape = tuple(sparse.dims)
+    if math.prod(shape) > _DENSE_ELEMENTS:
+        raise UnsupportedModelError(
+            f"the sparse constant of node {node!r} has {math.prod(shape):,} elements",
+            why=f"it is written out as it is read, up to {_DENSE_ELEMENTS:,} elements",
+            remedy="Make it an input of the graph.",
+        )
+    values, places = _array(sparse.values), _array(sparse.indices)
+    dense = np.zeros(shape, values.dtype)
+    try:
+        dense[np.unravel_index(places, shape) if places.ndim == 1 else tuple(places.T)] = values
+    except (IndexError, ValueError) as error:
+        raise ModelError(
+            f"the sparse constant of node {node!r} is damaged",
+            why=str(error),
+            remedy="Export the model again.",
+        ) from error
+    return dense

@@ -21,6 +21,7 @@ from campo_onnx.ir.convert import SOURCE_TYPE_KEY
 _ALIGNMENT_BYTES = 4096  # external tensors start on a page, so that they can be mapped
 _INLINE_LIMIT_BYTES = 1 << 30  # protobuf ends at 2 GiB; initializers move out of the file well before
 _INLINE_ALWAYS_BYTES = 1024
+_STREAM = "-"
 _OTHER_NAME = "Choose another name."
 _DIGITS = 16  # of the digest in the name of a data file
 
@@ -34,6 +35,8 @@ def check_destination(target: Path, *, force: bool, source: Path | None = None) 
         If it is a folder or no file, its folder is missing or not writable, or it exists and `force` is
         off.
     """
+    if str(target) == _STREAM:
+        raise UsageError("the output - would be standard output", remedy="Name a file.")
     _check_name(target)
     if target.is_dir():
         raise UsageError(f"the output {target} is a folder", remedy="Name a file in it.")

@@ -87,7 +87,9 @@ class Imported:
         return digest.hexdigest()
 
 
-def import_model(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | None = None) -> Imported:
+def import_model(
+    source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | None = None, *, any_type: bool = False
+) -> Imported:
     """Read a training graph.
 
     Parameters
@@ -96,6 +98,8 @@ def import_model(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] |
         Path of an ONNX file, or a model in memory (which is copied, never changed).
     dims
         Sizes of symbolic dimensions, as ``{"batch": 64}``.
+    any_type
+        Whether a graph without FP32 tensors is read as well, though there is nothing to lower.
 
     Raises
     ------
@@ -132,7 +136,7 @@ def import_model(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] |
     inputs = {value.name for value in model.graph.input}
     constants = {name: t for name, t in constants_of(model.graph).items() if name not in inputs}
     view = _view_of(model, shapes.infer(model, dims or {}))
-    if not any(info.dtype == FLOAT for info in view.tensors.values()):
+    if not any_type and not any(info.dtype == FLOAT for info in view.tensors.values()):
         raise UnsupportedModelError(
             f"{title} has no FP32 tensor",
             why="there is nothing to lower",
@@ -179,7 +183,20 @@ def _load(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _payload(path: Path) -> bytes:
+def check_model(path: Path) -> None:
+    """Find out before any work whether there is a file that may be a model.
+
+    Raises
+    ------
+    UsageError
+        If it does not exist, cannot be read, or is no file.
+    ModelError
+        If it is larger than any model file.
+    """
+    _payload(path, read=False)
+
+
+def _payload(path: Path, *, read: bool = True) -> bytes:
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -192,7 +209,7 @@ def _payload(path: Path) -> bytes:
                 why=f"it has {status.st_size:,} bytes, and protobuf ends at 2 GiB",
                 remedy="Check that it is the file you mean; large weights go beside the model.",
             )
-        return path.read_bytes()
+        return path.read_bytes() if read else b""
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", remedy="Check the path of the model.") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the path

@@ -26,6 +26,10 @@ class Stamp:
         How it was planned; `low` is the low precision's name.
     digest
         :func:`structure_digest` of the graph as written; another one means it was edited since.
+    fp32_us, predicted_us
+        Predicted step before and after; None in graphs written before version 0.2.
+    low_nodes, casts
+        How many nodes were turned low and how many Casts were inserted.
     """
 
     strategy: str
@@ -33,6 +37,10 @@ class Stamp:
     device: str
     low: str
     digest: str
+    fp32_us: float | None = None
+    predicted_us: float | None = None
+    low_nodes: int | None = None
+    casts: int | None = None
 
 
 def structure_digest(graph: onnx.GraphProto) -> str:

@@ -3,12 +3,15 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from types import MappingProxyType
 
 from campo_onnx.ops import aten, microsoft, standard
 from campo_onnx.ops.key import ATEN, OpKey
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.spec import Family, OpSpec
+from campo_onnx.ops.values.registry import RULES
+from campo_onnx.ops.values.rule import Rule
 
 _ATEN = OpKey(ATEN, "ATen")
 
@@ -52,7 +55,15 @@ class Registry:
         return frozenset(key for key, spec in self.specs.items() if spec.family in families)
 
 
-REGISTRY = Registry((*standard.SPECS, *microsoft.SPECS, *aten.SPECS))
+def _with_values(specs: Iterable[OpSpec], rules: Mapping[OpKey, Rule]) -> Iterator[OpSpec]:
+    left = dict(rules)
+    for spec in specs:
+        yield replace(spec, values=left.pop(spec.key, spec.values))
+    if left:
+        raise ValueError(f"there are value rules of unknown operators: {', '.join(k.label for k in left)}")
+
+
+REGISTRY = Registry(_with_values((*standard.SPECS, *microsoft.SPECS, *aten.SPECS), RULES))
 """The operators that come with the package."""
 
 _current: ContextVar[Registry] = ContextVar("registry", default=REGISTRY)

@@ -10,6 +10,7 @@ from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.schema import fp32_positions, schema_of, schema_ports
 from campo_onnx.ops.signature import Signature, TensorType
+from campo_onnx.ops.values.rule import Rule as ValueRule
 from campo_onnx.ops.work import WorkForm
 
 PortRule: TypeAlias = Callable[[Signature, Precision], Ports]
@@ -75,6 +76,9 @@ class OpSpec:
         have no kernel.
     movement
         What it does to elements, for those that compute nothing.
+    values
+        What it makes of the ranges of its inputs; where nobody has said, large values pass through it. For
+        the operators of the package the table in ``ops/values/registry.py`` says it.
     typed_by_declaration
         Whether the types of its outputs are in the file only.
     standard_in_runtime
@@ -91,6 +95,7 @@ class OpSpec:
     shapes: ShapeRule | None = None
     training_kernels: frozenset[Precision] = frozenset()
     movement: Movement | None = None
+    values: ValueRule | None = None
     typed_by_declaration: bool = False
     standard_in_runtime: bool = False
     is_known: bool = True

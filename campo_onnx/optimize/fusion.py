@@ -47,10 +47,10 @@ def _groups(ops: list[StepOp], reads: list[set[Version]]) -> list[int]:
     Two pointwise operations are one kernel where one reads the other and as many kernels must have run
     before both: nothing then can lie between them.
     """
-    maker: Mapping[Version, int] = {tensor: i for i, op in enumerate(ops) for tensor in op.writes}
+    producer: Mapping[Version, int] = {tensor: i for i, op in enumerate(ops) for tensor in op.writes}
     parent, depth = list(range(len(ops))), [0] * len(ops)
     for i, op in enumerate(ops):
-        before = [maker[tensor] for tensor in reads[i] if tensor in maker]
+        before = [producer[tensor] for tensor in reads[i] if tensor in producer]
         joins = [j for j in before if op.is_pointwise and ops[j].is_pointwise]
         depth[i] = max((depth[j] + (j not in joins) for j in before), default=0)
         for j in joins:

@@ -1,15 +1,23 @@
 """Overrides of a user that match nothing in the graph: most of them are misspelt."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+
+import onnx
 
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.optimize.oplists import OpLists
 
 
 def unmatched(
-    view: GraphView, *, operators: Mapping[str, Sequence[str]], keep_fp32: Sequence[str] = ()
+    view: GraphView,
+    *,
+    operators: Mapping[str, Sequence[str]],
+    keep_fp32: Sequence[str] = (),
+    lists: OpLists | None = None,
 ) -> tuple[str, ...]:
     """Find overrides that change nothing in a graph.
 
@@ -21,6 +29,9 @@ def unmatched(
         Operators as the user wrote them, by option (``"--deny"``).
     keep_fp32
         Valid regular expressions for whole node names or operators.
+    lists
+        Lists from a file of the user's. It may name operators that this graph lacks, but none that no
+        graph has.
 
     Returns
     -------
@@ -39,7 +50,16 @@ def unmatched(
         pattern = re.compile(text)
         if not any(map(pattern.fullmatch, (*labels, *names))):
             found.append(f"--keep-fp32 {text} matches no node of the graph.{_hint(pattern, labels, names)}")
-    return tuple(found)
+    return (*found, *(_misspelt(lists, labels) if lists is not None else ()))
+
+
+def _misspelt(lists: OpLists, labels: Sequence[str]) -> Iterator[str]:
+    """Operators of domains that we know in full, which are neither in them nor in the graph."""
+    known = {op.label for op in REGISTRY.specs} | {schema.name for schema in onnx.defs.get_all_schemas()}
+    for op in sorted(op for ops in lists.tables.values() for op in ops):
+        if op.domain == "" and op.label not in known and op.label not in labels:
+            suggestion = _suggestion(op.label, sorted(known))
+            yield f"the lists {lists.name} name {op.label}, which ONNX has not.{suggestion}"
 
 
 def _suggestion(text: str, known: Iterable[str]) -> str:

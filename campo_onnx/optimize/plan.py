@@ -38,6 +38,9 @@ class Decision:
         of this plan included.
     cast_us
         Time of the casts at its inputs and outputs in this plan.
+    other_cast_us
+        By how much all casts would take longer if this node alone had the other precision; None where no
+        strategy may change it.
     low_inputs, low_outputs
         Positions of inputs that read, and outputs that make, the low version of their tensor.
         Empty for a node that the plan does not turn low.
@@ -57,6 +60,7 @@ class Decision:
     fp32_us: float
     gain_us: float
     cast_us: float
+    other_cast_us: float | None = None
     low_inputs: tuple[int, ...] = ()
     low_outputs: tuple[int, ...] = ()
     attribute: str = ""
@@ -295,6 +299,14 @@ class Plan:
     def low_nodes(self) -> frozenset[str]:
         """Nodes this plan turns low (those that were low in the given graph not included)."""
         return frozenset(d.node for d in self.decisions if d.is_lowered)
+
+    @cached_property
+    def only_padded(self) -> frozenset[str]:
+        """Constants whose low version is stored with its padding only: everybody who reads it low does so."""
+        padded = {
+            Use(pad.node, part.position) for pad in self.pads for part in pad.inputs if part.by == "file"
+        }
+        return frozenset(c.tensor for c in self.constants if c.consumers and padded >= {*c.consumers})
 
     @property
     def cast_us(self) -> float:

@@ -83,8 +83,8 @@ def _from_version_1(document: Document) -> Document:
 PLAN_FILE = Format(
     holds=Plan,
     noun="plan",
-    version=2,
+    version=3,  # 3 says what casts would take with a node in the other precision
     rows=_ROWS,
-    older={1: _from_version_1},
+    older={1: _from_version_1, 2: lambda document: document},
     remedy=_REMEDY,
 )

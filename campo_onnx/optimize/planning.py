@@ -1,12 +1,16 @@
 """From a strategy's answer to a plan: every change of the graph, with its price."""
 
+import math
 from collections.abc import Iterator
 
 from campo_onnx.ir.view import FLOAT, TensorKind, Use
 from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.optimize.casts import CastKind, CastSite, existing_versions
+from campo_onnx.optimize.op_class import OpClass
 from campo_onnx.optimize.plan import Decision, ExistingCast, LowConstant, Plan, PlannedCast
 from campo_onnx.optimize.problem import Assignment, Problem
+
+_MAY_BE_LOW = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR)
 
 
 def make_plan(problem: Problem, assignment: Assignment, *, strategy: str, lists: str) -> Plan:
@@ -69,10 +73,22 @@ class _Planning:
             fp32_us=cost.fp32_us,
             gain_us=cost.gain_us,
             cast_us=sum(cast_us.get(site.tensor, 0.0) for site in problem.sites_of(name)),
+            other_cast_us=self._other_cast_us(name),
             low_inputs=tuple(sorted(ports.low_inputs)) if is_low else (),
             low_outputs=tuple(sorted(ports.low_outputs)) if is_low else (),
             attribute=(ports.attribute or "") if is_low else "",
             follows=tuple(self._followed(name)),
+        )
+
+    def _other_cast_us(self, name: str) -> float | None:
+        if not self.problem.is_free(name) or self.problem.op_class(name) not in _MAY_BE_LOW:
+            return None
+        sites, other = self.problem.sites_of(name), self.low ^ {name}
+        return math.fsum(
+            sign * part_us
+            for sign, low in ((1.0, other), (-1.0, self.low))
+            for site in sites
+            for part_us in (site.new_cast_us(low), *(-cast.cast_us for cast in site.dropped(low)))
         )
 
     def _precision(self, name: str) -> Precision | None:

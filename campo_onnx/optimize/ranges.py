@@ -15,8 +15,8 @@ from campo_onnx.ir.statistics import statistics_of
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.values.arithmetic import GUARD, LARGE
+from campo_onnx.ops.values.propagate import propagated
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange, made
-from campo_onnx.ops.values.registry import propagated
 from campo_onnx.ops.values.rule import of_type
 
 _VIEWS = frozenset(

@@ -50,7 +50,7 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
     for node in given:
         work.execute(node)
     work.check_done()
-    insert_pads(work, plan.pads)
+    insert_pads(work, plan.pads, plan.only_padded)
     work.graph.nodes[:] = work.nodes
     model = model_of(
         work.graph,
@@ -68,6 +68,10 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
         device=plan.device,
         low=plan.low.value,
         digest=structure_digest(model.graph),
+        fp32_us=plan.fp32_us,
+        predicted_us=plan.predicted_us,
+        low_nodes=len(plan.low_nodes),
+        casts=len(plan.casts),
     )
     write_stamp(model, stamp)
     return model

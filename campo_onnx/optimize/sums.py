@@ -278,7 +278,8 @@ def scaled_gradients_summed(
 ) -> frozenset[str]:
     """Find sums over many values of gradients that carry a loss scale: the sum overflows before they do.
 
-    The loss scaler would answer with a smaller scale, and small gradients would vanish elsewhere.
+    The loss scaler would answer with a smaller scale, and small gradients would vanish elsewhere. A sum of
+    sums counts what both take in: where each sample is summed first, only the sum over the batch is meant.
 
     Parameters
     ----------
@@ -293,15 +294,21 @@ def scaled_gradients_summed(
     """
     if low.largest > _NARROW:
         return frozenset()
-    return frozenset(
-        node.name
-        for node in view.nodes
-        if node.op in _SUMS
-        and node.op.op_type != "ReduceMean"
-        and node.name not in forward
-        and node.name not in unscaled
-        and _terms(node, view) >= _TERMS_OF_A_BATCH
-    )
+    found: set[str] = set()
+    summed: dict[str, int] = {}  # values that are summed in an element, by tensor
+    for node in view.nodes:
+        if node.name in forward or node.name in unscaled or not node.inputs:
+            continue
+        terms = summed.get(node.inputs[0], 1)
+        if node.op in _SUMS and not node.op.op_type.endswith(("Mean", "Pool")):
+            terms *= _terms(node, view)
+            if terms >= _TERMS_OF_A_BATCH:
+                found.add(node.name)
+        elif node.op not in _VIEWS and node.op not in _SIGNS:
+            continue
+        if terms > 1:
+            summed[node.outputs[0]] = terms
+    return frozenset(found)
 
 
 def _terms(node: OpNode, view: GraphView) -> int:

@@ -42,7 +42,7 @@ def run(
     ModelError
         If it fails to run it.
     """
-    session = open_session(model, machine, folder=folder, strict=False)
+    session = open_session(model, machine, folder=folder, strict=False, holds_memory=False)
     names = [output.name for output in session.get_outputs()]
     try:
         values = session.run(names, dict(feeds))

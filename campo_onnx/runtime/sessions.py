@@ -4,6 +4,7 @@ ONNX Runtime would otherwise fuse, fold and move nodes; then neither times nor p
 told apart by node.
 """
 
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from onnx import TensorProto
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
 from campo_onnx.runtime.providers import ORT_NAME, Machine
 
 RUNTIME_ERRORS = (
@@ -27,6 +30,8 @@ RUNTIME_ERRORS = (
 )
 """What ONNX Runtime raises when it refuses to load or run a model."""
 
+_NOT_REGISTERED = re.compile(r"(?P<op>\S+)\(-?\d+\) is not a registered function/op")
+_ATEN = "org.pytorch.aten"
 _ERRORS_ONLY = 3
 _QUIET = 4
 _TYPES = {
@@ -83,6 +88,7 @@ def open_session(
     trace_to: Path | None = None,
     cuda_graph: bool = False,
     strict: bool = True,
+    holds_memory: bool = True,
 ) -> ort.InferenceSession:
     """Load a model on one provider.
 
@@ -101,6 +107,8 @@ def open_session(
     strict
         Whether every node must run on the provider. ONNX Runtime would otherwise put a node it
         has no kernel for on the CPU, and copy its tensors there and back.
+    holds_memory
+        Whether memory that was freed is held for the next run; for a single run it need not be.
 
     Raises
     ------
@@ -108,6 +116,8 @@ def open_session(
         If ONNX Runtime refuses the model, or runs a node of it elsewhere although `strict`.
     """
     options = _options_for(machine, folder, trace_to)
+    if not holds_memory:
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     name = ORT_NAME[machine.provider]
     provider: Any = name
     if machine.provider == "cuda":
@@ -132,6 +142,20 @@ def open_session(
     return session
 
 
+def is_of_training_build(op: str) -> bool:
+    """Whether an operator, as ``domain:name``, has kernels in ONNX Runtime's training build only.
+
+    Examples
+    --------
+    >>> is_of_training_build("com.microsoft:ConvGrad")
+    True
+    >>> is_of_training_build("org.pytorch.aten:ATen"), is_of_training_build("my.domain:Fancy")
+    (True, False)
+    """
+    domain, _, name = op.rpartition(":")
+    return domain == _ATEN or bool(spec(OpKey(domain, name)).training_kernels)
+
+
 def _options_for(machine: Machine, folder: Path | None, trace_to: Path | None = None) -> ort.SessionOptions:
     options = session_options(machine, trace_to=trace_to)
     if folder is not None:
@@ -140,6 +164,14 @@ def _options_for(machine: Machine, folder: Path | None, trace_to: Path | None = 
 
 
 def _refused(error: Exception) -> UnsupportedModelError:
+    if (unknown := _NOT_REGISTERED.search(str(error))) and is_of_training_build(unknown["op"]):
+        return UnsupportedModelError(
+            "the graph needs a training build of ONNX Runtime",
+            why=f"{unknown['op']} has no kernel in the inference build that is installed",
+            remedy="Run it where ORTModule runs (onnxruntime-training), or export the step with "
+            "campo_onnx.export, which writes standard operators. Planning it needs neither: `campo-onnx "
+            "optimize` and `compare` take it as it is.",
+        )
     return UnsupportedModelError(
         "ONNX Runtime cannot load the graph",
         why=_first_line(error),
@@ -238,7 +270,7 @@ def _bound(
     binding = session.io_binding()
     kept = {}  # ONNX Runtime does not keep the arrays alive
     for name, array in feeds.items():
-        kept[name] = _ort_value(array)
+        kept[name] = ort_value(array)
         binding.bind_ortvalue_input(name, kept[name])
     for output in session.get_outputs():
         dtype = _TYPES.get(output.type)
@@ -252,7 +284,8 @@ def _bound(
     return binding, kept
 
 
-def _ort_value(array: NDArray[Any]) -> ort.OrtValue:
+def ort_value(array: NDArray[Any]) -> ort.OrtValue:
+    """Take an array as a value of a CPU, bfloat16 included; the array stays the memory of it."""
     dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
     if dtype != TensorProto.BFLOAT16:
         return ort.OrtValue.ortvalue_from_numpy(array)

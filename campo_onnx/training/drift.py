@@ -1,6 +1,6 @@
 """How far a mixed step is from the FP32 step, held against what matters and what FP32 itself knows."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +11,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
+from campo_onnx.runtime.pieces import run_in_pieces
 from campo_onnx.runtime.providers import Machine
-from campo_onnx.runtime.run import run
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+Outputs: TypeAlias = Iterable[tuple[str, NDArray[Any]]]
 
 FEWER_BITS = 2.0**13
 """FP16 has 13 bits fewer than FP32: what FP32 loses of an output, FP16 loses that many times over."""
@@ -58,7 +59,7 @@ class Reference:
     @cached_property
     def outputs(self) -> Arrays:
         """What the step makes of the batch."""
-        return run(self.model, self.feeds, self.machine, folder=self.folder)
+        return dict(run_in_pieces(self.model, self.feeds, self.machine, folder=self.folder))
 
     @cached_property
     def _base_of(self) -> Mapping[str, str]:
@@ -78,9 +79,11 @@ class Reference:
     def own_error(self) -> Mapping[str, float]:
         """Relative error of FP32 itself, by output."""
         changed, feeds = _with_weights_changed(self.model), _changed(self.feeds)
-        again = run(changed, feeds, self.machine, folder=self.folder)
+        again = run_in_pieces(changed, feeds, self.machine, folder=self.folder)
         return {
-            name: self._own(name, again[name], feeds) / size for name, size in self._sizes.items() if size
+            name: self._own(name, value, feeds) / self._sizes[name]
+            for name, value in again
+            if self._sizes.get(name)
         }
 
     def _own(self, name: str, again: NDArray[Any], feeds: Arrays) -> float:
@@ -93,26 +96,36 @@ class Reference:
         moved -= feeds[base].astype(np.float64) - self.feeds[base]
         return max(_size(moved) - _size(np.spacing(np.abs(self.outputs[name]))), 0.0)
 
-    def drift_of(self, actual: Arrays) -> dict[str, float]:
+    def drift_of(self, actual: Arrays | Outputs) -> dict[str, float]:
         """Compare another step's outputs.
+
+        Parameters
+        ----------
+        actual
+            The outputs; or one after another, so that they need not all be held at once.
 
         Returns
         -------
         dict
             By output: relative L2 error of floats; of integers and truth values, the share that differs.
         """
+        distances = {
+            name: self._distance(name, value)
+            for name, value in (actual.items() if isinstance(actual, Mapping) else actual)
+        }
         errors: dict[str, float] = {}
-        for name, value in self.outputs.items():
-            if name not in self._sizes:
-                errors[name] = float(np.mean(actual[name] != value)) if value.size else 0.0
-                continue
-            error = _difference(actual[name], value)
-            size = self._sizes[name]
+        for name in self.outputs:
+            error, size = distances[name], self._sizes.get(name, 1.0)
             errors[name] = 0.0 if error == 0.0 else (error / size if size else float("inf"))
-        unsure = [name for name, error in errors.items() if name in self._sizes and error > 1 / FEWER_BITS]
-        for name in unsure:
-            errors[name] = self._conditioned(name, _difference(actual[name], self.outputs[name]))
+            if name in self._sizes and errors[name] > 1 / FEWER_BITS:
+                errors[name] = self._conditioned(name, error)
         return errors
+
+    def _distance(self, name: str, actual: NDArray[Any]) -> float:
+        expected = self.outputs[name]
+        if name in self._sizes:
+            return _difference(actual, expected)
+        return float(np.mean(actual != expected)) if expected.size else 0.0
 
     def _conditioned(self, name: str, error: float) -> float:
         """The error of an output in view of how well FP32 knows it."""

@@ -1,22 +1,22 @@
 """A benchmark: the step of each graph, with confidence intervals and verdicts."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
-
-from .console import escape, stderr, stdout
-from .units import duration, gigabytes
+from .console import escape, print_note, stderr, stdout
+from .table import Cell, Column, Table, TableFormat
+from .units import duration, gigabytes, verdict_style
 
 if TYPE_CHECKING:
     from campo_onnx.bench.result import BenchResult, BenchRow, Interval
 
-_STYLES = {"faster": "green", "slower": "bold red", "failed": "bold red", "not compared": "yellow"}
 
-
-def print_bench(result: "BenchResult") -> None:
+def print_bench(result: "BenchResult", form: TableFormat = TableFormat.TEXT) -> None:
     """Print one row per graph, and notes."""
+    if form is not TableFormat.TEXT:
+        _table(result).show(form)
+        return
     console, machine = stdout(), result.machine
     plural = "" if machine.threads == 1 else "s"
     threads = f", {machine.threads} thread{plural}" if machine.threads else ""
@@ -28,7 +28,7 @@ def print_bench(result: "BenchResult") -> None:
         ),
         style="bold",
     )
-    console.print(_table(result))
+    _table(result).show()
     if machine.provider == "cuda":
         for subject, source in (("energy", result.energy_from), ("memory", result.memory_from)):
             if source.startswith("not measured"):
@@ -46,78 +46,102 @@ def print_failures(result: "BenchResult") -> None:
             stderr().print(f"[bold red]{escape(row.name)} failed:[/bold red] {escape(row.failure)}")
 
 
-def print_written(*paths: Path | None) -> None:
+def print_written(*paths: Path | None, form: TableFormat = TableFormat.TEXT) -> None:
     """Print which files were written."""
     written = [str(path) for path in paths if path is not None]
-    if written:
+    if written and form is not TableFormat.TEXT:
+        print_note(f"Wrote {' and '.join(written)}")
+    elif written:
         stdout().print(escape(f"Wrote {' and '.join(written)}"))
 
 
 def _table(result: "BenchResult") -> Table:
     rows = result.rows
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("graph", overflow="fold")
-    table.add_column("step", justify="right", no_wrap=True)
-    columns = ["samples/s"] if any(row.samples_per_s is not None for row in rows) else []
-    columns += [f"x {escape(rows[0].name)}"] if len(rows) > 1 else []
-    for column in columns:
-        table.add_column(column, justify="right")
-    table.add_column("verdict", no_wrap=True)
-    optional = {
-        "launches": [row.launches is not None for row in rows],
-        "moved": [row.moved_bytes is not None for row in rows],
-        "energy": [row.energy_j is not None for row in rows],
-        "memory": [row.peak_bytes is not None for row in rows],
-        "tensor cores": [row.tensor_pipe_share is not None for row in rows],
-    }
-    shown = [name for name, known in optional.items() if any(known)]
-    for name in shown:
-        table.add_column(name, justify="right", no_wrap=True)
+    is_compared = len(rows) > 1
+    shown: list[tuple[Column, Callable[[BenchRow], Cell]]] = [
+        (Column(title="graph", key="graph", may_break=True), lambda row: Cell(row.name, row.name)),
+        (Column(title="step", key="step_us", is_number=True), _step),
+        (Column(title="95 % interval", is_number=True, rank=2), _step_interval),
+    ]
+    if any(row.samples_per_s is not None for row in rows):
+        shown.append((Column(title="samples/s", key="samples_per_s", is_number=True, rank=4), _samples))
+    if is_compared:
+        title = f"x {rows[0].name}, 95 % interval"
+        shown.append((Column(title=title, key="speedup", is_number=True, may_break=True), _ratio))
+    shown.append((Column(title="verdict", key="verdict"), _verdict))
+    if any(row.launches is not None for row in rows):
+        shown.append((Column(title="launches", key="launches", is_number=True, rank=8), _launches))
+    if any(row.moved_bytes is not None for row in rows):
+        shown.append((Column(title="moved", key="moved_bytes", is_number=True, rank=7), _moved))
+    if any(row.energy_j is not None for row in rows):
+        shown.append((Column(title="energy", key="energy_j", is_number=True, rank=3), _energy))
+    if any(row.peak_bytes is not None for row in rows):
+        shown.append((Column(title="memory", key="peak_bytes", is_number=True, rank=5), _memory))
+    if any(row.tensor_pipe_share is not None for row in rows):
+        title, key = "tensor cores", "tensor_pipe_share"
+        shown.append((Column(title=title, key=key, is_number=True, rank=6), _share))
+    for bound, of in (("low", lambda i: i.low), ("high", lambda i: i.high)):
+        shown.append((Column(title="", key=f"speedup_{bound}", rank=9, csv_only=True), _bound(of)))
+    table = Table([column for column, _ in shown])
     for row in rows:
-        cells = [escape(row.name), _step(row.step_us)]
-        if "samples/s" in columns:
-            cells.append("-" if row.samples_per_s is None else f"{row.samples_per_s:,.4g}")
-        if len(rows) > 1:
-            cells.append(_ratio(row.speedup))
-        cells.append(_styled(row.verdict.value))
-        counts = {
-            "launches": "-" if row.launches is None else f"{row.launches:,}",
-            "moved": "-" if row.moved_bytes is None else gigabytes(row.moved_bytes),
-        }
-        extras = counts | {"energy": _energy(row), "memory": _memory(row), "tensor cores": _share(row)}
-        table.add_row(*cells, *(extras[name] for name in shown))
+        table.add(*(cell(row) for _, cell in shown))
     return table
 
 
-def _styled(verdict: str) -> str:
-    style = _STYLES.get(verdict)
-    return f"[{style}]{verdict}[/{style}]" if style else verdict
+def _bound(of: "Callable[[Interval], float]") -> "Callable[[BenchRow], Cell]":
+    return lambda row: Cell("", None if row.speedup is None else of(row.speedup))
 
 
-def _step(interval: "Interval | None") -> str:
+def _verdict(row: "BenchRow") -> Cell:
+    word = row.verdict.value
+    return Cell(word, word, verdict_style(word))
+
+
+def _step(row: "BenchRow") -> Cell:
+    if row.step_us is None:
+        return Cell("-")
+    return Cell(duration(row.step_us.median), row.step_us.median)
+
+
+def _step_interval(row: "BenchRow") -> Cell:
+    interval = row.step_us
     if interval is None:
-        return "-"
+        return Cell("-")
     unit, size = ("ms", 1000.0) if interval.median >= 1000 else ("us", 1.0)
     low, high = (f"{bound / size:,.2f}" for bound in (interval.low, interval.high))
-    return f"{duration(interval.median)} [dim]({low} to {high} {unit})[/dim]"
+    return Cell(f"{low} to {high} {unit}", style="dim")
 
 
-def _ratio(interval: "Interval | None") -> str:
+def _samples(row: "BenchRow") -> Cell:
+    return Cell("-") if row.samples_per_s is None else Cell(f"{row.samples_per_s:,.4g}", row.samples_per_s)
+
+
+def _ratio(row: "BenchRow") -> Cell:
+    interval = row.speedup
     if interval is None:
-        return "-"
-    return f"{interval.median:.3f} [dim]({interval.low:.3f} to {interval.high:.3f})[/dim]"
+        return Cell("-")
+    return Cell(f"{interval.median:.3f} ({interval.low:.3f} to {interval.high:.3f})", interval.median)
 
 
-def _energy(row: "BenchRow") -> str:
+def _launches(row: "BenchRow") -> Cell:
+    return Cell("-") if row.launches is None else Cell(f"{row.launches:,}", row.launches)
+
+
+def _moved(row: "BenchRow") -> Cell:
+    return Cell("-") if row.moved_bytes is None else Cell(gigabytes(row.moved_bytes), row.moved_bytes)
+
+
+def _energy(row: "BenchRow") -> Cell:
     interval = row.energy_j
     if interval is None:
-        return "-"
-    return f"{interval.median:.3g} J [dim]({interval.low:.3g} to {interval.high:.3g})[/dim]"
+        return Cell("-")
+    return Cell(f"{interval.median:.3g} J ({interval.low:.3g} to {interval.high:.3g})", interval.median)
 
 
-def _memory(row: "BenchRow") -> str:
-    return "-" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.0f} MiB"
+def _memory(row: "BenchRow") -> Cell:
+    return Cell("-") if row.peak_bytes is None else Cell(f"{row.peak_bytes / 2**20:,.0f} MiB", row.peak_bytes)
 
 
-def _share(row: "BenchRow") -> str:
-    return "-" if row.tensor_pipe_share is None else f"{row.tensor_pipe_share:.0%}"
+def _share(row: "BenchRow") -> Cell:
+    share = row.tensor_pipe_share
+    return Cell("-") if share is None else Cell(f"{share:.0%}", share)

@@ -4,10 +4,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
-
 from .console import escape, stderr, stdout, visible, without_commands
+from .table import Cell, Column, Table
 from .units import duration
 
 if TYPE_CHECKING:
@@ -28,17 +26,11 @@ def print_verdicts(checked: Sequence["Verdicts"]) -> None:
         if verdicts.error is not None:
             console.print(escape(str(verdicts.error)), style="bold red")
             continue
-        table = Table(box=box.SIMPLE_HEAD)
-        table.add_column("rule", no_wrap=True)
-        table.add_column("result", no_wrap=True)
-        table.add_column("why", overflow="fold")
+        table = Table((Column(title="rule"), Column(title="result"), Column(title="why", may_break=True)))
         for verdict in verdicts.verdicts:
             status = verdict.status.value
-            style = _STATUS_STYLES[status]
-            table.add_row(
-                escape(verdict.rule), f"[{style}]{status}[/{style}]", escape(verdict.finding.reason)
-            )
-        console.print(table)
+            table.add(verdict.rule, Cell(status, status, _STATUS_STYLES[status]), verdict.finding.reason)
+        table.show()
 
 
 def print_annotations(text: str, *, beside_a_document: bool) -> None:

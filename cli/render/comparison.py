@@ -3,15 +3,14 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
-
-from .console import escape, stdout
-from .units import duration, gigabytes
+from .console import escape, print_note, stdout
+from .table import Cell, Column, Table, TableFormat
+from .units import duration, gigabytes, verdict_style
 
 if TYPE_CHECKING:
     from campo_onnx.comparison import Comparison, ComparisonRow
     from campo_onnx.optimize.plan import Plan
+    from campo_onnx.optimize.traffic import Traffic
 
 
 def headline(plan: "Plan") -> str:
@@ -20,65 +19,99 @@ def headline(plan: "Plan") -> str:
     return f"{plan.device} ({known}), {plan.low.value}"
 
 
-def print_comparison(comparison: "Comparison", *, plot: Path | None) -> None:
+def print_comparison(comparison: "Comparison", *, plot: Path | None, form: TableFormat) -> None:
     """Print strategies side by side."""
-    console, baseline_us = stdout(), comparison.baseline.plan.predicted_us
-    first = comparison.rows[0].plan
-    console.print(escape(headline(first)), style="bold")
-    table = Table(box=box.SIMPLE_HEAD)
-    baseline = comparison.baseline.plan
-    for column in ("strategy", "lists"):
-        table.add_column(column, no_wrap=True)
-    for column in ("low", "casts", "cast time", "predicted", "x fp32"):
-        table.add_column(column, justify="right", no_wrap=True)
-    was_measured = any(row.measured_us is not None for row in comparison.rows)
-    beside = ("measured", "x fp32") if was_measured else ()
-    for column in (f"x {baseline.strategy}", "tensor", *beside):
-        table.add_column(column, justify="right", no_wrap=True)
+    first, baseline = comparison.rows[0].plan, comparison.baseline.plan
+    table = Table(_columns(comparison))
     for row in comparison.rows:
         plan = row.plan
-        table.add_row(
+        over = baseline.predicted_us / plan.predicted_us
+        table.add(
             plan.strategy,
-            escape(plan.lists),
-            str(len(plan.low_nodes)),
-            str(len(plan.casts)),
-            duration(plan.cast_us),
-            duration(plan.predicted_us),
-            f"{plan.speedup:.2f}",
-            f"{baseline_us / plan.predicted_us:.2f}",
-            f"{row.tensor_core_share:.0%}",
-            *(_measured(row) if was_measured else ()),
-            style="bold" if plan.strategy == "optimal" else None,
+            plan.lists,
+            Cell(str(len(plan.low_nodes)), len(plan.low_nodes)),
+            Cell(str(len(plan.casts)), len(plan.casts)),
+            Cell(duration(plan.cast_us), plan.cast_us),
+            Cell(duration(plan.predicted_us), plan.predicted_us),
+            Cell(f"{plan.speedup:.2f}", plan.speedup),
+            Cell(f"{over:.2f}", over),
+            Cell(f"{row.tensor_core_share:.0%}", row.tensor_core_share),
+            *_moved(row.traffic),
+            *(_measured(row) if _was_measured(comparison) else ()),
+            style="bold" if plan.strategy == "optimal" else "",
         )
-    console.print(table)
-    console.print(
-        f"x {baseline.strategy}: against {baseline.strategy} with the lists {escape(baseline.lists)}."
-    )
-    console.print(_moved_table(comparison))
+    if form is not TableFormat.TEXT:
+        table.show(form)
+        if plot is not None:
+            print_note(f"Wrote {plot}")
+        return
+    console = stdout()
+    console.print(escape(headline(first)), style="bold")
+    table.show()
+    if any(column.title.startswith("x tf-amp") for column in table.columns):
+        console.print(
+            f"x {baseline.strategy}: against {baseline.strategy} with the lists {escape(baseline.lists)}."
+        )
     if plot is not None:
         console.print(escape(f"Wrote {plot}"))
 
 
-def _moved_table(comparison: "Comparison") -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="What a step launches and moves", title_justify="left")
-    for column in ("strategy", "lists"):
-        table.add_column(column, no_wrap=True)
-    for column in ("launches", "moved", "of it by casts", "tensors at most"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in comparison.rows:
-        moved = row.traffic
-        table.add_row(
-            row.plan.strategy,
-            escape(row.plan.lists),
-            f"{moved.total.launches:,}",
-            gigabytes(moved.total.moved_bytes),
-            gigabytes(moved.casts.moved_bytes),
-            gigabytes(moved.peak_bytes),
-        )
-    return table
+def _was_measured(comparison: "Comparison") -> bool:
+    return any(row.measured_us is not None for row in comparison.rows)
 
 
-def _measured(row: "ComparisonRow") -> tuple[str, str]:
-    if row.measured_us is None or row.measured_speedup is None:
-        return "does not run", "-"
-    return duration(row.measured_us), f"{row.measured_speedup:.2f}"
+def _columns(comparison: "Comparison") -> tuple[Column, ...]:
+    over = comparison.baseline.plan.strategy
+    columns = (
+        Column(title="strategy", key="strategy"),
+        Column(title="lists", key="lists", may_break=True),
+        Column(title="low", key="low_nodes", is_number=True, rank=5),
+        Column(title="casts", key="casts", is_number=True, rank=3),
+        Column(title="cast time", key="cast_us", is_number=True, rank=6),
+        Column(title="predicted", key="predicted_us", is_number=True),
+        Column(title="x fp32", key="predicted_speedup", is_number=True),
+        Column(title=f"x {over}", key=f"speedup_over_{over.replace('-', '_')}", is_number=True, rank=4),
+        Column(title="tensor", key="tensor_core_share", is_number=True, rank=7),
+        Column(title="launches", key="launches", is_number=True, rank=8),
+        Column(title="moved", key="moved_bytes", is_number=True, rank=9),
+        Column(title="by casts", key="cast_moved_bytes", is_number=True, rank=10),
+        Column(title="tensors at most", key="peak_bytes", is_number=True, rank=11),
+    )
+    if not _was_measured(comparison):
+        return columns
+    return (
+        *columns,
+        Column(title="measured", key="measured_us", is_number=True),
+        Column(title="x fp32, 95 %", key="measured_speedup", is_number=True),
+        Column(title="verdict", key="verdict"),
+    )
+
+
+def _moved(traffic: "Traffic") -> tuple[Cell, ...]:
+    total, casts = traffic.total, traffic.casts
+    return (
+        Cell(f"{total.launches:,}", total.launches),
+        Cell(gigabytes(total.moved_bytes), total.moved_bytes),
+        Cell(gigabytes(casts.moved_bytes), casts.moved_bytes),
+        Cell(gigabytes(traffic.peak_bytes), traffic.peak_bytes),
+    )
+
+
+def _measured(row: "ComparisonRow") -> tuple[Cell, ...]:
+    if row.measured_us is None:
+        return Cell("does not run"), Cell("-"), Cell("failed", "failed", "bold red")
+    verdict = row.verdict
+    return (
+        Cell(duration(row.measured_us), row.measured_us),
+        Cell(_speedup(row), row.measured_speedup),
+        Cell(verdict, verdict, verdict_style(verdict)),
+    )
+
+
+def _speedup(row: "ComparisonRow") -> str:
+    if row.measured_speedup is None:
+        return "-"
+    if row.measured_bounds is None:
+        return f"{row.measured_speedup:.3f}"
+    low, high = row.measured_bounds
+    return f"{row.measured_speedup:.3f} ({low:.3f} to {high:.3f})"

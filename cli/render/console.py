@@ -6,43 +6,44 @@ instead) and through :class:`_Lines` (what GitHub would take as one, wherever a 
 """
 
 import io
+import json
 import os
 import re
 import signal
 import sys
-import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.markup import escape as escape_markup
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from campo_onnx.errors import UsageError
+from campo_onnx.wording import visible as visible
 
-_PIPED_WIDTH = 110
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit code after Ctrl-C, as shells have it."""
+
+_PIPED_WIDTH = 100_000  # in a pipe nothing is cut or broken: a program, or a search, reads it
 
 
-# Control characters, invisible and bidirectional formatting, line separators, halves of characters.
-_SHOWN_AS_CODES = ("Cc", "Cf", "Cs", "Zl", "Zp")
+@dataclass(slots=True)
+class _Output:
+    """How the command that runs prints; set anew for each."""
+
+    quiet: bool = False
+    verbose: bool = False
+    has_document: bool = False  # one JSON document is all that may be on stdout
+
+
+_output = _Output()
+
+
 _GITHUB_LINE = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
 _GITHUB_ANYWHERE = re.compile(r"##(?=\[)")
-
-
-def visible(text: str) -> str:
-    r"""Show what a terminal would obey, or nobody would see, as an escape sequence of Python.
-
-    Examples
-    --------
-    >>> print(visible("relu\x1b[2J\n\u202e"))
-    relu\x1b[2J\n\u202e
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        repr(char)[1:-1] if unicodedata.category(char) in _SHOWN_AS_CODES else char for char in text
-    )
 
 
 def escape(text: str) -> str:
@@ -105,7 +106,8 @@ def _refusals(stream: TextIO) -> Iterator[None]:
 
 
 def prepare_streams() -> None:
-    """Make sure that there are streams, and that they take any character."""
+    """Make sure that there are streams, and that they take any character; forget earlier commands."""
+    _output.quiet = _output.verbose = _output.has_document = False
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller
@@ -114,10 +116,28 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def set_loudness(*, quiet: bool = False, verbose: bool = False) -> None:
+    """Say how much a command prints: with `quiet` only what it was asked for by option, and warnings."""
+    if quiet and verbose:
+        raise UsageError("--quiet and --verbose contradict each other", remedy="Give one of them.")
+    _output.quiet, _output.verbose = quiet, verbose
+
+
+def is_verbose() -> bool:
+    """Whether the user wants to know more."""
+    return _output.verbose
+
+
 def stdout() -> Console:
     """Results go here."""
     width = None if sys.stdout.isatty() else _PIPED_WIDTH
-    return Console(file=cast(TextIO, _Lines(sys.stdout)), width=width, highlight=False, emoji=False)
+    return Console(
+        file=cast(TextIO, _Lines(sys.stdout)),
+        width=width,
+        highlight=False,
+        emoji=False,
+        quiet=_output.quiet,
+    )
 
 
 def stderr() -> Console:
@@ -130,8 +150,16 @@ def print_line(text: str) -> None:
     stdout().print(escape(text))
 
 
+def print_document(text: str) -> None:
+    """Print CSV or Markdown: whatever the width, and without markup."""
+    with _refusals(sys.stdout):
+        sys.stdout.write(without_commands(text))
+        sys.stdout.flush()
+
+
 def print_json(text: str) -> None:
     """Print a JSON document as it is; only commands of GitHub's are spelled in another way."""
+    _output.has_document = True
     with _refusals(sys.stdout):
         sys.stdout.write(text.replace("##[", r"#\u0023["))
         sys.stdout.flush()
@@ -139,7 +167,8 @@ def print_json(text: str) -> None:
 
 def print_note(text: str) -> None:
     """Print a note to the user."""
-    stderr().print(escape(text), style="dim")
+    if not _output.quiet:
+        stderr().print(escape(text), style="dim")
 
 
 def print_warning(text: str) -> None:
@@ -150,6 +179,16 @@ def print_warning(text: str) -> None:
 def print_error(message: str) -> None:
     """Print an error: one message."""
     stderr().print(f"[bold red]error:[/bold red] {escape(message)}")
+
+
+def print_error_document(
+    message: str, *, kind: str, exit_code: int, parts: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Print an error as the JSON document that was asked for, unless a result is there already."""
+    if _output.has_document:
+        return
+    error = {"kind": kind, "exit_code": exit_code, "message": message, **parts}
+    print_json(json.dumps({"format_version": 1, "error": error}, indent=1) + "\n")
 
 
 def print_bug(error: Exception, traceback_variable: str) -> None:
@@ -164,23 +203,39 @@ def print_bug(error: Exception, traceback_variable: str) -> None:
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Show a spinner."""
+    if _output.quiet:
+        yield
+        return
     with stderr().status(escape(what)):
         yield
 
 
+class Advance:
+    """What moves a progress bar on: call it with steps done and total."""
+
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress, self._task = progress, task
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show how far it is."""
+        self._progress.update(self._task, completed=done, total=total)
+
+    def describe(self, what: str) -> None:
+        """Say what is being done from now on; without a bar, as a note."""
+        self._progress.update(self._task, description=escape(what))
+        if self._progress.disable:
+            print_note(f"{what[:1].upper()}{what[1:]}.")
+
+
 @contextmanager
-def progressing(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar with the remaining time; yields a function that takes steps done and total."""
+def progressing(what: str) -> Iterator[Advance]:
+    """Show a progress bar with the remaining time."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
-    with Progress(*columns, console=stderr(), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task(escape(what), total=None)
-
-        def advance(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        yield advance
+    quiet = _output.quiet or not sys.stderr.isatty()
+    with Progress(*columns, console=stderr(), transient=True, disable=quiet) as progress:
+        yield Advance(progress, progress.add_task(escape(what), total=None))

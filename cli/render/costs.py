@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
-
-from .console import escape, stdout
+from .console import escape, is_verbose, print_warning, stdout
+from .table import Cell, Column, Table
 from .units import duration
 
 if TYPE_CHECKING:
@@ -30,13 +28,18 @@ def print_profile(profile: "Profile", output: Path) -> None:
     if profile.accounted is not None:
         what = "of the step" if machine.provider == "cpu" else "of the time in which the GPU was busy"
         console.print(f"Within a step, node times add up to {profile.accounted:.1%} {what}.")
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("operator", "nodes", "time", "share"):
-        table.add_column(column, justify="left" if column == "operator" else "right")
-    for row in ops.head(_OPS_SHOWN).iter_rows(named=True):
+    table = Table(
+        (
+            Column(title="operator", may_break=True),
+            Column(title="nodes", is_number=True),
+            Column(title="time", is_number=True),
+            Column(title="share", is_number=True),
+        )
+    )
+    for row in ops.head(len(ops) if is_verbose() else _OPS_SHOWN).iter_rows(named=True):
         share = row["fp32_us"] / profile.nodes_us if profile.nodes_us else 0.0
-        table.add_row(escape(row["op"]), str(row["nodes"]), duration(row["fp32_us"]), f"{share:.1%}")
-    console.print(table)
+        table.add(row["op"], str(row["nodes"]), duration(row["fp32_us"]), f"{share:.1%}")
+    table.show()
     for note in profile.notes:
         console.print(escape(_sentence(note)), soft_wrap=True)
     if profile.failed:
@@ -48,6 +51,8 @@ def print_profile(profile: "Profile", output: Path) -> None:
 
 def print_calibration(calibration: "Calibration", output: Path) -> None:
     """Print how well each operator's model predicts held-out shapes."""
+    from campo_onnx.calibrate.quality import LEAST_ACCURACY, doubt
+
     console, machine = stdout(), calibration.machine
     console.print(
         escape(
@@ -61,22 +66,36 @@ def print_calibration(calibration: "Calibration", output: Path) -> None:
         f"Cast: {cast.r_us * 1e6:.1f} us per million elements + {cast.c_i_us:.2f} us "
         f"(M_A {calibration.cast_score:.1%})"
     )
-    table = Table(box=box.SIMPLE_HEAD, title="M_A on held-out shapes", title_justify="left")
     counted = any(entry.with_counters is not None for entry in calibration.entries)
-    columns = ["operator", "shapes", "model", "paper's fit", "one for all", "roofline"]
-    for column in (*columns, *(["with counters"] if counted else []), "method"):
-        table.add_column(column, justify="left" if column in ("operator", "method") else "right")
+    table = Table(
+        (
+            Column(title="operator", may_break=True),
+            Column(title="shapes", is_number=True, rank=2),
+            Column(title="model", is_number=True),
+            Column(title="paper's fit", is_number=True, rank=4),
+            Column(title="one for all", is_number=True, rank=3),
+            Column(title="roofline", is_number=True, rank=1),
+            *([Column(title="with counters", is_number=True, rank=5)] if counted else []),
+            Column(title="method", rank=2),
+        ),
+        title="M_A on held-out shapes",
+    )
     for entry in calibration.entries:
         scores = entry.scores
         name = f"{entry.op} (tensor cores)" if entry.on_tensor_cores else entry.op
         figures = (scores.chosen, scores.by_method["paper"], scores.general, scores.roofline)
-        cells = [f"{figure:.1%}" for figure in figures]
+        cells = [
+            Cell(f"{figure:.1%}", style="yellow" if figure < LEAST_ACCURACY and not number else "")
+            for number, figure in enumerate(figures)
+        ]
         if counted:
-            cells.append("-" if scores.with_counters is None else f"{scores.with_counters:.1%}")
-        table.add_row(escape(name), f"{entry.fitted}+{scores.shapes}", *cells, entry.method)
-    console.print(table)
+            cells.append(Cell("-" if scores.with_counters is None else f"{scores.with_counters:.1%}"))
+        table.add(name, f"{entry.fitted}+{scores.shapes}", *cells, entry.method)
+    table.show()
     if calibration.entries:
         console.print(f"Overall: {calibration.score:.1%} (the paper reports 94.2 % on its GPUs)")
+    if why := doubt(calibration):
+        print_warning(f"{why}. --costs auto passes it over.")
     if calibration.counters_refusal:
         console.print(escape(_sentence(calibration.counters_refusal)), soft_wrap=True)
     for op, why in calibration.failures.items():

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
-
 from .console import escape, stdout
+from .table import Cell, Column, Table, TableFormat, facts_table
 from .units import tflops
 
 if TYPE_CHECKING:
@@ -15,36 +13,39 @@ if TYPE_CHECKING:
     from campo_onnx.devices.device import Device
 
 
-def print_devices(known: Sequence["Knowledge"]) -> None:
+def print_devices(known: Sequence["Knowledge"], form: TableFormat = TableFormat.TEXT) -> None:
     """Print the devices to plan for, one per line."""
-    console = stdout()
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("name", "device", "fp32", "tf32", "fp16 tensor", "memory", "known by"):
-        table.add_column(
-            column,
-            justify="left" if column in ("name", "device", "known by") else "right",
-            no_wrap=column != "known by",
+    table = Table(
+        (
+            Column(title="name", key="name"),
+            Column(title="device", key="device", rank=2),
+            Column(title="fp32", key="fp32_flops_per_s", is_number=True, rank=4),
+            Column(title="tf32", key="tf32_flops_per_s", is_number=True, rank=5),
+            Column(title="fp16 tensor", key="fp16_tensor_flops_per_s", is_number=True),
+            Column(title="memory", key="memory_bandwidth_bytes_per_s", is_number=True, rank=3),
+            Column(title="known by", key="known_by", may_break=True),
         )
+    )
     for entry in known:
         d = entry.device
-        table.add_row(
+        table.add(
             d.name,
             _short(d.title),
-            tflops(d.fp32_flops_per_s),
-            tflops(d.tf32_flops_per_s),
-            tflops(d.fp16_tensor_flops_per_s),
-            _bandwidth(d),
-            escape("\n".join(_known_by(entry))),
+            Cell(tflops(d.fp32_flops_per_s), d.fp32_flops_per_s),
+            Cell(tflops(d.tf32_flops_per_s), d.tf32_flops_per_s),
+            Cell(tflops(d.fp16_tensor_flops_per_s), d.fp16_tensor_flops_per_s),
+            Cell(_bandwidth(d), d.memory_bandwidth_bytes_per_s),
+            Cell("\n".join(_known_by(entry)), "; ".join(_known_by(entry))),
         )
-    console.print(table)
-    console.print("`campo-onnx devices NAME` shows sources, assumptions and calibrations.", style="dim")
+    table.show(form)
+    if form is TableFormat.TEXT:
+        stdout().print("`campo-onnx devices NAME` shows sources, assumptions and calibrations.", style="dim")
 
 
 def print_device(known: "Knowledge") -> None:
     """Print one device in detail."""
     console, d = stdout(), known.device
     console.print(escape(f"{d.name}: {d.title}"), style="bold")
-    figures = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     rows = {
         "provider": d.provider,
         "compute capability": ".".join(map(str, d.compute_capability)) if d.compute_capability else "-",
@@ -58,18 +59,20 @@ def print_device(known: "Knowledge") -> None:
         "bf16 tensor peak": tflops(d.bf16_tensor_flops_per_s),
         "from": d.source,
     }
-    for name, value in rows.items():
-        figures.add_row(name, escape(value))
-    console.print(figures)
-    table = Table(box=box.SIMPLE_HEAD, title="Assumptions (no datasheet states these)", title_justify="left")
-    table.add_column("what", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("why")
+    facts_table([*rows.items()])
+    table = Table(
+        (
+            Column(title="what"),
+            Column(title="value", is_number=True),
+            Column(title="why", may_break=True),
+        ),
+        title="Assumptions (no datasheet states these)",
+    )
     for assumed in known.assumptions:
         is_time = assumed.name.endswith("_us")
         value = f"{assumed.value:g} us" if is_time else f"{assumed.value:.0%}"
-        table.add_row(assumed.name.removesuffix("_us").replace("_", " "), value, escape(assumed.reason))
-    console.print(table)
+        table.add(assumed.name.removesuffix("_us").replace("_", " "), value, assumed.reason)
+    table.show()
     if not known.calibrations:
         console.print("No calibration. Make one on such a device with `campo-onnx calibrate`.")
     for found in known.calibrations:
@@ -111,4 +114,4 @@ def _bandwidth(device: "Device") -> str:
 
 
 def _short(title: str) -> str:
-    return escape(title.partition(" (")[0].removeprefix("NVIDIA "))
+    return title.partition(" (")[0].removeprefix("NVIDIA ")

@@ -4,43 +4,88 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
-
-from .console import escape, stdout
+from .console import escape, is_verbose, stdout
+from .table import Cell, Column, Table, TableFormat, facts_table
 from .units import duration, gigabytes
 
 if TYPE_CHECKING:
+    from campo_onnx.ir.stamp import Stamp
     from campo_onnx.optimize.plan import Decision, Plan, PlannedCast, PlannedPad
     from campo_onnx.optimize.report import Report
     from campo_onnx.optimize.traffic import Moved, Traffic
+    from campo_onnx.pipeline import Optimized
 
 _OPS_SHOWN = 12
-
-
 _MOVED_SHOWN = 6
 
 
+def print_optimized(optimized: "Optimized", *, written: Sequence[Path], advice: Sequence[str]) -> None:
+    """Print what was decided; of a graph that was optimized before, where it was written."""
+    from campo_onnx.optimize.report import report_of
+
+    if optimized.was_optimized_before:
+        _print_written(written)
+        return
+    moved = optimized.given_traffic, optimized.planned_traffic
+    print_report(report_of(optimized.plan), moved=moved, written=written, advice=advice)
+
+
+def recorded(stamp: "Stamp") -> str:
+    """Say what was predicted when a graph was written; nothing where the graph does not tell."""
+    if stamp.fp32_us is None or stamp.predicted_us is None:
+        return ""
+    speedup = stamp.fp32_us / stamp.predicted_us if stamp.predicted_us else 1.0
+    step = f"{duration(stamp.fp32_us)} -> {duration(stamp.predicted_us)}, {speedup:.2f}x"
+    return f"; predicted then: {step}, {stamp.low_nodes} nodes in {stamp.low}, {stamp.casts} casts"
+
+
 def print_report(
-    report: "Report", *, moved: tuple["Traffic", "Traffic"], output: Path, plan: Path | None
+    report: "Report",
+    *,
+    moved: tuple["Traffic", "Traffic"],
+    written: Sequence[Path],
+    advice: Sequence[str] = (),
 ) -> None:
-    """Print predicted times, casts, what is moved in FP32 and as planned, and what stayed FP32."""
+    """Print predicted times, casts, and what stayed FP32.
+
+    Parameters
+    ----------
+    report
+        The plan in numbers.
+    moved
+        What the step launches and moves in FP32 and as planned; in full with --verbose.
+    written
+        The files that were written; none with --dry-run.
+    advice
+        What to try next, one sentence each.
+    """
     console, made = stdout(), report.plan
     console.print(_headline(made), style="bold")
-    console.print(_totals(report))
+    facts_table(_totals(report, *moved))
     if loss := _loss(report):
         console.print(escape(loss), soft_wrap=True)
+    for sentence in advice:
+        console.print(escape(f"- {sentence}"), soft_wrap=True)
     if report.low_nodes:
-        console.print(_ops_table(report))
-    console.print(_moved_table(report, *moved))
-    console.print(_kept_table(report))
+        _ops_table(report).show()
+    if is_verbose():
+        _moved_table(report, *moved).show()
+    if report.kept:
+        _kept_table(report).show()
     if report.unknown_ops:
         names = ", ".join(f"{op} {count}" for op, count in report.unknown_ops)
         console.print(
-            f"On no list, kept FP32: {escape(names)}. --allow, --infer, --clear or --deny put them on one."
+            f"On no list, kept FP32: {escape(names)}. --allow, --infer, --clear or --deny put them on one.",
+            soft_wrap=True,
         )
-    written = f"Wrote {output}" + (f" and {plan}" if plan else "")
-    console.print(escape(written))
+    _print_written(written)
+
+
+def _print_written(written: Sequence[Path]) -> None:
+    names = [str(path) for path in written]
+    *others, last = names or [""]
+    told = f"Wrote {', '.join(others)}{' and ' if others else ''}{last}"
+    stdout().print(escape(told if names else "Nothing was written (--dry-run)."), soft_wrap=True)
 
 
 def _headline(plan: "Plan") -> str:
@@ -48,31 +93,40 @@ def _headline(plan: "Plan") -> str:
     return escape(f"{plan.device} ({known}), strategy {plan.strategy}, lists {plan.lists}, {plan.low.value}")
 
 
-def _totals(report: "Report") -> Table:
+def _totals(report: "Report", given: "Traffic", planned: "Traffic") -> list[tuple[str, str]]:
     plan = report.plan
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     step = f"{duration(plan.fp32_us)} -> {duration(plan.predicted_us)}"
-    verdict = (
-        f"{plan.speedup:.2f}x" if report.casts_down + report.casts_up or report.low_nodes else "unchanged"
-    )
+    is_changed = report.casts_down + report.casts_up or report.low_nodes
+    verdict = f"{plan.speedup:.2f}x" if is_changed else "unchanged"
     if plan.predicted_us > plan.fp32_us:
         verdict += ", slower than FP32; the default strategy, optimal, never is"
-    table.add_row("predicted step", f"{step}  ({verdict})")
-    table.add_row("nodes", f"{report.low_nodes} of {report.float_nodes} in {plan.low.value}")
     share = plan.cast_us / plan.predicted_us if plan.predicted_us else 0.0
-    table.add_row(
-        "casts",
-        f"{len(plan.casts)} ({report.casts_down} to {plan.low.value}, {report.casts_up} back), "
-        f"{duration(plan.cast_us)}, {share:.1%} of the step",
-    )
+    low = plan.low.value
+    rows = [
+        ("predicted step", f"{step}  ({verdict})"),
+        ("nodes", f"{report.low_nodes} of {report.float_nodes} in {low}"),
+        (
+            "casts",
+            f"{len(plan.casts)} ({report.casts_down} to {low}, {report.casts_up} back), "
+            f"{duration(plan.cast_us)}, {share:.1%} of the step",
+        ),
+        ("launches, bytes", f"{_change(given.total, planned.total)}"),
+    ]
     if plan.pads:
         gain_us = sum(pad.gain_us for pad in plan.pads)
-        table.add_row(
-            "zero-padded",
-            f"{len(plan.pads)} nodes for tensor cores: kernels save {duration(gain_us)}, "
-            f"pads and slices cost {duration(plan.pads_us)}",
-        )
-    return table
+        kernels = f"kernels save {duration(gain_us)}, pads and slices cost {duration(plan.pads_us)}"
+        rows.append(("zero-padded", f"{len(plan.pads)} nodes for tensor cores: {kernels}"))
+    return rows
+
+
+def _change(given: "Moved", planned: "Moved") -> str:
+    bytes_moved = f"{gigabytes(given.moved_bytes)} -> {gigabytes(planned.moved_bytes)}"
+    return f"{_launches(given, planned)}, {bytes_moved}"
+
+
+def _launches(given: "Moved", planned: "Moved") -> str:
+    same = given.launches == planned.launches
+    return f"{given.launches:,}" if same else f"{given.launches:,} -> {planned.launches:,}"
 
 
 def _loss(report: "Report") -> str:
@@ -90,12 +144,19 @@ def _loss(report: "Report") -> str:
 
 
 def _ops_table(report: "Report") -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="Where the time goes (without casts)", title_justify="left")
-    table.add_column("operator")
-    for column in (f"{report.plan.low.value} nodes", "fp32", "planned", "saved"):
-        table.add_column(column, justify="right")
-    rest = report.ops[_OPS_SHOWN:]
-    for row in report.ops[:_OPS_SHOWN]:
+    table = Table(
+        (
+            Column(title="operator", may_break=True),
+            Column(title=f"{report.plan.low.value} nodes", is_number=True),
+            Column(title="fp32", is_number=True, rank=1),
+            Column(title="planned", is_number=True),
+            Column(title="saved", is_number=True),
+        ),
+        title="Where the time goes (without casts)",
+    )
+    shown = len(report.ops) if is_verbose() else _OPS_SHOWN
+    rest = report.ops[shown:]
+    for row in report.ops[:shown]:
         _add_ops(table, row.op_type, row.low_nodes, row.nodes, row.fp32_us, row.planned_us)
     if rest:
         fp32_us, planned_us = sum(r.fp32_us for r in rest), sum(r.planned_us for r in rest)
@@ -106,85 +167,122 @@ def _ops_table(report: "Report") -> Table:
 
 def _add_ops(table: Table, name: str, low_nodes: int, nodes: int, fp32_us: float, planned_us: float) -> None:
     saved = f"{(fp32_us - planned_us) / fp32_us:.0%}" if fp32_us else ""
-    table.add_row(escape(name), f"{low_nodes}/{nodes}", duration(fp32_us), duration(planned_us), saved)
+    table.add(name, f"{low_nodes}/{nodes}", duration(fp32_us), duration(planned_us), saved)
 
 
 def _moved_table(report: "Report", given: "Traffic", planned: "Traffic") -> Table:
     """Show what launches and moves most, by kind of operator and by module."""
-    table = Table(box=box.SIMPLE_HEAD, title="What is launched and moved a step", title_justify="left")
-    table.add_column("by operator, by module")
-    for column in ("launches", "fp32", "planned"):
-        table.add_column(column, justify="right")
+    table = Table(
+        (
+            Column(title="by operator, by module", may_break=True),
+            Column(title="launches", is_number=True),
+            Column(title="fp32", is_number=True),
+            Column(title="planned", is_number=True),
+        ),
+        title="What is launched and moved a step",
+    )
     low = report.plan.low.value
     _add_moved(table, "the whole step", given.total, planned.total)
     _add_moved(table, f"casts to and from {low}", given.casts, planned.casts)
     for family in [*given.by_family][:_MOVED_SHOWN]:
         _add_moved(table, family.value, given.by_family[family], planned.by_family.get(family))
-    table.add_section()
     for module in [m for m in given.by_module if m][:_MOVED_SHOWN]:
         _add_moved(table, module, given.by_module[module], planned.by_module.get(module))
-    table.add_section()
     _add_moved(table, "if neighbouring pointwise nodes were one kernel", given.fused, planned.fused)
-    table.add_row("tensors alive at most", "", gigabytes(given.peak_bytes), gigabytes(planned.peak_bytes))
+    table.add("tensors alive at most", "", gigabytes(given.peak_bytes), gigabytes(planned.peak_bytes))
     return table
 
 
 def _add_moved(table: Table, name: str, given: "Moved", planned: "Moved | None") -> None:
     if planned is None:
         return
-    same = given.launches == planned.launches
-    launches = f"{given.launches:,}" if same else f"{given.launches:,} -> {planned.launches:,}"
-    table.add_row(escape(name), launches, gigabytes(given.moved_bytes), gigabytes(planned.moved_bytes))
+    moved = gigabytes(given.moved_bytes), gigabytes(planned.moved_bytes)
+    table.add(name, _launches(given, planned), *moved)
 
 
 def _kept_table(report: "Report") -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="What stayed FP32, and why", title_justify="left")
-    table.add_column("why", max_width=56)
-    table.add_column("nodes", justify="right")
-    table.add_column("time", justify="right")
-    table.add_column("operators")
+    table = Table(
+        (
+            Column(title="why", may_break=True),
+            Column(title="nodes", is_number=True),
+            Column(title="time", is_number=True),
+            Column(title="operators", may_break=True, rank=1),
+        ),
+        title="What stayed FP32, and why",
+    )
     for row in report.kept:
-        table.add_row(escape(row.why), str(row.nodes), duration(row.fp32_us), escape(row.op_types))
+        table.add(row.why, str(row.nodes), duration(row.fp32_us), row.op_types)
     return table
 
 
-def print_decisions(plan: "Plan", decisions: Sequence["Decision"]) -> None:
-    """Print some decisions of a plan as sentences, one per line."""
-    console = stdout()
-    console.print(_headline(plan), style="bold")
-    console.print("The decisions with the largest effect:")
-    for d in decisions:
-        took = f"{duration(d.fp32_us)} in fp32, {duration(d.low_us)} in {plan.low.value}"
-        console.print(
-            escape(f"  {d.node} ({d.op_type}) runs in {_precision(d)}: {took}. Reason: {d.reason}."),
-            soft_wrap=True,
+def print_decisions(
+    plan: "Plan", decisions: Sequence["Decision"], *, form: TableFormat = TableFormat.TEXT
+) -> None:
+    """Print some decisions of a plan, one a row."""
+    table = Table(
+        (
+            Column(title="node", key="node", may_break=True, least=32),
+            Column(title="operator", key="op_type", may_break=True),
+            Column(title="class", key="op_class", rank=4),
+            Column(title="runs in", key="precision"),
+            Column(title="fp32", key="fp32_us", is_number=True, rank=2),
+            Column(title=plan.low.value, key="low_us", is_number=True, rank=2),
+            Column(title="gain", key="gain_us", is_number=True),
+            Column(title="casts", key="cast_us", is_number=True, rank=3),
+            Column(title="", key="decided_by", csv_only=True),
+            Column(title="why", key="reason", may_break=True),
         )
+    )
+    for d in decisions:
+        table.add(
+            d.node,
+            d.op_type,
+            d.op_class.value,
+            _precision(d),
+            *(Cell(duration(us), us) for us in (d.fp32_us, d.low_us, d.gain_us, d.cast_us)),
+            d.decided_by.value,
+            d.reason,
+        )
+    if form is TableFormat.TEXT:
+        console = stdout()
+        console.print(_headline(plan), style="bold")
+        few = len(decisions) < len(plan.decisions)
+        console.print("The decisions with the largest effect:" if few else "All decisions:")
+    table.show(form)
+    if form is TableFormat.TEXT:
+        stdout().print("`campo-onnx explain PLAN NODE` shows one node with its casts.", style="dim")
 
 
 def print_decision(
-    plan: "Plan", decision: "Decision", casts: Sequence["PlannedCast"], pad: "PlannedPad | None"
+    plan: "Plan",
+    decision: "Decision",
+    casts: Sequence["PlannedCast"],
+    pad: "PlannedPad | None",
+    why: Sequence[str],
 ) -> None:
-    """Print one decision in full."""
+    """Print one decision in full, with sentences that say why."""
     console = stdout()
     console.print(_headline(plan), style="bold")
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_row("node", f"{escape(decision.node)} ({escape(decision.op_type)}, {decision.op_class.value})")
-    table.add_row("precision", _precision(decision))
-    table.add_row("decided by", decision.decided_by.value)
-    table.add_row("reason", escape(decision.reason))
-    table.add_row("in fp32", duration(decision.fp32_us))
-    table.add_row(f"in {plan.low.value}", f"{duration(decision.low_us)}, without casts")
+    rows = [
+        ("node", f"{decision.node} ({decision.op_type}, {decision.op_class.value})"),
+        ("precision", _precision(decision)),
+        ("decided by", decision.decided_by.value),
+        ("reason", decision.reason),
+        ("in fp32", duration(decision.fp32_us)),
+        (f"in {plan.low.value}", f"{duration(decision.low_us)}, without casts"),
+    ]
     if pad is not None:
-        table.add_row(
-            "padded", f"its kernel saves {duration(pad.gain_us)}, pads cost {duration(pad.pads_us)}"
-        )
-    table.add_row("casts", f"{duration(decision.cast_us)} at its inputs and outputs")
+        saved = f"its kernel saves {duration(pad.gain_us)}, pads cost {duration(pad.pads_us)}"
+        rows.append(("padded", saved))
+    rows.append(("casts", f"{duration(decision.cast_us)} at its inputs and outputs"))
     for cast in casts:
         where = "output" if cast.producer == decision.node else "input"
         shared = f", shared by {len(cast.consumers)} consumers" if len(cast.consumers) > 1 else ""
         which = f"{cast.src.value} -> {cast.dst.value}, {duration(cast.cast_us)}"
-        table.add_row("", escape(f"{cast.tensor} ({where}{shared}): {which}"))
-    console.print(table)
+        rows.append(("", f"{cast.tensor} ({where}{shared}): {which}"))
+    facts_table(rows)
+    for sentence in why:
+        console.print(escape(f"- {sentence}"), soft_wrap=True)
 
 
 def _precision(decision: "Decision") -> str:

@@ -1,25 +1,31 @@
 """Quantities with units."""
 
+from campo_onnx.wording import duration as duration
+from campo_onnx.wording import gigabytes as gigabytes
+
+_VERDICT_STYLES = {"faster": "green", "slower": "bold red", "failed": "bold red", "not compared": "yellow"}
+
 
 def tflops(flops_per_s: float | None) -> str:
     """Write FLOP/s in T; a dash where it is not known."""
     return "-" if flops_per_s is None else f"{flops_per_s / 1e12:g} T"
 
 
-def gigabytes(count: float) -> str:
-    """Write bytes in the unit that suits them.
+def verdict_style(verdict: str) -> str:
+    """Style of the word that says how a graph compares."""
+    return _VERDICT_STYLES.get(verdict, "")
+
+
+def roughly(seconds: float) -> str:
+    """Write about how long something will take.
 
     Examples
     --------
-    >>> gigabytes(238.4e9), gigabytes(3.1e6), gigabytes(12.0)
-    ('238.4 GB', '3.1 MB', '12 B')
+    >>> roughly(0.2), roughly(41.0), roughly(100.0), roughly(9000.0)
+    ('about a second', 'about 41 s', 'about 2 min', 'about 2.5 h')
     """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count:,.0f} B"
-
-
-def duration(us: float) -> str:
-    """Write microseconds in the unit that suits them."""
-    return f"{us / 1000:,.2f} ms" if abs(us) >= 1000 else f"{us:,.1f} us"
+    if seconds < 1.5:
+        return "about a second"
+    if seconds < 90:
+        return f"about {seconds:.0f} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 90 * 60 else f"about {seconds / 3600:.1f} h"

@@ -14,6 +14,9 @@ jinja2 = pytest.importorskip("jinja2")
 CLAIMS = sorted(path.stem for path in pages.RESULTS.glob("*.json"))
 
 
+ROW = {"layers": 5, "nodes": 1000, "import_s": 0.25, "plan_and_rewrite_s": 1.0, "peak_mib": 64.0}
+
+
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_a_committed_page_is_what_its_json_gives(claim: str) -> None:
     data = json.loads((pages.RESULTS / f"{claim}.json").read_text(encoding="utf-8"))
@@ -33,29 +36,28 @@ def test_every_table_has_cells_for_its_columns(claim: str) -> None:
 
 def test_results_that_lack_what_the_page_shows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(jinja2.UndefinedError, match="rows"):
-        pages.publish("solver", {"made": pages.made("scipy")}, tmp_path)
+        pages.publish("scaling", {"made": pages.made()}, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_without_jinja_the_results_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "find_spec", lambda name: None)
-    (results,) = pages.publish("solver", {"rows": []}, tmp_path)
+    (results,) = pages.publish("scaling", {"rows": []}, tmp_path)
     assert json.loads(results.read_text()) == {"rows": []}
 
 
 def test_a_page_shows_the_results_that_were_written(tmp_path: Path) -> None:
-    row = {"nodes": 1000, "low_nodes": 900, "casts": 7, "seconds": 0.5, "gap": 1e-6}
-    results, page = pages.publish("solver", {"made": pages.made("scipy"), "rows": [row]}, tmp_path)
+    row = ROW | {"export_s": 0.5}
+    results, page = pages.publish("scaling", {"made": pages.made(), "rows": [row]}, tmp_path)
     assert json.loads(results.read_text())["rows"] == [row]
-    assert "| 1000 | 900 | 7 | 0.50 | 500.0 | 1.0e-06 |" in page.read_text()
+    assert "| 5 | 1000 | 0.25 | 1.00 | 0.50 | 1.75 | 1750 | 64 |" in page.read_text()
 
 
 def test_the_last_digits_of_a_sum_change_no_file(tmp_path: Path) -> None:
-    row = {"nodes": 1000, "low_nodes": 900, "casts": 7, "gap": 1e-6}
     written = []
     for seconds in (0.1 + 0.2, 0.3):
-        data = {"made": pages.made("scipy"), "rows": [row | {"seconds": seconds}]}
-        written.append([path.read_bytes() for path in pages.publish("solver", data, tmp_path)])
+        data = {"made": pages.made(), "rows": [ROW | {"export_s": seconds}]}
+        written.append([path.read_bytes() for path in pages.publish("scaling", data, tmp_path)])
     assert written[0] == written[1]
 
 
@@ -73,9 +75,9 @@ def test_a_message_fits_a_cell() -> None:
 
 def test_pages_are_written_anew_from_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "RESULTS", tmp_path)
-    row = {"nodes": 1000, "low_nodes": 900, "casts": 7, "seconds": 0.5, "gap": 1e-6}
-    data = {"made": pages.made("scipy"), "rows": [row], "transcribed": "by hand"}
-    _, page = pages.publish("solver", data, tmp_path)
+    row = ROW | {"export_s": 0.5}
+    data = {"made": pages.made(), "rows": [row], "transcribed": "by hand"}
+    _, page = pages.publish("scaling", data, tmp_path)
     text = page.read_text()
     assert "by hand" in text  # a page says so where nothing was measured again
     page.unlink()

@@ -15,8 +15,8 @@ from campo_onnx.optimize.plan import Plan
 from campo_onnx.options import Options
 from campo_onnx.pipeline import optimize
 
-STEP = """g (float[128,1024] x, float[1024,1024] w, float[1024,1024] v) => (
-    float loss, float[1024,1024] grad_w, float[1024,1024] grad_v) {
+STEP = """g (float[128,512] x, float[512,512] w, float[512,512] v) => (
+    float loss, float[512,512] grad_w, float[512,512] grad_v) {
     [first] h = MatMul(x, w)
     [bias] a = Add(h, b)
     [relu] r = Relu(a)
@@ -60,8 +60,8 @@ def fp32_model(model_text: Callable[..., onnx.ModelProto]) -> onnx.ModelProto:
     model = model_text(STEP)
     generator = np.random.default_rng(0)
     for name, value in (
-        ("b", generator.normal(0, 0.1, 1024)),
-        ("k", generator.integers(1, 3, 1024)),
+        ("b", generator.normal(0, 0.1, 512)),
+        ("k", generator.integers(1, 3, 512)),
         ("zero", np.zeros(1)),
     ):
         model.graph.initializer.append(onnx.numpy_helper.from_array(value.astype(np.float32), name))

@@ -176,7 +176,7 @@ def test_the_guide_s_policy_is_read_and_kept(step, model_text, tmp_path):
     (graphs / "mlp_mixed.onnx").write_bytes(step.mixed.read_bytes())
     (graphs / "mlp.plan.json").write_bytes(step.baseline.read_bytes())
     generator = np.random.default_rng(0)
-    shapes = {"x": (128, 1024), "w": (1024, 1024), "v": (1024, 1024)}
+    shapes = {"x": (128, 512), "w": (512, 512), "v": (512, 512)}
     arrays = {name: generator.normal(0, 0.03, shape).astype(np.float32) for name, shape in shapes.items()}
     np.savez(graphs / "batch.npz", **arrays)
     cnn = model_text("g (float[B,4096] x, float[4096,4096] w) => (float[B,4096] y) { y = MatMul(x, w) }")

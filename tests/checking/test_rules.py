@@ -185,7 +185,7 @@ def test_drift_is_red_beyond_the_limit(made):
 
 def batch(folder, scale):
     generator = np.random.default_rng(0)
-    shapes = {"x": (128, 1024), "w": (1024, 1024), "v": (1024, 1024)}
+    shapes = {"x": (128, 512), "w": (512, 512), "v": (512, 512)}
     arrays = {name: generator.normal(0, scale, s).astype(np.float32) for name, s in shapes.items()}
     np.savez(folder / f"{scale:g}.npz", **arrays)
     return folder / f"{scale:g}.npz"
@@ -332,7 +332,7 @@ def test_what_optimize_writes_is_what_its_plan_promised(name, strategy, low, req
     assert findings["gain"].value == pytest.approx(optimized.plan.speedup)
     if "training" in name:
         assert findings["loadable"].status is findings["drift"].status is Status.NOT_CHECKED
-        assert "not a registered function/op" in findings["loadable"].reason
+        assert "does not load the FP32 graph either" in findings["loadable"].reason
     elif low == "bf16":
         assert findings["loadable"].status is Status.NOT_CHECKED
         assert "BF16 kernels" in findings["loadable"].reason

@@ -14,6 +14,7 @@ from campo_onnx.ir.importer import import_model
 from campo_onnx.runtime.feeds import synthesize
 
 DATA = Path(__file__).parent.parent / "data"
+DATA = Path(__file__).parent.parent / "data"
 MLP = DATA / "mlp.onnx"
 QUICK = ("--device", "cpu", "--threads", "1", "--steps", "6")
 
@@ -95,7 +96,7 @@ def test_columns_nothing_was_measured_for_are_left_out(program, found, capsys) -
     assert program(MLP, MLP, *QUICK) == 0
     printed = capsys.readouterr().out
     assert "1.500 (1.490 to 1.510)" in printed
-    assert "1.23 ms (1.20 to 1.30 ms)" in printed
+    assert "1.20 to 1.30 ms" in printed
     for column in ("energy", "memory", "samples/s", "tensor cores"):
         assert column not in printed
 
@@ -144,8 +145,24 @@ def test_all_failed(program, found, capsys) -> None:
 
 def test_interrupted(program, found, capsys) -> None:
     found(row("a", Outcome.BASELINE), interrupted=True)
-    assert program(MLP, *QUICK) == 0
+    assert program(MLP, *QUICK, "-o", "r.json") == 130
     assert "interrupted" in capsys.readouterr().out
+    assert Path("r.json").exists()  # what was measured is kept
+
+
+def test_it_says_that_it_loads_and_how_long_it_will_take(program, capsys) -> None:
+    assert program(MLP, *QUICK, "--format", "csv") == 0
+    printed = capsys.readouterr()
+    assert "Loading mlp on cpu." in printed.err
+    assert "Timing mlp on cpu, about a second." in printed.err
+    head, row = printed.out.splitlines()
+    assert dict(zip(head.split(","), row.split(","), strict=True))["graph"] == "mlp"
+
+
+def test_a_graph_for_the_training_build_gets_the_right_advice(program, capsys) -> None:
+    sizes = [f"--dim={name}=4" for name in ("mask_dim0", "ids_dim1", "lab_dim0", "lab_dim1")]
+    assert program(DATA / "bert_optimized_training.onnx", *sizes, *QUICK) == 4
+    assert "needs a training build of ONNX Runtime: org.pytorch.aten:ATen" in capsys.readouterr().err
 
 
 def test_graphs_of_another_interface(program, capsys) -> None:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,16 @@ from campo_onnx.runtime.timing import Timing
 
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 WORDS = ["--quick", "--shapes", "12", "--device", "cpu", "--threads", "1"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrated:
+    """What a calibration left that was killed, and then run again to its end."""
+
+    store: Path
+    out: Path
+    before: dict[str, tuple[object, ...]]
+    printed: str
 
 
 def program(*words: str, home: Path) -> "subprocess.Popen[str]":
@@ -47,10 +59,12 @@ def rows(store: Path) -> dict[str, tuple[object, ...]]:
         return {row[1]: row for row in connection.execute("SELECT * FROM timings")}
 
 
-def test_killed_and_resumed_without_repeating_work(tmp_path: Path) -> None:
-    store, out = tmp_path / "campo-onnx" / "timings.sqlite", tmp_path / "here.json"
+@pytest.fixture(scope="module")
+def killed_and_resumed(tmp_path_factory: pytest.TempPathFactory) -> Calibrated:
+    home = tmp_path_factory.mktemp("calibrated")
+    store, out = home / "campo-onnx" / "timings.sqlite", home / "here.json"
     words = ["-o", str(out), *WORDS, "--ops", "Neg"]
-    process = program(*words, home=tmp_path)
+    process = program(*words, home=home)
     end = time.monotonic() + 60
     while time.monotonic() < end and (not store.exists() or store_size(store) < 5):
         time.sleep(0.02)
@@ -58,15 +72,19 @@ def test_killed_and_resumed_without_repeating_work(tmp_path: Path) -> None:
     process.communicate()
     assert not out.exists()
     before = rows(store)
+    resumed = program(*words, home=home)
+    printed, said = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, said
+    return Calibrated(store=store, out=out, before=before, printed=printed)
+
+
+def test_killed_and_resumed_without_repeating_work(killed_and_resumed: Calibrated) -> None:
+    before, after = killed_and_resumed.before, rows(killed_and_resumed.store)
     assert len(before) >= 5
-    resumed = program(*words, home=tmp_path)
-    printed, _ = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0
-    assert "Neg" in printed
-    after = rows(store)
+    assert "Neg" in killed_and_resumed.printed
     assert len(after) > len(before)
     assert {key: after[key] for key in before} == before  # not measured again: same values, same time
-    assert json.loads(out.read_text())["entries"][0]["op"] == "Neg"
+    assert json.loads(killed_and_resumed.out.read_text())["entries"][0]["op"] == "Neg"
 
 
 def store_size(store: Path) -> int:
@@ -110,6 +128,7 @@ def test_by_default_it_is_found_again(
     run = script.load()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr("campo_onnx.calibrate.quality.LEAST_ACCURACY", -1e9)  # it is a brief one
 
     def call(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["campo-onnx", *words])
@@ -172,11 +191,16 @@ def test_measured_fp16_loses_on_a_cpu_and_the_report_says_so(
     )
 
 
-def test_a_store_that_came_back_is_fitted_without_measuring(tmp_path: Path) -> None:
-    there, words = tmp_path / "there" / "campo-onnx" / "timings.sqlite", [*WORDS, "--ops", "Neg"]
-    measured = program("-o", str(tmp_path / "there.json"), *words, home=tmp_path / "there")
-    _, said = measured.communicate()
-    assert measured.returncode == 0, said
+def test_a_store_that_came_back_is_fitted_without_measuring(
+    killed_and_resumed: Calibrated,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (script,) = entry_points(group="console_scripts", name="campo-onnx")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
+    there = tmp_path / "timings.sqlite"
+    shutil.copyfile(killed_and_resumed.store, there)
     with closing(sqlite3.connect(there)) as connection:  # another processor than this machine's
         (machine,) = connection.execute("SELECT DISTINCT machine FROM timings").fetchone()
         elsewhere = json.dumps({**json.loads(machine), "device": "Elsewhere 9000"}, sort_keys=True)
@@ -187,14 +211,16 @@ def test_a_store_that_came_back_is_fitted_without_measuring(tmp_path: Path) -> N
     def fitted(*more: str) -> tuple[int, str, dict[str, Any]]:
         out = tmp_path / "here.json"
         out.unlink(missing_ok=True)
-        command = ["-o", str(out), "--quick", "--shapes", "12", *more, "--from-store", str(there)]
-        process = program(*command, home=tmp_path / "here")
-        _, said = process.communicate()
-        return process.returncode, said, json.loads(out.read_text()) if out.exists() else {}
+        words = ["-o", str(out), "--quick", "--shapes", "12", *more, "--from-store", str(there)]
+        monkeypatch.setattr("sys.argv", ["campo-onnx", "calibrate", *words])
+        with pytest.raises(SystemExit) as left:
+            script.load()()
+        said = " ".join(capsys.readouterr().err.split())
+        return int(left.value.code or 0), said, json.loads(out.read_text()) if out.exists() else {}
 
     code, said, found = fitted("--ops", "Neg")
     assert code == 0, said
-    original = json.loads((tmp_path / "there.json").read_text())
+    original = json.loads(killed_and_resumed.out.read_text())
     assert found["machine"]["device"] == "Elsewhere 9000"
     assert found["entries"] == original["entries"]
     assert found["cast"] == original["cast"]

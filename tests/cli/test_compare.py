@@ -15,7 +15,7 @@ from campo_onnx.runtime.feeds import synthesize
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 ROW_KEYS = {
     *("strategy", "lists", "low_nodes", "casts", "cast_us", "predicted_us", "lower_bound_us"),
-    *("tensor_core_share", "measured_us", "measured_speedup"),
+    *("tensor_core_share", "measured_us", "measured_speedup", "measured_bounds", "verdict"),
 }
 
 
@@ -45,8 +45,19 @@ def test_compare_as_json(program, capsys):
         assert row["predicted_us"] > 0
 
 
-def test_compare_measures(program, capsys):
-    words = ("compare", MLP, "--device", "cpu", "--costs", "datasheet", "--measure", "--steps", "6")
+SMALL = """<ir_version: 8, opset_import: ["": 20]>
+    g (float[N,64] x, float[64,64] w) => (float[N,64] y) { h = MatMul(x, w) y = MatMul(h, w) }"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Two products, at a size that is given on the command line."""
+    onnx.save(onnx.parser.parse_model(SMALL), tmp_path / "m.onnx")
+    return ("m.onnx", "--device", "cpu", "--dim", "N=16")
+
+
+def test_compare_measures_at_the_size_given(program, small, capsys):
+    words = ("compare", *small, "--costs", "datasheet", "--measure", "--steps", "6")
     assert program(*words, "--json") == 0
     rows = {(row["strategy"], row["lists"]): row for row in json.loads(capsys.readouterr().out)["strategies"]}
     assert all(row["measured_us"] > 0 for row in rows.values())
@@ -54,19 +65,16 @@ def test_compare_measures(program, capsys):
     same = rows["optimal", "campo"]  # on a CPU it changes nothing, so nothing else is measured for it
     assert (same["casts"], same["measured_us"]) == (0, rows["fp32", "campo"]["measured_us"])
     assert rows["tf-amp", "tf115"]["casts"]
-    assert rows["tf-amp", "tf115"]["measured_us"] != same["measured_us"]
+    changed = rows["tf-amp", "tf115"]
+    assert changed["measured_us"] != same["measured_us"]
+    low, high = changed["measured_bounds"]
+    assert low <= changed["measured_speedup"] <= high
+    assert changed["verdict"] in ("faster", "slower", "no difference")
+    assert (same["measured_bounds"], same["verdict"]) == (None, "baseline")
     assert program(*words) == 0
-    assert "measured" in capsys.readouterr().out
-
-
-def test_compare_measures_at_the_size_given(program, tmp_path, capsys):
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 20]>
-        g (float[N,64] x, float[64,64] w) => (float[N,64] y) { h = MatMul(x, w) y = MatMul(h, w) }""")
-    onnx.save(model, tmp_path / "m.onnx")
-    words = ("compare", "m.onnx", "--device", "cpu", "--costs", "datasheet", "--dim", "N=16")
-    assert program(*words, "--measure", "--steps", "6", "--json") == 0
-    rows = json.loads(capsys.readouterr().out)["strategies"]
-    assert all(row["measured_us"] for row in rows)
+    printed = capsys.readouterr().out
+    assert "x fp32, 95 %" in printed
+    assert "baseline" in printed
 
 
 def test_strategies_are_measured_only_where_the_device_is(program, capsys, monkeypatch):
@@ -88,8 +96,8 @@ def test_compare_refuses_a_result(program, capsys):
     assert "FP32 file it was made from" in capsys.readouterr().err
 
 
-def test_costs_that_are_measured_say_so(program, capsys):
-    words = ("optimize", MLP, "-o", "mixed.onnx", "--device", "cpu", "--costs", "measure", "--json")
+def test_costs_that_are_measured_say_so(program, small, capsys):
+    words = ("optimize", *small, "-o", "mixed.onnx", "--costs", "measure", "--json")
     assert program(*words, "--strategy", "campo") == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["source"] == "measure"

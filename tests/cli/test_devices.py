@@ -87,4 +87,30 @@ def test_help_lists_the_commands_and_exit_codes(program, capsys):
 @pytest.mark.parametrize("words", [("frobnicate",), ("devices", "h200", "extra"), ("--wrong",)])
 def test_misuse_is_code_2(program, capsys, words):
     assert program(*words) == 2
-    assert "Usage" in capsys.readouterr().err
+    assert "--help` shows what there is." in capsys.readouterr().err
+
+
+def test_commands_and_names_are_suggested(program, capsys):
+    for words, guess in {
+        ("optimise", "x.onnx"): "'optimize'",
+        ("devices", "H20"): "'h200'",
+        ("devices", "--jsn"): "--json",
+    }.items():
+        assert program(*words) == 2
+        assert guess in capsys.readouterr().err
+
+
+def test_help_shows_no_type_beside_flags(program, capsys):
+    for words in ([], ["optimize"], ["bench"]):
+        assert program(*words, "--help") == 0
+        assert "bool" not in capsys.readouterr().out
+
+
+def test_an_error_is_a_document_under_json(program, capsys):
+    for words, kind in {("toaster",): "UsageError", ("--device", "x"): "UsageError"}.items():
+        assert program("devices", "--json", *words) == 2
+        printed = capsys.readouterr()
+        error = json.loads(printed.out)["error"]
+        assert (error["kind"], error["exit_code"]) == (kind, 2)
+        assert error["message"] in printed.err
+    assert program("devices", "--json", "--format", "csv") == 2

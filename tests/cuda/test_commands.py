@@ -113,3 +113,14 @@ def test_verification_on_another_device_is_refused(cuda: Machine, tmp_path: Path
     answer = run("optimize", GRAPH, "-o", str(out), "--device", "l4", "--verify", folder=tmp_path)
     assert answer.returncode == 6, answer.stderr
     assert not out.exists()
+
+
+def test_a_graph_is_planned_for_the_gpu_that_is_here_and_checked(cuda: Machine, tmp_path: Path) -> None:
+    mixed = tmp_path / "mixed.onnx"
+    words = ("optimize", GRAPH, "-o", str(mixed), "--device", "auto")
+    answer = run(*words, folder=tmp_path, gpu=KNOWN_GPU)
+    assert answer.returncode == 0, answer.stderr
+    assert "Planning for this machine's NVIDIA" in answer.stdout + answer.stderr
+    words = ("check", str(mixed), "--against", GRAPH, "--max-drift", "1")
+    answer = run(*words, folder=tmp_path, gpu=KNOWN_GPU)
+    assert answer.returncode == 0, answer.stdout + answer.stderr

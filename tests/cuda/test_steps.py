@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from campo_onnx.export.optimizers import AdamW
 from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import VIEW_NODE
 from campo_onnx.measure.one_node import chain_model, one_node_view
@@ -15,7 +16,9 @@ from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.sessions import bind, open_session
 from campo_onnx.training.session import TrainingSession
 from campo_onnx.training.step_interface import step_interface
+from campo_onnx.training.weight_update import WeightUpdate
 from tests.cuda.conftest import Stub
+from tests.training.momentum_step import LR, batch, first_state, gradient_model
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
@@ -113,3 +116,25 @@ def test_a_training_session_steps(cuda_graph: bool, cuda: Machine) -> None:
         result = session.step(batch)
     assert result.step == 3
     assert "loss" in result.metrics
+
+
+@pytest.mark.parametrize("cuda_graph", [False, True])
+def test_a_session_with_a_flat_update_steps(cuda_graph: bool, stub: Stub) -> None:
+    update = WeightUpdate(optimizer=AdamW(), clip_norm=1.0, accumulate=2, average_decay=0.9)
+    session = TrainingSession(
+        gradient_model(scaled=True),
+        first_state(),
+        update=update,
+        settings={"lr": LR},
+        provider="cuda",
+        cuda_graph=cuda_graph,
+    )
+    for number in range(4):
+        session.step(batch(number))
+    stub.reset()
+    session.step(batch(4))
+    session.step(batch(5))
+    counts = stub.counts()
+    assert counts["replays" if cuda_graph else "launches"] > 0
+    assert counts["up"] <= 2 * len(session.interface.feeds), "only the batch and settings go to the device"
+    assert set(session.state()) >= {"param.w", "opt.m.w", "opt.v.w"}

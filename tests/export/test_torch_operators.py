@@ -166,6 +166,17 @@ def test_normalizations(normalization: Callable[[], Any]) -> None:
     assert worst_deviation(module, weighted_sum, [torch.randn(3, 3, 5, 4)], []) < TOLERANCE
 
 
+def test_sums_over_many_elements_sum_each_sample_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("campo_onnx.export.compact.MANY_TERMS", 100)
+    module = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Tanh(), nn.BatchNorm2d(3), nn.Tanh())
+    sample = torch.randn(5, 2, 4, 5)
+    assert worst_deviation(module, weighted_sum, [sample], []) < TOLERANCE
+    model = export_training_step(module, weighted_sum, sample)
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.value_info}
+    sums = [shapes.get(n.output[0]) for n in model.graph.node if n.op_type == "ReduceSum"]
+    assert sums.count([5, 3]) == 3  # of the convolution's bias, and twice of the normalization
+
+
 def test_batch_norm_writes_as_few_tensors_of_the_images_size_as_it_can() -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     model = export_training_step(module, weighted_sum, torch.ones(2, 3, 5, 5))

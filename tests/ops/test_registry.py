@@ -24,6 +24,9 @@ from campo_onnx.ops.spec import (
     OpSpec,
     ShapedBy,
 )
+from campo_onnx.ops.values.bounded import bounded_by
+from campo_onnx.ops.values.propagate import propagated
+from campo_onnx.ops.values.range import exactly
 from campo_onnx.ops.work import HOST_ONLY, Gemm, Stream, WorkKind
 from campo_onnx.optimize.oplists import OpClass, preset, with_overrides
 from campo_onnx.pipeline import Options, optimize
@@ -65,7 +68,11 @@ def test_a_temporary_operator_leaves_with_its_block() -> None:
 
 def test_every_fact_of_a_toy_operator_is_one_value() -> None:
     signature = make_signature(TWICE.key, [(FLOAT, (2, 3))], [(FLOAT, (2, 3))])
+    large = (exactly(70000.5),)
     before = ports_of(signature, Precision.FP16), work_of(signature), output_types(signature)
+    assert propagated(signature, large)[0].expected_highest == 70000.5  # large values pass through
+    with also(replace(TWICE, values=bounded_by(0.0, 2.0))):
+        assert propagated(signature, large)[0].highest == 2.0
     with also(TWICE):
         assert ports_of(signature, Precision.FP16) == Ports(
             low_inputs=frozenset({0}), low_outputs=frozenset({0})

@@ -17,6 +17,7 @@ from campo_onnx.optimize.strategies import STRATEGIES
 
 GOES_LOW = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR)
 COST_AWARE = ["campo", "optimal"]
+KEEP_TAINT = ["campo", "optimal", "tf-amp"]
 EVERY = sorted(set(STRATEGIES) - {"fp32"})  # which decides nothing
 
 draws = given(rng=st.randoms(use_true_random=False))
@@ -32,36 +33,38 @@ def with_costs(problem, *, cast=None, nodes=None):
     return replace(problem, costs=costs)
 
 
-@pytest.mark.parametrize("name", EVERY)
 @draws
 @thrifty
-def test_what_must_stay_fp32_does_and_every_node_has_a_reason(random_problem, name, rng):
+def test_what_must_stay_fp32_does_and_every_node_has_a_reason(random_problem, rng):
     problem = random_problem(rng, most_nodes=20)
-    plan = planned(problem, name)
-    assert [d.node for d in plan.decisions] == [node.name for node in problem.view.nodes]
-    for decision in plan.decisions:
-        if decision.node in plan.low_nodes:
-            assert decision.op_class in GOES_LOW
-            assert decision.node not in problem.fixed
-        assert decision.reason
-        assert decision.decided_by
+    tainted = taint(problem.view, problem.classification)
+    optimal_us = planned(problem, "optimal").predicted_us
+    for name in EVERY:
+        plan = planned(problem, name)
+        assert [d.node for d in plan.decisions] == [node.name for node in problem.view.nodes], name
+        for decision in plan.decisions:
+            if decision.node in plan.low_nodes:
+                assert decision.op_class in GOES_LOW, name
+                assert decision.node not in problem.fixed, name
+            assert decision.reason
+            assert decision.decided_by
+        if name in KEEP_TAINT:
+            assert not plan.low_nodes & tainted, name
+        if name in (*KEEP_TAINT, "fine-grained"):
+            assert optimal_us <= plan.predicted_us * (1 + 1e-9), name
+        if name in COST_AWARE:
+            assert plan.predicted_us <= plan.fp32_us + 1e-6, name
+        if name == "optimal":
+            assert plan.lower_bound_us == pytest.approx(plan.predicted_us, rel=1e-9, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", ["campo", "optimal", "tf-amp"])
 @draws
 @thrifty
-def test_tainted_nodes_stay_fp32(random_problem, name, rng):
+def test_an_infinite_cast_cost_adds_no_cast(random_problem, rng):
     problem = random_problem(rng, most_nodes=20)
-    assert not planned(problem, name).low_nodes & taint(problem.view, problem.classification)
-
-
-@pytest.mark.parametrize("name", COST_AWARE)
-@pytest.mark.parametrize("cast_us", [1e12, float("inf")])
-@draws
-@thrifty
-def test_an_infinite_cast_cost_adds_no_cast(random_problem, name, cast_us, rng):
-    problem = with_costs(random_problem(rng, most_nodes=20), cast=CastModel(r_us=0.0, c_i_us=cast_us))
-    assert planned(problem, name).casts == ()
+    for cast_us in (1e12, float("inf")):
+        dear = with_costs(problem, cast=CastModel(r_us=0.0, c_i_us=cast_us))
+        assert [planned(dear, name).casts for name in COST_AWARE] == [()] * len(COST_AWARE)
 
 
 @draws
@@ -80,31 +83,13 @@ def test_free_casts_and_positive_gains_turn_every_allowed_node_low(random_proble
     }
 
 
-@pytest.mark.parametrize("name", COST_AWARE)
 @draws
 @thrifty
-def test_no_gain_no_low_node(random_problem, name, rng):
+def test_no_gain_no_low_node(random_problem, rng):
     problem = random_problem(rng, most_nodes=20, casts=False)
     nodes = {name: replace(c, low_us=c.fp32_us) for name, c in problem.costs.nodes.items()}
-    assert planned(with_costs(problem, nodes=nodes), name).low_nodes == frozenset()
-
-
-@pytest.mark.parametrize("name", COST_AWARE)
-@draws
-@thrifty
-def test_the_plan_is_never_predicted_slower(random_problem, name, rng):
-    plan = planned(random_problem(rng, most_nodes=20), name)
-    assert plan.predicted_us <= plan.fp32_us + 1e-6
-
-
-@draws
-@thrifty
-def test_optimal_is_the_least_of_all_strategies_that_keep_taint_fp32(random_problem, rng):
-    problem = random_problem(rng, most_nodes=20)
-    plan = planned(problem, "optimal")
-    assert plan.lower_bound_us == pytest.approx(plan.predicted_us, rel=1e-9, abs=1e-9)
-    for other in ("campo", "tf-amp", "fine-grained", "fp32"):
-        assert plan.predicted_us <= planned(problem, other).predicted_us * (1 + 1e-9)
+    problem = with_costs(problem, nodes=nodes)
+    assert not any(planned(problem, name).low_nodes for name in COST_AWARE)
 
 
 def reordered(view, rng):
@@ -168,17 +153,17 @@ def renamed(problem, rng):
     )
 
 
-@pytest.mark.parametrize("name", EVERY)
 @draws
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_names_and_order_decide_nothing(random_problem, name, rng):
+def test_names_and_order_decide_nothing(random_problem, rng):
     problem = random_problem(rng, most_nodes=20)
     # With several Casts of one tensor in the given graph, the first is the one that is reused.
     casts = [node.inputs[0] for node in problem.view.nodes if node.op.op_type == "Cast"]
     if len(set(casts)) < len(casts):
         problem = random_problem(rng, most_nodes=20, casts=False)
     node_name, other = renamed(problem, rng)
-    before = {node_name[d.node]: (d.precision, d.decided_by) for d in planned(problem, name).decisions}
-    plan = planned(other, name)
-    assert {d.node: (d.precision, d.decided_by) for d in plan.decisions} == before
-    assert plan.predicted_us == pytest.approx(planned(problem, name).predicted_us)
+    for name in EVERY:
+        plan, other_plan = planned(problem, name), planned(other, name)
+        before = {node_name[d.node]: (d.precision, d.decided_by) for d in plan.decisions}
+        assert {d.node: (d.precision, d.decided_by) for d in other_plan.decisions} == before, name
+        assert other_plan.predicted_us == pytest.approx(plan.predicted_us), name

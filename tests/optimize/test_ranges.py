@@ -14,7 +14,7 @@ from campo_onnx.ops.values.choices import first_input
 from campo_onnx.ops.values.registry import registered
 from campo_onnx.optimize.ranges import DeclaredRange, value_ranges
 
-HEADER = '<ir_version: 10, opset_import: ["": 20]>'
+HEADER = '<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1]>'
 X = "float[4,8] x, float[4,8] z"
 
 
@@ -165,3 +165,10 @@ def test_an_operator_without_a_rule_bounds_nothing():
     found = ranges("a = Add(x, c) y = Selu(a)", constants={"c": np.float32(-1e9)})
     assert found["y"].magnitude >= 1e9
     assert found["y"].source == "c"
+
+
+def test_a_product_of_moved_batches_has_as_many_terms_as_are_summed():
+    body = "y = com.microsoft.FusedMatMul<transA = 1, transBatchA = 1>(p, q)"
+    inputs = "float[40,2,8] x, float[2,40,3] z"
+    found = ranges(f"p = Sigmoid(x) q = Sigmoid(z) {body}", "float[2,8,3] y", inputs=inputs)
+    assert found["y"].highest == 40.0

@@ -386,6 +386,36 @@ def test_a_sum_of_scaled_gradients_over_a_whole_batch_stays_fp32():
     assert reasons(scaled_step(rows=1 << 16), low=Precision.BF16)["gb"] is not Reason.SCALED_SUM
 
 
+STAGES = """[fc] h = Conv(x, w) [mean] loss = ReduceMean<keepdims=0>(h)
+    [seed] seed = Mul(share, loss_scale) [dh] dh = Expand(seed, shape) [relu] dr = Relu(dh)
+    [sample] s = ReduceSum<keepdims=0>(dr, spatial) [batch] gb = ReduceSum<keepdims=0>(s, axis)"""
+
+
+def test_where_each_sample_is_summed_first_only_the_sum_over_the_batch_stays_fp32():
+    model = model_of(
+        STAGES,
+        {
+            "share": np.float32(1.0),
+            "shape": np.array([16, 4, 64, 64], np.int64),
+            "spatial": np.array([2, 3], np.int64),
+            "axis": np.array([0], np.int64),
+        },
+        inputs="float[16,3,64,64] x, float[4,3,1,1] w, float loss_scale",
+        outputs="float loss, float[4] gb",
+    )
+    plan = mixed_of(model, "fine-grained").plan
+    assert "sample" in plan.low_nodes
+    assert reasons(model)["batch"] is Reason.SCALED_SUM
+    # A gradient of 1: the sum of a sample is 4,096, and of the batch 65,536, which FP16 does not hold.
+    feeds = {
+        "x": np.zeros((16, 3, 64, 64), np.float32),
+        "w": np.zeros((4, 3, 1, 1), np.float32),
+        "loss_scale": np.array(1.0, np.float32),
+    }
+    expected, actual, _ = both(model, feeds, "fine-grained")
+    np.testing.assert_array_equal(actual["gb"], expected["gb"])
+
+
 @pytest.mark.parametrize(("scaled", "warned"), [(True, False), (False, True)])
 def test_a_backward_pass_without_a_loss_scale_is_known(scaled, warned):
     model = scaled_step()

@@ -1,6 +1,5 @@
 """PyTorch training steps as ONNX graphs."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export import step_naming
 from campo_onnx.export.optimizers import BY_NAME, LAMB, SGD, Adam, AdamW, Momentum, Optimizer
 from campo_onnx.export.target import TARGETS, Target
+from campo_onnx.export.torch.arguments import arguments
 from campo_onnx.export.torch.step import Step
 from campo_onnx.export.torch.trace import trace
 from campo_onnx.export.torch.translate import translate, translations
@@ -28,9 +28,9 @@ OPSETS = (20, 21)
 
 def export_training_step(
     module: torch.nn.Module,
-    loss: Callable[..., torch.Tensor],
-    example_inputs: torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor],
-    example_targets: torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor] = (),
+    loss: Callable[..., Any],
+    example_inputs: torch.Tensor | Sequence[Any] | Mapping[str, Any],
+    example_targets: torch.Tensor | Sequence[Any] | Mapping[str, Any] = (),
     *,
     optimizer: Literal["sgd", "momentum", "adam", "adamw", "lamb"] | Optimizer | None = None,
     loss_scale: bool = True,
@@ -39,22 +39,26 @@ def export_training_step(
     target: Target = "standard",
     conv_weight_gradient: WeightGradient = "auto",
     device: str | Device = "v100",
+    assume: Literal["checks"] | None = None,
     path: str | Path | None = None,
 ) -> onnx.ModelProto:
     """Write one training step (forward, loss, backward, perhaps the update) as a graph.
 
-    The module is traced as it is: in training mode unless ``module.eval()`` was called. Nothing of
-    it changes. Its weights do not go into the file but are inputs of the graph; what they and all
-    other inputs and outputs are called says :mod:`campo_onnx.export.step_naming`.
+    The module is traced as it is: in training mode unless ``module.eval()`` was called, and in FP32, with
+    autocast switched off meanwhile. Nothing of it changes. Its weights do not go into the file but are
+    inputs of the graph; what they and all other inputs and outputs are called says
+    :mod:`campo_onnx.export.step_naming`.
 
     Parameters
     ----------
     module
         What is trained. Parameters are FP32; they may live on the ``meta`` device.
     loss
-        ``loss(module(*inputs), *targets)``, a scalar.
+        ``loss(module(*inputs), *targets)``, a scalar; or a pair of it and a dictionary of tensors that the
+        step shall give besides, such as logits or an accuracy.
     example_inputs, example_targets
-        Tensors of the batch's types and shapes; their values do not matter.
+        Tensors of the batch's types and shapes, whose values do not matter; by position or, in a mapping, by
+        name. They may be nested. What is no tensor (None, numbers, strings) becomes part of the graph.
     optimizer
         The update to write, by name or with its settings; None for gradients as outputs.
     loss_scale
@@ -76,6 +80,8 @@ def export_training_step(
         image); ``"auto"`` takes for each layer what is predicted to be fastest.
     device
         For whose figures that is chosen, by name or as a value.
+    assume
+        ``"checks"`` takes conditions on data that have no consequence but an error or a warning to pass.
     path
         Where to write the model; an existing file is replaced.
 
@@ -101,33 +107,32 @@ def export_training_step(
     >>> [value.name for value in step.graph.output]  # doctest: +SKIP
     ['loss', 'new.weight', 'new.bias']
     """
-    _check_options(optimizer, opset, conv_weight_gradient, target)
+    _check_options(optimizer, opset, conv_weight_gradient, target, assume)
     _check_unscale(unscale, optimizer is not None)
+    _check_hooks(module, sees_scaled=loss_scale and not unscale)
     _check_parameters(module)
-    inputs = _named(example_inputs, _argument_names(module.forward), "input")
-    targets = _named(example_targets, _argument_names(loss)[1:], "target")
     step = Step(
         module=module,
         loss=loss,
         optimizer=BY_NAME[optimizer] if isinstance(optimizer, str) else optimizer,
         loss_scale=loss_scale,
         unscale=unscale,
-        inputs={name: step_naming.batch_input(name) for name in inputs},
-        by_keyword=isinstance(example_inputs, Mapping),
-        targets=[step_naming.target(name) for name in targets],
+        inputs=arguments(
+            example_inputs, module.forward, skip=0, kind="input", name_of=step_naming.batch_input
+        ),
+        targets=arguments(example_targets, loss, skip=1, kind="target", name_of=step_naming.target),
+        checks_pass=assume == "checks",
     )
-    batch = {step_naming.batch_input(n): t for n, t in inputs.items()}
-    batch |= {step_naming.target(n): t for n, t in targets.items()}
     known = datasheet.device(device) if isinstance(device, str) else device
     table = translations(conv_weight_gradient, known)
-    traced, outputs = trace(step, batch, frozenset(table))
-    model = translate(traced, [*step.state(), *batch], outputs, table, opset=opset, target=target)
+    traced, inputs, outputs = trace(step, frozenset(table))
+    model = translate(traced, inputs, outputs, table, opset=opset, target=target)
     if path is not None:
         export_model(model, Path(path))
     return model
 
 
-def _check_options(optimizer: Any, opset: int, conv_weight_gradient: str, target: str) -> None:
+def _check_options(optimizer: Any, opset: int, conv_weight_gradient: str, target: str, assume: Any) -> None:
     if opset not in OPSETS:
         raise UsageError(f"opset {opset} is not supported", remedy="Choose 20 or 21.")
     if target not in TARGETS:
@@ -144,6 +149,23 @@ def _check_options(optimizer: Any, opset: int, conv_weight_gradient: str, target
             f"unknown conv_weight_gradient {conv_weight_gradient!r}",
             remedy=f"Choose one of: {', '.join(map(repr, FORMS))}.",
         )
+    if assume not in (None, "checks"):
+        raise UsageError(f"unknown assume {assume!r}", remedy="Choose 'checks' or leave it out.")
+
+
+def _check_hooks(module: torch.nn.Module, *, sees_scaled: bool) -> None:
+    for name, parameter in module.named_parameters():
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise UnsupportedModelError(
+                f"parameter {name!r} has a hook that runs after its gradient is stored",
+                why="a graph stores none",
+                remedy="Remove it, and export with an optimizer if that is what it does.",
+            )
+        if parameter._backward_hooks and sees_scaled:
+            raise UsageError(
+                f"the hook on parameter {name!r} would get a scaled gradient",
+                remedy="Leave out unscale=False: the graph then unscales gradients before their hooks.",
+            )
 
 
 def _check_unscale(unscale: bool, has_update: bool) -> None:
@@ -166,27 +188,3 @@ def _check_parameters(module: torch.nn.Module) -> None:
                 why="training steps are exported in FP32 and lowered afterwards",
                 remedy="Call .float() on the module.",
             )
-
-
-def _argument_names(function: Callable[..., Any]) -> list[str]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # builtins and callables that hide their signature
-        return []
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p.name for p in parameters if p.kind in by_position]
-
-
-def _named(given: Any, names: Sequence[str], kind: str) -> dict[str, torch.Tensor]:
-    if isinstance(given, torch.Tensor):
-        given = (given,)
-    if not isinstance(given, Mapping):
-        padded = [*names, *(f"{kind}{i}" for i in range(len(names), len(given)))]
-        given = dict(zip(padded, given, strict=False))
-    for name, tensor in given.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise UsageError(
-                f"the example {kind} {name!r} is not a tensor but {type(tensor).__name__}",
-                remedy="Bind what is not a tensor with functools.partial, or in a module around yours.",
-            )
-    return dict(given)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from campo_onnx.export.compact import elementwise, expand, full, reduce, reshape
+from campo_onnx.export.compact import elementwise, expand, full, reduce, reshape, sum_per_channel
 from campo_onnx.export.gated import affine_rows, gated_add
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.operands import aten
@@ -154,6 +154,14 @@ def _batch_norm_without_statistics(
     return _batch_norm(g, expected, x, weight, bias, None, None, training, momentum, eps)[:3]
 
 
+def _batch_norm_with_statistics(
+    g: Graph, expected: Expected, x: Value, weight: Value | None, bias: Value | None,
+    running_mean: Value, running_var: Value, momentum: float, eps: float,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    """As AOTAutograd writes evaluation."""
+    return _batch_norm(g, expected, x, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
+
+
 def _native_batch_norm(
     g: Graph, expected: Expected, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
     var: Value | None, training: bool, momentum: float, eps: float,
@@ -181,10 +189,10 @@ def _batch_norm_backward(
     rows = _rows(g, x, eps) if training else None
     if rows is not None:
         return _by_rows(g, gradient, rows, scale, inverse)
-    axes, rank = batch_axes(x), x.rank
+    rank = x.rank
     centered = elementwise(g, "Sub", x, along_channels(g, mean, rank))
-    total = reduce(g, "ReduceSum", gradient, axes, keepdims=False)
-    moment = reduce(g, "ReduceSum", mul(g, gradient, centered), axes, keepdims=False)
+    total = sum_per_channel(g, gradient)
+    moment = sum_per_channel(g, mul(g, gradient, centered))
     of_weight = mul(g, moment, inverse)
     if not training:
         return mul(g, gradient, along_channels(g, scale, rank)), of_weight, total
@@ -234,6 +242,7 @@ def _row_products(g: Graph, a: Value, b: Value) -> Value:
 TRANSLATIONS: Table = table(
     (aten._native_batch_norm_legit_functional.default, _batch_norm),
     (aten._native_batch_norm_legit.no_stats, _batch_norm_without_statistics),
+    (aten._native_batch_norm_legit_no_training.default, _batch_norm_with_statistics),
     (aten.native_batch_norm.default, _native_batch_norm),
     (aten.native_batch_norm_backward.default, _batch_norm_backward),
 )

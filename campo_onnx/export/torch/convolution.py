@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from campo_onnx.devices.device import Device
-from campo_onnx.export.compact import reduce
+from campo_onnx.export.compact import sum_per_channel
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.operands import aten, pair
 from campo_onnx.export.torch.weight_gradient import Geometry, WeightGradient, weight_gradient
@@ -54,8 +54,7 @@ def _convolution_backward(
         image, kernel = (gradient, x) if transposed else (x, gradient)
         of_weight = weight_gradient(form, g, image, kernel, weight.shape, geometry, device)
     if wanted[2]:
-        axes = [axis for axis in range(gradient.rank) if axis != 1]
-        of_bias = reduce(g, "ReduceSum", gradient, axes, keepdims=False)
+        of_bias = sum_per_channel(g, gradient)
     return of_input, of_weight, of_bias
 
 

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from campo_onnx.export.compact import elementwise, full, reduce, reshape
+from campo_onnx.export.compact import elementwise, full, reduce, reshape, sum_per_channel
 from campo_onnx.export.gated import affine_rows, gated_add
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.torch.batch_norm import along_channels, batch_axes, mul
+from campo_onnx.export.torch.batch_norm import along_channels, mul
 from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, table
 from campo_onnx.export.value import Value
@@ -105,9 +105,8 @@ def _group_norm_backward(
     scaled = reshape(g, scaled, shape)
     slope = reduce(g, "ReduceMean", mul(g, scaled, normal), [2], keepdims=True)
     of_input = _normalized_gradient(g, scaled, normal, wide_inverse, slope, 1)
-    axes = batch_axes(x)
-    of_weight = reduce(g, "ReduceSum", mul(g, gradient, reshape(g, normal, x.shape)), axes, keepdims=False)
-    of_bias = reduce(g, "ReduceSum", gradient, axes, keepdims=False)
+    of_weight = sum_per_channel(g, mul(g, gradient, reshape(g, normal, x.shape)))
+    of_bias = sum_per_channel(g, gradient)
     assert math.prod(x.shape) == batch * channels * size
     return reshape(g, of_input, x.shape), of_weight, of_bias
 

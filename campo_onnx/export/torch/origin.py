@@ -17,10 +17,11 @@ _KEY = "campo_onnx.origin"
 
 
 class Origin(NamedTuple):
-    """Where an operation comes from."""
+    """Where an operation comes from: module, pass, and the line of the user's code."""
 
     scope: str
     is_gradient: bool = False
+    place: str = ""
 
     @property
     def label(self) -> str:
@@ -31,6 +32,17 @@ class Origin(NamedTuple):
 def set_origin(scope: str, *, is_gradient: bool = False) -> None:
     """Say where the operations traced from here on come from."""
     fx_traceback.current_meta[_META] = {_KEY: Origin(scope, is_gradient)}
+
+
+def set_place(place: str) -> None:
+    """Say which line of the user's code the operations traced from here on come from."""
+    if place and fx_traceback.has_preserved_node_meta():
+        fx_traceback.current_meta[_META] = {_KEY: current_origin()._replace(place=place)}
+
+
+def mark(node: torch.fx.Node, origin: Origin) -> None:
+    """Say where an operation comes from that was traced elsewhere."""
+    node.meta[_META] = {**(node.meta.get(_META) or {}), _KEY: origin}
 
 
 def current_origin() -> Origin:
@@ -44,7 +56,7 @@ def origin_of(node: torch.fx.Node) -> Origin:
 
 
 def _origin(meta: Mapping[str, Any]) -> Origin:
-    origin: Origin = meta.get(_META, {}).get(_KEY, Origin(""))
+    origin: Origin = (meta.get(_META) or {}).get(_KEY, Origin(""))
     return origin
 
 

@@ -1,11 +1,12 @@
 """Random numbers: dropout's mask, and what modules draw themselves."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
-from campo_onnx.export.compact import cast, elementwise, scaled
+from campo_onnx.export.compact import cast, elementwise, reshape, scaled
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, merged, table
@@ -28,16 +29,17 @@ def _dropout_backward(g: Graph, expected: Expected, gradient: Value, mask: Value
 
 
 def _bernoulli(g: Graph, expected: Expected, x: Value, p: float = 0.5, **_: Any) -> Value:
-    uniform = g.op("RandomUniform", shape=list(expected.shape), dtype=_FLOAT)
+    uniform = _drawn("RandomUniform", g, Expected(dtype=_FLOAT, shape=expected.shape))
     return cast(g, elementwise(g, "Less", uniform, g.scalar(p, _FLOAT)), expected.dtype)
 
 
-def _rand(g: Graph, expected: Expected, *_: Any, **__: Any) -> Value:
-    return g.op("RandomUniform", shape=list(expected.shape), dtype=expected.dtype)
+def _drawn(op_type: str, g: Graph, expected: Expected, *_: Any, **__: Any) -> Value:
+    # An attribute without elements has no type, so that a single number is drawn as a vector.
+    shape = list(expected.shape) or [1]
+    return reshape(g, g.op(op_type, shape=shape, dtype=expected.dtype), expected.shape)
 
 
-def _randn(g: Graph, expected: Expected, *_: Any, **__: Any) -> Value:
-    return g.op("RandomNormal", shape=list(expected.shape), dtype=expected.dtype)
+_rand, _randn = partial(_drawn, "RandomUniform"), partial(_drawn, "RandomNormal")
 
 
 RANDOM: Table = table(

@@ -1,4 +1,4 @@
-"""Two functions that are traced in a form of their own, since theirs comes apart badly.
+"""Functions that are traced in a form of their own, since theirs comes apart badly, and truth values.
 
 Dropout becomes one operation with a mask instead of five on random numbers, and attention one
 softmax between two products instead of a fused kernel whose gradient has no parts. Where torch calls
@@ -6,28 +6,70 @@ them out of sight (in ``nn.MultiheadAttention``), they come apart after all, cor
 """
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name everyone knows)
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
+
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.export.torch.decisions import Decisions, passing
+from campo_onnx.export.torch.origin import set_place
+from campo_onnx.export.torch.place import place_of_frame
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+"""What torch raises where a value of a tensor is needed."""
 
 _DROPOUTS = (F.dropout, torch.dropout, torch._VF.dropout)
 
 
 class RewrittenFunctions(TorchFunctionMode):
-    """While active, dropout and scaled dot-product attention are traced in exportable form."""
+    """While active, dropout and scaled dot-product attention are traced in exportable form.
+
+    Every function called is also the occasion to note where in the user's code it is called.
+
+    Parameters
+    ----------
+    checks_pass
+        Whether a check of the data that only raises an error is taken to pass.
+    """
+
+    def __init__(self, *, checks_pass: bool = False) -> None:
+        super().__init__()
+        self._checks_pass, self._decisions = checks_pass, Decisions()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        frame = sys._getframe(1)
+        set_place(place_of_frame(frame))
         if func in _DROPOUTS:
             return _dropout(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
-        return func(*args, **kwargs)
+        known = self._decisions.known(func, args)
+        if known is not None:
+            return known
+        try:
+            result = func(*args, **kwargs)
+        except DATA_DEPENDENT:
+            passes = passing(func, args, frame)
+            if passes is None:
+                raise
+            if not self._checks_pass:
+                raise UnsupportedModelError(
+                    f"{place_of_frame(frame)} checks the data",
+                    why="a graph is written without data, and cannot raise an error",
+                    remedy="If they always pass, export with assume='checks'; or check before the step.",
+                ) from None
+            return passes
+        self._decisions.note(func, args, result)
+        return result
 
 
 def _dropout(

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_flatten_with_path
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export import step_naming
 from campo_onnx.export.optimizers import Optimizer, counts_updates
+from campo_onnx.export.torch.arguments import Arguments, Tensors, path_part
 from campo_onnx.export.torch.origin import recorded_origins, set_origin
 from campo_onnx.export.torch.rewritten import RewrittenFunctions
 from campo_onnx.export.torch.update import new_count, updated
-
-Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +32,10 @@ class Step:
         Whether the loss is scaled by an input.
     unscale
         Whether gradients are divided by the scale and checked.
-    inputs
-        What the graph calls each argument of the module, in order.
-    by_keyword
-        Whether the module is called with keywords.
-    targets
-        What the graph calls the loss's further arguments.
+    inputs, targets
+        What the module is called with, and what the loss gets besides the module's output.
+    checks_pass
+        Whether a check of the data that only raises an error is taken to pass.
     """
 
     module: torch.nn.Module
@@ -45,9 +43,9 @@ class Step:
     optimizer: Optimizer | None
     loss_scale: bool
     unscale: bool
-    inputs: Mapping[str, str]
-    by_keyword: bool
-    targets: Sequence[str]
+    inputs: Arguments
+    targets: Arguments
+    checks_pass: bool = False
 
     def trainable(self) -> Tensors:
         """Parameters that require a gradient, by name."""
@@ -83,48 +81,56 @@ class Step:
         trainable = {n: given[step_naming.parameter(n)].detach().requires_grad_() for n in self.trainable()}
         # Normalizations update their statistics in place; the inputs must keep the old values.
         buffers = {n: given[step_naming.buffer(n)].clone() for n, _ in self.module.named_buffers()}
-        loss, gradients = self._differentiate(given, trainable, buffers)
-        results = {step_naming.LOSS: loss.detach()}
-        finite: torch.Tensor | None = None
-        if self.loss_scale and self.unscale:
-            set_origin(step_naming.LOSS_SCALE)
-            inverse = given[step_naming.LOSS_SCALE].reciprocal()
-            gradients = {n: gradient * inverse for n, gradient in gradients.items()}
-            finite = _all_finite(list(gradients.values()))
-            results[step_naming.GRADS_FINITE] = finite
+        found = self._differentiate(given, trainable, buffers)
+        results = {step_naming.LOSS: found.loss.detach()}
+        if found.finite is not None:
+            results[step_naming.GRADS_FINITE] = found.finite
         if self.optimizer is None:
             is_scaled = self.loss_scale and not self.unscale
             name_of = step_naming.scaled_gradient if is_scaled else step_naming.gradient
-            results |= {name_of(n): gradient for n, gradient in gradients.items()}
+            results |= {name_of(n): gradient for n, gradient in found.gradients.items()}
         else:
-            results |= self._update(self.optimizer, given, gradients, finite)
+            results |= self._update(self.optimizer, given, found.gradients, found.finite)
         set_origin("buffers")
-        for name, buffer in buffers.items():
-            results[step_naming.new_buffer(name)] = _chosen(finite, buffer, given[step_naming.buffer(name)])
-        return results
+        for name, buffer in found.buffers.items():
+            old = given[step_naming.buffer(name)]
+            results[step_naming.new_buffer(name)] = _chosen(found.finite, buffer, old)
+        return results | {step_naming.output(name): value for name, value in found.outputs.items()}
 
-    def _differentiate(
-        self, given: Tensors, trainable: Tensors, buffers: Tensors
-    ) -> tuple[torch.Tensor, Tensors]:
-        def run() -> tuple[torch.Tensor, Tensors]:
-            arguments = [given[name] for name in self.inputs.values()]
-            output = (
-                self.module(**dict(zip(self.inputs, arguments, strict=True)))
-                if self.by_keyword
-                else self.module(*arguments)
-            )
+    def _differentiate(self, given: Tensors, trainable: Tensors, buffers: Tensors) -> "_Found":
+        hooks = {n: list((p._backward_hooks or {}).values()) for n, p in self.trainable().items()}
+
+        def run() -> _Found:
+            args, kwargs = self.inputs.filled(given)
+            output = self.module(*args, **kwargs)
             set_origin(step_naming.LOSS)
-            loss = self.loss(output, *(given[name] for name in self.targets))
+            args, kwargs = self.targets.filled(given)
+            loss, outputs = _loss_and_outputs(self.loss(output, *args, **kwargs))
             _check_loss(loss)
             scaled = loss * given[step_naming.LOSS_SCALE] if self.loss_scale else loss
             claim(scaled, step_naming.LOSS)
-            found = torch.autograd.grad(scaled, list(trainable.values()), allow_unused=True)
-            return loss, {n: g for n, g in zip(trainable, found, strict=True) if g is not None}
+            grads = torch.autograd.grad(scaled, list(trainable.values()), allow_unused=True)
+            gradients = {n: g for n, g in zip(trainable, grads, strict=True) if g is not None}
+            finite: torch.Tensor | None = None
+            if self.loss_scale and self.unscale:
+                set_origin(step_naming.LOSS_SCALE)
+                inverse = given[step_naming.LOSS_SCALE].reciprocal()
+                gradients = {n: gradient * inverse for n, gradient in gradients.items()}
+                finite = _all_finite(list(gradients.values()))
+            return _Found(
+                loss=loss,
+                outputs=outputs,
+                gradients={n: _hooked(n, gradient, hooks[n]) for n, gradient in gradients.items()},
+                finite=finite,
+                buffers=_checked_buffers(dict(self.module.named_buffers()), buffers),
+            )
 
         tensors = {n: given[step_naming.parameter(n)] for n, _ in self.module.named_parameters()}
         tensors |= trainable | buffers
-        with recorded_origins(self.module) as claim, RewrittenFunctions(), sdpa_kernel(SDPBackend.MATH):
-            return _called_with(self.module, tensors, run)
+        functions = RewrittenFunctions(checks_pass=self.checks_pass)
+        with recorded_origins(self.module) as claim, functions, sdpa_kernel(SDPBackend.MATH):
+            found: _Found = _called_with(self.module, tensors, run)
+        return found
 
     def _update(
         self, optimizer: Optimizer, given: Tensors, gradients: Tensors, finite: torch.Tensor | None
@@ -145,6 +151,56 @@ class Step:
             set_origin("optimizer")
             results[step_naming.STEP_OUT] = _chosen(finite, count, given[step_naming.STEP])
         return results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What forward and backward pass give: gradients, unscaled where the graph does that, and new buffers."""
+
+    loss: torch.Tensor
+    outputs: Tensors
+    gradients: Tensors
+    finite: torch.Tensor | None
+    buffers: Tensors
+
+
+def _loss_and_outputs(found: Any) -> tuple[Any, Tensors]:
+    """Tell the loss from what the step shall give besides: a loss may return both."""
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
+        return found, {}
+    outputs = {
+        ".".join(map(path_part, path)): leaf for path, leaf in tree_flatten_with_path(dict(found[1]))[0]
+    }
+    for name, value in outputs.items():
+        if not isinstance(value, torch.Tensor):
+            raise UsageError(
+                f"the output {name!r} beside the loss is not a tensor but {type(value).__name__}",
+                remedy="Return (loss, {'name': tensor, ...}).",
+            )
+    return found[0], {name: value.detach() for name, value in outputs.items()}
+
+
+def _hooked(name: str, gradient: torch.Tensor, hooks: Sequence[Callable[..., Any]]) -> torch.Tensor:
+    """Do what the hooks on a parameter do, which eager runs on the whole gradient before it is stored."""
+    for hook in hooks:
+        set_origin(f"{name}/hook", is_gradient=True)
+        made = hook(gradient)
+        gradient = gradient if made is None else made
+    return gradient
+
+
+def _checked_buffers(after: Tensors, before: Tensors) -> Tensors:
+    """Give the buffers as the step leaves them, whether it wrote into them or assigned others."""
+    for name, buffer in after.items():
+        old = before.get(name)
+        if old is None or (old.shape, old.dtype) != (buffer.shape, buffer.dtype):
+            was = "does not exist before" if old is None else f"was {old.dtype}{list(old.shape)} before"
+            raise UnsupportedModelError(
+                f"the buffer {name!r} is {buffer.dtype}{list(buffer.shape)} after a step, and {was}",
+                why="the state of a graph has one type and shape",
+                remedy="Register it with its final type and shape.",
+            )
+    return {name: after.get(name, old).detach() for name, old in before.items()}
 
 
 class _Around(torch.nn.Module):

@@ -4,59 +4,61 @@ Everything runs on fake tensors: types and shapes, no data, so that the size of 
 matter.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.fx.traceback as fx_traceback
 from torch._decomp import core_aten_decompositions
 from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils.checkpoint import CheckpointError
 
-from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.errors import CampoError, UnsupportedModelError
+from campo_onnx.export.torch.constant_state import refuse_constant_state
 from campo_onnx.export.torch.origin import current_origin
-from campo_onnx.export.torch.step import Step, Tensors
+from campo_onnx.export.torch.place import place_of_change, place_of_error
+from campo_onnx.export.torch.rewritten import DATA_DEPENDENT
+from campo_onnx.export.torch.same import is_same
+from campo_onnx.export.torch.step import Step
+from campo_onnx.export.torch.untouched import Dice, Kept
 
 aten = torch.ops.aten
 
-_DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 _UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 
 
-def trace(step: Step, batch: Tensors, translated: frozenset[Any]) -> tuple[torch.fx.GraphModule, list[str]]:
-    """Trace one step.
+def trace(step: Step, translated: frozenset[Any]) -> tuple[torch.fx.GraphModule, list[str], list[str]]:
+    """Trace one step; the module is afterwards as it was.
 
     Parameters
     ----------
     step
         What to trace.
-    batch
-        Example inputs and targets, by the name of the graph's input; only types and shapes count.
     translated
         Operations that must not be decomposed.
 
     Returns
     -------
-    graph_module, outputs
-        One placeholder per entry of ``step.state()`` and `batch`, in this order; the names of the
-        outputs.
+    graph_module, inputs, outputs
+        One placeholder per input; the names of inputs and outputs.
 
     Raises
     ------
     UnsupportedModelError
-        If the step looks at the data to decide what to do.
+        If the step fails, looks at the data to decide what to do, throws dice of its own, or would be
+        another one the next time.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    given = {name: _fake(tensor, mode) for name, tensor in (step.state() | batch).items()}
+    examples = step.state() | step.inputs.tensors | step.targets.tensors
+    given = {name: _fake(tensor, mode) for name, tensor in examples.items()}
     outputs: list[str] = []
 
     def flat_step(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -64,14 +66,65 @@ def trace(step: Step, batch: Tensors, translated: frozenset[Any]) -> tuple[torch
         outputs[:] = results
         return list(results.values())
 
+    def traced_once() -> torch.fx.GraphModule:
+        with fx_traceback.preserve_node_meta(), mode, _one_message():
+            traced: torch.fx.GraphModule = make_fx(flat_step)(*given.values())
+        for node in traced.graph.nodes:
+            if node.target is aten._local_scalar_dense.default and not node.users:
+                traced.graph.erase_node(node)  # a truth value that was known all the same
+        traced.recompile()
+        return traced
+
+    with _plainly(), _one_message():
+        kept, dice = Kept(step.module), Dice(step.module, step.loss)
+        try:
+            thrown = dice.thrown()
+            traced = traced_once()
+            refuse_constant_state(traced, given, step.module)
+            if dice.thrown() != thrown:
+                _refuse_dice(traced_once, dice)
+            if changes := kept.changes():
+                _refuse_another_step(traced, traced_once, changes)
+        finally:
+            kept.restore()
+            dice.restore()
+        flat = _flattened(traced, given, mode, translated)
+    return flat, list(given), outputs
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Let everything run in FP32, in parts, and without messages of torch's own."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    autocast, was_disabled = torch.amp.autocast_mode.autocast, log.disabled
+    enter, leave = autocast.__enter__, autocast.__exit__
+    devices = {device: torch.is_autocast_enabled(device) for device in ("cpu", "cuda")}
     try:
+        log.disabled = True
+        for device in devices:
+            torch.set_autocast_enabled(device, False)
+        autocast.__enter__ = lambda self: self
+        autocast.__exit__ = lambda *_: None
         # oneDNN's recurrent layers are single operations without parts; off, they are unrolled.
-        plain = torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)
-        with fx_traceback.preserve_node_meta(), mode, plain:
-            traced = make_fx(flat_step)(*given.values())
-    except _DATA_DEPENDENT as error:
+        with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
+            yield
+    finally:
+        autocast.__enter__, autocast.__exit__ = enter, leave
+        for device, enabled in devices.items():
+            torch.set_autocast_enabled(device, enabled)
+        log.disabled = was_disabled
+
+
+@contextmanager
+def _one_message() -> Iterator[None]:
+    """Turn whatever goes wrong while a step is traced into one message that says where."""
+    try:
+        yield
+    except CampoError:
+        raise
+    except DATA_DEPENDENT as error:
         raise UnsupportedModelError(
-            f"module {current_origin().scope or '(the outermost)'!r} looks at the data to decide what to do",
+            f"{_where(error)} looks at the data to decide what to do",
             why=f"{_operation(error)} needs the values of a tensor, and a graph is written without data",
             remedy="Compute both branches and choose with torch.where, or take the decision out of forward.",
         ) from None
@@ -82,26 +135,47 @@ def trace(step: Step, batch: Tensors, translated: frozenset[Any]) -> tuple[torch
             remedy="Turn checkpointing off, or set the dropout in it to 0.",
         ) from None
     except _UNTRACEABLE as error:
+        raise UnsupportedModelError(f"{_operation(error)} at {_where(error)} cannot be traced") from None
+    except Exception as error:
+        said = str(error).strip().partition("\n")[0]
         raise UnsupportedModelError(
-            f"{_operation(error)} in module {current_origin().scope!r} cannot be traced"
-        ) from None
-    _refuse_baked_state(traced, step.module)
-    return _flattened(traced, given, mode, translated), outputs
+            f"the step fails at {_where(error)}",
+            why=f"{type(error).__name__}: {said}" if said else type(error).__name__,
+            remedy="If loss(module(*inputs), *targets) runs on such tensors, please report this.",
+        ) from error
 
 
-def _refuse_baked_state(traced: torch.fx.GraphModule, module: torch.nn.Module) -> None:
-    """Refuse a step that reads a weight as a constant, which training would never change."""
-    buffers = {id(buffer): name for name, buffer in module.named_buffers()}
-    for node in traced.graph.nodes:
-        if node.op != "get_attr":
-            continue
-        tensor = getattr(traced, node.target)
-        if isinstance(tensor, torch.nn.Parameter) or id(tensor) in buffers:
-            raise UnsupportedModelError(
-                f"a parameter or buffer of shape {tuple(tensor.shape)} is read that is not the module's",
-                why="it would become a constant in the graph, which training never changes",
-                remedy="Register it: modules in a list belong into nn.ModuleList, parameters likewise.",
-            )
+def _where(error: Exception) -> str:
+    origin = current_origin()
+    place = place_of_error(error) or origin.place
+    module = f"module {origin.scope!r}" if origin.scope else "the outermost module"
+    return f"{place} (in {module})" if place else module
+
+
+def _refuse_dice(trace_again: Callable[[], Any], dice: Dice) -> None:
+    place = place_of_change(trace_again, dice.thrown)
+    if place:
+        raise UnsupportedModelError(
+            f"{place} draws a random number in Python",
+            why="the graph would have the outcome of one draw for ever",
+            remedy="Draw it with torch.rand, and choose with torch.where.",
+        )
+
+
+def _refuse_another_step(
+    traced: torch.fx.GraphModule, trace_again: Callable[[], torch.fx.GraphModule], changes: list[str]
+) -> None:
+    """Refuse a step that leaves something behind on which the next one depends."""
+    try:
+        is_another = not is_same(traced, trace_again())
+    except Exception:
+        is_another = True
+    if is_another:
+        raise UnsupportedModelError(
+            f"forward changes {', '.join(changes[:3])}, and the next step would be another one",
+            why="only parameters and buffers keep their values from step to step in a graph",
+            remedy="Register tensors that change with register_buffer, and take counting out of forward.",
+        )
 
 
 def _operation(error: Exception) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 import torch
 
+from campo_onnx.devices import datasheet
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export import step_naming
@@ -26,10 +27,13 @@ from campo_onnx.export.torch import (
 )
 from campo_onnx.export.torch.convolution import translations as convolution
 from campo_onnx.export.torch.operands import DTYPES
-from campo_onnx.export.torch.origin import origin_of
+from campo_onnx.export.torch.origin import Origin, origin_of
 from campo_onnx.export.torch.weight_gradient import WeightGradient
 from campo_onnx.export.translate import Constant, Operation, Read, TracedStep, refuse_unknown, translate_step
 from campo_onnx.export.translation import Expected, Table, merged
+
+DEVICE = "v100"
+"""For which forms are chosen where nobody says for which."""
 
 _OUTERMOST = "the outermost module"
 _FAMILIES = (
@@ -46,9 +50,10 @@ _FAMILIES = (
 )
 
 
-def translations(weight_gradient: WeightGradient, device: Device) -> Table:
+def translations(weight_gradient: WeightGradient, device: Device | None = None) -> Table:
     """Give every translation, by operation."""
-    return merged([convolution(weight_gradient, device), *(family.TRANSLATIONS for family in _FAMILIES)])
+    known = device or datasheet.device(DEVICE)
+    return merged([convolution(weight_gradient, known), *(family.TRANSLATIONS for family in _FAMILIES)])
 
 
 def translate(
@@ -107,7 +112,11 @@ def _refuse_unfit(traced: torch.fx.GraphModule, table: Table) -> None:
                 why="the forward pass drew others, so the gradient would be wrong",
                 remedy="Turn activation checkpointing off, or set the dropout in it to 0.",
             )
-    refuse_unknown(((node.target, origin_of(node).label) for node in nodes), table, _OUTERMOST)
+    refuse_unknown(((node.target, _described(origin_of(node))) for node in nodes), table, _OUTERMOST)
+
+
+def _described(origin: Origin) -> str:
+    return f"{origin.label or _OUTERMOST}, {origin.place}" if origin.place else origin.label
 
 
 def _straight_line(traced: torch.fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str]) -> TracedStep:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from campo_onnx.ops.gemms import factors
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.values import arithmetic
 from campo_onnx.ops.values.pointwise import magnitude
@@ -69,10 +70,7 @@ def reduce_l2(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
 def matmul(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Sums of products along the inner axis, scaled by alpha."""
     shape = shape_of(signature, 0)
-    transposed = bool(signature.attributes.get("transA", 0))
-    terms = None
-    if shape:
-        terms = shape[-2] if transposed and len(shape) > 1 else shape[-1]
+    terms = factors(signature, shape, ())[0][-1] if shape else None
     found = arithmetic.contracted(inputs[0] or UNKNOWN, inputs[1] or UNKNOWN, terms)
     alpha = float(signature.attributes.get("alpha", 1.0))
     if alpha != 1.0:

@@ -1,12 +1,10 @@
-"""What every operator makes of the ranges of its inputs: one rule an operator."""
+"""What every operator makes of the ranges of its inputs: the table that fills ``OpSpec.values``."""
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.values import arithmetic
 from campo_onnx.ops.values.bounded import bounded_by, comparison, layer_normalization, log_softmax, moderate
 from campo_onnx.ops.values.choices import (
@@ -47,7 +45,6 @@ from campo_onnx.ops.values.pointwise import (
     square_root,
     sub,
 )
-from campo_onnx.ops.values.range import INFINITY, UNKNOWN, UNKNOWN_INTEGER, ValueRange, made
 from campo_onnx.ops.values.reductions import (
     conv,
     cumulative,
@@ -61,60 +58,7 @@ from campo_onnx.ops.values.reductions import (
     reduce_sum,
     sum_of_products,
 )
-from campo_onnx.ops.values.rule import Ranges, Rule, of_type, present
-
-
-def propagated(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
-    """Find the ranges of a node's outputs from those of its inputs.
-
-    Parameters
-    ----------
-    signature
-        The node.
-    inputs
-        Ranges by position; None is an input that is left out.
-
-    Returns
-    -------
-    tuple
-        One range per output. Outputs of an operator without a rule carry on large values of its
-        inputs, since nothing says that it bounds them.
-    """
-    rule = RULES.get(signature.op, _carried)
-    found = rule(signature, inputs)
-    types = [0 if operand is None else operand.dtype for operand in signature.outputs]
-    rest = tuple(of_type(dtype) for dtype in types[len(found) :])
-    return (*(_typed(r, dtype) for r, dtype in zip(found, types, strict=False)), *rest)
-
-
-def _typed(found: ValueRange, dtype: int) -> ValueRange:
-    """An integer or boolean output is at most what its type holds."""
-    known = of_type(dtype)
-    if not known.is_integer:
-        return found
-    lowest, highest = max(found.lowest, known.lowest), min(found.highest, known.highest)
-    if lowest > highest:
-        return known
-    like = replace(found, is_integer=True, from_integers=True)
-    return made(
-        lowest,
-        highest,
-        found.expected_lowest,
-        found.expected_highest,
-        smallest=max(found.smallest, 1.0),
-        like=like,
-    )
-
-
-def _carried(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
-    large = [r for r in present(inputs) if not r.is_integer and r.magnitude > arithmetic.LARGE]
-    if not large:
-        return ()
-    extreme = max(large, key=lambda r: r.magnitude)
-    one = made(-INFINITY, INFINITY, -extreme.magnitude, extreme.magnitude, like=UNKNOWN.named(extreme.source))
-    floats = [operand is not None and not of_type(operand.dtype).is_integer for operand in signature.outputs]
-    return tuple(one if is_float else UNKNOWN_INTEGER for is_float in floats)
-
+from campo_onnx.ops.values.rule import Rule
 
 _BY_RULE: tuple[tuple[Rule, str], ...] = (
     (

@@ -1,6 +1,7 @@
 """Write the pads of a plan: Pad before a matrix product, Slice behind it. Nothing is decided here."""
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,7 +32,7 @@ class Topology(Protocol):
         """Make a node with a name of its own, which stands nowhere yet."""
 
 
-def insert_pads(topology: Topology, pads: Sequence[PlannedPad]) -> None:
+def insert_pads(topology: Topology, pads: Sequence[PlannedPad], only_padded: AbstractSet[str]) -> None:
     """Carry out the pads of a plan, in place.
 
     The padded version of a low tensor ``x_fp16`` is called ``x_fp16_padded``. A Pad stands before
@@ -43,8 +44,10 @@ def insert_pads(topology: Topology, pads: Sequence[PlannedPad]) -> None:
         The graph, in which all precisions are set.
     pads
         In topological order.
+    only_padded
+        Constants, by FP32 name, whose low version is stored with its padding only.
     """
-    work = _Padding(topology)
+    work = _Padding(topology, only_padded)
     planned = {pad.node: pad for pad in pads}
     given, topology.nodes = topology.nodes, []
     for node in given:
@@ -57,19 +60,20 @@ def insert_pads(topology: Topology, pads: Sequence[PlannedPad]) -> None:
         topology.nodes.append(node)
         if pad.output is not None:
             work.lengthen(node, pad.output)
-    work.drop_unread_initializers()
+    topology.initializers[:] = [t for t in topology.initializers if t.name not in work.replaced]
 
 
 class _Padding:
     """One run of :func:`insert_pads`: padded tensors by FP32 name and zeros, outputs apart."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, only_padded: AbstractSet[str]) -> None:
+        self.replaced: set[str] = set()  # names of low constants that the plan has padded only
         self._topology = topology
+        self._only_padded = only_padded
         self._padded: dict[tuple[str, tuple[int, ...]], Any] = {}
         self._longer_output: dict[str, Any] = {}  # not always zero where it is longer
         self._indices: dict[tuple[int, ...], Any] = {}
         self._stored = {tensor.name: tensor for tensor in topology.initializers}
-        self._replaced: list[Any] = []
 
     def padded(self, low: Any, part: PaddedTensor) -> Any:
         """Return the padded version of a low tensor, made where there is none."""
@@ -81,7 +85,8 @@ class _Padding:
             if part.by == "file":
                 array = numpy_helper.to_array(self._stored[low.name])
                 self._store(_with_zeros(array, part.ends), target.name)
-                self._replaced.append(low)
+                if part.tensor in self._only_padded:
+                    self.replaced.add(low.name)
             else:
                 zeros = self._index((0,) * len(part.ends) + part.ends)
                 self._topology.nodes.append(
@@ -102,12 +107,6 @@ class _Padding:
             bounds = ((0,) * len(axes), tuple(-part.ends[axis] for axis in axes), axes)
             inputs = [longer, *map(self._index, bounds)]
             self._topology.nodes.append(self._topology.new_node("Slice", f"{low.name}_slice", inputs, low))
-
-    def drop_unread_initializers(self) -> None:
-        """Leave out what nobody reads at its own size any more."""
-        unread = {tensor.name for tensor in self._replaced if not tensor.outputs}
-        kept = [tensor for tensor in self._topology.initializers if tensor.name not in unread]
-        self._topology.initializers[:] = kept
 
     def _index(self, values: tuple[int, ...]) -> Any:
         if values not in self._indices:

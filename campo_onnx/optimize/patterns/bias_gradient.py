@@ -7,6 +7,8 @@ from campo_onnx.ops.spec import Movement
 from campo_onnx.optimize.op_class import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
+PARAMETER_SUM = "sums the gradient of a bias or scale"
+
 _SUMS = frozenset({OpKey("", "ReduceSum"), OpKey("com.microsoft", "ReduceSumTraining")})
 _ACCUMULATORS = frozenset(
     {OpKey("com.microsoft", "InPlaceAccumulator"), OpKey("com.microsoft", "InPlaceAccumulatorV2")}
@@ -32,7 +34,7 @@ def bias_gradient(view: GraphView, update: frozenset[str]) -> Findings:
         if after == before:
             classes[node.name] = (OpClass.CLEAR, "sums over no axis")
         elif _only_leaves(node.outputs[0], view, update):
-            classes[node.name] = (OpClass.INFER, "sums the gradient of a bias or scale")
+            classes[node.name] = (OpClass.INFER, PARAMETER_SUM)
     return Findings(classes=classes)
 
 
@@ -49,7 +51,11 @@ def _only_leaves(tensor: str, view: GraphView, update: frozenset[str]) -> bool:
                 or _unscales(consumer, use.position, view)
             ):
                 leaves = True
-            elif (spec(consumer.op).movement in _ONE_TO_ONE and use.position == 0) or _scales(consumer, view):
+            elif (
+                consumer.op in _SUMS  # the batch, after each sample
+                or (spec(consumer.op).movement in _ONE_TO_ONE and use.position == 0)
+                or _scales(consumer, view)
+            ):
                 pending.append(consumer.outputs[0])
             else:
                 return False

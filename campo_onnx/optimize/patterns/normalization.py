@@ -14,6 +14,10 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.op_class import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
+STATISTIC = "a statistic of a normalization"
+SUM_OF_SQUARES = "sums squares in a normalization"
+SQUARES = "squares in a normalization"
+
 _LINEAR = frozenset(
     {OpKey("", "ReduceMean"), OpKey("", "ReduceSum"), OpKey("com.microsoft", "ReduceSumTraining")}
 )
@@ -49,7 +53,8 @@ def normalization(view: GraphView, update: frozenset[str]) -> Findings:
         sums_rows = node.op in _PRODUCTS and (view.shape(node.outputs[0]) or ())[-1:] == (1,)
         if not (sums_rows or node.op in _LINEAR | _SQUARING) or not view.is_float32(node.outputs[0]):
             continue
-        given = view.tensors[node.inputs[0]].elements
+        reduced = _first_reduced(node, view)
+        given = view.tensors[reduced].elements
         after = view.tensors[node.outputs[0]].elements
         if not given or not after or after >= given:
             continue
@@ -59,13 +64,13 @@ def normalization(view: GraphView, update: frozenset[str]) -> Findings:
         if not broadcasts:
             continue
         contained |= broadcasts
-        square = _square_before(node, view)
+        square = _square(reduced, view)
         if node.op in _SQUARING or square is not None:
-            classes[node.name] = (OpClass.DENY, "sums squares in a normalization")
+            classes[node.name] = (OpClass.DENY, SUM_OF_SQUARES)
         else:
-            classes[node.name] = (OpClass.INFER, "a statistic of a normalization")
+            classes[node.name] = (OpClass.INFER, STATISTIC)
         if square is not None:
-            classes[square.name] = (OpClass.DENY, "squares in a normalization")
+            classes[square.name] = (OpClass.DENY, SQUARES)
     return Findings(classes=classes, contained=frozenset(contained))
 
 
@@ -102,6 +107,14 @@ def _vectors_of(tensors: list[str], most: int, view: GraphView) -> set[str]:
     return seen
 
 
+def _first_reduced(node: OpNode, view: GraphView) -> str:
+    """What a reduction reduces; of one in stages, what the first reduces."""
+    tensor = node.inputs[0]
+    while (producer := view.producer.get(tensor)) is not None and producer.op in _LINEAR:
+        tensor = producer.inputs[0]
+    return tensor
+
+
 def _broadcasts_back(node: OpNode, before: int, most: int, view: GraphView) -> Iterator[Use]:
     """Yield the readings in which the statistic meets a tensor of the reduced one's size.
 
@@ -121,8 +134,9 @@ def _broadcasts_back(node: OpNode, before: int, most: int, view: GraphView) -> I
                 pending.extend(consumer.outputs)
 
 
-def _square_before(node: OpNode, view: GraphView) -> OpNode | None:
-    producer = view.producer.get(node.inputs[0])
+def _square(tensor: str, view: GraphView) -> OpNode | None:
+    """What computes a tensor, if it squares."""
+    producer = view.producer.get(tensor)
     if producer is None:
         return None
     if producer.op == OpKey("", "Mul") and producer.inputs[0] == producer.inputs[1]:

@@ -11,6 +11,8 @@ from campo_onnx.optimize.patterns.findings import Findings
 
 _SOFTMAX = frozenset({OpKey("", "Softmax"), OpKey("com.microsoft", "BiasSoftmax")})
 _GATED_ADD = OpKey("com.microsoft", "GatedAdd")
+EXP = "Exp inside a softmax, bounded by 1"
+
 _KEEPS_ALL = frozenset({Movement.VIEW, Movement.REPEAT})
 
 
@@ -40,7 +42,7 @@ def softmax(view: GraphView, update: frozenset[str]) -> Findings:
             if shift is None or shift.op != OpKey("", "Sub"):
                 continue
             if shift.inputs[0] in _maxima_of(shift.inputs[1], view):
-                classes[node.name] = (OpClass.INFER, "Exp inside a softmax, bounded by 1")
+                classes[node.name] = (OpClass.INFER, EXP)
     return Findings(classes=classes, contained=frozenset(contained))
 
 

@@ -23,7 +23,7 @@ from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.strategies.optimal import optimal
 from campo_onnx.options import Options
-from campo_onnx.pipeline import optimize, problem_of
+from campo_onnx.pipeline import decide, optimize, problem_of
 
 V100 = device("v100")
 
@@ -224,13 +224,14 @@ def test_a_product_that_pays_only_when_padded_goes_low():
 
 @pytest.mark.parametrize("name", ["v100", "a100", "h200"])
 @pytest.mark.parametrize("graph", ["alexnet_like", "bert2_mlm_sdpa", "mlp", "resblocks"])
-def test_the_bound_is_tight_and_nothing_is_faster(name, graph):
-    path = Path(__file__).parents[2] / "data" / f"{graph}.onnx"
+def test_the_bound_is_tight_and_nothing_is_faster(imported_data, name, graph):
+    imported = imported_data(Path(__file__).parents[2] / "data" / f"{graph}.onnx")
     options = on(device(name), min_gain=0.0)
-    plan = optimize(path, options).plan
+    problem = problem_of(imported, options)
+    plan = decide(problem, imported, options)
     assert plan.lower_bound_us == pytest.approx(plan.predicted_us, rel=1e-9)
     for other in ("campo", "tf-amp", "fine-grained"):
-        other_us = optimize(path, replace(options, strategy=other)).plan.predicted_us
+        other_us = decide(problem, imported, replace(options, strategy=other)).predicted_us
         assert plan.predicted_us <= other_us * (1 + 1e-9)
 
 

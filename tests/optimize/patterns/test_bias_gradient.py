@@ -29,6 +29,14 @@ def test_a_sum_that_leaves_the_graph(read, tail):
     assert found(read, text) == {"s": OpClass.INFER}
 
 
+def test_a_sum_in_stages(read):
+    text = """(float[4,8,3] g) => (float[8] gb) <int64[1] axis = {0}, int64[1] last = {2}> {
+        [sample] t = ReduceSum<keepdims=0>(g, last)
+        [batch] gb = ReduceSum<keepdims=0>(t, axis)
+    }"""
+    assert found(read, text) == {"sample": OpClass.INFER, "batch": OpClass.INFER}
+
+
 def test_a_sum_that_feeds_the_weight_update(read):
     text = """(float[4,8] g, float[8] b, float lr) => (float[8] new)
               <int64[1] axis = {0}, int64[1] eight = {8}> {

@@ -237,3 +237,25 @@ def test_pieces_of_a_normalization_do_not_taint_the_tensor(problem_from):
     }}"""
     problem = problem_from(text)
     assert taint(problem.view, problem.classification) == {"safe", "std"}
+
+
+def test_a_statistic_that_is_summed_in_stages(read):
+    """Each sample first, then the batch."""
+    text = f"""(float[4,8,3] dy, float[1,8,1] k) => (float[8] total, float[4,8,3] dx) {CONSTANTS} {{
+        [sample] a = ReduceSum<keepdims=0>(dy, last)
+        [batch] total = ReduceSum<keepdims=0>(a, first)
+        [column] b = Reshape(total, column)
+        [share] m = Mul(b, k)
+        [sub] dx = Sub(dy, m)
+    }}""".replace("int64[1] last", "int64[1] first = {0}, int64[1] last")
+    assert found(read, text) == ({"sample": INFER, "batch": INFER}, {Use("sub", 1)})
+
+
+def test_squares_that_are_summed_in_stages(read):
+    text = f"""(float[4,8,3] x) => (float[4,8,3] y) {CONSTANTS} {{
+        [square] q = Mul(x, x)
+        [rows] a = ReduceSum<keepdims=1>(q, last)
+        [columns] b = ReduceMean<keepdims=1>(a, first)
+        [norm] y = Div(x, b)
+    }}""".replace("int64[1] last", "int64[1] first = {0}, int64[1] last")
+    assert found(read, text) == ({"square": DENY, "rows": DENY, "columns": DENY}, {Use("norm", 1)})

@@ -1,0 +1,231 @@
+"""The zoo's models as PyTorch itself trains them, in turns with our graphs: what a user would pick otherwise.
+
+Parameters, buffers and the batch are those of the graph, so that both do the same step from the same state.
+PyTorch runs with its own defaults, and with its mixed precision as its documentation has it: autocast to
+FP16 and a gradient scaler; in channels-last too, which it advises for convolutions.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.evaluation.stepped import candidates
+from benchmarks.evaluation.strategies import FP32, OPTIMAL
+from benchmarks.gpu_machine import Session
+from benchmarks.steps import Call, StepError
+from benchmarks.zoo import TITLES
+from campo_onnx.bench.rounds import Schedule, time_rounds
+from campo_onnx.bench.statistics import median_interval, paired_speedup
+from campo_onnx.errors import CampoError
+from campo_onnx.ir.importer import Imported
+from campo_onnx.runtime.feeds import Feeds, synthesize
+from campo_onnx.runtime.sessions import bind, open_session
+from campo_onnx.runtime.timing import GPU_SPIN_S
+
+if TYPE_CHECKING:
+    import torch
+
+    from benchmarks.zoo.export import Entry
+
+LR, LOSS_SCALE = 1e-3, 1024.0
+EAGER, AMP, CHANNELS_LAST = "torch", "torch AMP", "torch AMP, channels last"
+SCHEDULE = Schedule(rounds=50, warmup=3, budget_s=60.0)
+_AHEAD = 20
+"""Steps that PyTorch is given without waiting for their ends, as in a loop that reads no loss."""
+
+
+def zoo_model(graph: Path) -> str | None:
+    """Name the model of the zoo that a graph was exported from; None where it is of none.
+
+    Examples
+    --------
+    >>> zoo_model(Path("bert_large_b10.onnx"))
+    'bert_large'
+    """
+    name, _, batch = graph.stem.rpartition("_b")
+    return name if name in TITLES and batch.isdecimal() else None
+
+
+def against_torch(graph: Path, session: Session, call: Call) -> dict[str, Any]:
+    """Step a model in ONNX Runtime, FP32 and optimal, and in PyTorch, in turns."""
+    try:
+        import torch
+
+        from benchmarks.zoo.export import ZOO
+    except ImportError as error:
+        raise StepError(f"PyTorch and onnxscript are needed: {error}") from None
+    if not session.on_cpu and not torch.cuda.is_available():
+        raise StepError("PyTorch finds no GPU here")
+    call.deadline.need(SCHEDULE.budget_s or 0.0)
+    name = zoo_model(graph)
+    assert name is not None
+    own = candidates(graph, session.device, (FP32, OPTIMAL), session.calibrated)
+    feeds = _settled(synthesize(own[0].imported.view))
+    steps: dict[str, Callable[[], None]] = {}
+    failures: dict[str, str] = {}
+    losses: dict[str, float] = {}
+    for member in own:
+        with _failing_into(failures, member.labels[0]):
+            losses[member.labels[0]], steps[member.labels[0]] = _our_step(member.imported, feeds, session)
+    device = torch.device("cpu" if session.on_cpu else "cuda")
+    ahead: dict[str, Callable[[], None]] = {}
+    for label in (EAGER,) if session.on_cpu else (EAGER, AMP, CHANNELS_LAST):
+        with _failing_into(failures, label):
+            eager = _EagerStep.make(ZOO[name], feeds, device, label)
+            losses[label] = eager.loss_of_step()
+            steps[label], ahead[label] = eager.step_and_wait, eager.steps_ahead
+    labels = [*steps]
+    schedule = replace(SCHEDULE, spin_s=0.0 if session.on_cpu else GPU_SPIN_S)
+    rounds = time_rounds(steps, schedule, on_progress=call.deadline.tick)
+    failures |= {label: failure.text for label, failure in rounds.failures.items()}
+    samples_us = {label: rounds.samples_us.get(label, ()) for label in labels if label not in failures}
+    eager_us = samples_us.get(EAGER, ())
+    rows = {
+        label: {
+            "step_us": asdict(median_interval(times_us)),
+            "over_torch": _interval(paired_speedup(eager_us, times_us)),
+            "ahead_us": _ahead_us(ahead[label]) if label in ahead else None,
+            "loss": losses[label],
+        }
+        for label, times_us in samples_us.items()
+    }
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    return {
+        "rows": rows,
+        "failures": failures,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "tf32": {"convolutions": cudnn.allow_tf32, "products": matmul.allow_tf32},
+        "rounds": rounds.count,
+    }
+
+
+def _settled(feeds: Feeds) -> Feeds:
+    """Give scalars that steer the step the values of training."""
+    known = {"lr": LR, "loss_scale": LOSS_SCALE}
+    return {n: np.asarray(known.get(n, value), value.dtype) for n, value in feeds.items()}
+
+
+@contextmanager
+def _failing_into(failures: dict[str, str], label: str) -> Iterator[None]:
+    """Put on record what does not fit on the device; the others go on."""
+    try:
+        yield
+    except (CampoError, MemoryError, RuntimeError) as error:
+        failures[label] = (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _our_step(imported: Imported, feeds: Feeds, session: Session) -> tuple[float, Callable[[], None]]:
+    loaded = open_session(imported.model, session.bench.machine, folder=imported.folder)
+    (loss,) = loaded.run(["loss"], dict(feeds))
+    return float(loss), bind(loaded, feeds, session.provider)
+
+
+def _interval(interval: Any) -> dict[str, float] | None:
+    return None if interval is None else asdict(interval)
+
+
+def _ahead_us(steps_ahead: Callable[[], None]) -> float:
+    """Time of one of many steps that are waited for together, in microseconds."""
+    began = time.perf_counter()
+    steps_ahead()
+    return (time.perf_counter() - began) * 1e6 / _AHEAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EagerStep:
+    """A training step of PyTorch: forward, loss, backward, update."""
+
+    module: "torch.nn.Module"
+    loss: Callable[..., "torch.Tensor"]
+    inputs: tuple["torch.Tensor", ...]
+    targets: tuple["torch.Tensor", ...]
+    optimizer: "torch.optim.Optimizer"
+    scaler: "torch.amp.GradScaler"
+    is_mixed: bool
+
+    @classmethod
+    def make(cls, entry: "Entry", feeds: Feeds, device: "torch.device", label: str) -> "_EagerStep":
+        import torch
+
+        with device:
+            module = entry.build()
+        _load(module, feeds)
+        on_device = [torch.from_numpy(np.array(v)).to(device) for v in _batch(feeds)]
+        if label == CHANNELS_LAST:
+            images = torch.channels_last
+            module = module.to(memory_format=images)
+            on_device = [v.to(memory_format=images) if v.dim() == 4 else v for v in on_device]
+        count = sum(name.startswith("input") for name in feeds)
+        inputs, targets = tuple(on_device[:count]), tuple(on_device[count:])
+        trained = [p for p in module.parameters() if p.requires_grad]
+        makers: Mapping[str, Callable[[], torch.optim.Optimizer]] = {
+            "momentum": lambda: torch.optim.SGD(trained, LR, momentum=0.9),
+            "adam": lambda: torch.optim.Adam(trained, LR),
+            "adamw": lambda: torch.optim.AdamW(trained, LR),
+        }
+        is_mixed = label != EAGER
+        return cls(
+            module=module,
+            loss=entry.loss,
+            inputs=inputs,
+            targets=targets,
+            optimizer=makers[entry.optimizer](),
+            scaler=torch.amp.GradScaler(device.type, enabled=is_mixed),
+            is_mixed=is_mixed,
+        )
+
+    def step_and_wait(self) -> None:
+        """Run one step and wait for its end, as the sessions of ONNX Runtime do."""
+        try:
+            self._step()
+            self._wait()
+        except RuntimeError as error:  # out of memory, above all
+            raise MemoryError(str(error)) from None
+
+    def steps_ahead(self) -> None:
+        """Run many steps and wait for the last."""
+        for _ in range(_AHEAD):
+            self._step()
+        self._wait()
+
+    def loss_of_step(self) -> float:
+        """Run one step and read its loss."""
+        return float(self._step().detach())
+
+    def _step(self) -> "torch.Tensor":
+        import torch
+
+        self.optimizer.zero_grad()
+        with torch.autocast(self.inputs[0].device.type, dtype=torch.float16, enabled=self.is_mixed):
+            loss = self.loss(self.module(*self.inputs), *self.targets)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss
+
+    def _wait(self) -> None:
+        import torch
+
+        if self.inputs[0].is_cuda:
+            torch.cuda.synchronize()
+
+
+def _load(module: "torch.nn.Module", feeds: Feeds) -> None:
+    """Give a module the graph's parameters and buffers."""
+    import torch
+
+    with torch.no_grad():
+        for prefix, tensors in (("param", module.named_parameters()), ("buf", module.named_buffers())):
+            for name, tensor in tensors:
+                if (value := feeds.get(f"{prefix}.{name}")) is not None:
+                    tensor.copy_(torch.from_numpy(np.array(value)))
+
+
+def _batch(feeds: Feeds) -> list[np.ndarray]:
+    return [v for kind in ("input.", "target.") for name, v in feeds.items() if name.startswith(kind)]

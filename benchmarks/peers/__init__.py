@@ -1,1 +1,0 @@
-"""Other converters to FP16."""

@@ -1,0 +1,131 @@
+"""How a function is called: which of its arguments are tensors of the batch, and what else it gets."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_flatten_with_path, tree_map_only
+
+from campo_onnx.errors import UsageError
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in the arguments a tensor of the batch goes."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """The arguments of one function.
+
+    Parameters
+    ----------
+    positional, keyword
+        Nested as they were given; in the place of each tensor, its name.
+    tensors
+        Example tensors by name.
+    """
+
+    positional: tuple[Any, ...]
+    keyword: Mapping[str, Any]
+    tensors: Tensors
+
+    def filled(self, given: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Give the arguments with tensors in their places."""
+        both = (self.positional, dict(self.keyword))
+        filled: tuple[Any, Any] = tree_map_only(_Place, lambda place: given[place.name], both)
+        return filled
+
+
+def arguments(
+    given: Any, function: Callable[..., Any], *, skip: int, kind: str, name_of: Callable[[str], str]
+) -> Arguments:
+    """Tell what a function gets.
+
+    Parameters
+    ----------
+    given
+        A tensor, a sequence of arguments by position, or a mapping of arguments by name. Arguments may be
+        nested, and hold anything besides tensors, which is then part of what is exported.
+    function
+        What is called: its signature names the arguments.
+    skip
+        Number of arguments before them.
+    kind
+        What they are called in messages.
+    name_of
+        Makes a tensor's name of its argument's.
+
+    Raises
+    ------
+    UsageError
+        If the function does not take such arguments.
+    """
+    if isinstance(given, torch.Tensor):
+        given = (given,)
+    if not isinstance(given, Mapping | Sequence) or isinstance(given, str):
+        raise UsageError(
+            f"the example {kind}s are {type(given).__name__}",
+            remedy="Give a tensor, a sequence of arguments, or a mapping of arguments by name.",
+        )
+    by_name = isinstance(given, Mapping)
+    positional = () if by_name else tuple(given)
+    keyword = dict(given) if by_name else {}
+    _check_call(function, skip, positional, keyword, kind)
+    named = _names(function)[skip:]
+    names = [*named, *(f"{kind}{i}" for i in range(len(named), len(positional)))]
+    tops = keyword or dict(zip(names, positional, strict=False))
+    tensors: Tensors = {}
+    places: dict[int, list[_Place]] = {}
+    for path, leaf in tree_flatten_with_path(tops)[0]:
+        name = ".".join(map(path_part, path))
+        if isinstance(leaf, np.ndarray):
+            raise UsageError(
+                f"the example {kind} {name!r} is a NumPy array", remedy="Give torch.from_numpy(array)."
+            )
+        if isinstance(leaf, torch.Tensor):
+            tensors[name_of(name)] = leaf
+            places.setdefault(id(leaf), []).append(_Place(name_of(name)))
+    placed = tree_map_only(torch.Tensor, lambda leaf: places[id(leaf)].pop(0), tops)
+    return Arguments(
+        positional=() if by_name else tuple(placed.values()),
+        keyword=placed if by_name else {},
+        tensors=tensors,
+    )
+
+
+def path_part(key: Any) -> str:
+    """Write one key of a path into nested containers."""
+    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
+
+
+def _check_call(
+    function: Callable[..., Any], skip: int, positional: Sequence[Any], keyword: Mapping[str, Any], kind: str
+) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # builtins and callables that hide their signature
+        return
+    try:
+        signature.bind(*[None] * skip, *positional, **keyword)
+    except TypeError as error:
+        raise UsageError(
+            f"the example {kind}s do not fit {getattr(function, '__qualname__', repr(function))}{signature}",
+            why=str(error),
+        ) from None
+
+
+def _names(function: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.kind in by_position]

@@ -1,0 +1,220 @@
+"""The backend: what torch.compile calls with each graph that it captured."""
+
+import itertools
+import logging
+import re
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from campo_onnx.errors import CampoError, UnsupportedModelError
+from campo_onnx.export.translate import UntranslatedUseError
+from campo_onnx.integrations.torch_compile.fallback import InPieces, InTorch
+from campo_onnx.integrations.torch_compile.flat import flatten, refuse_untranslatable
+from campo_onnx.integrations.torch_compile.joint import JointGraph, opaque_call
+from campo_onnx.integrations.torch_compile.planning import plan_graph
+from campo_onnx.integrations.torch_compile.sessions import provider_of
+from campo_onnx.integrations.torch_compile.settings import Settings
+from campo_onnx.integrations.torch_compile.single import Piece, SizedGraph
+from campo_onnx.integrations.torch_compile.tracing import boxed, traced
+
+_LOG = logging.getLogger(__name__)
+
+COMPILED: "weakref.WeakValueDictionary[int, Compiled]" = weakref.WeakValueDictionary()
+"""What was compiled in this process and is still alive, in order."""
+
+_counter = itertools.count()
+
+_warned: set[str] = set()
+
+
+class Compiled:
+    """One graph that torch.compile captured, and what runs in its place.
+
+    Parameters
+    ----------
+    tensors
+        Its inputs: parameters and buffers among them tell which model it belongs to.
+    names
+        What its inputs are called, by position.
+    settings
+        The user's choice.
+    """
+
+    def __init__(self, tensors: Sequence[Any], names: Mapping[int, str], settings: Settings) -> None:
+        self.names, self.settings = names, settings
+        self.joint: JointGraph | None = None
+        self.graphs: list[SizedGraph] = []
+        self.refusals: list[str] = []
+        self._tensors = [weakref.ref(t) for t in tensors if isinstance(t, torch.Tensor)]
+
+    def reads(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether one of some tensors is among its inputs."""
+        own = {id(t) for ref in self._tensors if (t := ref()) is not None}
+        return any(id(t) in own for t in tensors)
+
+    # --- what AOTAutograd calls, in this order ---
+
+    def partition(
+        self, gm: torch.fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **more: Any
+    ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        """Cut a joint graph."""
+        primals = len(inputs[0])
+        try:
+            # AOTAutograd is tracing, and has its own fake tensors in force.
+            with unset_fake_temporarily():
+                self.joint = JointGraph(
+                    gm,
+                    primals=primals,
+                    forward_results=num_fwd_outputs,
+                    weights=frozenset(more.get("static_lifetime_input_indices") or ()),
+                    names=self.names,
+                    settings=self.settings,
+                )
+                return self.joint.halves()
+        except Exception as error:  # the one place where a joint graph is given up: the fallback has its say
+            self.joint = None
+            self._give_up(error)
+        # Torch cuts, and each half is compiled as far as it can be.
+        halves: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = min_cut_rematerialization_partition(
+            gm, inputs, num_fwd_outputs=num_fwd_outputs, **more
+        )
+        return halves
+
+    def compile_half(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Make something callable of a forward or backward pass."""
+        call = opaque_call(gm)
+        return self._compiled(gm, "half of a training step") if call is None else boxed(call)
+
+    def compile_inference(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Make something callable of a graph without a backward pass."""
+        return self._compiled(gm, "forward pass")
+
+    # ---------------------------------------------------------------------------------------------
+
+    def _compiled(self, gm: torch.fx.GraphModule, kind: str) -> Callable[..., Any]:
+        try:
+            with unset_fake_temporarily():
+                graph = SizedGraph(gm, self._made, kind=kind, sessions=self.settings.sessions)
+                graph.made_as_traced()
+        except UnsupportedModelError as error:
+            self._give_up(error)
+            return boxed(torch.fx.Interpreter(gm).boxed_run)
+        self.graphs.append(graph)
+        return boxed(graph)
+
+    def _made(self, gm: torch.fx.GraphModule, arguments: int) -> Callable[[list[Any]], Sequence[Any]]:
+        """Make a session of a graph of static sizes, else sessions of its pieces, else nothing of it."""
+        refused: set[str] = set()
+        try:
+            refuse_untranslatable(gm)
+            return self._piece(_copy(gm), arguments)
+        except (
+            Exception
+        ) as error:  # as above: translation, ONNX's checker and ONNX Runtime have errors of their own
+            self._give_up(error)
+            refused |= _used(error)
+        while True:
+            try:
+                return InPieces(_copy(gm), self._piece, frozenset(refused))
+            except Exception as error:
+                self._give_up(error)
+                if not _used(error) - refused:
+                    return InTorch(gm)
+                refused |= _used(error)
+
+    def _piece(self, gm: torch.fx.GraphModule, arguments: int) -> Piece:
+        flat = flatten(gm, arguments, self.names)
+        return Piece(flat, plan_graph(flat.model(), {}, self.settings, provider_of(flat.device)))
+
+    def _give_up(self, error: Exception) -> None:
+        if self.settings.fallback == "error":
+            raise error
+        message = str(error) if isinstance(error, CampoError) else f"{type(error).__name__}: {error}"
+        if not isinstance(error, CampoError):
+            _LOG.debug("a graph cannot be compiled", exc_info=error)
+        if not self.refusals and message not in _warned:
+            # Once for a graph, however many of its parts are concerned, and once for graphs alike.
+            _warned.add(message)
+            warnings.warn(
+                f"campo-onnx leaves a part of the model to torch: {message}", RuntimeWarning, stacklevel=2
+            )
+        self.refusals.append(message)
+
+
+def _used(error: Exception) -> set[str]:
+    """Names of the nodes that cannot be translated as they are used."""
+    results = error.results if isinstance(error, UntranslatedUseError) else ()
+    return {ref[0] for ref in results if isinstance(ref, tuple)}
+
+
+def _copy(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph.output(graph.graph_copy(gm.graph, copies))
+    for old, new in copies.items():
+        new.meta = dict(old.meta)
+    return torch.fx.GraphModule(gm, graph)
+
+
+def campo_onnx(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph for ``torch.compile(model, backend="campo_onnx")``.
+
+    Parameters
+    ----------
+    gm, example_inputs
+        What torch.compile captured.
+    options
+        See :class:`~campo_onnx.integrations.torch_compile.settings.Settings`.
+    mode
+        Not looked at: modes are those of torch's own compiler.
+
+    Raises
+    ------
+    UsageError
+        If an option is unknown, or has no such value.
+    UnsupportedModelError
+        If something cannot be translated, under ``options={"fallback": "error"}``.
+    """
+    settings = Settings.of(options)
+    compiled = Compiled(example_inputs, _names(gm), settings)
+    call = traced(
+        gm,
+        example_inputs,
+        partition=compiled.partition,
+        compiler=compiled.compile_half,
+        inference_compiler=compiled.compile_inference,
+    )
+    COMPILED[next(_counter)] = compiled
+    call.campo_onnx = compiled  # type: ignore[attr-defined]  # alive as long as what it belongs to
+    return call
+
+
+_PART = re.compile(r"\._modules\['([^']*)'\]|\._(parameters|buffers)\['([^']*)'\]")
+
+
+def _names(gm: torch.fx.GraphModule) -> dict[int, str]:
+    """Call parameters and buffers as the model does, and other inputs as the traced function."""
+    names: dict[int, str] = {}
+    for position, node in enumerate(n for n in gm.graph.nodes if n.op == "placeholder"):
+        source = getattr(node.meta.get("grapharg"), "source", None)
+        found = getattr(source, "name", "")
+        path = str(found() if callable(found) else found)
+        parts = [a or b for a, _, b in _PART.findall(path)]
+        kind = next((k for _, k, _ in _PART.findall(path) if k), None)
+        prefix = {"parameters": "param.", "buffers": "buf."}.get(kind or "", "input.")
+        stem = ".".join(parts) if kind else node.name.removeprefix("l_").removesuffix("_")
+        name = f"{prefix}{stem}"
+        names[position] = name if name not in names.values() else f"{name}.{position}"
+    return names

@@ -1,0 +1,147 @@
+"""From a traced graph of symbolic sizes to one of the sizes at hand."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from campo_onnx.errors import UnsupportedModelError
+
+Sizes = tuple[int, ...]
+"""What the symbols of a graph stand for, in their order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symbols:
+    """The symbols in the sizes of a graph's inputs, and where to read what they stand for.
+
+    Parameters
+    ----------
+    names
+        Symbols; none where all sizes are static.
+    read_at
+        For each the position among the arguments, and the axis of the tensor there; None for an argument
+        that is the number itself.
+    """
+
+    names: tuple[Any, ...]
+    read_at: tuple[tuple[int, int | None], ...]
+
+    @classmethod
+    def of(cls, placeholders: Sequence[torch.fx.Node]) -> "Symbols":
+        """Find them.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If an argument is a number that is not a size, or a size is known in a tensor's data only.
+        """
+        found: dict[Any, tuple[int, int | None]] = {}
+        used: set[Any] = set()
+        for position, node in enumerate(placeholders):
+            meta = node.meta["val"]
+            numbers: Sequence[Any] = (meta,)
+            if isinstance(meta, torch.Tensor):
+                for axis, size in enumerate(meta.shape):
+                    _note(found, size, (position, axis))
+                numbers = (*meta.shape, *meta.stride())
+            elif isinstance(meta, torch.SymInt):
+                _note(found, meta, (position, None))
+            elif not isinstance(meta, int):
+                raise UnsupportedModelError(f"an argument is a {type(meta).__name__}, which is no size")
+            used |= {s for n in numbers if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
+        if missing := used - found.keys():
+            raise UnsupportedModelError(f"no input has the size {', '.join(sorted(map(str, missing)))}")
+        names = tuple(sorted(used, key=str))
+        return cls(names=names, read_at=tuple(found[name] for name in names))
+
+    def read(self, arguments: Sequence[Any]) -> Sizes:
+        """Read the sizes of a call."""
+        return tuple(
+            int(arguments[position] if axis is None else arguments[position].shape[axis])
+            for position, axis in self.read_at
+        )
+
+    def traced_at(self, placeholders: Sequence[torch.fx.Node]) -> Sizes:
+        """Give the sizes that the graph was traced at."""
+        metas = [placeholders[position].meta["val"] for position, _ in self.read_at]
+        sizes = [
+            m if axis is None else m.shape[axis] for m, (_, axis) in zip(metas, self.read_at, strict=True)
+        ]
+        return tuple(int(size.node.hint) for size in sizes)
+
+
+def _note(found: dict[Any, tuple[int, int | None]], size: Any, place: tuple[int, int | None]) -> None:
+    if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+        found.setdefault(size.node.expr, place)
+
+
+def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> torch.fx.GraphModule:
+    """Copy a graph for given sizes.
+
+    Parameters
+    ----------
+    gm
+        A flat graph; its nodes know their fake values.
+    symbols, sizes
+        What its symbols stand for.
+
+    Returns
+    -------
+    torch.fx.GraphModule
+        The same operations on static sizes. ``meta["position"]`` of a placeholder is its place among the
+        arguments; arguments that are numbers have none.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If a size depends on a tensor's data, or the graph calls another.
+    """
+    known = dict(zip(symbols.names, sizes, strict=True))
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, Any] = {}
+    position = 0
+    for node in gm.graph.nodes:
+        if node.op == "output":
+            graph.output(torch.fx.node.map_arg(node.args[0], copies.__getitem__))
+            graph.output_node().meta = dict(node.meta)
+            continue
+        if node.op not in ("placeholder", "get_attr", "call_function"):
+            raise UnsupportedModelError(f"the graph calls {node.target}, which is no operation")
+        meta = getattr(gm, node.target) if node.op == "get_attr" else node.meta.get("val")
+        value = _static(meta, known, mode)
+        if isinstance(value, int | float):
+            copies[node] = value
+        else:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].meta = {**node.meta, "val": value}
+        if node.op == "placeholder":
+            if isinstance(copies[node], torch.fx.Node):
+                copies[node].meta["position"] = position
+            position += 1
+    return torch.fx.GraphModule(gm, graph)
+
+
+def _static(meta: Any, known: Mapping[Any, int], mode: FakeTensorMode) -> Any:
+    """Give a traced value for given sizes: fake tensors of those, and numbers."""
+    if isinstance(meta, list | tuple):
+        return type(meta)(_static(one, known, mode) for one in meta)
+    if not isinstance(meta, torch.Tensor):
+        return _number(meta, known)
+    shape = [_number(size, known) for size in meta.shape]
+    strides = [_number(stride, known) for stride in meta.stride()]
+    with mode:
+        return torch.empty_strided(shape, strides, dtype=meta.dtype, device=meta.device)
+
+
+def _number(value: Any, known: Mapping[Any, int]) -> Any:
+    if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value
+    number = value.node.expr.xreplace(known)
+    if getattr(number, "free_symbols", ()):
+        raise UnsupportedModelError(f"a size depends on what a tensor holds: {number}")
+    kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+    return kind(number)

@@ -1,0 +1,134 @@
+"""Where some operations have no translation: sessions for the pieces between them, torch for the rest."""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from campo_onnx.integrations.torch_compile.flat import is_translatable
+from campo_onnx.integrations.torch_compile.random_inputs import lift_random
+
+_ONLY_MOVE = frozenset(
+    f"aten.{name}.{overload}"
+    for name, overload in (
+        *(("view", "default"), ("t", "default"), ("transpose", "int"), ("permute", "default")),
+        *(("expand", "default"), ("detach", "default"), ("alias", "default"), ("unsqueeze", "default")),
+        *(("squeeze", "dim"), ("squeeze", "dims"), ("select", "int"), ("slice", "Tensor")),
+        *(("_unsafe_view", "default"), ("reshape", "default")),
+    )
+)
+"""For torch these are free: a piece of them alone is not worth a session."""
+
+
+class _Translatable(OperatorSupportBase):
+    def __init__(self, refused: frozenset[str]) -> None:
+        self._refused = refused
+
+    def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: torch.fx.Node) -> bool:
+        """Say whether a session can run a node."""
+        source = node.args[0] if node.target is operator.getitem else node
+        if node.name in self._refused or source.name in self._refused:
+            return False
+        return node.op == "call_function" and is_translatable(node) and is_translatable(source)
+
+
+class InPieces:
+    """A graph of static sizes of which torch runs a part.
+
+    Parameters
+    ----------
+    gm
+        The graph; changed.
+    make
+        Makes a session of a piece.
+    refused
+        Names of nodes that have a translation, but not as they are used.
+    """
+
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        make: Callable[[torch.fx.GraphModule, int], Callable[[Sequence[Any]], list[Any]]],
+        refused: frozenset[str] = frozenset(),
+    ) -> None:
+        self._draws = lift_random(gm)
+        partitioner = CapabilityBasedPartitioner(
+            gm, _Translatable(refused), allows_single_node_partition=True
+        )
+        partitions = [p for p in partitioner.propose_partitions() if any(_computes(node) for node in p.nodes)]
+        fused = partitioner.fuse_partitions(partitions, prefix="piece_")
+        self.pieces: list[Any] = []
+        for node in [n for n in fused.graph.nodes if n.op == "call_module"]:
+            self._replace(fused, node, make)
+        fused.graph.lint()
+        fused.recompile()
+        self.left = sorted(
+            {
+                str(n.target)
+                for n in fused.graph.nodes
+                if n.op == "call_function" and n.target is not operator.getitem
+            }
+            - _ONLY_MOVE
+        )
+        self._run = torch.fx.Interpreter(fused)
+
+    def _replace(
+        self,
+        fused: torch.fx.GraphModule,
+        node: torch.fx.Node,
+        make: Callable[[torch.fx.GraphModule, int], Callable[[Sequence[Any]], list[Any]]],
+    ) -> None:
+        sub = fused.get_submodule(node.target)
+        output = sub.graph.output_node()
+        is_single = isinstance(output.args[0], torch.fx.Node)
+        if is_single:
+            output.args = ((output.args[0],),)
+        placeholders = [n for n in sub.graph.nodes if n.op == "placeholder"]
+        for position, (placeholder, source) in enumerate(zip(placeholders, node.args, strict=True)):
+            kept = {key: value for key, value in placeholder.meta.items() if key != "drawn"}
+            placeholder.meta = {"val": source.meta["val"], **kept, "position": position}
+        made = make(sub, len(placeholders))
+        self.pieces.append(made)
+        setattr(fused, node.target, _Call(made, is_single))
+
+    def __call__(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """Run it."""
+        tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+        results: Sequence[Any] = self._run.boxed_run([*tensors, *(draw(None) for draw in self._draws)])
+        return results
+
+
+class InTorch:
+    """A graph of static sizes that torch runs.
+
+    Parameters
+    ----------
+    gm
+        The graph.
+    """
+
+    def __init__(self, gm: torch.fx.GraphModule) -> None:
+        self._run = torch.fx.Interpreter(gm)
+
+    def __call__(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """Run it."""
+        results: Sequence[Any] = self._run.boxed_run([a for a in arguments if isinstance(a, torch.Tensor)])
+        return results
+
+
+def _computes(node: torch.fx.Node) -> bool:
+    return node.target is not operator.getitem and str(node.target) not in _ONLY_MOVE
+
+
+class _Call(torch.nn.Module):
+    def __init__(self, made: Callable[[Sequence[Any]], list[Any]], is_single: bool) -> None:
+        super().__init__()
+        self._made, self._is_single = made, is_single
+
+    def forward(self, *arguments: Any) -> Any:
+        """Run the piece."""
+        results = self._made(arguments)
+        return results[0] if self._is_single else results

@@ -1,0 +1,307 @@
+"""What a session can run of a traced graph: tensors in, tensors out, nothing random.
+
+Results that are no tensor, or an argument as it is, never reach ONNX; they are handed through here.
+"""
+
+import operator
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import onnx
+import torch
+
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.export.torch.operands import DTYPES
+from campo_onnx.export.torch.origin import Origin, mark
+from campo_onnx.export.torch.translate import translate
+from campo_onnx.integrations.torch_compile.layout import Layout
+from campo_onnx.integrations.torch_compile.random_inputs import Draw, is_lifted, is_random, lift_random
+from campo_onnx.integrations.torch_compile.tracing import OPSET, TABLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A tensor that goes into a graph or comes out of it.
+
+    Parameters
+    ----------
+    name
+        What the ONNX graph calls it.
+    dtype
+        torch's type.
+    layout
+        How it lies in memory.
+    """
+
+    name: str
+    dtype: torch.dtype
+    layout: Layout
+
+    @property
+    def onnx_dtype(self) -> int:
+        """ONNX's type."""
+        return DTYPES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in memory."""
+        return torch.Size(self.layout.stored_shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """A result that is known: None, or a number."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """A result that is an argument as it is, by position; what was drawn comes after the arguments."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A result that the graph computes, by its place among the graph's outputs."""
+
+    place: int
+
+
+Result = Given | Argument | Made
+
+
+def result_of(result: Result, given: Any, made: Any) -> Any:
+    """Give a result of a call.
+
+    Parameters
+    ----------
+    result
+        How it comes about.
+    given
+        Arguments, then what was drawn, by position.
+    made
+        What the graph computed, by place.
+    """
+    if isinstance(result, Given):
+        return result.value
+    return given[result.position] if isinstance(result, Argument) else made[result.place]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatGraph:
+    """A graph of static sizes and its interface.
+
+    Parameters
+    ----------
+    gm
+        ATen operations on tensors; placeholders and results lie as ONNX has them.
+    inputs
+        What each placeholder is.
+    positions
+        Where each is among the arguments; what is drawn comes after them.
+    draws
+        What is drawn before the graph runs.
+    arguments
+        How many arguments there are.
+    outputs
+        What the graph computes.
+    results
+        How the results of a call come about.
+    """
+
+    gm: torch.fx.GraphModule
+    inputs: tuple[Tensor, ...]
+    positions: tuple[int, ...]
+    draws: tuple[Draw, ...]
+    arguments: int
+    outputs: tuple[Tensor, ...]
+    results: tuple[Result, ...]
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where its tensors are; the CPU where there are none."""
+        placed = [n.meta["val"] for n in self.gm.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        return next((t.device for t in placed if t.device.type != "cpu"), torch.device("cpu"))
+
+    def device_of(self, name: str) -> torch.device:
+        """Where an input is; what the graph computes is where its tensors are."""
+        return self._metas[name].device if name in self._metas else self.device
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The type of an input."""
+        return self._metas[name].dtype
+
+    @cached_property
+    def _metas(self) -> Mapping[str, torch.Tensor]:
+        placed = [n.meta["val"] for n in self.gm.graph.nodes if n.op == "placeholder"]
+        return {t.name: meta for t, meta in zip(self.inputs, placed, strict=True)}
+
+    def model(self) -> onnx.ModelProto:
+        """Translate it.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If an operation, or the way it is used, has no translation.
+        """
+        return translate(
+            self.gm, [t.name for t in self.inputs], [t.name for t in self.outputs], TABLE, opset=OPSET
+        )
+
+
+def flatten(
+    gm: torch.fx.GraphModule, arguments: int, names: Mapping[int, str], *, drawn: bool = True
+) -> FlatGraph:
+    """Take a graph's interface apart.
+
+    Parameters
+    ----------
+    gm
+        Of static sizes; changed.
+    arguments
+        How many arguments a call has.
+    names
+        What the inputs of the graph that torch.compile captured are called, by position.
+    drawn
+        Whether random numbers become inputs.
+    """
+    draws = lift_random(gm) if drawn else []
+    graph = gm.graph
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    position = {n: _position(n, arguments) for n in placeholders}
+    results, outputs = _take_results_apart(graph, position)
+    inputs = [_as_stored(graph, n, _input_name(n, names)) for n in placeholders]
+    graph.eliminate_dead_code()
+    for node in graph.nodes:
+        mark(node, _origin(node))
+    return FlatGraph(
+        gm=gm,
+        inputs=tuple(inputs),
+        positions=tuple(position[n] for n in placeholders),
+        draws=tuple(draws),
+        arguments=arguments,
+        outputs=tuple(outputs),
+        results=tuple(results),
+    )
+
+
+def _position(node: torch.fx.Node, arguments: int) -> int:
+    found: int = arguments + node.meta["drawn"] if "drawn" in node.meta else node.meta["position"]
+    return found
+
+
+def _take_results_apart(
+    graph: torch.fx.Graph, position: Mapping[torch.fx.Node, int]
+) -> tuple[list[Result], list[Tensor]]:
+    output = graph.output_node()
+    results: list[Result] = []
+    made: dict[torch.fx.Node, int] = {}
+    for value in _sequence(output.args[0]):
+        if not isinstance(value, torch.fx.Node):
+            results.append(Given(value=value))
+        elif value in position:
+            results.append(Argument(position=position[value]))
+        else:
+            results.append(Made(place=made.setdefault(value, len(made))))
+    outputs: list[Tensor] = []
+    stored = []
+    for node, place in made.items():
+        meta = node.meta["val"]
+        layout = Layout.of(meta)
+        outputs.append(Tensor(name=f"result.{place}", dtype=meta.dtype, layout=layout))
+        with graph.inserting_before(output):
+            stored.append(layout.add_stored(graph, node))
+    output.args = (tuple(stored),)
+    return results, outputs
+
+
+def _sequence(results: Any) -> Sequence[Any]:
+    return results if isinstance(results, list | tuple) else (results,)
+
+
+def _as_stored(graph: torch.fx.Graph, node: torch.fx.Node, name: str) -> Tensor:
+    """Let a placeholder stand for what lies in memory."""
+    meta = node.meta["val"]
+    layout = Layout.of(meta)
+    if not layout.is_plain:
+        node.meta["val"] = layout.stored(meta)
+        users = list(node.users)
+        with graph.inserting_after(node):
+            restored = layout.add_restored(graph, node)
+        for user in users:
+            user.replace_input_with(node, restored)
+    return Tensor(name=name, dtype=meta.dtype, layout=layout)
+
+
+def _input_name(node: torch.fx.Node, names: Mapping[int, str]) -> str:
+    """Call an input as the user does, where it is one that torch.compile captured."""
+    captured = getattr(node.meta.get("desc"), "idx", None)
+    return node.name if captured is None else names.get(captured, node.name)
+
+
+_OUTERMOST = re.compile(r"^L\['[^']*'\]\.?")
+
+
+def _origin(node: torch.fx.Node) -> Origin:
+    stack = node.meta.get("nn_module_stack")
+    is_gradient = node.meta.get("partitioner_tag") == "is_backward"
+    if is_gradient:
+        stack = node.meta.get("fwd_nn_module_stack") or stack
+    if not stack:
+        return Origin("", is_gradient)
+    path = str(list(stack.values())[-1][0])
+    return Origin(_OUTERMOST.sub("", path), is_gradient)
+
+
+_LOW = frozenset({torch.float16, torch.bfloat16})
+
+
+def is_translatable(node: torch.fx.Node) -> bool:
+    """Whether a session can run a node, as far as its operation and types tell."""
+    if is_random(node):
+        return is_lifted(node)
+    if node.target is not operator.getitem and node.target not in TABLE:
+        return False
+    return all(
+        t in DTYPES and t not in _LOW for value in (node, *node.all_input_nodes) for t in _types(value)
+    )
+
+
+def _types(node: torch.fx.Node) -> list[Any]:
+    """Types of a node's tensors; None for what is none, or is sparse."""
+    meta = node.meta.get("val")
+    tensors: Iterable[Any] = meta if isinstance(meta, list | tuple) else (meta,)
+    return [
+        t.dtype if isinstance(t, torch.Tensor) and t.layout is torch.strided else None
+        for t in tensors
+        if t is not None
+    ]
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more operations" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def refuse_untranslatable(gm: torch.fx.GraphModule) -> None:
+    """Refuse a graph that has nodes which no session can run, all in one message."""
+    nodes = [n for n in gm.graph.nodes if n.op == "call_function" and not is_translatable(n)]
+    found = sorted({str(n.target) for n in nodes if n.target is not operator.getitem})
+    if not nodes:
+        return
+    low = sorted({str(t) for n in nodes for t in _types(n) if t in _LOW})
+    if low and all(n.target in TABLE or n.target is operator.getitem for n in nodes):
+        raise UnsupportedModelError(
+            f"{_some(found)} compute in {', '.join(low)} already",
+            why="autocast, or the module's own type, has chosen the precision",
+            remedy="Leave autocast out and parameters in FP32: this backend plans the precision.",
+        )
+    raise UnsupportedModelError(
+        f"no translation for {', '.join(found)}",
+        remedy="Write that part with other operations, or report the operation.",
+    )

@@ -1,0 +1,203 @@
+"""From AOTAutograd's joint graph to a pair of graphs of one opaque call each."""
+
+import operator
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from campo_onnx.integrations.torch_compile.concrete import Sizes, Symbols, concrete_graph
+from campo_onnx.integrations.torch_compile.flat import Made, flatten, refuse_untranslatable
+from campo_onnx.integrations.torch_compile.handoff import Kept
+from campo_onnx.integrations.torch_compile.planning import plan_graph
+from campo_onnx.integrations.torch_compile.sessions import provider_of
+from campo_onnx.integrations.torch_compile.settings import Settings
+from campo_onnx.integrations.torch_compile.step import TrainingStep
+
+
+class JointGraph:
+    """A joint graph, and the training steps made of it: one for each set of sizes, the latest ones kept.
+
+    Parameters
+    ----------
+    gm
+        As AOTAutograd traced it.
+    primals
+        How many inputs the forward pass has.
+    forward_results
+        How many results it has.
+    weights
+        Positions of arguments that live as long as the model.
+    names
+        What arguments are called, by position.
+    settings
+        The user's choice.
+    """
+
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        *,
+        primals: int,
+        forward_results: int,
+        weights: frozenset[int],
+        names: Mapping[int, str],
+        settings: Settings,
+    ) -> None:
+        self._gm = gm
+        self._primals, self._forward_results = primals, forward_results
+        self._weights, self._names, self._settings = weights, names, settings
+        self._placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        self._symbols = Symbols.of(self._placeholders[:primals])
+        self._kept: Kept | None = None
+        self.steps: OrderedDict[Sizes, TrainingStep] = OrderedDict()
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether sizes differ from call to call."""
+        return bool(self._symbols.names)
+
+    def step(self, sizes: Sizes) -> TrainingStep:
+        """Give the step of some sizes; it is made if need be, and the one not used for longest goes."""
+        if sizes in self.steps:
+            self.steps.move_to_end(sizes)
+            return self.steps[sizes]
+        made = self._made(sizes)
+        self.steps[sizes] = made
+        while len(self.steps) > self._settings.sessions:
+            self.steps.popitem(last=False)
+        return made
+
+    def _made(self, sizes: Sizes) -> TrainingStep:
+        gm = concrete_graph(self._gm, self._symbols, sizes)
+        refuse_untranslatable(gm)
+        flat = flatten(gm, len(self._placeholders), self._names)
+        planned = plan_graph(flat.model(), self._tangents(flat), self._settings, provider_of(flat.device))
+        step = TrainingStep(
+            flat,
+            planned,
+            primals=self._primals,
+            forward_results=self._forward_results,
+            weights=self._weights,
+            kept=self._kept,
+        )
+        self._kept = step.kept
+        return step
+
+    def _tangents(self, flat: Any) -> dict[str, str]:
+        """Say which output each tangent is the gradient of, where the session computes that output."""
+        descriptions = self._gm.graph.output_node().meta.get("desc") or ()
+        found = {}
+        for tensor, position in zip(flat.inputs, flat.positions, strict=True):
+            if not self._primals <= position < flat.arguments:
+                continue
+            description = self._placeholders[position].meta.get("desc")
+            output = getattr(description, "output", None)
+            place = next((i for i, d in enumerate(descriptions) if d == output and d is not None), None)
+            if place is not None and isinstance(flat.results[place], Made):
+                found[tensor.name] = flat.outputs[flat.results[place].place].name
+        return found
+
+    def forward(self, arguments: list[Any]) -> list[Any]:
+        """Run a forward pass: its results, then what autograd keeps."""
+        given = list(arguments)
+        arguments.clear()
+        sizes = self._symbols.read(given)
+        results, kept = self.step(sizes).forward(given)
+        if self.is_dynamic:
+            kept.insert(0, torch.tensor(sizes))
+        return [*results, *kept]
+
+    def backward(self, arguments: list[Any]) -> list[Any]:
+        """Run a backward pass on what autograd kept, and gradients."""
+        given = list(arguments)
+        arguments.clear()
+        sizes: Sizes = tuple(given.pop(0).tolist()) if self.is_dynamic else ()
+        step = self.step(sizes)
+        kept = len(step.kept.arguments) + len(step.kept.results) + 1
+        return step.backward(given[:kept], given[kept:])
+
+    def halves(self) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        """Write both passes as graphs of one call, as AOTAutograd wants them.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If the graph cannot be translated.
+        """
+        step = self.step(self._symbols.traced_at(self._placeholders))
+        assert self._kept is not None
+        results = list(self._gm.graph.output_node().args[0])
+        primals = self._placeholders[: self._primals]
+        tangents = self._placeholders[self._primals :]
+        mode = next(
+            n.meta["val"].fake_mode for n in self._placeholders if isinstance(n.meta["val"], torch.Tensor)
+        )
+        with mode:
+            buffer = torch.empty(step.buffer_bytes, dtype=torch.uint8, device=step.flat.device)
+            sizes = [torch.empty(len(self._symbols.names), dtype=torch.int64)] if self.is_dynamic else []
+        own = [primals[p].meta["val"] for p in self._kept.arguments]
+        made = {r.place: i for i, r in enumerate(step.flat.results) if isinstance(r, Made)}
+        own += [results[made[place]].meta["val"] for place in self._kept.results]
+        kept = [*sizes, *own, buffer]
+        forward = _one_call(self.forward, primals, results[: self._forward_results], kept)
+        names = [f"kept_{i}" for i in range(len(kept))]
+        backward = _one_call(
+            self.backward, [*zip(names, kept, strict=True), *tangents], results[self._forward_results :], []
+        )
+        return forward, backward
+
+
+class Opaque(torch.nn.Module):
+    """The one call of a half: AOTAutograd carries it around, and we find it again."""
+
+    def __init__(self, call: Callable[[list[Any]], list[Any]]) -> None:
+        super().__init__()
+        self.call = call
+
+    def __deepcopy__(self, memo: Any) -> "Opaque":
+        return self
+
+    def forward(self, *arguments: Any) -> list[Any]:
+        """Run it."""
+        return self.call(list(arguments))
+
+
+_NAME = "campo_onnx"
+
+
+def _one_call(
+    call: Callable[[list[Any]], list[Any]], inputs: Sequence[Any], results: Sequence[Any], kept: Sequence[Any]
+) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    copies: dict[Any, torch.fx.Node] = {}
+    for given in inputs:
+        if isinstance(given, torch.fx.Node):
+            copies[given] = graph.placeholder(given.name)
+            copies[given].meta = dict(given.meta)
+        else:
+            name, meta = given
+            copies[name] = graph.placeholder(name)
+            copies[name].meta = {"val": meta}
+    root = torch.nn.Module()
+    root.add_module(_NAME, Opaque(call))
+    made = graph.call_module(_NAME, tuple(copies.values()))
+    outputs: list[Any] = []
+    for i, result in enumerate([*results, *kept]):
+        if i < len(results) and not isinstance(result, torch.fx.Node):
+            outputs.append(result)
+        elif i < len(results) and result in copies:
+            outputs.append(copies[result])
+        else:
+            item = graph.call_function(operator.getitem, (made, i))
+            item.meta = {"val": result.meta["val"] if i < len(results) else result}
+            outputs.append(item)
+    graph.output(tuple(outputs))
+    return torch.fx.GraphModule(root, graph)
+
+
+def opaque_call(gm: torch.fx.GraphModule) -> Callable[[list[Any]], list[Any]] | None:
+    """Find the call that a half consists of; None in a graph that is not ours."""
+    found = getattr(gm, _NAME, None)
+    return found.call if isinstance(found, Opaque) else None

@@ -1,0 +1,102 @@
+"""A graph without a backward pass of ours: inference, or a piece of a graph that torch runs the rest of."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from campo_onnx.integrations.torch_compile.concrete import Sizes, Symbols, concrete_graph
+from campo_onnx.integrations.torch_compile.flat import FlatGraph, result_of
+from campo_onnx.integrations.torch_compile.planning import Planned
+from campo_onnx.integrations.torch_compile.sessions import address, allocated, open_part
+
+
+class Piece:
+    """One graph of static sizes in one session.
+
+    Parameters
+    ----------
+    flat
+        The graph.
+    planned
+        The same as it will run.
+    """
+
+    def __init__(self, flat: FlatGraph, planned: Planned) -> None:
+        self.flat, self.planned = flat, planned
+        self._device = flat.device
+        known = {t.name: (t, p) for t, p in zip(flat.inputs, flat.positions, strict=True)}
+        self._reads = [known[name] for name in planned.imported.view.inputs]
+        reads = {name: flat.device_of(name) for name in planned.imported.view.inputs}
+        writes = [t.name for t in flat.outputs]
+        self._session = (
+            open_part(planned.imported, None, reads, writes, self._device, as_written=planned.is_mixed)
+            if writes
+            else None
+        )
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        """Run it."""
+        given = [*arguments, *(draw(None) for draw in self.flat.draws)]
+        stored = [tensor.layout.stored(given[position]) for tensor, position in self._reads]
+        made = [allocated(t, self._device) for t in self.flat.outputs]
+        if self._session is not None:
+            self._session.run(list(map(address, stored)), list(map(address, made)))
+        outputs = [t.layout.restored(x) for t, x in zip(self.flat.outputs, made, strict=True)]
+        return [result_of(result, given, outputs) for result in self.flat.results]
+
+
+class SizedGraph:
+    """A graph, and what was made of it for each set of sizes; the latest ones are kept.
+
+    Parameters
+    ----------
+    gm
+        As AOTAutograd traced it.
+    make
+        Makes a callable of a graph of static sizes.
+    kind
+        What it is, for reports.
+    sessions
+        How many to keep.
+    """
+
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        make: Callable[[torch.fx.GraphModule, int], Callable[[list[Any]], Sequence[Any]]],
+        *,
+        kind: str,
+        sessions: int,
+    ) -> None:
+        self._gm, self._make, self._sessions = gm, make, sessions
+        self.kind = kind
+        self._placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        self._symbols = Symbols.of(self._placeholders)
+        self.made: OrderedDict[Sizes, Callable[[list[Any]], Sequence[Any]]] = OrderedDict()
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether sizes differ from call to call."""
+        return bool(self._symbols.names)
+
+    def at(self, sizes: Sizes) -> Callable[[list[Any]], Sequence[Any]]:
+        """Give what is made for some sizes."""
+        if sizes in self.made:
+            self.made.move_to_end(sizes)
+            return self.made[sizes]
+        self.made[sizes] = self._make(concrete_graph(self._gm, self._symbols, sizes), len(self._placeholders))
+        while len(self.made) > self._sessions:
+            self.made.popitem(last=False)
+        return self.made[sizes]
+
+    def made_as_traced(self) -> None:
+        """Make what the sizes call for that the graph was traced at: it fails now or never."""
+        self.at(self._symbols.traced_at(self._placeholders))
+
+    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
+        """Run it."""
+        given = list(arguments)
+        arguments.clear()
+        return self.at(self._symbols.read(given))(given)

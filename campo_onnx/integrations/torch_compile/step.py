@@ -1,0 +1,205 @@
+"""A training step of given sizes: one plan, two sessions, one piece of memory between them."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from campo_onnx.integrations.torch_compile.cut import Cut, cut
+from campo_onnx.integrations.torch_compile.flat import Argument, FlatGraph, Made, Result, Tensor, result_of
+from campo_onnx.integrations.torch_compile.handoff import Kept, slots_of, total_bytes
+from campo_onnx.integrations.torch_compile.planning import Planned
+from campo_onnx.integrations.torch_compile.sessions import address, allocated, open_part
+from campo_onnx.runtime.addresses import AddressedSession
+
+
+class _Half(NamedTuple):
+    """One pass: its session, and what that reads and writes, in order; None where there is nothing to run."""
+
+    session: AddressedSession | None
+    reads: Sequence[str]
+
+
+class TrainingStep:
+    """Forward and backward pass of a joint graph at one set of sizes.
+
+    Parameters
+    ----------
+    flat
+        The joint graph; its results are those of the forward pass, then the gradients.
+    planned
+        The same as it will run.
+    primals
+        How many arguments the forward pass has; tangents come after them.
+    forward_results
+        How many results it has.
+    weights
+        Positions of arguments that live as long as the model.
+    kept
+        What autograd keeps; None to find out.
+    """
+
+    def __init__(
+        self,
+        flat: FlatGraph,
+        planned: Planned,
+        *,
+        primals: int,
+        forward_results: int,
+        weights: frozenset[int],
+        kept: Kept | None = None,
+    ) -> None:
+        self.flat, self.planned = flat, planned
+        self._primals = primals
+        self._results = flat.results[:forward_results]
+        self._gradients = flat.results[forward_results:]
+        self._position = {t.name: p for t, p in zip(flat.inputs, flat.positions, strict=True)}
+        self._layout = {t.name: t.layout for t in (*flat.inputs, *flat.outputs)}
+        self._written, self._computed = (_made(half, flat) for half in (self._results, self._gradients))
+        self.cut = self._cut(weights if kept is None else frozenset(kept.arguments))
+        self.kept = kept or self._found_kept()
+        own = {n for n, p in self._position.items() if p in self.kept.arguments}
+        own |= {flat.outputs[place].name for place in self.kept.results}
+        tensors = planned.imported.view.tensors
+        self.slots = slots_of({n: int(tensors[n].nbytes) for n in self.cut.kept}, own)
+        self.buffer_bytes = total_bytes(self.slots)
+
+    def _is_tangent(self, name: str) -> bool:
+        return self._primals <= self._position[name] < self.flat.arguments
+
+    def _cut(self, free: frozenset[int]) -> Cut:
+        view = self.planned.imported.view
+        return cut(
+            view,
+            forward_outputs=[t.name for t in self._written],
+            backward_outputs=[t.name for t in self._computed],
+            tangents=[name for name in view.inputs if self._is_tangent(name)],
+            input_bytes={
+                name: 0.0 if self._position[name] in free else view.tensors[name].nbytes
+                for name in view.inputs
+            },
+        )
+
+    def _found_kept(self) -> Kept:
+        positions = [self._position[n] for n in self.cut.kept if n in self._position]
+        positions += [g.position for g in self._gradients if isinstance(g, Argument)]
+        place = {t.name: i for i, t in enumerate(self.flat.outputs)}
+        written = {t.name for t in self._written}
+        return Kept(
+            arguments=tuple(dict.fromkeys(p for p in positions if p < self._primals)),
+            results=tuple(place[n] for n in self.cut.kept if n in written),
+        )
+
+    @cached_property
+    def _drawn(self) -> tuple[str, ...]:
+        """What is drawn, in order; "" where the graph does not read it."""
+        first = self.flat.arguments
+        by_place = {p - first: n for n, p in self._position.items() if p >= first}
+        return tuple(by_place.get(i, "") for i in range(len(self.flat.draws)))
+
+    @cached_property
+    def _slots_written(self) -> tuple[str, ...]:
+        """Slots that the forward session fills; masks and the like are drawn there."""
+        return tuple(name for name in self.slots if name not in self._drawn)
+
+    @cached_property
+    def _forward(self) -> _Half:
+        writes = [*(t.name for t in self._written), *self._slots_written]
+        return self._opened(self.cut.forward, writes)
+
+    @cached_property
+    def _backward(self) -> _Half:
+        return self._opened(self.cut.backward, [t.name for t in self._computed])
+
+    def _opened(self, nodes: frozenset[str], writes: Sequence[str]) -> _Half:
+        imported, device = self.planned.imported, self.flat.device
+        made = {t for name in nodes for t in imported.view.node[name].outputs}
+        read = {t for name in nodes for t in imported.view.node[name].inputs} | set(writes)
+        outside = {*imported.view.inputs, *self.cut.kept} & read - made
+        reads = {t: self.flat.device_of(t) for t in imported.view.tensors if t in outside}
+        if not writes:
+            return _Half(None, ())
+        session = open_part(imported, nodes, reads, writes, device, as_written=self.planned.is_mixed)
+        return _Half(session, tuple(reads))
+
+    def forward(self, arguments: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
+        """Run the forward pass.
+
+        Returns
+        -------
+        results
+            What it gives, in the order of the graph.
+        kept
+            What autograd is to keep: as :attr:`kept` says, then the memory in between.
+        """
+        half, device = self._forward, self.flat.device
+        buffer = torch.empty(self.buffer_bytes, dtype=torch.uint8, device=device)
+        given = dict(enumerate(arguments))
+        for i, name in enumerate(self._drawn):
+            given[self.flat.arguments + i] = self.flat.draws[i](self._room(name, buffer))
+        alive: list[torch.Tensor] = []
+        read_at = [self._address_of(name, given, alive) for name in half.reads]
+        made = [allocated(t, device) for t in self._written]
+        base = address(buffer)
+        if half.session is not None:
+            slots = (base + self.slots[name].first for name in self._slots_written)
+            half.session.run(read_at, [*map(address, made), *slots])
+        outputs = {t.name: x for t, x in zip(self._written, made, strict=True)}
+        kept = [given[p] for p in self.kept.arguments]
+        kept += [outputs[self.flat.outputs[place].name] for place in self.kept.results]
+        return self._results_of(self._results, given, outputs), [*kept, buffer]
+
+    def backward(self, kept: Sequence[torch.Tensor], tangents: Sequence[Any]) -> list[Any]:
+        """Run the backward pass.
+
+        Parameters
+        ----------
+        kept
+            As :meth:`forward` gave it.
+        tangents
+            Gradients of its results.
+        """
+        half = self._backward
+        *tensors, buffer = kept
+        arguments = len(self.kept.arguments)
+        given = dict(zip(self.kept.arguments, tensors[:arguments], strict=True))
+        given |= {self._primals + i: tangent for i, tangent in enumerate(tangents)}
+        base = address(buffer)
+        known = {name: base + slot.first for name, slot in self.slots.items()}
+        for place, tensor in zip(self.kept.results, tensors[arguments:], strict=True):
+            known[self.flat.outputs[place].name] = address(tensor)
+        alive: list[torch.Tensor] = []
+        read_at = [known.get(name) or self._address_of(name, given, alive) for name in half.reads]
+        made = [allocated(t, self.flat.device) for t in self._computed]
+        if half.session is not None:
+            half.session.run(read_at, [address(tensor) for tensor in made])
+        outputs = {t.name: x for t, x in zip(self._computed, made, strict=True)}
+        return self._results_of(self._gradients, given, outputs)
+
+    def _room(self, name: str, buffer: torch.Tensor) -> torch.Tensor | None:
+        """Give the slot that something is drawn into, lying as it would elsewhere; None if it has none."""
+        if name not in self.slots:
+            return None
+        layout, dtype = self._layout[name], self.flat.dtype_of(name)
+        return layout.restored(self.slots[name].room(buffer, dtype, layout.stored_shape))
+
+    def _address_of(self, name: str, given: Mapping[int, Any], alive: list[torch.Tensor]) -> int:
+        stored = self._layout[name].stored(given[self._position[name]])
+        alive.append(stored)  # until the run is over
+        return address(stored)
+
+    def _results_of(
+        self, results: Sequence[Result], given: Mapping[int, Any], outputs: Mapping[str, torch.Tensor]
+    ) -> list[Any]:
+        made = {
+            i: t.layout.restored(outputs[t.name])
+            for i, t in enumerate(self.flat.outputs)
+            if t.name in outputs
+        }
+        return [result_of(result, given, made) for result in results]
+
+
+def _made(results: Sequence[Result], flat: FlatGraph) -> list[Tensor]:
+    places = dict.fromkeys(r.place for r in results if isinstance(r, Made))
+    return [flat.outputs[place] for place in places]

@@ -1,0 +1,83 @@
+"""How AOTAutograd is to trace for us: into which operations, and without which traps."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch._functorch.config
+from torch._decomp import core_aten_decompositions
+from torch._dynamo.backends.common import aot_autograd
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from campo_onnx.export.torch.translate import translations
+
+OPSET = 20
+
+TABLE = translations("matmul")
+"""What is translated, and how."""
+
+_NO_GRADIENT = ("flash_attention", "efficient_attention", "cudnn_attention")
+
+
+def decompositions() -> Mapping[Any, Any]:
+    """Give what is taken apart: the Core ATen set's operations, where we have no translation.
+
+    The parts of fused attention are not: they give its result without what its gradient reads, and gradients
+    would be wrong by any factor, without an error.
+    """
+    return {
+        operation: rule
+        for operation, rule in core_aten_decompositions().items()
+        if operation not in TABLE and not any(name in str(operation) for name in _NO_GRADIENT)
+    }
+
+
+@contextmanager
+def _plain_kernels() -> Iterator[None]:
+    """Let attention be traced as products and a softmax, and backward passes run twice if told to."""
+    with sdpa_kernel(SDPBackend.MATH), torch._functorch.config.patch(donated_buffer=False):
+        yield
+
+
+def traced(
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    partition: Callable[..., Any],
+    compiler: Callable[..., Any],
+    inference_compiler: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Let AOTAutograd trace a graph, and make of it what we compile.
+
+    Parameters
+    ----------
+    gm, inputs
+        As torch.compile hands them to a backend.
+    partition
+        Cuts a joint graph.
+    compiler
+        Makes something callable of a forward or backward graph.
+    inference_compiler
+        Of a graph without a backward pass.
+    """
+    aot = aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        inference_compiler=inference_compiler,
+        partition_fn=partition,
+        decompositions=decompositions(),
+    )
+    # AOTAutograd traces now, so the choice of kernels now is what ends up in its graphs.
+    with _plain_kernels():
+        return aot(gm, inputs)
+
+
+def boxed(call: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
+    """Mark a function that takes its arguments as a list, and may empty it, as AOTAutograd wants it."""
+
+    def run(arguments: list[Any]) -> Sequence[Any]:
+        return call(arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

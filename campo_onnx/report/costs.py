@@ -1,0 +1,118 @@
+"""Where the costs of a report come from: the source of every figure, and what it rests on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from campo_onnx.costs.evidence import CostSource
+from campo_onnx.devices.datasheet import Assumption, assumptions, devices
+from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.problem import Problem
+
+MEANINGS: Mapping[CostSource, str] = {
+    CostSource.MEASURE: "measured: the node was timed alone on this machine, in both precisions",
+    CostSource.MODEL: "predicted by a calibration of the device, from measurements of other shapes",
+    CostSource.GENERAL: "predicted by the calibration's one model for all operators, which is less exact",
+    CostSource.DATASHEET: "estimated from the device's public figures; nothing was measured",
+    CostSource.SCALED: "predicted, then raised to what the whole step was measured to take",
+    CostSource.UNKNOWN: "nothing is known, and no time is counted",
+}
+"""What a source means, as a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRow:
+    """Nodes whose costs have one source.
+
+    Parameters
+    ----------
+    source, meaning
+        The source, and what it means.
+    nodes, share
+        How many there are, and their share of the FP32 step.
+    """
+
+    source: str
+    meaning: str
+    nodes: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """What the figures rest on.
+
+    Parameters
+    ----------
+    device, figures_from
+        The device's full name and the source of its public figures; ``""`` for a device that the
+        program does not come with.
+    predicted
+        How the figures came about, in two or three words: what stands beside each of them.
+    sources
+        By share of the step, largest first.
+    assumed
+        Figures that no data sheet states, each with a reason.
+    cast
+        How the time of a Cast is computed; ``""`` where only a plan file is at hand.
+    """
+
+    device: str
+    figures_from: str
+    predicted: str
+    sources: tuple[SourceRow, ...]
+    assumed: tuple[Assumption, ...]
+    cast: str
+
+
+def provenance(plan: Plan, problem: Problem | None) -> Provenance:
+    """Say where the costs of a plan come from.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    problem
+        The costs of every node; None where only a plan file is at hand, which says one source for all.
+    """
+    known = devices().get(plan.device)
+    source = CostSource(plan.source)
+    cast = ""
+    if problem is not None:
+        model = problem.costs.cast
+        cast = f"{model.r_us * 1e6:,.2f} us per million elements + {model.c_i_us:,.2f} us a Cast"
+    return Provenance(
+        device=plan.device if known is None else known.title,
+        figures_from="" if known is None else known.source,
+        predicted=_ways(source),
+        sources=_rows(plan, problem, source),
+        assumed=() if known is None else assumptions(plan.device),
+        cast=cast,
+    )
+
+
+def _ways(source: CostSource) -> str:
+    return {
+        CostSource.DATASHEET: "predicted, from public figures",
+        CostSource.MEASURE: "predicted, from measured nodes",
+        CostSource.MODEL: "predicted, from a calibration",
+    }.get(source, "predicted")
+
+
+def _rows(plan: Plan, problem: Problem | None, whole: CostSource) -> tuple[SourceRow, ...]:
+    nodes: dict[CostSource, int] = {}
+    times_us: dict[CostSource, float] = {}
+    for decision in plan.decisions:
+        source = whole if problem is None else problem.costs.nodes[decision.node].source
+        nodes[source] = nodes.get(source, 0) + 1
+        times_us[source] = times_us.get(source, 0.0) + decision.fp32_us
+    total_us = sum(times_us.values())
+    rows = [
+        SourceRow(
+            source=source.value,
+            meaning=MEANINGS.get(source, source.value),
+            nodes=nodes[source],
+            share=times_us[source] / total_us if total_us else 0.0,
+        )
+        for source in nodes
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.share, row.source)))

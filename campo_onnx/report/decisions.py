@@ -1,0 +1,146 @@
+"""Decisions as columns of numbers and texts: what a page reads, a tenth of the size of the plan file.
+
+Texts come from the graph and were written by strangers. They are made visible here, written into the
+page as data (:mod:`campo_onnx.report.page`), and shown there as text.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from campo_onnx.ir.view import GraphView
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
+from campo_onnx.optimize.plan import Decision, Plan
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.reason import Reason
+from campo_onnx.report.modules import module_tree
+from campo_onnx.wording import visible
+
+LOW, ALREADY_LOW, FP32, OTHER = "L", "A", "F", "-"
+"""Precision of a node in a page: turned low, low in the given graph, FP32, or no floating point."""
+
+_DIGITS = 3  # nanoseconds
+
+
+class Texts:
+    """Texts that are written once and referred to by number."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._known: dict[str, int] = {}
+
+    def __call__(self, text: str) -> int:
+        """Number of a text."""
+        if text not in self._known:
+            self._known[text] = len(self.texts)
+            self.texts.append(visible(text))
+        return self._known[text]
+
+
+def columns(plans: Sequence[Plan], problem: Problem | None) -> dict[str, Any]:
+    """Write plans of one graph as columns, one entry a node.
+
+    Parameters
+    ----------
+    plans
+        The plans; each decides about the same nodes.
+    problem
+        The graph and its costs; None where only a plan file is at hand. Then nothing is said about
+        neighbours, shapes and sources of costs.
+    """
+    first = plans[0]
+    number = {decision.node: index for index, decision in enumerate(first.decisions)}
+    ops, families = Texts(), Texts()
+    operators = [ops(d.op_type) for d in first.decisions]
+    tree = module_tree(list(number))
+    given: dict[str, Any] = {
+        "low": first.low.value.upper(),
+        "names": [visible(name) for name in number],
+        "ops": ops.texts,
+        "op": operators,
+        "family_of_op": [families(spec(OpKey.parse(op)).family.value) for op in ops.texts],
+        "families": families.texts,
+        "modules": [visible(module.name) for module in tree.modules],
+        "parents": [module.parent for module in tree.modules],
+        "module": list(tree.module_of),
+        "fp32_us": [round(d.fp32_us, _DIGITS) for d in first.decisions],
+    }
+    if problem is not None:
+        given |= _of_graph(number, problem)
+    texts, rules, classes = Texts(), Texts(), Texts()
+    given["plans"] = [_plan(plan, number, texts, rules, classes) for plan in plans]
+    return given | {"reasons": texts.texts, "rules": rules.texts, "classes": classes.texts}
+
+
+def _of_graph(number: dict[str, int], problem: Problem) -> dict[str, Any]:
+    view, shapes, sources = problem.view, Texts(), Texts()
+    reads: list[list[int]] = []
+    shape = []
+    for name in number:
+        node = view.node[name]
+        producers = (view.producer.get(tensor) for tensor in node.inputs)
+        reads.append(list(dict.fromkeys(number[source.name] for source in producers if source is not None)))
+        shape.append(shapes(_shape(view, node.outputs)))
+    return {
+        "reads": reads,
+        "shapes": shapes.texts,
+        "shape": shape,
+        "sources": sources.texts,
+        "source": [sources(problem.costs.nodes[name].source.value) for name in number],
+    }
+
+
+def _shape(view: GraphView, outputs: Iterable[str]) -> str:
+    first = next((view.tensors[name] for name in outputs if name in view.tensors), None)
+    if first is None or first.shape is None:
+        return "unknown"
+    return " x ".join(map(str, first.shape)) or "scalar"
+
+
+def _plan(plan: Plan, number: dict[str, int], texts: Texts, rules: Texts, classes: Texts) -> dict[str, Any]:
+    decisions = sorted(plan.decisions, key=lambda d: number[d.node])
+    return {
+        "title": visible(f"{plan.strategy} ({plan.lists})"),
+        "precision": "".join(_precision(d) for d in decisions),
+        "reason": [texts(d.reason) for d in decisions],
+        "rule": [rules(d.decided_by.value) for d in decisions],
+        "class": [classes(d.op_class.value) for d in decisions],
+        "gain_us": [round(d.gain_us, _DIGITS) for d in decisions],
+        "cast_us": [round(d.cast_us, _DIGITS) for d in decisions],
+        "casts": _casts(plan, number),
+        "pads": [
+            [number[pad.node], round(pad.gain_us, _DIGITS), round(pad.pads_us, _DIGITS)] for pad in plan.pads
+        ],
+    }
+
+
+def _precision(decision: Decision) -> str:
+    if decision.precision is None:
+        return OTHER
+    if decision.is_lowered:
+        return LOW
+    return ALREADY_LOW if decision.decided_by is Reason.ALREADY_LOW else FP32
+
+
+def _casts(plan: Plan, number: dict[str, int]) -> list[list[Any]]:
+    """Rows of tensor, what is done with the Cast, its producer (-1: an input), consumers, microseconds."""
+    rows: list[list[Any]] = []
+    for cast in plan.casts:
+        readers = list(dict.fromkeys(number[use.node] for use in cast.consumers))
+        kind = f"{cast.src.value} -> {cast.dst.value}"
+        rows.append(
+            [visible(cast.tensor), kind, number.get(cast.producer, -1), readers, round(cast.cast_us, _DIGITS)]
+        )
+    for kind, existing in (("reused", plan.reused), ("dropped", plan.dropped)):
+        for old in existing:
+            readers = list(dict.fromkeys(number[use.node] for use in old.consumers))
+            rows.append(
+                [
+                    visible(old.tensor),
+                    kind,
+                    number.get(old.node, -1),
+                    readers,
+                    round(old.cast_us, _DIGITS) if kind == "dropped" else 0.0,
+                ]
+            )
+    return rows

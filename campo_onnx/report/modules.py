@@ -1,0 +1,96 @@
+"""Modules of a graph, read off the names of its nodes: what the precision map opens downwards."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_MOST_NODES = 200  # directly in one module; more are divided into sections, in the order of the graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """One module, or a section of one that has too many nodes to look at.
+
+    Parameters
+    ----------
+    name
+        Its own part of the path.
+    parent
+        Index of the module it is in; -1 for the whole graph.
+    """
+
+    name: str
+    parent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleTree:
+    """Where every node belongs.
+
+    Parameters
+    ----------
+    modules
+        Each after its parent; the first is the whole graph.
+    module_of
+        Index of the module that each node is in.
+    """
+
+    modules: tuple[Module, ...]
+    module_of: tuple[int, ...]
+
+
+def scope_of(node: str) -> tuple[str, ...]:
+    """Split the name of a node into the modules it is in.
+
+    Examples
+    --------
+    >>> scope_of("layers.3.attention/grad/MatMul_1")
+    ('layers', '3', 'attention', 'grad')
+    >>> scope_of("/encoder/Gemm"), scope_of("node_mm_12")
+    (('encoder',), ())
+    """
+    path, _, _ = node.rpartition("/")
+    return tuple(part for step in path.split("/") for part in step.split(".") if part)
+
+
+def module_tree(nodes: Sequence[str]) -> ModuleTree:
+    """Find the modules of a graph.
+
+    Parameters
+    ----------
+    nodes
+        Names of nodes, in the order of the graph.
+
+    Notes
+    -----
+    A module that holds more than 200 nodes itself is divided into sections of equal size: graphs whose
+    names tell of no modules can be opened as well.
+    """
+    modules = [Module(name="", parent=-1)]
+    known: dict[tuple[str, ...], int] = {(): 0}
+    module_of: list[int] = []
+    for node in nodes:
+        scope = scope_of(node)
+        for depth in range(1, len(scope) + 1):
+            path = scope[:depth]
+            if path not in known:
+                known[path] = len(modules)
+                modules.append(Module(name=path[-1], parent=known[path[:-1]]))
+        module_of.append(known[scope])
+    return _divided(modules, module_of)
+
+
+def _divided(modules: list[Module], module_of: list[int]) -> ModuleTree:
+    members: dict[int, list[int]] = {}
+    for node, module in enumerate(module_of):
+        members.setdefault(module, []).append(node)
+    for module, inside in members.items():
+        if len(inside) <= _MOST_NODES:
+            continue
+        length = math.isqrt(len(inside) - 1) + 1
+        for start in range(0, len(inside), length):
+            section = inside[start : start + length]
+            for node in section:
+                module_of[node] = len(modules)
+            modules.append(Module(name=f"{section[0] + 1} to {section[-1] + 1}", parent=module))
+    return ModuleTree(modules=tuple(modules), module_of=tuple(module_of))

@@ -1,0 +1,135 @@
+"""From a plan, a comparison or the verdicts of a check to one HTML file.
+
+The page loads nothing: styles and scripts are in it and allowed by their digests, pictures are data. What
+strangers wrote (names of nodes, tensors, files) is escaped by the template library, or lies in the page as
+JSON that its scripts show as text.
+"""
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from campo_onnx.errors import UsageError
+from campo_onnx.wording import duration, gigabytes, visible
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+SCRIPTS = ("data.js", "table.js", "decisions.js", "map.js", "page.js")
+"""In the order in which they run."""
+
+_NEEDED = ("jinja2", "matplotlib")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What a report shows.
+
+    Parameters
+    ----------
+    template
+        File that lays it out.
+    title
+        Its title.
+    values
+        What the template reads, by name.
+    data
+        What its scripts read; None for a page without any.
+    """
+
+    template: str
+    title: str
+    values: Mapping[str, Any]
+    data: Mapping[str, Any] | None = None
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+def check_report(path: Path) -> None:
+    """Find out before any work whether a report can be made.
+
+    Raises
+    ------
+    UsageError
+        If the name does not end in .html or .htm, or a package that reports need is not installed.
+    """
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--report {path}: a report is an HTML file", remedy="End the name with .html.")
+    missing = [package for package in _NEEDED if find_spec(package) is None]
+    if missing:
+        raise UsageError(
+            f"--report needs {' and '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed",
+            remedy="Install what it needs with: pip install 'campo-onnx[report]'",
+        )
+
+
+def render(page: Page) -> str:
+    """Write a page as one HTML text; the same page is always the same text."""
+    from jinja2.utils import htmlsafe_json_dumps
+
+    environment = _environment()
+    style = _own("style.css")
+    script = "\n".join(_own(name) for name in SCRIPTS) if page.data is not None else ""
+    data = "" if page.data is None else htmlsafe_json_dumps(page.data, **_JSON)
+    return environment.get_template(page.template).render(
+        title=page.title,
+        notes=page.notes,
+        style=style,
+        script=script,
+        policy=_policy(style, script),
+        data=data,
+        version=_version(),
+        **page.values,
+    )
+
+
+_JSON: Mapping[str, Any] = {"separators": (",", ":"), "allow_nan": False, "sort_keys": False}
+
+
+def _environment() -> "Environment":
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("campo_onnx.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "duration": duration,
+        "gigabytes": gigabytes,
+        "percent": lambda share: f"{share:.1%}",
+        "count": lambda number: f"{number:,}",
+        "visible": visible,
+    }
+    return environment
+
+
+def _own(name: str) -> str:
+    return files("campo_onnx.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """Allow this style and this script, pictures that are data, and nothing else."""
+    scripts = f"'sha256-{_digest(script)}'" if script else "'none'"
+    return (
+        f"default-src 'none'; style-src 'sha256-{_digest(style)}'; script-src {scripts}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+
+
+def _version() -> str:
+    try:
+        return version("campo-onnx")
+    except PackageNotFoundError:  # run from its folder
+        return ""

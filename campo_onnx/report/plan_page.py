@@ -1,0 +1,128 @@
+"""The report of one plan."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.report import Report, report_of
+from campo_onnx.optimize.traffic import Traffic
+from campo_onnx.report.costs import provenance
+from campo_onnx.report.decisions import columns
+from campo_onnx.report.families import FamilyRow, family_rows, whole_step
+from campo_onnx.report.page import Page, render
+from campo_onnx.report.pictures import bytes_picture, step_picture
+from campo_onnx.wording import duration, gigabytes, visible
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One figure at the top of a report, with what it is and what it rests on."""
+
+    title: str
+    figure: str
+    note: str
+
+
+def plan_page(
+    plan: Plan,
+    problem: Problem | None = None,
+    moved: tuple[Traffic, Traffic] | None = None,
+    *,
+    model: str,
+    notes: Sequence[str] = (),
+) -> str:
+    """Write the report of a plan as HTML.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    problem
+        The graph it is for and what its nodes cost; None where only a plan file is at hand. Then nothing
+        is said about shapes, neighbours and the sources of single costs.
+    moved
+        What the given step and the planned one launch and move; None where it is not known.
+    model
+        Name of the model, or of the plan file.
+    notes
+        Sentences that stand at the top: warnings.
+    """
+    rows = family_rows(plan, moved)
+    whole = whole_step(plan, rows)
+    known, summed = provenance(plan, problem), report_of(plan)
+    values = {
+        "model": model,
+        "plan": plan,
+        "costs": known,
+        "cards": _cards(summed, whole, moved, known.predicted),
+        "families": rows,
+        "whole": whole,
+        "longest_us": max((max(row.fp32_us, row.planned_us) for row in rows), default=0.0) or 1.0,
+        "kept": summed.kept,
+        "step_picture": step_picture(plan),
+        "bytes_picture": None if moved is None else bytes_picture(*moved),
+    }
+    title = f"{visible(model)} in mixed precision"
+    return render(
+        Page(template="plan.html", title=title, values=values, data=columns([plan], problem), notes=notes)
+    )
+
+
+def _cards(report: Report, whole: FamilyRow, moved: tuple[Traffic, Traffic] | None, how: str) -> list[Card]:
+    plan, low = report.plan, report.plan.low.value.upper()
+    changed = bool(report.low_nodes or plan.casts)
+    cards = [
+        Card(
+            title="Step",
+            figure=f"{duration(plan.fp32_us)} → {duration(plan.predicted_us)}",
+            note=f"{plan.speedup:.2f}x, {how}" if changed else f"unchanged, {how}",
+        ),
+        Card(
+            title=f"Nodes in {low}",
+            figure=f"{report.low_nodes:,} of {report.float_nodes:,}",
+            note="of those that compute floating point",
+        ),
+        Card(
+            title="Casts",
+            figure=f"{len(plan.casts):,}",
+            note=f"{report.casts_down:,} to {low}, {report.casts_up:,} back; {duration(plan.cast_us)}, "
+            f"{plan.cast_us / plan.predicted_us if plan.predicted_us else 0.0:.1%} of the step",
+        ),
+    ]
+    if whole.before is not None and whole.after is not None and moved is not None:
+        cards += [
+            Card(
+                title="Bytes moved",
+                figure=f"{gigabytes(whole.before.moved_bytes)} → {gigabytes(whole.after.moved_bytes)}",
+                note="read and written in one step, counted",
+            ),
+            Card(
+                title="Launches",
+                figure=f"{whole.before.launches:,} → {whole.after.launches:,}",
+                note="kernels of one step, counted",
+            ),
+            Card(
+                title="Tensors at most",
+                figure=f"{gigabytes(moved[0].peak_bytes)} → {gigabytes(moved[1].peak_bytes)}",
+                note="memory that they take at a time, counted",
+            ),
+        ]
+    if plan.pads:
+        gain_us = sum(pad.gain_us for pad in plan.pads)
+        cards.append(
+            Card(
+                title="Zero-padded for tensor cores",
+                figure=f"{len(plan.pads):,} nodes",
+                note=f"kernels save {duration(gain_us)}, pads and slices cost {duration(plan.pads_us)}",
+            )
+        )
+    if plan.lower_bound_us is not None:
+        cards.append(
+            Card(
+                title="Proven bound",
+                figure=duration(plan.lower_bound_us),
+                note="no plan under these lists, rules and costs can be predicted faster",
+            )
+        )
+    return cards

@@ -1,0 +1,82 @@
+"""What the user did not ask for but wants to know: overrides without effect, graphs that surprise."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from campo_onnx.errors import UsageError
+
+from .render.console import print_note, print_warning
+from .render.plan import recorded
+
+if TYPE_CHECKING:
+    from campo_onnx.ir.view import GraphView
+    from campo_onnx.optimize.oplists import OpLists
+    from campo_onnx.options import Options
+    from campo_onnx.pipeline import Optimized
+
+
+def report_unmatched(
+    view: "GraphView",
+    *,
+    operators: Mapping[str, Sequence[str] | None],
+    keep_fp32: Sequence[str] | None = None,
+    lists: "OpLists | None" = None,
+    strict: bool,
+) -> None:
+    """Warn of overrides that match nothing.
+
+    Parameters
+    ----------
+    view
+        The graph.
+    operators
+        Operators by the option that named them.
+    keep_fp32
+        Patterns of --keep-fp32.
+    lists
+        Lists from a file of the user's.
+    strict
+        Whether that is an error.
+
+    Raises
+    ------
+    UsageError
+        If `strict`, for the first.
+    """
+    from campo_onnx.optimize.overrides import unmatched
+
+    given = {option: texts or [] for option, texts in operators.items()}
+    for sentence in unmatched(view, operators=given, keep_fp32=keep_fp32 or (), lists=lists):
+        if strict:
+            raise UsageError(sentence, remedy="Correct it, or leave --strict out.")
+        print_warning(sentence)
+
+
+def note_what_surprises(model: Path, optimized: "Optimized", options: "Options") -> None:
+    """Note what of a graph, or of its device, may surprise."""
+    if not options.device.computes_in(options.low):
+        print_note(f"{options.device.name} has no {options.low.value} arithmetic, so it cannot pay there.")
+    if refused := optimized.refused_by(options.device.provider):
+        print_warning(
+            f"ONNX Runtime's CUDA provider does not load this graph, in FP32 or mixed: it refuses "
+            f"BatchNormalization with training_mode=1 ({len(refused)} nodes, the first is {refused[0]!r}). "
+            "Export with campo_onnx.export.torch, which decomposes batch normalization."
+        )
+    if optimized.imported.converted_from is not None:
+        print_note(
+            f"{model} uses opset {optimized.imported.converted_from}: it was converted to opset "
+            f"{optimized.imported.view.opset['']} by onnx's version converter, and is written at that."
+        )
+    if optimized.imported.stamp is not None:
+        stamp = optimized.imported.stamp
+        print_note(
+            f"{model} is already optimized (strategy {stamp.strategy}, {stamp.device}, {stamp.low}"
+            f"{recorded(stamp)}) and stays as it is. To plan again, start from the FP32 file."
+        )
+    elif low := optimized.unscaled_gradients:
+        print_warning(
+            f"{len(low)} nodes of the backward pass run in {options.low.value}, and the graph does not scale "
+            "its loss: small gradients become zero. Export the step with a loss scale (the exporters of "
+            "campo_onnx.export do), or use --precision bf16."
+        )

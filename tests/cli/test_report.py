@@ -1,0 +1,72 @@
+"""``--report``: where it is written, and what it leaves alone."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
+
+
+@pytest.fixture
+def plan(program, tmp_path):
+    words = ("optimize", MLP, "-o", "mixed.onnx", "--device", "v100", "--plan", "plan.json")
+    assert program(*words, "--report", "out.html") == 0
+    return tmp_path / "plan.json"
+
+
+def test_every_command_writes_one(plan, program, tmp_path, capsys) -> None:
+    assert program("compare", MLP, "--device", "v100", "--report", "compare.html") == 0
+    assert program("explain", plan, "--report", "explain.html") == 0
+    assert program("check", "mixed.onnx", "--against", MLP, "--report", "check.html") == 0
+    assert "Wrote check.html" in capsys.readouterr().out
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.html")}
+    assert pages.keys() == {"out", "compare", "explain", "check"}
+    names = [decision["node"] for decision in json.loads(plan.read_text())["decisions"]]
+    for stem in ("out", "compare", "explain"):
+        data = pages[stem].partition('id="data">')[2].partition("</script>")[0]
+        assert json.loads(data)["names"] == names
+    assert "interface" in pages["check"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("optimize", MLP, "-o", "again.onnx", "--device", "v100"),
+        ("compare", MLP, "--device", "v100"),
+        ("explain", "plan.json"),
+        ("check", "mixed.onnx", "--against", MLP),
+    ],
+)
+def test_bad_places_are_refused_before_any_work(words, plan, program, tmp_path, capsys) -> None:
+    os.mkfifo("pipe.html")
+    Path("folder.html").mkdir()
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    places = {
+        "out.html": "exists",
+        "pipe.html": "not a regular file",
+        "folder.html": "is a folder",
+        "missing/out.html": "does not exist",
+        "out.pdf": "End the name with .html",
+    }
+    for place, why in places.items():
+        capsys.readouterr()
+        assert program(*words, "--report", place) == 2
+        assert why in " ".join(capsys.readouterr().err.split())
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    assert program(*words, "--report", "out.html", "--force") == 0
+
+
+def test_two_outputs_of_one_name_are_refused(program, capsys) -> None:
+    words = ("optimize", MLP, "-o", "a.onnx", "--device", "v100")
+    assert program(*words, "--plan", "x.html", "--report", "x.html") == 2
+    assert "--report and --plan are the same file" in capsys.readouterr().err
+    assert not list(Path().glob("*.html"))
+
+
+def test_json_stays_json(plan, program, capsys) -> None:
+    capsys.readouterr()
+    assert program("explain", plan, "--json", "--report", "new.html") == 0
+    json.loads(capsys.readouterr().out)
+    assert Path("new.html").exists()

@@ -1,0 +1,49 @@
+"""Constant nodes that hold a sparse tensor: whoever reads them reads it whole."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from campo_onnx.errors import ModelError, UnsupportedModelError
+from campo_onnx.ir.importer import import_model
+
+
+def sparse_model(indices, values=(2.0, -3.0), size=4):
+    sparse = helper.make_sparse_tensor(
+        helper.make_tensor("values", TensorProto.FLOAT, [len(values)], values),
+        helper.make_tensor("indices", TensorProto.INT64, list(np.shape(indices)), np.ravel(indices)),
+        [size, size],
+    )
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [size, size]) for name in "xy")
+    nodes = [
+        helper.make_node("Constant", [], ["w"], name="c", sparse_value=sparse),
+        helper.make_node("MatMul", ["x", "w"], ["y"], name="product"),
+    ]
+    graph = helper.make_graph(nodes, "g", [x], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+@pytest.mark.parametrize("indices", [[1, 14], [[0, 1], [3, 2]]], ids=["counted through", "by axis"])
+def test_a_product_with_one_goes_low_and_computes_the_same(lower, run, indices):
+    lowered = lower(sparse_model(indices), ["product"])
+    onnx.checker.check_model(lowered.model, full_check=True)
+    (low,) = lowered.model.graph.initializer
+    expected = np.zeros((4, 4), np.float16)
+    expected[0, 1], expected[3, 2] = 2.0, -3.0
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(low), expected)
+    feeds = {"x": np.arange(16, dtype=np.float32).reshape(4, 4)}
+    np.testing.assert_array_equal(run(lowered.model, feeds)["y"], run(lowered.imported.model, feeds)["y"])
+
+
+def test_its_values_count(lower):
+    large = lower(sparse_model([1, 14], values=(2.0, 1e5)), [])
+    assert large.imported.digest != lower(sparse_model([1, 14]), []).imported.digest
+    assert np.max(large.imported.view.values["w"]) == 1e5
+
+
+def test_one_that_is_damaged_or_too_large_is_refused():
+    with pytest.raises(ModelError):
+        import_model(sparse_model([1, 16]))
+    with pytest.raises(UnsupportedModelError, match="the sparse constant of node 'c' has"):
+        import_model(sparse_model([1, 14], size=1 << 13))
