@@ -49,9 +49,51 @@ def _mul(g: Graph, expected: Expected, a: Any, b: Any) -> Value:
 def _div_mode(g: Graph, expected: Expected, a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
     if rounding_mode is None:
         return _binary("Div", g, expected, a, b)
-    if expected.dtype in FLOATS and rounding_mode == "floor":
-        return elementwise(g, "Floor", _binary("Div", g, expected, a, b))
-    raise UntranslatableError(f"rounding_mode={rounding_mode!r} on this type")
+    if expected.dtype in FLOATS:
+        quotient = _binary("Div", g, expected, a, b)
+        return (
+            elementwise(g, "Floor", quotient) if rounding_mode == "floor" else _trunc(g, expected, quotient)
+        )
+    a, b = operand(g, a, expected.dtype), operand(g, b, expected.dtype)
+    if (
+        rounding_mode == "floor"
+    ):  # ONNX's quotient of integers rounds to zero, its remainder has the divisor's sign
+        a = elementwise(g, "Sub", a, elementwise(g, "Mod", a, b))
+    return elementwise(g, "Div", a, b)
+
+
+def _floor_divide(g: Graph, expected: Expected, a: Any, b: Any) -> Value:
+    return _div_mode(g, expected, a, b, rounding_mode="floor")
+
+
+def _remainder(g: Graph, expected: Expected, a: Any, b: Any) -> Value:
+    a, b = operand(g, a, expected.dtype), operand(g, b, expected.dtype)
+    if expected.dtype not in FLOATS:
+        return elementwise(g, "Mod", a, b)
+    # As C's fmod, which is exact, but with the sign of the divisor.
+    rest = g.op("Mod", a, b, fmod=1)
+    differs = elementwise(g, "Less", elementwise(g, "Mul", rest, b), g.scalar(0, rest.dtype))
+    return elementwise(g, "Where", differs, elementwise(g, "Add", rest, b), rest)
+
+
+def _trunc(g: Graph, expected: Expected, x: Value) -> Value:
+    x = operand(g, x, expected.dtype)
+    if expected.dtype not in FLOATS:
+        return x
+    return elementwise(g, "Mul", elementwise(g, "Sign", x), elementwise(g, "Floor", elementwise(g, "Abs", x)))
+
+
+def _relu(g: Graph, expected: Expected, x: Value) -> Value:
+    # Providers have kernels of Relu for floating point alone.
+    return _unary("Relu", g, expected, x) if x.is_float else elementwise(g, "Max", x, g.scalar(0, x.dtype))
+
+
+def _hardtanh_backward(
+    g: Graph, expected: Expected, gradient: Value, x: Value, low: float = -1, high: float = 1
+) -> Value:
+    above = elementwise(g, "Greater", x, g.scalar(low, x.dtype))
+    inside = elementwise(g, "And", above, elementwise(g, "Less", x, g.scalar(high, x.dtype)))
+    return elementwise(g, "Where", inside, gradient, g.scalar(0, gradient.dtype))
 
 
 def _compared(op_type: str, negate: bool, g: Graph, expected: Expected, a: Value, b: Any) -> Value:
@@ -221,7 +263,7 @@ def _fill(g: Graph, expected: Expected, x: Value, value: Any) -> Value:
 _UNARY = {
     "Abs": aten.abs, "Neg": aten.neg, "Exp": aten.exp, "Log": aten.log, "Sqrt": aten.sqrt, "Sin": aten.sin,
     "Cos": aten.cos, "Tan": aten.tan, "Tanh": aten.tanh, "Sigmoid": aten.sigmoid, "Erf": aten.erf,
-    "Relu": aten.relu, "Reciprocal": aten.reciprocal, "Sign": aten.sign, "Floor": aten.floor,
+    "Reciprocal": aten.reciprocal, "Sign": aten.sign, "Floor": aten.floor,
     "Ceil": aten.ceil, "Round": aten.round, "Atan": aten.atan, "Asin": aten.asin, "Acos": aten.acos,
     "Sinh": aten.sinh, "Cosh": aten.cosh, "Asinh": aten.asinh, "Acosh": aten.acosh, "Atanh": aten.atanh,
     "Not": aten.logical_not,
@@ -260,6 +302,12 @@ TRANSLATIONS: Table = table(
     (aten.clamp.Tensor, _clamp),
     (aten.clamp_min.default, _clamp),
     ((aten.fmod.Tensor, aten.fmod.Scalar), _fmod),
+    ((aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor), _remainder),
+    ((aten.floor_divide.default, aten.floor_divide.Scalar), _floor_divide),
+    (aten.relu.default, _relu),
+    (aten.trunc.default, _trunc),
+    (aten.hardtanh.default, lambda g, e, x, low=-1, high=1: _clamp(g, e, x, low, high)),
+    (aten.hardtanh_backward.default, _hardtanh_backward),
     (aten.rsqrt.default, _rsqrt),
     (aten.log1p.default, _log1p),
     (aten.expm1.default, _expm1),

@@ -6,7 +6,16 @@ from typing import Any
 
 from onnx import TensorProto
 
-from campo_onnx.export.compact import cast, elementwise, expand, reshape, scatter_add_rows, transpose
+from campo_onnx.export.compact import (
+    cast,
+    crop,
+    elementwise,
+    expand,
+    full,
+    reshape,
+    scatter_add_rows,
+    transpose,
+)
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.operands import aten, operand
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
@@ -37,9 +46,8 @@ def _embedding_backward(
 
 def _gather(g: Graph, expected: Expected, x: Value, dim: int, index: Value, **_: Any) -> Value:
     # ONNX wants the other axes to be of equal length; torch lets the index be shorter.
-    if any(n != m for i, (n, m) in enumerate(zip(x.shape, index.shape, strict=True)) if i != dim % x.rank):
-        raise UntranslatableError("an index shorter than the tensor on another axis")
-    return g.op("GatherElements", x, index, axis=dim % x.rank)
+    ends = [n if i == dim % x.rank else m for i, (n, m) in enumerate(zip(x.shape, index.shape, strict=True))]
+    return g.op("GatherElements", crop(g, x, [0] * x.rank, ends), index, axis=dim % x.rank)
 
 
 def _scatter(g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Any) -> Value:
@@ -55,6 +63,44 @@ def _scattered(
 ) -> Value:
     updates = expand(g, operand(g, source, x.dtype), index.shape)
     return g.op("ScatterElements", x, index, updates, axis=dim % x.rank, reduction=reduction)
+
+
+_REDUCTIONS = {
+    "sum": ("add", 0.0),
+    "prod": ("mul", 1.0),
+    "amax": ("max", -math.inf),
+    "amin": ("min", math.inf),
+}
+
+
+def _scatter_reduce(
+    g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Value, reduce: str, *,
+    include_self: bool = True,
+) -> Value:  # fmt: skip
+    """Combine what goes to one place, with what is there already or without."""
+    if index.shape != source.shape:
+        source = crop(g, source, [0] * source.rank, list(index.shape))
+    axis = dim % max(x.rank, 1)
+    if reduce == "mean":
+        return _scatter_mean(g, x, axis, index, source, include_self)
+    kind, neutral = _REDUCTIONS[reduce]
+    if not include_self:
+        if not x.is_float:
+            raise UntranslatableError("include_self=False on integers")
+        x = g.op("ScatterElements", x, index, full(g, index.shape, neutral, x.dtype), axis=axis)
+    return g.op("ScatterElements", x, index, source, axis=axis, reduction=kind)
+
+
+def _scatter_mean(g: Graph, x: Value, axis: int, index: Value, source: Value, include_self: bool) -> Value:
+    if not x.is_float:
+        raise UntranslatableError("a mean of integers")
+    ones = full(g, index.shape, 1, x.dtype)
+    if not include_self:
+        x = g.op("ScatterElements", x, index, full(g, index.shape, 0, x.dtype), axis=axis)
+    total = g.op("ScatterElements", x, index, source, axis=axis, reduction="add")
+    first = full(g, x.shape, 1 if include_self else 0, x.dtype)
+    count = g.op("ScatterElements", first, index, ones, axis=axis, reduction="add")
+    return elementwise(g, "Div", total, elementwise(g, "Max", count, g.scalar(1, x.dtype)))
 
 
 def _index_select(g: Graph, expected: Expected, x: Value, dim: int, index: Value) -> Value:
@@ -120,6 +166,7 @@ TRANSLATIONS: Table = table(
     (aten.gather.default, _gather),
     ((aten.scatter.src, aten.scatter.value), _scatter),
     (aten.scatter_add.default, _scatter_add),
+    (aten.scatter_reduce.two, _scatter_reduce),
     (aten.index_select.default, _index_select),
     (aten.index.Tensor, _index),
     ((aten.index_put.default, aten._unsafe_index_put.default), _index_put),

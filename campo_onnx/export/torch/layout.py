@@ -1,6 +1,7 @@
 """Operations that move elements and compute nothing."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -161,6 +162,13 @@ def _arange(g: Graph, expected: Expected, start: float, end: float, step: float 
     return g.constant((start + step * np.arange(expected.shape[0])).astype(dtype))
 
 
+def _triangle_indices(
+    upper: bool, g: Graph, expected: Expected, rows: int, columns: int, offset: int = 0, **_: Any
+) -> Value:
+    indices = np.triu_indices(rows, offset, columns) if upper else np.tril_indices(rows, offset, columns)
+    return g.constant(np.stack(indices).astype(g.scalar(0, expected.dtype).numpy_dtype))
+
+
 def _triangle(upper: int, g: Graph, expected: Expected, x: Value, diagonal: int = 0) -> Value:
     return g.op("Trilu", x, g.constant(np.int64(diagonal)), upper=upper)
 
@@ -190,6 +198,8 @@ TRANSLATIONS: Table = table(
     (aten.repeat.default, _repeat),
     (aten.flip.default, _flip),
     (aten.arange.start_step, _arange),
+    (aten.tril_indices.default, partial(_triangle_indices, False)),
+    (aten.triu_indices.default, partial(_triangle_indices, True)),
     (aten.tril.default, lambda g, e, x, k=0: _triangle(0, g, e, x, k)),
     (aten.triu.default, lambda g, e, x, k=0: _triangle(1, g, e, x, k)),
 )

@@ -1,6 +1,8 @@
 """Pooling and resampling, with their gradients."""
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,17 +55,24 @@ def _avg_pool(
     padding: int | Sequence[int] = 0, ceil_mode: bool = False, count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Value:  # fmt: skip
-    sizes, strides, pads = pair(kernel, 2), pair(stride, 2) if stride else pair(kernel, 2), pair(padding, 2)
+    count = max(2, len(kernel))
+    sizes, pads = pair(kernel, count), pair(padding, count)
     if ceil_mode or divisor_override is not None:
-        rows, columns = _average_matrices(
-            x.shape[-2:], expected.shape[-2:], kernel, stride, padding, count_include_pad, divisor_override
+        matrices = _average_matrices(
+            x.shape[-count:],
+            expected.shape[-count:],
+            kernel,
+            stride,
+            padding,
+            count_include_pad,
+            divisor_override,
         )
-        return _separable(g, x, rows, columns)
+        return _separable(g, x, matrices)
     return g.op(
         "AveragePool",
         x,
         kernel_shape=sizes,
-        strides=strides,
+        strides=pair(stride, count) if stride else sizes,
         pads=[*pads, *pads],
         count_include_pad=int(count_include_pad),
     )
@@ -73,18 +82,26 @@ def _avg_pool_backward(
     g: Graph, expected: Expected, gradient: Value, x: Value, kernel: Sequence[int], stride: Sequence[int],
     padding: int | Sequence[int], ceil_mode: bool, count_include_pad: bool, divisor_override: int | None,
 ) -> Value:  # fmt: skip
-    rows, columns = _average_matrices(
-        x.shape[-2:], gradient.shape[-2:], kernel, stride, padding, count_include_pad, divisor_override
+    count = max(2, len(kernel))
+    matrices = _average_matrices(
+        x.shape[-count:],
+        gradient.shape[-count:],
+        kernel,
+        stride,
+        padding,
+        count_include_pad,
+        divisor_override,
     )
-    return _separable(g, gradient, rows.T, columns.T)
+    return _separable(g, gradient, [matrix.T for matrix in matrices])
 
 
 def _average_matrices(
     inputs: Sequence[int], outputs: Sequence[int], kernel: Sequence[int], stride: Sequence[int],
     padding: int | Sequence[int], count_include_pad: bool, divisor: int | None,
-) -> tuple[Matrix, Matrix]:  # fmt: skip
-    """Give the matrices (outputs, inputs) that average rows and columns."""
-    sizes, strides, pads = pair(kernel, 2), pair(stride, 2) if stride else pair(kernel, 2), pair(padding, 2)
+) -> list[Matrix]:  # fmt: skip
+    """Give the matrices (outputs, inputs) that average along each spatial axis."""
+    sizes, pads = pair(kernel, len(inputs)), pair(padding, len(inputs))
+    strides = pair(stride, len(inputs)) if stride else sizes
     matrices = []
     for n, m, k, s, p in zip(inputs, outputs, sizes, strides, pads, strict=True):
         matrix = np.zeros((m, n))
@@ -96,19 +113,20 @@ def _average_matrices(
         matrices.append(matrix)
     if divisor is not None:
         matrices[0] /= divisor
-    return matrices[0], matrices[1]
+    return matrices
 
 
 def _adaptive_avg_pool(g: Graph, expected: Expected, x: Value, size: Sequence[int]) -> Value:
-    return _separable(g, x, *_adaptive_matrices(x.shape[-2:], expected.shape[-2:]))
+    count = len(size)
+    return _separable(g, x, _adaptive_matrices(x.shape[-count:], expected.shape[-count:]))
 
 
-def _adaptive_avg_pool_backward(g: Graph, expected: Expected, gradient: Value, x: Value) -> Value:
-    rows, columns = _adaptive_matrices(x.shape[-2:], gradient.shape[-2:])
-    return _separable(g, gradient, rows.T, columns.T)
+def _adaptive_avg_pool_backward(count: int, g: Graph, expected: Expected, gradient: Value, x: Value) -> Value:
+    matrices = _adaptive_matrices(x.shape[-count:], gradient.shape[-count:])
+    return _separable(g, gradient, [matrix.T for matrix in matrices])
 
 
-def _adaptive_matrices(inputs: Sequence[int], outputs: Sequence[int]) -> tuple[Matrix, Matrix]:
+def _adaptive_matrices(inputs: Sequence[int], outputs: Sequence[int]) -> list[Matrix]:
     matrices = []
     for n, m in zip(inputs, outputs, strict=True):
         matrix = np.zeros((m, n))
@@ -116,18 +134,21 @@ def _adaptive_matrices(inputs: Sequence[int], outputs: Sequence[int]) -> tuple[M
             first, last = i * n // m, -(-(i + 1) * n // m)
             matrix[i, first:last] = 1 / (last - first)
         matrices.append(matrix)
-    return matrices[0], matrices[1]
+    return matrices
 
 
-def _separable(g: Graph, x: Value, rows: Matrix, columns: Matrix) -> Value:
-    """Apply a linear map that works on rows and columns apart: two products with constants."""
-    for matrix, on_rows in ((rows, True), (columns, False)):
+def _separable(g: Graph, x: Value, matrices: Sequence[Matrix]) -> Value:
+    """Apply a linear map that works on each of the last axes apart: products with constants."""
+    for axis, matrix in enumerate(matrices, x.rank - len(matrices)):
         if np.array_equal(matrix, np.eye(len(matrix))) and matrix.shape[0] == matrix.shape[1]:
             continue
-        if on_rows:
-            x = g.op("MatMul", g.constant(matrix.astype(x.numpy_dtype)), x)
-        else:
+        if axis == x.rank - 1:
             x = g.op("MatMul", x, g.constant(matrix.T.astype(x.numpy_dtype)))
+            continue
+        shape, behind = x.shape, x.shape[axis + 1 :]
+        rows = x if len(behind) == 1 else reshape(g, x, (*shape[: axis + 1], math.prod(behind)))
+        mapped = g.op("MatMul", g.constant(matrix.astype(x.numpy_dtype)), rows)
+        x = reshape(g, mapped, (*shape[:axis], matrix.shape[0], *behind))
     return x
 
 
@@ -146,7 +167,7 @@ def _nearest(
     g: Graph, expected: Expected, x: Value, size: Any, scales_h: float | None = None,
     scales_w: float | None = None,
 ) -> Value:  # fmt: skip
-    return _separable(g, x, *_nearest_matrices(x.shape, expected.shape, scales_h, scales_w))
+    return _separable(g, x, _nearest_matrices(x.shape, expected.shape, scales_h, scales_w))
 
 
 def _nearest_backward(
@@ -154,7 +175,7 @@ def _nearest_backward(
     scales_h: float | None = None, scales_w: float | None = None,
 ) -> Value:  # fmt: skip
     rows, columns = _nearest_matrices(expected.shape, gradient.shape, scales_h, scales_w)
-    return _separable(g, gradient, rows.T, columns.T)
+    return _separable(g, gradient, (rows.T, columns.T))
 
 
 def _nearest_matrices(
@@ -170,7 +191,7 @@ def _bilinear(
     g: Graph, expected: Expected, x: Value, size: Any, align_corners: bool,
     scales_h: float | None = None, scales_w: float | None = None,
 ) -> Value:  # fmt: skip
-    return _separable(g, x, *_bilinear_matrices(x.shape, expected.shape, align_corners, scales_h, scales_w))
+    return _separable(g, x, _bilinear_matrices(x.shape, expected.shape, align_corners, scales_h, scales_w))
 
 
 def _bilinear_backward(
@@ -178,7 +199,7 @@ def _bilinear_backward(
     scales_h: float | None = None, scales_w: float | None = None,
 ) -> Value:  # fmt: skip
     rows, columns = _bilinear_matrices(expected.shape, gradient.shape, align_corners, scales_h, scales_w)
-    return _separable(g, gradient, rows.T, columns.T)
+    return _separable(g, gradient, (rows.T, columns.T))
 
 
 def _bilinear_matrices(
@@ -194,10 +215,13 @@ def _bilinear_matrices(
 TRANSLATIONS: Table = table(
     (aten.max_pool2d_with_indices.default, _max_pool),
     (aten.max_pool2d_with_indices_backward.default, _max_pool_backward),
-    (aten.avg_pool2d.default, _avg_pool),
-    (aten.avg_pool2d_backward.default, _avg_pool_backward),
-    (aten._adaptive_avg_pool2d.default, _adaptive_avg_pool),
-    (aten._adaptive_avg_pool2d_backward.default, _adaptive_avg_pool_backward),
+    (aten.max_pool3d_with_indices.default, _max_pool),
+    (aten.max_pool3d_with_indices_backward.default, _max_pool_backward),
+    ((aten.avg_pool2d.default, aten.avg_pool3d.default), _avg_pool),
+    ((aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default), _avg_pool_backward),
+    ((aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default), _adaptive_avg_pool),
+    (aten._adaptive_avg_pool2d_backward.default, partial(_adaptive_avg_pool_backward, 2)),
+    (aten._adaptive_avg_pool3d_backward.default, partial(_adaptive_avg_pool_backward, 3)),
     (aten.upsample_nearest2d.default, _nearest),
     (aten.upsample_nearest2d_backward.default, _nearest_backward),
     (aten.upsample_bilinear2d.default, _bilinear),

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from campo_onnx.export.compact import (
     cast,
+    crop,
     elementwise,
     reduce,
     reshape,
@@ -27,6 +30,7 @@ Dims = int | Sequence[int] | None
 
 _INT32 = int(TensorProto.INT32)
 _BOOL = int(TensorProto.BOOL)
+_LONGEST_RUN = 512
 
 
 def _sum(g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False, **_: Any) -> Value:
@@ -59,8 +63,9 @@ def _extremum_and_index(
     extremum: str, index: str, g: Graph, x: Value, dim: int, keepdim: bool
 ) -> tuple[Value, Value]:
     dim %= x.rank
+    dtype, x = x.dtype, cast(g, x, _INT32) if x.dtype == _BOOL else x
     where = g.op(index, x, axis=dim, keepdims=int(keepdim))
-    return reduce(g, extremum, x, [dim], keepdims=keepdim), where
+    return cast(g, reduce(g, extremum, x, [dim], keepdims=keepdim), dtype), where
 
 
 def _max_dim(g: Graph, expected: Expected, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
@@ -71,10 +76,46 @@ def _min_dim(g: Graph, expected: Expected, x: Value, dim: int, keepdim: bool = F
     return _extremum_and_index("ReduceMin", "ArgMin", g, x, dim, keepdim)
 
 
-def _argmax(g: Graph, expected: Expected, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+def _argument(
+    op_type: str, g: Graph, expected: Expected, x: Value, dim: int | None = None, keepdim: bool = False
+) -> Value:
     if dim is None:
         x, dim = reshape(g, x, (x.elements,)), 0
-    return reshape(g, g.op("ArgMax", x, axis=dim % x.rank, keepdims=int(keepdim)), expected.shape)
+    return reshape(g, g.op(op_type, x, axis=dim % x.rank, keepdims=int(keepdim)), expected.shape)
+
+
+def _median_dim(
+    g: Graph, expected: Expected, x: Value, dim: int, keepdim: bool = False
+) -> tuple[Value, Value]:
+    dim %= max(x.rank, 1)
+    middle = (x.shape[dim] + 1) // 2  # of an even number the lower one
+    found = g.ops("TopK", x, g.integers([middle]), outputs=2, axis=dim, largest=0, sorted=1)
+    starts, ends = [0] * x.rank, list(found[0].shape)
+    starts[dim] = middle - 1
+    value, index = (reshape(g, crop(g, each, starts, ends), expected.shape) for each in found)
+    return value, index
+
+
+def _median(g: Graph, expected: Expected, x: Value) -> Value:
+    return _median_dim(g, expected, reshape(g, x, (x.elements,)), 0)[0]
+
+
+def _prod(
+    g: Graph, expected: Expected, x: Value, dim: int | None = None, keepdim: bool = False, **_: Any
+) -> Value:
+    return reduce(g, "ReduceProd", cast(g, x, expected.dtype), axes_of(x, dim), keepdims=keepdim)
+
+
+def _cumprod(g: Graph, expected: Expected, x: Value, dim: int, **_: Any) -> Value:
+    """Multiply what comes before each element, all of it anew: ONNX has no running product."""
+    x, dim = cast(g, x, expected.dtype), dim % max(x.rank, 1)
+    n = x.shape[dim]
+    if n > _LONGEST_RUN:
+        raise UntranslatableError(f"a running product of {n} elements")
+    sees = np.tril(np.ones((n, n), bool)).reshape((n, n) + (1,) * (x.rank - dim - 1))
+    wide = reshape(g, x, (*x.shape[:dim], 1, *x.shape[dim:]))
+    seen = elementwise(g, "Where", g.constant(sees), wide, g.scalar(1, x.dtype))
+    return reduce(g, "ReduceProd", seen, [dim + 1], keepdims=False)
 
 
 def _var(
@@ -320,7 +361,12 @@ TRANSLATIONS: Table = table(
     ((aten.all.default, aten.all.dim), _all),
     (aten.max.dim, _max_dim),
     (aten.min.dim, _min_dim),
-    (aten.argmax.default, _argmax),
+    (aten.argmax.default, partial(_argument, "ArgMax")),
+    (aten.argmin.default, partial(_argument, "ArgMin")),
+    (aten.median.dim, _median_dim),
+    (aten.median.default, _median),
+    ((aten.prod.default, aten.prod.dim_int), _prod),
+    (aten.cumprod.default, _cumprod),
     (aten.linalg_vector_norm.default, _vector_norm),
     (aten.topk.default, _topk),
     (aten.sort.default, _sort),

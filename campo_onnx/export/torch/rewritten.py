@@ -7,7 +7,8 @@ them out of sight (in ``nn.MultiheadAttention``), they come apart after all, cor
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,13 +19,27 @@ from torch.overrides import TorchFunctionMode
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export.torch.decisions import Decisions, passing
-from campo_onnx.export.torch.origin import set_place
+from campo_onnx.export.torch.origin import current_origin, set_place
+from campo_onnx.export.torch.parts import FUNCTIONS
 from campo_onnx.export.torch.place import place_of_frame
+from campo_onnx.export.torch.recomputed import Masks
+
+_FRAMES = 3  # torch's dispatcher, the function, and who called it
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 """What torch raises where a value of a tensor is needed."""
 
 _DROPOUTS = (F.dropout, torch.dropout, torch._VF.dropout)
+
+
+def _lines(frame: FrameType) -> tuple[tuple[str, int], ...]:
+    """Tell a call by where it stands: the frames between the caller and us."""
+    lines: list[tuple[str, int]] = []
+    current: FrameType | None = frame
+    while current is not None and len(lines) < _FRAMES:
+        lines.append((current.f_code.co_filename, current.f_lineno))
+        current = current.f_back
+    return tuple(lines)
 
 
 class RewrittenFunctions(TorchFunctionMode):
@@ -40,7 +55,8 @@ class RewrittenFunctions(TorchFunctionMode):
 
     def __init__(self, *, checks_pass: bool = False) -> None:
         super().__init__()
-        self._checks_pass, self._decisions = checks_pass, Decisions()
+        self._checks_pass, self._decisions, self.masks = checks_pass, Decisions(), Masks()
+        self._caller: Hashable = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -48,10 +64,14 @@ class RewrittenFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         frame = sys._getframe(1)
         set_place(place_of_frame(frame))
+        if func in _DROPOUTS or func is F.scaled_dot_product_attention:
+            self._caller = current_origin().scope, _lines(frame)
         if func in _DROPOUTS:
-            return _dropout(*args, **kwargs)
+            return self._dropout(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            return _attention(*args, **kwargs)
+            return self._attention(*args, **kwargs)
+        if func in FUNCTIONS:
+            return FUNCTIONS[func](*args, **kwargs)
         known = self._decisions.known(func, args)
         if known is not None:
             return known
@@ -71,45 +91,45 @@ class RewrittenFunctions(TorchFunctionMode):
         self._decisions.note(func, args, result)
         return result
 
+    def _dropout(
+        self,
+        input: torch.Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+        train: bool | None = None,
+    ) -> torch.Tensor:
+        if not (training if train is None else train) or p == 0:
+            return input
+        if p == 1:
+            return input * 0
+        dropped = self.masks.dropped(input, p, self._caller)
+        return input.copy_(dropped) if inplace else dropped
 
-def _dropout(
-    input: torch.Tensor,
-    p: float = 0.5,
-    training: bool = True,
-    inplace: bool = False,
-    train: bool | None = None,
-) -> torch.Tensor:
-    if not (training if train is None else train) or p == 0:
-        return input
-    if p == 1:
-        return input * 0
-    dropped = torch.native_dropout(input, p, train=True)[0]
-    return input.copy_(dropped) if inplace else dropped
-
-
-def _attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    if enable_gqa:
-        groups = query.size(-3) // key.size(-3)
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
-    scores = torch.matmul(query * scale, key.transpose(-2, -1))
-    if is_causal:
-        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        weights = torch.softmax(scores.masked_fill(~visible, -math.inf), -1)
-    elif attn_mask is None:
-        weights = torch.softmax(scores, -1)
-    else:
-        hides = attn_mask.dtype == torch.bool
-        scores = scores.masked_fill(~attn_mask, -math.inf) if hides else scores + attn_mask
-        # A row that sees nothing attends to nothing, where a plain softmax would give NaN.
-        weights = torch.ops.aten._safe_softmax(scores, -1)
-    return torch.matmul(_dropout(weights, dropout_p), value)
+    def _attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if enable_gqa:
+            groups = query.size(-3) // key.size(-3)
+            key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+        scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+        scores = torch.matmul(query * scale, key.transpose(-2, -1))
+        if is_causal:
+            visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+            weights = torch.softmax(scores.masked_fill(~visible, -math.inf), -1)
+        elif attn_mask is None:
+            weights = torch.softmax(scores, -1)
+        else:
+            hides = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, -math.inf) if hides else scores + attn_mask
+            # A row that sees nothing attends to nothing, where a plain softmax would give NaN.
+            weights = torch.ops.aten._safe_softmax(scores, -1)
+        return torch.matmul(self._dropout(weights, dropout_p), value)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten_with_path
@@ -109,7 +110,8 @@ class Step:
             _check_loss(loss)
             scaled = loss * given[step_naming.LOSS_SCALE] if self.loss_scale else loss
             claim(scaled, step_naming.LOSS)
-            grads = torch.autograd.grad(scaled, list(trainable.values()), allow_unused=True)
+            functions.masks.is_backward = True
+            grads = _differentiated(scaled, list(trainable.values()))
             gradients = {n: g for n, g in zip(trainable, grads, strict=True) if g is not None}
             finite: torch.Tensor | None = None
             if self.loss_scale and self.unscale:
@@ -162,6 +164,18 @@ class _Found:
     gradients: Tensors
     finite: torch.Tensor | None
     buffers: Tensors
+
+
+def _differentiated(loss: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+    """Differentiate as ``torch.autograd.grad`` does.
+
+    That, however, switches function modes off meanwhile, and dropout that checkpointing runs again in the
+    backward pass would draw anew.
+    """
+    found: Sequence[torch.Tensor | None] = _engine_run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, tuple(parameters), True, accumulate_grad=False
+    )
+    return found
 
 
 def _loss_and_outputs(found: Any) -> tuple[Any, Tensors]:

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import CheckpointError
 from campo_onnx.errors import CampoError, UnsupportedModelError
 from campo_onnx.export.torch.constant_state import refuse_constant_state
 from campo_onnx.export.torch.origin import current_origin
+from campo_onnx.export.torch.parts import OPERATIONS
 from campo_onnx.export.torch.place import place_of_change, place_of_error
 from campo_onnx.export.torch.rewritten import DATA_DEPENDENT
 from campo_onnx.export.torch.same import is_same
@@ -192,7 +193,8 @@ def _flattened(
     traced: torch.fx.GraphModule, given: Mapping[str, Any], mode: FakeTensorMode, translated: frozenset[Any]
 ) -> torch.fx.GraphModule:
     """Replace mutation by new values, and compound operations by those of the Core ATen set."""
-    table = {op: rule for op, rule in core_aten_decompositions().items() if op not in translated}
+    rules = {**core_aten_decompositions(), **OPERATIONS}
+    table = {op: rule for op, rule in rules.items() if op not in translated}
 
     def replay(*tensors: torch.Tensor) -> Any:
         with mode:

@@ -1,0 +1,215 @@
+"""Functions and operations taken apart before they are translated, where torch itself does not do it.
+
+The first are rewritten as they are called, so that autograd differentiates the parts. The second are
+operations that autograd made.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name everyone knows)
+
+aten = torch.ops.aten
+
+
+def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: str = "") -> torch.Tensor:
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+
+
+def _grid_sample(
+    input: torch.Tensor,
+    grid: torch.Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+) -> torch.Tensor:
+    """Sample an image at any places, as a weighted sum of lookups."""
+    if input.dim() != 4 or mode not in ("bilinear", "nearest") or padding_mode not in ("zeros", "border"):
+        return torch.grid_sampler(
+            input,
+            grid,
+            ("bilinear", "nearest", "bicubic").index(mode),
+            ("zeros", "border", "reflection").index(padding_mode),
+            bool(align_corners),
+        )
+    sizes = (input.shape[3], input.shape[2])
+    places = []
+    for axis, size in enumerate(sizes):
+        place = (
+            (grid[..., axis] + 1) / 2 * (size - 1)
+            if align_corners
+            else ((grid[..., axis] + 1) * size - 1) / 2
+        )
+        places.append(place.clamp(0, size - 1) if padding_mode == "border" else place)
+    if mode == "nearest":
+        return _looked_up(input, [place.round().detach() for place in places])
+    x, y = places
+    left, top = x.floor().detach(), y.floor().detach()
+    total = torch.zeros((), dtype=input.dtype)
+    for dx in (0, 1):
+        for dy in (0, 1):
+            weight = (1 - (x - left - dx).abs()) * (1 - (y - top - dy).abs())
+            total = total + _looked_up(input, [left + dx, top + dy]) * weight.unsqueeze(1)
+    return total
+
+
+def _looked_up(image: torch.Tensor, places: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Look up elements at whole numbers; zero outside."""
+    (x, y), (height, width) = places, image.shape[2:]
+    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    index = (y.clamp(0, height - 1) * width + x.clamp(0, width - 1)).long()
+    batch, channels = image.shape[:2]
+    flat = index.reshape(batch, 1, -1).expand(batch, channels, -1)
+    found = image.flatten(2).gather(2, flat).reshape(batch, channels, *x.shape[1:])
+    return found * inside.unsqueeze(1)
+
+
+def _embedding_bag(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> torch.Tensor:
+    """Look rows up, and combine those of a bag."""
+    if input.dim() == 2:
+        batch, length = input.shape
+        bags, count = torch.arange(batch).unsqueeze(1).expand(batch, length).reshape(-1), batch
+    else:
+        assert offsets is not None  # torch asks for them
+        starts = offsets[:-1] if include_last_offset else offsets
+        count = starts.shape[0]
+        bags = (torch.arange(input.shape[0]).unsqueeze(1) >= starts).sum(1) - 1
+    index = input.reshape(-1)
+    rows = F.embedding(
+        index, weight, max_norm=max_norm, norm_type=norm_type, scale_grad_by_freq=scale_grad_by_freq
+    )
+    counts = torch.ones(index.shape, dtype=weight.dtype)
+    if padding_idx is not None:
+        counts = (index != padding_idx % weight.shape[0]).to(weight.dtype)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.reshape(-1, 1)
+    wide = bags.unsqueeze(1).expand_as(rows)
+    zeros = torch.zeros((count, rows.shape[1]), dtype=rows.dtype)
+    if mode == "max":
+        rows = rows.masked_fill((counts == 0).unsqueeze(1), -math.inf)
+        return zeros.scatter_reduce(0, wide, rows, "amax", include_self=False)
+    total = zeros.scatter_add(0, wide, rows * counts.unsqueeze(1))
+    if mode == "sum":
+        return total
+    number = torch.zeros(count, dtype=rows.dtype).scatter_add(0, bags, counts)
+    return total / number.clamp(min=1).unsqueeze(1)
+
+
+def _adaptive_max_pool2d(input: torch.Tensor, output_size: Any, return_indices: bool = False) -> torch.Tensor:
+    sizes = [output_size] * 2 if isinstance(output_size, int | None) else list(output_size)
+    wanted = [n if size is None else size for n, size in zip(input.shape[-2:], sizes, strict=True)]
+    if all(n % size == 0 for n, size in zip(input.shape[-2:], wanted, strict=True)):
+        return F.max_pool2d(input, [n // size for n, size in zip(input.shape[-2:], wanted, strict=True)])
+    rows, columns = (
+        [(i * n // size, -(-(i + 1) * n // size)) for i in range(size)]
+        for n, size in zip(input.shape[-2:], wanted, strict=True)
+    )
+    windows = [input[..., a:b, c:d].flatten(-2).max(-1)[0] for a, b in rows for c, d in columns]
+    return torch.stack(windows, -1).unflatten(-1, wanted)
+
+
+def _adaptive_avg_pool(
+    rank: int, operation: Callable[..., torch.Tensor], input: torch.Tensor, output_size: Any
+) -> torch.Tensor:
+    # To one number torch itself takes the mean, but lays it out as the image, which has no parts.
+    sizes = [output_size] * rank if isinstance(output_size, int | None) else list(output_size)
+    wanted = [n if size is None else size for n, size in zip(input.shape[-rank:], sizes, strict=True)]
+    if all(size == 1 for size in wanted):
+        return input.mean(list(range(-rank, 0)), keepdim=True)
+    return operation(input, wanted)
+
+
+def _histc(input: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+    """Count the elements in each of `bins` intervals; those outside are not counted."""
+    if min == max:
+        return aten.histc(input, bins, min, max)
+    x = input.reshape(-1)
+    place = ((x - min) / (max - min) * bins).floor().clamp(max=bins - 1)
+    inside = (x >= min) & (x <= max)
+    return ((place.unsqueeze(1) == torch.arange(bins)) & inside.unsqueeze(1)).sum(0).to(input.dtype)
+
+
+def _grouped_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: Any = None,
+) -> torch.Tensor:
+    """Multiply rows by the matrix of their group: by all of them, since no size may depend on data."""
+    if offs is None or mat_a.dim() != 2 or mat_b.dim() != 3 or bias is not None:
+        return aten._grouped_mm(mat_a, mat_b, offs, bias, out_dtype)
+    before = torch.cat([offs.new_zeros(1), offs[:-1]])
+    row = torch.arange(mat_a.shape[0]).unsqueeze(0)
+    own = ((row >= before.unsqueeze(1)) & (row < offs.unsqueeze(1))).to(mat_a.dtype)
+    return (torch.matmul(mat_a.unsqueeze(0), mat_b) * own.unsqueeze(2)).sum(0)
+
+
+FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
+    F.adaptive_avg_pool1d: partial(_adaptive_avg_pool, 1, aten.adaptive_avg_pool1d),
+    F.adaptive_avg_pool2d: partial(_adaptive_avg_pool, 2, aten._adaptive_avg_pool2d),
+    F.adaptive_avg_pool3d: partial(_adaptive_avg_pool, 3, aten._adaptive_avg_pool3d),
+    F.adaptive_max_pool2d: _adaptive_max_pool2d,
+    F.embedding_bag: _embedding_bag,
+    F.grid_sample: _grid_sample,
+    torch.cdist: _cdist,
+    torch.histc: _histc,
+    torch.Tensor.histc: _histc,
+    **{
+        getattr(owner, name): _grouped_mm
+        for owner, name in ((torch, "_grouped_mm"), (F, "grouped_mm"))
+        if hasattr(owner, name)
+    },
+}
+"""Functions that are rewritten when they are called."""
+
+
+def _weight_norm_backward(
+    gradient: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    axes = [axis for axis in range(v.dim()) if axis != dim]
+    moment = (gradient * v).sum(axes, keepdim=True) / norms
+    return (g / norms) * (gradient - v * (moment / norms)), moment
+
+
+def _as_strided(
+    x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> torch.Tensor:
+    same = all(n == 1 or a == b for n, a, b in zip(size, stride, x.stride(), strict=False))
+    if list(size) == list(x.shape) and same and offset in (None, x.storage_offset()):
+        return x.view(x.shape)
+    return NotImplemented
+
+
+def _as_strided_scatter(
+    x: torch.Tensor,
+    source: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None = None,
+) -> torch.Tensor:
+    viewed = _as_strided(x, size, stride, offset)
+    return NotImplemented if viewed is NotImplemented else source.clone()
+
+
+OPERATIONS: Mapping[Any, Callable[..., Any]] = {
+    aten._weight_norm_interface_backward.default: _weight_norm_backward,
+    aten.as_strided.default: _as_strided,
+    aten.as_strided_scatter.default: _as_strided_scatter,
+}
+"""Operations that are replaced by others in the graph."""

@@ -1,0 +1,165 @@
+"""Operations that fewer models use, against torch eager: the loss and every gradient."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
+
+import torch.nn.functional as F  # noqa: E402, N812
+from against_torch import (  # noqa: E402
+    TOLERANCE,
+    Function,
+    feeds_of,
+    replayed,
+    run,
+    weighted_sum,
+    with_masks,
+    worst,
+    worst_deviation,
+)
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from campo_onnx.errors import UnsupportedModelError  # noqa: E402
+from campo_onnx.export.torch import export_training_step  # noqa: E402
+
+PLACES = torch.tensor([[0, 2, 1], [1, 1, 1], [2, 0, 0], [0, 0, 1]])
+GRID = torch.rand(2, 3, 4, 2, generator=torch.Generator().manual_seed(0)) * 2.4 - 1.2
+
+
+def reduced(how: str, include_self: bool) -> Callable[[Any], Any]:
+    def function(x: Any) -> Any:
+        return (x[:3] ** 2).scatter_reduce(0, PLACES, x[:, :3], how, include_self=include_self)
+
+    return function
+
+
+def sampled(**options: Any) -> Callable[[Any], Any]:
+    return lambda x: F.grid_sample(x, GRID + 0 * x.sum(), **options)
+
+
+def moved(x: Any) -> Any:
+    """Sample an image where it says itself, so that the places have gradients too."""
+    return F.grid_sample(x, torch.tanh(x[:, :, :3, :4].permute(0, 2, 3, 1) + GRID), align_corners=False)
+
+
+def grouped(x: Any) -> Any:
+    weights = torch.linspace(-1, 1, 3 * 8 * 4).reshape(3, 8, 4) * x[:1, :4]
+    offsets = torch.tensor([2, 2, 7], dtype=torch.int32)
+    if isinstance(x, torch._subclasses.FakeTensor):
+        return torch.nn.functional.grouped_mm(x, weights, offs=offsets)
+    return torch.cat([x[:2] @ weights[0], x[2:] @ weights[2]])
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "adaptive_max_pool": (lambda x: F.adaptive_max_pool2d(x, (3, 2)), (2, 3, 7, 4)),
+    "adaptive_pool_turned": (lambda x: F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1), (2, 5, 4, 3)),
+    "adaptive_pool_1d": (lambda x: F.adaptive_avg_pool1d(x.mT, 1) * F.adaptive_avg_pool1d(x, 2), (2, 4, 4)),
+    "adaptive_pool_3d": (lambda x: F.adaptive_avg_pool3d(x, (3, 2, 1)), (2, 3, 7, 4, 5)),
+    "argmin": (lambda x: x * x.argmin(1, keepdim=True) + x.argmin(), (4, 5)),
+    "avg_pool_3d": (lambda x: F.avg_pool3d(x, (3, 2, 1), 2, (1, 0, 0)), (2, 3, 6, 5, 4)),
+    "avg_pool_3d_ceil": (lambda x: F.avg_pool3d(x, 3, 2, ceil_mode=True), (2, 2, 6, 6, 4)),
+    "cdist": (lambda x: torch.cdist(x[:, :3], x[:, 3:] * 2), (2, 8, 4)),
+    "cdist_of_itself": (lambda x: torch.cdist(x, x), (5, 4)),
+    "cdist_1": (lambda x: torch.cdist(x[:3], x[3:], p=1.0), (8, 4)),
+    "cumprod": (lambda x: x.cumprod(1), (3, 5)),
+    "divided": (lambda x: x * (torch.arange(-5, 5) // 3) + (x * 5).div(2, rounding_mode="trunc"), (4, 10)),
+    "gather_fewer": (lambda x: x.gather(1, PLACES[:2]) ** 2, (3, 5)),
+    "grid_sample": (sampled(align_corners=False), (2, 3, 5, 6)),
+    "grid_sample_corners": (sampled(align_corners=True), (2, 3, 5, 6)),
+    "grid_sample_border": (sampled(padding_mode="border", align_corners=False), (2, 3, 5, 6)),
+    "grid_sample_nearest": (sampled(mode="nearest", align_corners=False), (2, 3, 5, 6)),
+    "grid_sample_moved": (moved, (2, 2, 5, 6)),
+    "grouped_mm": (lambda x: grouped(x), (7, 8)),
+    "histc": (lambda x: x[:3] * torch.histc(x, 5, -1, 1), (4, 5)),
+    "hardtanh": (lambda x: F.relu6(x * 5) + F.hardtanh(x, -0.3, 0.4), (4, 9)),
+    "hard_activations": (lambda x: F.hardswish(x * 3) + F.hardsigmoid(x * 4), (4, 9)),
+    "max_pool_3d": (lambda x: F.max_pool3d(x, 3, 2, 1), (2, 3, 6, 5, 4)),
+    "median": (lambda x: x.median(1, keepdim=True)[0] * x + x.median(), (4, 6)),
+    "prod": (lambda x: x.prod(1) + x.prod(), (3, 4)),
+    "remainder": (lambda x: torch.remainder(x * 3, -0.7) + x * (torch.arange(-4, 4) % 3), (4, 8)),
+    "scatter_max": (reduced("amax", True), (4, 5)),
+    "scatter_max_alone": (reduced("amax", False), (4, 5)),
+    "scatter_mean_alone": (reduced("mean", False), (4, 5)),
+    "scatter_min": (reduced("amin", True), (4, 5)),
+    "scatter_prod": (reduced("prod", True), (4, 5)),
+    "scatter_sum_alone": (reduced("sum", False), (4, 5)),
+    "triangle": (lambda x: x[tuple(torch.tril_indices(5, 6, -1))] ** 2, (5, 6)),
+    "trunc": (lambda x: x + (x * 3).trunc(), (4, 5)),
+    "upper_triangle": (lambda x: x[tuple(torch.triu_indices(5, 6, 1))] ** 2, (5, 6)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "shape"), FUNCTIONS.values(), ids=list(FUNCTIONS))
+def test_functions(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    module = Function(function, *shape)
+    assert worst_deviation(module, weighted_sum, [torch.randn(shape)], []) < TOLERANCE
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize("kind", ["old", "new"])
+def test_weight_normalization(kind: str) -> None:
+    norm = nn.utils.weight_norm if kind == "old" else nn.utils.parametrizations.weight_norm
+    module = nn.Sequential(norm(nn.Conv1d(3, 4, 3)), nn.Tanh(), norm(nn.Linear(6, 5), dim=1))
+    assert worst_deviation(module, weighted_sum, [torch.randn(2, 3, 8)], []) < TOLERANCE
+
+
+class Bags(nn.Module):
+    def __init__(self, mode: str, weigh: bool, **options: Any) -> None:
+        super().__init__()
+        self.bags, self.weigh = nn.EmbeddingBag(20, 6, mode=mode, **options), weigh
+
+    def forward(self, words: Any, offsets: Any = None) -> Any:
+        weights = torch.linspace(-1, 1, words.numel()).reshape(words.shape) if self.weigh else None
+        return self.bags(words, offsets, per_sample_weights=weights).tanh()
+
+
+@pytest.mark.parametrize(
+    ("mode", "weigh", "options"),
+    [("mean", False, {}), ("sum", True, {}), ("max", False, {}), ("mean", False, {"padding_idx": 3})],
+    ids=["mean", "weighted", "max", "padding"],
+)
+def test_bags_of_rows(mode: str, weigh: bool, options: dict[str, Any]) -> None:
+    module, words = Bags(mode, weigh, **options), torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])
+    assert worst_deviation(module, weighted_sum, [words.reshape(3, 4)], []) < TOLERANCE
+    assert worst_deviation(module, weighted_sum, [words, torch.tensor([0, 4, 4, 9])], []) < TOLERANCE
+
+
+class Recomputed(nn.Module):
+    def __init__(self, times: int = 1, **options: Any) -> None:
+        super().__init__()
+        self.block = nn.Sequential(
+            nn.Linear(6, 30), nn.Dropout(0.4), nn.Tanh(), nn.Dropout(0.2), nn.Linear(30, 6)
+        )
+        self.times, self.options, self.is_eager = times, options, False
+
+    def forward(self, x: Any) -> Any:
+        for _ in range(self.times):
+            x = (
+                self.block(x)
+                if self.is_eager
+                else checkpoint(self.block, x, use_reentrant=False, **self.options)
+            )
+        return x
+
+
+@pytest.mark.parametrize("options", [{}, {"preserve_rng_state": False}], ids=["kept", "redrawn"])
+def test_recomputed_dropout_has_the_mask_of_the_forward_pass(options: dict[str, Any]) -> None:
+    module, x = Recomputed(**options), torch.randn(8, 6)
+    model = export_training_step(module, weighted_sum, x, loss_scale=False)
+    assert [node.op_type for node in model.graph.node].count("Dropout") == 2
+    assert not {"RandomUniform", "Bernoulli"} & {node.op_type for node in model.graph.node}
+    actual = run(with_masks(model), feeds_of(model, module, [x]))
+    module.is_eager = True
+    with replayed(actual, model):
+        loss = weighted_sum(module(x))
+    loss.backward()
+    expected = {"loss": loss} | {f"grad.{n}": p.grad for n, p in module.named_parameters()}
+    assert worst({n: (actual[n], t.detach().numpy()) for n, t in expected.items()}) < TOLERANCE
+
+
+def test_dropout_whose_mask_is_unclear_when_it_runs_again_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="run several times under activation checkpointing"):
+        export_training_step(Recomputed(times=2), weighted_sum, torch.randn(8, 6))
