@@ -8,7 +8,17 @@ import typer
 
 from campo_onnx.errors import CheckFailedError, UsageError
 
-from .options import DECISION, INPUT, OUTPUT, DimOption, ForceOption, ReportOption, dimensions, existing
+from .options import (
+    DECISION,
+    INPUT,
+    OUTPUT,
+    DimOption,
+    ForceOption,
+    ReportOption,
+    dimensions,
+    existing,
+    ranges,
+)
 from .render.bench import print_written
 from .render.checks import print_annotations, print_verdicts
 from .render.console import print_json, progressing, working
@@ -20,6 +30,16 @@ if TYPE_CHECKING:
     from campo_onnx.checking.verdict import Verdicts
 
 LIMITS = "Limits"
+CheckRangeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--range",
+        metavar="NAME=LOW:HIGH",
+        help="Lowest and highest value of a graph input, beside those the baseline relies on: what is "
+        "generated lies within. Repeatable.",
+        rich_help_panel=INPUT,
+    ),
+]
 
 
 def check(
@@ -94,6 +114,7 @@ def check(
             rich_help_panel=LIMITS,
         ),
     ] = None,
+    value_range: CheckRangeOption = None,
     strict: Annotated[
         bool,
         typer.Option(
@@ -165,6 +186,7 @@ def check(
             "--min-speedup": min_speedup,
             "--max-casts": max_casts,
             "--keep-fp32": keep_fp32,
+            "--range": value_range,
             "--strict": strict or None,
             "--device": device,
             "--lists": lists,
@@ -190,6 +212,7 @@ def check(
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),
             inputs=tuple(inputs or ()),
+            ranges=ranges(value_range),
             strict=strict,
         )
         pairs = (Pair(name=str(mixed), mixed=mixed, against=against, policy=limits),)

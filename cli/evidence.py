@@ -110,6 +110,7 @@ def opened_target(
     from campo_onnx.costs.evidence import Evidence
     from campo_onnx.devices.detect import resolve_device
     from campo_onnx.runtime.gpu import visible_gpu
+    from campo_onnx.runtime.installed import runtime_problem
 
     if profile is not None and costs in (CostSource.DATASHEET, CostSource.MEASURE):
         raise UsageError(
@@ -119,6 +120,9 @@ def opened_target(
         )
     if execution is Running.GRAPH and not device.endswith(CALIBRATION_SUFFIX):
         costs = _of_captured(costs)
+    if costs is CostSource.AUTO and not device.endswith(CALIBRATION_SUFFIX) and (why := runtime_problem()):
+        print_note(f"{why}, so costs are estimated from public figures.")
+        costs = CostSource.DATASHEET
     if costs is CostSource.DATASHEET and not device.endswith(CALIBRATION_SUFFIX):
         known, note = resolve_device(device)
         if note:

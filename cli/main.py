@@ -3,18 +3,20 @@
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from campo_onnx import __version__
-from campo_onnx.errors import CampoError
+from campo_onnx.errors import CampoError, UsageError
 
 from .bench import bench
 from .calibrate import calibrate
 from .check import check
 from .compare import compare
+from .demo import demo
 from .devices import devices
 from .explain import explain
 from .optimize import optimize
@@ -71,7 +73,7 @@ app = typer.Typer(
         "8 device unavailable, 9 check failed, 130 interrupted."
     ),
 )
-for command in (optimize, compare, explain, devices, profile, bench, calibrate, check):
+for command in (demo, optimize, compare, explain, devices, profile, bench, calibrate, check):
     app.command(cls=Command)(command)
 
 
@@ -94,7 +96,7 @@ def main(
     every node whether FP16 pays for the casts it needs, and writes the step in mixed precision. The
     default strategy's result is never predicted slower than FP32; `--verify` measures it.
 
-    Start with: `campo-onnx optimize step.onnx --device h200`
+    Start with: `campo-onnx demo`, then `campo-onnx optimize step.onnx --device h200`
     """
 
 
@@ -105,6 +107,7 @@ def run() -> None:
     prepare_streams()
     try:
         code = app(prog_name="campo-onnx", standalone_mode=False)
+        sys.stdout.flush()
     except CampoError as error:
         _leave(str(error), error.exit_code, error)
     except KeyboardInterrupt:
@@ -117,7 +120,8 @@ def run() -> None:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
         if _wants_json():
-            print_error_document(str(error), kind=type(error).__name__, exit_code=1)
+            with suppress(UsageError):
+                print_error_document(str(error), kind=type(error).__name__, exit_code=1)
         print_bug(error, TRACEBACK_VARIABLE)
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
@@ -128,7 +132,8 @@ def _leave(message: str, exit_code: int, error: CampoError | None = None) -> Non
         plain = {INTERRUPTED: "Interrupted"}.get(exit_code, "UsageError")
         kind = plain if error is None else type(error).__name__
         parts = {} if error is None else {"what": error.what, "why": error.why, "remedy": error.remedy}
-        print_error_document(message, kind=kind, exit_code=exit_code, parts=parts)
+        with suppress(UsageError):  # stdout takes nothing; the message is on stderr
+            print_error_document(message, kind=kind, exit_code=exit_code, parts=parts)
     print_error(message)
     sys.exit(exit_code)
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx
-import onnxruntime as ort
 
 from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.runtime.installed import ort
 from campo_onnx.runtime.providers import ORT_NAME, Machine
 from campo_onnx.runtime.sessions import RUNTIME_ERRORS, session_options
 

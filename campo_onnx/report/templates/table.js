@@ -72,7 +72,7 @@ class LongTable {
   }
 
   gap(rows) {
-    const line = make("tr", { class: "gap", "aria-hidden": "true" }, make("td", { colspan: this.columns.length }));
+    const line = make("tr", { class: "gap", "aria-hidden": "true" }, make("td"));
     line.firstChild.style.height = `${rows * ROW_PX}px`;
     return line;
   }
@@ -83,7 +83,7 @@ class LongTable {
     this.columns.forEach((column, place) => {
       let content = column.cell(item);
       const title = typeof content === "string" ? content : null;
-      if (place === 0) content = make("button", { type: "button", "data-row": index, title, onclick: () => this.open(item) }, content);
+      if (place === 0) content = make("button", { type: "button", "data-row": index, title, onclick: () => this.open(item) }, make("bdi", { dir: "ltr" }, content));
       line.append(make("td", { class: this.classOf(column), title: place ? title : null }, content));
     });
     return line;
