@@ -8,10 +8,23 @@ import typer
 
 from campo_onnx.errors import CheckFailedError, UsageError
 
-from .options import DECISION, INPUT, OUTPUT, DimOption, ForceOption, ReportOption, dimensions, existing
+from .options import (
+    DECISION,
+    INPUT,
+    OUTPUT,
+    DimOption,
+    ForceOption,
+    JsonOption,
+    QuietOption,
+    ReportOption,
+    complete_devices,
+    complete_lists,
+    dimensions,
+    existing,
+)
 from .render.bench import print_written
 from .render.checks import print_annotations, print_verdicts
-from .render.console import print_json, progressing, working
+from .render.console import print_json, progressing, set_loudness, working
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,6 +116,7 @@ def check(
     device: Annotated[
         str | None,
         typer.Option(
+            autocompletion=complete_devices,
             help="The device to predict for. By default the baseline's, else the one that the mixed file was "
             "made for.",
             show_default=False,
@@ -113,14 +127,14 @@ def check(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
+            autocompletion=complete_lists,
             help="Op lists that say which operators must be FP32.  [default: campo]",
             show_default=False,
             rich_help_panel=DECISION,
         ),
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=OUTPUT)
-    ] = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
     junit: Annotated[
         Path | None,
         typer.Option(
@@ -154,6 +168,7 @@ def check(
     from campo_onnx.files import write_text
     from campo_onnx.optimize.list_file import resolve
 
+    set_loudness(quiet=quiet)
     if policy is not None:
         alone = {
             "MIXED": mixed,

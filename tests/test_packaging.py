@@ -30,9 +30,7 @@ def test_every_data_file_ships() -> None:
     """Files that are no code lie where a package-data pattern matches them."""
     for package, patterns in SETUPTOOLS["package-data"].items():
         for pattern in patterns:
-            assert list(folder_of(package).glob(pattern)), (
-                f"{package}: {pattern} matches nothing"
-            )
+            assert list(folder_of(package).glob(pattern)), f"{package}: {pattern} matches nothing"
     covered = {
         path
         for package, patterns in SETUPTOOLS["package-data"].items()
@@ -51,6 +49,14 @@ def test_every_data_file_ships() -> None:
 def test_the_index_page_links_to_nothing_it_does_not_have() -> None:
     page = (ROOT / "docs" / "package.md").read_text(encoding="utf-8")
     assert not re.findall(r"\]\((?!https?:)", page)
+
+
+def test_the_slim_install_is_the_same_everywhere() -> None:
+    listed = (ROOT / "requirements-slim.txt").read_text(encoding="utf-8").splitlines()[1:]
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    assert f"$ pip install {' '.join(listed)}\n" in page
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(listed) < {re.split(r"[>;]", one)[0] for one in project["dependencies"]}
 
 
 def test_the_changelog_has_this_version() -> None:
