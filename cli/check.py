@@ -21,6 +21,7 @@ from .options import (
     complete_lists,
     dimensions,
     existing,
+    ranges,
 )
 from .render.bench import print_written
 from .render.checks import print_annotations, print_verdicts
@@ -33,6 +34,16 @@ if TYPE_CHECKING:
     from campo_onnx.checking.verdict import Verdicts
 
 LIMITS = "Limits"
+CheckRangeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--range",
+        metavar="NAME=LOW:HIGH",
+        help="Lowest and highest value of a graph input, beside those the baseline relies on: what is "
+        "generated lies within. Repeatable.",
+        rich_help_panel=INPUT,
+    ),
+]
 
 
 def check(
@@ -107,6 +118,7 @@ def check(
             rich_help_panel=LIMITS,
         ),
     ] = None,
+    value_range: CheckRangeOption = None,
     strict: Annotated[
         bool,
         typer.Option(
@@ -180,6 +192,7 @@ def check(
             "--min-speedup": min_speedup,
             "--max-casts": max_casts,
             "--keep-fp32": keep_fp32,
+            "--range": value_range,
             "--strict": strict or None,
             "--device": device,
             "--lists": lists,
@@ -205,6 +218,7 @@ def check(
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),
             inputs=tuple(inputs or ()),
+            ranges=ranges(value_range),
             strict=strict,
         )
         pairs = (Pair(name=str(mixed), mixed=mixed, against=against, policy=limits),)
