@@ -1,6 +1,6 @@
 "use strict";
 // A table of any length: only the rows in sight exist. Columns sort by their headers.
-const ROW_PX = 31, BEYOND = 12, PRINTED = 400;
+const ROW_PX = 31, BEYOND = 12, PRINTED = 200;
 
 class LongTable {
   // columns: {title, width, number, optional, key(row), cell(row)}; choose(row) when a row is opened.
