@@ -2,22 +2,30 @@
 PYTHON ?= python3
 VENV := .venv
 LINT_VENV := .venv-lint
+DOCS_VENV := .venv-docs
 FRAMEWORKS_VENV := .venv-frameworks
 MODELS_VENV := .venv-models
 ORT_VENV := .venv-ortmodule
 ORT_BIN := $(ORT_VENV)/bin
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-campaign test-cuda-dry test-onnx-cases test-report random-graphs fuzz test-frameworks test-ortmodule zoo models campo-eval lint format clean
+.PHONY: demo test package docs test-campaign test-cuda-dry test-onnx-cases test-report random-graphs fuzz test-frameworks test-ortmodule zoo models campo-eval lint format clean
 
 demo: $(VENV)/.installed
-	@mkdir -p demo_out
-	$(BIN)/campo-onnx optimize examples/bert_layer.onnx -o demo_out/bert_layer_mixed.onnx \
-	    --device v100 --plan demo_out/plan.json --force
+	$(BIN)/campo-onnx demo --folder demo_out --force
 
-# One process a core; files stay whole, so that what a file's tests share is made once.
+# One process a core; files stay whole, so that what a file's tests share is made once. Byte code is kept: each
+# process would compile all tests anew.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile
+
+# Wheel and sdist, built, checked and tried in fresh environments, under every Python 3.11 to 3.14 that is here.
+package: $(VENV)/.installed
+	$(BIN)/python scripts/check_package.py
+
+# The site, strictly: a broken link is an error.
+docs: $(DOCS_VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet
 
 # The onnx package's 1,900 backend cases, each optimized and held against what it computed before.
 test-onnx-cases: $(VENV)/.installed-test
@@ -117,10 +125,15 @@ $(ORT_VENV)/.installed: pyproject.toml
 	$(ORT_BIN)/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
+$(DOCS_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet "mkdocs-material>=9.6" "mkdocstrings-python>=1.16"
+	@touch $@
+
 $(LINT_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(LINT_VENV)
 	$(LINT_VENV)/bin/python -m pip install --quiet ".[lint]"
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LINT_VENV) $(FRAMEWORKS_VENV) $(MODELS_VENV) $(ORT_VENV) .cuda-stubs demo_out zoo_out eval_out models_out build *.egg-info
+	rm -rf $(VENV) $(LINT_VENV) $(DOCS_VENV) $(FRAMEWORKS_VENV) $(ORT_VENV) .cuda-stubs demo_out dist site zoo_out eval_out build *.egg-info

@@ -48,14 +48,15 @@ _STYLES = {  # colour and hatching; lightness rises from the first to the last
     "reductions and scatters": ("#4f9d8f", ".."),
     "data movement and pooling": ("#d9a441", "\\\\"),
     _OTHERS: ("#b9bec7", ""),
-    _CASTS: ("#ffffff", "xx"),
+    _CASTS: ("none", "xx"),  # what is behind shows
 }
 _MARKERS = {Outcome.FASTER: "^", Outcome.SLOWER: "v"}
 _POINTS_DRAWN = 400
 _FAR = 3.0  # interquartile ranges: a few disturbed steps would squeeze all others into a line
+_LONGEST_NAME = 20  # characters of a graph's name below an axis
 _GOLDEN = (5**0.5 - 1) / 2
 _SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "campo-onnx"}
-_WIDTH_INCHES, _ROW_INCHES = 9.5, 0.42
+_WIDTH_INCHES, _PAGE_INCHES, _ROW_INCHES = 9.5, 12.25, 0.42
 
 
 def check_plot(path: Path) -> None:
@@ -111,15 +112,20 @@ class Bar:
         The Casts that a plan inserts, in the same unit.
     text
         What stands to its right.
+    mark
+        Where a diamond is drawn; None for none.
     """
 
     name: str
     parts: Mapping[Family, float]
     casts: float
     text: str
+    mark: float | None = None
 
 
-def draw_plans(plans: Sequence[Plan], *, title: str) -> "Figure":
+def draw_plans(
+    plans: Sequence[Plan], *, title: str, measured_us: Sequence[float | None] = (), wide: bool = False
+) -> "Figure":
     """Draw the predicted step of each plan as a bar, by family of operators.
 
     Parameters
@@ -128,20 +134,29 @@ def draw_plans(plans: Sequence[Plan], *, title: str) -> "Figure":
         Plans of one graph.
     title
         Title of the figure.
+    measured_us
+        Measured step of each plan, or None; drawn as a diamond beside the prediction.
+    wide
+        Whether it is as wide as a page for the browser.
     """
+    known_us = list(measured_us) or [None] * len(plans)
     bars = [
         Bar(
             name=f"{plan.strategy} ({plan.lists})",
             parts={family: us / 1000 for family, us in planned_times_us(plan).items()},
             casts=plan.cast_us / 1000,
-            text=f"{plan.predicted_us / 1000:,.2f} ms, {plan.speedup:.2f}x FP32",
+            text=f"{plan.predicted_us / 1000:,.2f} ms, {plan.speedup:.2f}x FP32"
+            + ("" if us is None else f"; measured {us / 1000:,.2f} ms"),
+            mark=None if us is None else us / 1000,
         )
-        for plan in plans
+        for plan, us in zip(plans, known_us, strict=True)
     ]
-    return draw_bars(bars, title=title, xlabel="predicted step in ms")
+    is_measured = any(us is not None for us in known_us)
+    xlabel = "step in ms: bars are predicted, diamonds measured" if is_measured else "predicted step in ms"
+    return draw_bars(bars, title=title, xlabel=xlabel, wide=wide)
 
 
-def draw_bars(bars: Sequence[Bar], *, title: str, xlabel: str) -> "Figure":
+def draw_bars(bars: Sequence[Bar], *, title: str, xlabel: str, wide: bool = False) -> "Figure":
     """Draw bars, one below the other, by family of operators.
 
     Parameters
@@ -150,8 +165,11 @@ def draw_bars(bars: Sequence[Bar], *, title: str, xlabel: str) -> "Figure":
         The bars, in one unit.
     title, xlabel
         Title of the figure, and what the bars measure, with the unit.
+    wide
+        Whether it is as wide as a page for the browser.
     """
-    figure, axes = _figure(rows=len(bars), title=title)
+    figure = _figure(rows=len(bars), title=title, wide=wide)
+    axes = figure.add_subplot()
     heights = np.arange(len(bars))
     left = np.zeros(len(bars))
     stacks = [_by_group(bar) for bar in bars]
@@ -164,8 +182,11 @@ def draw_bars(bars: Sequence[Bar], *, title: str, xlabel: str) -> "Figure":
         )  # fmt: skip
         left += width
     for height, bar, end in zip(heights, bars, left, strict=True):
-        axes.text(end, height, f" {bar.text}", va="center", parse_math=False)
-    axes.set_xlim(0, 1.3 * max(float(left.max()), 1e-6))
+        if bar.mark is not None:
+            axes.plot([bar.mark], [height], marker="D", color="white", markeredgecolor="black", markersize=8)
+        _beside(axes, bar.text, max(float(end), bar.mark or 0.0), int(height))
+    longest = max([float(left.max()), *(bar.mark or 0.0 for bar in bars)])
+    axes.set_xlim(0, (1.5 if any(bar.mark is not None for bar in bars) else 1.3) * max(longest, 1e-6))
     _label(axes, [bar.name for bar in bars], xlabel)
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return figure
@@ -181,14 +202,21 @@ def planned_times_us(plan: Plan, *, as_given: bool = False) -> dict[Family, floa
     as_given
         Times of the given graph instead of those planned.
     """
-    times_us: dict[Family, float] = {}
+    times_us: dict[str, float] = {}
     dropped = set() if as_given else {cast.node for cast in plan.dropped}
     for decision in plan.decisions:
         if decision.node not in dropped:
-            family = spec(OpKey.parse(decision.op_type)).family
             own_us = decision.fp32_us if as_given else decision.planned_us
-            times_us[family] = times_us.get(family, 0.0) + own_us
-    return times_us
+            times_us[decision.op_type] = times_us.get(decision.op_type, 0.0) + own_us
+    families: dict[Family, float] = {}
+    for op_type, us in times_us.items():
+        family = spec(OpKey.parse(op_type)).family
+        families[family] = families.get(family, 0.0) + us
+    return families
+
+
+def _beside(axes: "Axes", text: str, end: float, height: int) -> None:
+    axes.annotate(text, (end, height), (9, 0), textcoords="offset points", va="center", parse_math=False)
 
 
 def _by_group(bar: Bar) -> dict[str, float]:
@@ -220,7 +248,7 @@ def light_and_dark(draw: "Callable[[], Figure]") -> tuple[str, str]:
     return pictures[0], pictures[1]
 
 
-def draw_bench(result: BenchResult, *, title: str) -> "Figure":
+def draw_bench(result: BenchResult, *, title: str, wide: bool = False) -> "Figure":
     """Draw every measured step as a dot, with median, confidence interval and verdict of each graph.
 
     Parameters
@@ -229,22 +257,50 @@ def draw_bench(result: BenchResult, *, title: str) -> "Figure":
         A benchmark.
     title
         Title of the figure.
+    wide
+        Whether it is as wide as a page for the browser.
     """
-    figure, axes = _figure(rows=len(result.rows), title=title)
+    interrupted = ", interrupted" if result.interrupted else ""
+    machine = f"{result.machine.device} ({result.machine.provider}), {result.steps} rounds{interrupted}"
+    figure = _figure(rows=len(result.rows), title=f"{title}: {machine}", wide=wide)
+    compared = any(row.speedup is not None for row in result.rows)
+    ratios = (5, 3) if compared else (1,)
+    axes, *beside = figure.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)[0]
     samples = [np.asarray(result.samples_us.get(row.name, ()), np.float64) / 1000 for row in result.rows]
     last_ms = max((_last_shown(times) for times in samples if len(times)), default=1.0)
     for height, (row, times_ms) in enumerate(zip(result.rows, samples, strict=True)):
         _draw_times(axes, height, row, times_ms, last_ms)
+    names = [row.name for row in result.rows]
+    _label(axes, names, "measured step in ms\n(bar: 95 % interval of the median)")
+    for right in beside:
+        _draw_speedups(right, result)
+    outermost = beside[-1] if beside else axes
+    for height, (row, times_ms) in enumerate(zip(result.rows, samples, strict=True)):
         text = _summary(row, int(np.sum(times_ms > last_ms)))
-        axes.text(1.01, height, text, va="center", transform=axes.get_yaxis_transform(), parse_math=False)
-    interrupted = ", interrupted" if result.interrupted else ""
+        place = outermost.get_yaxis_transform()
+        outermost.text(1.03, height, text, va="center", transform=place, parse_math=False)
+    return figure
+
+
+def _draw_speedups(axes: "Axes", result: BenchResult) -> None:
+    """Draw each speed-up with its interval; one that touches the grey band is no difference."""
+    axes.axvspan(1 - result.tolerance, 1 + result.tolerance, color="#c8ccd2", linewidth=0)
+    axes.axvline(1, color="black", linewidth=0.8)
+    for height, row in enumerate(result.rows):
+        if row.speedup is None:
+            continue
+        low, high = row.speedup.low, row.speedup.high
+        axes.errorbar(
+            [row.speedup.median], [height], xerr=[[row.speedup.median - low], [high - row.speedup.median]],
+            marker=_MARKERS.get(row.verdict, "o"), color="black", markerfacecolor="white", markersize=7,
+            capsize=5, linewidth=2,
+        )  # fmt: skip
     _label(
         axes,
-        [row.name for row in result.rows],
-        f"measured step in ms on {result.machine.device} ({result.machine.provider}), "
-        f"{result.steps} rounds{interrupted}\ndot: one step; bar: 95 % confidence interval of the median",
+        [""] * len(result.rows),
+        f"measured speed-up over\n{_short(result.rows[0].name)} (95 % interval)",
     )
-    return figure
+    axes.set_yticks([])
 
 
 def _last_shown(times_ms: "np.typing.NDArray[np.float64]") -> float:
@@ -272,23 +328,28 @@ def _draw_times(
         )  # fmt: skip
 
 
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"...{name[-_LONGEST_NAME:]}"
+
+
 def _summary(row: BenchRow, beyond: int) -> str:
-    parts = [] if row.step_us is None else [f"{row.step_us.median / 1000:.3g} ms"]
+    verdict = row.verdict.value
     if row.speedup is not None:
-        parts.append(f"{row.speedup.median:.2f}x ({row.speedup.low:.2f} to {row.speedup.high:.2f})")
-    parts.append(row.verdict.value)
+        verdict += f": {row.speedup.median:.2f}x ({row.speedup.low:.2f} to {row.speedup.high:.2f})"
+    parts = [] if row.step_us is None else [f"{row.step_us.median / 1000:.3g} ms"]
     if beyond:
-        parts.append(f"{beyond} steps beyond the right edge")
-    return "\n".join([", ".join(parts[:2]), ", ".join(parts[2:])]).rstrip()
+        parts.append(f"{beyond} steps beyond the edge")
+    return "\n".join([verdict, ", ".join(parts)]).rstrip()
 
 
-def _figure(*, rows: int, title: str) -> "tuple[Figure, Axes]":
+def _figure(*, rows: int, title: str, wide: bool = False) -> "Figure":
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_WIDTH_INCHES, 1.6 + _ROW_INCHES * max(rows, 2)), layout="constrained")
-    axes = figure.add_subplot()
-    figure.suptitle(title, x=0.01, ha="left", fontsize="large", parse_math=False)
-    return figure, axes
+    size = _PAGE_INCHES if wide else _WIDTH_INCHES, 1.6 + _ROW_INCHES * max(rows, 2)
+    figure = Figure(figsize=size, layout="constrained")
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize="large", parse_math=False)
+    return figure
 
 
 def _label(axes: "Axes", names: Sequence[str], xlabel: str) -> None:

@@ -8,10 +8,24 @@ import typer
 
 from campo_onnx.errors import CheckFailedError, UsageError
 
-from .options import DECISION, INPUT, OUTPUT, DimOption, ForceOption, ReportOption, dimensions, existing
+from .options import (
+    DECISION,
+    INPUT,
+    OUTPUT,
+    DimOption,
+    ForceOption,
+    JsonOption,
+    QuietOption,
+    ReportOption,
+    complete_devices,
+    complete_lists,
+    dimensions,
+    existing,
+    ranges,
+)
 from .render.bench import print_written
 from .render.checks import print_annotations, print_verdicts
-from .render.console import print_json, progressing, working
+from .render.console import print_json, progressing, set_loudness, working
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +34,16 @@ if TYPE_CHECKING:
     from campo_onnx.checking.verdict import Verdicts
 
 LIMITS = "Limits"
+CheckRangeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--range",
+        metavar="NAME=LOW:HIGH",
+        help="Lowest and highest value of a graph input, beside those the baseline relies on: what is "
+        "generated lies within. Repeatable.",
+        rich_help_panel=INPUT,
+    ),
+]
 
 
 def check(
@@ -94,6 +118,7 @@ def check(
             rich_help_panel=LIMITS,
         ),
     ] = None,
+    value_range: CheckRangeOption = None,
     strict: Annotated[
         bool,
         typer.Option(
@@ -103,6 +128,7 @@ def check(
     device: Annotated[
         str | None,
         typer.Option(
+            autocompletion=complete_devices,
             help="The device to predict for. By default the baseline's, else the one that the mixed file was "
             "made for.",
             show_default=False,
@@ -113,14 +139,14 @@ def check(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
+            autocompletion=complete_lists,
             help="Op lists that say which operators must be FP32.  [default: campo]",
             show_default=False,
             rich_help_panel=DECISION,
         ),
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=OUTPUT)
-    ] = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
     junit: Annotated[
         Path | None,
         typer.Option(
@@ -154,6 +180,7 @@ def check(
     from campo_onnx.files import write_text
     from campo_onnx.optimize.list_file import resolve
 
+    set_loudness(quiet=quiet)
     if policy is not None:
         alone = {
             "MIXED": mixed,
@@ -165,6 +192,7 @@ def check(
             "--min-speedup": min_speedup,
             "--max-casts": max_casts,
             "--keep-fp32": keep_fp32,
+            "--range": value_range,
             "--strict": strict or None,
             "--device": device,
             "--lists": lists,
@@ -190,6 +218,7 @@ def check(
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),
             inputs=tuple(inputs or ()),
+            ranges=ranges(value_range),
             strict=strict,
         )
         pairs = (Pair(name=str(mixed), mixed=mixed, against=against, policy=limits),)

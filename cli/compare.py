@@ -132,7 +132,8 @@ def compare(
     if plot is not None:
         plans = [row.plan for row in comparison.rows]
         title = f"{model.name} on {headline(plans[0])}: predicted step"
-        save_figure(draw_plans(plans, title=title), plot)
+        measured_us = [row.measured_us for row in comparison.rows]
+        save_figure(draw_plans(plans, title=title, measured_us=measured_us), plot)
     if report is not None:
         from campo_onnx.report.comparison_page import comparison_page
 

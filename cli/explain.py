@@ -81,7 +81,7 @@ def explain(
             else f"`campo-onnx explain {plan} --top 0` lists all.",
         )
     decision = read.decision[node]
-    casts = [c for c in read.casts if node == c.producer or node in {use.node for use in c.consumers}]
+    casts = read.casts_at.get(node, ())
     pad = next((pad for pad in read.pads if pad.node == node), None)
     if json:
         parts = {"casts": to_plain(casts), "pad": to_plain(pad), "explanation": list(explained(read, node))}

@@ -3,18 +3,20 @@
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from campo_onnx import __version__
-from campo_onnx.errors import CampoError
+from campo_onnx.errors import CampoError, UsageError
 
 from .bench import bench
 from .calibrate import calibrate
 from .check import check
 from .compare import compare
+from .demo import demo
 from .devices import devices
 from .explain import explain
 from .optimize import optimize
@@ -29,6 +31,9 @@ from .render.console import (
 )
 
 TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
+
+_NOT_SLIM = ("polars", "safetensors")
+"""Packages that a slim install has not (docs/install.md)."""
 
 # What Typer raises for a command line that does not parse; it exports only one of these, and no base.
 _PARSE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -68,10 +73,10 @@ app = typer.Typer(
     epilog=(
         "Exit codes: 0 ok, 1 a bug of ours, 2 usage, 3 bad model, 4 unsupported model, "
         "5 bad profile, calibration or checkpoint, 6 device mismatch, 7 plan does not fit the model, "
-        "8 device unavailable, 9 check failed, 130 interrupted."
+        "8 device or ONNX Runtime unavailable, 9 check failed, 130 interrupted."
     ),
 )
-for command in (optimize, compare, explain, devices, profile, bench, calibrate, check):
+for command in (demo, optimize, compare, explain, devices, profile, bench, calibrate, check):
     app.command(cls=Command)(command)
 
 
@@ -94,7 +99,7 @@ def main(
     every node whether FP16 pays for the casts it needs, and writes the step in mixed precision. The
     default strategy's result is never predicted slower than FP32; `--verify` measures it.
 
-    Start with: `campo-onnx optimize step.onnx --device h200`
+    Start with: `campo-onnx demo`, then `campo-onnx optimize step.onnx --device h200`
     """
 
 
@@ -105,6 +110,7 @@ def run() -> None:
     prepare_streams()
     try:
         code = app(prog_name="campo-onnx", standalone_mode=False)
+        sys.stdout.flush()
     except CampoError as error:
         _leave(str(error), error.exit_code, error)
     except KeyboardInterrupt:
@@ -114,10 +120,13 @@ def run() -> None:
     except _PARSE_ERROR as error:
         _leave_unparsed(error)
     except Exception as error:
+        if package := _missing_package(error):
+            _leave(f"this command needs {package}: install it with pip install {package}", 2)
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
         if _wants_json():
-            print_error_document(str(error), kind=type(error).__name__, exit_code=1)
+            with suppress(UsageError):
+                print_error_document(str(error), kind=type(error).__name__, exit_code=1)
         print_bug(error, TRACEBACK_VARIABLE)
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
@@ -128,9 +137,16 @@ def _leave(message: str, exit_code: int, error: CampoError | None = None) -> Non
         plain = {INTERRUPTED: "Interrupted"}.get(exit_code, "UsageError")
         kind = plain if error is None else type(error).__name__
         parts = {} if error is None else {"what": error.what, "why": error.why, "remedy": error.remedy}
-        print_error_document(message, kind=kind, exit_code=exit_code, parts=parts)
+        with suppress(UsageError):  # stdout takes nothing; the message is on stderr
+            print_error_document(message, kind=kind, exit_code=exit_code, parts=parts)
     print_error(message)
     sys.exit(exit_code)
+
+
+def _missing_package(error: Exception) -> str:
+    """Name the package that a slim install has not and this error misses; ``""`` for other errors."""
+    missed = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return missed if missed in _NOT_SLIM else ""
 
 
 def _leave_unparsed(error: Exception) -> None:

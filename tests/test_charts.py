@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.collections import PathCollection
-from matplotlib.colors import to_rgb
 
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.charts import FORMATS, check_plot, draw_bench, draw_plans, save_figure
@@ -56,7 +54,7 @@ def texts(figure) -> str:
 
 def drawn_times_ms(figure) -> np.ndarray:
     """Every dot of a benchmark's figure."""
-    dots = [c for c in figure.axes[0].collections if isinstance(c, PathCollection)]
+    dots = [c for c in figure.axes[0].collections if type(c).__name__ == "PathCollection"]
     return np.sort(np.concatenate([np.asarray(c.get_offsets())[:, 0] for c in dots]))
 
 
@@ -88,7 +86,7 @@ def test_families_differ_in_black_and_white(plans) -> None:
     looks = set()
     for family in draw_plans(plans, title="t").axes[0].containers:
         bar = family.patches[0]
-        lightness = float(np.dot((0.299, 0.587, 0.114), to_rgb(bar.get_facecolor())))
+        lightness = float(np.dot((0.299, 0.587, 0.114), bar.get_facecolor()[:3]))
         looks.add((bar.get_hatch(), round(lightness, 1)))
     assert len(looks) == len(draw_plans(plans, title="t").axes[0].containers)
 
@@ -102,6 +100,28 @@ def test_every_step_is_a_dot() -> None:
     assert "1.50x (1.40 to 1.60)" in shown
     assert "faster" in shown
     assert "measured step" in shown
+    assert "faster: 1.50x (1.40 to 1.60)" in shown
+    assert f"t: {machine('cpu', 1).device} (cpu), 3 rounds" in shown
+
+
+def test_speed_ups_stand_beside_with_their_intervals() -> None:
+    figure = draw_bench(result(a=(1.0, 2.0), b=(1.0, 2.0)), title="t")
+    _, right = figure.axes
+    (drawn,) = (c for c in right.containers if hasattr(c, "has_xerr"))
+    (whisker,) = drawn.lines[2][0].get_segments()
+    assert whisker[:, 0] == pytest.approx([1.4, 1.6])
+    assert drawn.lines[0].get_xdata() == pytest.approx([1.5])
+    assert "measured speed-up over\na (95 %" in right.get_xlabel()
+    assert len(draw_bench(result(a=(1.0, 2.0)), title="t").axes) == 1
+
+
+def test_measured_steps_are_diamonds_beside_predicted_bars(plans) -> None:
+    measured_us = [None, *(1.2 * plan.predicted_us for plan in plans[1:])]
+    figure = draw_plans(plans, title="t", measured_us=measured_us)
+    drawn = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_marker() == "D"]
+    assert drawn == pytest.approx([us / 1000 for us in measured_us if us is not None])
+    assert "bars are predicted, diamonds measured" in texts(figure)
+    assert "diamonds" not in texts(draw_plans(plans, title="t"))
 
 
 def test_many_steps_are_thinned_out() -> None:
@@ -112,7 +132,7 @@ def test_many_steps_are_thinned_out() -> None:
 def test_disturbed_steps_are_counted_at_the_edge() -> None:
     figure = draw_bench(result(a=(*np.linspace(1000, 1010, 99), 90_000.0)), title="t")
     assert drawn_times_ms(figure).max() < 2
-    assert "1 steps beyond the right edge" in texts(figure)
+    assert "1 steps beyond the edge" in texts(figure)
 
 
 @pytest.mark.parametrize("samples", [{"a": ()}, {"a": (5.0,)}, {"a": (7.0, 7.0, 7.0), "b": ()}])

@@ -33,7 +33,10 @@ from campo_onnx.runtime.providers import Machine
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = ROOT / "docs" / "commands.md"
-PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md") if path != COMMANDS)]
+PAGES = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
+    *sorted(path for path in (ROOT / "docs").glob("*.md") if path != COMMANDS),
+]
 FRAMEWORKS = {"torch", "jax", "onnxscript"}
 BLOCK = re.compile(
     r"(?:<!-- not run: (?P<why>[^\n]+) -->\n\n?)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
@@ -137,7 +140,25 @@ def test_python_blocks(block, tmp_path, monkeypatch):
         return
     shutil.copy(ROOT / "examples" / "bert_layer.onnx", tmp_path / "step.onnx")
     monkeypatch.chdir(tmp_path)
-    exec(compile(tree, str(block), "exec"), {"__name__": "__main__"})
+    run(tree, str(block))
+
+
+def test_the_tutorial_is_one_program(tmp_path, monkeypatch):
+    pieces = [block.text for block in blocks("python") if block.page.name == "tutorial.md"]
+    assert len(pieces) > 3
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    run(ast.parse("\n".join(pieces)), "tutorial.md")
+    assert (tmp_path / "tutorial.onnx").is_file()
+
+
+def run(tree, title):
+    try:
+        exec(compile(tree, title, "exec"), {"__name__": "__main__"})
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in FRAMEWORKS:
+            raise
+        pytest.skip(f"{error.name} is not installed")
 
 
 def ours_in(tree):

@@ -13,6 +13,7 @@ from campo_onnx.calibrate.quality import doubt
 from campo_onnx.devices.datasheet import matching
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
+from campo_onnx.runtime.installed import runtime_problem
 from campo_onnx.runtime.providers import choose_provider, cores, cuda_problem, machine
 
 
@@ -112,6 +113,8 @@ def _misfit(calibration: Calibration, device: str) -> str:
     The folder may be shared between machines. Of a device that is not here nothing can be said.
     """
     made = calibration.machine
+    if problem := runtime_problem():
+        return problem
     if calibration.device.name != device:
         return f"it is of {calibration.device.name}"
     if made.provider == "cuda":

@@ -1,5 +1,6 @@
 """What the rules look at: both graphs, the changes between them, and the predicted steps."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +11,14 @@ from campo_onnx.devices.datasheet import devices
 from campo_onnx.devices.detect import resolve_device
 from campo_onnx.devices.device import Device
 from campo_onnx.devices.roofline import copy_us, node_time
-from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.files import read_bytes as read_file
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.ranges import DeclaredRange
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.options import Options
 from campo_onnx.pipeline import problem_of
@@ -57,6 +60,8 @@ class CheckContext:
         The committed plan, or None.
     policy
         The limits.
+    ranges
+        Ranges of graph inputs that the baseline relies on, and those of the policy.
     """
 
     fp32: Imported
@@ -66,6 +71,7 @@ class CheckContext:
     device: Device
     plan: Plan | None
     policy: Policy
+    ranges: Mapping[str, DeclaredRange]
 
     @cached_property
     def step_us(self) -> float:
@@ -127,12 +133,15 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
     changes = changes_between(fp32, mixed, title=title)
     plan = None if policy.baseline is None else _read_plan(policy.baseline)
     device = policy.device or _device_of(plan, mixed)
+    relied_on = plan.ranges if plan is not None and plan.digest == fp32.digest else {}
+    ranges = {**relied_on, **policy.ranges}
     options = Options(
         device=device,
         lists=policy.lists,
         low=changes.low,
         keep_fp32=policy.keep_fp32,
         dims=policy.dims,
+        ranges=ranges,
     )
     return CheckContext(
         fp32=fp32,
@@ -142,6 +151,7 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
         device=device,
         plan=plan,
         policy=policy,
+        ranges=ranges,
     )
 
 
@@ -153,16 +163,11 @@ def _device_of(plan: Plan | None, mixed: Imported) -> Device:
 
 
 def _read_plan(path: Path) -> Plan:
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        raise UsageError(
-            f"the baseline {path} does not exist",
-            remedy="Write one with: campo-onnx optimize MODEL -o MIXED --plan FILE",
-        ) from None
-    except OSError as error:
-        raise UsageError(f"the baseline {path} cannot be read", why=str(error)) from None
-    return Plan.from_json(text, title=f"the baseline {path}")
+    title = f"the baseline {path}"
+    text = read_file(
+        path, title=title, remedy="Write one with: campo-onnx optimize MODEL -o MIXED --plan FILE"
+    )
+    return Plan.from_json(text, title=title)
 
 
 def _interface_changes(fp32: Imported, mixed: Imported) -> list[str]:

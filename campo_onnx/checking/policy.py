@@ -15,6 +15,7 @@ from campo_onnx.errors import UsageError
 from campo_onnx.files import read_bytes
 from campo_onnx.optimize.list_file import resolve
 from campo_onnx.optimize.oplists import OpLists, preset
+from campo_onnx.optimize.ranges import DeclaredRange
 
 DEFAULT_MAX_DRIFT = 1e-2
 DEFAULT_MIN_SPEEDUP = 1.0
@@ -45,6 +46,9 @@ class Policy:
         Sizes of symbolic dimensions.
     inputs
         Batches (.npz) to measure drift on; inputs are generated where there are none.
+    ranges
+        Declared ranges of graph inputs, beside those that the baseline relies on: what is generated lies
+        within them.
     strict
         Whether a rule that cannot be checked counts as failed.
     """
@@ -58,6 +62,7 @@ class Policy:
     keep_fp32: tuple[str, ...] = ()
     dims: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     inputs: tuple[Path, ...] = ()
+    ranges: Mapping[str, DeclaredRange] = field(default_factory=lambda: MappingProxyType({}))
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -99,6 +104,7 @@ class _Graph(_Limits):
     baseline: str | None = None
     dims: dict[str, int] = field(default_factory=dict)
     inputs: tuple[str, ...] = ()
+    ranges: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +117,9 @@ def load_policy(path: Path) -> tuple[Pair, ...]:
     """Read a policy file.
 
     A ``[[graph]]`` table names ``mixed`` and ``against``, and may have ``name``, ``baseline``,
-    ``dims``, ``inputs`` and every limit; ``[defaults]`` holds limits for all graphs: ``max_drift``,
-    ``min_speedup``, ``max_casts``, ``device``, ``lists``, ``keep_fp32``, ``strict``. They mean what
-    :class:`Policy` says. Paths are relative to the file.
+    ``dims``, ``inputs``, ``ranges`` (``{mask = [-10000, 0]}``) and every limit; ``[defaults]`` holds
+    limits for all graphs: ``max_drift``, ``min_speedup``, ``max_casts``, ``device``, ``lists``,
+    ``keep_fp32``, ``strict``. They mean what :class:`Policy` says. Paths are relative to the file.
 
     Raises
     ------
@@ -146,6 +152,7 @@ def _pair(path: Path, number: int, graph: _Graph, defaults: _Limits) -> Pair:
             baseline=None if graph.baseline is None else folder / graph.baseline,
             dims=MappingProxyType(graph.dims),
             inputs=tuple(folder / name for name in graph.inputs),
+            ranges={name: _range(name, bounds) for name, bounds in graph.ranges.items()},
             **_limits(folder, graph, defaults),
         )
     except UsageError as error:
@@ -157,6 +164,14 @@ def _pair(path: Path, number: int, graph: _Graph, defaults: _Limits) -> Pair:
         against=folder / graph.against,
         policy=policy,
     )
+
+
+def _range(name: str, bounds: tuple[float, ...]) -> DeclaredRange:
+    if len(bounds) != 2:
+        raise UsageError(
+            f"ranges.{name} has {len(bounds)} values", remedy="Give the lowest and the highest: [-10000, 0]."
+        )
+    return DeclaredRange(lowest=bounds[0], highest=bounds[1])
 
 
 def _limits(folder: Path, graph: _Graph, defaults: _Limits) -> dict[str, Any]:

@@ -170,9 +170,10 @@ def _batches(context: CheckContext) -> list[tuple[str, dict[str, NDArray[Any]]]]
     view = context.fp32.view
     if context.policy.inputs:
         return [(path.name, read_feeds(path, view)) for path in context.policy.inputs]
-    made = synthesize(view)
+    within = {name: (known.lowest, known.highest) for name, known in context.ranges.items()}
+    made = synthesize(view, within=within)
     scale = loss_scaling(view).scale
-    if scale in made:
+    if scale in made and scale not in within:
         made[scale] = np.full_like(made[scale], _LOSS_SCALE)
     return [("generated inputs", made)]
 

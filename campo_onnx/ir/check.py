@@ -93,7 +93,7 @@ def _with_known_operators(model: ModelProto) -> ModelProto:
     to it that would crash it.
     """
     opset = next((o.version for o in model.opset_import if not o.domain), 1)
-    has_unknown_types = any(node.domain or is_of_runtime(node, opset) for node in model.graph.node)
+    has_unknown_types = any(node.domain or is_of_runtime(node, opset) for node in _nodes(model.graph))
 
     def is_hidden(node: NodeProto) -> bool:
         return is_of_runtime(node, opset) or (has_unknown_types and is_unsafe_to_infer(node))
@@ -119,6 +119,13 @@ def is_of_runtime(node: NodeProto, opset: int) -> bool:
 def is_unsafe_to_infer(node: NodeProto) -> bool:
     """Whether ONNX's inference ends the process when it does not know the type of what the node reads."""
     return not node.domain and node.op_type in ("EyeLike", "RegexFullMatch")
+
+
+def hide_in_bodies(node: NodeProto, domain: str) -> None:
+    """Move what ONNX's inference may not see of a node's bodies to a foreign domain, in place."""
+    for body in bodies(node):
+        for inner in filter(is_unsafe_to_infer, _nodes(body)):
+            inner.domain = domain
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[NodeProto]:

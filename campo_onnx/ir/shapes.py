@@ -23,7 +23,7 @@ from onnx.defs import OpSchema
 from onnx.shape_inference import InferenceError
 
 from campo_onnx.errors import ModelError
-from campo_onnx.ir.check import is_unsafe_to_infer
+from campo_onnx.ir.check import hide_in_bodies, is_unsafe_to_infer
 from campo_onnx.ir.constants import constants_of, is_external
 from campo_onnx.ir.dims import bind_type, check_dims, static_shape
 from campo_onnx.ir.gradient_names import differentiated_tensor
@@ -168,6 +168,7 @@ def _slim_copy(model: ModelProto, known: _Known) -> ModelProto:
             copy.CopyFrom(node)
             if is_unsafe_to_infer(node):
                 copy.domain = _HIDDEN  # resolved below, once it is known what it reads
+            hide_in_bodies(copy, _HIDDEN)
     return slim
 
 
@@ -240,12 +241,15 @@ def _infer_by_schema(node: NodeProto, schema: OpSchema, known: _Known) -> Mappin
     if any(name and not _has_type(types.get(name)) for name in node.input):
         return {}
     values = {name: known.values[name] for name in node.input if name in known.values}
+    shown = NodeProto()
+    shown.CopyFrom(node)
+    hide_in_bodies(shown, _HIDDEN)
     return onnx.shape_inference.infer_node_outputs(
         schema,
-        node,
+        shown,
         types,
         input_data={name: onnx.numpy_helper.from_array(value) for name, value in values.items()},
-        opset_imports=list(known.opset_imports),
+        opset_imports=[*known.opset_imports, onnx.helper.make_opsetid(_HIDDEN, 1)],
     )
 
 

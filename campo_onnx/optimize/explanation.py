@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from campo_onnx.optimize.plan import Decision, Plan, PlannedCast
+from campo_onnx.optimize.plan import Decision, Plan
 from campo_onnx.optimize.reason import Reason
 
 _NAMED = 3  # neighbours that a sentence names
@@ -62,7 +62,7 @@ def _gain(decision: Decision, plan: Plan) -> str:
 
 
 def _casts(decision: Decision, plan: Plan) -> Iterator[str]:
-    own = [cast for cast in plan.casts if _touches(cast, decision.node)]
+    own = plan.casts_at.get(decision.node, ())
     if not own:
         yield "It needs no cast: all that it reads and all who read it are in low precision as well."
         return
@@ -112,10 +112,6 @@ def _change(decision: Decision, plan: Plan) -> Iterator[str]:
                 )
     if (remedy := _REMEDIES.get(decision.decided_by)) is not None:
         yield remedy.format_map(decision.facts)
-
-
-def _touches(cast: PlannedCast, node: str) -> bool:
-    return cast.producer == node or any(use.node == node for use in cast.consumers)
 
 
 def _listed(names: Sequence[str]) -> str:

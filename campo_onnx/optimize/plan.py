@@ -308,6 +308,16 @@ class Plan:
         }
         return frozenset(c.tensor for c in self.constants if c.consumers and padded >= {*c.consumers})
 
+    @cached_property
+    def casts_at(self) -> Mapping[str, tuple[PlannedCast, ...]]:
+        """New Casts at the inputs and outputs of each node that has any."""
+        found: dict[str, dict[str, PlannedCast]] = {}
+        for cast in self.casts:
+            for node in (cast.producer, *(use.node for use in cast.consumers)):
+                found.setdefault(node, {})[cast.tensor] = cast
+        found.pop("", None)  # who makes graph inputs
+        return MappingProxyType({node: tuple(casts.values()) for node, casts in found.items()})
+
     @property
     def cast_us(self) -> float:
         """Predicted time of all inserted casts."""

@@ -32,7 +32,7 @@ def comparison_page(comparison: Comparison, *, model: str) -> str:
         "longest_us": max(plan.predicted_us for plan in plans) or 1.0,
         "was_measured": any(row.measured_us is not None for row in rows),
         "costs": provenance(plans[0], comparison.problem),
-        "plans_picture": plans_picture(plans),
+        "plans_picture": plans_picture(plans, [row.measured_us for row in rows]),
     }
     data = columns(plans, comparison.problem) | {"chosen": default}
     title = f"{visible(model)} under every strategy"

@@ -10,6 +10,7 @@ from typing import Any
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
+from campo_onnx.optimize.explanation import explained
 from campo_onnx.optimize.plan import Decision, Plan
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.reason import Reason
@@ -99,10 +100,12 @@ def _shape(view: GraphView, outputs: Iterable[str]) -> str:
 
 def _plan(plan: Plan, number: dict[str, int], texts: Texts, rules: Texts, classes: Texts) -> dict[str, Any]:
     decisions = sorted(plan.decisions, key=lambda d: number[d.node])
+    reasons = [decision.reason for decision in decisions]
     return {
         "title": visible(f"{plan.strategy} ({plan.lists})"),
         "precision": "".join(_precision(d) for d in decisions),
-        "reason": [texts(d.reason) for d in decisions],
+        "reason": [texts(reason) for reason in reasons],
+        "why": [texts(_why(plan, d, reason)) for d, reason in zip(decisions, reasons, strict=True)],
         "rule": [rules(d.decided_by.value) for d in decisions],
         "class": [classes(d.op_class.value) for d in decisions],
         "gain_us": [round(d.gain_us, _DIGITS) for d in decisions],
@@ -112,6 +115,15 @@ def _plan(plan: Plan, number: dict[str, int], texts: Texts, rules: Texts, classe
             [number[pad.node], round(pad.gain_us, _DIGITS), round(pad.pads_us, _DIGITS)] for pad in plan.pads
         ],
     }
+
+
+def _why(plan: Plan, decision: Decision, reason: str) -> str:
+    """Say in full why a node has its precision, and what would change it."""
+    told = explained(plan, decision.node)
+    if decision.decided_by in (Reason.CUT_LOW, Reason.CUT_FP32) and told:
+        return " ".join(told)  # which says what the reason says
+    reason = reason[:1].upper() + reason[1:]
+    return " ".join([reason if reason.endswith((".", "?", "!")) else f"{reason}.", *told])
 
 
 def _precision(decision: Decision) -> str:

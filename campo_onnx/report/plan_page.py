@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from campo_onnx.bench.result import BenchResult
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.report import Report, report_of
@@ -11,7 +12,7 @@ from campo_onnx.report.costs import provenance
 from campo_onnx.report.decisions import columns
 from campo_onnx.report.families import FamilyRow, family_rows, whole_step
 from campo_onnx.report.page import Page, render
-from campo_onnx.report.pictures import bytes_picture, step_picture
+from campo_onnx.report.pictures import bench_picture, bytes_picture, step_picture
 from campo_onnx.wording import duration, gigabytes, visible
 
 
@@ -31,6 +32,7 @@ def plan_page(
     *,
     model: str,
     notes: Sequence[str] = (),
+    measured: BenchResult | None = None,
 ) -> str:
     """Write the report of a plan as HTML.
 
@@ -47,6 +49,8 @@ def plan_page(
         Name of the model, or of the plan file.
     notes
         Sentences that stand at the top: warnings.
+    measured
+        What the device said: FP32 first, then the mixed step.
     """
     rows = family_rows(plan, moved)
     whole = whole_step(plan, rows)
@@ -60,6 +64,8 @@ def plan_page(
         "whole": whole,
         "longest_us": max((max(row.fp32_us, row.planned_us) for row in rows), default=0.0) or 1.0,
         "kept": summed.kept,
+        "measured": measured,
+        "measured_picture": None if measured is None else bench_picture(measured),
         "step_picture": step_picture(plan),
         "bytes_picture": None if moved is None else bytes_picture(*moved),
     }
@@ -72,11 +78,16 @@ def plan_page(
 def _cards(report: Report, whole: FamilyRow, moved: tuple[Traffic, Traffic] | None, how: str) -> list[Card]:
     plan, low = report.plan, report.plan.low.value.upper()
     changed = bool(report.low_nodes or plan.casts)
+    proven = (
+        ""
+        if plan.lower_bound_us is None
+        else f" Proven: with these lists, rules and costs no plan is below {duration(plan.lower_bound_us)}."
+    )
     cards = [
         Card(
-            title="Step",
-            figure=f"{duration(plan.fp32_us)} → {duration(plan.predicted_us)}",
-            note=f"{plan.speedup:.2f}x, {how}" if changed else f"unchanged, {how}",
+            title="Training step",
+            figure=f"{plan.speedup:.2f}x" if changed else "unchanged",
+            note=f"{duration(plan.fp32_us)} → {duration(plan.predicted_us)}, {how}.{proven}",
         ),
         Card(
             title=f"Nodes in {low}",
@@ -112,17 +123,15 @@ def _cards(report: Report, whole: FamilyRow, moved: tuple[Traffic, Traffic] | No
         gain_us = sum(pad.gain_us for pad in plan.pads)
         cards.append(
             Card(
-                title="Zero-padded for tensor cores",
-                figure=f"{len(plan.pads):,} nodes",
-                note=f"kernels save {duration(gain_us)}, pads and slices cost {duration(plan.pads_us)}",
+                title="Zero-padded",
+                figure=f"{len(plan.pads):,} products",
+                note=f"kernels save {duration(gain_us)}, pads cost {duration(plan.pads_us)}",
             )
         )
-    if plan.lower_bound_us is not None:
+    else:
+        kept_us = sum(row.fp32_us for row in report.kept)
+        share = kept_us / plan.predicted_us if plan.predicted_us else 0.0
         cards.append(
-            Card(
-                title="Proven bound",
-                figure=duration(plan.lower_bound_us),
-                note="no plan under these lists, rules and costs can be predicted faster",
-            )
+            Card(title="Stayed FP32", figure=duration(kept_us), note=f"{share:.1%} of the step, predicted")
         )
     return cards

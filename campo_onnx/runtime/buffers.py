@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper
 
+from campo_onnx.runtime.installed import ort
 from campo_onnx.runtime.providers import Machine
 
 ALIGNMENT_BYTES = 256

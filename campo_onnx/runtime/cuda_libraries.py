@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-import onnxruntime as ort
+from campo_onnx.runtime.installed import onnxruntime
 
 # In the order in which they need each other; cuDNN is loaded by the first convolution only.
 _NAMES = ("cudart", "nvrtc", "cublasLt", "cublas", "curand", "cufft", "cudnn")
@@ -45,7 +45,7 @@ def load_cuda_libraries() -> str:
 def _preloaded_by_onnxruntime() -> str:
     heard = io.StringIO()
     with contextlib.redirect_stdout(heard):  # it prints what it cannot find
-        ort.preload_dlls()
+        onnxruntime().preload_dlls()
     lines = (line for line in heard.getvalue().splitlines() if line.startswith("Failed to load"))
     return "; ".join(line.removeprefix("Failed to load ").partition(":")[0] for line in lines)
 

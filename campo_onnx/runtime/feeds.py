@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from zipfile import BadZipFile, ZipFile
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.files import refuse_special
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo
 
 Feeds = dict[str, NDArray[Any]]
@@ -49,6 +51,7 @@ _SCALING = frozenset(["Mul", "Div", "Cast", "Reshape"])
 _DROPOUT_RATIO = ("Dropout", 1)
 _SCALAR = 0.01  # a learning rate, a temperature, a loss weight
 _RATIO = 0.1
+_MASKED = 0.25
 _FEW = 2  # integers nobody indexes with are masks, segments and counters
 
 
@@ -76,7 +79,13 @@ class Spread:
     positive: tuple[float, float] = (0.05, 0.95)
 
 
-def synthesize(view: GraphView, *, seed: int = 0, spread: Spread | None = None) -> Feeds:
+def synthesize(
+    view: GraphView,
+    *,
+    seed: int = 0,
+    spread: Spread | None = None,
+    within: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+) -> Feeds:
     """Make up a value for every input of a graph.
 
     Parameters
@@ -87,6 +96,9 @@ def synthesize(view: GraphView, *, seed: int = 0, spread: Spread | None = None) 
         Of the generator: the same seed gives the same values.
     spread
         Scale of floating-point values.
+    within
+        Lowest and highest value of some inputs. A range on one side of zero is taken for that of a mask:
+        most values lie at the end next to zero, and in every row one does.
 
     Raises
     ------
@@ -95,7 +107,26 @@ def synthesize(view: GraphView, *, seed: int = 0, spread: Spread | None = None) 
     """
     generator = np.random.default_rng(seed)
     scale = spread or Spread()
-    return {name: _value(view.tensors[name], view, generator, scale) for name in view.inputs}
+    made = {name: _value(view.tensors[name], view, generator, scale) for name in view.inputs}
+    for name, (lowest, highest) in within.items():
+        if name in made:
+            made[name] = _between(lowest, highest, made[name], generator)
+    return made
+
+
+def _between(
+    lowest: float, highest: float, like: NDArray[Any], generator: np.random.Generator
+) -> NDArray[Any]:
+    held = np.finfo(like.dtype) if np.issubdtype(like.dtype, np.floating) else None
+    if held is not None:
+        lowest, highest = max(lowest, float(held.min)), min(highest, float(held.max))
+    if lowest < 0.0 < highest or not like.ndim:
+        drawn = lowest + generator.random(like.shape) * (highest - lowest)
+    else:
+        near, far = sorted((lowest, highest), key=abs)
+        drawn = np.where(generator.random(like.shape) < _MASKED, far, near)
+        drawn[..., :1] = near
+    return np.asarray(drawn if held is not None else np.rint(drawn)).astype(like.dtype)
 
 
 def read_feeds(path: Path, view: GraphView) -> Feeds:
@@ -108,12 +139,14 @@ def read_feeds(path: Path, view: GraphView) -> Feeds:
     UsageError
         If the file cannot be read, or names, shapes or types do not fit; the message lists them.
     """
+    refuse_special(path)
     try:
         # numpy.load would take a lone array and a pickle as well.
-        with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as archive:
+        with path.open("rb") as file, ZipFile(file) as archive:
+            members = _members(archive)
             # What an array claims to be is held against the graph before any memory is taken for it.
-            problems = _problems({name: _header(archive.zip, name) for name in archive.files}, view)
-            given = {} if problems else {name: archive[name] for name in archive.files}
+            problems = _problems({name: _header(archive, members[name]) for name in members}, view)
+            given = {} if problems else {name: _array(archive, members[name]) for name in members}
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", remedy="Check the path of --inputs.") from None
     except _UNREADABLE as error:
@@ -136,19 +169,31 @@ class _Header(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _header(archive: ZipFile | None, name: str) -> _Header:
-    if archive is None:
-        raise ValueError("it is closed")
-    stored = f"{name}.npy" if f"{name}.npy" in archive.namelist() else name
+def _members(archive: ZipFile) -> Mapping[str, str]:
+    """Where the arrays lie, by name; numpy adds ``.npy`` to each."""
+    names = archive.namelist()
+    members = {stored.removesuffix(".npy"): stored for stored in names}
+    if len(members) < len(names):
+        raise ValueError("two arrays have one name")
+    return members
+
+
+def _header(archive: ZipFile, stored: str) -> _Header:
     with archive.open(stored) as member:
         version = np.lib.format.read_magic(member)
         if version not in _HEADERS:
-            raise ValueError(f"{name!r} has the format version {version}")
+            raise ValueError(f"{stored!r} has the format version {version}")
         shape, _, dtype = _HEADERS[version](member)
     header = _Header(dtype, shape)
     if math.prod(shape) * dtype.itemsize > ARRAY_LIMIT_BYTES:
-        raise ValueError(f"{name!r} claims the shape {shape}, more than {ARRAY_LIMIT_BYTES:,} bytes")
+        raise ValueError(f"{stored!r} claims the shape {shape}, more than {ARRAY_LIMIT_BYTES:,} bytes")
     return header
+
+
+def _array(archive: ZipFile, stored: str) -> NDArray[Any]:
+    with archive.open(stored) as member:
+        array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
+    return array
 
 
 def _problems(given: Mapping[str, _Header], view: GraphView) -> list[str]:

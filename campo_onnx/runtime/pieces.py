@@ -23,7 +23,7 @@ from campo_onnx.ops.signature import itemsize_bytes
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.run import run
 from campo_onnx.runtime.sessions import RUNTIME_ERRORS, open_session, ort_value
-from campo_onnx.runtime.waiting import Waiting
+from campo_onnx.runtime.waiting import Waiting, copied
 
 Outputs: TypeAlias = Iterator[tuple[str, NDArray[Any]]]
 
@@ -108,7 +108,7 @@ class _Piece:
 
 def _pieces(model: ModelProto, feeds: Mapping[str, NDArray[Any]], limits: Limits) -> list[_Piece]:
     graph = model.graph
-    if model.functions or len(graph.node) < 2:
+    if model.functions or not all(v.type.HasField("tensor_type") for v in graph.output):
         return []
     try:
         known = infer(model, _dims(model, feeds))
@@ -291,7 +291,8 @@ class _Run:
             raise
         except RUNTIME_ERRORS as error:
             raise ModelError("the graph fails while it runs", why=str(error).strip()) from None
-        return dict(zip(piece.makes, found, strict=True))
+        # Each output of a run keeps all of them in memory, until it has memory of its own.
+        return {name: copied(value) for name, value in zip(piece.makes, found, strict=True)}
 
 
 def _info(name: str, dtype: int) -> ValueInfoProto:

@@ -10,12 +10,12 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from campo_onnx.errors import DeviceUnavailableError, UsageError
 from campo_onnx.runtime.cuda_libraries import load_cuda_libraries
 from campo_onnx.runtime.gpu import Gpu, visible_gpu
+from campo_onnx.runtime.installed import onnxruntime, runtime_problem, two_wheels
 
 ORT_NAME = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """What ONNX Runtime calls each provider."""
@@ -96,7 +96,7 @@ def machine(provider: str, threads: int = 0) -> Machine:
             device=cpu_name(),
             driver="",
             cuda="",
-            ort=ort.__version__,
+            ort=onnxruntime().__version__,
             tf32=False,
             threads=threads or cores(),
         )
@@ -106,7 +106,7 @@ def machine(provider: str, threads: int = 0) -> Machine:
         device=gpu.name,
         driver=gpu.driver,
         cuda=_cuda_version(),
-        ort=ort.__version__,
+        ort=onnxruntime().__version__,
         tf32=gpu.compute_capability >= _AMPERE and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0",
         threads=0,
     )
@@ -137,8 +137,11 @@ def cuda_problem() -> str:
     Libraries that pip packages or PyTorch brought along are loaded first. ONNX Runtime falls back
     to the CPU without an error when something is missing, so a session is opened and run to find out.
     """
+    if problem := runtime_problem():
+        return problem
+    ort = onnxruntime()
     if ORT_NAME["cuda"] not in ort.get_available_providers():
-        return _CPU_WHEEL
+        return _CPU_WHEEL + (f"; {told}" if (told := two_wheels()) else "")
     if problem := visible_gpu().problem:
         return problem
     missing = load_cuda_libraries()
@@ -174,4 +177,4 @@ def _probe() -> bytes:
 
 
 def _cuda_version() -> str:
-    return str(getattr(ort, "cuda_version", "") or "unknown")
+    return str(getattr(onnxruntime(), "cuda_version", "") or "unknown")

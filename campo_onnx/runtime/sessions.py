@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto
-from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
+from campo_onnx.runtime.installed import ort
 from campo_onnx.runtime.providers import ORT_NAME, Machine
+
+state = ort.capi.onnxruntime_pybind11_state
 
 RUNTIME_ERRORS = (
     *(state.EPFail, state.EngineError, state.Fail, state.InvalidArgument, state.InvalidGraph),

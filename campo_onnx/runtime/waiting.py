@@ -81,6 +81,14 @@ class Waiting:
         return readers[min(bisect_left(readers, now), len(readers) - 1)]
 
 
+def copied(value: ort.OrtValue) -> ort.OrtValue:
+    """Copy a tensor of any type."""
+    copy = ort.OrtValue.ortvalue_from_shape_and_type(value.shape(), value.element_type(), "cpu", 0)
+    if _size(value):
+        ctypes.memmove(copy.data_ptr(), value.data_ptr(), _size(value))
+    return copy
+
+
 def _size(value: ort.OrtValue) -> int:
     return int(value.tensor_size_in_bytes()) if value.is_tensor() else 0
 

@@ -151,6 +151,7 @@ class TestAccuracy:
     def test_the_page_of_made_up_outcomes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         images = np.zeros((1500, 64), np.float32), np.zeros(1500, np.int64)
         monkeypatch.setattr(accuracy, "digits", lambda: images)
+        monkeypatch.setattr(accuracy, "CASES", (accuracy.MLP,))
         outcomes: dict[tuple[str, str, str], list[accuracy.Outcome]] = {}
         for job in accuracy.jobs(2):
             key = (job.case.title, job.strategy, job.scaling)

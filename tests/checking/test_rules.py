@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from campo_onnx.checking import rules
 from campo_onnx.checking.check import check, check_all
 from campo_onnx.checking.policy import Pair, Policy
 from campo_onnx.checking.rules import RULES, VALID
@@ -17,8 +18,11 @@ from campo_onnx.ir.exporter import export_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.ranges import DeclaredRange
 from campo_onnx.options import Options
 from campo_onnx.pipeline import optimize
+from campo_onnx.runtime.feeds import synthesize
+from tests.checking.conftest import Step
 
 NAMES = [VALID, *(rule.name for rule in RULES)]
 
@@ -356,3 +360,48 @@ def test_padding_counts_as_the_plan_says(model_text, tmp_path):
     findings = {v.rule: v.finding for v in verdicts.verdicts}
     assert not red(findings)
     assert findings["step"].value == pytest.approx(optimized.plan.predicted_us)
+
+
+# --- declared ranges ---
+
+MASKED = """g (float[64,64] x, float[64,64] w, float[64,64] mask) => (float[64,64] y) {
+    [scores] s = MatMul(x, w) [masked] m = Add(s, mask) [softmax] p = Softmax(m) [mix] y = MatMul(p, w)
+}"""
+
+
+@pytest.fixture
+def masked(model_text, tmp_path):
+    """A step whose mask was declared, so that its softmax is low."""
+    onnx.save(model_text(MASKED), tmp_path / "step.onnx")
+    options = Options(
+        device=replace(device("v100"), launch_us=1e-6, host_us=1e-6),
+        lists=preset("campo"),
+        strategy="fine-grained",
+        ranges={"mask": DeclaredRange(lowest=-10000.0, highest=0.0)},
+    )
+    optimized = optimize(tmp_path / "step.onnx", options)
+    assert "softmax" in optimized.plan.low_nodes
+    export_model(optimized.model, tmp_path / "mixed.onnx", folder=tmp_path)
+    (tmp_path / "plan.json").write_text(optimized.plan.to_json())
+    return Step(folder=tmp_path, plan=optimized.plan)
+
+
+def test_generated_inputs_lie_within_the_ranges_that_the_baseline_relies_on(masked, monkeypatch):
+    seen = {}
+
+    def watched(view, **options):
+        seen.update(synthesize(view, **options))
+        return dict(seen)
+
+    monkeypatch.setattr(rules, "synthesize", watched)
+    findings = checked(masked, min_speedup=0, baseline=masked.baseline)
+    assert not red(findings)
+    assert set(np.unique(seen["mask"])) == {-10000.0, 0.0}
+    assert (seen["mask"] == 0).any(axis=-1).all()
+
+
+def test_a_declared_value_that_fp16_does_not_hold_must_be_fp32(masked):
+    wider = {"mask": DeclaredRange(lowest=-1e9, highest=0.0)}
+    findings = checked(masked, min_speedup=0, max_drift=10, ranges=wider)
+    assert red(findings) == ["fp32"]
+    assert "'masked'" in findings["fp32"].reason

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
+
 from benchmarks import gpu_torch
 from benchmarks.gpu_machine import Session
 from benchmarks.pages import number

@@ -137,3 +137,28 @@ def test_onnx_is_not_asked_what_would_crash_it(model_text):
     check_given(model, "m")
     view = import_model(model).view
     assert (view.tensors["y"].dtype, view.tensors["y"].shape) == (onnx.TensorProto.FLOAT, (3, 3))
+
+
+IF = (
+    "If(c) <then_branch = t () => (float[2,2] p) {{ {} }}, "
+    "else_branch = e () => (float[2,2] q) {{ q = Identity(x) }}>"
+)
+IN_BODIES = {
+    "of what a body makes": IF.format("h = com.microsoft.FusedMatMul(x, x) p = EyeLike<dtype = 1>(h)"),
+    "of what is around it": IF.format("p = EyeLike<dtype = 1>(around)"),
+    "two deep": IF.format(
+        "p = If(c) <then_branch = u () => (float[2,2] r) { r = EyeLike<dtype = 1>(around) }, "
+        "else_branch = v () => (float[2,2] s) { s = Identity(x) }>"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", IN_BODIES)
+def test_nor_in_a_body(model_text, what):
+    """A test that fails here ends the whole run."""
+    model = model_text(
+        "g (float[2,2] x, bool c) => (float[2,2] y) "
+        f"{{ around = com.microsoft.FusedMatMul(x, x) y = {IN_BODIES[what]} }}"
+    )
+    check_given(model, "m")
+    assert import_model(model).view.tensors["y"].shape == (2, 2)

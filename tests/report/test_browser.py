@@ -10,6 +10,7 @@ import pytest
 
 from campo_onnx.comparison import compare
 from campo_onnx.devices.datasheet import device
+from campo_onnx.optimize.explanation import explained
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.options import Options
@@ -117,11 +118,18 @@ def test_decisions_are_searched_sorted_and_opened(visit, layer) -> None:
     element(browser, "#decisions-table [data-row='0']").click()
     first = plan.decision[max(wanted)]
     assert text_of(browser, "#detail-title") == first.node
-    assert first.reason in text_of(browser, "#detail .reason").replace("Gains", "gains")
+    why = text_of(browser, "#detail .reason")
+    assert " ".join(explained(plan, first.node)) in why
     keys(browser, "ESCAPE")
     assert not element(browser, "#detail").is_displayed()
     element(browser, "#decisions-clear").click()
     assert text_of(browser, "#decisions-count") == f"{len(plan.decisions)} decisions"
+
+
+def test_rows_are_as_high_as_scrolling_takes_them_to_be(visit, layer) -> None:
+    browser = visit(page_of(layer))
+    heights = "return [...document.querySelectorAll('.rows tbody tr:not(.gap)')].map((r) => r.offsetHeight)"
+    assert set(js(browser, heights)) <= {js(browser, "return ROW_PX"), js(browser, "return ROW_PX") - 1}
 
 
 def test_filters_and_the_table_of_reasons_agree(visit, layer) -> None:
@@ -182,6 +190,21 @@ def test_modules_open_one_by_one(visit, layer) -> None:
     assert len(js(browser, rows)) > len(before)
     keys(browser, "ARROW_LEFT")
     assert js(browser, rows) == before
+
+
+def test_on_paper_tables_are_whole_and_the_map_fits(visit, layer) -> None:
+    browser = visit(page_of(layer))
+    js(browser, "window.dispatchEvent(new Event('beforeprint'))")
+    assert set(shown(browser)) == {d.node for d in layer.plan.decisions}
+    assert not browser.find_elements("css selector", ".gap")
+    js(browser, "document.getElementById('map-tree').style.width = '600px'")
+    spans = "return [...document.querySelectorAll('#map-tree [role=treeitem]')]"
+    spans += ".map((i) => i.getBoundingClientRect().right)"
+    assert max(js(browser, spans)) <= js(
+        browser, "return document.getElementById('map-tree').getBoundingClientRect().right"
+    )
+    js(browser, "window.dispatchEvent(new Event('afterprint'))")
+    assert len(shown(browser)) < len(layer.plan.decisions)
 
 
 def test_casts_lead_to_their_nodes(visit, layer) -> None:

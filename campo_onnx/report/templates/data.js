@@ -34,7 +34,7 @@ const PRECISION = { L: LOW, A: LOW + ", given", F: "FP32", "-": "-" };
 const KIND = { L: "low", A: "other", F: "fp32", "-": "other" };
 const precisionOf = (node, of = plan()) => of.precision[node];
 const opOf = (node) => DATA.ops[DATA.op[node]];
-const reasonOf = (node) => DATA.reasons[plan().reason[node]];
+const whyOf = (node) => DATA.reasons[plan().why[node]];
 const ruleOf = (node) => DATA.rules[plan().rule[node]];
 const lowOf = (node) => DATA.fp32_us[node] - plan().gain_us[node];
 

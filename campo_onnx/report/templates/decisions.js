@@ -8,13 +8,13 @@ const decisionTable = new LongTable({
   table: byId("decisions-table"), scroll: byId("decisions-scroll"), counter: byId("decisions-count"), what: "decisions",
   sortBy: [4, true], choose: showNode,
   columns: [
-    { title: "node", width: "30%", key: (n) => DATA.names[n], cell: (n) => DATA.names[n] },
-    { title: "operator", width: "12%", key: opOf, cell: opOf },
-    { title: "runs in", width: "9%", key: (n) => precisionOf(n), cell: precisionCell },
-    { title: "in FP32", width: "9%", number: true, key: (n) => DATA.fp32_us[n], cell: (n) => time(DATA.fp32_us[n]) },
-    { title: `${LOW} saves`, width: "10%", number: true, key: (n) => plan().gain_us[n], cell: (n) => time(plan().gain_us[n]) },
-    { title: "casts", width: "8%", number: true, optional: true, key: (n) => plan().cast_us[n], cell: (n) => time(plan().cast_us[n]) },
-    { title: "reason", key: reasonOf, cell: reasonOf },
+    { title: "node", width: "27%", key: (n) => DATA.names[n], cell: (n) => DATA.names[n] },
+    { title: "operator", width: "112px", key: opOf, cell: opOf },
+    { title: "runs in", width: "72px", key: (n) => precisionOf(n), cell: precisionCell },
+    { title: "in FP32", width: "94px", number: true, key: (n) => DATA.fp32_us[n], cell: (n) => time(DATA.fp32_us[n]) },
+    { title: `${LOW} saves`, width: "112px", number: true, key: (n) => plan().gain_us[n], cell: (n) => time(plan().gain_us[n]) },
+    { title: "casts", width: "88px", number: true, optional: true, key: (n) => plan().cast_us[n], cell: (n) => time(plan().cast_us[n]) },
+    { title: "why", key: whyOf, cell: whyOf },
   ],
 });
 
@@ -27,11 +27,11 @@ const castTable = new LongTable({
   table: byId("casts-table"), scroll: byId("casts-scroll"), counter: byId("casts-count"), what: "casts",
   sortBy: [4, true], choose: (row) => { const [, , producer, consumers] = plan().casts[row]; showNode(producer >= 0 ? producer : consumers[0]); },
   columns: [
-    { title: "tensor", width: "32%", key: (r) => plan().casts[r][0], cell: (r) => plan().casts[r][0] },
-    { title: "from and to", width: "14%", key: (r) => plan().casts[r][1], cell: (r) => plan().casts[r][1].toUpperCase().replace("->", "→") },
-    { title: "made by", width: "26%", optional: true, key: (r) => producerOf(r), cell: (r) => producerOf(r) },
-    { title: "readers", width: "9%", number: true, key: (r) => plan().casts[r][3].length, cell: (r) => count(plan().casts[r][3].length) },
-    { title: "time", number: true, key: (r) => plan().casts[r][4], cell: (r) => time(plan().casts[r][4]) },
+    { title: "tensor", key: (r) => plan().casts[r][0], cell: (r) => plan().casts[r][0] },
+    { title: "from and to", width: "130px", key: (r) => plan().casts[r][1], cell: (r) => plan().casts[r][1].toUpperCase().replace("->", "→") },
+    { title: "made by", width: "30%", optional: true, key: (r) => producerOf(r), cell: (r) => producerOf(r) },
+    { title: "readers", width: "90px", number: true, key: (r) => plan().casts[r][3].length, cell: (r) => count(plan().casts[r][3].length) },
+    { title: "time", width: "110px", number: true, key: (r) => plan().casts[r][4], cell: (r) => time(plan().casts[r][4]) },
   ],
 });
 function producerOf(row) { const at = plan().casts[row][2]; return at < 0 ? "an input of the graph" : DATA.names[at]; }
@@ -47,7 +47,7 @@ function filterDecisions() {
     if (rule && ruleOf(node) !== rule) continue;
     if (differing && !differs(node)) continue;
     if (module && !isIn(node, module)) continue;
-    if (!matches(`${LOWER_NAMES[node]} ${opOf(node).toLowerCase()} ${LOWER_REASONS[of.reason[node]]}`)) continue;
+    if (!matches(`${LOWER_NAMES[node]} ${opOf(node).toLowerCase()} ${LOWER_REASONS[of.why[node]]} ${LOWER_REASONS[of.reason[node]]}`)) continue;
     rows.push(node);
   }
   decisionTable.show(rows, COUNT);
@@ -88,7 +88,7 @@ function showNode(node) {
   }
   byId("detail-body").replaceChildren(
     make("p", {}, make("span", { class: `key ${KIND[is]}` }, PRECISION[is])),
-    make("p", { class: "reason" }, sentence(reasonOf(node))), facts,
+    make("p", { class: "reason" }, whyOf(node)), facts,
     ...castsOf(node), ...neighbours("Reads from", DATA.reads?.[node]), ...neighbours("Read by", READERS?.[node]));
   if (byId("detail").hidden) OPENED_FROM = document.activeElement;
   byId("detail").hidden = false;
@@ -100,8 +100,6 @@ function hideNode() {
   byId("detail").hidden = true;
   if (OPENED_FROM?.isConnected) OPENED_FROM.focus({ preventScroll: true });
 }
-
-const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 
 function castsOf(node) {
   const rows = derived().castsOf.get(node) || [];

@@ -1,6 +1,6 @@
 "use strict";
 // The graph as nested modules: a map that is drawn to the scale of what is opened, and a table.
-const LEVEL_PX = 31, SMALLEST_PX = 2, MOST_LEVELS = 9;
+const LEVEL_PX = 31, SMALLEST_PX = 3, MOST_LEVELS = 9;
 const MAP = { root: 0, focus: null };
 const WEIGHTS = {
   fp32: (node) => DATA.fp32_us[node],
@@ -13,7 +13,7 @@ function drawMap() {
   const width = map.clientWidth, parts = [];
   let deepest = 0;
   const place = (entry, left, span, level) => {
-    parts.push({ ...entry, left, span, level });
+    parts.push({ ...entry, left, span, level, whole: width });
     deepest = Math.max(deepest, level);
   };
   // Neighbours too narrow to be seen are one part, with the sum of their precisions.
@@ -49,6 +49,7 @@ function drawMap() {
   MAP.focus = map.firstChild;
   if (MAP.focus) MAP.focus.tabIndex = 0;
   drawPath();
+  tell(parts[0]);
 }
 
 function* inside(module) {
@@ -73,14 +74,14 @@ function drawn(part) {
   const item = make("div", { role: "treeitem", "aria-level": part.level + 1, "aria-label": spoken(part), tabindex: -1,
     class: isNode ? KIND[is] : "module" });
   if (part.module !== undefined) item.setAttribute("aria-expanded", "true");
-  item.style.left = `${part.left}px`;
+  item.style.left = `${(100 * part.left) / part.whole}%`;  // which paper has another width than the window
   item.style.top = `${part.level * LEVEL_PX}px`;
-  item.style.width = `${part.span}px`;
+  item.style.width = `${(100 * part.span) / part.whole}%`;
   if (part.span < 12) item.style.padding = "0";
-  if (part.span < 4) item.style.borderWidth = "0";
-  const floats = part.sum.low + part.sum.fp32;
+  if (part.span < 6) item.classList.add("thin");
   if (!isNode) {
-    item.style.setProperty("--share", `${floats ? (100 * part.sum.low) / floats : 0}%`);
+    item.style.setProperty("--low-end", `${part.sum.all ? (100 * part.sum.low) / part.sum.all : 0}%`);
+    item.style.setProperty("--fp32-end", `${part.sum.all ? (100 * (part.sum.low + part.sum.fp32)) / part.sum.all : 0}%`);
     item.append(strip(part.sum));
   }
   const text = isNode ? `${{ L: LOW.replace(/\D/g, ""), F: "32", A: "", "-": "" }[is]} ${DATA.names[part.node].split("/").pop()}`
@@ -107,7 +108,7 @@ function strip(sum) {
 function spoken(part) {
   if (part.node !== undefined) {
     const node = part.node;
-    return `${DATA.names[node]}: ${opOf(node)}, ${PRECISION[precisionOf(node)]}, ${time(DATA.fp32_us[node])} in FP32. ${sentence(reasonOf(node))}`;
+    return `${DATA.names[node]}: ${opOf(node)}, ${PRECISION[precisionOf(node)]}, ${time(DATA.fp32_us[node])} in FP32. ${whyOf(node)}`;
   }
   if (part.many) return `${count(part.many)} small parts of ${moduleName(part.within)}: ${count(part.sum.lowNodes)} of ${count(part.sum.nodes)} nodes in ${LOW}`;
   const sum = part.sum;
@@ -169,8 +170,8 @@ const OPENED = new Set([0]);
 function drawModules() {
   const total = sums(WEIGHTS.fp32), whole = total[0], table = byId("modules");
   const head = make("tr");
-  for (const [title, width, number] of [["module", "34%"], ["nodes", "9%", true], [`in ${LOW}`, "9%", true], ["before", "11%", true],
-    ["after", "11%", true], ["casts", "11%", true], ["share of the FP32 step", ""]]) {
+  for (const [title, width, number] of [["module", ""], ["nodes", "80px", true], [`in ${LOW}`, "84px", true], ["before", "104px", true],
+    ["after", "104px", true], ["casts", "96px", true], ["share of the step", "17%"]]) {
     const cell = make("th", { scope: "col", class: number ? "number" : "" }, make("span", { class: "sort" }, title));
     if (width) cell.style.width = width;
     head.append(cell);

@@ -1,0 +1,26 @@
+"""``campo-onnx demo``: the example inside the wheel."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_the_example_is_optimized_and_what_next_is_said(program, capsys):
+    assert program("demo") == 0
+    printed = capsys.readouterr().out
+    assert "x)" in printed
+    folder = Path("campo_demo")
+    assert {path.name for path in folder.iterdir()} == {
+        "bert_layer.onnx", "bert_layer.mixed.onnx", "plan.json"
+    }  # fmt: skip
+    commands = [line.split()[1:] for line in printed.splitlines() if line.startswith("  campo-onnx ")]
+    assert len(commands) == 3
+    for words in commands[:2]:
+        assert program(*words) == 0
+    assert program("demo") == 2  # nothing is overwritten unasked
+    assert program("demo", "--force") == 0
+
+
+def test_the_example_is_the_one_in_examples():
+    shipped = (ROOT / "cli" / "data" / "bert_layer.onnx").read_bytes()
+    assert shipped == (ROOT / "examples" / "bert_layer.onnx").read_bytes()

@@ -1,0 +1,99 @@
+"""ONNX Runtime missing, broken, doubled or stale: one message with the commands that mend it."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from campo_onnx.runtime import installed
+
+ROOT = Path(__file__).parent.parent.parent
+MLP = ROOT / "tests" / "data" / "mlp.onnx"
+ALL = "onnxruntime,polars,safetensors"
+WITHOUT = """
+import sys
+
+missing = sys.argv.pop(1).split(",")
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Block())
+sys.argv = ["campo-onnx", *sys.argv[1:]]
+from cli.main import run
+run()
+"""
+
+
+def module(version="1.31.0", **parts):
+    made = ModuleType("onnxruntime")
+    made.__version__ = version
+    whole = dict.fromkeys(("InferenceSession", "SessionOptions", "get_available_providers"))
+    vars(made).update(parts if parts else whole)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("found", "wheels", "problem", "remedy"),
+    [
+        (module(), {"onnxruntime-gpu": "1.31.0"}, "", ""),
+        (module("1.19.2"), {"onnxruntime-training-cpu": "1.19.2"}, "", ""),
+        (None, {}, "ONNX Runtime is not installed", "pip install onnxruntime"),
+        (
+            module(nothing=True),
+            {"onnxruntime-gpu": "1.31.0"},
+            "does not load (onnxruntime-gpu 1.31.0): files of it are missing, as after removing one of two",
+            "pip uninstall --yes onnxruntime-gpu && pip install onnxruntime",
+        ),
+        (
+            None,
+            {"onnxruntime": "1.30.0", "onnxruntime-gpu": "1.31.0"},
+            "does not load (onnxruntime 1.30.0, onnxruntime-gpu 1.31.0)",
+            "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install",
+        ),
+        (
+            module("1.20.1"),
+            {"onnxruntime-gpu": "1.20.1"},
+            "ONNX Runtime 1.20.1 is too old: campo-onnx needs 1.24 or newer",
+            "pip install --upgrade 'onnxruntime-gpu>=1.24'",
+        ),
+    ],
+)
+def test_what_is_wrong_and_what_mends_it(found, wheels, problem, remedy):
+    told = installed.problem_with(found, "", wheels)
+    assert problem in told[0]
+    assert remedy in told[1]
+    assert bool(told[0]) == bool(problem)
+
+
+def test_two_wheels_are_named(monkeypatch):
+    monkeypatch.setattr(installed, "installed_wheels", lambda: {"onnxruntime": "1", "onnxruntime-gpu": "2"})
+    assert "pip uninstall --yes onnxruntime onnxruntime-gpu" in installed.two_wheels()
+    monkeypatch.setattr(installed, "installed_wheels", lambda: {"onnxruntime-gpu": "2"})
+    assert installed.two_wheels() == ""
+
+
+@pytest.mark.parametrize(
+    ("missing", "words", "code", "told"),
+    [
+        (ALL, ("demo",), 0, "Wrote campo_demo"),
+        (ALL, ("optimize", MLP, "--device", "v100", "--dry-run"), 0, "are estimated from public figures"),
+        (ALL, ("devices", "h200"), 0, "memory bandwidth"),
+        (ALL, ("bench", MLP), 8, "pip install onnxruntime"),
+        ("polars,safetensors", ("compare", MLP, "--device", "v100"), 0, "optimal"),
+        ("polars,safetensors", ("profile", MLP, "-o", "p"), 2, "needs polars: install it with pip install"),
+    ],
+)
+def test_planning_from_public_figures_needs_none(tmp_path, missing, words, code, told):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, missing, *map(str, words)],
+        cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "PATH": ""},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert told in done.stdout + done.stderr
+    assert "bug" not in done.stderr

@@ -1,0 +1,57 @@
+"""The README's table of measured things is what the committed results say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def result(name):
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def row_about(what):
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    (row,) = [line for line in lines if line.startswith("|") and what in line]
+    return row
+
+
+def test_predictions_of_fp16_times():
+    found, row = result("calibration_cpu"), row_about("predicted FP16 times against measured ones")
+    entries = found["calibrations"][0]["rows"]
+    shapes = sum(entry["shapes"] for entry in entries)
+    accuracy = sum(entry["shapes"] * entry["chosen"] for entry in entries) / shapes
+    for part in (f"{accuracy:.1%}".replace("%", " %"), found["machine"]["device"], found["made"]["date"]):
+        assert part in row
+    assert f"{found['paper_accuracy']:.1%}".replace("%", " %") in row
+
+
+def test_accuracy():
+    found, row = result("accuracy"), row_about("final accuracy in emulated FP16")
+    ours = [entry for entry in found["differences"] if entry["strategy"] == "optimal"]
+    assert len(ours) == 3
+    for entry in ours:
+        difference = entry["difference"]
+        assert f"{difference['mean']:+.2f} ± {difference['half_width']:.2f}" in row
+    assert f"{found['seeds']} seeds" in row
+    assert found["made"]["date"] in row
+
+
+def test_planning_time():
+    found, row = result("scaling"), row_about("planning and writing a step")
+    largest = max(found["rows"], key=lambda entry: entry["nodes"])
+    seconds = sum(largest[part] for part in ("import_s", "plan_and_rewrite_s", "export_s"))
+    assert f"{largest['nodes']:,} nodes" in row
+    assert f"{seconds:.1f} s" in row
+    assert found["made"]["date"] in row
+
+
+@pytest.mark.parametrize("page", ["README.md", "pyproject.toml", "cli/main.py", "docs/package.md"])
+def test_nothing_is_claimed_that_needs_a_device(page):
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split()).lower()
+    assert "never slower" not in text
+    assert "never less accurate" not in text
+    assert "lossless" not in text
