@@ -136,4 +136,4 @@ $(LINT_VENV)/.installed: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LINT_VENV) $(DOCS_VENV) $(FRAMEWORKS_VENV) $(ORT_VENV) .cuda-stubs demo_out dist site zoo_out eval_out build *.egg-info
+	rm -rf $(VENV) $(LINT_VENV) $(DOCS_VENV) $(FRAMEWORKS_VENV) $(MODELS_VENV) $(ORT_VENV) .cuda-stubs demo_out dist site zoo_out eval_out models_out build *.egg-info
