@@ -48,7 +48,7 @@ def row_of(name: str) -> dict[str, Any]:
         "ours": _facts(given, update),
         "planned": _facts(planned, update),
         "fused": _moved(given.fused + update),
-        "update": _moved(update),
+        "weight_update": _moved(update),
         "peak_bytes": {"fp32": given.peak_bytes, "planned": planned.peak_bytes},
         "eager": eager_traffic(entry, batch),
         "step_ms": {
