@@ -12,7 +12,7 @@ def command() -> Callable[[], None]:
     """Find what the script ``campo-onnx`` calls: as installed, else in the source tree."""
     for script in entry_points(group="console_scripts", name="campo-onnx"):
         return script.load()  # type: ignore[no-any-return]
-    return import_module("cli.main").run  # type: ignore[no-any-return]
+    return import_module("cli.start").run  # type: ignore[no-any-return]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import glob
 import os
 import platform
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -204,6 +205,22 @@ def read_bytes(
             remedy="Check that it is the file you mean.",
         )
     return data
+
+
+def refuse_special(path: Path) -> None:
+    """Refuse to read a pipe, which may wait, or a device, which may give for ever.
+
+    Raises
+    ------
+    UsageError
+        If it is one of those, or a socket.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # whoever opens it says what is wrong
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UsageError(f"{path} is not a regular file", remedy="Name a regular file.")
 
 
 def cache_folder() -> Path:

@@ -3,13 +3,14 @@
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from campo_onnx import __version__
-from campo_onnx.errors import CampoError
+from campo_onnx.errors import CampoError, UsageError
 
 from .bench import bench
 from .calibrate import calibrate
@@ -69,7 +70,7 @@ app = typer.Typer(
     epilog=(
         "Exit codes: 0 ok, 1 a bug of ours, 2 usage, 3 bad model, 4 unsupported model, "
         "5 bad profile, calibration or checkpoint, 6 device mismatch, 7 plan does not fit the model, "
-        "8 device unavailable, 9 check failed, 130 interrupted."
+        "8 device or ONNX Runtime unavailable, 9 check failed, 130 interrupted."
     ),
 )
 for command in (demo, optimize, compare, explain, devices, profile, bench, calibrate, check):
@@ -106,6 +107,7 @@ def run() -> None:
     prepare_streams()
     try:
         code = app(prog_name="campo-onnx", standalone_mode=False)
+        sys.stdout.flush()
     except CampoError as error:
         _leave(str(error), error.exit_code, error)
     except KeyboardInterrupt:
@@ -118,7 +120,8 @@ def run() -> None:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
         if _wants_json():
-            print_error_document(str(error), kind=type(error).__name__, exit_code=1)
+            with suppress(UsageError):
+                print_error_document(str(error), kind=type(error).__name__, exit_code=1)
         print_bug(error, TRACEBACK_VARIABLE)
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
@@ -129,7 +132,8 @@ def _leave(message: str, exit_code: int, error: CampoError | None = None) -> Non
         plain = {INTERRUPTED: "Interrupted"}.get(exit_code, "UsageError")
         kind = plain if error is None else type(error).__name__
         parts = {} if error is None else {"what": error.what, "why": error.why, "remedy": error.remedy}
-        print_error_document(message, kind=kind, exit_code=exit_code, parts=parts)
+        with suppress(UsageError):  # stdout takes nothing; the message is on stderr
+            print_error_document(message, kind=kind, exit_code=exit_code, parts=parts)
     print_error(message)
     sys.exit(exit_code)
 

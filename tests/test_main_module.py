@@ -21,7 +21,7 @@ def test_it_is_the_command_line() -> None:
 def test_a_source_tree_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main_module, "entry_points", lambda **_: ())
     monkeypatch.syspath_prepend(ROOT)
-    assert main_module.command().__module__ == "cli.main"
+    assert main_module.command().__module__ == "cli.start"
 
 
 def test_help_from_a_source_tree(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel
+from campo_onnx.errors import ProfileError
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -137,6 +138,9 @@ def fit_time(events: Sequence[Mapping[str, float]], fp32_us: Sequence[float]) ->
     return TimeModel(features=TIME_FEATURES, weights=tuple(weights), constant_us=constant_us)
 
 
+_FEWEST_CASTS = 2  # Eq. 1 has two unknowns
+
+
 def fit_cast(elements: Sequence[int], cast_us: Sequence[float], *, relative: bool = True) -> CastModel:
     """Find r and C_I of Eq. 1 by least squares; neither is negative.
 
@@ -146,7 +150,18 @@ def fit_cast(elements: Sequence[int], cast_us: Sequence[float], *, relative: boo
         Measured casts, both directions together, as in the paper.
     relative
         Whether errors count as shares of the measured time; the paper's fit counts microseconds.
+
+    Raises
+    ------
+    ProfileError
+        If there is nothing to fit.
     """
+    if len(elements) < _FEWEST_CASTS:
+        raise ProfileError(
+            "the cost of Casts cannot be fitted",
+            why=f"{len(elements)} of them have a time above zero, and it takes {_FEWEST_CASTS}",
+            remedy="Measure them again: name another file with --store.",
+        )
     r_us, c_i_us = _solve(
         [np.asarray(elements, np.float64)], np.asarray(cast_us), relative=relative, non_negative=True
     )

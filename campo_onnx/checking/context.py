@@ -11,7 +11,8 @@ from campo_onnx.devices.datasheet import devices
 from campo_onnx.devices.detect import resolve_device
 from campo_onnx.devices.device import Device
 from campo_onnx.devices.roofline import copy_us, node_time
-from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.files import read_bytes as read_file
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
@@ -162,16 +163,11 @@ def _device_of(plan: Plan | None, mixed: Imported) -> Device:
 
 
 def _read_plan(path: Path) -> Plan:
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        raise UsageError(
-            f"the baseline {path} does not exist",
-            remedy="Write one with: campo-onnx optimize MODEL -o MIXED --plan FILE",
-        ) from None
-    except OSError as error:
-        raise UsageError(f"the baseline {path} cannot be read", why=str(error)) from None
-    return Plan.from_json(text, title=f"the baseline {path}")
+    title = f"the baseline {path}"
+    text = read_file(
+        path, title=title, remedy="Write one with: campo-onnx optimize MODEL -o MIXED --plan FILE"
+    )
+    return Plan.from_json(text, title=title)
 
 
 def _interface_changes(fp32: Imported, mixed: Imported) -> list[str]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
 from campo_onnx.errors import ModelError, UnsupportedModelError
 from campo_onnx.ir.sort import bodies
@@ -26,6 +26,7 @@ MAX_DEPTH = 8
 MAX_CALL_DEPTH = 32
 """Functions that call functions."""
 
+_TYPES = frozenset(TensorProto.DataType.values())
 _REMEDY = "Export the model again."
 _Name = tuple[str, str, str]
 
@@ -74,6 +75,7 @@ class _Extents:
         for node in nodes:
             inside = [self.of(body.node) for body in bodies(node)]
             called = self._of_call((short_domain(node.domain), node.op_type, node.overload))
+            self._refuse_surplus(node)
             total += 1 + called.nodes + sum(extent.nodes for extent in inside)
             deepest = max(deepest, called.depth, *(extent.depth + 1 for extent in inside))
             if total > MAX_NODES:
@@ -86,6 +88,23 @@ class _Extents:
                     why=f"more than {MAX_DEPTH} deep",
                 )
         return _Extent(total, deepest)
+
+    def _refuse_surplus(self, node: NodeProto) -> None:
+        """Refuse a call with more inputs or outputs than the function has: it cannot be inlined."""
+        called = self._functions.get((short_domain(node.domain), node.op_type, node.overload))
+        if called is None:
+            return
+        for kind, given, known in (
+            ("inputs", node.input, called.input),
+            ("outputs", node.output, called.output),
+        ):
+            if len(given) > len(known):
+                raise ModelError(
+                    f"the call {node.name!r} of the function {called.name!r} in {self._title} has "
+                    f"{len(given)} {kind}",
+                    why=f"the function has {len(known)}",
+                    remedy=_REMEDY,
+                )
 
     def _of_call(self, name: _Name) -> _Extent:
         if name not in self._functions:
@@ -110,7 +129,7 @@ def refuse_malformed(model: ModelProto, title: str) -> None:
     ------
     ModelError
         If a domain is imported in two versions, an attribute outside a function refers to one,
-        or two inputs or initializers have one name.
+        two inputs or initializers have one name, or a tensor is of a type that ONNX has not.
     """
     owners: list[ModelProto | FunctionProto] = [model, *model.functions]
     for owner in owners:
@@ -121,6 +140,7 @@ def refuse_malformed(model: ModelProto, title: str) -> None:
             raise ModelError(f"{title} imports {called} in {times} versions", remedy=_REMEDY)
     for graph in _graphs(model.graph):
         _refuse_repeated(graph, title)
+        _refuse_unknown_types(graph, title)
     for node in (node for graph in _graphs(model.graph) for node in graph.node):
         for attribute in node.attribute:
             if attribute.ref_attr_name:
@@ -138,6 +158,32 @@ def _refuse_repeated(graph: GraphProto, title: str) -> None:
         name, times = Counter(names).most_common(1)[0] if names else ("", 0)
         if times > 1:
             raise ModelError(f"{title} has {times} {kind}s named {name!r}", remedy=_REMEDY)
+
+
+def _refuse_unknown_types(graph: GraphProto, title: str) -> None:
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        unknown = _element_types(value.type) - _TYPES
+        if unknown:
+            raise ModelError(
+                f"{value.name!r} in {title} has elements of type {min(unknown)}",
+                why="ONNX has no such type",
+                remedy=_REMEDY,
+            )
+
+
+def _element_types(kind: TypeProto) -> set[int]:
+    match kind.WhichOneof("value"):
+        case "tensor_type":
+            return {kind.tensor_type.elem_type}
+        case "sparse_tensor_type":
+            return {kind.sparse_tensor_type.elem_type}
+        case "sequence_type":
+            return _element_types(kind.sequence_type.elem_type)
+        case "optional_type":
+            return _element_types(kind.optional_type.elem_type)
+        case "map_type":
+            return {kind.map_type.key_type} | _element_types(kind.map_type.value_type)
+    return set()
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:

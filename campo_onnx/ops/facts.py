@@ -77,13 +77,21 @@ def _gemm_work(form: Gemm, signature: Signature) -> Work:
     shapes = [signature.input(i).shape for i in positions] + [signature.output(i).shape for i in form.outputs]
     if None in shapes:
         return Work(kind=WorkKind.GEMM, flops=0.0, known=False)
-    gemms = form.formula(signature, *shapes)
+    try:
+        gemms = form.formula(signature, *shapes)
+    except _UNFIT:
+        return Work(kind=WorkKind.GEMM, flops=0.0, known=False)
     return Work(
         kind=WorkKind.GEMM,
         flops=sum(gemm.flops for gemm in gemms),
         gemms=gemms,
         known=None not in _shapes(signature),
     )
+
+
+# What formulas raise on shapes and attributes that no such node has: ONNX does not check those of every
+# operator, and what runs the graph is what refuses it.
+_UNFIT = (ValueError, LookupError, TypeError, ArithmeticError)
 
 
 def _stream_work(form: Stream, signature: Signature) -> Work:
@@ -152,7 +160,10 @@ def axes_of(signature: Signature) -> tuple[str, ...] | None:
         the ends of its axes would change, or that is no single product.
     """
     form = _form(signature, current())
-    return form.axes(signature) if isinstance(form, Gemm) and form.axes is not None else None
+    try:
+        return form.axes(signature) if isinstance(form, Gemm) and form.axes is not None else None
+    except _UNFIT:
+        return None
 
 
 def output_types(signature: Signature) -> Sequence[TensorType] | None:

@@ -1,16 +1,15 @@
 """Which nodes no strategy may touch, and who says so."""
 
-import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.kernels import refuses_attributes, runs
 from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision, is_low_dtype
 from campo_onnx.ops.schema import has_cast_to
+from campo_onnx.optimize.name_patterns import matching, pattern_of
 from campo_onnx.optimize.ranges import DeclaredRange
 from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.values import value_verdicts
@@ -48,10 +47,11 @@ def fixed_nodes(
     Raises
     ------
     UsageError
-        If a regular expression is invalid, or a range is declared for what is no input.
+        If a regular expression is invalid or takes too long, or a range is declared for what is no input.
     """
     view = imported.view
-    kept = [_pattern(text) for text in keep_fp32]
+    names = dict.fromkeys(text for node in view.nodes for text in (node.name, node.op.label))
+    kept = matching([pattern_of(text) for text in keep_fp32], names)
 
     would_lose = value_verdicts(imported, ports, low, declared)
 
@@ -63,7 +63,7 @@ def fixed_nodes(
             return Verdict(decided_by=protected[node.name])
         if own.refusal:
             return Verdict(decided_by=Reason.OPERATOR, facts={"why": own.refusal})
-        if any(p.fullmatch(node.name) or p.fullmatch(node.op.label) for p in kept):
+        if node.name in kept or node.op.label in kept:
             return Verdict(decided_by=Reason.USER)
         if not has_cast_to(low, view.opset[""]):
             why = f"Cast makes no {low.value} in opset {view.opset['']}"
@@ -83,10 +83,3 @@ def _already_or_never(node: OpNode, imported: Imported) -> Verdict:
     if any(is_low_dtype(tensors[t].dtype) for t in (*node.inputs, *node.outputs) if t):
         return Verdict(decided_by=Reason.ALREADY_LOW)
     return Verdict(decided_by=Reason.NO_FP32)
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise UsageError(f"--keep-fp32 {text!r} is not a regular expression", why=str(error)) from None

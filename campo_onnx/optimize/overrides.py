@@ -9,7 +9,10 @@ import onnx
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.optimize.name_patterns import first_partly_matching, matching, pattern_of
 from campo_onnx.optimize.oplists import OpLists
+
+_MOST_MISSPELT = 20  # of a file, which may name thousands
 
 
 def unmatched(
@@ -47,8 +50,8 @@ def unmatched(
         if OpKey.parse(text).label not in labels
     ]
     for text in keep_fp32:
-        pattern = re.compile(text)
-        if not any(map(pattern.fullmatch, (*labels, *names))):
+        pattern = pattern_of(text)
+        if not matching([pattern], (*labels, *names)):
             found.append(f"--keep-fp32 {text} matches no node of the graph.{_hint(pattern, labels, names)}")
     return (*found, *(_misspelt(lists, labels) if lists is not None else ()))
 
@@ -56,10 +59,14 @@ def unmatched(
 def _misspelt(lists: OpLists, labels: Sequence[str]) -> Iterator[str]:
     """Operators of domains that we know in full, which are neither in them nor in the graph."""
     known = {op.label for op in REGISTRY.specs} | {schema.name for schema in onnx.defs.get_all_schemas()}
-    for op in sorted(op for ops in lists.tables.values() for op in ops):
-        if op.domain == "" and op.label not in known and op.label not in labels:
-            suggestion = _suggestion(op.label, sorted(known))
-            yield f"the lists {lists.name} name {op.label}, which ONNX has not.{suggestion}"
+    named = sorted(op for ops in lists.tables.values() for op in ops)
+    found = [op for op in named if op.domain == "" and op.label not in known and op.label not in labels]
+    for op in found[:_MOST_MISSPELT]:  # a file may name thousands, and each is compared with all
+        suggestion = _suggestion(op.label, sorted(known))
+        yield f"the lists {lists.name} name {op.label}, which ONNX has not.{suggestion}"
+    if len(found) > _MOST_MISSPELT:
+        more = len(found) - _MOST_MISSPELT
+        yield f"the lists {lists.name} name {more} more operators that ONNX has not."
 
 
 def _suggestion(text: str, known: Iterable[str]) -> str:
@@ -68,7 +75,7 @@ def _suggestion(text: str, known: Iterable[str]) -> str:
 
 
 def _hint(pattern: re.Pattern[str], labels: Sequence[str], names: Sequence[str]) -> str:
-    partial = next((name for name in (*labels, *names) if pattern.search(name)), None)
+    partial = first_partly_matching(pattern, (*labels, *names))
     if partial is not None:
         return f" It matches a part of {partial!r}; a whole name has to match, so add '.*'."
     return _suggestion(pattern.pattern, (*labels, *names))

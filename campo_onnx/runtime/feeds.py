@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
+from campo_onnx.files import refuse_special
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo
 
 Feeds = dict[str, NDArray[Any]]
@@ -138,12 +139,14 @@ def read_feeds(path: Path, view: GraphView) -> Feeds:
     UsageError
         If the file cannot be read, or names, shapes or types do not fit; the message lists them.
     """
+    refuse_special(path)
     try:
         # numpy.load would take a lone array and a pickle as well.
-        with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as archive:
+        with path.open("rb") as file, ZipFile(file) as archive:
+            members = _members(archive)
             # What an array claims to be is held against the graph before any memory is taken for it.
-            problems = _problems({name: _header(archive.zip, name) for name in archive.files}, view)
-            given = {} if problems else {name: archive[name] for name in archive.files}
+            problems = _problems({name: _header(archive, members[name]) for name in members}, view)
+            given = {} if problems else {name: _array(archive, members[name]) for name in members}
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", remedy="Check the path of --inputs.") from None
     except _UNREADABLE as error:
@@ -166,19 +169,31 @@ class _Header(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _header(archive: ZipFile | None, name: str) -> _Header:
-    if archive is None:
-        raise ValueError("it is closed")
-    stored = f"{name}.npy" if f"{name}.npy" in archive.namelist() else name
+def _members(archive: ZipFile) -> Mapping[str, str]:
+    """Where the arrays lie, by name; numpy adds ``.npy`` to each."""
+    names = archive.namelist()
+    members = {stored.removesuffix(".npy"): stored for stored in names}
+    if len(members) < len(names):
+        raise ValueError("two arrays have one name")
+    return members
+
+
+def _header(archive: ZipFile, stored: str) -> _Header:
     with archive.open(stored) as member:
         version = np.lib.format.read_magic(member)
         if version not in _HEADERS:
-            raise ValueError(f"{name!r} has the format version {version}")
+            raise ValueError(f"{stored!r} has the format version {version}")
         shape, _, dtype = _HEADERS[version](member)
     header = _Header(dtype, shape)
     if math.prod(shape) * dtype.itemsize > ARRAY_LIMIT_BYTES:
-        raise ValueError(f"{name!r} claims the shape {shape}, more than {ARRAY_LIMIT_BYTES:,} bytes")
+        raise ValueError(f"{stored!r} claims the shape {shape}, more than {ARRAY_LIMIT_BYTES:,} bytes")
     return header
+
+
+def _array(archive: ZipFile, stored: str) -> NDArray[Any]:
+    with archive.open(stored) as member:
+        array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
+    return array
 
 
 def _problems(given: Mapping[str, _Header], view: GraphView) -> list[str]:

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from campo_onnx.codec import DecodeError, from_json, from_plain, to_plain
 from campo_onnx.errors import CheckpointError, UsageError
-from campo_onnx.files import replacing
+from campo_onnx.files import refuse_special, replacing
 from campo_onnx.training.loss_scaler import LossScaler
 
 _FORMAT = "campo-onnx-checkpoint-2"
@@ -72,6 +72,7 @@ def load_checkpoint(source: Path) -> Checkpoint:
     CheckpointError
         If it is torn or damaged, by as little as a bit, or is no checkpoint of ours.
     """
+    refuse_special(source)
     try:
         with safe_open(source, framework="numpy") as file:
             metadata = file.metadata() or {}

@@ -40,7 +40,7 @@ class ParameterGroup:
         for pattern in self.parameters:
             try:
                 re.compile(pattern)
-            except re.error as error:
+            except (re.error, RecursionError, OverflowError) as error:
                 raise UsageError(
                     f"the pattern {pattern!r} of a parameter group cannot be read", why=str(error)
                 ) from None

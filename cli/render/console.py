@@ -68,41 +68,58 @@ def without_commands(text: str) -> str:
     return _GITHUB_ANYWHERE.sub(r"#\\x23", _GITHUB_LINE.sub(r"\1\\x3a", text))
 
 
-class _Lines:
-    """A stream that no line leaves as a command of GitHub's, and that ends the program when it is gone."""
+class _Guarded:
+    """A stream that ends the program when nobody reads it any more, or when it takes nothing.
 
-    def __init__(self, stream: TextIO) -> None:
+    Everything that is printed goes through one, the help and the messages of Typer too.
+    """
+
+    def __init__(self, stream: TextIO, *, has_results: bool) -> None:
         self._stream = stream
+        self._has_results = has_results
 
     def write(self, text: str) -> int:
-        with _refusals(self._stream):
-            return self._stream.write(without_commands(text))
+        with self._refusals():
+            return self._stream.write(text)
         return 0
 
     def flush(self) -> None:
-        with _refusals(self._stream):
+        with self._refusals():
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """End quietly when nobody reads any more, and with one message when results cannot be written.
 
-@contextmanager
-def _refusals(stream: TextIO) -> Iterator[None]:
-    """End quietly when nobody reads any more, and with one message when results cannot be written.
+        Messages that cannot be written are lost: there is no place left to say so.
+        """
+        try:
+            yield
+        except OSError as error:
+            # Else Python tries again at the end, fails, and says so in its own way.
+            with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(128 + signal.SIGPIPE) from None
+            if self._has_results:
+                why = error.strerror or str(error)
+                raise UsageError("the result cannot be printed", why=why) from None
 
-    Messages that cannot be written are lost: there is no place left to say so.
-    """
-    try:
-        yield
-    except OSError as error:
-        # Else Python tries again at the end, fails, and says so in its own way.
-        with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), stream.fileno())
-        if isinstance(error, BrokenPipeError):
-            raise SystemExit(128 + signal.SIGPIPE) from None
-        if stream is not sys.stderr:
-            raise UsageError("the result cannot be printed", why=error.strerror or str(error)) from None
+
+class _Lines:
+    """A stream that no line leaves as a command of GitHub's."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(without_commands(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def prepare_streams() -> None:
@@ -111,9 +128,12 @@ def prepare_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+            stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+        if not isinstance(stream, _Guarded):
+            stream = _Guarded(stream, has_results=name == "stdout")
+        setattr(sys, name, stream)
 
 
 def set_loudness(*, quiet: bool = False, verbose: bool = False) -> None:
@@ -152,17 +172,15 @@ def print_line(text: str) -> None:
 
 def print_document(text: str) -> None:
     """Print CSV or Markdown: whatever the width, and without markup."""
-    with _refusals(sys.stdout):
-        sys.stdout.write(without_commands(text))
-        sys.stdout.flush()
+    sys.stdout.write(without_commands(text))
+    sys.stdout.flush()
 
 
 def print_json(text: str) -> None:
     """Print a JSON document as it is; only commands of GitHub's are spelled in another way."""
     _output.has_document = True
-    with _refusals(sys.stdout):
-        sys.stdout.write(text.replace("##[", r"#\u0023["))
-        sys.stdout.flush()
+    sys.stdout.write(text.replace("##[", r"#\u0023["))
+    sys.stdout.flush()
 
 
 def print_note(text: str) -> None:

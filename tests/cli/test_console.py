@@ -109,25 +109,53 @@ def test_a_document_is_the_same_document(capsys):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such devices there")
 @pytest.mark.parametrize(
-    ("redirection", "code", "message"),
+    ("words", "code", "message"),
     [
-        (">/dev/full", 2, "error: the result cannot be printed: No space left on device.\n"),
-        (">&-", 0, ""),
-        ("2>&- >/dev/full", 2, ""),
-        ("2>/dev/full", 0, ""),
+        ("devices >/dev/full", 2, "error: the result cannot be printed: No space left on device.\n"),
+        ("--help >/dev/full", 2, "error: the result cannot be printed: No space left on device.\n"),
+        ("devices >&-", 0, ""),
+        ("devices 2>&- >/dev/full", 2, ""),
+        ("devices 2>/dev/full", 0, ""),
+        ("no-such-command 2>/dev/full", 2, ""),
+        (
+            "explain no-such-plan --json >/dev/full",
+            2,
+            "error: no-such-plan does not exist. Check its path.\n",
+        ),
     ],
 )
-def test_streams_that_are_full_or_closed(redirection, code, message):
-    command = f"{sys.executable} -m campo_onnx devices {redirection}"
+def test_streams_that_are_full_or_closed(words, code, message):
+    command = f"{sys.executable} -m campo_onnx {words}"
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (code, message)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal there")
-def test_a_closed_pipe_ends_quietly():
+@pytest.mark.parametrize("word", ["devices", "--help"])
+def test_a_closed_pipe_ends_quietly(word):
     read, write = os.pipe()
     os.close(read)
-    words = [sys.executable, "-m", "campo_onnx", "devices"]
+    words = [sys.executable, "-m", "campo_onnx", word]
     done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signal there")
+def test_ctrl_c_before_the_program_is_there():
+    """While its modules are imported, here the first of them."""
+    program = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'cli.main':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "from cli.start import run\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "run()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")

@@ -2,22 +2,19 @@
 
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz.checks import violations
+from tests.fuzz.cases import CHEAP, EXPENSIVE, Case
+from tests.fuzz.checks import digests, violations
 from tests.fuzz.mutations import mutate
-from tests.fuzz.sandbox import Bounds, in_child, run
-from tests.fuzz.subjects import CASES, Case, digests
+from tests.fuzz.sandbox import Outcome, in_child, run
 
-_RUNNING = ("data", "--costs", "--inputs", "--profile", "--baseline")
-CHEAP = tuple(
-    case
-    for case in CASES
-    if case.words[0] in ("optimize", "explain", "restore", "compare")
-    and not any(word in case.command for word in _RUNNING)
-)
-"""Cases that run no graph, and need no profile."""
+_RUNNING_SHARE = 1 / 40  # of cases that run a graph: each takes as long as twenty others
+_STARTS_THREADS = (".parquet",)  # libraries that write these do, and processes with threads do not fork well
+
+Run = Callable[[list[str], Path], Outcome]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +30,22 @@ class Result:
     err: str
 
 
-def try_case(
-    seed: int,
-    sound: Path,
-    work: Path,
-    bounds: Bounds | None = None,
-    cases: tuple[Case, ...] = CASES,
-) -> Result:
+def drawn(seed: int, *, cheap: bool = False) -> tuple[Case, random.Random]:
+    """Draw the case of a number, and what its mutation is drawn from.
+
+    Parameters
+    ----------
+    seed
+        The number.
+    cheap
+        Whether only commands that run no graph are drawn.
+    """
+    rng = random.Random(seed)
+    cases = EXPENSIVE if rng.random() < _RUNNING_SHARE and not cheap else CHEAP
+    return rng.choice(cases), rng
+
+
+def try_case(seed: int, sound: Path, work: Path, *, cheap: bool = False, run: Run = run) -> Result:
     """Draw a case, run it and check it.
 
     Parameters
@@ -50,26 +56,29 @@ def try_case(
         A folder of :func:`tests.fuzz.subjects.make_folder`.
     work
         Where to work; it is emptied first and keeps the mutated files after.
-    bounds
-        What a command may take.
-    cases
-        What to draw from.
+    cheap
+        Whether only commands that run no graph are drawn.
+    run
+        How to run a command in a folder.
     """
-    rng = random.Random(seed)
-    case = rng.choice(cases)
+    case, rng = drawn(seed, cheap=cheap)
     folder = work / "run"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    shutil.copytree(sound, folder)
-    how = in_child(lambda: mutate(folder / case.file, rng))
+    renew(folder, sound)
+    path = folder / case.file
+    how = in_child(lambda: mutate(path, rng)) if path.suffix in _STARTS_THREADS else mutate(path, rng)
+    code, seconds, wrong, err = judged(case, folder, run)
+    return Result(seed=seed, case=case, how=how, code=code, seconds=seconds, violations=wrong, err=err)
+
+
+def judged(case: Case, folder: Path, run: Run = run) -> tuple[int | None, float, list[str], str]:
+    """Run a case on files as they are: exit code, seconds, what is wrong with it, and its messages."""
     before = digests(folder)
-    outcome = run(case.words, folder, bounds)
-    return Result(
-        seed=seed,
-        case=case,
-        how=how,
-        code=outcome.code,
-        seconds=outcome.seconds,
-        violations=violations(case, outcome, before, folder),
-        err=outcome.err,
-    )
+    outcome = run(case.words, folder)
+    return outcome.code, outcome.seconds, violations(case, outcome, before, folder), outcome.err
+
+
+def renew(folder: Path, sound: Path) -> None:
+    """Make a folder what a sound one is."""
+    shutil.rmtree(folder.parent, ignore_errors=True)
+    folder.parent.mkdir(parents=True)
+    shutil.copytree(sound, folder)

@@ -1,16 +1,28 @@
 """What no outcome may be: a bug of ours, a hang, a file lost or left behind, a stranger's words obeyed."""
 
+import hashlib
 import re
 import unicodedata
 from pathlib import Path
 
 import onnx
 
+from tests.fuzz.cases import OUTPUTS, Case
 from tests.fuzz.sandbox import Outcome
-from tests.fuzz.subjects import OUTPUTS, Case, digests
 
 DOCUMENTED = frozenset({0, 2, 3, 4, 5, 6, 7, 8, 9})
-_STORE = re.compile(r"(store|new)\.sqlite(-wal|-shm|-journal|\.damaged-\d+)?")
+_STORE = re.compile(
+    r"(store|new|cache/campo-onnx/timings)\.sqlite(-wal|-shm|-journal|\.damaged-\d+(-wal|-shm)?)?"
+)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """What every file of a folder holds."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def violations(case: Case, outcome: Outcome, before: dict[str, str], folder: Path) -> list[str]:
@@ -39,8 +51,9 @@ def violations(case: Case, outcome: Outcome, before: dict[str, str], folder: Pat
         found.append(f"{len(errors)} messages")
     found += _of_files(outcome, before, folder)
     found += _of_print(case, outcome)
-    if outcome.code == 0 and case.words[0] == "optimize":
-        found += _of_model(folder / case.words[1], folder / "out.onnx")
+    if outcome.code == 0 and case.words[0] in ("optimize", "apply"):
+        given = case.words[1 if case.words[0] == "optimize" else 2]
+        found += _of_model(folder / given, folder / "out.onnx")
     return found
 
 

@@ -1,235 +1,217 @@
-"""Kills and full disks at every step that writes: ``python -m tests.fuzz.kills --out FOLDER``.
+"""Kills and full disks: ``python -m tests.fuzz.kills --count 500 --out FOLDER``.
 
-Every file that was there must be as it was or as the command leaves it, and whole; a model must have its
-own weights. After a full disk there is one message, and nothing else.
+Every command that writes is killed at each call that changes a file (a rename, a sync, a removal, a write
+that is half done; those of SQLite and polars too), meets a full disk at each of them, and is killed at
+random times. After each shot every file must be as it was or as the command leaves it, and whole; a model
+must have its own weights; a store must keep every timing it had. Then the command runs once more, and must
+leave nothing behind. Results are written shot by shot: a run that was stopped goes on where it was.
 """
 
 import argparse
-import errno
 import json
-import os
+import random
 import shutil
-import signal
+import tempfile
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from campo_onnx.errors import CampoError
-from campo_onnx.ir.importer import import_model
-from campo_onnx.training.checkpoint import load_checkpoint
-from tests.fuzz.sandbox import Outcome, in_child, prepare, run
+from tests.fuzz.campaign import renew
+from tests.fuzz.faults import Fault, Trap, start_again_with_faults
+from tests.fuzz.sandbox import Bounds, Outcome, memory_disk, prepare, run
+from tests.fuzz.states import make_old_outputs, states
 from tests.fuzz.subjects import make_folder
 
+_CALIBRATE = "calibrate --device cpu --threads 1 --ops Relu --shapes 9 -o out.json --force"
 COMMANDS = (
     "optimize outside.onnx -o out.onnx --device v100 --plan out.json --force",
     "optimize step.onnx -o out.onnx --device v100 --plan out.json --force",
-    "check mixed.onnx --against step.onnx --device v100 --junit out.xml",
-    "compare step.onnx --device v100 --plot out.svg --force",
-    "bench step.onnx --device cpu --steps 6 --threads 1 -o out.json --force",
-    "profile step.onnx -o out.parquet --device cpu --steps 1 --threads 1 --store store.sqlite --force",
+    "optimize tiny.onnx -o tiny.onnx --device v100 --strategy tf-amp --force",
+    "check tiny_mixed.onnx --against tiny.onnx --device v100 --junit out.xml",
+    "compare tiny.onnx --device v100 --plot out.svg --force",
+    "bench tiny.onnx --device cpu --steps 6 --threads 1 -o out.json --plot out.svg --force",
+    "profile tiny.onnx -o out.parquet --device cpu --steps 1 --threads 1 --store store.sqlite --force",
+    "optimize tiny.onnx -o out.onnx --device cpu --costs measure --store store.sqlite --force",
+    f"{_CALIBRATE} --store store.sqlite",
+    f"{_CALIBRATE} --store new.sqlite",
     "save out.safetensors",
 )
 """Every command that writes; ``save`` is a checkpoint of a training session."""
 
-Fault = Callable[[], None]
+AT_RANDOM = "killed at random"
+_MOST_EVENTS = 25  # of a command; where there are more, these are drawn from them
 
 
-def killed() -> None:
-    """End the process as ``kill -9`` does."""
-    os.kill(os.getpid(), signal.SIGKILL)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shot:
+    """One fault and what is wrong after it.
 
-
-def disk_full() -> None:
-    """Refuse as a full disk does."""
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def at_event(number: int, fault: Fault, met: Path) -> Callable[[], None]:
-    """Return what makes the `number`-th rename, sync, removal or write of a process meet a fault.
-
-    A write meets it when half of it is on the disk. That it was met at all is left at `met`.
+    Parameters
+    ----------
+    command
+        The command line.
+    fault
+        What it met.
+    event
+        At which call; of random times, which of them.
+    code
+        The exit code; minus the signal that ended it; None where it was killed at a random time.
+    violations
+        What is wrong.
     """
 
-    def inject() -> None:
-        seen = 0
-
-        def counted(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                nonlocal seen
-                seen += 1
-                if seen == number + 1:
-                    if original in writes and len(args) > 1:
-                        half = args[1][: len(args[1]) // 2]
-                        original(args[0], half, *args[2:], **kwargs)
-                    os.close(os.open(met, os.O_CREAT | os.O_WRONLY))
-                    fault()
-                return original(*args, **kwargs)
-
-            return call
-
-        writes = (Path.write_text, Path.write_bytes)
-        removals = ("unlink", "rmdir") if fault is killed else ()  # a full disk refuses none
-        for name in ("replace", "rename", "fsync", *removals):
-            setattr(os, name, counted(getattr(os, name)))
-        for original in writes:
-            setattr(Path, original.__name__, counted(original))
-        from campo_onnx.ir import exporter
-
-        exporter._Digested.write = counted(exporter._Digested.write)
-
-    return inject
-
-
-@dataclass(frozen=True, slots=True)
-class Shot:
-    """One fault and what is wrong after it."""
-
     command: str
-    event: int
     fault: str
+    event: int
     code: int | None
     violations: tuple[str, ...]
 
 
-def shots(command: str, sound: Path, work: Path, fault: Fault) -> list[Shot]:
-    """Meet a fault at every event of a command, one run for each."""
-    folder = work / "run"
-    _renew(sound, folder)
-    _old_outputs(folder)
-    old = _states(folder)
-    outcome = run(command.split(), folder)
-    if outcome.code:
-        raise RuntimeError(f"{command}: {outcome.code} {outcome.err}")
-    new = _states(folder)
-    found: list[Shot] = []
-    while True:
-        _renew(sound, folder)
-        _old_outputs(folder)
-        event = len(found)
-        met = folder.parent / "met"
-        outcome = run(command.split(), folder, first=at_event(event, fault, met))
-        if not met.exists():
-            return found
-        wrong = _violations(folder, outcome, fault, old, new)
-        found.append(Shot(command, event, fault.__name__, outcome.code, tuple(wrong)))
+class Range:
+    """Where a command is shot at.
 
+    Parameters
+    ----------
+    command
+        The command line.
+    sound
+        A folder of :func:`tests.fuzz.subjects.make_folder`.
+    work
+        Where to work.
+    """
 
-def _violations(
-    folder: Path, outcome: Outcome, fault: Fault, old: dict[str, str], new: dict[str, str]
-) -> list[str]:
-    now = _states(folder)
-    found = [
-        f"{name}: neither as before nor as after"
-        for name in sorted({*old, *new})
-        if now.get(name, "gone") not in (old.get(name, "gone"), new.get(name, "gone"))
-    ]
-    strange = [path.name for path in folder.iterdir() if path.name not in now]
-    if fault is killed:
-        if outcome.code != -signal.SIGKILL:
+    def __init__(self, command: str, sound: Path, work: Path) -> None:
+        self.command, self._sound, self._folder = command, sound, work / "run"
+        self._trap = Trap()
+        self._begin()
+        self._old = states(self._folder)
+        outcome = self._run()
+        if outcome.code not in (0, 9):  # a check that fails has a report
+            raise RuntimeError(f"{command}: {outcome.code} {outcome.err}")
+        self._new, self._seconds, self._code = states(self._folder), outcome.seconds, outcome.code
+
+    def events(self, fault: Fault, rng: random.Random) -> list[int]:
+        """Numbers of the calls that are to meet a fault: all, or a choice of them."""
+        self._begin()
+        self._run(first=self._trap.at(1 << 40, fault))
+        every = range(self._trap.seen)
+        return list(every) if len(every) <= _MOST_EVENTS else sorted(rng.sample(every, _MOST_EVENTS))
+
+    def at(self, event: int, fault: Fault) -> Shot | None:
+        """Let a call meet a fault; None if the command came to its end before it."""
+        self._begin()
+        outcome = self._run(first=self._trap.at(event, fault))
+        if not self._trap.met:
+            return None
+        found = self._of_kill() if fault is Fault.KILLED else self._of_full_disk(outcome)
+        if fault is Fault.KILLED and outcome.code != -9:
             found.append(f"exit code {outcome.code}")
-        return found
-    if outcome.code not in (0, 2, 5):
-        found.append(f"exit code {outcome.code}")
-    if outcome.code and outcome.err.count("error:") != 1:
-        found.append("not one message")
-    found += [f"{name} is left" for name in strange if not name.startswith(("store.", "out.onnx."))]
-    return found
+        return self._shot(fault.name.lower().replace("_", " "), event, outcome, found)
+
+    def at_random(self, number: int, rng: random.Random) -> Shot | None:
+        """Kill the command at some time; None if it was done before."""
+        self._begin()
+        outcome = self._run(bounds=Bounds(seconds=rng.uniform(0.0, self._seconds)))
+        if outcome.code is not None:
+            return None
+        return self._shot(AT_RANDOM, number, outcome, self._of_kill())
+
+    def _begin(self) -> None:
+        renew(self._folder, self._sound)
+
+    def _run(self, **options: object) -> Outcome:
+        options.setdefault("bounds", Bounds(seconds=300))
+        return run(self.command.split(), self._folder, **options)  # type: ignore[arg-type]
+
+    def _shot(self, fault: str, event: int, outcome: Outcome, found: list[str]) -> Shot:
+        shot = Shot(
+            command=self.command, fault=fault, event=event, code=outcome.code, violations=tuple(found)
+        )
+        again = self._run()
+        new = states(self._folder)
+        left = [path.name for path in self._folder.glob(".campo-onnx-*")]
+        if again.code != self._code or left or {n: s for n, s in new.items() if n in self._new} != self._new:
+            why = f"run once more: {again.code}, {left} left, {again.err[:200]}"
+            return Shot(**{**asdict(shot), "violations": (*found, why)})
+        return shot
+
+    def _of_kill(self) -> list[str]:
+        now = states(self._folder)
+        return [
+            f"{name}: {now.get(name, 'gone')} is neither {self._old.get(name)} nor {self._new.get(name)}"
+            for name in sorted({*self._old, *self._new})
+            if now.get(name) not in (self._old.get(name), self._new.get(name))
+        ]
+
+    def _of_full_disk(self, outcome: Outcome) -> list[str]:
+        found = self._of_kill()
+        if outcome.code not in (self._code, 2, 5):
+            found.append(f"exit code {outcome.code}")
+        errors = [line for line in outcome.err.splitlines() if line.startswith("error:")]
+        if outcome.code != self._code and len(errors) != 1:
+            found.append(f"not one message: {outcome.err[:300]}")
+        known = {*self._old, *self._new}
+        names = [path.name for path in self._folder.iterdir() if path.is_file()]
+        strange = [name for name in names if name not in known]
+        return found + [f"{n} is left" for n in strange if not n.startswith(("store.", "new.", "out.onnx."))]
 
 
-def _renew(sound: Path, folder: Path) -> None:
-    shutil.rmtree(folder.parent, ignore_errors=True)
-    folder.parent.mkdir(parents=True)
-    shutil.copytree(sound, folder)
-
-
-def _old_outputs(folder: Path) -> None:
-    """Put outputs of earlier runs there: a model with weights of its own beside it, and others."""
-    import onnx
-    from onnx import numpy_helper
-
-    from campo_onnx.ir.exporter import export_model
-
-    model = onnx.load(folder / "outside.onnx")
-    for tensor in model.graph.initializer:
-        if (array := numpy_helper.to_array(tensor)).dtype == np.float32:
-            tensor.CopyFrom(numpy_helper.from_array(array + np.float32(1), tensor.name))
-    onnx.save(model, folder / "old.onnx", save_as_external_data=True, location="old.bin", size_threshold=1024)
-    given = import_model(folder / "old.onnx")
-    export_model(given.model, folder / "out.onnx", folder=folder)
-    for name in ("old.onnx", "old.bin"):
-        (folder / name).unlink()
-    for name in ("out.json", "out.xml", "out.svg"):
-        (folder / name).write_text("old", encoding="utf-8")
-    shutil.copy(folder / "state.safetensors", folder / "out.safetensors")
-    if (folder / "profile.parquet").exists():
-        shutil.copy(folder / "profile.parquet", folder / "out.parquet")
-
-
-def _states(folder: Path) -> dict[str, str]:
-    """What each file says; of what differs from run to run, only that it is whole."""
-    return {
-        path.name: _state(path)
-        for path in folder.iterdir()
-        if path.is_file() and not path.name.startswith((".", "store.", "out.onnx."))
-    }
-
-
-def _state(path: Path) -> str:
-    data = path.read_bytes()
-    if data == b"old":
-        return "old"
-    match path.suffix:
-        case ".onnx":
-            return in_child(lambda: import_model(path).digest)
-        case ".json" | ".xml" | ".svg":
-            text = data.decode()
-            if path.suffix == ".json":
-                json.loads(text)
-            return "whole" if text.rstrip().endswith(("}", ">")) else f"{len(data)} bytes"
-        case ".parquet":
-            return "whole" if data.endswith(b"PAR1") else f"{len(data)} bytes"
-        case ".safetensors":
-            return in_child(lambda: _checkpoint_state(path))
-    return f"{len(data)} bytes"
-
-
-def _checkpoint_state(path: Path) -> str:
-    try:
-        return f"step {load_checkpoint(path).steps}"
-    except CampoError as error:
-        return str(error)
+def shots(
+    command: str, given: argparse.Namespace, work: Path, done: set[tuple[object, ...]]
+) -> Iterator[Shot]:
+    """Fire every shot at a command that was not fired before."""
+    rng = random.Random(f"{given.seed} {command}")
+    place = Range(command, given.out / "sound", work)
+    for fault in Fault:
+        name = fault.name.lower().replace("_", " ")
+        for event in place.events(fault, rng):
+            if (command, name, event) not in done and (shot := place.at(event, fault)):
+                yield shot
+    for number in range(given.random):
+        if (command, AT_RANDOM, number) not in done:
+            at = random.Random(f"{given.seed} {command} {number}")
+            if shot := place.at_random(number, at):
+                yield shot
 
 
 def main() -> int:
     """Fire every shot; returns 1 if there was a violation."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.kills", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--rounds", type=int, default=1, help="how often")
+    parser.add_argument("--seed", type=int, default=0, help="of the times, and of the choice of calls")
+    parser.add_argument("--random", type=int, default=25, help="kills at random times, of each command")
     parser.add_argument("--only", help="commands that begin with this")
     parser.add_argument("--bare", action="store_true", help="without a profile and a store to begin with")
     given = parser.parse_args()
-    prepare()
     given.out.mkdir(parents=True, exist_ok=True)
+    start_again_with_faults("tests.fuzz.kills", given.out)
+    prepare()
     if not (given.out / "sound").is_dir():
-        make_folder(given.out / "sound", with_profile=not given.bare)
-    counts: Counter[str] = Counter()
-    broken = 0
-    for _ in range(given.rounds):
-        for fault in (killed, disk_full):
-            for command in COMMANDS:
-                if not command.startswith(given.only or ""):
-                    continue
-                for shot in shots(command, given.out / "sound", given.out / "work", fault):
-                    counts[f"{shot.fault}: {shot.command}"] += 1
-                    if shot.violations:
-                        broken += 1
-                        print(shot, flush=True)
-    print(json.dumps({"shots": counts.total(), "violations": broken, "by command": counts}, indent=1))
-    return int(bool(broken))
+        make_folder(given.out / "sound", bare=given.bare)
+        make_old_outputs(given.out / "sound")
+    log = given.out / "kills.jsonl"
+    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
+    done = {(row["command"], row["fault"], row["event"]) for row in rows}
+    with tempfile.TemporaryDirectory(dir=memory_disk()) as work, log.open("a", encoding="utf-8") as file:
+        for command in COMMANDS:
+            if not command.startswith(given.only or ""):
+                continue
+            for shot in shots(command, given, Path(work), done):
+                rows.append(asdict(shot))
+                file.write(json.dumps(rows[-1]) + "\n")
+                file.flush()
+                if shot.violations:
+                    shutil.copytree(Path(work) / "run", given.out / f"shot-{len(rows)}", dirs_exist_ok=True)
+                    print(shot, flush=True)
+    counts = {
+        "shots": len(rows),
+        "by fault": Counter(row["fault"] for row in rows),
+        "by command": Counter(row["command"] for row in rows),
+        "violations": sum(bool(row["violations"]) for row in rows),
+    }
+    print(json.dumps(counts, indent=1))
+    return int(bool(counts["violations"]))
 
 
 if __name__ == "__main__":

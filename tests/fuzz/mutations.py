@@ -1,10 +1,12 @@
 """Ways to break a file: its bytes, its structure, its values."""
 
+import hashlib
 import json
 import random
 import sqlite3
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -77,7 +79,8 @@ def _bytes(path: Path, rng: random.Random) -> str:
 
 def _protobuf(path: Path, rng: random.Random) -> str:
     model = onnx.load(path, load_external_data=False)
-    done = [_change_message(model, rng) for _ in range(rng.choice((1, 1, 2, 5)))]
+    ways = [_change_message] * 4 + [_point_outside, _nest, _rename]
+    done = [rng.choice(ways)(model, rng) for _ in range(rng.choice((1, 1, 2, 5)))]
     path.write_bytes(model.SerializeToString())
     return ", ".join(done)
 
@@ -107,6 +110,81 @@ def _change_message(model: onnx.ModelProto, rng: random.Random) -> str:
     with suppress(TypeError, ValueError, AttributeError):
         _change_field(message, field, rng)
     return f"{where}.{field.name}"
+
+
+def _point_outside(model: onnx.ModelProto, rng: random.Random) -> str:
+    """Let a constant lie in a file, at a place that may not be one."""
+    if not model.graph.initializer:
+        model.graph.initializer.add(name="stray", data_type=1, dims=[4])
+    tensor = rng.choice(list(model.graph.initializer))
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.ClearField("raw_data")
+    del tensor.external_data[:]
+    numbers = [str(n) for n in HOSTILE_INTS] + ["9" * 5000, "1e3", " 1", "", "\u0661", "0x10"]
+    files = (
+        *HOSTILE_TEXTS,
+        "w.bin",
+        "w.bin/../w.bin",
+        "step.onnx",
+        ".",
+        "..",
+        "a/b",
+        "link.bin",
+        "\\x",
+        "C:x",
+    )
+    for key, values in (("location", files), ("offset", numbers), ("length", numbers), ("checksum", files)):
+        if rng.random() < 0.7:
+            with suppress(ValueError):
+                tensor.external_data.add(key=key, value=rng.choice(values))
+    return f"outside {tensor.name[:20]}"
+
+
+def _nest(model: onnx.ModelProto, rng: random.Random) -> str:
+    """Put bodies into bodies, or let functions call each other."""
+    depth = rng.choice((2, 9, 20))
+    if rng.random() < 0.5:
+        body = onnx.GraphProto(name="deepest")
+        for _ in range(depth):
+            outer = onnx.GraphProto(name="b")
+            node = outer.node.add(op_type=rng.choice(("If", "Loop", "Scan")), input=["c"], output=["o"])
+            for name in ("then_branch", "else_branch"):
+                node.attribute.add(name=name, type=onnx.AttributeProto.GRAPH).g.CopyFrom(body)
+                if depth > 9:
+                    break
+            body = outer
+        model.graph.node.extend(body.node)
+        return f"{depth} bodies"
+    for number in range(depth):
+        function = model.functions.add(domain="f", name=f"f{number}", input=["x"], output=["y"])
+        function.opset_import.add(domain="f", version=1)
+        for _ in range(2):
+            called = f"f{rng.choice((number + 1, number + 1, rng.randrange(depth)))}"
+            function.node.add(op_type=called, domain="f", input=["x"], output=["y"])
+    model.graph.node.add(op_type="f0", domain="f", input=["x"], output=["z"])
+    model.opset_import.add(domain="f", version=1)
+    return f"{depth} functions"
+
+
+def _rename(model: onnx.ModelProto, rng: random.Random) -> str:
+    """Give a node, a tensor or a dimension a hostile name, everywhere the same."""
+    graph, text = model.graph, rng.choice([text for text in HOSTILE_TEXTS if text != "\ud800"])
+    if rng.random() < 0.3 and graph.node:
+        rng.choice(list(graph.node)).name = text
+        return "node renamed"
+    values = [*graph.input, *graph.output]
+    if not values:
+        return "nothing to rename"
+    value = rng.choice(values)
+    if rng.random() < 0.3:
+        for dim in value.type.tensor_type.shape.dim:
+            dim.dim_param = text
+        return "dimension renamed"
+    old, value.name = value.name, text
+    for node in graph.node:
+        node.input[:] = [text if name == old else name for name in node.input]
+        node.output[:] = [text if name == old else name for name in node.output]
+    return "tensor renamed"
 
 
 def _change_repeated(values: Any, rng: random.Random) -> str:
@@ -168,8 +246,18 @@ def _value(rng: random.Random) -> Any:
 def _json(path: Path, rng: random.Random) -> str:
     document = json.loads(path.read_text(encoding="utf-8"))
     done = [_change_plain(document, rng) for _ in range(rng.choice((1, 1, 3)))]
+    if "decisions_digest" in document and rng.random() < 0.7:
+        with suppress(ValueError, RecursionError):
+            _sign(document)
     path.write_text(_dumped(document), encoding="utf-8", errors="surrogatepass")
     return ", ".join(done)
+
+
+def _sign(document: dict[str, Any]) -> None:
+    """Give a plan the digest of what it now says, as somebody with this source could."""
+    del document["decisions_digest"]
+    payload = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    document["decisions_digest"] = hashlib.blake2b(payload, digest_size=16).hexdigest()
 
 
 def _dumped(value: Any) -> str:
@@ -319,10 +407,24 @@ def _safetensors(path: Path, rng: random.Random) -> str:
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
     where = _change_plain(header, rng)
+    if rng.random() < 0.5 and isinstance(facts := header.get("__metadata__"), dict):
+        with suppress(Exception):  # what the checksum is taken of may be gone
+            facts["checksum"] = _checksum_of(facts, data[8 + length :], header)
     text = _dumped(header).encode(errors="surrogatepass")
     stated = rng.choice((len(text), len(text), len(text), 0, 2**63, 2**40))
     path.write_bytes(struct.pack("<Q", stated) + text + data[8 + length :])
     return where
+
+
+def _checksum_of(facts: dict[str, Any], data: bytes, header: dict[str, Any]) -> str:
+    """Take the checksum that a checkpoint with this content has."""
+    value = zlib.crc32(
+        json.dumps({k: v for k, v in facts.items() if k != "checksum"}, sort_keys=True).encode()
+    )
+    for name in sorted(header.keys() - {"__metadata__"}):
+        begin, end = header[name]["data_offsets"]
+        value = zlib.crc32(data[begin:end], zlib.crc32(name.encode(), value))
+    return f"{value:08x}"
 
 
 _STRUCTURAL = {

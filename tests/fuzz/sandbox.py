@@ -4,8 +4,12 @@ The child has imported everything already, so that a command costs a few hundred
 parent must not have started threads.
 """
 
+import contextlib
 import gc
+import importlib
+import io
 import os
+import pkgutil
 import resource
 import select
 import signal
@@ -15,9 +19,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+from tests.fuzz.verbs import VERBS, use_library
 
 GIB = 1 << 30
+_FRAMEWORKS = ("integrations", "export.torch", "export.jax")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +62,51 @@ class Outcome:
 
 
 def prepare() -> None:
-    """Import what commands import, so that children need not."""
-    import matplotlib.figure  # noqa: F401
+    """Import what commands import, so that children need not, and start no thread in doing so."""
+    import matplotlib.figure
+    import matplotlib.pyplot  # noqa: F401
     import onnxruntime  # noqa: F401
     import polars  # noqa: F401
     import safetensors.numpy  # noqa: F401
     import scipy.optimize  # noqa: F401
 
-    import cli.main  # noqa: F401
+    import campo_onnx
+    import cli.main
 
+    for room in (campo_onnx, cli):
+        for found in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+            if not any(f".{name}" in found.name for name in (*_FRAMEWORKS, "__main__")):
+                importlib.import_module(found.name)
     gc.freeze()
+
+
+def warm(folder: Path, commands: Sequence[str]) -> None:
+    """Run commands here, which fills what the program remembers: schemas, lists, datasheets.
+
+    Parameters
+    ----------
+    folder
+        Sound files.
+    commands
+        Command lines that run no graph.
+    """
+    import cli.main
+
+    before = Path.cwd()
+    os.chdir(folder)
+    for command in commands:
+        nowhere = io.StringIO()
+        streams = contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere)
+        with streams[0], streams[1], contextlib.suppress(Exception):
+            cli.main.app(command.split(), standalone_mode=False)
+    os.chdir(before)
+    gc.collect()
+    gc.freeze()
+
+
+def memory_disk() -> str | None:
+    """Where to work: in memory, where there is such a place."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def run(
@@ -94,7 +134,13 @@ def run(
     err_read, err_write = os.pipe()
     child = os.fork()
     if not child:
-        _be_the_program(words, folder, bounds, first, out_write, err_write)
+        code = 70
+        try:
+            be_confined(bounds)
+            first()
+            code = program_on(words, folder, out_write, err_write)
+        finally:
+            os._exit(code)
     os.close(out_write)
     os.close(err_write)
     texts, in_time = _read_all((out_read, err_read), child, started + bounds.seconds)
@@ -141,67 +187,55 @@ def _read_all(ends: tuple[int, int], child: int, until: float) -> tuple[list[str
     return [bytes(data[end]).decode(errors="replace") for end in ends], in_time
 
 
-def _be_the_program(
-    words: Sequence[str],
-    folder: Path,
-    bounds: Bounds,
-    first: Callable[[], None],
-    out: int,
-    err: int,
-) -> None:
-    code = 70
-    try:
-        nowhere = os.open(os.devnull, os.O_RDONLY)
-        for end, number in ((nowhere, 0), (out, 1), (err, 2)):
-            os.dup2(end, number)
-        sys.stdin, sys.stdout, sys.stderr = (
-            os.fdopen(number, mode, encoding="utf-8") for number, mode in ((0, "r"), (1, "w"), (2, "w"))
-        )
-        os.chdir(folder)
-        for name, value in (("XDG_CACHE_HOME", "cache"), ("XDG_DATA_HOME", "data"), ("HOME", "home")):
-            os.environ[name] = str(folder.parent / f"user-{value}")
-        os.environ.pop("GITHUB_ACTIONS", None)
-        limit = _address_space() + bounds.memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        sys.argv = ["campo-onnx", *words]
-        first()
-        from cli.main import run as program
+def be_confined(bounds: Bounds) -> None:
+    """Take no more memory than is allowed, from here on."""
+    limit = _address_space() + bounds.memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
-        if words[0] in ("restore", "save"):
-            _use_checkpoint(words[0], Path(words[1]))
+
+def program_on(words: Sequence[str], folder: Path, out: int, err: int) -> int:
+    """Run the program in this process, on other streams; returns its exit code.
+
+    Parameters
+    ----------
+    words
+        The command line.
+    folder
+        Where it runs.
+    out, err
+        Descriptors that it prints to.
+    """
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    for end, number in ((nowhere, 0), (out, 1), (err, 2)):
+        os.dup2(end, number)
+    os.close(nowhere)
+    sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
+    sys.stdout, sys.stderr = (os.fdopen(end, "w", encoding="utf-8", closefd=False) for end in (1, 2))
+    os.chdir(folder)
+    for name, value in (("XDG_CACHE_HOME", "cache"), ("XDG_DATA_HOME", "data"), ("HOME", "home")):
+        os.environ[name] = str(folder / value)
+    os.environ.pop("GITHUB_ACTIONS", None)
+    sys.argv = ["campo-onnx", *words]
+    code = 0
+    try:
+        if words[0] in VERBS:
+            use_library(list(words))
         else:
+            from cli.main import run as program
+
             program()
-        code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1
     except BaseException as error:
         sys.stderr.write(f"ESCAPED {type(error).__name__}: {error}\n")
         code = 71
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError):
-                code = 120
-        os._exit(code)
-
-
-def _use_checkpoint(verb: str, path: Path) -> None:
-    """Read or write a checkpoint, as a training session does; no command does."""
-    from campo_onnx.errors import CampoError
-    from campo_onnx.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-    from cli.render.console import print_error
-
-    try:
-        if verb == "restore":
-            load_checkpoint(path)
-        else:
-            state = {"w": np.zeros(100_000, np.float32)}
-            save_checkpoint(Checkpoint(state=state, signature="s", steps=7, scaler=None), path)
-    except CampoError as error:
-        print_error(str(error))
-        sys.exit(error.exit_code)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = 120
+    return code
 
 
 def _address_space() -> int:

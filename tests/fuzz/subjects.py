@@ -1,10 +1,8 @@
-"""What is mutated: one file of every kind that is read, and the commands that read it."""
+"""What is mutated: one file of every kind that is read."""
 
-import hashlib
 import shutil
 import sqlite3
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +16,10 @@ from campo_onnx.devices.datasheet import device
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import Machine
-from campo_onnx.training.checkpoint import Checkpoint, save_checkpoint
-from campo_onnx.training.loss_scaler import LossScaler
-from tests.fuzz.sandbox import Bounds, run
+from campo_onnx.training.session import TrainingSession
+from tests.fuzz.cases import RANDOM_GRAPHS, USER_CALIBRATION
+from tests.fuzz.sandbox import Bounds, in_child, run
+from tests.random_graphs.generate import random_graph
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -40,6 +39,34 @@ step (float[4, 8] x, float[8, 8] w, bool c) => (float[4, 8] y, float[8, 8] g)
 <opset_import: ["": 20], domain: "local"> Half (v) => (r)
 { k = Constant<value = float {0.5}>() r = Mul(v, k) }
 """
+_TINY = """
+<ir_version: 10, opset_import: ["": 20]>
+step (float[16, 32] x, float[32, 64] "param.w", float[64, 32] "param.v", float lr)
+    => (float loss, float[32, 64] "new.w", float[64, 32] "new.v")
+{
+    h = MatMul(x, "param.w")
+    a = Relu(h)
+    y = MatMul(a, "param.v")
+    e = Sub(y, x)
+    s = Mul(e, e)
+    loss = ReduceSum<keepdims = 0>(s)
+    two = Constant<value = float {2.0}>()
+    ge = Mul(e, two)
+    at = Transpose<perm = [1, 0]>(a)
+    gv = MatMul(at, ge)
+    vt = Transpose<perm = [1, 0]>("param.v")
+    ga = MatMul(ge, vt)
+    zero = Constant<value = float {0.0}>()
+    on = Greater(h, zero)
+    gh = Where(on, ga, zero)
+    xt = Transpose<perm = [1, 0]>(x)
+    gw = MatMul(xt, gh)
+    dw = Mul(gw, lr)
+    dv = Mul(gv, lr)
+    "new.w" = Sub("param.w", dw)
+    "new.v" = Sub("param.v", dv)
+}
+"""
 _LISTS = """title = "mine"
 extends = "campo"
 [infer]
@@ -56,122 +83,54 @@ strict = false
 device = "v100"
 keep_fp32 = ["Softmax"]
 [[graph]]
-mixed = "mixed.onnx"
-against = "step.onnx"
-baseline = "plan.json"
+mixed = "tiny_mixed.onnx"
+against = "tiny.onnx"
+baseline = "tiny_plan.json"
 inputs = ["batch.npz"]
 max_casts = 100
 """
 
-# By file: the commands that read it. %% stands for it.
-COMMANDS: dict[str, tuple[str, ...]] = {
-    "step.onnx": (
-        "optimize %% -o out.onnx --device v100 --plan out.json",
-        "optimize %% -o out.onnx --device h200 --strategy tf-amp --precision bf16",
-        "compare %% --device v100 --json",
-        "check mixed.onnx --against %% --device v100 --junit out.xml",
-        "bench %% --device cpu --steps 6 --threads 1 -o out.json",
-        "profile %% -o out.parquet --device cpu --steps 1 --threads 1 --store new.sqlite",
-        "optimize %% -o out.onnx --device v100 --safety data --inputs batch.npz",
-    ),
-    "branches.onnx": (
-        "optimize %% -o out.onnx --device v100 --plan out.json",
-        "compare %% --device v100",
-    ),
-    "dims.onnx": ("optimize %% -o out.onnx --device v100 --dim B=4",),
-    "outside.onnx": (
-        "optimize %% -o out.onnx --device v100",
-        "check %% --against step.onnx --device v100 --github",
-    ),
-    "w.bin": ("optimize outside.onnx -o out.onnx --device v100",),
-    "mixed.onnx": (
-        "check %% --against step.onnx --device v100 --junit out.xml --github",
-        "optimize %% -o out.onnx --device v100",
-    ),
-    "plan.json": (
-        "explain %%",
-        "explain %% node_linear",
-        "explain %% --json",
-        "check mixed.onnx --against step.onnx --baseline %%",
-    ),
-    "lists.toml": ("optimize step.onnx -o out.onnx --device v100 --lists %%",),
-    "policy.toml": ("check --policy %% --junit out.xml",),
-    "cal.json": (
-        "optimize step.onnx -o out.onnx --device %%",
-        "compare step.onnx --costs model --device %% --profile profile.parquet",
-    ),
-    "batch.npz": (
-        "optimize step.onnx -o out.onnx --device v100 --safety data --inputs %%",
-        "check mixed.onnx --against step.onnx --device v100 --inputs %%",
-        "bench step.onnx --device cpu --steps 6 --threads 1 --inputs %%",
-    ),
-    "profile.parquet": ("optimize step.onnx -o out.onnx --costs model --device cal.json --profile %%",),
-    "state.safetensors": ("restore %%",),
-    "store.sqlite": (
-        "optimize step.onnx -o out.onnx --device cpu --costs measure --store %%",
-        "profile step.onnx -o out.parquet --device cpu --steps 1 --threads 1 --store %%",
-    ),
-}
 
-OUTPUTS = ("out.onnx", "out.json", "out.xml", "out.parquet", "new.sqlite")
-"""What commands may write."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A command on a folder of which one file was mutated."""
-
-    file: str
-    command: str
-
-    @property
-    def words(self) -> list[str]:
-        """The command line."""
-        return self.command.replace("%%", self.file).split()
-
-
-CASES = tuple(Case(file, command) for file, commands in COMMANDS.items() for command in commands)
-
-
-def make_folder(folder: Path, *, with_profile: bool = True) -> None:
+def make_folder(folder: Path, *, bare: bool = False) -> None:
     """Write every file that commands read, sound; a profile and a store of timings take longer."""
     folder.mkdir()
     shutil.copy(DATA / "mlp.onnx", folder / "step.onnx")
     shutil.copy(DATA / "cnn_artifacts_training_model.onnx", folder / "dims.onnx")
     onnx.save(parser.parse_model(_BRANCHES), folder / "branches.onnx")
+    onnx.save(parser.parse_model(_TINY), folder / "tiny.onnx")
+    for name, seed in zip(RANDOM_GRAPHS, (3, 8, 9, 11, 12, 13), strict=True):
+        onnx.save(random_graph(seed).model, folder / name)
     _save_outside(folder)
     (folder / "lists.toml").write_text(_LISTS, encoding="utf-8")
     (folder / "policy.toml").write_text(_POLICY, encoding="utf-8")
     (folder / "cal.json").write_text(_calibration().to_json(), encoding="utf-8")
-    np.savez(folder / "batch.npz", **_batch(folder / "step.onnx"))
-    state = {"w": np.ones((3, 2), np.float32), "step": np.array(3)}
-    save_checkpoint(
-        Checkpoint(state=state, signature="s", steps=3, scaler=LossScaler()), folder / "state.safetensors"
-    )
-    commands = (
+    (folder / USER_CALIBRATION).parent.mkdir(parents=True)
+    shutil.copy(folder / "cal.json", folder / USER_CALIBRATION)
+    rng = np.random.default_rng(0)
+    batch = {"x": (16, 32), "param.w": (32, 64), "param.v": (64, 32), "lr": ()}
+    arrays = {name: np.float32(rng.standard_normal(shape)) for name, shape in batch.items()}
+    np.savez(folder / "batch.npz", **arrays)
+    in_child(lambda: _save_checkpoint(folder, arrays))
+    commands = [
         "optimize step.onnx -o mixed.onnx --device v100 --plan plan.json",
-        "profile step.onnx -o profile.parquet --device cpu --steps 1 --threads 1 --store store.sqlite",
-        "optimize step.onnx -o unused.onnx --device cpu --costs measure --store store.sqlite",
-    )
-    for command in commands if with_profile else commands[:1]:
+        "optimize tiny.onnx -o tiny_mixed.onnx --device v100 --strategy tf-amp --plan tiny_plan.json",
+    ]
+    if not bare:
+        commands += [
+            "profile tiny.onnx -o profile.parquet --device cpu --steps 1 --threads 1 --store store.sqlite",
+            "optimize tiny.onnx -o unused.onnx --device cpu --costs measure --store store.sqlite",
+            "calibrate --device cpu --threads 1 --ops Relu --shapes 9 --store store.sqlite -o unused.json",
+        ]
+    for command in commands:
         outcome = run(command.split(), folder, Bounds(seconds=300))
         if outcome.code:
             raise RuntimeError(f"{command}: {outcome.code} {outcome.err}")
-    if not with_profile:
-        return
-    (folder / "unused.onnx").unlink()
-    with closing(sqlite3.connect(folder / "store.sqlite")) as store:
-        store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        store.execute("PRAGMA journal_mode = DELETE")
-
-
-def digests(folder: Path) -> dict[str, str]:
-    """What every file of a folder holds."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    for name in ("unused.onnx", "unused.json"):
+        (folder / name).unlink(missing_ok=True)
+    for file in folder.glob("*.sqlite"):
+        with closing(sqlite3.connect(file)) as store:
+            store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            store.execute("PRAGMA journal_mode = DELETE")
 
 
 def _save_outside(folder: Path) -> None:
@@ -185,11 +144,15 @@ def _save_outside(folder: Path) -> None:
     onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
 
 
-def _batch(path: Path) -> dict[str, np.ndarray]:
-    from campo_onnx.ir.importer import import_model
-    from campo_onnx.runtime.feeds import synthesize
-
-    return synthesize(import_model(path).view)
+def _save_checkpoint(folder: Path, arrays: dict[str, np.ndarray]) -> str:
+    """Write a checkpoint of the tiny step, after a step; in a child, since it runs a graph."""
+    state = {name: array for name, array in arrays.items() if name.startswith("param.")}
+    session = TrainingSession(
+        folder / "tiny.onnx", state, settings={"lr": arrays["lr"]}, provider="cpu", threads=1
+    )
+    session.step({"x": arrays["x"]})
+    session.save(folder / "state.safetensors")
+    return ""
 
 
 def _calibration() -> Calibration:

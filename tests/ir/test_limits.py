@@ -55,6 +55,19 @@ def test_functions_that_no_inliner_ends_with(given, message):
         import_model(given)
 
 
+def test_calls_with_more_inputs_than_the_function_has():
+    main = "g (float[2] x) => (float[2] y) { [one] y = local.F0 (x, x) }"
+    with pytest.raises(ModelError, match="the call 'one' of the function 'F0' in the model has 2 inputs"):
+        import_model(calling(("F0", "b = Relu(a)"), main=main))
+
+
+def test_a_type_that_onnx_has_not():
+    given = parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = Relu(x) }}")
+    given.graph.input.add(name="odd").type.sequence_type.elem_type.tensor_type.elem_type = 255
+    with pytest.raises(ModelError, match="'odd' in the model has elements of type 255"):
+        import_model(given)
+
+
 def test_functions_that_double_are_counted_not_inlined():
     with pytest.raises(UnsupportedModelError, match="more than 1,000,000 nodes"):
         import_model(chain(24, "h = {next}(a) b = {next}(h)"))

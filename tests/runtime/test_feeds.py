@@ -225,3 +225,18 @@ def test_an_axis_that_is_none_is_no_bound() -> None:
     (node,) = view.nodes
     assert index_bound(node, 1, view) == 8
     assert index_bound(replace(node, attributes={"axis": 7}), 1, view) is None
+
+
+def test_what_is_read_is_what_was_looked_at(tmp_path):
+    """Of two members with one name, one would be checked and the other one read."""
+    np.savez(tmp_path / "data.npz", x=np.ones((2, 2), np.float32), ids=np.zeros(3, np.int64))
+    with zipfile.ZipFile(tmp_path / "data.npz", "a") as archive:
+        archive.writestr("x", b"text")
+    with pytest.raises(UsageError, match="two arrays have one name"):
+        read_feeds(tmp_path / "data.npz", VIEW)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no such device here")
+def test_a_device_is_not_read():
+    with pytest.raises(UsageError, match="not a regular file"):
+        read_feeds(Path("/dev/zero"), VIEW)
