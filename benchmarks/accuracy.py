@@ -169,7 +169,7 @@ def accuracy(case: Case, state: Mapping[str, NDArray[Any]]) -> float:
     model = onnx.load(HERE / "data" / f"{case.evaluation}.onnx")
     images, labels = digits()
     feeds = {i.name: state[i.name] for i in model.graph.input if i.name in state}
-    logits = run(model, feeds | {"input.images": images[TRAIN:]}, machine("cpu", 1))["logits"]
+    (logits,) = run(model, feeds | {"input.images": images[TRAIN:]}, machine("cpu", 1)).values()
     return float((logits.argmax(1) == labels[TRAIN:]).mean() * 100)
 
 

@@ -77,6 +77,8 @@ def by_torch_onnx(job: Job) -> Facts:
     import torch
 
     from benchmarks.zoo.export import ZOO
+    from campo_onnx.export import step_naming
+    from campo_onnx.export.torch.arguments import arguments
     from campo_onnx.export.torch.step import Step
     from campo_onnx.export.torch.trace import trace
 
@@ -84,20 +86,19 @@ def by_torch_onnx(job: Job) -> Facts:
     inputs, targets = entry.batch(job.batch)
     with torch.device("meta"):
         module = entry.build()
-    names = [f"input.{i}" for i in range(len(inputs))], [f"target.{i}" for i in range(len(targets))]
     step = Step(
         module=module, loss=entry.loss, optimizer=None, loss_scale=False, unscale=False,
-        inputs=dict(enumerate(names[0])), by_keyword=False, targets=names[1],
+        inputs=arguments(inputs, module.forward, skip=0, kind="input", name_of=step_naming.batch_input),
+        targets=arguments(targets, entry.loss, skip=1, kind="target", name_of=step_naming.target),
     )  # fmt: skip
-    batch = dict(zip([*names[0], *names[1]], [*inputs, *targets], strict=True))
-    traced, _ = trace(step, batch, frozenset())
-    arguments = tuple(node.meta["val"] for node in traced.graph.nodes if node.op == "placeholder")
+    traced, _, _ = trace(step, frozenset())
+    given = tuple(node.meta["val"] for node in traced.graph.nodes if node.op == "placeholder")
     logging.disable(logging.CRITICAL)  # it explains a failure at length
     began = time.perf_counter()
-    with arguments[0].fake_mode, contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+    with given[0].fake_mode, contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            program = torch.onnx.export(traced, arguments, dynamo=True, verbose=False, opset_version=20)
+            program = torch.onnx.export(traced, given, dynamo=True, verbose=False, opset_version=20)
         except torch.onnx.errors.OnnxExporterError as error:
             refused = str(error.__cause__).split("target=torch.ops.")[-1].split("]")[0]
             return {"nodes": None, "refused": refused}

@@ -245,7 +245,7 @@ def light_and_dark(draw: "Callable[[], Figure]") -> tuple[str, str]:
     return pictures[0], pictures[1]
 
 
-def draw_bench(result: BenchResult, *, title: str) -> "Figure":
+def draw_bench(result: BenchResult, *, title: str, wide: bool = False) -> "Figure":
     """Draw every measured step as a dot, with median, confidence interval and verdict of each graph.
 
     Parameters
@@ -254,10 +254,12 @@ def draw_bench(result: BenchResult, *, title: str) -> "Figure":
         A benchmark.
     title
         Title of the figure.
+    wide
+        Whether it is as wide as a page for the browser.
     """
     interrupted = ", interrupted" if result.interrupted else ""
     machine = f"{result.machine.device} ({result.machine.provider}), {result.steps} rounds{interrupted}"
-    figure = _figure(rows=len(result.rows), title=f"{title}: {machine}")
+    figure = _figure(rows=len(result.rows), title=f"{title}: {machine}", wide=wide)
     compared = any(row.speedup is not None for row in result.rows)
     ratios = (5, 3) if compared else (1,)
     axes, *beside = figure.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)[0]

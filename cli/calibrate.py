@@ -9,17 +9,18 @@ from .options import (
     AN_INPUT,
     DECISION,
     MEASURE,
-    OUTPUT,
     CountersOption,
     ForceOption,
+    JsonOption,
     PrecisionOption,
+    QuietOption,
     RunOnOption,
     StoreOption,
     ThreadsOption,
     Use,
     existing,
 )
-from .render.console import print_json, print_note, progressing
+from .render.console import print_json, print_note, progressing, set_loudness
 from .render.costs import print_calibration
 
 if TYPE_CHECKING:
@@ -84,9 +85,8 @@ def calibrate(
             rich_help_panel=MEASURE,
         ),
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the calibration as JSON.", rich_help_panel=OUTPUT)
-    ] = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
     force: ForceOption = False,
 ) -> None:
     """Fit a cost model of this machine: Casts, and every operator in both precisions.
@@ -112,6 +112,7 @@ def calibrate(
     from campo_onnx.ops.precision import Precision
     from campo_onnx.runtime.providers import choose_provider, machine
 
+    set_loudness(quiet=quiet)
     if output is not None:
         check_destination(output, force=force)
     if from_store is None:

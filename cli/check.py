@@ -14,14 +14,18 @@ from .options import (
     OUTPUT,
     DimOption,
     ForceOption,
+    JsonOption,
+    QuietOption,
     ReportOption,
+    complete_devices,
+    complete_lists,
     dimensions,
     existing,
     ranges,
 )
 from .render.bench import print_written
 from .render.checks import print_annotations, print_verdicts
-from .render.console import print_json, progressing, working
+from .render.console import print_json, progressing, set_loudness, working
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,6 +128,7 @@ def check(
     device: Annotated[
         str | None,
         typer.Option(
+            autocompletion=complete_devices,
             help="The device to predict for. By default the baseline's, else the one that the mixed file was "
             "made for.",
             show_default=False,
@@ -134,14 +139,14 @@ def check(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
+            autocompletion=complete_lists,
             help="Op lists that say which operators must be FP32.  [default: campo]",
             show_default=False,
             rich_help_panel=DECISION,
         ),
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=OUTPUT)
-    ] = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
     junit: Annotated[
         Path | None,
         typer.Option(
@@ -175,6 +180,7 @@ def check(
     from campo_onnx.files import write_text
     from campo_onnx.optimize.list_file import resolve
 
+    set_loudness(quiet=quiet)
     if policy is not None:
         alone = {
             "MIXED": mixed,

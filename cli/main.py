@@ -70,7 +70,7 @@ app = typer.Typer(
     epilog=(
         "Exit codes: 0 ok, 1 a bug of ours, 2 usage, 3 bad model, 4 unsupported model, "
         "5 bad profile, calibration or checkpoint, 6 device mismatch, 7 plan does not fit the model, "
-        "8 device unavailable, 9 check failed, 130 interrupted."
+        "8 device or ONNX Runtime unavailable, 9 check failed, 130 interrupted."
     ),
 )
 for command in (demo, optimize, compare, explain, devices, profile, bench, calibrate, check):

@@ -1,6 +1,6 @@
 """What the user did not ask for but wants to know: overrides without effect, graphs that surprise."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,28 +55,38 @@ def report_unmatched(
 
 def note_what_surprises(model: Path, optimized: "Optimized", options: "Options") -> None:
     """Note what of a graph, or of its device, may surprise."""
+    for is_warning, sentence in surprises(model, optimized, options):
+        (print_warning if is_warning else print_note)(sentence)
+
+
+def surprises(model: Path, optimized: "Optimized", options: "Options") -> Iterator[tuple[bool, str]]:
+    """Yield what of a graph, or of its device, may surprise: whether it is a warning, and a sentence."""
     if not options.device.computes_in(options.low):
-        print_note(f"{options.device.name} has no {options.low.value} arithmetic, so it cannot pay there.")
+        yield False, f"{options.device.name} has no {options.low.value} arithmetic, so it cannot pay there."
     if refused := optimized.refused_by(options.device.provider):
-        print_warning(
-            f"ONNX Runtime's CUDA provider does not load this graph, in FP32 or mixed: it refuses "
+        yield (
+            True,
+            "ONNX Runtime's CUDA provider does not load this graph, in FP32 or mixed: it refuses "
             f"BatchNormalization with training_mode=1 ({len(refused)} nodes, the first is {refused[0]!r}). "
-            "Export with campo_onnx.export.torch, which decomposes batch normalization."
+            "Export with campo_onnx.export.torch, which decomposes batch normalization.",
         )
     if optimized.imported.converted_from is not None:
-        print_note(
+        yield (
+            False,
             f"{model} uses opset {optimized.imported.converted_from}: it was converted to opset "
-            f"{optimized.imported.view.opset['']} by onnx's version converter, and is written at that."
+            f"{optimized.imported.view.opset['']} by onnx's version converter, and is written at that.",
         )
     if optimized.imported.stamp is not None:
         stamp = optimized.imported.stamp
-        print_note(
+        yield (
+            False,
             f"{model} is already optimized (strategy {stamp.strategy}, {stamp.device}, {stamp.low}"
-            f"{recorded(stamp)}) and stays as it is. To plan again, start from the FP32 file."
+            f"{recorded(stamp)}) and stays as it is. To plan again, start from the FP32 file.",
         )
     elif low := optimized.unscaled_gradients:
-        print_warning(
+        yield (
+            True,
             f"{len(low)} nodes of the backward pass run in {options.low.value}, and the graph does not scale "
             "its loss: small gradients become zero. Export the step with a loss scale (the exporters of "
-            "campo_onnx.export do), or use --precision bf16."
+            "campo_onnx.export do), or use --precision bf16.",
         )

@@ -12,7 +12,7 @@ from campo_onnx.errors import UsageError
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, STRATEGIES, strategy_called
 
 from .evidence import CostsOption, ExecutionOption, ProfileOption, Running, check_device, opened_target
-from .notes import note_what_surprises, report_unmatched
+from .notes import note_what_surprises, report_unmatched, surprises
 from .options import (
     AN_INPUT,
     AUTO,
@@ -52,6 +52,9 @@ from .verification import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from campo_onnx.bench.result import BenchResult
     from campo_onnx.options import Options
     from campo_onnx.pipeline import Optimized
 
@@ -280,17 +283,22 @@ def optimize(
             lists=chosen_lists if existing(lists) else None,
             strict=strict,
         )
+        measured = None
         if verify:
             verification = verified(
                 optimized, options, inputs=inputs or [], repair=repair, steps=verify_steps
             )
             optimized = verification.returned
             print_verification(verification)
+            measured = verification.attempts[-1].result if verification.attempts else None
         told = () if json or quiet else _advice(optimized, options)
     note_what_surprises(model, optimized, options)
     if not dry_run:
         with working(f"writing {output.name}"):
-            texts = _texts(optimized, model, plan, report)
+            texts = {} if plan is None else {plan: optimized.plan.to_json()}
+            if report is not None:
+                notes = [*told, *(sentence for _, sentence in surprises(model, optimized, options))]
+                texts[report] = _page(optimized, model, notes, measured)
             imported = optimized.imported
             export_with(
                 optimized.model, output, folder=imported.folder, texts=texts, read=imported.data_files
@@ -302,15 +310,13 @@ def optimize(
         print_optimized(optimized, written=written, advice=told)
 
 
-def _texts(optimized: "Optimized", model: Path, plan: Path | None, report: Path | None) -> dict[Path, str]:
-    """What is written with the model."""
-    texts = {} if plan is None else {plan: optimized.plan.to_json()}
-    if report is not None:
-        from campo_onnx.report.plan_page import plan_page
+def _page(optimized: "Optimized", model: Path, notes: "Sequence[str]", measured: "BenchResult | None") -> str:
+    from campo_onnx.report.plan_page import plan_page
 
-        moved = optimized.given_traffic, optimized.planned_traffic
-        texts[report] = plan_page(optimized.plan, optimized.problem, moved, model=model.name)
-    return texts
+    moved = optimized.given_traffic, optimized.planned_traffic
+    return plan_page(
+        optimized.plan, optimized.problem, moved, model=model.name, notes=notes, measured=measured
+    )
 
 
 def default_output(model: Path) -> Path:

@@ -9,11 +9,12 @@ from .options import (
     AN_INPUT,
     INPUT,
     MEASURE,
-    OUTPUT,
     CountersOption,
     DimOption,
     ForceOption,
+    JsonOption,
     ModelArgument,
+    QuietOption,
     RunOnOption,
     StoreOption,
     ThreadsOption,
@@ -21,7 +22,7 @@ from .options import (
     dimensions,
     existing,
 )
-from .render.console import print_json, print_note, progressing, working
+from .render.console import print_json, print_note, progressing, set_loudness, working
 from .render.costs import print_profile
 
 
@@ -56,9 +57,8 @@ def profile(
     ] = Use.AUTO,
     counters: CountersOption = Use.AUTO,
     store: StoreOption = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the table as JSON.", rich_help_panel=OUTPUT)
-    ] = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
     force: ForceOption = False,
 ) -> None:
     """Time every node of an FP32 training step on this machine.
@@ -71,7 +71,7 @@ def profile(
     """
     from campo_onnx.devices.detect import device_of
     from campo_onnx.ir.exporter import check_destination, check_not_read
-    from campo_onnx.ir.importer import import_model
+    from campo_onnx.ir.importer import check_model, import_model
     from campo_onnx.measure.node_timer import NodeTimer
     from campo_onnx.measure.profile import write_profile
     from campo_onnx.measure.profiler import take_profile
@@ -79,6 +79,8 @@ def profile(
     from campo_onnx.runtime.feeds import read_feeds, synthesize
     from campo_onnx.runtime.providers import choose_provider, machine
 
+    set_loudness(quiet=quiet)
+    check_model(model)
     check_destination(output, force=force)
     check_not_read([output], existing(model, inputs, store), AN_INPUT)
     here = machine(choose_provider(device), threads)

@@ -44,13 +44,6 @@ def run(*words: str | Path, folder: Path | None = None) -> str:
     return done.stdout
 
 
-def slim_packages() -> list[str]:
-    """The packages that docs/install.md names for planning without ONNX Runtime."""
-    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
-    (line,) = re.findall(r"^\$ pip install (msgspec .*)$", page, re.M)
-    return line.split()
-
-
 def interpreters() -> Iterator[tuple[str, str]]:
     """Every Python of the tested range that runs here."""
     for version in VERSIONS:
@@ -96,7 +89,9 @@ def built(scratch: Path) -> tuple[Path, Path]:
 
 def tried_slim(version: str, python: str, wheel: Path, scratch: Path) -> str:
     """Install the wheel without ONNX Runtime, and run the demo."""
-    programs = environment(python, scratch / f"slim-{version}", *slim_packages())
+    programs = environment(
+        python, scratch / f"slim-{version}", "--requirement", ROOT / "requirements-slim.txt"
+    )
     run(programs / "python", "-m", "pip", "install", "--quiet", "--no-deps", wheel)
     folder = scratch / f"demo-{version}"
     folder.mkdir()

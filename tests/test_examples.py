@@ -1,6 +1,7 @@
 """The examples train, in the environment that has their framework.
 
-``examples/ortmodule_training.py`` needs ORTModule's fixtures and stands in tests/integrations.
+``examples/ortmodule_training.py`` needs ORTModule's fixtures and stands in tests/integrations, those of
+torch.compile in tests/torch_compile.
 """
 
 import importlib.util
@@ -14,7 +15,7 @@ from campo_onnx.ir.importer import import_model
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FRAMEWORK = {"train_pytorch": "torch", "train_jax": "jax"}
 EXPORT = "export_bert_layer"
-ELSEWHERE = {"ortmodule_training"}
+ELSEWHERE = {"ortmodule_training", "torch_compile_training", "torch_compile_ddp", "torch_compile_trainer"}
 
 # PyTorch's and JAX's own.
 pytestmark = pytest.mark.filterwarnings("ignore:::(torch|jax|onnxscript|copyreg)")

@@ -51,6 +51,14 @@ def test_the_index_page_links_to_nothing_it_does_not_have() -> None:
     assert not re.findall(r"\]\((?!https?:)", page)
 
 
+def test_the_slim_install_is_the_same_everywhere() -> None:
+    listed = (ROOT / "requirements-slim.txt").read_text(encoding="utf-8").splitlines()[1:]
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    assert f"$ pip install {' '.join(listed)}\n" in page
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(listed) < {re.split(r"[>;]", one)[0] for one in project["dependencies"]}
+
+
 def test_the_changelog_has_this_version() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     assert re.search(rf"^## {re.escape(version)} ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)

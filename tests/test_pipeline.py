@@ -56,8 +56,10 @@ def test_every_graph_becomes_a_valid_model_on_every_device(path, name, well_cast
 
 
 @pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+@pytest.mark.parametrize(
+    ("strategy", "precision"),
+    [*((strategy, Precision.FP16) for strategy in STRATEGIES), ("optimal", Precision.BF16)],
+)
 def test_twice_is_once_and_what_is_written_loads(
     path, strategy, precision, well_cast, imported_data, dims_of, run, tmp_path
 ):

@@ -5,19 +5,15 @@ hold none and do not depend on a random start.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+import onnx
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.func import functional_call
 
 from campo_onnx.export import step_naming
 from campo_onnx.export.torch import export_training_step
-from campo_onnx.export.torch.rewritten import RewrittenFunctions
-from campo_onnx.export.torch.trace import trace
-from campo_onnx.export.torch.translate import translate, translations
 from campo_onnx.ir.exporter import export_model
 
 HERE = Path(__file__).parent
@@ -95,43 +91,31 @@ class Transformer(nn.Module):
         return self.head(self.ln(self.block2(self.block1(x))).mean(1))
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
-    """A network without loss and gradients, as the exporter traces it."""
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits, labels)
 
-    module: nn.Module
 
-    def state(self) -> Tensors:
-        """Parameters and buffers by the name of the graph's input."""
-        state = {step_naming.parameter(n): p for n, p in self.module.named_parameters()}
-        return state | {step_naming.buffer(n): b for n, b in self.module.named_buffers()}
+def with_logits(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
+    """The loss, and what it is of."""
+    return F.cross_entropy(logits, labels), {"logits": logits}
 
-    def run(self, given: Tensors) -> Tensors:
-        """Give logits."""
-        tensors = {name.partition(".")[2]: given[name] for name in given if not name.startswith("input.")}
-        # A normalization counts as writing its statistics even in evaluation, and inputs cannot be written.
-        tensors |= {name: tensors[name].clone() for name, _ in self.module.named_buffers()}
-        with torch.no_grad(), RewrittenFunctions():
-            return {"logits": functional_call(self.module, tensors, (given["input.images"],))}
+
+def batch(size: int) -> tuple[Tensors, Tensors]:
+    return {"images": torch.empty(size, PIXELS)}, {"labels": torch.zeros(size, dtype=torch.long)}
 
 
 def write_step(name: str, module: nn.Module, loss: Callable[..., torch.Tensor]) -> None:
     """Export a training step with momentum and loss scaling."""
-    inputs, targets = {"images": torch.empty(BATCH, PIXELS)}, {"labels": torch.zeros(BATCH, dtype=torch.long)}
     path = HERE / f"{name}_step.onnx"
-    export_training_step(module, loss, inputs, targets, optimizer="momentum", opset=OPSET, path=path)
+    export_training_step(module, loss, *batch(BATCH), optimizer="momentum", opset=OPSET, path=path)
 
 
 def write_network(name: str, module: nn.Module) -> None:
-    """Export a network in evaluation."""
-    network, batch, table = (
-        Network(module.eval()),
-        {"input.images": torch.empty(HELD_OUT, PIXELS)},
-        translations("matmul"),
-    )
-    traced, outputs = trace(network, batch, frozenset(table))
-    model = translate(traced, [*network.state(), *batch], outputs, table, opset=OPSET)
-    export_model(model, HERE / f"{name}_eval.onnx")
+    """Export a network in evaluation: cut out of a step that gives its logits as well."""
+    step = export_training_step(module.eval(), with_logits, *batch(HELD_OUT), loss_scale=False, opset=OPSET)
+    inputs = [value.name for value in step.graph.input if not value.name.startswith("target.")]
+    network = onnx.utils.Extractor(step).extract_model(inputs, [step_naming.output("logits")])
+    export_model(network, HERE / f"{name}_eval.onnx")
 
 
 def small_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -142,7 +126,7 @@ def small_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     """Write every file."""
     for name, build in (("mlp", Mlp), ("cnn", Cnn), ("transformer", Transformer)):
-        write_step(name, build(), F.cross_entropy)
+        write_step(name, build(), cross_entropy)
         write_network(name, build())
     write_step("mlp_small_loss", Mlp(), small_loss)
 

@@ -65,7 +65,17 @@ def measured_costs(
         own = signatures[node.name]
         found = times.get(own) if own is not None else None
         nodes[node.name] = _measured_node(node, found, estimated[node.name], ports[node.name])
-    return CostTable(device=device.name, source=CostSource.MEASURE, nodes=nodes, cast=cast_model)
+    machine = timer.machine
+    return CostTable(
+        device=device.name,
+        source=CostSource.MEASURE,
+        nodes=nodes,
+        cast=cast_model,
+        basis=(
+            f"{len(distinct):,} distinct nodes and {len(sweep)} sizes of Cast were timed on {machine.device} "
+            f"({machine.provider}) with ONNX Runtime {machine.ort}",
+        ),
+    )
 
 
 def _measured_node(

@@ -1,6 +1,6 @@
 """Predict the costs of a graph from a calibration: the paper's way (Campo, 4.2)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from campo_onnx.calibrate.calibration import Calibration, OpEntry
 from campo_onnx.calibrate.run import takes_tensor_cores
@@ -58,8 +58,23 @@ class CostModel:
         }
         calibration = self.calibration
         return CostTable(
-            device=calibration.device.name, source=CostSource.MODEL, nodes=nodes, cast=calibration.cast
+            device=calibration.device.name,
+            source=CostSource.MODEL,
+            nodes=nodes,
+            cast=calibration.cast,
+            basis=tuple(self._basis(len(measured))),
         )
+
+    def _basis(self, profiled: int) -> Iterator[str]:
+        calibration, machine = self.calibration, self.calibration.machine
+        yield (
+            f"calibrated on {machine.device} ({machine.provider}) with ONNX Runtime {machine.ort}, "
+            f"{calibration.measured_at}: models of {calibration.operators} operators"
+        )
+        if calibration.score is not None:
+            yield f"accuracy M_A of these models on shapes kept out of the fit: {calibration.score:.1%}"
+        if profiled:
+            yield f"FP32 times of {profiled:,} nodes are from a profile of this graph"
 
     def _node_cost(
         self,

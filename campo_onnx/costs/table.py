@@ -49,12 +49,15 @@ class CostTable:
         By node name; every node of the view is there.
     cast
         The cast model.
+    basis
+        What they rest on: machine, software, date and accuracy of measurements, one sentence each.
     """
 
     device: str
     source: CostSource
     nodes: Mapping[str, NodeCost]
     cast: CastModel
+    basis: tuple[str, ...] = ()
 
     @property
     def fp32_us(self) -> float:

@@ -12,8 +12,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
-from campo_onnx.export.tidy import merged_pairs
+from campo_onnx.export.target import Target, may_use
+from campo_onnx.export.tidy import merged_pairs, splits, without_unread
 from campo_onnx.export.value import Node, Value
+from campo_onnx.ops.facts import output_types
+from campo_onnx.ops.key import MICROSOFT, OpKey
+from campo_onnx.ops.signature import TensorType, make_signature
 
 IR_VERSION = 10
 """Read by every ONNX Runtime since 1.18; opset 21 came with it."""
@@ -32,12 +36,15 @@ class Graph:
     Parameters
     ----------
     opset
-        Version of the standard domain; no other domain is used.
+        Version of the standard domain.
+    target
+        Where the graph is to run: what other operators it may have.
     scope
         Where the nodes being added come from; the first part of their names.
     """
 
     opset: int
+    target: Target = "standard"
     scope: str = ""
     _inputs: list[Value] = field(default_factory=list)
     _nodes: list[Node] = field(default_factory=list)
@@ -85,7 +92,7 @@ class Graph:
         Parameters
         ----------
         op_type
-            A standard operator.
+            A standard operator, or one of ONNX Runtime's as ``"com.microsoft:FusedMatMul"``.
         inputs
             By position; None where omitted.
         outputs
@@ -112,6 +119,10 @@ class Graph:
     def _add(
         self, op_type: str, inputs: tuple[Value | None, ...], outputs: int, attributes: Mapping[str, Any]
     ) -> tuple[Value, ...]:
+        if ":" in op_type:
+            return self._append(
+                op_type, inputs, _types_of_microsoft(op_type, inputs, outputs, attributes), attributes
+            )
         names = [v.name if v else "" for v in inputs]
         node = helper.make_node(op_type, names, [f"output{i}" for i in range(outputs)], **attributes)
         types = self._infer(node, inputs)
@@ -120,6 +131,10 @@ class Graph:
             return self._fold(node, inputs)
         return self._append(op_type, inputs, types, attributes)
 
+    def may_use(self, op_type: str) -> bool:
+        """Whether ONNX Runtime's operator `op_type` may be written."""
+        return may_use(self.target, op_type)
+
     def _append(
         self,
         op_type: str,
@@ -127,7 +142,8 @@ class Graph:
         types: Sequence[tuple[int, tuple[int, ...]]],
         attributes: Mapping[str, Any],
     ) -> tuple[Value, ...]:
-        name = self._fresh(f"{self.scope}/{op_type}" if self.scope else op_type)
+        label = OpKey.parse(op_type).op_type
+        name = self._fresh(f"{self.scope}/{label}" if self.scope else label)
         values = tuple(
             Value(name=name if i == 0 else f"{name}.{i}", dtype=dtype, shape=shape)
             for i, (dtype, shape) in enumerate(types)
@@ -209,11 +225,14 @@ class Graph:
         """
         outputs = {name: self._own(value, name, outputs) for name, value in outputs.items()}
         names = {value.name: name for name, value in outputs.items()}
-        needed = merged_pairs(self._needed(outputs.values()), frozenset(names))
+        outside = frozenset(names)
+        needed = merged_pairs(self._needed(outputs.values()), outside)
+        needed = without_unread(splits(needed, self.integers), outside)
         read = {v.name: v for made in needed for v in made.inputs if v is not None}
         graph = onnx.GraphProto(name="training_step")
         for made in needed:
-            node = graph.node.add(op_type=made.op_type, name=made.name)
+            domain, op_type = OpKey.parse(made.op_type)
+            node = graph.node.add(op_type=op_type, domain=domain, name=made.name)
             node.input.extend(names.get(v.name, v.name) if v else "" for v in made.inputs)
             node.output.extend(names.get(v.name, v.name) for v in made.outputs)
             node.attribute.extend(helper.make_attribute(k, v) for k, v in made.attributes.items())
@@ -228,7 +247,10 @@ class Graph:
         return onnx.ModelProto(
             ir_version=IR_VERSION,
             producer_name="campo-onnx",
-            opset_import=[helper.make_opsetid("", self.opset)],
+            opset_import=[
+                helper.make_opsetid("", self.opset),
+                *(helper.make_opsetid(MICROSOFT, 1) for _ in range(any(n.domain for n in graph.node))),
+            ],
             graph=graph,
         )
 
@@ -240,6 +262,10 @@ class Graph:
         with self.within(name):
             return self._append("Identity", (value,), [(value.dtype, value.shape)], {})[0]
 
+    def nodes_behind(self, value: Value) -> Sequence[Node]:
+        """Find the nodes that it takes to compute `value`, in order."""
+        return self._needed([value])
+
     def _needed(self, outputs: Any) -> list[Node]:
         wanted = {value.name for value in outputs}
         needed = []
@@ -248,6 +274,23 @@ class Graph:
                 needed.append(made)
                 wanted.update(v.name for v in made.inputs if v is not None)
         return needed[::-1]
+
+
+def _types_of_microsoft(
+    op_type: str, inputs: tuple[Value | None, ...], outputs: int, attributes: Mapping[str, Any]
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Say what an operator of ONNX Runtime gives; ValueError where its inputs do not fit."""
+    signature = make_signature(
+        OpKey.parse(op_type),
+        [None if v is None else TensorType(v.dtype, v.shape) for v in inputs],
+        [None] * outputs,
+        attributes=attributes,
+        opset=1,
+    )
+    found = [(each.dtype, each.shape) for each in (output_types(signature) or ())[:outputs]]
+    if len(found) < outputs or any(shape is None for _, shape in found):
+        raise shape_inference.InferenceError(f"the shape of {op_type}'s result is not known")
+    return [(dtype, shape) for dtype, shape in found if shape is not None]
 
 
 def _info(value: Value, name: str) -> onnx.ValueInfoProto:

@@ -1,8 +1,15 @@
 """Products of matrices, with all that a product can do on its way: transpose, scale, add a bias."""
 
-from campo_onnx.export.compact import reshape, scale_apart, scaled, swap_last_two
+import math
+
+import numpy as np
+
+from campo_onnx.export.compact import reshape, scale_apart, scaled, swap_last_two, transpose
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.value import Value
+
+PRODUCTS = frozenset({"MatMul", "com.microsoft:FusedMatMul"})
+"""Operators that multiply batches of matrices."""
 
 
 def matmul(g: Graph, a: Value, b: Value) -> Value:
@@ -16,7 +23,10 @@ def matmul(g: Graph, a: Value, b: Value) -> Value:
     if min(a.rank, b.rank) < 2:
         return g.op("MatMul", a, b)
     (a, of_a), (b, of_b) = (_scale_worth_moving(g, x, a.shape[-2] * b.shape[-1]) for x in (a, b))
-    return scaled(g, _batched(g, a, b), of_a * of_b)
+    scale = of_a * of_b
+    if g.may_use("FusedMatMul"):
+        return _fused(g, a, b, scale)
+    return scaled(g, _batched(g, a, b), scale)
 
 
 def _scale_worth_moving(g: Graph, x: Value, result: int) -> tuple[Value, float]:
@@ -27,9 +37,56 @@ def _scale_worth_moving(g: Graph, x: Value, result: int) -> tuple[Value, float]:
 def _batched(g: Graph, a: Value, b: Value) -> Value:
     leading = _leading_axes(g, a) or _leading_axes(g, b)
     if a.rank == b.rank == 3 and leading:
-        product = g.op("MatMul", _with_leading_axes(g, a, leading), _with_leading_axes(g, b, leading))
+        product = _product(g, _with_leading_axes(g, a, leading), _with_leading_axes(g, b, leading))
         return reshape(g, product, (a.shape[0], *product.shape[-2:]))
+    return _product(g, a, b)
+
+
+def _product(g: Graph, a: Value, b: Value) -> Value:
+    """Multiply; what is transposed is the smaller of two matrices and their product, not the larger one."""
+    turned = _swapped(g, a), _swapped(g, b)
+    for i, source in enumerate(turned):
+        other = (b, a)[i]
+        small = 2 * (other.elements + math.prod(a.shape[:-1]) * b.shape[-1])
+        if source is None or turned[1 - i] is not None or a.rank != b.rank or small >= source.elements:
+            continue
+        pair = (swap_last_two(g, b), source) if i == 0 else (source, swap_last_two(g, a))
+        return swap_last_two(g, g.op("MatMul", *pair))
     return g.op("MatMul", a, b)
+
+
+def _swapped(g: Graph, x: Value) -> Value | None:
+    """Give what `x` is the transpose of, where it is matrices that are transposed and nothing else."""
+    made = g.producer(x, "Transpose")
+    if made is None or made.inputs[0] is None:
+        return None
+    perm = [*range(x.rank - 2), x.rank - 1, x.rank - 2]
+    return made.inputs[0] if list(made.attributes["perm"]) == perm else None
+
+
+def _fused(g: Graph, a: Value, b: Value, scale: float) -> Value:
+    """Multiply with the transpositions and the scale inside the product."""
+    leading = _leading_axes(g, a) or _leading_axes(g, b)
+    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    if a.rank == b.rank == 3 and leading:
+        a, b = _with_leading_axes(g, a, leading), _with_leading_axes(g, b, leading)
+    (a, transposed_a), (b, transposed_b) = _upright(g, a), _upright(g, b)
+    flags = {"transA": transposed_a or None, "transB": transposed_b or None}
+    if not transposed_a and not transposed_b and scale == 1.0:
+        return reshape(g, g.op("MatMul", a, b), shape)
+    alpha = None if scale == 1.0 else scale
+    return reshape(g, g.op("com.microsoft:FusedMatMul", a, b, alpha=alpha, **flags), shape)
+
+
+def _upright(g: Graph, x: Value) -> tuple[Value, int]:
+    """Give matrices and whether they are to be transposed: whichever way their rows lie in memory."""
+    made = g.producer(x, "Transpose")
+    if made is None or made.inputs[0] is None:
+        return x, 0
+    *first, rows, columns = made.attributes["perm"]
+    if rows < columns:
+        return x, 0
+    return transpose(g, made.inputs[0], [*first, columns, rows]), 1
 
 
 def gemm(g: Graph, a: Value, b: Value, bias: Value | None = None) -> Value:

@@ -1,10 +1,10 @@
 """What shows only when the graph is whole: which node consumes what, so which pairs can be one."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from campo_onnx.export.value import Node
+from campo_onnx.export.value import Node, Value
 
 
 def merged_pairs(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node]:
@@ -36,6 +36,81 @@ def merged_pairs(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node]:
             dropped.add(consumer.name)
         merged.append(pair or node)
     return merged
+
+
+_OPTIONAL_OUTPUTS = frozenset({"Dropout", "LayerNormalization", "MaxPool"})
+"""Operators whose outputs but the first may be left out."""
+
+
+def without_unread(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node]:
+    """Leave out what an operator would write for nobody: the mask of a dropout, say.
+
+    Parameters
+    ----------
+    nodes
+        Nodes in topological order.
+    outputs
+        Tensors that are read outside.
+    """
+    read = {v.name for node in nodes for v in node.inputs if v is not None} | outputs
+    fewer: list[Node] = []
+    for node in nodes:
+        kept = node.outputs
+        while node.op_type in _OPTIONAL_OUTPUTS and len(kept) > 1 and kept[-1].name not in read:
+            kept = kept[:-1]
+        fewer.append(node if kept is node.outputs else replace(node, outputs=kept))
+    return fewer
+
+
+def splits(nodes: Sequence[Node], constant: Callable[[Sequence[int]], Value]) -> list[Node]:
+    """Write slices that share a tensor out among them as one Split, which reads it once.
+
+    Parameters
+    ----------
+    nodes
+        Nodes in topological order.
+    constant
+        Makes a vector of integers.
+    """
+    groups: dict[tuple[str, int], list[tuple[int, int, Node]]] = {}
+    for node in nodes:
+        part = _part(node)
+        if part is not None:
+            axis, first, last = part
+            assert node.inputs[0] is not None  # a slice always names what it cuts
+            groups.setdefault((node.inputs[0].name, axis), []).append((first, last, node))
+    made: dict[str, Node] = {}
+    merged: set[str] = set()
+    for (_, axis), parts in groups.items():
+        parts.sort(key=lambda part: part[0])
+        source = parts[0][2].inputs[0]
+        assert source is not None
+        bounds = [0, *(last for _, last, _ in parts)]
+        shares = [first for first, _, _ in parts] == bounds[:-1] and bounds[-1] == source.shape[axis]
+        if len(parts) < 2 or not shares:
+            continue
+        cut = [node for _, _, node in parts]
+        sizes = constant([node.outputs[0].shape[axis] for node in cut])
+        split = Node(
+            op_type="Split",
+            inputs=(source, sizes),
+            outputs=tuple(node.outputs[0] for node in cut),
+            attributes={"axis": axis},
+            name=cut[0].name,
+        )
+        merged.update(node.name for node in cut)
+        made[next(node.name for node in nodes if node in cut)] = split
+    return [made.get(node.name, node) for node in nodes if node.name in made or node.name not in merged]
+
+
+def _part(node: Node) -> tuple[int, int, int] | None:
+    """Say which axis a node cuts, from where to where; None unless it is one, by steps of one."""
+    if node.op_type != "Slice" or len(node.inputs) != 4:
+        return None
+    starts, ends, axes = (None if v is None else v.constant for v in node.inputs[1:])
+    if starts is None or ends is None or axes is None or axes.size != 1:
+        return None
+    return int(axes[0]), int(starts[0]), int(ends[0])
 
 
 def _fitted_reduction(reduction: Node, reshape: Node) -> Node | None:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export.graph import Graph
+from campo_onnx.export.side_by_side import side_by_side
+from campo_onnx.export.target import Target
 from campo_onnx.export.translation import Expected, Table, UntranslatableError
 from campo_onnx.export.value import Value
 
@@ -126,6 +128,7 @@ def translate_step(
     table: Table,
     *,
     opset: int,
+    target: Target = "standard",
     optional_inputs: frozenset[str],
     unchanged: Mapping[str, str] | None = None,
 ) -> onnx.ModelProto:
@@ -139,6 +142,8 @@ def translate_step(
         The translations.
     opset
         Version of the standard operators.
+    target
+        Where the step is to run: what other operators it may have.
     optional_inputs
         Inputs that are left out when nothing reads them.
     unchanged
@@ -149,7 +154,7 @@ def translate_step(
     UnsupportedModelError
         If an operation is used in a way that has no translation.
     """
-    g = Graph(opset=opset)
+    g = Graph(opset=opset, target=target)
     values: dict[Ref, Value] = {
         ref: g.input(name, expected.dtype, expected.shape) for name, (ref, expected) in step.inputs.items()
     }
@@ -162,6 +167,7 @@ def translate_step(
     outputs = {name: values[ref] for name, ref in step.outputs.items()}
     same = unchanged or {}
     changed = {name: value for name, value in outputs.items() if value.name != same.get(name)}
+    changed = side_by_side(g, changed, [name for name in changed if name in same])
     return g.model(changed, optional_inputs=optional_inputs)
 
 

@@ -54,6 +54,8 @@ class Provenance:
         Figures that no data sheet states, each with a reason.
     cast
         How the time of a Cast is computed; ``""`` where only a plan file is at hand.
+    basis
+        Machine, software, date and accuracy of measurements, one sentence each.
     """
 
     device: str
@@ -62,6 +64,7 @@ class Provenance:
     sources: tuple[SourceRow, ...]
     assumed: tuple[Assumption, ...]
     cast: str
+    basis: tuple[str, ...]
 
 
 def provenance(plan: Plan, problem: Problem | None) -> Provenance:
@@ -87,6 +90,7 @@ def provenance(plan: Plan, problem: Problem | None) -> Provenance:
         sources=_rows(plan, problem, source),
         assumed=() if known is None else assumptions(plan.device),
         cast=cast,
+        basis=() if problem is None else problem.costs.basis,
     )
 
 

@@ -4,7 +4,8 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from campo_onnx.charts import Bar, draw_bars, draw_plans, light_and_dark, planned_times_us
+from campo_onnx.bench.result import BenchResult
+from campo_onnx.charts import Bar, draw_bars, draw_bench, draw_plans, light_and_dark, planned_times_us
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.traffic import Traffic
 from campo_onnx.wording import duration, gigabytes
@@ -58,6 +59,11 @@ def bytes_picture(before: Traffic, after: Traffic) -> Picture:
 def plans_picture(plans: Sequence[Plan], measured_us: Sequence[float | None]) -> Picture:
     """Draw the predicted step of every strategy, and the measured one where there is one."""
     return _picture(*light_and_dark(lambda: draw_plans(plans, title="", measured_us=measured_us, wide=True)))
+
+
+def bench_picture(result: BenchResult) -> Picture:
+    """Draw measured steps, with intervals and verdicts."""
+    return _picture(*light_and_dark(lambda: draw_bench(result, title="Measured steps", wide=True)))
 
 
 def _bars(bars: Sequence[Bar], xlabel: str) -> Picture:

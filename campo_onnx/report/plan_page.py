@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from campo_onnx.bench.result import BenchResult
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.report import Report, report_of
@@ -11,7 +12,7 @@ from campo_onnx.report.costs import provenance
 from campo_onnx.report.decisions import columns
 from campo_onnx.report.families import FamilyRow, family_rows, whole_step
 from campo_onnx.report.page import Page, render
-from campo_onnx.report.pictures import bytes_picture, step_picture
+from campo_onnx.report.pictures import bench_picture, bytes_picture, step_picture
 from campo_onnx.wording import duration, gigabytes, visible
 
 
@@ -31,6 +32,7 @@ def plan_page(
     *,
     model: str,
     notes: Sequence[str] = (),
+    measured: BenchResult | None = None,
 ) -> str:
     """Write the report of a plan as HTML.
 
@@ -47,6 +49,8 @@ def plan_page(
         Name of the model, or of the plan file.
     notes
         Sentences that stand at the top: warnings.
+    measured
+        What the device said: FP32 first, then the mixed step.
     """
     rows = family_rows(plan, moved)
     whole = whole_step(plan, rows)
@@ -60,6 +64,8 @@ def plan_page(
         "whole": whole,
         "longest_us": max((max(row.fp32_us, row.planned_us) for row in rows), default=0.0) or 1.0,
         "kept": summed.kept,
+        "measured": measured,
+        "measured_picture": None if measured is None else bench_picture(measured),
         "step_picture": step_picture(plan),
         "bytes_picture": None if moved is None else bytes_picture(*moved),
     }

@@ -1,5 +1,6 @@
 """The update of flat tensors: their memory, and the small graphs that run on it."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from onnx import TensorProto
 from campo_onnx.errors import ModelError
 from campo_onnx.export import step_naming
 from campo_onnx.export.optimizers import LAMB, Optimizer
+from campo_onnx.export.target import Target
 from campo_onnx.runtime.buffers import FlatBuffer
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.training import updates
@@ -27,6 +29,18 @@ runs, and 112 ms in one. On a GPU what bounds the memory for intermediate result
 """
 
 _FLOAT = int(TensorProto.FLOAT)
+
+
+_GATED_SINCE = (1, 31)
+"""The first release of ONNX Runtime that has GatedAdd, as far as is known."""
+
+
+def _target(machine: Machine) -> Target:
+    """Say what updates may be written with here."""
+    release = tuple(int(part) for part in re.findall(r"\d+", machine.ort)[:2])
+    if release < _GATED_SINCE:
+        return "standard"
+    return "cuda" if machine.provider == "cuda" else "onnxruntime"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +79,7 @@ class FlatUpdate:
     ) -> None:
         self.count = 0
         self._update, self._layout, self._machine = update, layout, machine
-        self._is_torn = False
+        self._is_torn, self._target = False, _target(machine)
         self.weights, self.gradients = self._flat(), self._flat()
         self._slots = {slot: self._flat() for slot in update.slots}
         self._average = None if update.average_decay is None else self._flat()
@@ -85,7 +99,9 @@ class FlatUpdate:
         ]
         self._sum: Program | None = None
         if self._average is not None and update.average_decay is not None:
-            self._averaging = Program(updates.averaging_model(layout.rows, update.average_decay), machine)
+            self._averaging = Program(
+                updates.averaging_model(layout.rows, update.average_decay, self._target), machine
+            )
             self._averaging.reads(updates.PARAMETER, self.weights)
             self._averaging.reads(updates.AVERAGE, self._average)
             self._averaging.writes(updates.new(updates.AVERAGE), self._average)
@@ -143,7 +159,11 @@ class FlatUpdate:
         for segment, program in self._programs:
             optimizer, group = self._update.optimizer_of(segment.group), segment.group
             rate = lr * (group.lr_scale if group is not None else 1.0)
-            numbers = {} if optimizer is None else updates.update_numbers(optimizer, rate, self.count + 1)
+            numbers = (
+                {}
+                if optimizer is None
+                else updates.update_numbers(optimizer, rate, self.count + 1, self._target)
+            )
             program.run({**numbers, **scale})
         if self._average is not None:
             self._averaging.run({})
@@ -176,7 +196,9 @@ class FlatUpdate:
         if optimizer is None:
             return Program(updates.scaling_model(rows), self._machine, loaded=loaded)
         numbers = self._layout.tensor_of_row(segment) if isinstance(optimizer, LAMB) else None
-        model = updates.update_model(optimizer, rows, scaled=scaled, tensor_of_row=numbers)
+        model = updates.update_model(
+            optimizer, rows, scaled=scaled, tensor_of_row=numbers, target=self._target
+        )
         return Program(model, self._machine, loaded=loaded)
 
     def _bind(self, program: Program, optimizer: Optimizer | None, first: int) -> None:

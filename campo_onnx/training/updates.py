@@ -2,6 +2,7 @@
 
 What depends on the learning rate and the count of updates is a handful of numbers, computed here in double
 and fed, so that the graph holds only passes over memory: 2 nodes for SGD, 13 for AdamW, whatever the network.
+Where ONNX Runtime has GatedAdd (``x + y * number`` in one pass), a sum of two terms is one node.
 New state may be written over the old: each element is read before the node that replaces it.
 """
 
@@ -13,8 +14,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from campo_onnx.export.compact import reshape
+from campo_onnx.export.gated import affine_rows, gated_add
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.optimizers import LAMB, SGD, Adam, AdamW, Momentum, Optimizer
+from campo_onnx.export.target import Target
 from campo_onnx.export.value import Value
 from campo_onnx.training.flat_state import ROW
 
@@ -25,6 +29,7 @@ GRAD_SCALE = "grad_scale"
 FURTHER, AVERAGE = "further", "average"
 INVERSE, FINITE, NORM = "inverse", "finite", "norm"
 _CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm
+_LEAST_RATE = 1e-30  # a rate of 0 divides
 _OPSET = 20
 _FLOAT = int(TensorProto.FLOAT)
 
@@ -35,7 +40,12 @@ def new(role: str) -> str:
 
 
 def update_model(
-    optimizer: Optimizer, rows: int, *, scaled: bool, tensor_of_row: NDArray[np.int64] | None = None
+    optimizer: Optimizer,
+    rows: int,
+    *,
+    scaled: bool,
+    tensor_of_row: NDArray[np.int64] | None = None,
+    target: Target = "standard",
 ) -> onnx.ModelProto:
     """Write the update of a flat tensor.
 
@@ -49,6 +59,8 @@ def update_model(
         Whether gradients are multiplied by the input :data:`GRAD_SCALE` first.
     tensor_of_row
         Number of the parameter that each row belongs to; for LAMB, which looks at the norm of each.
+    target
+        Where it is to run.
 
     Returns
     -------
@@ -56,60 +68,76 @@ def update_model(
         Inputs ``param``, ``grad``, the optimizer's slots and the numbers of :func:`update_numbers`;
         outputs ``new_param`` and the new slots.
     """
-    g = _Flat(rows)
+    g = _Flat(rows, target)
     weight, gradient = g.tensor(PARAMETER), g.tensor(GRADIENT)
     slots = {slot: g.tensor(slot) for slot in optimizer.slots}
-    if scaled:
-        gradient = g.mul(gradient, g.number(GRAD_SCALE))
+    scale = g.number(GRAD_SCALE) if scaled else None
     results: dict[str, Value] = {}
     match optimizer:
         case SGD():
             kept = g.mul(weight, g.number("decay")) if optimizer.weight_decay else weight
-            results[PARAMETER] = g.sub(kept, g.mul(gradient, g.number("rate")))
+            step = g.number("step")
+            results[PARAMETER] = g.plus(kept, gradient, step if scale is None else g.mul(step, scale))
         case Momentum():
+            gradient = gradient if scale is None else g.mul(gradient, scale)
             gradient = g.plus(gradient, weight, optimizer.weight_decay)
-            results["mom"] = mom = g.add(g.times(slots["mom"], optimizer.momentum), gradient)
-            direction = g.add(gradient, g.times(mom, optimizer.momentum)) if optimizer.nesterov else mom
-            results[PARAMETER] = g.sub(weight, g.mul(direction, g.number("rate")))
+            results["mom"] = mom = g.plus(gradient, slots["mom"], optimizer.momentum)
+            direction = g.plus(gradient, mom, optimizer.momentum) if optimizer.nesterov else mom
+            results[PARAMETER] = g.plus(weight, direction, g.number("step"))
         case Adam() | AdamW() | LAMB():
-            if isinstance(optimizer, Adam):
-                gradient = g.plus(gradient, weight, optimizer.weight_decay)
-            direction = _adam_direction(g, optimizer, gradient, slots, results)
-            results[PARAMETER] = _adam_step(g, optimizer, weight, direction, tensor_of_row)
+            if isinstance(optimizer, Adam) and optimizer.weight_decay:
+                gradient = gradient if scale is None else g.mul(gradient, scale)
+                gradient, scale = g.plus(gradient, weight, optimizer.weight_decay), None
+            _update_moments(g, optimizer, gradient, scale, slots, results)
+            results[PARAMETER] = _adam_step(g, optimizer, weight, results, tensor_of_row)
     return g.model(results)
 
 
-def _adam_direction(
+def _update_moments(
     g: "_Flat",
     optimizer: Adam | AdamW | LAMB,
     gradient: Value,
+    scale: Value | None,
     slots: Mapping[str, Value],
     results: dict[str, Value],
-) -> Value:
-    """Update the moments; gives m / (sqrt(v) + eps), the bias corrections left to two numbers."""
+) -> None:
+    """Move the moments towards the gradient and its square; what unscales it is a factor on each."""
     one, two = optimizer.beta1, optimizer.beta2
-    results["m"] = g.add(g.times(slots["m"], one), g.times(gradient, 1 - one))
+    share = g.share(1 - one, scale)
+    results["m"] = g.plus(g.times(slots["m"], one), gradient, share)
     square = g.mul(gradient, gradient)
-    results["v"] = g.add(g.times(slots["v"], two), g.times(square, 1 - two))
-    return g.op("Div", results["m"], g.add(g.op("Sqrt", results["v"]), g.number("eps")))
+    share = g.share(1 - two, None if scale is None else g.mul(scale, scale))
+    results["v"] = g.plus(g.times(slots["v"], two), square, share)
 
 
 def _adam_step(
     g: "_Flat",
     optimizer: Adam | AdamW | LAMB,
     weight: Value,
-    direction: Value,
+    moments: Mapping[str, Value],
     tensor_of_row: NDArray[np.int64] | None,
 ) -> Value:
-    rate = g.number("rate")
+    """Step along m / (sqrt(v) + eps), the bias corrections left to numbers."""
+    root = g.op("Sqrt", moments["v"])
+    if _divides_by_step(optimizer, g.target):
+        # -(sqrt(v) + eps) / rate in one pass: then the weight decay is the gate of the last.
+        back = g.affine(root, g.number("slope"), g.number("level"))
+        return g.plus(g.op("Div", moments["m"], back), weight, g.number("decay"))
+    direction = g.op("Div", moments["m"], g.add(root, g.number("eps")))
+    step = g.number("step")
     if isinstance(optimizer, LAMB):
         assert tensor_of_row is not None  # the layout has it for every segment
         direction = g.plus(g.mul(direction, g.number("correction")), weight, optimizer.weight_decay)
         ratio = _trust_ratio(g, weight, direction, tensor_of_row)
-        return g.sub(weight, g.mul(direction, g.mul(ratio, rate)))
+        return g.add(weight, g.mul(direction, g.mul(ratio, step)))
     has_decay = isinstance(optimizer, AdamW) and optimizer.weight_decay
     kept = g.mul(weight, g.number("decay")) if has_decay else weight
-    return g.sub(kept, g.mul(direction, rate))
+    return g.plus(kept, direction, step)
+
+
+def _divides_by_step(optimizer: Optimizer, target: Target) -> bool:
+    """Whether the learning rate is in the divisor; on a CPU the node that puts it there takes too long."""
+    return target == "cuda" and isinstance(optimizer, AdamW) and bool(optimizer.weight_decay)
 
 
 def _trust_ratio(g: "_Flat", weight: Value, direction: Value, tensor_of_row: NDArray[np.int64]) -> Value:
@@ -128,7 +156,9 @@ def _trust_ratio(g: "_Flat", weight: Value, direction: Value, tensor_of_row: NDA
     return g.op("Reshape", g.op("Gather", ratio, index, axis=0), g.integers([-1, 1]))
 
 
-def update_numbers(optimizer: Optimizer, lr: float, count: int) -> Mapping[str, float]:
+def update_numbers(
+    optimizer: Optimizer, lr: float, count: int, target: Target = "standard"
+) -> Mapping[str, float]:
     """Compute what an update is fed besides tensors.
 
     Parameters
@@ -139,20 +169,25 @@ def update_numbers(optimizer: Optimizer, lr: float, count: int) -> Mapping[str, 
         Learning rate.
     count
         The number of this update, from 1 on.
+    target
+        Where the update was written to run.
     """
     match optimizer:
         case SGD(weight_decay=decay):
-            return _numbers(rate=lr, decay=1 - lr * decay if decay else None)
+            return _numbers(step=-lr, decay=1 - lr * decay if decay else None)
         case Momentum():
-            return _numbers(rate=lr)
+            return _numbers(step=-lr)
     first, root = 1 - optimizer.beta1**count, (1 - optimizer.beta2**count) ** 0.5
     correction, eps = root / first, optimizer.eps * root
+    if _divides_by_step(optimizer, target):
+        slope = -1 / max(lr * correction, _LEAST_RATE)
+        return _numbers(slope=slope, level=slope * eps, decay=1 - lr * optimizer.weight_decay)
     match optimizer:
         case LAMB():
-            return _numbers(rate=lr, correction=correction, eps=eps)
+            return _numbers(step=-lr, correction=correction, eps=eps)
         case AdamW(weight_decay=decay) if decay:
-            return _numbers(rate=lr * correction, eps=eps, decay=1 - lr * decay)
-    return _numbers(rate=lr * correction, eps=eps)
+            return _numbers(step=-lr * correction, eps=eps, decay=1 - lr * decay)
+    return _numbers(step=-lr * correction, eps=eps)
 
 
 def _numbers(**numbers: float | None) -> Mapping[str, float]:
@@ -171,9 +206,9 @@ def scaling_model(rows: int) -> onnx.ModelProto:
     return g.model({GRADIENT: g.mul(g.tensor(GRADIENT), g.number(GRAD_SCALE))})
 
 
-def averaging_model(rows: int, decay: float) -> onnx.ModelProto:
+def averaging_model(rows: int, decay: float, target: Target = "standard") -> onnx.ModelProto:
     """Write ``new_average = decay * average + (1 - decay) * param``."""
-    g = _Flat(rows)
+    g = _Flat(rows, target)
     kept = g.times(g.tensor(AVERAGE), decay)
     return g.model({AVERAGE: g.plus(kept, g.tensor(PARAMETER), 1 - decay)})
 
@@ -215,8 +250,9 @@ def check_model(rows: int, *, clip_norm: float | None, finite: bool) -> onnx.Mod
 class _Flat:
     """A graph over flat tensors of one size."""
 
-    def __init__(self, rows: int) -> None:
-        self._graph = Graph(opset=_OPSET)
+    def __init__(self, rows: int, target: Target = "standard") -> None:
+        self._graph = Graph(opset=_OPSET, target=target)
+        self.target = target
         self._rows = rows
         self.op, self.constant = self._graph.op, self._graph.constant
         self.scalar, self.integers = self._graph.scalar, self._graph.integers
@@ -239,9 +275,28 @@ class _Flat:
     def times(self, a: Value, number: float) -> Value:
         return self.mul(a, self.scalar(number, _FLOAT))
 
-    def plus(self, a: Value, b: Value, number: float) -> Value:
-        """Give ``a + number * b``."""
-        return self.add(a, self.times(b, number)) if number else a
+    def plus(self, a: Value, b: Value, factor: Value | float) -> Value:
+        """Give ``a + factor * b`` for a number that is fed, or one that is known."""
+        if isinstance(factor, float | int):
+            if factor == 0:
+                return a
+            factor = self.scalar(factor, _FLOAT)
+        gate = self.op("Expand", factor, self.integers([self._rows, 1])) if factor.rank == 0 else factor
+        return (
+            gated_add(self._graph, a, b, gate)
+            if self.target != "standard"
+            else self.add(a, self.mul(b, factor))
+        )
+
+    def share(self, number: float, scale: Value | None) -> Value | float:
+        """Give a known number times one that is fed, if there is one."""
+        return number if scale is None else self.times(scale, number)
+
+    def affine(self, x: Value, slope: Value, level: Value) -> Value:
+        """Give ``x * slope + level`` for two numbers, in one pass: as one channel of a normalization."""
+        row = reshape(self._graph, x, (1, x.elements))
+        numbers = (reshape(self._graph, v, (1, 1)) for v in (slope, level))
+        return reshape(self._graph, affine_rows(self._graph, row, *numbers), x.shape)
 
     def model(self, results: Mapping[str, Value], *, rename: bool = True) -> onnx.ModelProto:
         outputs = {new(name) if rename else name: value for name, value in results.items()}

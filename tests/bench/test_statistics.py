@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from scipy.stats import binom
 
 from campo_onnx.bench.result import Interval, Outcome
 from campo_onnx.bench.statistics import interval_over_runs, median_interval, paired_speedup, verdict
@@ -55,6 +54,8 @@ def test_more_samples_narrow_the_interval() -> None:
 
 @pytest.mark.parametrize("count", [6, 7, 20, 50, 101])
 def test_interval_is_the_narrowest_that_covers_95_percent(count: int) -> None:
+    from scipy.stats import binom  # here: it takes a second, in every process that collects tests
+
     interval = median_interval([float(rank) for rank in range(1, count + 1)])
     low, high = int(interval.low), int(interval.high)
 

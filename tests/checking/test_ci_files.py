@@ -131,7 +131,8 @@ def test_the_action_runs_its_check_step_as_github_does(step, environment, tmp_pa
 
 def test_the_action_installs_from_its_own_folder():
     (install,) = (s for s in read_yaml("action.yml")["runs"]["steps"] if "Install" in s.get("name", ""))
-    assert 'pip install --quiet "$GITHUB_ACTION_PATH"' in install["run"]
+    assert 'pip install --quiet --no-deps "$GITHUB_ACTION_PATH"' in install["run"]
+    assert '--requirement "$GITHUB_ACTION_PATH/requirements-slim.txt" onnxruntime' in install["run"]
     subprocess.run(["bash", "-n", "-c", install["run"]], check=True)
 
 

@@ -112,10 +112,13 @@ def test_model_with_and_without_a_profile(
     view = imported.view
     plain = costs_for(view, ports, CPU, LOW, CostSource.AUTO, Evidence(calibration=calibration))
     assert plain.source == "model"
+    assert f"calibrated on {calibration.machine.device}" in plain.basis[0]
+    assert calibration.measured_at in plain.basis[0]
     profile = take_profile(imported, synthesize(view), timer, device_of(HERE), steps=2)
     evidence = Evidence(calibration=calibration, profile=profile)
     profiled = costs_for(view, ports, CPU, LOW, CostSource.MODEL, evidence)
     assert profiled.fp32_us == pytest.approx(profile.nodes_us)
+    assert "from a profile of this graph" in profiled.basis[-1]
     other = import_model(DATA / "alexnet_like.onnx").view
     with pytest.raises(ProfileError, match="another graph"):
         costs_for(other, {}, CPU, LOW, CostSource.MODEL, evidence)

@@ -144,6 +144,27 @@ def test_ten_updates_are_torchs(name: str, scaling: str, clip_norm: float | None
     assert_like(training, module, first)
 
 
+@pytest.mark.parametrize("target", ["standard", "cuda"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_update_is_torchs_in_every_form(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The CPU provider has all operators of both; a first step at a rate of 0 moves nothing.
+    monkeypatch.setattr(flat_update, "_target", lambda machine: target)
+    module = Weighted()
+    first = {n: p.detach().numpy().copy() for n, p in module.named_parameters()}
+    optimizer, reference_of = OPTIMIZERS[name]
+    reference = reference_of(module.parameters(), lr=LR)
+    scaler = LossScaler(scale=1024.0)
+    training = session(module, WeightUpdate(optimizer=optimizer), scaler=scaler, unscale=False)
+    for step in range(STEPS):
+        rate = LR if step else 0.0
+        reference.param_groups[0]["lr"] = rate
+        reference.zero_grad()
+        module(*gradients(step)).backward()
+        training.step(feeds(training, gradients(step)) | {"lr": np.float32(rate)})
+        reference.step()
+    assert_like(training, module, first)
+
+
 @pytest.mark.parametrize("name", ["sgd_decayed", "momentum", "adam", "adamw", "lamb"])
 def test_groups_have_rates_and_decays_of_their_own(name: str) -> None:
     module = Weighted()

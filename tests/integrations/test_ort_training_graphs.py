@@ -28,18 +28,18 @@ EAGER = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
 DECLARED = ("ATen", "PythonOp", "PythonOpGrad")
 
 
-@pytest.fixture(params=GRAPHS, ids=lambda path: path.stem)
+@pytest.fixture(scope="module", params=GRAPHS, ids=lambda path: path.stem)
 def path(request) -> Path:
     return request.param
 
 
-@pytest.fixture(params=["optimal", "tf-amp"])
-def mixed(request, path, dims_of, tmp_path) -> Path:
+@pytest.fixture(scope="module", params=["optimal", "tf-amp"])
+def mixed(request, path, dims_of, tmp_path_factory) -> Path:
     lists = "campo" if request.param == "optimal" else "tf115"
     options = Options(device=EAGER, lists=preset(lists), strategy=request.param, dims=dims_of(path))
     optimized = optimize(path, options)
     assert optimized.plan.low_nodes
-    written = tmp_path / path.name
+    written = tmp_path_factory.mktemp("mixed") / path.name
     export_model(optimized.model, written, folder=path.parent)
     return written
 

@@ -4,11 +4,13 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.checking.verdict import Verdict, Verdicts, failed, not_checked, passed
 from campo_onnx.comparison import compare
 from campo_onnx.costs.evidence import CostSource
@@ -24,6 +26,7 @@ from campo_onnx.report.comparison_page import comparison_page
 from campo_onnx.report.families import family_rows, whole_step
 from campo_onnx.report.page import check_report
 from campo_onnx.report.plan_page import plan_page
+from campo_onnx.runtime.providers import machine
 from campo_onnx.wording import duration, visible
 from tests.report import hostile
 
@@ -192,6 +195,41 @@ def test_an_unchanged_step_says_so() -> None:
     read = Read(plan_page(plan, model="m"))
     assert f"unchanged {duration(plan.fp32_us)} → {duration(plan.fp32_us)}, predicted" in read.text
     assert set(read.data["plans"][0]["precision"]) <= {"F", "-"}
+
+
+def test_measured_steps_are_told_from_predicted_ones(layer) -> None:
+    rows = (
+        BenchRow(
+            name="fp32",
+            step_us=Interval(median=9e3, low=8.9e3, high=9.1e3),
+            speedup=None,
+            verdict=Outcome.BASELINE,
+        ),
+        BenchRow(
+            name="mixed",
+            step_us=Interval(median=6e3, low=5.9e3, high=6.1e3),
+            speedup=Interval(median=1.5, low=1.471, high=1.532),
+            verdict=Outcome.FASTER,
+        ),
+    )
+    measured = BenchResult(
+        machine=machine("cpu", 1),
+        rows=rows,
+        steps=3,
+        measured_at="2026-01-01",
+        samples_us={row.name: (row.step_us.low, row.step_us.high) for row in rows},
+        tolerance=0.01,
+    )
+    text = Read(plan_page(layer.plan, model="m", measured=measured)).text
+    assert f"Measured on {measured.machine.device}" in text
+    assert "mixed 6.00 ms 5.90 ms to 6.10 ms 1.500 1.471 to 1.532 faster" in text
+    assert "every time but the measured steps is predicted" in text
+
+
+def test_what_calibrated_costs_rest_on_is_said(layer) -> None:
+    table = replace(layer.problem.costs, basis=("calibrated on a <GPU>, M_A 90 %",))
+    text = Read(plan_page(layer.plan, replace(layer.problem, costs=table), model="m")).text
+    assert "Measurements calibrated on a <GPU>, M_A 90 %" in text
 
 
 def test_strategies_stand_side_by_side() -> None:

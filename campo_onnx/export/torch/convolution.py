@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from campo_onnx.devices.device import Device
 from campo_onnx.export.compact import sum_per_channel
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.operands import aten, pair
@@ -37,9 +38,10 @@ def _geometry(
 
 
 def _convolution_backward(
-    form: WeightGradient, g: Graph, expected: Expected, gradient: Value, x: Value, weight: Value,
-    bias_sizes: Sequence[int] | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    transposed: bool, output_padding: Sequence[int], groups: int, wanted: Sequence[bool],
+    form: WeightGradient, device: Device, g: Graph, expected: Expected, gradient: Value, x: Value,
+    weight: Value, bias_sizes: Sequence[int] | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
+    wanted: Sequence[bool],
 ) -> tuple[Value | None, ...]:  # fmt: skip
     geometry = _geometry(weight.rank - 2, stride, padding, dilation, groups)
     of_input = of_weight = of_bias = None
@@ -50,7 +52,7 @@ def _convolution_backward(
     if wanted[1]:
         # In a transposed convolution the input and the output's gradient change roles.
         image, kernel = (gradient, x) if transposed else (x, gradient)
-        of_weight = weight_gradient(form, g, image, kernel, weight.shape, geometry)
+        of_weight = weight_gradient(form, g, image, kernel, weight.shape, geometry, device)
     if wanted[2]:
         of_bias = sum_per_channel(g, gradient)
     return of_input, of_weight, of_bias
@@ -68,9 +70,9 @@ def _input_gradient(g: Graph, gradient: Value, x: Value, weight: Value, geometry
     return g.op("ConvTranspose", gradient, weight, output_padding=unreached, **geometry.attributes)
 
 
-def translations(weight_gradient: WeightGradient) -> Mapping[Any, Translation]:
-    """Give the translations with one form of the weight's gradient."""
+def translations(weight_gradient: WeightGradient, device: Device) -> Mapping[Any, Translation]:
+    """Give the translations with a form of the weight's gradient, chosen for a device."""
     return table(
         (aten.convolution.default, _convolution),
-        (aten.convolution_backward.default, partial(_convolution_backward, weight_gradient)),
+        (aten.convolution_backward.default, partial(_convolution_backward, weight_gradient, device)),
     )

@@ -1,138 +1,22 @@
-"""Batch, layer and group normalization in training, by operators that every provider can run.
-
-``BatchNormalization`` with ``training_mode`` has no CUDA kernel at opset 14 and later; its
-inference form has, and takes the statistics of the batch as well as running ones.
-"""
+"""Layer and group normalization in training."""
 
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from campo_onnx.export.compact import elementwise, full, reduce, reshape, sum_per_channel
+from campo_onnx.export.gated import affine_rows, gated_add
 from campo_onnx.export.graph import Graph
+from campo_onnx.export.torch.batch_norm import along_channels, mul
 from campo_onnx.export.torch.operands import aten
-from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
+from campo_onnx.export.translation import Expected, Table, table
 from campo_onnx.export.value import Value
-
-
-def _mul(g: Graph, a: Value, b: Value) -> Value:
-    return elementwise(g, "Mul", a, b)
-
-
-def _inverse_root(g: Graph, variance: Value, eps: float) -> Value:
-    root = elementwise(g, "Sqrt", elementwise(g, "Add", variance, g.scalar(eps, variance.dtype)))
-    return elementwise(g, "Reciprocal", root)
-
-
-def _batch_norm_with_statistics(
-    g: Graph, expected: Expected, x: Value, weight: Value | None, bias: Value | None,
-    running_mean: Value, running_var: Value, momentum: float, eps: float,
-) -> tuple[Value | None, ...]:  # fmt: skip
-    """As AOTAutograd writes evaluation."""
-    return _batch_norm(g, expected, x, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
-
-
-def _channels(g: Graph, vector: Value, rank: int) -> Value:
-    """Lay a vector along axis 1."""
-    return reshape(g, vector, (1, vector.elements, *[1] * (rank - 2)))
-
-
-def _batch_axes(x: Value) -> list[int]:
-    return [axis for axis in range(x.rank) if axis != 1]
-
-
-def _batch_norm(
-    g: Graph, expected: Expected, x: Value, weight: Value | None, bias: Value | None,
-    running_mean: Value | None, running_var: Value | None, training: bool, momentum: float, eps: float,
-) -> tuple[Value | None, ...]:  # fmt: skip
-    channels = x.shape[1]
-    weight = weight or full(g, (channels,), 1, x.dtype)
-    bias = bias or full(g, (channels,), 0, x.dtype)
-    if not training:
-        if running_mean is None or running_var is None:
-            raise UntranslatableError("evaluation without running statistics")
-        y = g.op("BatchNormalization", x, weight, bias, running_mean, running_var, epsilon=eps)
-        nothing = full(g, (0,), 0, x.dtype)
-        return y, nothing, nothing, running_mean, running_var
-    axes = _batch_axes(x)
-    wide_mean = reduce(g, "ReduceMean", x, axes, keepdims=True)
-    centered = elementwise(g, "Sub", x, wide_mean)
-    mean = reshape(g, wide_mean, (channels,))
-    # Not ReduceSumSquare, one pass instead of four: the CPU provider adds its terms one after the other.
-    variance = reduce(g, "ReduceMean", _mul(g, centered, centered), axes, keepdims=False)
-    y = g.op("BatchNormalization", x, weight, bias, mean, variance, epsilon=eps)
-    inverse = _inverse_root(g, variance, eps)
-    if running_mean is None or running_var is None:
-        return y, mean, inverse, None, None
-    count = x.elements // channels
-    # The batch is normalized by its biased variance; what is remembered is the unbiased one.
-    unbiased = momentum * count / (count - 1)
-    return (
-        *(y, mean, inverse),
-        _moved(g, running_mean, mean, momentum, momentum),
-        _moved(g, running_var, variance, momentum, unbiased),
-    )
-
-
-def _moved(g: Graph, running: Value, new: Value, momentum: float, share: float) -> Value:
-    kept = _mul(g, running, g.scalar(1 - momentum, running.dtype))
-    return elementwise(g, "Add", kept, _mul(g, new, g.scalar(share, new.dtype)))
-
-
-def _batch_norm_without_statistics(
-    g: Graph, expected: Expected, x: Value, weight: Value | None, bias: Value | None, training: bool,
-    momentum: float, eps: float,
-) -> tuple[Value | None, ...]:  # fmt: skip
-    return _batch_norm(g, expected, x, weight, bias, None, None, training, momentum, eps)[:3]
-
-
-def _native_batch_norm(
-    g: Graph, expected: Expected, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
-    var: Value | None, training: bool, momentum: float, eps: float,
-) -> tuple[Value | None, ...]:  # fmt: skip
-    if training and mean is not None:
-        raise UntranslatableError("running statistics that are written out of sight")
-    return _batch_norm(g, expected, x, weight, bias, mean, var, training, momentum, eps)[:3]
-
-
-def _batch_norm_backward(
-    g: Graph, expected: Expected, gradient: Value, x: Value, weight: Value | None,
-    running_mean: Value | None, running_var: Value | None, mean: Value | None, inverse: Value | None,
-    training: bool, eps: float, wanted: Sequence[bool],
-) -> tuple[Value | None, ...]:  # fmt: skip
-    """With c = x - mean and r the inverse root of the variance, over n elements per channel.
-
-    The gradients are: of the bias, sum(g); of the weight, r * sum(g * c); of the input,
-    weight * r * (g - sum(g) / n - c * r * r * sum(g * c) / n), of which evaluation keeps g alone.
-    """
-    rank = x.rank
-    if not training and running_mean is not None and running_var is not None:
-        mean, inverse = running_mean, _inverse_root(g, running_var, eps)
-    if mean is None or inverse is None:
-        raise UntranslatableError("no statistics")
-    scale = inverse if weight is None else _mul(g, weight, inverse)
-    centered = elementwise(g, "Sub", x, _channels(g, mean, rank))
-    total = sum_per_channel(g, gradient)
-    moment = sum_per_channel(g, _mul(g, gradient, centered))
-    of_weight = _mul(g, moment, inverse)
-    if not training:
-        return _mul(g, gradient, _channels(g, scale, rank)), of_weight, total
-    share = g.scalar(x.shape[1] / x.elements, x.dtype)
-    # (g - sum(g) / n) * scale is one node on g: a normalization by a variance of 1. The same on x would do
-    # away with c, but providers compute x * a + b, which loses digits where x is far from 0.
-    zeros, ones = (g.constant(np.full(total.elements, n, x.numpy_dtype)) for n in (0, 1))
-    straight = g.op("BatchNormalization", gradient, scale, zeros, _mul(g, total, share), ones, epsilon=0.0)
-    slope = _mul(g, _mul(g, of_weight, share), _mul(g, inverse, scale))
-    of_input = elementwise(g, "Sub", straight, _mul(g, centered, _channels(g, slope, rank)))
-    return of_input, of_weight, total
 
 
 def _layer_norm(
     g: Graph, expected: Expected, x: Value, shape: Sequence[int], weight: Value | None, bias: Value | None,
     eps: float,
 ) -> tuple[Value, ...]:  # fmt: skip
-    weight = weight or full(g, shape, 1, x.dtype)
+    weight = weight or _ones(g, shape, x)
     return g.ops("LayerNormalization", x, weight, bias, outputs=3, axis=x.rank - len(shape), epsilon=eps)
 
 
@@ -141,41 +25,73 @@ def _layer_norm_backward(
     inverse: Value, weight: Value | None, bias: Value | None, wanted: Sequence[bool],
 ) -> tuple[Value | None, ...]:  # fmt: skip
     outer = list(range(x.rank - len(shape)))
-    inner = list(range(x.rank - len(shape), x.rank))
-    normal = _mul(g, elementwise(g, "Sub", x, mean), inverse)
+    normal = _normal_rows(g, x, mean, inverse, shape)
     of_input = of_weight = of_bias = None
+    product = mul(g, gradient, normal)
     if wanted[0]:
-        scaled = gradient if weight is None else _mul(g, gradient, weight)
-        of_input = _normalized_gradient(g, scaled, normal, inverse, inner)
+        scaled = gradient if weight is None else mul(g, gradient, weight)
+        slope = _row_means(g, product, weight, len(shape))
+        of_input = _normalized_gradient(g, scaled, normal, inverse, slope, len(shape))
     if wanted[1]:
-        of_weight = reduce(g, "ReduceSum", _mul(g, gradient, normal), outer, keepdims=False)
+        of_weight = reduce(g, "ReduceSum", product, outer, keepdims=False)
     if wanted[2]:
         of_bias = reduce(g, "ReduceSum", gradient, outer, keepdims=False)
     return of_input, of_weight, of_bias
 
 
-def _normalized_gradient(g: Graph, gradient: Value, normal: Value, inverse: Value, axes: list[int]) -> Value:
+def _normal_rows(g: Graph, x: Value, mean: Value, inverse: Value, shape: Sequence[int]) -> Value:
+    """Normalize anew what the forward pass scaled and shifted: two passes, and nothing to keep till then."""
+    made = g.source(inverse)
+    if made is None or made.op_type != "LayerNormalization" or made.inputs[0] is not x:
+        return mul(g, elementwise(g, "Sub", x, mean), inverse)
+    attributes = {"axis": x.rank - len(shape), "epsilon": made.attributes["epsilon"]}
+    return g.ops("LayerNormalization", x, _ones(g, shape, x), outputs=3, **attributes)[0]
+
+
+def _ones(g: Graph, shape: Sequence[int], like: Value) -> Value:
+    return full(g, shape, 1, like.dtype)
+
+
+def _row_means(g: Graph, product: Value, weight: Value | None, inner: int) -> Value:
+    """Average over each row, weighted: as a product with a column, which writes no weighted rows."""
+    kept, axes = product.shape[:-inner], list(range(product.rank - inner, product.rank))
+    if weight is None:
+        return reduce(g, "ReduceMean", product, axes, keepdims=True)
+    column = reshape(g, mul(g, weight, g.scalar(1 / weight.elements, weight.dtype)), (weight.elements, 1))
+    rows = reshape(g, product, (product.elements // weight.elements, weight.elements))
+    return reshape(g, g.op("MatMul", rows, column), (*kept, *[1] * inner))
+
+
+def _normalized_gradient(
+    g: Graph, gradient: Value, normal: Value, inverse: Value, slope: Value, inner: int
+) -> Value:
+    """Give ``inverse * (gradient - mean(gradient) - normal * slope)``."""
+    axes = list(range(gradient.rank - inner, gradient.rank))
     mean = reduce(g, "ReduceMean", gradient, axes, keepdims=True)
-    slope = reduce(g, "ReduceMean", _mul(g, gradient, normal), axes, keepdims=True)
-    rest = elementwise(g, "Sub", elementwise(g, "Sub", gradient, mean), _mul(g, normal, slope))
-    return _mul(g, rest, inverse)
+    back = elementwise(g, "Neg", inverse)
+    count = inverse.elements
+    by_row = (count, gradient.elements // count)
+    rows, normal = reshape(g, gradient, by_row), reshape(g, normal, by_row)
+    rest = affine_rows(g, normal, mul(g, slope, back), mul(g, mean, back))
+    return reshape(g, gated_add(g, rest, rows, reshape(g, inverse, (count, 1))), gradient.shape)
 
 
 def _group_norm(
     g: Graph, expected: Expected, x: Value, weight: Value | None, bias: Value | None, batch: int,
     channels: int, size: int, groups: int, eps: float,
 ) -> tuple[Value, ...]:  # fmt: skip
-    grouped = reshape(g, x, (batch, groups, channels * size // groups))
-    mean = reduce(g, "ReduceMean", grouped, [2], keepdims=True)
-    centered = elementwise(g, "Sub", grouped, mean)
-    variance = reduce(g, "ReduceMean", _mul(g, centered, centered), [2], keepdims=True)
-    inverse = _inverse_root(g, variance, eps)
-    y = reshape(g, _mul(g, centered, inverse), x.shape)
-    if weight is not None:
-        y = _mul(g, y, _channels(g, weight, x.rank))
-    if bias is not None:
-        y = elementwise(g, "Add", y, _channels(g, bias, x.rank))
+    """Normalize groups as rows; scale and shift of the channels are one normalization by 0 and 1."""
+    normal, mean, inverse = _normal_groups(g, x, (batch, groups, channels * size // groups), eps)
+    y = reshape(g, normal, x.shape)
+    if weight is not None or bias is not None:
+        zeros, ones = (full(g, (channels,), n, x.dtype) for n in (0, 1))
+        y = g.op("BatchNormalization", y, weight or ones, bias or zeros, zeros, ones, epsilon=0.0)
     return y, reshape(g, mean, (batch, groups)), reshape(g, inverse, (batch, groups))
+
+
+def _normal_groups(g: Graph, x: Value, shape: tuple[int, ...], eps: float) -> tuple[Value, ...]:
+    rows = reshape(g, x, shape)
+    return g.ops("LayerNormalization", rows, _ones(g, shape[2:], x), outputs=3, axis=2, epsilon=eps)
 
 
 def _group_norm_backward(
@@ -184,21 +100,26 @@ def _group_norm_backward(
 ) -> tuple[Value | None, ...]:  # fmt: skip
     shape = (batch, groups, channels * size // groups)
     wide_mean, wide_inverse = (reshape(g, v, (batch, groups, 1)) for v in (mean, inverse))
-    normal = _mul(g, elementwise(g, "Sub", reshape(g, x, shape), wide_mean), wide_inverse)
-    scaled = gradient if weight is None else _mul(g, gradient, _channels(g, weight, x.rank))
-    of_input = _normalized_gradient(g, reshape(g, scaled, shape), normal, wide_inverse, [2])
-    of_weight = sum_per_channel(g, _mul(g, gradient, reshape(g, normal, x.shape)))
+    normal = _known_groups(g, x, shape, wide_mean, wide_inverse)
+    scaled = gradient if weight is None else mul(g, gradient, along_channels(g, weight, x.rank))
+    scaled = reshape(g, scaled, shape)
+    slope = reduce(g, "ReduceMean", mul(g, scaled, normal), [2], keepdims=True)
+    of_input = _normalized_gradient(g, scaled, normal, wide_inverse, slope, 1)
+    of_weight = sum_per_channel(g, mul(g, gradient, reshape(g, normal, x.shape)))
     of_bias = sum_per_channel(g, gradient)
     assert math.prod(x.shape) == batch * channels * size
     return reshape(g, of_input, x.shape), of_weight, of_bias
 
 
+def _known_groups(g: Graph, x: Value, shape: tuple[int, ...], mean: Value, inverse: Value) -> Value:
+    """Give the groups that the forward pass normalized."""
+    made = g.source(inverse)
+    if made is not None and made.op_type == "LayerNormalization":
+        return made.outputs[0]
+    return mul(g, elementwise(g, "Sub", reshape(g, x, shape), mean), inverse)
+
+
 TRANSLATIONS: Table = table(
-    (aten._native_batch_norm_legit_functional.default, _batch_norm),
-    (aten._native_batch_norm_legit.no_stats, _batch_norm_without_statistics),
-    (aten._native_batch_norm_legit_no_training.default, _batch_norm_with_statistics),
-    (aten.native_batch_norm.default, _native_batch_norm),
-    (aten.native_batch_norm_backward.default, _batch_norm_backward),
     (aten.native_layer_norm.default, _layer_norm),
     (aten.native_layer_norm_backward.default, _layer_norm_backward),
     (aten.native_group_norm.default, _group_norm),

@@ -8,9 +8,13 @@ from typing import Any
 import onnx
 import torch
 
+from campo_onnx.devices import datasheet
+from campo_onnx.devices.device import Device
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export import step_naming
+from campo_onnx.export.target import Target
 from campo_onnx.export.torch import (
+    batch_norm,
     elementwise,
     indexing,
     layout,
@@ -28,17 +32,38 @@ from campo_onnx.export.torch.weight_gradient import WeightGradient
 from campo_onnx.export.translate import Constant, Operation, Read, TracedStep, refuse_unknown, translate_step
 from campo_onnx.export.translation import Expected, Table, merged
 
+DEVICE = "v100"
+"""For which forms are chosen where nobody says for which."""
+
 _OUTERMOST = "the outermost module"
-_FAMILIES = (elementwise, indexing, layout, linear, loss, normalization, pooling, random, reduction)
+_FAMILIES = (
+    batch_norm,
+    elementwise,
+    indexing,
+    layout,
+    linear,
+    loss,
+    normalization,
+    pooling,
+    random,
+    reduction,
+)
 
 
-def translations(weight_gradient: WeightGradient) -> Table:
+def translations(weight_gradient: WeightGradient, device: Device | None = None) -> Table:
     """Give every translation, by operation."""
-    return merged([convolution(weight_gradient), *(family.TRANSLATIONS for family in _FAMILIES)])
+    known = device or datasheet.device(DEVICE)
+    return merged([convolution(weight_gradient, known), *(family.TRANSLATIONS for family in _FAMILIES)])
 
 
 def translate(
-    traced: torch.fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], table: Table, *, opset: int
+    traced: torch.fx.GraphModule,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    table: Table,
+    *,
+    opset: int,
+    target: Target = "standard",
 ) -> onnx.ModelProto:
     """Write a traced step as a model.
 
@@ -52,6 +77,8 @@ def translate(
         The translations.
     opset
         Version of the standard operators.
+    target
+        Where the step is to run: what other operators it may have.
 
     Raises
     ------
@@ -64,6 +91,7 @@ def translate(
         _straight_line(traced, inputs, outputs),
         table,
         opset=opset,
+        target=target,
         optional_inputs=frozenset(name for name in inputs if not step_naming.is_batch(name)),
         unchanged={new: name for name in buffers if (new := step_naming.next_value(name))},
     )

@@ -1,11 +1,12 @@
-"""The gradient of a convolution's weight, in two forms.
+"""The gradient of a convolution's weight, in three forms.
 
 - ``"conv"``: a convolution of the input with the output's gradient as kernel, batch and channels
   swapped. One node, but its kernel is as large as an image.
 - ``"matmul"``: the input as each tap of the kernel sees it, times the output's gradient. More nodes,
   but the work is one matrix product, the shape tensor cores are made for.
+- ``"images"``: the same with a product for each image, the results summed: nothing is transposed.
 
-The second never repeats more than it must. A tap that moves along an axis by steps of one may as well
+The last two never repeats more than it must. A tap that moves along an axis by steps of one may as well
 move the gradient the other way: of a 3 by 3 kernel, three taps go to each side, so that six copies are
 made instead of nine. And a kernel of one tap needs no copies at all.
 """
@@ -14,18 +15,25 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from functools import reduce as fold
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from campo_onnx.devices.device import Device
+from campo_onnx.devices.roofline import TILE
+from campo_onnx.export.cheapest import cheapest
 from campo_onnx.export.compact import crop, pad, reduce, reshape, swap_last_two, transpose
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.products import gemm, matmul
 from campo_onnx.export.value import Value
 
-WeightGradient: TypeAlias = Literal["matmul", "conv"]
+WeightGradient: TypeAlias = Literal["auto", "matmul", "images", "conv"]
+"""A form; ``"auto"`` takes for each layer the one that is predicted to be fastest."""
+
+FORMS: tuple[str, ...] = get_args(WeightGradient)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +65,13 @@ class Geometry:
 
 
 def weight_gradient(
-    form: WeightGradient, g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry
+    form: str,
+    g: Graph,
+    x: Value,
+    gradient: Value,
+    shape: tuple[int, ...],
+    geometry: Geometry,
+    device: Device,
 ) -> Value:
     """Write the gradient of a weight.
 
@@ -71,10 +85,22 @@ def weight_gradient(
         Of the weight.
     geometry
         How the kernel moves.
+    device
+        For which ``"auto"`` chooses.
     """
-    if form == "matmul" and geometry.groups == 1:
-        return _by_matmul(g, x, gradient, shape, geometry)
-    return _by_conv(g, x, gradient, shape, geometry)
+    parts = _parts(g, x, shape, geometry, device)
+    forms = {
+        "matmul": partial(_by_matmul, shape=shape, geometry=geometry),
+        "images": partial(_by_images, shape=shape, geometry=geometry),
+        "conv": partial(_by_conv, shape=shape, geometry=geometry, parts=parts),
+    }
+    if geometry.groups > 1:
+        form = "conv"
+    if form == "auto":
+        # Gathering elements instead of rows of channels is slow on a CPU.
+        tried = forms if g.target == "cuda" else {name: forms[name] for name in ("matmul", "conv")}
+        form = cheapest(g, tried, (x, gradient), device)
+    return forms[form](g, x, gradient)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,17 +163,53 @@ def _by_matmul(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geom
     """Multiply (positions, taps and outputs), transposed, by (positions, taps and channels)."""
     if math.prod(shape[2:]) == 1 and not any(geometry.pads):
         return reshape(g, _pointwise(g, _strided(g, x, gradient, geometry), gradient), shape)
-    axes = [
+    axes = _axes(x, gradient, shape, geometry)
+    turned = _turned(axes, shape[1], shape[0])
+    columns = _seen(g, x, [axis.of_input(t) for axis, t in zip(axes, turned, strict=True)])
+    rows = _seen(g, gradient, [axis.of_gradient(t) for axis, t in zip(axes, turned, strict=True)])
+    return _unstacked(g, matmul(g, transpose(g, rows, [1, 0]), columns), shape, turned)
+
+
+def _by_images(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> Value:
+    """Multiply (taps and outputs, positions) by (positions, taps and channels) for each image, and sum."""
+    if math.prod(shape[2:]) == 1 and not any(geometry.pads):
+        x = _strided(g, x, gradient, geometry)
+        return reshape(g, _summed_products(g, *(_flat_images(g, image) for image in (gradient, x))), shape)
+    axes = _axes(x, gradient, shape, geometry)
+    turned = _turned(axes, shape[1], shape[0])
+    columns = _seen_in_place(g, x, [axis.of_input(t) for axis, t in zip(axes, turned, strict=True)])
+    rows = _seen_in_place(g, gradient, [axis.of_gradient(t) for axis, t in zip(axes, turned, strict=True)])
+    product = _summed_products(g, rows, columns)
+    taps = shape[2:]
+    of_gradient = [taps[i] for i, t in enumerate(turned) if t]
+    of_input = [taps[i] for i, t in enumerate(turned) if not t]
+    apart = reshape(g, product, (shape[0], *of_gradient, shape[1], *of_input))
+    place = {axis: i + 1 for i, axis in enumerate(i for i, t in enumerate(turned) if t)}
+    place |= {a: i + 2 + len(place) for i, a in enumerate([i for i, t in enumerate(turned) if not t])}
+    return transpose(g, apart, [0, 1 + len(of_gradient), *(place[i] for i in range(len(taps)))])
+
+
+def _axes(x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> list[_Axis]:
+    return [
         _Axis(size=n, result=o, taps=k, stride=s, padding=p, dilation=d)
         for n, o, k, s, p, d in zip(
             x.shape[2:], gradient.shape[2:], shape[2:], geometry.strides, geometry.pads, geometry.dilations,
             strict=True,
         )
     ]  # fmt: skip
-    turned = _turned(axes, shape[1], shape[0])
-    columns = _seen(g, x, [axis.of_input(t) for axis, t in zip(axes, turned, strict=True)])
-    rows = _seen(g, gradient, [axis.of_gradient(t) for axis, t in zip(axes, turned, strict=True)])
-    product = matmul(g, transpose(g, rows, [1, 0]), columns)
+
+
+def _flat_images(g: Graph, image: Value) -> Value:
+    return reshape(g, image, (*image.shape[:2], math.prod(image.shape[2:])))
+
+
+def _summed_products(g: Graph, rows: Value, columns: Value) -> Value:
+    """Multiply (batch, m, positions) by (batch, n, positions), transposed, and sum over the batch."""
+    return reduce(g, "ReduceSum", matmul(g, rows, swap_last_two(g, columns)), [0], keepdims=False)
+
+
+def _unstacked(g: Graph, product: Value, shape: tuple[int, ...], turned: Sequence[bool]) -> Value:
+    """Lay a product of (taps and outputs) and (taps and channels) out as the weight is."""
     of_gradient = [i for i, t in enumerate(turned) if t]
     of_input = [i for i, t in enumerate(turned) if not t]
     taps = shape[2:]
@@ -192,6 +254,26 @@ def _seen(g: Graph, image: Value, readings: Sequence[_Reading]) -> Value:
     return reshape(g, image, (batch * positions, taps * channels))
 
 
+def _seen_in_place(g: Graph, image: Value, readings: Sequence[_Reading]) -> Value:
+    """Lay what the taps see side by side, channels first: (batch, channels and taps, positions)."""
+    batch, channels = image.shape[:2]
+    before, after = ([0, 0, *ends] for ends in ([r.before for r in readings], [r.after for r in readings]))
+    image = pad(g, image, before, after)
+    sizes = image.shape[2:]
+    positions = math.prod(len(r.first) for r in readings)
+    taps = math.prod(len(r.offsets) for r in readings)
+    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    first, offsets = (
+        _sums(numbers, strides) for numbers in zip(*((r.first, r.offsets) for r in readings), strict=True)
+    )
+    flat = _flat_images(g, image)
+    if taps > 1 or not np.array_equal(first, np.arange(math.prod(sizes))):
+        terms = (offsets[:, None], first[None])
+        index = g.op("Add", *(g.constant(term.astype(np.int32)) for term in terms))
+        flat = g.op("Gather", flat, index, axis=2)
+    return reshape(g, flat, (batch, channels * taps, positions))
+
+
 def _sums(numbers: Sequence[Sequence[int]], factors: Sequence[int]) -> NDArray[np.int64]:
     """Sum one number of each list times its factor, in every combination."""
     terms = [np.asarray(each) * factor for each, factor in zip(numbers, factors, strict=True)]
@@ -219,15 +301,29 @@ def _pointwise(g: Graph, x: Value, gradient: Value) -> Value:
             for image in (x, gradient)
         )
         return gemm(g, rows, transpose(g, columns, [1, 0]))
-    if channels <= outputs:
-        products = g.op("MatMul", gradient, swap_last_two(g, x))
-        return reduce(g, "ReduceSum", products, [0], keepdims=False)
-    products = g.op("MatMul", x, swap_last_two(g, gradient))
-    return transpose(g, reduce(g, "ReduceSum", products, [0], keepdims=False), [1, 0])
+    if channels <= outputs or g.may_use("FusedMatMul"):
+        return _summed_products(g, gradient, x)
+    return transpose(g, _summed_products(g, x, gradient), [1, 0])
 
 
-def _by_conv(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> Value:
-    """Convolve the input with the gradient: batch and channels swap, and so do stride and dilation."""
+def _parts(g: Graph, x: Value, shape: tuple[int, ...], geometry: Geometry, device: Device) -> int:
+    """Say in how many parts to convolve the batch, so that a small result fills the device."""
+    if g.target != "cuda" or geometry.groups > 1:
+        return 1
+    tiles = math.ceil(math.prod(shape[1:]) / TILE) * math.ceil(shape[0] / TILE)
+    parts = 1
+    while parts * tiles < device.sm_count and x.shape[0] % (2 * parts) == 0:
+        parts *= 2
+    return parts
+
+
+def _by_conv(
+    g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry, parts: int = 1
+) -> Value:
+    """Convolve the input with the gradient: batch and channels swap, and so do stride and dilation.
+
+    Parts of the batch are groups of the convolution, and their results are summed.
+    """
     spatial, groups = list(range(2, x.rank)), geometry.groups
     batch, channels = x.shape[:2]
     split = reshape(g, x, (batch, groups, channels // groups, *x.shape[2:]))
@@ -242,14 +338,20 @@ def _by_conv(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geomet
         )
     )  # fmt: skip
     image = pad(g, image, (0,) * x.rank, (0, 0, *(min(0, end) for end in ends)))
-    kernel = transpose(g, gradient, [1, 0, *spatial])
+    outputs = gradient.shape[1]
+    apart = reshape(g, gradient, (parts, batch // parts, *gradient.shape[1:]))
+    kernel = transpose(g, apart, [0, 2, 1, *(axis + 1 for axis in spatial)])
     taps = g.op(
         "Conv",
         image,
-        kernel,
+        reshape(g, kernel, (parts * outputs, batch // parts, *gradient.shape[2:])),
         strides=list(geometry.dilations),
         dilations=list(geometry.strides),
         pads=[*geometry.pads, *(max(0, end) for end in ends)],
-        group=groups,
+        group=groups * parts,
     )
+    if parts > 1:
+        taps = reduce(
+            g, "ReduceSum", reshape(g, taps, (shape[1], parts, outputs, *shape[2:])), [1], keepdims=False
+        )
     return transpose(g, taps, [1, 0, *spatial])

@@ -75,6 +75,7 @@ SPECS = (
         MICROSOFT, "FastGelu BiasGelu", _EACH, work=Stream(15), ports=FixedPorts((0, 1)), shapes=SAME_AS_FIRST
     ),
     *specs(MICROSOFT, "LeakyReluGrad", _EACH, work=Stream(1), shapes=SAME_AS_FIRST),
+    *specs(MICROSOFT, "GatedAdd", _EACH, work=Stream(2), ports=FixedPorts((0, 1, 2)), shapes=SAME_AS_FIRST),
     *specs(MICROSOFT, "BiasAdd ScaledSum IsFinite IsAllFinite", _EACH, work=Stream(1)),
     *specs(MICROSOFT, "SinGrad", _EACH, work=Stream(10), shapes=SAME_AS_FIRST),
     *specs(MICROSOFT, "Scale", _EACH, shapes=SAME_AS_FIRST),

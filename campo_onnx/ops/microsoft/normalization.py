@@ -55,7 +55,14 @@ SPECS = (
         _NORM,
         work=Stream(8),
     ),
-    *specs(MICROSOFT, "BiasSoftmax", _SOFTMAX, work=Stream(15), shapes=SAME_AS_FIRST),
+    *specs(
+        MICROSOFT,
+        "BiasSoftmax",
+        _SOFTMAX,
+        work=Stream(15),
+        ports=FixedPorts((0, 1)),
+        shapes=SAME_AS_FIRST,
+    ),
     *specs(MICROSOFT, "BiasSoftmaxDropout SoftmaxDropoutGrad", _SOFTMAX),
     *specs(MICROSOFT, "SoftmaxGrad", _SOFTMAX, work=Stream(5), shapes=SAME_AS_FIRST),
     *specs(

@@ -39,6 +39,12 @@ def pairwise(combine: Callable[[ValueRange, ValueRange], ValueRange]) -> Rule:
     return rule
 
 
+def gated_add(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """``x + y * gate``."""
+    x, y, gate = (r or UNKNOWN for r in inputs[:3])
+    return (arithmetic.added(x, arithmetic.multiplied(y, gate)),)
+
+
 def mul(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Products, or squares where both inputs are the same tensor."""
     a, b = inputs[0] or UNKNOWN, inputs[1] or UNKNOWN

@@ -28,6 +28,7 @@ from campo_onnx.ops.values.choices import (
 )
 from campo_onnx.ops.values.pointwise import (
     clip,
+    gated_add,
     logarithm,
     magnitude,
     mean,
@@ -77,6 +78,7 @@ _BY_RULE: tuple[tuple[Rule, str], ...] = (
     (pairwise(arithmetic.added), "Add Sum com.microsoft:BiasAdd"),
     (sub, "Sub"),
     (mul, "Mul"),
+    (gated_add, "com.microsoft:GatedAdd"),
     (pairwise(arithmetic.divided), "Div"),
     (pairwise(arithmetic.larger), "Max"),
     (pairwise(arithmetic.smaller), "Min"),

@@ -11,12 +11,19 @@ from campo_onnx.optimize.patterns.findings import Findings
 def gelu(view: GraphView, update: frozenset[str]) -> Findings:
     """Find Exp(-c * x * x), which lies in (0, 1], and Exp(a - c * x * x) for an `a` of at most 1.
 
+    Pow(a, c * x * x) for an `a` in (0, 1] is the same.
+
     Where the square overflows to infinity the result is the zero it would have been anyway.
     """
     classes = {}
     for node in view.nodes:
         if node.op == OpKey("", "Exp") and _is_bounded(node.inputs[0], view):
             classes[node.name] = (OpClass.INFER, "Exp(-x * x) inside GELU's gradient, bounded")
+        elif node.op == OpKey("", "Pow") and _decays(node, view):
+            classes[node.name] = (
+                OpClass.INFER,
+                "a negative power of a square inside GELU's gradient, bounded",
+            )
     return Findings(classes=classes)
 
 
@@ -25,6 +32,12 @@ def _is_bounded(exponent: str, view: GraphView) -> bool:
     if shift is not None and shift.op == OpKey("", "Sub") and _is_at_most_one(shift.inputs[0], view):
         return _is_minus_square(shift.inputs[1], view, negative=True)
     return _is_minus_square(exponent, view, negative=False)
+
+
+def _decays(power: OpNode, view: GraphView) -> bool:
+    base = view.values.get(power.inputs[0])
+    is_fraction = base is not None and bool(np.all((base > 0) & (base <= 1)))
+    return is_fraction and _is_minus_square(power.inputs[1], view, negative=True)
 
 
 def _is_minus_square(tensor: str, view: GraphView, *, negative: bool) -> bool:

@@ -1,7 +1,8 @@
 """Pieces of decomposed normalizations (batch, layer, group, RMS) and of their gradients.
 
 Their signature, whatever the framework: a reduction whose small result, after some arithmetic of
-its own size, is broadcast back onto a tensor of the size that was reduced.
+its own size, is broadcast back onto a tensor of the size that was reduced. Statistics of channels may be
+made of those of rows that a LayerNormalization gives; they are broadcast onto what it normalizes.
 """
 
 from collections.abc import Iterator
@@ -26,10 +27,16 @@ _VECTOR_OPS = frozenset(
     for op in (
         *("Add", "Sub", "Mul", "Div", "Sqrt", "Reciprocal", "Pow", "Neg", "Max", "Clip"),
         *("Reshape", "Squeeze", "Unsqueeze", "Identity", "Expand", "Transpose"),
+        *("Concat", "Split", "ReduceMean", "ReduceSum", "ReduceL2", "ReduceSumSquare"),
     )
 )
-_STATISTIC = _VECTOR_OPS | _LINEAR
-_BROADCASTS = frozenset(OpKey("", op) for op in ("Add", "BatchNormalization", "Div", "Mul", "Sub"))
+_BROADCASTS = frozenset(OpKey("", op) for op in ("Add", "BatchNormalization", "Div", "Mul", "Sub")) | {
+    OpKey("com.microsoft", "GatedAdd")
+}
+_PRODUCTS = frozenset({OpKey("", "MatMul"), OpKey("com.microsoft", "FusedMatMul")})
+_LAYER_NORMALIZATION = OpKey("", "LayerNormalization")
+_STACKED = 2
+"""Statistics of two kinds may be joined to be reduced together."""
 
 
 def normalization(view: GraphView, update: frozenset[str]) -> Findings:
@@ -41,15 +48,19 @@ def normalization(view: GraphView, update: frozenset[str]) -> Findings:
     """
     classes: dict[str, tuple[OpClass, str]] = {}
     contained: set[Use] = set()
+    normalized = _row_statistics(view)
     for node in view.nodes:
-        if node.op not in _LINEAR | _SQUARING or not view.is_float32(node.outputs[0]):
+        sums_rows = node.op in _PRODUCTS and (view.shape(node.outputs[0]) or ())[-1:] == (1,)
+        if not (sums_rows or node.op in _LINEAR | _SQUARING) or not view.is_float32(node.outputs[0]):
             continue
         reduced = _first_reduced(node, view)
-        before = view.tensors[reduced].elements
+        given = view.tensors[reduced].elements
         after = view.tensors[node.outputs[0]].elements
-        if not before or not after or after >= before:
+        if not given or not after or after >= given:
             continue
-        broadcasts = frozenset(_broadcasts_back(node, before, after, view))
+        before = normalized.get(node.inputs[0], given)
+        most = max(_STACKED * after, given if before > given else 0)
+        broadcasts = frozenset(_broadcasts_back(node, before, most, view))
         if not broadcasts:
             continue
         contained |= broadcasts
@@ -63,6 +74,39 @@ def normalization(view: GraphView, update: frozenset[str]) -> Findings:
     return Findings(classes=classes, contained=frozenset(contained))
 
 
+def _row_statistics(view: GraphView) -> dict[str, int]:
+    """Find what is made of the statistics of rows that a LayerNormalization gives.
+
+    Returns
+    -------
+    dict
+        Elements that were normalized, by tensor.
+    """
+    found: dict[str, int] = {}
+    for node in view.nodes:
+        if node.op != _LAYER_NORMALIZATION or len(node.outputs) < 2:
+            continue
+        statistics = [tensor for tensor in node.outputs[1:] if tensor]
+        normalized = view.tensors[node.outputs[0]].elements or 0
+        rows = max((view.tensors[tensor].elements or 0 for tensor in statistics), default=0)
+        if _STACKED * rows < normalized:
+            found |= dict.fromkeys(_vectors_of(statistics, _STACKED * rows, view), normalized)
+    return found
+
+
+def _vectors_of(tensors: list[str], most: int, view: GraphView) -> set[str]:
+    """Follow small tensors through arithmetic of at most `most` elements."""
+    seen, pending = set(tensors), [*tensors]
+    while pending:
+        for use in view.consumers.get(pending.pop(), ()):
+            consumer = view.node[use.node]
+            elements = view.tensors[consumer.outputs[0]].elements if consumer.outputs[0] else None
+            if elements is not None and elements <= most and consumer.op in _VECTOR_OPS:
+                pending.extend(tensor for tensor in consumer.outputs if tensor not in seen)
+                seen.update(consumer.outputs)
+    return seen
+
+
 def _first_reduced(node: OpNode, view: GraphView) -> str:
     """What a reduction reduces; of one in stages, what the first reduces."""
     tensor = node.inputs[0]
@@ -71,8 +115,11 @@ def _first_reduced(node: OpNode, view: GraphView) -> str:
     return tensor
 
 
-def _broadcasts_back(node: OpNode, before: int, after: int, view: GraphView) -> Iterator[Use]:
-    """Yield the readings in which the statistic meets a tensor of the reduced one's size."""
+def _broadcasts_back(node: OpNode, before: int, most: int, view: GraphView) -> Iterator[Use]:
+    """Yield the readings in which the statistic meets a tensor of the reduced one's size.
+
+    On the way are vectors of at most `most` elements.
+    """
     pending, seen = [node.outputs[0]], {node.outputs[0]}
     while pending:
         for use in view.consumers.get(pending.pop(), ()):
@@ -82,9 +129,9 @@ def _broadcasts_back(node: OpNode, before: int, after: int, view: GraphView) -> 
                 continue
             if elements == before and consumer.op in _BROADCASTS:
                 yield use
-            elif elements <= after and consumer.op in _STATISTIC and consumer.outputs[0] not in seen:
-                seen.add(consumer.outputs[0])
-                pending.append(consumer.outputs[0])
+            elif elements <= most and consumer.op in _VECTOR_OPS and consumer.outputs[0] not in seen:
+                seen.update(consumer.outputs)
+                pending.extend(consumer.outputs)
 
 
 def _square(tensor: str, view: GraphView) -> OpNode | None:

@@ -9,6 +9,8 @@ from campo_onnx.ops.spec import Movement
 from campo_onnx.optimize.op_class import OpClass
 from campo_onnx.optimize.patterns.findings import Findings
 
+_SOFTMAX = frozenset({OpKey("", "Softmax"), OpKey("com.microsoft", "BiasSoftmax")})
+_GATED_ADD = OpKey("com.microsoft", "GatedAdd")
 EXP = "Exp inside a softmax, bounded by 1"
 
 _KEEPS_ALL = frozenset({Movement.VIEW, Movement.REPEAT})
@@ -30,7 +32,7 @@ def softmax(view: GraphView, update: frozenset[str]) -> Findings:
     classes: dict[str, tuple[OpClass, str]] = {}
     contained: set[Use] = set()
     for node in view.nodes:
-        if node.op == OpKey("", "Softmax"):
+        if node.op in _SOFTMAX:
             contained.update(view.consumers.get(node.outputs[0], ()))
             for use, total in _row_sums(node.outputs[0], view):
                 contained.add(use)
@@ -52,6 +54,10 @@ def _row_sums(weights: str, view: GraphView) -> Iterator[tuple[Use, OpNode]]:
             consumer = view.node[use.node]
             if spec(consumer.op).movement is Movement.VIEW or consumer.op == OpKey("", "Where"):
                 pending.append(consumer.outputs[0])
+            elif consumer.op == _GATED_ADD and use.position == 1:  # g * y + y * -sum
+                total = _sum_behind(consumer.inputs[2], view)
+                if total is not None:
+                    yield Use(node=consumer.name, position=2), total
             elif consumer.op == OpKey("", "Mul"):
                 shift = view.producer.get(consumer.inputs[1 - use.position])
                 total = _sum_behind(shift.inputs[1], view) if shift and shift.op == OpKey("", "Sub") else None
@@ -64,7 +70,9 @@ def _sum_behind(tensor: str, view: GraphView) -> OpNode | None:
     while (node := view.producer.get(tensor)) is not None:
         if node.op == OpKey("", "ReduceSum"):
             return node
-        is_scale = node.op == OpKey("", "Mul") and node.inputs[1] in view.values
+        is_scale = node.op == OpKey("", "Neg") or (
+            node.op == OpKey("", "Mul") and node.inputs[1] in view.values
+        )
         if not is_scale and spec(node.op).movement is not Movement.VIEW:
             return None
         tensor = node.inputs[0]

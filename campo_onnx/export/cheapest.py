@@ -1,0 +1,94 @@
+"""Which of several forms of one computation takes a device the least time, as its figures predict."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from onnx import TensorProto, numpy_helper
+
+from campo_onnx.devices.device import Device
+from campo_onnx.devices.roofline import TILE, node_time
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.value import Node, Value
+from campo_onnx.ops.facts import ports_of, work_of
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.signature import Signature, operands
+from campo_onnx.ops.spec import Family
+
+Name = TypeVar("Name", bound=str)
+Form = Callable[..., Value]
+"""``(graph, *values) -> value``."""
+
+
+def cheapest(g: Graph, forms: Mapping[Name, Form], values: Sequence[Value], device: Device) -> Name:
+    """Choose a form.
+
+    Parameters
+    ----------
+    g
+        The graph it is meant for.
+    forms
+        By name; the first of equally fast ones is taken.
+    values
+        What they are called with.
+    device
+        Whose figures count.
+    """
+    return min(forms, key=lambda name: _price(g, forms[name], values, device).time_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What a form costs.
+
+    Parameters
+    ----------
+    time_us
+        Predicted time.
+    largest_bytes
+        Size of its largest tensor.
+    """
+
+    time_us: float
+    largest_bytes: float
+
+
+def _price(g: Graph, form: Form, values: Sequence[Value], device: Device) -> Price:
+    scratch = Graph(opset=g.opset, target=g.target)
+    result = form(scratch, *(scratch.input(f"x{i}", v.dtype, v.shape) for i, v in enumerate(values)))
+    signatures = [_signature(node, g.opset) for node in scratch.nodes_behind(result)]
+    sizes = (operand.nbytes for signature in signatures for operand in signature.operands)
+    return Price(time_us=sum(_time(s, device) for s in signatures), largest_bytes=max(sizes, default=0.0))
+
+
+def _time(signature: Signature, device: Device) -> float:
+    found = node_time(signature, ports_of(signature, Precision.FP16), device, Precision.FP32).time_us
+    if spec(signature.op).family is not Family.CONVOLUTION:
+        return found
+    # Libraries split long sums of products, but not of convolutions: a small result fills few processors.
+    gemm = work_of(signature).gemms[0]
+    tiles = math.ceil(gemm.m / TILE) * math.ceil(gemm.n / TILE) * gemm.batch
+    used = min(1.0, tiles / device.sm_count)
+    return max(found, gemm.flops / (device.fp32_flops_per_s * device.efficiency.cuda_cores * used) * 1e6)
+
+
+def _signature(node: Node, opset: int) -> Signature:
+    given = [("", 0, None) if v is None else (v.name, v.dtype, v.shape) for v in node.inputs]
+    constants = {i: v.constant for i, v in enumerate(node.inputs) if v is not None and v.constant is not None}
+    attributes = {
+        name: numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+        for name, value in node.attributes.items()
+    }
+    op = OpKey.parse(node.op_type)
+    return Signature(
+        op=op,
+        opset=1 if op.domain else opset,
+        inputs=operands("x", given),
+        outputs=operands("y", [(v.name, v.dtype, v.shape) for v in node.outputs]),
+        attributes=attributes,
+        constants={i: np.asarray(value) for i, value in constants.items() if value.size <= 64},
+    )

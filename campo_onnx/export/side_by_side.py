@@ -1,0 +1,114 @@
+"""The same small computation on many small tensors, done at once: running statistics, counters.
+
+What each takes by itself is a launch and hardly any work. Joined, they take as many launches as one of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from onnx import TensorProto
+
+from campo_onnx.export.compact import reshape
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.value import Value
+
+_JOINED = frozenset({"Add", "Sub", "Mul", "Where"})
+_FEWEST = 3  # joining and splitting takes as many launches as this saves at least
+_BOOL = int(TensorProto.BOOL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tree:
+    """An element-wise computation: an operator on trees, or a leaf."""
+
+    op_type: str = ""
+    operands: tuple["_Tree", ...] = ()
+    leaf: Value | None = None
+
+    @property
+    def key(self) -> "_Key":
+        """What trees have in common that can be computed together."""
+        if self.leaf is None:
+            return (self.op_type, *(tree.key for tree in self.operands))
+        if self.leaf.dtype == _BOOL:
+            return ("condition", self.leaf.name)
+        return ("constant" if self.leaf.constant is not None else "tensor", self.leaf.dtype)
+
+
+_Key: TypeAlias = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class _Group:
+    names: list[str] = field(default_factory=list)
+    trees: list[_Tree] = field(default_factory=list)
+
+
+def side_by_side(g: Graph, outputs: Mapping[str, Value], names: Sequence[str]) -> dict[str, Value]:
+    """Compute outputs together that are computed alike.
+
+    Parameters
+    ----------
+    g
+        The graph.
+    outputs
+        All its outputs.
+    names
+        Those that may be computed together.
+
+    Returns
+    -------
+    dict
+        All outputs, in the order given.
+    """
+    groups: dict[_Key, _Group] = {}
+    for name in names:
+        tree = _tree(g, outputs[name], outputs[name].shape)
+        if tree.leaf is None:
+            group = groups.setdefault((outputs[name].dtype, tree.key), _Group())
+            group.names.append(name)
+            group.trees.append(tree)
+    results = dict(outputs)
+    for group in groups.values():
+        sizes = [outputs[name].elements for name in group.names]
+        if len(sizes) < _FEWEST:
+            continue
+        with g.within("side_by_side"):
+            joined = _joined(g, group.trees, sizes)
+            parts = g.ops("Split", joined, g.integers(sizes), outputs=len(sizes), axis=0)
+            for name, part in zip(group.names, parts, strict=True):
+                results[name] = reshape(g, part, outputs[name].shape)
+    return results
+
+
+def _tree(g: Graph, value: Value, shape: tuple[int, ...]) -> _Tree:
+    made = g.source(value)
+    if made is None or made.op_type not in _JOINED or value.shape != shape or len(shape) > 1:
+        return _Tree(leaf=value)
+    operands = [x for x in made.inputs if x is not None]
+    if any(x.shape != shape and x.elements != 1 for x in operands):
+        return _Tree(leaf=value)
+    return _Tree(op_type=made.op_type, operands=tuple(_tree(g, x, shape) for x in operands))
+
+
+def _joined(g: Graph, trees: Sequence[_Tree], sizes: Sequence[int]) -> Value:
+    first = trees[0]
+    if first.leaf is None:
+        operands = zip(*(tree.operands for tree in trees), strict=True)
+        return g.op(first.op_type, *(_joined(g, alike, sizes) for alike in operands))
+    leaves = [tree.leaf for tree in trees if tree.leaf is not None]
+    if first.leaf.dtype == _BOOL:
+        return first.leaf
+    if first.leaf.constant is not None:
+        return _joined_constants(g, leaves, sizes)
+    return g.op("Concat", *(reshape(g, v, (v.elements,)) for v in leaves), axis=0)
+
+
+def _joined_constants(g: Graph, leaves: Sequence[Value], sizes: Sequence[int]) -> Value:
+    values = [np.ravel(leaf.constant) for leaf in leaves if leaf.constant is not None]
+    if all(value.size == 1 and value == values[0] for value in values):
+        return g.constant(values[0].reshape(()))
+    pairs = zip(values, sizes, strict=True)
+    return g.constant(np.concatenate([np.broadcast_to(value, (size,)) for value, size in pairs]))

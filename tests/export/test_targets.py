@@ -1,0 +1,119 @@
+"""The forms that targets of their own get, against torch, with ONNX Runtime's optimizer on and off."""
+
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
+
+import against_torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402, N812
+from against_torch import TOLERANCE, weighted_sum, worst_deviation  # noqa: E402
+from torch import nn  # noqa: E402
+
+from campo_onnx.export.torch import export_training_step  # noqa: E402
+from campo_onnx.ir.importer import import_model  # noqa: E402
+from campo_onnx.optimize.traffic import traffic  # noqa: E402
+
+_LEVEL = onnxruntime.GraphOptimizationLevel
+LEVELS = (_LEVEL.ORT_DISABLE_ALL, _LEVEL.ORT_ENABLE_ALL)
+
+
+class Normalized(nn.Module):
+    """Batch and group normalization of images that are far from zero, with strides and without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1, stride=2)
+        self.batch, self.group = nn.BatchNorm2d(8), nn.GroupNorm(2, 8)
+        self.small = nn.BatchNorm2d(8, eps=1e-3, affine=False)
+
+    def forward(self, x: Any) -> Any:
+        x = self.group(F.relu(self.batch(self.first(x) + 3)))
+        return self.small(self.second(x).tanh())
+
+
+class Attention(nn.Module):
+    """Attention with dropout and a mask, a layer normalization and a GELU."""
+
+    def __init__(self, *, p: float) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(16, 16) for _ in range(4))
+        self.norm, self.p = nn.LayerNorm(16), p
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        batch, length, width = x.shape
+        q, k, v = (
+            f(x).view(batch, length, 2, -1).transpose(1, 2) for f in (self.query, self.key, self.value)
+        )
+        weights = F.dropout((q / 3 @ k.transpose(-1, -2) + mask).softmax(-1), self.p, self.training)
+        return self.norm(x + F.gelu(self.out((weights @ v).transpose(1, 2).reshape(batch, length, width))))
+
+
+CASES = {
+    "normalized": (Normalized, [(4, 3, 8, 8)]),
+    "attention": (lambda: Attention(p=0.0), [(3, 12, 16), (3, 1, 1, 12)]),
+    "attention_of_all": (lambda: Attention(p=0.0), [(3, 12, 16), (12, 12)]),
+    "attention_with_dropout": (lambda: Attention(p=0.4), [(3, 12, 16), (3, 1, 1, 12)]),
+}
+
+
+def softmax_of_sums(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Write each BiasSoftmax, which has no kernel on a CPU, as the Add and Softmax that it stands for.
+
+    Of the axes before the last, an inner broadcast gives one row of the mask to the last ones together, an
+    outer one to the first ones.
+    """
+    plain = onnx.ModelProto()
+    plain.CopyFrom(model)
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in plain.graph.value_info}
+    shapes |= {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in plain.graph.input}
+    del plain.graph.node[:]
+    for node in model.graph.node:
+        if node.op_type != "BiasSoftmax":
+            plain.graph.node.append(node)
+            continue
+        attributes = {a.name: a.i for a in node.attribute}
+        scores, mask = (shapes[name][:-1] for name in node.input)
+        same = [n == m for n, m in zip(scores, mask, strict=True)]
+        assert same == sorted(same, reverse=bool(attributes["is_inner_broadcast"]))
+        assert attributes["axis"] == len(scores)
+        total = f"{node.output[0]}.sum"
+        plain.graph.node.append(onnx.helper.make_node("Add", node.input, [total]))
+        plain.graph.node.append(onnx.helper.make_node("Softmax", [total], node.output, axis=-1))
+    return plain
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "cuda"])
+@pytest.mark.parametrize("case", CASES)
+def test_every_gradient_is_torchs(case: str, target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, shapes = CASES[case]
+    module, inputs = make(), [torch.randn(shape) for shape in shapes]
+    for level in LEVELS:
+        monkeypatch.setattr(against_torch, "session", lambda model, level=level: session(model, level))
+        assert worst_deviation(module, weighted_sum, inputs, [], target=target) < TOLERANCE
+
+
+def session(model: onnx.ModelProto, level: Any) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level, options.intra_op_num_threads = level, 2
+    options.log_severity_level = 3
+    plain = softmax_of_sums(model).SerializeToString()
+    return onnxruntime.InferenceSession(plain, options, providers=["CPUExecutionProvider"])
+
+
+def test_each_target_moves_less_than_the_one_before() -> None:
+    made = {}
+    for target in ("standard", "onnxruntime", "cuda"):
+        model = export_training_step(
+            Attention(p=0.1),
+            weighted_sum,
+            [torch.randn(8, 64, 16), torch.randn(8, 1, 1, 64)],
+            target=target,
+        )
+        made[target] = traffic(import_model(model).view).total.moved_bytes
+        domains = {node.domain for node in model.graph.node}
+        assert domains == ({""} if target == "standard" else {"", "com.microsoft"})
+    assert made["cuda"] < made["onnxruntime"] < made["standard"]
