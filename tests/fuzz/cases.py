@@ -115,5 +115,8 @@ def cases_of(commands: dict[str, tuple[str, ...]]) -> tuple[Case, ...]:
 CHEAP = cases_of(COMMANDS)
 """Cases that run no graph."""
 
+BARE = tuple(case for case in CHEAP if "parquet" not in str(case) and "sqlite" not in str(case))
+"""Of those, cases that need no profile and no store, which take a while to make."""
+
 EXPENSIVE = cases_of(RUNNING)
 """Cases that do."""

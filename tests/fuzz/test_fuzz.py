@@ -49,7 +49,7 @@ def test_a_campaign_finds_what_is_wrong():
 
 def test_a_failure_is_made_small():
     sound = json.dumps({"kind": "plan", "rows": list(range(300)), "name": "a"}).encode()
-    broken = sound.replace(b"17,", b"-17,").replace(b'"a"', b'"b"')
+    broken = sound.replace(b" 17,", b" -17,").replace(b'"a"', b'"b"')
 
     def fails(data):
         with contextlib.suppress(ValueError, KeyError, TypeError):
