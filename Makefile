@@ -4,11 +4,12 @@ VENV := .venv
 LINT_VENV := .venv-lint
 DOCS_VENV := .venv-docs
 FRAMEWORKS_VENV := .venv-frameworks
+MODELS_VENV := .venv-models
 ORT_VENV := .venv-ortmodule
 ORT_BIN := $(ORT_VENV)/bin
 BIN := $(VENV)/bin
 
-.PHONY: demo test package docs test-campaign test-cuda-dry test-onnx-cases test-report random-graphs fuzz test-frameworks test-ortmodule zoo campo-eval lint format clean
+.PHONY: demo test package docs test-campaign test-cuda-dry test-onnx-cases test-report random-graphs fuzz test-frameworks test-ortmodule zoo models campo-eval lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/campo-onnx demo --folder demo_out --force
@@ -60,6 +61,11 @@ test-frameworks: $(FRAMEWORKS_VENV)/.installed
 zoo: $(FRAMEWORKS_VENV)/.installed
 	$(FRAMEWORKS_VENV)/bin/python -m benchmarks.zoo.export zoo_out
 
+# Models of transformers, timm, diffusers, flax and equinox, exported and held against FP64 (benchmarks/models);
+# run again until it says that all is done. Without their own dependencies, which bring another torch.
+models: $(MODELS_VENV)/.installed
+	$(MODELS_VENV)/bin/python -m benchmarks.models
+
 # The paper's evaluation (benchmarks/campo_eval.py); run again until it says that all is done.
 campo-eval: $(FRAMEWORKS_VENV)/.installed
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --editable ".[benchmarks]"
@@ -101,6 +107,14 @@ $(FRAMEWORKS_VENV)/.installed: pyproject.toml
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --editable ".[test,torch,jax]"
 	@touch $@
 
+$(MODELS_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(MODELS_VENV)
+	$(MODELS_VENV)/bin/python -m pip install --quiet torch==2.13.0
+	$(MODELS_VENV)/bin/python -m pip install --quiet --editable ".[test,torch,jax,benchmarks]"
+	$(MODELS_VENV)/bin/python -m pip install --quiet transformers==5.23.0 diffusers==0.42.1 flax==0.12.8 equinox==0.13.8 optax==0.2.8
+	$(MODELS_VENV)/bin/python -m pip install --quiet --no-deps timm==1.0.31 torchvision==0.28.0
+	@touch $@
+
 $(ORT_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(ORT_VENV)
 	$(ORT_BIN)/python -m pip install --quiet onnxruntime-training-cpu==1.19.2 torch==2.13.0 "msgspec>=0.20" \
@@ -122,4 +136,4 @@ $(LINT_VENV)/.installed: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LINT_VENV) $(DOCS_VENV) $(FRAMEWORKS_VENV) $(ORT_VENV) .cuda-stubs demo_out dist site zoo_out eval_out build *.egg-info
+	rm -rf $(VENV) $(LINT_VENV) $(DOCS_VENV) $(FRAMEWORKS_VENV) $(MODELS_VENV) $(ORT_VENV) .cuda-stubs demo_out dist site zoo_out eval_out models_out build *.egg-info

@@ -202,14 +202,17 @@ def planned_times_us(plan: Plan, *, as_given: bool = False) -> dict[Family, floa
     as_given
         Times of the given graph instead of those planned.
     """
-    times_us: dict[Family, float] = {}
+    times_us: dict[str, float] = {}
     dropped = set() if as_given else {cast.node for cast in plan.dropped}
     for decision in plan.decisions:
         if decision.node not in dropped:
-            family = spec(OpKey.parse(decision.op_type)).family
             own_us = decision.fp32_us if as_given else decision.planned_us
-            times_us[family] = times_us.get(family, 0.0) + own_us
-    return times_us
+            times_us[decision.op_type] = times_us.get(decision.op_type, 0.0) + own_us
+    families: dict[Family, float] = {}
+    for op_type, us in times_us.items():
+        family = spec(OpKey.parse(op_type)).family
+        families[family] = families.get(family, 0.0) + us
+    return families
 
 
 def _beside(axes: "Axes", text: str, end: float, height: int) -> None:

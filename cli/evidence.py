@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from campo_onnx.calibrate.calibration import Calibration
     from campo_onnx.costs.evidence import Evidence
     from campo_onnx.devices.device import Device
+    from campo_onnx.measure.profile import Profile
 
 CALIBRATION_SUFFIX = ".json"
 
@@ -133,7 +134,6 @@ def opened_target(
         return
     from campo_onnx.calibrate.calibration import load_calibration
     from campo_onnx.calibrate.quality import doubt
-    from campo_onnx.measure.profile import read_profile
     from campo_onnx.measure.store import Store, default_path
 
     calibration = load_calibration(Path(device)) if device.endswith(CALIBRATION_SUFFIX) else None
@@ -144,7 +144,7 @@ def opened_target(
         print_note(f"{device} {changed}")
     if calibration is not None and (why := doubt(calibration)):
         print_warning(f"{device}: {why}.")
-    read = read_profile(profile) if profile is not None else None
+    read = _read(profile) if profile is not None else None
     may_measure = known.provider == "cpu" or visible_gpu().gpu is not None
     if costs is CostSource.MODEL or calibration is not None or not may_measure:
         yield Target(device=known, evidence=Evidence(calibration=calibration, profile=read), costs=costs)
@@ -178,6 +178,12 @@ def _captured(device: "Device") -> "Device":
         f"{device.launch_us:g}. Let the runtime capture it (`bench --cuda-graph` does)."
     )
     return captured
+
+
+def _read(profile: Path) -> "Profile":
+    from campo_onnx.measure.profile import read_profile
+
+    return read_profile(profile)
 
 
 def _changed(calibration: "Calibration") -> str:

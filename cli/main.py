@@ -32,6 +32,9 @@ from .render.console import (
 
 TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
 
+_NOT_SLIM = ("polars", "safetensors")
+"""Packages that a slim install has not (docs/install.md)."""
+
 # What Typer raises for a command line that does not parse; it exports only one of these, and no base.
 _PARSE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -117,6 +120,8 @@ def run() -> None:
     except _PARSE_ERROR as error:
         _leave_unparsed(error)
     except Exception as error:
+        if package := _missing_package(error):
+            _leave(f"this command needs {package}: install it with pip install {package}", 2)
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
         if _wants_json():
@@ -136,6 +141,12 @@ def _leave(message: str, exit_code: int, error: CampoError | None = None) -> Non
             print_error_document(message, kind=kind, exit_code=exit_code, parts=parts)
     print_error(message)
     sys.exit(exit_code)
+
+
+def _missing_package(error: Exception) -> str:
+    """Name the package that a slim install has not and this error misses; ``""`` for other errors."""
+    missed = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return missed if missed in _NOT_SLIM else ""
 
 
 def _leave_unparsed(error: Exception) -> None:

@@ -122,6 +122,8 @@ def _case(
                 if "drop" in name and isinstance(value, float):
                     setattr(part, name, 0.0)
             part.use_cache = False
+        if hasattr(config, "num_local_experts"):
+            config._experts_implementation = "batched_mm"  # torch multiplies groups in FP32 alone
         module = kind._from_config(config, attn_implementation="sdpa" if kind._supports_sdpa else "eager")
     return Case(module=module.train(), inputs=batch(), loss=_of_output, options=dict(options))
 

@@ -1,6 +1,7 @@
 """Choose where the costs of a graph come from: measured here, modelled, or estimated from figures."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from campo_onnx.calibrate.calibration import Calibration
 from campo_onnx.calibrate.catalog import found_calibrations
@@ -14,11 +15,13 @@ from campo_onnx.devices.device import Device
 from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, UsageError
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.node_timer import NodeTimer
-from campo_onnx.measure.profile import Profile
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import Machine, choose_provider, machine
+
+if TYPE_CHECKING:  # it needs polars, which a slim install has not
+    from campo_onnx.measure.profile import Profile
 
 
 def costs_for(
@@ -132,7 +135,7 @@ def _modelled(
     device: Device,
     precision: Precision,
     calibration: Calibration | None,
-    profile: Profile | None,
+    profile: "Profile | None",
 ) -> CostTable:
     if calibration is None:
         raise UsageError(

@@ -1,7 +1,7 @@
 """An ONNX graph under construction: static types, one node per distinct computation, readable names."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,11 +41,14 @@ class Graph:
         Where the graph is to run: what other operators it may have.
     scope
         Where the nodes being added come from; the first part of their names.
+    drawn
+        Random numbers by what tells them from others, for translations that may meet a draw again.
     """
 
     opset: int
     target: Target = "standard"
     scope: str = ""
+    drawn: dict[Hashable, Value] = field(default_factory=dict)
     _inputs: list[Value] = field(default_factory=list)
     _nodes: list[Node] = field(default_factory=list)
     _producer: dict[str, Node] = field(default_factory=dict)

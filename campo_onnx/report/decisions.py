@@ -100,11 +100,12 @@ def _shape(view: GraphView, outputs: Iterable[str]) -> str:
 
 def _plan(plan: Plan, number: dict[str, int], texts: Texts, rules: Texts, classes: Texts) -> dict[str, Any]:
     decisions = sorted(plan.decisions, key=lambda d: number[d.node])
+    reasons = [decision.reason for decision in decisions]
     return {
         "title": visible(f"{plan.strategy} ({plan.lists})"),
         "precision": "".join(_precision(d) for d in decisions),
-        "reason": [texts(d.reason) for d in decisions],
-        "why": [texts(_why(plan, d)) for d in decisions],
+        "reason": [texts(reason) for reason in reasons],
+        "why": [texts(_why(plan, d, reason)) for d, reason in zip(decisions, reasons, strict=True)],
         "rule": [rules(d.decided_by.value) for d in decisions],
         "class": [classes(d.op_class.value) for d in decisions],
         "gain_us": [round(d.gain_us, _DIGITS) for d in decisions],
@@ -116,12 +117,12 @@ def _plan(plan: Plan, number: dict[str, int], texts: Texts, rules: Texts, classe
     }
 
 
-def _why(plan: Plan, decision: Decision) -> str:
+def _why(plan: Plan, decision: Decision, reason: str) -> str:
     """Say in full why a node has its precision, and what would change it."""
     told = explained(plan, decision.node)
     if decision.decided_by in (Reason.CUT_LOW, Reason.CUT_FP32) and told:
         return " ".join(told)  # which says what the reason says
-    reason = decision.reason[:1].upper() + decision.reason[1:]
+    reason = reason[:1].upper() + reason[1:]
     return " ".join([reason if reason.endswith((".", "?", "!")) else f"{reason}.", *told])
 
 

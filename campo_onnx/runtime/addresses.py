@@ -36,7 +36,9 @@ class Place:
 
 
 class AddressedSession:
-    """A loaded graph that is run on addresses.
+    """A loaded graph that is run on addresses, node by node as it is written.
+
+    ONNX Runtime's fusions look through Casts, and one of them is wrong: a transposed matrix times a vector.
 
     It may be run from several threads, one of which runs at a time.
 
@@ -48,9 +50,6 @@ class AddressedSession:
         Where it runs, with how many threads.
     reads, writes
         Its inputs and outputs, in the order in which :meth:`run` is given addresses.
-    as_written
-        Whether nodes run as they are written. ONNX Runtime fuses and moves them otherwise, which is
-        faster on a CPU and fit for graphs of one precision only: fusions look through Casts.
     stream
         Address of the CUDA stream that the graph runs on, in order with what else was put there; 0 for
         a stream of its own.
@@ -68,12 +67,9 @@ class AddressedSession:
         reads: Sequence[Place],
         writes: Sequence[Place],
         *,
-        as_written: bool,
         stream: int = 0,
     ) -> None:
         options = session_options(machine)
-        if not as_written:
-            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         # Between two runs the processor belongs to the framework's own threads.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         settings = {}

@@ -189,8 +189,12 @@ def test_weight_gradients_take_no_transpose() -> None:
     assert "Transpose" not in {node.op_type for node in model.graph.node}
 
 
-def looped(p: Any, x: Any) -> Any:
-    return lax.fori_loop(0, 3, lambda _, h: jnp.tanh(h @ p["w"]), x).sum()
+def repeated(p: Any, x: Any) -> Any:
+    return (lax.while_loop(lambda h: h.sum() < 3, lambda h: h + 1, x) @ p["w"]).sum()
+
+
+def long(p: Any, x: Any) -> Any:
+    return lax.fori_loop(0, 50_000, lambda _, h: jnp.tanh(h @ p["w"]), x).sum()
 
 
 def decided(p: Any, x: Any) -> Any:
@@ -200,13 +204,14 @@ def decided(p: Any, x: Any) -> Any:
 @pytest.mark.parametrize(
     ("loss", "error", "message"),
     [
-        (looped, UnsupportedModelError, "control flow cannot be exported: scan"),
+        (repeated, UnsupportedModelError, "control flow cannot be exported: while"),
+        (long, UnsupportedModelError, "a loop of 50000 turns .* too long to be unrolled"),
         (decided, UnsupportedModelError, "looks at the data"),
         (lambda p, x: x @ p["w"], UsageError, "not a scalar"),
         (lambda p, x: jnp.linalg.inv(x @ p["w"] @ x.T).sum(), UnsupportedModelError, "no translation .*lu"),
         (lambda p, x: jnp.sort(x @ p["w"]).sum(), UnsupportedModelError, "sort"),
     ],
-    ids=["loop", "decision", "vector", "linear_algebra", "sort"],
+    ids=["loop", "long_loop", "decision", "vector", "linear_algebra", "sort"],
 )
 def test_refusals_name_what_is_wrong(loss: Callable[..., Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
@@ -249,3 +254,113 @@ def test_a_session_updates_the_weights_from_scaled_gradients() -> None:
     np.testing.assert_allclose(state["param.dense.a"], parameters["dense"]["a"], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(state["param.dense.b"], parameters["dense"]["b"], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(state["param.c"], parameters["c"], rtol=1e-4, atol=1e-6)
+
+
+def of_labels(p: Any, x: Any, y: Any) -> Any:
+    """The loss of optax, as it writes it."""
+    logits = x @ p["w"]
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    return (normalizer - jax.vmap(lambda row, label: row[label])(logits, y)).mean()
+
+
+def picked(p: Any, x: Any) -> Any:
+    w = p["w"]
+    rows, columns = jnp.asarray([0, 2, 2]), jnp.asarray([1, 0, 1])
+    parts = w[rows, columns] * 2, w[:, columns], w[1:, rows[:2]] ** 2, w[::-1, 1], w[rows][:, None]
+    return sum((jnp.tanh(part) * (i + 1)).sum() for i, part in enumerate(parts)) + x.sum()
+
+
+def written(p: Any, x: Any) -> Any:
+    w, rows = p["w"], jnp.asarray([0, 2, 2])
+    y = jnp.zeros((4, 3)).at[rows, jnp.asarray([1, 0, 1])].set(w[0])
+    z = x.at[rows].add(w).at[1, :2].multiply(w[1, :2]).at[0].max(w[1]).at[:, 1].min(w[:, 0].sum())
+    return (jnp.tanh(y) * jnp.arange(12.0).reshape(4, 3)).sum() + (z**2).sum()
+
+
+def sliced(p: Any, x: Any) -> Any:
+    start = jnp.argmax(x[0])
+    part = lax.dynamic_slice(p["w"], (start, 0), (2, 3))
+    return (lax.dynamic_update_slice(x, part * 2, (1, start)) ** 2).sum()
+
+
+def looped(p: Any, x: Any) -> Any:
+    def turn(h: Any, row: Any) -> Any:
+        h = jnp.tanh(h @ p["w"] + row)
+        return h, h * 2
+
+    last, rows = lax.scan(turn, jnp.zeros(3), x)
+    _, back = lax.scan(turn, last, x, reverse=True)
+    return (rows**2).sum() + (back * jnp.arange(12.0).reshape(4, 3)).sum()
+
+
+def whole(p: Any, x: Any) -> Any:
+    count = (jnp.arange(-6, 6) // 4) + jnp.arange(12) % 5 + (jnp.arange(12) & 3)
+    return ((x @ p["w"]).ravel() * count).sum()
+
+
+def inverted(p: Any, x: Any) -> Any:
+    return (jax.scipy.special.erfinv(jnp.tanh(x @ p["w"])) * jnp.arange(12.0).reshape(4, 3)).sum()
+
+
+SMALL: dict[str, Callable[..., Any]] = {
+    "gather": picked, "scatter": written, "slices": sliced, "scan": looped, "integers": whole,
+    "erf_inverse": inverted,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", SMALL.values(), ids=list(SMALL))
+def test_lookups_loops_and_integers(loss: Callable[..., Any]) -> None:
+    assert worst_deviation(loss, {"w": array(3, 3)}, x=array(4, 3)) < TOLERANCE
+
+
+def test_the_loss_that_picks_by_label() -> None:
+    assert worst_deviation(of_labels, {"w": array(6, 3)}, x=array(4, 6), y=LABELS) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("window", "strides"),
+    [((1, 1, 2, 2, 1), (1, 1, 2, 2, 1)), ((1, 2, 2, 2, 1), (1, 2, 1, 2, 1)), ((2, 3), (1, 2))],
+)
+def test_windows_over_any_axes(window: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    shape = (2, 3, 6, 5, 2) if len(window) == 5 else (6, 9)
+
+    def loss(p: Any, x: Any) -> Any:
+        y = x * p["w"]
+        largest = lax.reduce_window(y, -jnp.inf, lax.max, window, strides, "VALID")
+        total = lax.reduce_window(y, 0.0, lax.add, window, strides, "SAME")
+        return (largest * jnp.linspace(-1, 1, largest.size).reshape(largest.shape)).sum() + (total**2).sum()
+
+    assert worst_deviation(loss, {"w": array(*shape)}, x=array(*shape, seed=1)) < TOLERANCE
+
+
+def dropped(p: Any, x: Any, key: Any) -> Any:
+    first, second = jax.random.split(key)
+    y = jnp.where(jax.random.bernoulli(first, 0.7, (40, 50)), x @ p["w"], 0.0)
+    return y.sum() + 0 * jax.random.normal(second, (3,)).sum() + (jax.random.uniform(second, (4,)) * 2).sum()
+
+
+def test_random_numbers_are_drawn_anew_and_used_twice_where_a_key_is() -> None:
+    parameters, x = {"w": jnp.ones((3, 50))}, jnp.ones((40, 3))
+    model = export_training_step(dropped, parameters, {"x": x, "key": jax.random.key(0)}, loss_scale=False)
+    assert [value.name for value in model.graph.input] == ["input.x", "param.w"]  # a key is no input
+    feeds = {"input.x": np.asarray(x), "param.w": np.asarray(parameters["w"])}
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    outputs = [session.run(["loss", "grad.w"], feeds) for _ in range(2)]
+    assert outputs[0][0] != outputs[1][0]
+    # Every element that was kept gives 3 to the loss and 1 to the gradient: the mask is the same both times.
+    for loss, gradient in outputs:
+        kept = gradient[0].sum()
+        assert 0.6 * 2000 < kept < 0.8 * 2000
+        assert 0 <= float(loss) - 3 * kept <= 8
+    recomputed = jax.checkpoint(dropped)
+    again = export_training_step(recomputed, parameters, {"x": x, "key": jax.random.key(0)}, loss_scale=False)
+    count = [node.op_type for node in again.graph.node].count("RandomUniform")
+    assert count == [node.op_type for node in model.graph.node].count("RandomUniform")
+
+
+def test_what_a_constant_key_draws_is_a_constant() -> None:
+    def loss(p: Any, x: Any) -> Any:
+        keep = jax.random.bernoulli(jax.random.fold_in(jax.random.PRNGKey(3), 1), 0.5, (4, 3))
+        return (jnp.where(keep, x @ p["w"], 0.0) * jax.random.normal(jax.random.key(1), (4, 3))).sum()
+
+    assert worst_deviation(loss, {"w": array(3, 3)}, x=array(4, 3)) < TOLERANCE

@@ -192,6 +192,21 @@ def test_modules_open_one_by_one(visit, layer) -> None:
     assert js(browser, rows) == before
 
 
+def test_on_paper_tables_are_whole_and_the_map_fits(visit, layer) -> None:
+    browser = visit(page_of(layer))
+    js(browser, "window.dispatchEvent(new Event('beforeprint'))")
+    assert set(shown(browser)) == {d.node for d in layer.plan.decisions}
+    assert not browser.find_elements("css selector", ".gap")
+    js(browser, "document.getElementById('map-tree').style.width = '600px'")
+    spans = "return [...document.querySelectorAll('#map-tree [role=treeitem]')]"
+    spans += ".map((i) => i.getBoundingClientRect().right)"
+    assert max(js(browser, spans)) <= js(
+        browser, "return document.getElementById('map-tree').getBoundingClientRect().right"
+    )
+    js(browser, "window.dispatchEvent(new Event('afterprint'))")
+    assert len(shown(browser)) < len(layer.plan.decisions)
+
+
 def test_casts_lead_to_their_nodes(visit, layer) -> None:
     browser = visit(page_of(layer))
     assert text_of(browser, "#casts-count") == f"{len(layer.plan.casts)} casts"

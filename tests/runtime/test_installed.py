@@ -11,12 +11,15 @@ from campo_onnx.runtime import installed
 
 ROOT = Path(__file__).parent.parent.parent
 MLP = ROOT / "tests" / "data" / "mlp.onnx"
+ALL = "onnxruntime,polars,safetensors"
 WITHOUT = """
 import sys
 
+missing = sys.argv.pop(1).split(",")
+
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "onnxruntime":
+        if name.partition(".")[0] in missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Block())
@@ -75,17 +78,19 @@ def test_two_wheels_are_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("missing", "words", "code", "told"),
     [
-        (("demo",), 0, "Wrote campo_demo"),
-        (("optimize", MLP, "--device", "v100", "--dry-run"), 0, "costs are estimated from public figures"),
-        (("devices", "h200"), 0, "memory bandwidth"),
-        (("bench", MLP), 8, "pip install onnxruntime"),
+        (ALL, ("demo",), 0, "Wrote campo_demo"),
+        (ALL, ("optimize", MLP, "--device", "v100", "--dry-run"), 0, "are estimated from public figures"),
+        (ALL, ("devices", "h200"), 0, "memory bandwidth"),
+        (ALL, ("bench", MLP), 8, "pip install onnxruntime"),
+        ("polars,safetensors", ("compare", MLP, "--device", "v100"), 0, "optimal"),
+        ("polars,safetensors", ("profile", MLP, "-o", "p"), 2, "needs polars: install it with pip install"),
     ],
 )
-def test_planning_from_public_figures_needs_none(tmp_path, words, code, told):
+def test_planning_from_public_figures_needs_none(tmp_path, missing, words, code, told):
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, *map(str, words)],
+        [sys.executable, "-c", WITHOUT, missing, *map(str, words)],
         cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "PATH": ""},
         capture_output=True, text=True, check=False,
     )  # fmt: skip

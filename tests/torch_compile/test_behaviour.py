@@ -186,6 +186,12 @@ def test_buffers_and_inputs_change_in_place() -> None:
         assert module.seen.data_ptr() == address
 
 
+def test_a_matrix_is_multiplied_with_a_vector_as_written() -> None:
+    """ONNX Runtime's own fusion of a transposed matrix with a vector is wrong."""
+    module = Applied(lambda w, x: (x.t() @ (x @ w)) * w)
+    assert worst_of_steps(module, [[torch.randn(4, 4)]]) < ROUNDING
+
+
 def untranslatable(w: Any, x: Any) -> Any:
     return F.dropout(torch.special.bessel_j0((w * x).sin()) + (w * x).exp() @ torch.ones(4, 4))
 

@@ -149,8 +149,17 @@ def export_function(
 
 
 def _names(tree: Any) -> Sequence[str]:
-    """Name each leaf by its path."""
-    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
-    return [
-        ".".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in p) for p in paths
-    ]
+    """Name each leaf by its path; that of a variable of flax.nnx ends with the variable."""
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)[0]]
+    return [".".join(map(_part, path)) for path in paths]
+
+
+def _is_variable(node: Any) -> bool:
+    # By name, since flax need not be installed; one that holds several arrays is taken apart as any tree is.
+    kinds = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(node).__mro__)
+    is_one = any(kind.startswith("flax.nnx") and kind.endswith(".Variable") for kind in kinds)
+    return is_one and len(jax.tree_util.tree_leaves(node)) == 1
+
+
+def _part(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))

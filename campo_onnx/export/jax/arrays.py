@@ -21,6 +21,7 @@ from campo_onnx.export.compact import (
     transpose,
 )
 from campo_onnx.export.graph import Graph
+from campo_onnx.export.jax.lookups import gathered, scattered
 from campo_onnx.export.products import matmul
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
@@ -159,9 +160,10 @@ def _gathered(
     *,
     dimension_numbers: Any,
     slice_sizes: Any,
+    mode: Any = None,
     **_: Any,
 ) -> Value:
-    """Look up whole rows, or one element per row; indices are taken to be within bounds."""
+    """Look up whole rows, one element per row, or windows; indices are taken to be within bounds."""
     d = dimension_numbers
     if _is_lookup(x.shape, d.start_index_map, d.collapsed_slice_dims, slice_sizes):
         rows = g.op("Gather", x, reshape(g, cast(g, indices, _INT64), indices.shape[:-1]), axis=0)
@@ -172,7 +174,7 @@ def _gathered(
             g, cast(g, indices, _INT64), (*x.shape[:-1], indices.elements // math.prod(x.shape[:-1]))
         )
         return reshape(g, g.op("GatherElements", x, index, axis=x.rank - 1), expected.shape)
-    raise UntranslatableError(f"any gather but a lookup of rows: {d}")
+    return gathered(g, expected, x, indices, dimension_numbers=d, slice_sizes=slice_sizes, mode=mode)
 
 
 def _is_lookup(shape: Sequence[int], mapped: Any, collapsed: Any, slice_sizes: Any) -> bool:
@@ -197,6 +199,7 @@ def _scatter_added(
     updates: Value,
     *,
     dimension_numbers: Any,
+    mode: Any = None,
     **_: Any,
 ) -> Value:
     d = dimension_numbers
@@ -213,7 +216,7 @@ def _scatter_added(
         picks = (*x.shape[:-1], indices.elements // math.prod(x.shape[:-1]))
         index, values = reshape(g, indices, picks), reshape(g, updates, picks)
         return g.op("ScatterElements", x, index, values, axis=x.rank - 1, reduction="add")
-    raise UntranslatableError(f"any scatter but the gradient of a lookup of rows: {d}")
+    return scattered("add", g, expected, x, indices, updates, dimension_numbers=d, mode=mode)
 
 
 def _is_zero(g: Graph, x: Value) -> bool:

@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any
 
-import numpy as np
 from onnx import TensorProto
 
 from campo_onnx.export.compact import cast, elementwise
@@ -26,19 +25,21 @@ _IDENTITIES = ("copy", "copy_p", "optimization_barrier", "stop_gradient")
 
 
 def _same(op_type: str, g: Graph, expected: Expected, *operands: Value, **_: Any) -> Value:
-    if op_type == "Div" and not np.issubdtype(operands[0].numpy_dtype, np.floating):
-        raise UntranslatableError("integers, whose quotient rounds otherwise")
     return elementwise(g, op_type, *operands)
 
 
 def _on_bool(op_type: str, g: Graph, expected: Expected, *operands: Value) -> Value:
-    if expected.dtype != _BOOL:
-        raise UntranslatableError("bits of integers")
-    return elementwise(g, op_type, *operands)
+    if expected.dtype == _BOOL:
+        return elementwise(g, op_type, *operands)
+    return elementwise(g, f"Bitwise{op_type}", *operands)
 
 
 def _unequal(g: Graph, expected: Expected, a: Value, b: Value) -> Value:
     return elementwise(g, "Not", elementwise(g, "Equal", a, b))
+
+
+def _remainder(g: Graph, expected: Expected, a: Value, b: Value, **_: Any) -> Value:
+    return g.op("Mod", a, b, fmod=1)  # with the sign of the dividend, as in C
 
 
 def _square(g: Graph, expected: Expected, x: Value) -> Value:
@@ -105,6 +106,7 @@ TRANSLATIONS: Table = table(
     *((name, partial(_on_bool, op_type)) for name, op_type in _ON_BOOL.items()),
     (_IDENTITIES, _identity),
     ("ne", _unequal),
+    ("rem", _remainder),
     ("square", _square),
     ("rsqrt", _rsqrt),
     ("integer_pow", _integer_pow),

@@ -1,23 +1,26 @@
 """From a jaxpr to an ONNX model."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import onnx
 from jax.extend import core
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.jax import arrays, elementwise, windows
+from campo_onnx.export.jax import arrays, elementwise, lookups, loops, random, windows
 from campo_onnx.export.translate import Constant, Operation, Read, TracedStep, refuse_unknown, translate_step
 from campo_onnx.export.translation import Expected, merged
 from campo_onnx.export.value import dtype_of
 
-TRANSLATIONS = merged([arrays.TRANSLATIONS, elementwise.TRANSLATIONS, windows.TRANSLATIONS])
+TRANSLATIONS = merged(
+    family.TRANSLATIONS for family in (arrays, elementwise, lookups, loops, random, windows)
+)
 
 _OUTERMOST = "the outermost scope"
 _CALLS = frozenset(
@@ -26,7 +29,7 @@ _CALLS = frozenset(
         *("custom_vjp_call_jaxpr", "jit", "pjit", "remat", "remat2"),
     }
 )
-_CONTROL_FLOW = frozenset({"cond", "scan", "switch", "while"})
+_CONTROL_FLOW = frozenset({"cond", "switch", "while"})
 _TRANSFORMS = re.compile(r"\b(?:jvp|transpose|vmap|remat|checkpoint|jit|pjit)\(|[()]")
 
 
@@ -47,34 +50,20 @@ def translate(closed: Any, inputs: Sequence[str], outputs: Sequence[str], *, ops
     UnsupportedModelError
         If a primitive, or the way it is used, has no translation.
     """
-    found = list(_primitives(closed.jaxpr, ""))
-    if flow := sorted({name for name, _ in found} & _CONTROL_FLOW):
-        raise UnsupportedModelError(
-            f"control flow cannot be exported: {', '.join(flow)}",
-            why="the graph of a training step is one straight line",
-            remedy="Write loops in Python, which unrolls them, and choose with jnp.where.",
-        )
-    refuse_unknown((row for row in found if row[0] not in _CALLS), TRANSLATIONS, _OUTERMOST)
     line = _StraightLine()
     variables = closed.jaxpr.invars
     refs = [line.fresh() for _ in variables]
     results = line.add(closed.jaxpr, closed.consts, refs, "")
+    operations = [item for item in line.body if isinstance(item, Operation)]
+    refuse_unknown(((each.kind, each.place) for each in operations), TRANSLATIONS, _OUTERMOST)
     step = TracedStep(
         inputs={n: (ref, _expected(v)) for n, ref, v in zip(inputs, refs, variables, strict=True)},
         body=line.body,
         outputs=dict(zip(outputs, results, strict=True)),
         outermost=_OUTERMOST,
     )
-    return translate_step(step, TRANSLATIONS, opset=opset, optional_inputs=frozenset())
-
-
-def _primitives(jaxpr: Any, scope: str) -> Iterator[tuple[str, str]]:
-    for equation in jaxpr.eqns:
-        inside = _scope(scope, str(equation.source_info.name_stack))
-        yield equation.primitive.name, inside
-        inner = _called(equation)
-        if inner is not None:
-            yield from _primitives(inner[0], inside)
+    keys = {n for n, v in zip(inputs, variables, strict=True) if _is_key(v.aval)}
+    return translate_step(step, TRANSLATIONS, opset=opset, optional_inputs=frozenset(keys))
 
 
 def _called(equation: Any) -> tuple[Any, Sequence[Any]] | None:
@@ -86,11 +75,12 @@ def _called(equation: Any) -> tuple[Any, Sequence[Any]] | None:
 
 
 class _StraightLine:
-    """Equations one after the other, those of called functions in place of the call."""
+    """Equations one after the other, those of called functions in place of the call, loops unrolled."""
 
     def __init__(self) -> None:
         self.body: list[Constant | Operation] = []
         self._numbers = count()
+        self._known: dict[int, Any] = {}
 
     def fresh(self) -> int:
         """Give a name to a tensor: a function that is called twice has the same variables both times."""
@@ -99,7 +89,7 @@ class _StraightLine:
     def add(self, jaxpr: Any, constants: Sequence[Any], arguments: Iterable[int], scope: str) -> list[int]:
         """Add a function's equations; gives its results."""
         refs: dict[Any, int] = dict(zip(jaxpr.invars, arguments, strict=True))
-        refs |= {v: self._constant(np.asarray(c)) for v, c in zip(jaxpr.constvars, constants, strict=True)}
+        refs |= {v: self._constant(c) for v, c in zip(jaxpr.constvars, constants, strict=True)}
 
         def ref(atom: Any) -> int:
             if isinstance(atom, core.Literal):
@@ -110,16 +100,75 @@ class _StraightLine:
             operands = [ref(atom) for atom in equation.invars]
             inside = _scope(scope, str(equation.source_info.name_stack))
             inner = _called(equation)
-            if inner is None:
-                results = self._operation(equation, operands, inside)
-            else:
+            if equation.primitive.name in _CONTROL_FLOW:
+                raise UnsupportedModelError(
+                    f"control flow cannot be exported: {equation.primitive.name} (in {inside or _OUTERMOST})",
+                    why="the graph of a training step is one straight line",
+                    remedy="Choose with jnp.where; loops of a known length are unrolled.",
+                )
+            if equation.primitive.name == "scan":
+                results = self._unrolled(equation, operands, inside)
+            elif inner is not None:
                 results = self.add(*inner, operands, inside)
+            elif _is_of_keys(equation) and all(o in self._known for o in operands):
+                results = self._computed(equation, operands)
+            else:
+                results = self._operation(equation, operands, inside)
             refs.update(zip(equation.outvars, results, strict=True))
         return [ref(atom) for atom in jaxpr.outvars]
 
+    def _unrolled(self, equation: Any, operands: Sequence[int], scope: str) -> list[int]:
+        """Add a loop's body once a turn."""
+        p = equation.params
+        body, first = p["jaxpr"], p["num_consts"] + p["num_carry"]
+        if p["length"] * len(body.jaxpr.eqns) > loops.MOST_OPERATIONS:
+            raise UnsupportedModelError(
+                f"a loop of {p['length']} turns (in {scope or _OUTERMOST}) is too long to be unrolled",
+                remedy="Shorten it, or write it as operations on the whole sequence.",
+            )
+        shared, carry = operands[: p["num_consts"]], list(operands[p["num_consts"] : first])
+        rows = [_expected(variable) for variable in body.jaxpr.invars[first:]]
+        turns = range(p["length"])[:: -1 if p["reverse"] else 1]
+        given: dict[int, list[int]] = {}
+        for turn in turns:
+            pairs = zip(operands[first:], rows, strict=True)
+            own = [self._new(loops.ROW, [ref], {"turn": turn}, row, scope) for ref, row in pairs]
+            results = self.add(body.jaxpr, body.consts, [*shared, *carry, *own], scope)
+            carry, given[turn] = results[: p["num_carry"]], results[p["num_carry"] :]
+        stacks = equation.outvars[p["num_carry"] :]
+        return carry + [
+            self._new(loops.STACK, [given[turn][i] for turn in sorted(given)], {}, _expected(variable), scope)
+            for i, variable in enumerate(stacks)
+        ]
+
+    def _computed(self, equation: Any, operands: Sequence[int]) -> list[int]:
+        """Let JAX compute what keys make that are constant."""
+        results = equation.primitive.bind(*(self._known[o] for o in operands), **equation.params)
+        return [self._constant(r) for r in (results if equation.primitive.multiple_results else [results])]
+
+    def _new(
+        self,
+        kind: str,
+        operands: Sequence[int],
+        parameters: Mapping[str, Any],
+        expected: Expected,
+        scope: str,
+    ) -> int:
+        ref = self.fresh()
+        arguments = partial(_arguments, operands, parameters)
+        self.body.append(
+            Operation(kind=kind, place=scope, arguments=arguments, expected=[expected], results=[ref])
+        )
+        return ref
+
     def _constant(self, array: Any) -> int:
         ref = self.fresh()
-        self.body.append(Constant(ref=ref, array=array))
+        self._known[ref] = array
+        # A key is no array, and nothing reads it but what makes others of it.
+        is_key = hasattr(array, "dtype") and jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+        self.body.append(
+            Constant(ref=ref, array=np.zeros(array.shape, np.uint32) if is_key else np.asarray(array))
+        )
         return ref
 
     def _operation(self, equation: Any, operands: Sequence[int], scope: str) -> list[int]:
@@ -144,7 +193,18 @@ def _parameters(equation: Any) -> Mapping[str, Any]:
     return {k: v for k, v in equation.params.items() if not isinstance(v, jax.sharding.Sharding)}
 
 
+def _is_of_keys(equation: Any) -> bool:
+    makes_keys = equation.primitive.name in random.KEYS
+    return makes_keys or any(hasattr(v.aval, "dtype") and _is_key(v.aval) for v in equation.invars)
+
+
+def _is_key(aval: Any) -> bool:
+    return bool(jnp.issubdtype(aval.dtype, jax.dtypes.prng_key))
+
+
 def _expected(variable: Any) -> Expected:
+    if _is_key(variable.aval):
+        return Expected(dtype=dtype_of(np.uint32), shape=tuple(variable.aval.shape))
     return Expected(dtype=dtype_of(variable.aval.dtype), shape=tuple(variable.aval.shape))
 
 

@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from campo_onnx.export.compact import elementwise, full, pad, reshape, transpose
+from campo_onnx.export.compact import crop, elementwise, full, pad, reshape, transpose
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.jax.arrays import spread
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
+
+_MOST_AXES = 3  # what providers pool over
 
 
 def _inverse(permutation: Sequence[int]) -> list[int]:
@@ -52,29 +55,56 @@ def _convolution(
     return transpose(g, result, _inverse(spec.out_spec))
 
 
-def _spatial_last(window: Sequence[int]) -> list[int]:
-    """Give the order of axes that puts what the window covers behind batch and channels."""
-    spatial = [axis for axis, size in enumerate(window) if size > 1]
-    others = [axis for axis in range(len(window)) if axis not in spatial]
-    if len(others) != 2:
-        raise UntranslatableError(f"a window of shape {tuple(window)}, which leaves no batch and channels")
-    return others + spatial
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Laid:
+    """How axes are laid for a window: batch and channels first, then what the window covers.
+
+    Parameters
+    ----------
+    others, spatial
+        Axes that it does not cover, and axes that it does.
+    """
+
+    others: tuple[int, ...]
+    spatial: tuple[int, ...]
+
+    @classmethod
+    def of(cls, window: Sequence[int]) -> "_Laid":
+        """Tell the axes of a window apart."""
+        spatial = tuple(axis for axis, size in enumerate(window) if size > 1) or (len(window) - 1,)
+        if len(spatial) > _MOST_AXES:
+            raise UntranslatableError(f"a window of shape {tuple(window)}, over more than three axes")
+        return cls(others=tuple(axis for axis in range(len(window)) if axis not in spatial), spatial=spatial)
+
+    def laid(self, g: Graph, x: Value) -> Value:
+        """Lay a tensor so."""
+        turned = transpose(g, x, [*self.others, *self.spatial])
+        if len(self.others) == 2:
+            return turned
+        outer = math.prod(x.shape[i] for i in self.others)
+        return reshape(g, turned, (outer, 1, *(x.shape[i] for i in self.spatial)))
+
+    def back(self, g: Graph, y: Value, shape: Sequence[int]) -> Value:
+        """Lay a result of this shape as the tensor was."""
+        apart = reshape(g, y, [shape[i] for i in (*self.others, *self.spatial)])
+        return transpose(g, apart, _inverse([*self.others, *self.spatial]))
 
 
 def _max_pool(
     g: Graph, x: Value, *, window_dimensions: Any, window_strides: Any, padding: Any, outputs: int
-) -> tuple[list[int], tuple[Value, ...]]:
-    order = _spatial_last(window_dimensions)
-    spatial = order[2:]
+) -> tuple[_Laid, tuple[Value, ...]]:
+    laid = _Laid.of(window_dimensions)
+    if any(window_strides[i] != 1 or tuple(padding[i]) != (0, 0) for i in laid.others):
+        raise UntranslatableError("a window of one element that moves by more, or is padded")
     pooled = g.ops(
         "MaxPool",
-        transpose(g, x, order),
+        laid.laid(g, x),
         outputs=outputs,
-        kernel_shape=[window_dimensions[i] for i in spatial],
-        strides=[window_strides[i] for i in spatial],
-        pads=[*(padding[i][0] for i in spatial), *(padding[i][1] for i in spatial)],
+        kernel_shape=[window_dimensions[i] for i in laid.spatial],
+        strides=[window_strides[i] for i in laid.spatial],
+        pads=[*(padding[i][0] for i in laid.spatial), *(padding[i][1] for i in laid.spatial)],
     )
-    return order, pooled
+    return laid, pooled
 
 
 def _refuse_dilation(*dilations: Any) -> None:
@@ -87,7 +117,7 @@ def _window_max(
     base_dilation: Any, window_dilation: Any, **_: Any,
 ) -> Value:  # fmt: skip
     _refuse_dilation(base_dilation, window_dilation)
-    order, (y,) = _max_pool(
+    laid, (y,) = _max_pool(
         g,
         x,
         window_dimensions=window_dimensions,
@@ -95,7 +125,7 @@ def _window_max(
         padding=padding,
         outputs=1,
     )
-    return transpose(g, y, _inverse(order))
+    return laid.back(g, y, expected.shape)
 
 
 def _window_sum(
@@ -103,16 +133,17 @@ def _window_sum(
     base_dilation: Any, window_dilation: Any, **_: Any,
 ) -> Value:  # fmt: skip
     _refuse_dilation(window_dilation)
-    order = _spatial_last(window_dimensions)
-    spatial = order[2:]
+    laid = _Laid.of(window_dimensions)
     for axis, dilation in enumerate(base_dilation):
         x = spread(g, x, axis, dilation - 1)
     x = pad(g, x, [low for low, _ in padding], [high for _, high in padding])
-    kernel = [window_dimensions[i] for i in spatial]
-    strides = [window_strides[i] for i in spatial]
-    mean = g.op("AveragePool", transpose(g, x, order), kernel_shape=kernel, strides=strides)
+    steps = [window_strides[i] if i in laid.others else 1 for i in range(x.rank)]
+    x = crop(g, x, [0] * x.rank, list(x.shape), steps)  # a window of one element only leaves elements out
+    kernel = [window_dimensions[i] for i in laid.spatial]
+    strides = [window_strides[i] for i in laid.spatial]
+    mean = g.op("AveragePool", laid.laid(g, x), kernel_shape=kernel, strides=strides)
     total = elementwise(g, "Mul", mean, g.scalar(math.prod(kernel), x.dtype))
-    return transpose(g, total, _inverse(order))
+    return laid.back(g, total, expected.shape)
 
 
 def _select_and_scatter_add(
@@ -122,7 +153,7 @@ def _select_and_scatter_add(
     """Give each gradient to the largest element of its window."""
     if select_prim.name != "ge":
         raise UntranslatableError(f"selection by {select_prim.name}")
-    order, pooled = _max_pool(
+    laid, pooled = _max_pool(
         g,
         x,
         window_dimensions=window_dimensions,
@@ -132,9 +163,9 @@ def _select_and_scatter_add(
     )
     zeros = full(g, (x.elements,), 0, source.dtype)
     flat = reshape(g, pooled[1], (source.elements,))
-    values = reshape(g, transpose(g, source, order), (source.elements,))
+    values = reshape(g, laid.laid(g, source), (source.elements,))
     added = g.op("ScatterElements", zeros, flat, values, axis=0, reduction="add")
-    return transpose(g, reshape(g, added, [x.shape[i] for i in order]), _inverse(order))
+    return laid.back(g, added, x.shape)
 
 
 TRANSLATIONS: Table = table(

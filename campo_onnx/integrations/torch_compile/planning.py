@@ -31,20 +31,17 @@ class Planned:
     plan
         Every decision.
     imported
-        The graph, with the plan carried out; emulated where `is_emulated`.
-    is_mixed
-        Whether it holds low tensors.
+        The graph with the plan executed; emulated on a CPU.
     """
 
     plan: Plan
     imported: Imported
-    is_mixed: bool
 
 
 def plan_graph(
     model: onnx.ModelProto, tangents: Mapping[str, str], settings: Settings, provider: str
 ) -> Planned:
-    """Plan a graph and carry the plan out.
+    """Plan a graph and execute the plan.
 
     Parameters
     ----------
@@ -62,10 +59,9 @@ def plan_graph(
     plan = _kept_plan(given, settings.options(provider), folder)
     mixed = rewrite(given, plan) if plan.low_nodes else given.model
     mixed = _without_handover(mixed)
-    is_mixed = bool(plan.low_nodes)
-    if is_mixed and provider == "cpu":
+    if plan.low_nodes and provider == "cpu":
         mixed = emulate(mixed)
-    return Planned(plan=plan, imported=import_model(mixed, any_type=True), is_mixed=is_mixed)
+    return Planned(plan=plan, imported=import_model(mixed, any_type=True))
 
 
 def _kept_plan(given: Imported, options: Options, folder: Path | None) -> Plan:

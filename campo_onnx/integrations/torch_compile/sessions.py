@@ -71,8 +71,6 @@ def open_part(
     reads: Mapping[str, torch.device],
     writes: Sequence[str],
     device: torch.device,
-    *,
-    as_written: bool,
 ) -> AddressedSession:
     """Load a part of a graph.
 
@@ -86,8 +84,6 @@ def open_part(
         Outputs.
     device
         Where it runs.
-    as_written
-        Whether nodes run as written, not fused.
     """
     provider = provider_of(device)
     model = part_of(imported, nodes, list(reads), writes)
@@ -97,7 +93,6 @@ def open_part(
         machine(provider, torch.get_num_threads() if provider == "cpu" else 0),
         [place(name, imported, where) for name, where in reads.items()],
         [_renamed(place(name, imported, device), as_) for name, as_ in zip(writes, shown, strict=True)],
-        as_written=as_written or provider == "cuda",
         stream=torch.cuda.current_stream(device).cuda_stream if provider == "cuda" else 0,
     )
 

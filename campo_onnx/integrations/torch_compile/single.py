@@ -30,11 +30,7 @@ class Piece:
         self._reads = [known[name] for name in planned.imported.view.inputs]
         reads = {name: flat.device_of(name) for name in planned.imported.view.inputs}
         writes = [t.name for t in flat.outputs]
-        self._session = (
-            open_part(planned.imported, None, reads, writes, self._device, as_written=planned.is_mixed)
-            if writes
-            else None
-        )
+        self._session = open_part(planned.imported, None, reads, writes, self._device) if writes else None
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """Run it."""

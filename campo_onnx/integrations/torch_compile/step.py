@@ -120,7 +120,7 @@ class TrainingStep:
         reads = {t: self.flat.device_of(t) for t in imported.view.tensors if t in outside}
         if not writes:
             return _Half(None, ())
-        session = open_part(imported, nodes, reads, writes, device, as_written=self.planned.is_mixed)
+        session = open_part(imported, nodes, reads, writes, device)
         return _Half(session, tuple(reads))
 
     def forward(self, arguments: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:

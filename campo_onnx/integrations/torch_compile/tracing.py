@@ -9,7 +9,9 @@ import torch._functorch.config
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
+from campo_onnx.export.torch.parts import FUNCTIONS, OPERATIONS
 from campo_onnx.export.torch.translate import translations
 
 OPSET = 20
@@ -28,15 +30,24 @@ def decompositions() -> Mapping[Any, Any]:
     """
     return {
         operation: rule
-        for operation, rule in core_aten_decompositions().items()
+        for operation, rule in {**core_aten_decompositions(), **OPERATIONS}.items()
         if operation not in TABLE and not any(name in str(operation) for name in _NO_GRADIENT)
     }
 
 
+class _TakenApart(TorchFunctionMode):
+    """While active, functions are traced in parts whose gradients have translations."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return FUNCTIONS.get(func, func)(*args, **(kwargs or {}))
+
+
 @contextmanager
-def _plain_kernels() -> Iterator[None]:
+def _in_parts() -> Iterator[None]:
     """Let attention be traced as products and a softmax, and backward passes run twice if told to."""
-    with sdpa_kernel(SDPBackend.MATH), torch._functorch.config.patch(donated_buffer=False):
+    with sdpa_kernel(SDPBackend.MATH), torch._functorch.config.patch(donated_buffer=False), _TakenApart():
         yield
 
 
@@ -69,7 +80,7 @@ def traced(
         decompositions=decompositions(),
     )
     # AOTAutograd traces now, so the choice of kernels now is what ends up in its graphs.
-    with _plain_kernels():
+    with _in_parts():
         return aot(gm, inputs)
 
 

@@ -13,7 +13,7 @@ function drawMap() {
   const width = map.clientWidth, parts = [];
   let deepest = 0;
   const place = (entry, left, span, level) => {
-    parts.push({ ...entry, left, span, level });
+    parts.push({ ...entry, left, span, level, whole: width });
     deepest = Math.max(deepest, level);
   };
   // Neighbours too narrow to be seen are one part, with the sum of their precisions.
@@ -74,9 +74,9 @@ function drawn(part) {
   const item = make("div", { role: "treeitem", "aria-level": part.level + 1, "aria-label": spoken(part), tabindex: -1,
     class: isNode ? KIND[is] : "module" });
   if (part.module !== undefined) item.setAttribute("aria-expanded", "true");
-  item.style.left = `${part.left}px`;
+  item.style.left = `${(100 * part.left) / part.whole}%`;  // which paper has another width than the window
   item.style.top = `${part.level * LEVEL_PX}px`;
-  item.style.width = `${part.span}px`;
+  item.style.width = `${(100 * part.span) / part.whole}%`;
   if (part.span < 12) item.style.padding = "0";
   if (part.span < 6) item.classList.add("thin");
   if (!isNode) {

@@ -49,6 +49,7 @@ function start() {
   }
   const choice = byId("strategy");
   if (choice) choice.addEventListener("input", () => { STATE.plan = Number(choice.value); changed(); });
+  window.addEventListener("beforeprint", () => { for (const folded of document.querySelectorAll("details")) folded.open = true; });
   let drawnAt = byId("map-tree").clientWidth;
   new ResizeObserver(() => {
     const width = byId("map-tree").clientWidth;

@@ -1,6 +1,6 @@
 "use strict";
 // A table of any length: only the rows in sight exist. Columns sort by their headers.
-const ROW_PX = 31, BEYOND = 12;
+const ROW_PX = 31, BEYOND = 12, PRINTED = 200;
 
 class LongTable {
   // columns: {title, width, number, optional, key(row), cell(row)}; choose(row) when a row is opened.
@@ -21,6 +21,10 @@ class LongTable {
     scroll.addEventListener("scroll", () => this.draw(), { passive: true });
     table.addEventListener("keydown", (event) => this.move(event));
     new ResizeObserver(() => this.draw()).observe(scroll);
+    this.rest = make("p", { class: "quiet printed" });
+    scroll.after(this.rest);
+    window.addEventListener("beforeprint", () => { this.printing = true; this.draw(); });
+    window.addEventListener("afterprint", () => { this.printing = false; this.draw(); });
   }
 
   classOf(column) { return [column.number ? "number" : "", column.optional ? "optional" : ""].join(" ").trim(); }
@@ -59,6 +63,13 @@ class LongTable {
   }
 
   draw() {
+    if (this.printing) {
+      const drawn = Math.min(this.rows.length, PRINTED);
+      this.drawn = null;
+      this.body.replaceChildren(...Array.from({ length: drawn }, (_, index) => this.row(index)));
+      this.rest.textContent = drawn < this.rows.length ? `The first ${count(drawn)}; the file has all ${count(this.rows.length)}.` : "";
+      return;
+    }
     const first = Math.max(0, Math.floor(this.scroll.scrollTop / ROW_PX) - BEYOND);
     const last = Math.min(this.rows.length, Math.ceil((this.scroll.scrollTop + this.scroll.clientHeight) / ROW_PX) + BEYOND);
     if (this.drawn === `${first} ${last}`) return;

@@ -1,0 +1,100 @@
+"""The table of models: what is taken, and how exact it is.
+
+    python -m benchmarks.models [--only STEP,...] [--limit-s S]
+
+Runs until it says that all is done; killed, it goes on where it was. Writes results/models.json and .md.
+"""
+
+import argparse
+import gc
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from benchmarks.models import by_hand, exactness, from_diffusers, from_timm, from_transformers
+from benchmarks.models.case import Case
+from benchmarks.pages import made, publish
+from benchmarks.steps import Call, Records, Step, StepError, add_arguments, call_of, drive
+from campo_onnx.errors import UnsupportedModelError
+
+_WARMED: list[bool] = []
+_PACKAGES = ("torch", "transformers", "timm", "diffusers", "jax", "flax", "equinox", "optax")
+
+
+def _torch_case(build: Callable[[], Case], _: Call) -> dict[str, Any]:
+    import torch
+
+    if not _WARMED:
+        from_timm.without_kernels_of_torchvision()
+        warnings.simplefilter("ignore")
+        _WARMED.append(True)
+    torch.manual_seed(0)
+    return _measured(build, exactness.from_torch, exactness.in_torch)
+
+
+def _jax_case(build: Callable[[], Case], _: Call) -> dict[str, Any]:
+    from benchmarks.models import with_jax
+
+    return _measured(build, with_jax.from_jax, with_jax.in_jax)
+
+
+def _measured(build: Callable[[], Case], export: Any, train: Any) -> dict[str, Any]:
+    try:
+        return exactness.measured(build(), export, train)
+    except UnsupportedModelError as error:
+        return {"refused": str(error)}
+    except Exception as error:  # one model must not end the table
+        raise StepError(f"{type(error).__name__}: {error}") from error
+    finally:
+        gc.collect()
+
+
+def steps() -> list[Step]:
+    """Give one step for each configuration."""
+    families: Mapping[str, tuple[Mapping[str, Callable[[], Case]], Callable[..., Any]]] = {
+        "by hand": (by_hand.CASES, _torch_case),
+        "diffusers": (from_diffusers.CASES, _torch_case),
+        "timm": (from_timm.CASES, _torch_case),
+        "transformers": (from_transformers.CASES, _torch_case),
+        **_jax_families(),
+    }
+    return [
+        Step(name=f"{family.replace(' ', '_')}.{name}", work=partial(work, build), seconds=20.0)
+        for family, (cases, work) in families.items()
+        for name, build in cases.items()
+    ]
+
+
+def _jax_families() -> dict[str, Any]:
+    from benchmarks.models import with_jax
+
+    return {family: (cases, _jax_case) for family, cases in with_jax.FAMILIES.items()}
+
+
+def collect(records: Records) -> dict[str, Any]:
+    """Put together what is on record."""
+    rows = []
+    for step in steps():
+        known = records.find(step.name)
+        if known is None:
+            continue
+        family, _, model = step.name.partition(".")
+        result = known.get("result") or {"failed": known["failure"]}
+        rows.append({"family": family.replace("_", " "), "model": model, **result})
+    return {"made": made(*_PACKAGES), "rows": rows, "limit": exactness.LIMIT, "device": exactness.PLANNED_FOR}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what is left to do, and write the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_arguments(parser, "models_out")
+    options = parser.parse_args(arguments)
+    return drive(steps(), call_of(options), options, lambda records: publish("models", collect(records)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""What an unrolled loop needs besides its body: the row each turn reads, and a stack of what they give."""
+
+from collections.abc import Sequence
+
+from campo_onnx.export.compact import concat, crop, reshape
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.translation import Expected, Table, table
+from campo_onnx.export.value import Value
+
+ROW, STACK = "row of a loop", "rows of a loop"
+"""Kinds of these operations; no primitives of JAX."""
+
+MOST_OPERATIONS = 20_000
+"""Operations that a loop may become."""
+
+
+def _row(g: Graph, expected: Expected, x: Value, *, turn: int) -> Value:
+    starts, ends = [0] * x.rank, list(x.shape)
+    starts[0], ends[0] = turn, turn + 1
+    return reshape(g, crop(g, x, starts, ends), expected.shape)
+
+
+def _stack(g: Graph, expected: Expected, *rows: Value) -> Value:
+    parts: Sequence[Value] = [reshape(g, row, (1, *row.shape)) for row in rows]
+    return concat(g, parts, 0)
+
+
+TRANSLATIONS: Table = table((ROW, _row), (STACK, _stack))
