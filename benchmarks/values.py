@@ -26,7 +26,14 @@ _WITHOUT = frozenset({Reason.OVERFLOW, Reason.UNDERFLOW, Reason.SCALAR_INPUT})
 _OF_VALUES = frozenset(
     {
         *(Reason.VALUE_OVERFLOW, Reason.VALUE_UNDERFLOW, Reason.INTEGERS, Reason.SQUARES),
-        *(Reason.UNKNOWN_MASK, Reason.UNSCALED, Reason.GRADIENT_PRODUCT, Reason.SCALED_SUM),
+        *(
+            Reason.VALUE_ROUNDING,
+            Reason.LOGARITHM,
+            Reason.UNKNOWN_MASK,
+            Reason.UNSCALED,
+            Reason.GRADIENT_PRODUCT,
+            Reason.SCALED_SUM,
+        ),
     }
 )
 

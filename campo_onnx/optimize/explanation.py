@@ -15,6 +15,7 @@ _REMEDIES = {
     Reason.SCALAR_INPUT: "--range {tensor}=LOW:HIGH tells its size.",
     Reason.VALUE_OVERFLOW: "bf16 has the range of FP32.",
     Reason.VALUE_UNDERFLOW: "bf16 has the range of FP32.",
+    Reason.VALUE_ROUNDING: "--range tells how far apart the values of an input are.",
     Reason.SQUARES: "--inputs FILE.npz or --range tells the size of what comes in.",
     Reason.UNSCALED: "Divide by the loss scale later, in the weight update.",
     Reason.GRADIENT_PRODUCT: "Export the step with a loss scale, as campo_onnx.export does.",

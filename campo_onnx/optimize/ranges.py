@@ -1,16 +1,17 @@
 """What is known of the values of every tensor of a graph, found in one pass from inputs to outputs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import NodeProto, TensorProto, numpy_helper
 
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.sort import bodies
 from campo_onnx.ir.statistics import statistics_of
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
@@ -24,6 +25,7 @@ _VIEWS = frozenset(
     for op in ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose")
 )
 _FEW_ELEMENTS = 16
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,7 @@ def value_ranges(
             f"--range names {unknown[0]!r}, which is not an input of the graph",
             remedy=f"The inputs are: {', '.join(view.inputs[:12])}{' ...' if len(view.inputs) > 12 else ''}",
         )
-    forward = _Pass(view)
+    forward = _Pass(view, _body_constants(imported))
     defaults = {tensor.name: tensor for tensor in imported.model.graph.initializer}
     for name, info in view.tensors.items():
         if info.kind is TensorKind.CONSTANT:
@@ -89,9 +91,9 @@ def value_ranges(
 class _Pass:
     """The ranges found so far. Equal ranges are one object, so that nodes alike are looked at once."""
 
-    def __init__(self, view: GraphView) -> None:
+    def __init__(self, view: GraphView, inside: Mapping[str, tuple[ValueRange, ...]]) -> None:
         self.found: dict[str, ValueRange] = {}
-        self._view = view
+        self._view, self._inside = view, inside
         self._distinct: dict[ValueRange, ValueRange] = {}
         self._propagated: dict[tuple[int, ...], tuple[ValueRange, ...]] = {}
 
@@ -103,6 +105,9 @@ class _Pass:
         if all(tensor in found for tensor in node.outputs if tensor):
             return  # a constant, or nothing
         inputs = tuple(_known(tensor, view, found) if tensor else None for tensor in node.inputs)
+        # What a body reads from around it, and its own constants, may be what it returns.
+        inputs += tuple(_known(tensor, view, found) for tensor in node.captures if view.is_float32(tensor))
+        inputs += self._inside.get(node.name, ())
         signature = view.signature(node.name)
         key = (id(signature), *map(id, inputs))
         results = self._propagated.get(key)
@@ -115,6 +120,36 @@ class _Pass:
             if not kept.source and _is_extreme(kept):
                 kept = kept.named(tensor)
             self.add(tensor, kept)
+
+
+def _body_constants(imported: Imported) -> Mapping[str, tuple[ValueRange, ...]]:
+    """Extreme floating-point constants in the bodies of If, Loop and Scan, by node name."""
+    found: dict[str, tuple[ValueRange, ...]] = {}
+    for node in imported.model.graph.node:
+        known = [_of_constant(name, tensor, imported) for name, tensor in _inside(node)]
+        if extreme := [one for one in known if _is_extreme(one)]:
+            found[node.name] = tuple(extreme)
+    return MappingProxyType(found)
+
+
+def _inside(node: NodeProto) -> Iterator[tuple[str, TensorProto]]:
+    for body in bodies(node):
+        tensors = [(tensor.name, tensor) for tensor in body.initializer]
+        for inner in body.node:
+            tensors += [(inner.output[0], tensor) for tensor in _held(inner)]
+            yield from _inside(inner)
+        yield from ((name, tensor) for name, tensor in tensors if tensor.data_type in _FLOATS)
+
+
+def _held(node: NodeProto) -> Iterator[TensorProto]:
+    """The tensors that a Constant or ConstantOfShape has as attributes."""
+    if node.op_type in ("Constant", "ConstantOfShape"):
+        for attribute in node.attribute:
+            if attribute.name == "value":
+                yield attribute.t
+            elif attribute.name in ("value_float", "value_floats"):
+                value = np.array(attribute.floats or attribute.f, np.float32)
+                yield numpy_helper.from_array(value)
 
 
 def _is_extreme(known: ValueRange) -> bool:

@@ -68,6 +68,17 @@ class Reason(Enum):
         "{tensor!r} gets as small as {value:.4g}, too small for {low}; it comes from {source!r}",
         "a value the low precision loses",
     )
+    VALUE_ROUNDING = (
+        "value-rounding",
+        "the values of {tensor!r} lie so close to {value:.4g} that {low} hardly tells them apart; that comes "
+        "from {source!r}",
+        "values too close together for the low precision",
+    )
+    LOGARITHM = (
+        "logarithm",
+        "{tensor!r} comes close to 0, or to 1 and is taken from 1, before a logarithm",
+        "values close to 0 before a logarithm",
+    )
     INTEGERS = (
         "integers",
         "{tensor!r} counts in integers that may exceed {largest:,}, up to which {low} is exact",

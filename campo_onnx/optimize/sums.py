@@ -11,7 +11,8 @@ from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 
 _SUMS = frozenset(
     {
-        *(OpKey("", op) for op in ("GlobalAveragePool", "ReduceL1", "ReduceMean", "ReduceSum", "CumSum")),
+        *(OpKey("", op) for op in ("AveragePool", "CumSum", "GlobalAveragePool", "ReduceL1", "ReduceLogSum")),
+        *(OpKey("", op) for op in ("ReduceMean", "ReduceSum")),
         OpKey("com.microsoft", "ReduceSumTraining"),
     }
 )
@@ -75,7 +76,7 @@ class _Squares:
     def __init__(self, view: GraphView, ranges: Mapping[str, ValueRange], low: Precision) -> None:
         self.found: dict[str, str] = {}
         self._view, self._ranges, self._low = view, ranges, low
-        self._leads_on = leading_to_sums(view)
+        self._leads_on = leading_to_sums(view, ranges)
         self._squares: set[str] = set()
         self._long_sums: set[str] = set()
         self._norms: set[str] = set()
@@ -110,7 +111,7 @@ class _Squares:
             if read in self._long_sums:
                 self._norms.update(outputs)
             return
-        is_sum = node.op in _SUMS
+        is_sum = node.op in _SUMS or _adds_up(node, self._ranges)
         if not is_sum and node.op not in _CARRIERS:
             return
         if is_sum or node.outputs[0] in self._leads_on or read not in self._leads_on:
@@ -173,12 +174,14 @@ def _origin(tensor: str, view: GraphView, through: frozenset[OpKey] = _VIEWS) ->
     return tensor
 
 
-def leading_to_sums(view: GraphView) -> frozenset[str]:
+def leading_to_sums(view: GraphView, ranges: Mapping[str, ValueRange]) -> frozenset[str]:
     """Tensors that a sum over many values takes in, directly or through views and sums of two."""
     found: set[str] = set()
     for node in reversed(view.nodes):
         if node.op in _SUMS and _is_sum(node, view):
             found.add(node.inputs[0])
+        elif _adds_up(node, ranges):
+            found.update(node.inputs[:2])
         elif node.op in _CARRIERS and any(t in found for t in node.outputs):
             found.update(_carried(node))
     return frozenset(found)
@@ -191,7 +194,15 @@ def _carried(node: OpNode) -> Iterator[str]:
             yield node.inputs[position]
 
 
+def _adds_up(node: OpNode, ranges: Mapping[str, ValueRange]) -> bool:
+    """Whether a product with a constant of equal values, ones say, stands for a sum."""
+    known = (ranges.get(t, UNKNOWN) for t in node.inputs[:2])
+    return node.op in _CONTRACTIONS and any(not r.varies and 0.0 != r.lowest == r.highest for r in known)
+
+
 def _is_sum(node: OpNode, view: GraphView) -> bool:
+    if node.op == OpKey("", "AveragePool"):
+        return True
     before, after = view.tensors[node.inputs[0]].elements, view.tensors[node.outputs[0]].elements
     return before is None or after is None or after < before
 
@@ -222,7 +233,7 @@ def gradient_products_summed(
     """
     if low.largest > _NARROW:
         return frozenset()
-    leads_on = leading_to_sums(view)
+    leads_on = leading_to_sums(view, ranges)
     found = set()
     for node in view.nodes:
         if node.op != OpKey("", "Mul") or node.name in forward or node.outputs[0] not in leads_on:

@@ -1,7 +1,10 @@
 """Which values a low precision would lose, node by node: what may not go low, and the value that says so."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from campo_onnx.ir.view import FLOAT, GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
@@ -22,6 +25,20 @@ _WORST_ROUNDING = 0.01
 """Relative error beyond which a derived value counts as lost."""
 
 
+_FEW_STEPS = 4.0
+_LARGEST = float(np.finfo(np.float32).max)
+_PROBABILITIES = frozenset(
+    {*(OpKey("", op) for op in ("Exp", "Sigmoid", "Softmax")), OpKey("com.microsoft", "BiasSoftmax")}
+)
+_TO_LOGARITHMS = frozenset(
+    OpKey("", op)
+    for op in (
+        *("Add", "Cast", "Clip", "Expand", "Flatten", "Gather", "GatherElements", "Identity", "Max", "Min"),
+        *("Reshape", "Slice", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"),
+    )
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostValue:
     """A value that a node reads or writes and a low precision does not hold.
@@ -38,6 +55,8 @@ class LostValue:
         Whether it becomes infinite.
     is_integer
         Whether it is a count or a position that would no longer be exact.
+    is_rounded
+        Whether the values around it become one and the same.
     """
 
     tensor: str
@@ -45,6 +64,7 @@ class LostValue:
     value: float
     overflows: bool = False
     is_integer: bool = False
+    is_rounded: bool = False
 
 
 def lost_values(
@@ -92,11 +112,22 @@ def _lost_at(
         source = known.source or tensor
         is_exact = view.tensors[tensor].kind is TensorKind.CONSTANT or not known.varies
         if known.magnitude > low.largest:
-            yield LostValue(tensor=tensor, source=source, value=known.extreme, overflows=True)
+            # Nothing beyond FP32's own reach occurs, and a plan file holds no infinity.
+            value = math.copysign(min(known.magnitude, _LARGEST), known.extreme)
+            yield LostValue(tensor=tensor, source=source, value=value, overflows=True)
         elif _smallest(known) < _least(low, is_exact=is_exact):
             yield LostValue(tensor=tensor, source=source, value=_smallest(known))
+        elif _is_narrow(known, low):
+            yield LostValue(tensor=tensor, source=source, value=known.extreme, is_rounded=True)
         elif tensor in counted:
             yield LostValue(tensor=tensor, source=tensor, value=known.bound, is_integer=True)
+
+
+def _is_narrow(known: ValueRange, low: Precision) -> bool:
+    """Whether a few steps of `low` are as wide as all values: x + 30000."""
+    width = known.expected_highest - known.expected_lowest
+    step = known.magnitude * 2.0**-low.fraction_bits
+    return known.varies and not known.from_integers and 0.0 < width < _FEW_STEPS * step
 
 
 def _smallest(known: ValueRange) -> float:
@@ -158,3 +189,34 @@ def _exact_integers(view: GraphView, ranges: Mapping[str, ValueRange], low: Prec
 
 def _are_arrays(node: OpNode, view: GraphView) -> bool:
     return all(view.tensors[t].kind is not TensorKind.CONSTANT for t in node.inputs if t)
+
+
+def before_logarithms(view: GraphView) -> Mapping[str, str]:
+    """Find exponentials and probabilities whose logarithm is taken, up to the logarithm.
+
+    FP16 makes exp(-17) zero and 0.9999 one: log(p) or log(1 - p) is then infinite, or that of a guard,
+    where FP32 says -17 or -9.2.
+
+    Returns
+    -------
+    mapping
+        The probability, by node name.
+    """
+    found: dict[str, str] = {}
+    for logarithm in (node for node in view.nodes if node.op == OpKey("", "Log")):
+        met = {logarithm.name: logarithm}
+        source = ""
+        pending = [logarithm]
+        while pending:
+            for tensor in pending.pop().inputs:
+                producer = view.producer.get(tensor)
+                if producer is None or producer.name in met:
+                    continue
+                if producer.op in _PROBABILITIES:
+                    met[producer.name], source = producer, tensor
+                elif producer.op in _TO_LOGARITHMS:
+                    met[producer.name] = producer
+                    pending.append(producer)
+        if source:
+            found.update(dict.fromkeys(met, source))
+    return found

@@ -12,7 +12,7 @@ from campo_onnx.optimize.masks import unknown_masks
 from campo_onnx.optimize.ranges import DeclaredRange, value_ranges
 from campo_onnx.optimize.reason import Fact, Reason, Verdict
 from campo_onnx.optimize.sums import gradient_products_summed, scaled_gradients_summed, squares_summed
-from campo_onnx.optimize.survival import LostValue, largest_exact, lost_values
+from campo_onnx.optimize.survival import LostValue, before_logarithms, largest_exact, lost_values
 
 
 def value_verdicts(
@@ -44,6 +44,8 @@ def value_verdicts(
         name: _lost(view.node[name], lost, view, low)
         for name, lost in lost_values(view, ports, ranges, low).items()
     }
+    for name, tensor in before_logarithms(view).items():
+        found.setdefault(name, Verdict(decided_by=Reason.LOGARITHM, facts={"tensor": tensor}))
     for name, tensor in squares_summed(view, ranges, low).items():
         found.setdefault(name, Verdict(decided_by=Reason.SQUARES, facts={"tensor": tensor}))
     for name, tensor in unknown_masks(view, declared).items():
@@ -70,6 +72,8 @@ def _lost(node: OpNode, lost: LostValue, view: GraphView, low: Precision) -> Ver
     if lost.is_integer:
         facts = {"tensor": lost.tensor, "largest": largest_exact(low), "low": low.value}
         return Verdict(decided_by=Reason.INTEGERS, facts=facts)
+    if lost.is_rounded:
+        return Verdict(decided_by=Reason.VALUE_ROUNDING, facts=facts | {"source": lost.source})
     reason = Reason.VALUE_OVERFLOW if lost.overflows else Reason.VALUE_UNDERFLOW
     return Verdict(decided_by=reason, facts=facts | {"source": lost.source})
 

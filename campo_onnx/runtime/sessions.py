@@ -221,6 +221,32 @@ def optimized_nodes(
         return tuple(onnx.load(written, load_external_data=False).graph.node)
 
 
+def cleaned_up(model: onnx.ModelProto, machine: Machine, folder: Path | None = None) -> onnx.ModelProto:
+    """Let ONNX Runtime's optimizer rewrite a graph by the rules that hold on every provider.
+
+    Parameters
+    ----------
+    model, machine, folder
+        As for :func:`open_session`.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If ONNX Runtime refuses the model.
+    """
+    options = _options_for(machine, folder)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    with tempfile.TemporaryDirectory() as scratch:
+        written = Path(scratch) / "cleaned_up.onnx"
+        options.optimized_model_filepath = str(written)
+        providers = [ORT_NAME[machine.provider]]
+        try:
+            ort.InferenceSession(model.SerializeToString(), options, providers=providers, enable_fallback=0)
+        except RUNTIME_ERRORS as error:
+            raise _refused(error) from None
+        return onnx.load(written)
+
+
 def bind(
     session: ort.InferenceSession, feeds: Mapping[str, NDArray[Any]], provider: str
 ) -> Callable[[], None]:

@@ -49,6 +49,8 @@ def outcome_of(seed: int, folder: Path | None = None) -> dict[str, Any]:
         if folder is not None:
             _write(_small(graph, setting, broken.kind), setting, broken, folder)
         return row | {"outcome": f"BROKEN {broken.kind}", "detail": broken.detail}
+    except Exception as error:  # an oracle, or what it calls, fell over: nothing that may stop the run
+        return row | {"outcome": f"BROKEN {type(error).__name__}", "detail": str(error)[:200]}
 
 
 def _small(graph: RandomGraph, setting: Setting, kind: str) -> RandomGraph:

@@ -1,12 +1,13 @@
 """From the ranges of a node's inputs to those of its outputs."""
 
 from dataclasses import replace
+from itertools import zip_longest
 
 from campo_onnx.ops.registry import current
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.values import arithmetic
 from campo_onnx.ops.values.range import INFINITY, UNKNOWN, UNKNOWN_INTEGER, ValueRange, made
-from campo_onnx.ops.values.rule import Ranges, of_type, present
+from campo_onnx.ops.values.rule import Ranges, of_type
 
 
 def propagated(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
@@ -52,7 +53,13 @@ def _typed(found: ValueRange, dtype: int) -> ValueRange:
 
 
 def _carried(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
-    large = [r for r in present(inputs) if not r.is_integer and r.magnitude > arithmetic.LARGE]
+    types = [None if operand is None else operand.dtype for operand in signature.inputs]
+    floats_in = [
+        r
+        for r, dtype in zip_longest(inputs, types)
+        if r is not None and not (dtype and of_type(dtype).is_integer)
+    ]
+    large = [r for r in floats_in if r.magnitude > arithmetic.LARGE]
     if not large:
         return ()
     extreme = max(large, key=lambda r: r.magnitude)
