@@ -1,46 +1,102 @@
-"""What one step of each of the paper's models launches and moves through memory, FP32 and as planned.
+"""What one step of each of the paper's models launches and moves: ours, ours fused, and torch eager's.
 
-    python -m benchmarks.traffic zoo_out/*.onnx
+    python -m benchmarks.traffic [--models resnet50 ...]
 
-``make zoo`` writes the graphs. Counted, not measured: nodes that launch a kernel, and the bytes that they
-read and write. Writes results/traffic.json and .md.
+Counted, not measured: nodes that launch a kernel, and the bytes that they read and write; of torch, the
+operations that it dispatches, on the meta device. Needs PyTorch. Writes results/traffic.json and .md.
 """
 
 import argparse
+import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.pages import made, publish
+from benchmarks.zoo.eager_traffic import eager_traffic
+from benchmarks.zoo.export import ZOO, Entry, export
 from campo_onnx import Options, device, oplists, optimize_model
-from campo_onnx.optimize.traffic import Traffic, planned_traffic, traffic
+from campo_onnx.export.optimizers import BY_NAME
+from campo_onnx.ir.importer import import_model
+from campo_onnx.optimize.traffic import Moved, Traffic, traffic
+from campo_onnx.training import updates
+from campo_onnx.training.flat_state import ROW
+from campo_onnx.training.flat_update import ROWS_A_RUN
 
-DEVICE = "v100"
+DEVICES = ("v100", "a100", "h200")
+RESULTS = Path(__file__).parent / "results" / "traffic.json"
 
 
-def row_of(path: Path) -> dict[str, Any]:
-    """Count one graph."""
-    result = optimize_model(path, Options(device=device(DEVICE), lists=oplists("campo")))
+def row_of(name: str) -> dict[str, Any]:
+    """Count one model at the paper's batch size on a V100, and predict its step."""
+    entry = ZOO[name]
+    batch = max(entry.batch_sizes)
+    update = _update(entry)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.onnx"
+        export(name, batch, optimizer=None, weight_gradient="auto", path=path, unscale=False, target="cuda")
+        results = {
+            n: optimize_model(path, Options(device=device(n), lists=oplists("campo"))) for n in DEVICES
+        }
+    given = results[DEVICES[0]].given_traffic
+    planned = results[DEVICES[0]].planned_traffic
     return {
-        "graph": path.stem,
-        "fp32": _facts(traffic(result.problem.view)),
-        "planned": _facts(planned_traffic(result.problem, result.plan)),
+        "model": name,
+        "batch": batch,
+        "ours": _facts(given, update),
+        "planned": _facts(planned, update),
+        "fused": _moved(given.fused + update),
+        "weight_update": _moved(update),
+        "peak_bytes": {"fp32": given.peak_bytes, "planned": planned.peak_bytes},
+        "eager": eager_traffic(entry, batch),
+        "step_ms": {
+            n: {"fp32": result.plan.fp32_us / 1e3, "planned": result.plan.predicted_us / 1e3}
+            for n, result in results.items()
+        },
     }
 
 
-def _facts(found: Traffic) -> dict[str, Any]:
-    parts = {"total": found.total, "casts": found.casts}
+def _update(entry: Entry) -> Moved:
+    """Count the update of flat tensors, with the check that all gradients are finite."""
+    import torch
+
+    with torch.device("meta"):
+        parameters = [p for p in entry.build().parameters() if p.requires_grad]
+    rows = sum(math.ceil(p.numel() / ROW) for p in parameters)
+    check = updates.check_model(rows, clip_norm=None, finite=True)
+    whole = updates.update_model(BY_NAME[entry.optimizer], rows, scaled=True, target="cuda")
+    moved = traffic(import_model(whole).view).total
+    runs = math.ceil(rows / ROWS_A_RUN["cuda"])
+    counted = Moved(launches=moved.launches * runs, moved_bytes=moved.moved_bytes)
+    return counted + traffic(import_model(check).view).total
+
+
+def _facts(found: Traffic, update: Moved) -> dict[str, Any]:
+    parts = {"total": found.total + update, "casts": found.casts, "weight update": update}
     parts |= {family.value: moved for family, moved in found.by_family.items()}
-    return {name: {"launches": m.launches, "moved_bytes": m.moved_bytes} for name, m in parts.items()}
+    return {name: _moved(moved) for name, moved in parts.items()}
+
+
+def _moved(moved: Moved) -> Mapping[str, float]:
+    return {"launches": moved.launches, "moved_bytes": moved.moved_bytes}
 
 
 def main() -> None:
-    """Count every graph, and write the page."""
+    """Count every model, and write the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("graphs", nargs="+", type=Path)
-    rows = [row_of(path) for path in parser.parse_args().graphs]
-    print(*publish("traffic", {"made": made(), "device": device(DEVICE).title, "rows": rows}))
+    parser.add_argument("--models", nargs="+", choices=[*ZOO], default=[*ZOO])
+    chosen = parser.parse_args().models
+    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    known = {row["model"]: row for row in before.get("rows", ()) if "model" in row}
+    for name in chosen:
+        known[name] = row_of(name)
+        print(name, flush=True)
+    rows = [known[name] for name in ZOO if name in known]
+    print(*publish("traffic", {"made": made(), "device": device(DEVICES[0]).title, "rows": rows}))
 
 
 if __name__ == "__main__":

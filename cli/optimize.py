@@ -1,5 +1,7 @@
 """``campo-onnx optimize``: write a training step in mixed precision."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -162,6 +164,15 @@ def optimize(
     ] = None,
     keep_fp32: KeepFp32Option = None,
     value_range: RangeOption = None,
+    simplify: Annotated[
+        bool,
+        typer.Option(
+            "--simplify",
+            help="First let ONNX Runtime's optimizer clean the graph up, by rules of every provider, and "
+            "check that the result has the same inputs and outputs and computes the same on made-up values.",
+            rich_help_panel=SAFETY,
+        ),
+    ] = False,
     strict: Annotated[
         bool,
         typer.Option(
@@ -250,7 +261,10 @@ def optimize(
         _check_places(model, output, plan, report, force=force)
         read = existing(device, lists, profile, store, *(inputs or ()))
         check_not_read([path for path in (output, plan, report) if path is not None], read, AN_INPUT)
-    with opened_target(device, costs, profile=profile, store=store, execution=execution) as target:
+    with (
+        opened_target(device, costs, profile=profile, store=store, execution=execution) as target,
+        _cleaned_up(model, dim, wanted=simplify) as source,
+    ):
         if verify:
             check_verifiable(target.device)
         options = Options(
@@ -269,13 +283,13 @@ def optimize(
             ranges=ranges(value_range),
         )
         if inputs:
-            options = _with_measured_ranges(model, options, inputs)
+            options = _with_measured_ranges(source, options, inputs)
         if precision == AUTO:
-            options = _with_chosen_precision(model, options)
+            options = _with_chosen_precision(source, options)
         if safety is SafetyMode.DATA:
-            options = _with_data_safety(model, options, inputs or [], budget)
+            options = _with_data_safety(source, options, inputs or [], budget)
         with working(f"planning {model.name} for {target.device.name}"):
-            optimized = run_pipeline(model, options)
+            optimized = run_pipeline(source, options)
         report_unmatched(
             optimized.imported.view,
             operators={"--allow": allow, "--infer": infer, "--clear": clear, "--deny": deny},
@@ -308,6 +322,20 @@ def optimize(
     else:
         written = () if dry_run else (output, *(path for path in (plan, report) if path is not None))
         print_optimized(optimized, written=written, advice=told)
+
+
+@contextmanager
+def _cleaned_up(model: Path, dim: list[str] | None, *, wanted: bool) -> Iterator[Path]:
+    """Give the graph to plan: the given one, or that cleaned up, while it is needed."""
+    if not wanted:
+        yield model
+        return
+    from campo_onnx.simplify import simplified_file
+
+    with working(f"simplifying {model.name}"), simplified_file(model, dimensions(dim)) as (path, found):
+        how = "run beside it" if found.was_run else "not run beside it, since it draws random numbers"
+        print_note(f"simplified: {found.nodes_before:,} nodes to {found.nodes_after:,} ({how})")
+        yield path
 
 
 def _page(optimized: "Optimized", model: Path, notes: "Sequence[str]", measured: "BenchResult | None") -> str:

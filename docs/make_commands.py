@@ -16,7 +16,8 @@ PAGE = Path(__file__).parent / "commands.md"
 def page() -> str:
     """Return the page for the commands as they are now."""
     (script,) = entry_points(group="console_scripts", name="campo-onnx")
-    typer = [sys.executable, "-m", "typer", script.module, "utils", "docs", "--name", script.name]
+    program = f"{script.module.partition('.')[0]}.main"
+    typer = [sys.executable, "-m", "typer", program, "utils", "docs", "--name", script.name]
     text = subprocess.run([*typer, "--title", "Commands"], check=True, capture_output=True, text=True).stdout
     title, _, rest = text.partition("\n")
     return f"{title}\n\n{stamp()}\n\n{rest.strip()}\n"

@@ -100,7 +100,8 @@ def commands() -> Iterator[Command]:
 
 def program() -> typer.core.TyperGroup:
     (script,) = entry_points(group="console_scripts", name="campo-onnx")
-    return typer.main.get_command(importlib.import_module(script.module).app)
+    package = script.module.partition(".")[0]  # whose first file imports nothing yet
+    return typer.main.get_command(importlib.import_module(f"{package}.main").app)
 
 
 def free_names(code: str, title: str) -> set[str]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
@@ -91,9 +92,10 @@ ZOO = {
 
 
 def export(
-    name: str, batch: int, *, optimizer: str | None, weight_gradient: str = "matmul", path: Path | None = None
-) -> onnx.ModelProto:
-    """Export one model; its weights are never made."""
+    name: str, batch: int, *, optimizer: str | None, weight_gradient: str = "matmul",
+    path: Path | None = None, **options: Any,
+) -> onnx.ModelProto:  # fmt: skip
+    """Export one model; its weights are never made. Further options are those of the exporter."""
     entry = ZOO[name]
     inputs, targets = entry.batch(batch)
     with torch.device("meta"):
@@ -106,6 +108,7 @@ def export(
         optimizer=optimizer,
         conv_weight_gradient=weight_gradient,
         path=path,
+        **options,
     )
 
 

@@ -21,7 +21,8 @@ def check_page(checked: Sequence[Verdicts]) -> str:
     graphs = "graph" if len(checked) == 1 else "graphs"
     title = f"Check of {len(checked)} mixed {graphs}: {f'{failed} failed' if failed else 'passed'}"
     rules = sum(len(verdicts.verdicts) for verdicts in checked)
-    summary = f"{len(checked)} {graphs}, {rules} rules, {failed} with something that failed."
+    outcome = f"{failed} with something that failed" if failed else "none failed"
+    summary = f"{len(checked)} {graphs}, {rules} rules, {outcome}."
     values = {"graphs": [_graph(verdicts) for verdicts in checked], "summary": summary}
     return render(Page(template="verdicts.html", title=title, values=values))
 

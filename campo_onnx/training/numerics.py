@@ -29,10 +29,11 @@ _NATIVE = frozenset({"Cast", "Constant", "ConstantOfShape"})
 # ONNX Runtime takes a Cast of this name for one of its own that loses nothing, and drops it.
 _DROPPED_PREFIX = "InsertedPrecisionFreeCast_"
 
-_RANDOM = frozenset(
+RANDOM = frozenset(
     {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"}
     | {"RandomUniformLike"}
 )
+"""Operators that draw random numbers."""
 
 
 def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelProto:
@@ -301,7 +302,7 @@ def seeded(model: ModelProto) -> ModelProto:
     copy = ModelProto()
     copy.CopyFrom(model)
     for node in copy.graph.node:
-        if node.op_type in _RANDOM and all(attribute.name != "seed" for attribute in node.attribute):
+        if node.op_type in RANDOM and all(attribute.name != "seed" for attribute in node.attribute):
             seed = zlib.crc32(node.name.encode()) >> 8  # a float holds integers up to 2^24
             kind = int if node.op_type == "Dropout" else float
             node.attribute.append(onnx.helper.make_attribute("seed", kind(seed)))

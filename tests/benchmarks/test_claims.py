@@ -15,7 +15,6 @@ from benchmarks import (
     scaling,
     strategies,
     table1,
-    traffic,
 )
 from benchmarks.gpu_machine import Session
 from benchmarks.gpu_session import forms_of
@@ -23,8 +22,10 @@ from benchmarks.pages import made, render
 from benchmarks.steps import Call, Deadline, Records, run_steps
 from benchmarks.zoo import TITLES
 from campo_onnx.devices.detect import device_of
+from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
+from campo_onnx.optimize.traffic import traffic
 from campo_onnx.runtime.providers import Machine, machine
 
 DATA = Path(__file__).parents[1] / "data"
@@ -69,16 +70,18 @@ def test_every_row_of_table_1_is_estimated() -> None:
     assert "(2048, 8, 8, 1024)" in render("table1", {"made": made(), **found})
 
 
-def test_traffic_of_a_graph_and_its_page() -> None:
-    row = traffic.row_of(MLP)
-    kernels = {
-        side: row[side]["total"]["launches"] - row[side]["casts"]["launches"]
-        for side in row
-        if side != "graph"
+def test_the_page_of_traffic() -> None:
+    found = traffic(import_model(MLP).view)
+    total = {"launches": found.total.launches, "moved_bytes": found.total.moved_bytes}
+    row = dict.fromkeys(("fused", "weight_update", "eager"), total) | {
+        "model": "mlp",
+        "ours": {"total": total, "casts": total, "element-wise": total},
+        "planned": {"total": total, "casts": total, "element-wise": total},
+        "peak_bytes": {"fp32": found.peak_bytes, "planned": found.peak_bytes},
+        "step_ms": {name: {"fp32": 2.0, "planned": 1.0} for name in ("v100", "a100", "h200")},
     }
-    assert kernels["planned"] == kernels["fp32"] > 0
     page = render("traffic", {"made": made(), "device": "V100", "rows": [row]})
-    assert f"| mlp | {row['fp32']['total']['launches']} |" in page
+    assert f"| mlp | {found.total.launches} | {found.total.launches} |" in page
 
 
 def test_data_decides_about_a_graph() -> None:

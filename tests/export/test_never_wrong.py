@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: E402, N812
 from against_torch import TOLERANCE, deviation, feeds_of, run, weighted_sum, worst_deviation  # noqa: E402
 from torch import nn  # noqa: E402
 
-from campo_onnx.export.torch import export_training_step  # noqa: E402
+from campo_onnx.export.torch import export_evaluation, export_training_step  # noqa: E402
 
 X = torch.linspace(-1, 2, 12).reshape(4, 3)
 
@@ -279,6 +279,18 @@ def test_a_session_refuses_gradients_without_an_update_though_statistics_move() 
     assert "buf_out.1.running_mean" in {value.name for value in model.graph.output}
     with pytest.raises(UsageError, match="gives gradients and updates no parameter"):
         TrainingSession(model, {}, provider="cpu")
+
+
+def test_an_evaluation_runs_on_the_state_of_training() -> None:
+    module = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 2))
+    module[2].eval()
+    model = export_evaluation(module, lambda y, t: (F.mse_loss(y, t), {"logits": y}), X[:2], X[:2, :2])
+    assert [child.training for child in module] == [True, True, False, True]
+    assert [value.name for value in model.graph.output] == ["loss", "output.logits"]
+    out = run(model, feeds_of(model, module, [X[:2], X[:2, :2]]))
+    y = module.eval()(X[:2])
+    assert deviation(out["output.logits"], y.detach().numpy()) < TOLERANCE
+    assert float(out["loss"]) == pytest.approx(F.mse_loss(y, X[:2, :2]).item(), rel=1e-5)
 
 
 class Nested(nn.Module):

@@ -20,7 +20,7 @@ from campo_onnx.export.torch.translate import translate, translations
 from campo_onnx.export.torch.weight_gradient import FORMS, WeightGradient
 from campo_onnx.ir.exporter import export_model
 
-__all__ = ["LAMB", "SGD", "Adam", "AdamW", "Momentum", "export_training_step"]
+__all__ = ["LAMB", "SGD", "Adam", "AdamW", "Momentum", "export_evaluation", "export_training_step"]
 
 OPSETS = (20, 21)
 """Gelu stands in 20; from 22 on, ONNX Runtime's CPU provider lacks kernels of random operators."""
@@ -127,6 +127,54 @@ def export_training_step(
     table = translations(conv_weight_gradient, known)
     traced, inputs, outputs = trace(step, frozenset(table))
     model = translate(traced, inputs, outputs, table, opset=opset, target=target)
+    if path is not None:
+        export_model(model, Path(path))
+    return model
+
+
+def export_evaluation(
+    module: torch.nn.Module,
+    loss: Callable[..., Any],
+    example_inputs: torch.Tensor | Sequence[Any] | Mapping[str, Any],
+    example_targets: torch.Tensor | Sequence[Any] | Mapping[str, Any] = (),
+    *,
+    opset: int = 20,
+    assume: Literal["checks"] | None = None,
+    path: str | Path | None = None,
+) -> onnx.ModelProto:
+    """Write the loss of a module in evaluation mode, and what the loss returns besides.
+
+    The graph reads ``param.X`` and ``buf.X`` as a training step does, so that it runs on what
+    :meth:`~campo_onnx.training.session.TrainingSession.state` gives. A batch of another size, the
+    last one of an epoch say, takes another file.
+
+    Parameters and errors are those of :func:`export_training_step`. The module's mode is afterwards as
+    it was.
+    """
+    _check_options(None, opset, "matmul", TARGETS[0], assume)
+    _check_parameters(module)
+    step = Step(
+        module=module,
+        loss=loss,
+        optimizer=None,
+        loss_scale=False,
+        unscale=False,
+        inputs=arguments(
+            example_inputs, module.forward, skip=0, kind="input", name_of=step_naming.batch_input
+        ),
+        targets=arguments(example_targets, loss, skip=1, kind="target", name_of=step_naming.target),
+        checks_pass=assume == "checks",
+        evaluates=True,
+    )
+    table = translations("matmul")
+    modes = [(child, child.training) for child in module.modules()]
+    try:
+        module.eval()
+        traced, inputs, outputs = trace(step, frozenset(table))
+    finally:
+        for child, mode in modes:
+            child.training = mode
+    model = translate(traced, inputs, outputs, table, opset=opset)
     if path is not None:
         export_model(model, Path(path))
     return model

@@ -37,6 +37,8 @@ class Step:
         What the module is called with, and what the loss gets besides the module's output.
     checks_pass
         Whether a check of the data that only raises an error is taken to pass.
+    evaluates
+        Whether the loss and what it gives besides is all that is wanted.
     """
 
     module: torch.nn.Module
@@ -47,6 +49,7 @@ class Step:
     inputs: Arguments
     targets: Arguments
     checks_pass: bool = False
+    evaluates: bool = False
 
     def trainable(self) -> Tensors:
         """Parameters that require a gradient, by name."""
@@ -107,7 +110,9 @@ class Step:
             set_origin(step_naming.LOSS)
             args, kwargs = self.targets.filled(given)
             loss, outputs = _loss_and_outputs(self.loss(output, *args, **kwargs))
-            _check_loss(loss)
+            _check_loss(loss, is_trained=not self.evaluates)
+            if self.evaluates:
+                return _Found(loss=loss, outputs=outputs, gradients={}, finite=None, buffers={})
             scaled = loss * given[step_naming.LOSS_SCALE] if self.loss_scale else loss
             claim(scaled, step_naming.LOSS)
             functions.masks.is_backward = True
@@ -237,7 +242,7 @@ def _called_with(module: torch.nn.Module, tensors: Tensors, function: Callable[[
     return functional_call(_Around(module, function), {f"module.{n}": t for n, t in tensors.items()}, ())
 
 
-def _check_loss(loss: Any) -> None:
+def _check_loss(loss: Any, *, is_trained: bool) -> None:
     if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.dtype.is_floating_point:
         found = (
             f"a tensor of shape {tuple(loss.shape)} and type {loss.dtype}"
@@ -248,7 +253,7 @@ def _check_loss(loss: Any) -> None:
             f"the loss is not a scalar but {found}",
             remedy="Reduce it, with .mean() say, so that loss(output, *targets) has no dimensions.",
         )
-    if not loss.requires_grad:
+    if is_trained and not loss.requires_grad:
         raise UsageError(
             "the loss does not depend on any trainable parameter",
             remedy="Check requires_grad of the parameters, and that nothing is detached on the way.",

@@ -1,0 +1,60 @@
+"""Given graphs cleaned up before they are planned."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from campo_onnx import simplify as room
+from campo_onnx.errors import CheckFailedError
+from campo_onnx.simplify import simplify
+
+GRAPH = """
+    <ir_version: 10, opset_import: ["": 20]>
+    step (float[4,4] x, float[4,4] w) => (float[4,4] loss) {
+        one = Constant <value_float = 1.0> ()
+        two = Add (one, one)
+        again = Identity (x)
+        product = MatMul (again, w)
+        copy = Identity (product)
+        loss = Mul (copy, two)
+    }
+"""
+
+
+def test_redundant_nodes_go_and_the_result_stays() -> None:
+    found = simplify(onnx.parser.parse_model(GRAPH))
+    assert [node.op_type for node in found.model.graph.node] == ["MatMul", "Mul"]
+    assert (found.nodes_before, found.nodes_after, found.was_run) == (6, 2, True)
+    onnx.checker.check_model(found.model, full_check=True)
+
+
+def test_a_graph_that_draws_is_not_run() -> None:
+    text = GRAPH.replace("copy = Identity (product)", "copy = Dropout (product)")
+    assert not simplify(onnx.parser.parse_model(text)).was_run
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [("Mul (copy", "Add (copy", "another 'loss'"), ("loss", "lost", "other inputs or outputs")],
+)
+def test_another_graph_is_refused(
+    before: str, after: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = onnx.parser.parse_model(GRAPH.replace(before, after))
+    monkeypatch.setattr(room, "cleaned_up", lambda *_: other)
+    with pytest.raises(CheckFailedError, match=says):
+        simplify(onnx.parser.parse_model(GRAPH))
+
+
+def test_the_command_plans_what_is_left(tmp_path: Path) -> None:
+    given, mixed = tmp_path / "step.onnx", tmp_path / "mixed.onnx"
+    onnx.save(onnx.parser.parse_model(GRAPH), given)
+    command = ["optimize", str(given), "-o", str(mixed), "--device", "v100", "--simplify"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "campo_onnx", *command], capture_output=True, text=True, check=True
+    )
+    assert len(onnx.load(mixed).graph.node) == 2
+    assert "6 nodes to 2" in ran.stderr
