@@ -21,6 +21,7 @@ READ_LIMIT_BYTES = 256 * MIB
 
 _APP = "campo-onnx"
 _SCRATCH = f".{_APP}-"
+_TEMPORARY = f"{_APP}-"
 
 
 @contextmanager
@@ -122,10 +123,34 @@ def _refuse_two_of_a_name(moves: Sequence[tuple[Path, Path]]) -> None:
             )
 
 
-def _remove_leftovers(folder: Path) -> None:
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder that disappears at the end, and with it those that killed processes left behind.
+
+    Raises
+    ------
+    UsageError
+        If there is no place for one, or a file in it cannot be written or read.
+    """
+    try:
+        place = Path(tempfile.gettempdir())
+        _remove_leftovers(place, _TEMPORARY)
+        with tempfile.TemporaryDirectory(
+            prefix=f"{_TEMPORARY}{platform.node()}-{os.getpid()}-", dir=place, ignore_cleanup_errors=True
+        ) as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise UsageError(
+            "a temporary file cannot be written or read",
+            why=error.strerror or str(error),
+            remedy="Free the disk, or let TMPDIR name a folder on another one.",
+        ) from error
+
+
+def _remove_leftovers(folder: Path, prefix: str = _SCRATCH) -> None:
     """Remove what processes of this machine left behind that were killed while they wrote."""
-    for path in folder.glob(f"{_SCRATCH}{glob.escape(platform.node())}-*-*"):
-        process = path.name.removeprefix(f"{_SCRATCH}{platform.node()}-").partition("-")[0]
+    for path in folder.glob(f"{prefix}{glob.escape(platform.node())}-*-*"):
+        process = path.name.removeprefix(f"{prefix}{platform.node()}-").partition("-")[0]
         if process.isdecimal() and not _is_running(int(process)):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -36,6 +36,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
+from campo_onnx.runtime.timing import SHORTEST_US
 
 _CASTS = "Cast"
 _FEWEST_CASTS = 4  # to fit a line, and to test it
@@ -236,7 +237,7 @@ def _measure(
             why=ports.refusal,
         )
     low_us, fp32_us = time_us(low), time_us(signature)  # the one that may be refused comes first
-    if fp32_us <= 0 or low_us <= 0:
+    if fp32_us <= SHORTEST_US or low_us <= SHORTEST_US:
         return None
     events = events_of(signature, fp32_us, device)
     return _Pair(signature=signature, sample=Sample(fp32_us=fp32_us, low_us=low_us, events=events))
@@ -258,7 +259,7 @@ def _counted(
 
 def _fit_casts(measured: Sequence[tuple[int, float]]) -> tuple[CastModel, float, float]:
     """Fit Eq. 1 to shares of the time and, for comparison, as in the paper; with M_A of both."""
-    fitted, kept = split([(n, us) for n, us in measured if us > 0])
+    fitted, kept = split([(n, us) for n, us in measured if us > SHORTEST_US])
 
     def scored(relative: bool) -> tuple[CastModel, float]:
         model = fit_cast([n for n, _ in fitted], [us for _, us in fitted], relative=relative)

@@ -18,6 +18,7 @@ from campo_onnx.ops.kernels import has_kernel
 from campo_onnx.ops.ports import Ports, lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
+from campo_onnx.runtime.timing import SHORTEST_US
 
 _CASTS = 12
 _LARGEST_CAST_ELEMENTS = 1 << 22
@@ -51,7 +52,7 @@ def measured_costs(
     for elements, cast in cast_samples(_CASTS, _LARGEST_CAST_ELEMENTS, precision):
         sweep.append((elements, timer.time(cast).median_us))
         advance()
-    sweep = [(elements, us) for elements, us in sweep if us > 0]
+    sweep = [(elements, us) for elements, us in sweep if us > SHORTEST_US]
     cast_model = fit_cast([elements for elements, _ in sweep], [us for _, us in sweep])
     times: dict[Signature, tuple[float, float] | None] = {}
     for signature in distinct:

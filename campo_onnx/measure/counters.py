@@ -1,6 +1,5 @@
 """Hardware counters of single nodes: read once in FP32, and kept in the store."""
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -8,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from campo_onnx.errors import DeviceUnavailableError
+from campo_onnx.files import temporary_folder
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.one_node import one_node_model
 from campo_onnx.ops.facts import work_of
@@ -82,10 +82,10 @@ def counters_of(signatures: Iterable[Signature], timer: NodeTimer, read: Count =
 
 def _read(batch: Sequence[Signature], read: Count) -> Sequence[Mapping[str, float]]:
     """Counters of each node; empty for one that did not run."""
-    with tempfile.TemporaryDirectory(prefix="campo-onnx-") as workshop:
+    with temporary_folder() as workshop:
         files = []
         for index, signature in enumerate(batch):
-            files.append(Path(workshop) / f"{index}.onnx")
+            files.append(workshop / f"{index}.onnx")
             files[-1].write_bytes(one_node_model(signature, 1).SerializeToString())
         counted = read(files)
     return [{name: v for name, v in (values or {}).items() if name in COUNTERS} for values in counted]

@@ -16,6 +16,7 @@ from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.counters import COUNTERS
 from campo_onnx.measure.events import EVENTS
 from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.timing import LONGEST_US
 
 _KEY = "campo-onnx:profile"
 SCHEMA: dict[str, pl.DataType] = {
@@ -217,6 +218,7 @@ def read_profile(path: Path) -> Profile:
         table = table.with_columns(uncounted).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
         raise foreign from None
-    if not table["fp32_us"].drop_nulls().is_finite().all():
-        raise ProfileError(f"{path} is damaged", why="a time in it is not finite", remedy=FORMAT.remedy)
+    times = table["fp32_us"].drop_nulls().abs()
+    if not (times <= LONGEST_US).all():  # NaN is above every number here
+        raise ProfileError(f"{path} is damaged", why="a time in it is none", remedy=FORMAT.remedy)
     return Profile(table=table, **{field.name: getattr(facts, field.name) for field in fields(facts)})

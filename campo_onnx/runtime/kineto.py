@@ -5,7 +5,6 @@ The published ONNX Runtime wheels have no such profiler.
 """
 
 import json
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,11 @@ import onnx
 from numpy.typing import NDArray
 
 from campo_onnx.errors import DeviceUnavailableError
+from campo_onnx.files import temporary_folder
 from campo_onnx.runtime.kernel_trace import Joined, Kernel, Launch, Window, align, join
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.sessions import bind, open_session
+from campo_onnx.runtime.traces import read_profiling
 
 MARKER = "campo_onnx clock"
 """What the moments are called at which both clocks are read."""
@@ -85,8 +86,8 @@ def record(
         If ONNX Runtime cannot load or run the graph.
     """
     profiler = _profiler()
-    with tempfile.TemporaryDirectory(prefix="campo-onnx-") as workshop:
-        session = open_session(model, machine, folder=folder, trace_to=Path(workshop) / "nodes", strict=False)
+    with temporary_folder() as workshop:
+        session = open_session(model, machine, folder=folder, trace_to=workshop / "nodes", strict=False)
         step = bind(session, feeds, machine.provider)
         for _ in range(warmup):
             step()
@@ -103,10 +104,10 @@ def record(
                         on_step()
         except RuntimeError as error:  # what PyTorch raises when CUPTI refuses
             raise DeviceUnavailableError(_WHAT, why=str(error).strip()) from None
-        kernels_file = Path(workshop) / "kernels.json"
+        kernels_file = workshop / "kernels.json"
         profile.export_chrome_trace(str(kernels_file))
         start_ns = session.get_profiling_start_time_ns()
-        nodes = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+        nodes = read_profiling(session)
         seen = read_trace(json.loads(kernels_file.read_text(encoding="utf-8")))
     windows = read_windows(nodes, start_ns, skip=warmup)
     offset_ns = align(

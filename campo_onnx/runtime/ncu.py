@@ -9,11 +9,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from campo_onnx.errors import DeviceUnavailableError
+from campo_onnx.files import temporary_folder
 from campo_onnx.runtime.ncu_table import DURATION, divide, parse, totals
 
 TENSOR_PIPE = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
@@ -82,8 +82,8 @@ def count(
         raise DeviceUnavailableError(
             _WHAT, why="ncu (NVIDIA Nsight Compute) is not installed", remedy=_REMEDY
         )
-    with tempfile.TemporaryDirectory(prefix="campo-onnx-") as workshop:
-        log = Path(workshop) / "ncu.csv"
+    with temporary_folder() as workshop:
+        log = workshop / "ncu.csv"
         words = command(program, log, models, metrics=metrics, dims=dims or {})
         printed = _run(words, limit_s)
         written = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""

@@ -5,7 +5,6 @@ A training step keeps the activations of its forward pass for its backward pass:
 """
 
 import math
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from campo_onnx.errors import CampoError, ModelError, UnsupportedModelError, UsageError
+from campo_onnx.files import temporary_folder
 from campo_onnx.ir.shapes import TensorTypes, infer
 from campo_onnx.ir.sort import outer_reads
 from campo_onnx.ops.signature import itemsize_bytes
@@ -90,10 +90,8 @@ def run_in_pieces(
     if len(pieces) < 2:
         yield from run(model, feeds, machine, folder=folder).items()
         return
-    with tempfile.TemporaryDirectory(prefix="campo-onnx-", ignore_cleanup_errors=True) as scratch:
-        yield from _Run(model, feeds, machine, folder, Waiting(limits.held_bytes, Path(scratch))).outputs(
-            pieces
-        )
+    with temporary_folder() as scratch:
+        yield from _Run(model, feeds, machine, folder, Waiting(limits.held_bytes, scratch)).outputs(pieces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

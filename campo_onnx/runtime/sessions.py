@@ -5,7 +5,6 @@ told apart by node.
 """
 
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.files import temporary_folder
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.runtime.installed import ort
@@ -210,8 +210,8 @@ def optimized_nodes(
         As for :func:`open_session`.
     """
     options = _options_for(machine, folder)
-    with tempfile.TemporaryDirectory() as scratch:
-        written = Path(scratch) / "as_it_runs.onnx"
+    with temporary_folder() as scratch:
+        written = scratch / "as_it_runs.onnx"
         options.optimized_model_filepath = str(written)
         providers = [ORT_NAME[machine.provider]]
         try:

@@ -13,6 +13,13 @@ GPU_SPIN_S = 0.05
 """Work after which a GPU that was idle runs at the clock it keeps."""
 
 
+LONGEST_US = 1e13
+"""No step takes four months, and no sum of such times is beyond a float."""
+
+SHORTEST_US = 1e-6
+"""What is shorter was not measured: it is what is left of two times that were the same."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """A measured time.
@@ -33,7 +40,8 @@ class Timing:
 
     def __post_init__(self) -> None:
         """Refuse what no clock shows. A difference of two times may be negative."""
-        if not (math.isfinite(self.median_us) and 0 <= self.spread_us < math.inf and self.repeats >= 0):
+        are_times = abs(self.median_us) <= LONGEST_US and 0 <= self.spread_us <= LONGEST_US
+        if not are_times or self.repeats < 0:
             raise ValueError(f"{self.median_us} +- {self.spread_us} us of {self.repeats} repeats is no time")
 
 

@@ -5,7 +5,6 @@ long it ran, so this is for CPUs only.
 """
 
 import json
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,8 +13,11 @@ from statistics import median
 from typing import Any
 
 import onnx
+import onnxruntime as ort
 from numpy.typing import NDArray
 
+from campo_onnx.errors import UsageError
+from campo_onnx.files import temporary_folder
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.sessions import bind, open_session
 from campo_onnx.runtime.timing import Timing, timing_of
@@ -86,15 +88,33 @@ def trace(
     """
     affordable = _EVENTS_KEPT // (len(model.graph.node) + 4)
     steps = max(1, min(steps, affordable - warmup))
-    with tempfile.TemporaryDirectory(prefix="campo-onnx-") as workshop:
-        session = open_session(model, machine, folder=folder, trace_to=Path(workshop) / "trace")
+    with temporary_folder() as workshop:
+        session = open_session(model, machine, folder=folder, trace_to=workshop / "trace")
         step = bind(session, feeds, machine.provider)
         for _ in range(warmup + steps):
             step()
             if on_step is not None:
                 on_step()
-        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+        events = read_profiling(session)
     return read_events(events, skip=warmup)
+
+
+def read_profiling(session: ort.InferenceSession) -> Any:
+    """Read what a session has written about its nodes.
+
+    Raises
+    ------
+    UsageError
+        If it is not whole: ONNX Runtime does not say that a disk is full.
+    """
+    try:
+        return json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            "the trace that ONNX Runtime wrote cannot be read",
+            why=str(error),
+            remedy="Free the disk, or let TMPDIR name a folder on another one.",
+        ) from None
 
 
 def read_events(events: list[dict[str, Any]], *, skip: int = 0) -> Trace:

@@ -315,18 +315,3 @@ def test_weights_hidden_from_the_module_are_refused() -> None:
 
     with pytest.raises(UnsupportedModelError, match="ModuleList"):
         export_training_step(Hides(), weighted_sum, torch.ones(3, 4))
-
-
-def test_recomputed_dropout_is_refused() -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
-
-        def forward(self, x: Any) -> Any:
-            return torch.utils.checkpoint.checkpoint(
-                self.layer, x, use_reentrant=False, preserve_rng_state=False
-            )
-
-    with pytest.raises(UnsupportedModelError, match="checkpointing"):
-        export_training_step(Checkpointed(), weighted_sum, torch.ones(3, 4))

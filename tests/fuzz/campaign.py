@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz.cases import CHEAP, EXPENSIVE, Case
+from tests.fuzz.cases import BARE, CHEAP, EXPENSIVE, Case
 from tests.fuzz.checks import digests, violations
 from tests.fuzz.mutations import mutate
 from tests.fuzz.sandbox import Outcome, in_child, run
@@ -38,11 +38,11 @@ def drawn(seed: int, *, cheap: bool = False) -> tuple[Case, random.Random]:
     seed
         The number.
     cheap
-        Whether only commands that run no graph are drawn.
+        Whether only commands are drawn that run no graph and need no profile or store.
     """
     rng = random.Random(seed)
-    cases = EXPENSIVE if rng.random() < _RUNNING_SHARE and not cheap else CHEAP
-    return rng.choice(cases), rng
+    is_expensive = rng.random() < _RUNNING_SHARE
+    return rng.choice(BARE if cheap else EXPENSIVE if is_expensive else CHEAP), rng
 
 
 def try_case(seed: int, sound: Path, work: Path, *, cheap: bool = False, run: Run = run) -> Result:
@@ -57,7 +57,7 @@ def try_case(seed: int, sound: Path, work: Path, *, cheap: bool = False, run: Ru
     work
         Where to work; it is emptied first and keeps the mutated files after.
     cheap
-        Whether only commands that run no graph are drawn.
+        Whether only commands are drawn that run no graph and need no profile or store.
     run
         How to run a command in a folder.
     """

@@ -1,4 +1,4 @@
-"""Kills and full disks: ``python -m tests.fuzz.kills --count 500 --out FOLDER``.
+"""Kills and full disks: ``python -m tests.fuzz.kills --out FOLDER``.
 
 Every command that writes is killed at each call that changes a file (a rename, a sync, a removal, a write
 that is half done; those of SQLite and polars too), meets a full disk at each of them, and is killed at

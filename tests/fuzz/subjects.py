@@ -119,7 +119,7 @@ def make_folder(folder: Path, *, bare: bool = False) -> None:
         commands += [
             "profile tiny.onnx -o profile.parquet --device cpu --steps 1 --threads 1 --store store.sqlite",
             "optimize tiny.onnx -o unused.onnx --device cpu --costs measure --store store.sqlite",
-            "calibrate --device cpu --threads 1 --ops Relu --shapes 9 --store store.sqlite -o unused.json",
+            "calibrate --device cpu --ops Relu --shapes 9 --store store.sqlite -o unused.json",
         ]
     for command in commands:
         outcome = run(command.split(), folder, Bounds(seconds=300))
