@@ -1,11 +1,11 @@
 """From a strategy's answer to a plan: every change of the graph, with its price."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from campo_onnx.ir.view import FLOAT, TensorKind, Use
 from campo_onnx.ops.precision import Precision, low_precisions
-from campo_onnx.optimize.casts import CastKind, CastSite, existing_versions
+from campo_onnx.optimize.casts import CastKind, CastSite, PossibleCast, existing_versions
 from campo_onnx.optimize.op_class import OpClass
 from campo_onnx.optimize.plan import Decision, ExistingCast, LowConstant, Plan, PlannedCast
 from campo_onnx.optimize.problem import Assignment, Problem
@@ -36,6 +36,7 @@ class _Planning:
         self.low = assignment.low
         self.view = problem.view
         self.existing = existing_versions(self.view, problem.low)
+        self._casts_of: dict[str, tuple[_CountedCast, ...]] = {}
 
     def plan(self, strategy: str, lists: str) -> Plan:
         problem = self.problem
@@ -83,13 +84,14 @@ class _Planning:
     def _other_cast_us(self, name: str) -> float | None:
         if not self.problem.is_free(name) or self.problem.op_class(name) not in _MAY_BE_LOW:
             return None
-        sites, other = self.problem.sites_of(name), self.low ^ {name}
         return math.fsum(
-            sign * part_us
-            for sign, low in ((1.0, other), (-1.0, self.low))
-            for site in sites
-            for part_us in (site.new_cast_us(low), *(-cast.cast_us for cast in site.dropped(low)))
+            cast.turned_us(name) for site in self.problem.sites_of(name) for cast in self._counted(site)
         )
+
+    def _counted(self, site: CastSite) -> tuple["_CountedCast", ...]:
+        if site.tensor not in self._casts_of:
+            self._casts_of[site.tensor] = tuple(_CountedCast(cast, self.low) for cast in site.casts)
+        return self._casts_of[site.tensor]
 
     def _precision(self, name: str) -> Precision | None:
         if name in self.low:
@@ -200,3 +202,21 @@ class _Planning:
                 yield LowConstant(
                     tensor=tensor, consumers=consumers, keeps_fp32=not everybody or info.is_output
                 )
+
+
+class _CountedCast:
+    """A possible Cast with its nodes counted once, so that asking for each of thousands stays linear."""
+
+    def __init__(self, cast: PossibleCast, low: Collection[str]) -> None:
+        self._low, self._cast_us = low, cast.cast_us
+        self._if_low = None if cast.if_low is None else frozenset(cast.if_low)
+        self._if_fp32 = None if cast.if_fp32 is None else frozenset(cast.if_fp32)
+        self._lows = 1 if self._if_low is None else sum(name in low for name in self._if_low)
+        self._fp32s = 1 if self._if_fp32 is None else sum(name not in low for name in self._if_fp32)
+
+    def turned_us(self, name: str) -> float:
+        """What the Cast costs more if one node takes the other precision."""
+        turned = -1 if name in self._low else 1
+        lows = self._lows + turned * (self._if_low is not None and name in self._if_low)
+        fp32s = self._fp32s - turned * (self._if_fp32 is not None and name in self._if_fp32)
+        return self._cast_us * ((lows > 0 and fp32s > 0) - (self._lows > 0 and self._fp32s > 0))
