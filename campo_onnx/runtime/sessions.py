@@ -236,8 +236,8 @@ def cleaned_up(model: onnx.ModelProto, machine: Machine, folder: Path | None = N
     """
     options = _options_for(machine, folder)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    with tempfile.TemporaryDirectory() as scratch:
-        written = Path(scratch) / "cleaned_up.onnx"
+    with temporary_folder() as scratch:
+        written = scratch / "cleaned_up.onnx"
         options.optimized_model_filepath = str(written)
         providers = [ORT_NAME[machine.provider]]
         try:
