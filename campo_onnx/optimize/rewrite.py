@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from campo_onnx.errors import PlanMismatchError
 from campo_onnx.ir.convert import converted
-from campo_onnx.ir.edit import model_of, topology_of
+from campo_onnx.ir.edit import model_of, read_instead, topology_of
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.sort import fresh, sort_nodes
 from campo_onnx.ir.stamp import Stamp, structure_digest, write_stamp
@@ -131,10 +131,10 @@ class _Rewriting:
         """Give one node its low inputs and outputs, and put it, with its casts, behind the last."""
         decision = self._plan.decision[node.name]
         for position in (*decision.low_inputs, *decision.follows):
-            node.inputs[position] = self._low_version(Use(node.name, position))
+            read_instead(node, position, self._low_version(Use(node.name, position)))
         for position, tensor in enumerate(node.inputs):
             if tensor.name in self._merged:
-                node.inputs[position] = self._merged[tensor.name]
+                read_instead(node, position, self._merged[tensor.name])
         if decision.attribute:
             given = self.view.node[node.name].attributes.get(decision.attribute)
             value = low_attribute(given, Ports(attribute=decision.attribute), self.low)

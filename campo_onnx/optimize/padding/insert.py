@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
+from campo_onnx.ir.edit import read_instead
 from campo_onnx.optimize.plan import PaddedTensor, PlannedPad
 
 
@@ -56,7 +57,7 @@ def insert_pads(topology: Topology, pads: Sequence[PlannedPad], only_padded: Abs
             continue
         pad = planned[node.name]
         for part in pad.inputs:
-            node.inputs[part.position] = work.padded(node.inputs[part.position], part)
+            read_instead(node, part.position, work.padded(node.inputs[part.position], part))
         topology.nodes.append(node)
         if pad.output is not None:
             work.lengthen(node, pad.output)
