@@ -317,9 +317,13 @@ def _connect(path: Path | None) -> sqlite3.Connection:
         connection = _open(path)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")  # a kill loses nothing; a power cut the last rows
-    connection.execute(_TIMINGS)
-    connection.execute(_COUNTERS)
-    if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION_ID,):
+    is_new = connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION_ID,)
+    if is_new:  # at once: a kill in between would leave tables without the number that says whose they are
+        connection.execute("BEGIN IMMEDIATE")
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {_VERSION}")
+    connection.execute(_TIMINGS)
+    connection.execute(_COUNTERS)
+    if is_new:
+        connection.execute("COMMIT")
     return connection
