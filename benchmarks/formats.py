@@ -37,6 +37,7 @@ from benchmarks.steps import Call, Records, Step, add_arguments, call_of, drive
 from campo_onnx import Precision
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.ir.importer import import_model
+from campo_onnx.optimize.overrides import unmatched
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.pipeline import decide, problem_of
 from campo_onnx.training.dfp16 import Rounding, emulate_dfp16
@@ -61,7 +62,7 @@ class Format:
 
 # As the paper has it: the first convolution and the fully connected layer in FP32. Where nothing else would
 # be left (the MLP and the transformer are fully connected), all of it is low.
-_AS_IN_THE_PAPER = MappingProxyType({"CNN with BatchNorm": ("^conv1/", "^fc/")})
+_AS_IN_THE_PAPER = MappingProxyType({"CNN with BatchNorm": ("conv1/.*", "fc/.*")})
 
 FORMATS = {
     "fp32": Format(title="FP32", low=Precision.FP16, emulate=emulate),
@@ -93,6 +94,8 @@ def step_in(case: Case, name: str) -> tuple[onnx.ModelProto, int]:
     plan = decide(free, imported, chosen)
     if name != "fp32" and not plan.low_nodes:
         raise AssertionError(f"{name} lowers nothing of {case.title}: FP32 would be compared with itself")
+    for sentence in unmatched(imported.view, operators={}, keep_fp32=chosen.keep_fp32):
+        raise AssertionError(sentence)
     return form.emulate(rewrite(imported, plan)), len(plan.low_nodes)
 
 
