@@ -138,7 +138,7 @@ def results(records: Records) -> dict[str, Any]:
     seeds, rows = [], []
     while all(step.name in found for step in list(steps(len(seeds) + 1))):
         seeds.append(len(seeds))
-    for case in CASES if len(seeds) > 1 else ():  # one seed has no spread
+    for case in CASES if len(seeds) > 1 else ():  # with one seed there is no standard deviation
         by = {n: [found[f"{case.step}_{n}_{seed}"] for seed in seeds] for n in FORMATS}
         fp32 = [run["accuracy"] for run in by["fp32"]]
         rows += [

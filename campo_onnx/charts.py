@@ -283,7 +283,7 @@ def draw_bench(result: BenchResult, *, title: str, wide: bool = False) -> "Figur
 
 
 def _draw_speedups(axes: "Axes", result: BenchResult) -> None:
-    """Draw each speed-up with its interval; one that touches the grey band is no difference."""
+    """Draw each speed-up with its interval; one that touches the grey band shows no difference."""
     axes.axvspan(1 - result.tolerance, 1 + result.tolerance, color="#c8ccd2", linewidth=0)
     axes.axvline(1, color="black", linewidth=0.8)
     for height, row in enumerate(result.rows):

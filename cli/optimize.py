@@ -1,8 +1,5 @@
 """``campo-onnx optimize``: write a training step in mixed precision."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,8 +37,8 @@ from .options import (
     existing,
     ranges,
 )
-from .render.checks import print_data_safety
-from .render.console import print_json, print_note, set_loudness, working
+from .preparation import cleaned_up, with_chosen_precision, with_data_safety, with_measured_ranges
+from .render.console import print_json, set_loudness, working
 from .render.plan import print_optimized
 from .render.verification import print_verification
 from .verification import (
@@ -263,7 +260,7 @@ def optimize(
         check_not_read([path for path in (output, plan, report) if path is not None], read, AN_INPUT)
     with (
         opened_target(device, costs, profile=profile, store=store, execution=execution) as target,
-        _cleaned_up(model, dim, wanted=simplify) as source,
+        cleaned_up(model, dim, wanted=simplify) as source,
     ):
         if verify:
             check_verifiable(target.device)
@@ -283,11 +280,11 @@ def optimize(
             ranges=ranges(value_range),
         )
         if inputs:
-            options = _with_measured_ranges(source, options, inputs)
+            options = with_measured_ranges(source, options, inputs)
         if precision == AUTO:
-            options = _with_chosen_precision(source, options)
+            options = with_chosen_precision(source, options)
         if safety is SafetyMode.DATA:
-            options = _with_data_safety(source, options, inputs or [], budget)
+            options = with_data_safety(source, options, inputs or [], budget)
         with working(f"planning {model.name} for {target.device.name}"):
             optimized = run_pipeline(source, options)
         report_unmatched(
@@ -322,20 +319,6 @@ def optimize(
     else:
         written = () if dry_run else (output, *(path for path in (plan, report) if path is not None))
         print_optimized(optimized, written=written, advice=told)
-
-
-@contextmanager
-def _cleaned_up(model: Path, dim: list[str] | None, *, wanted: bool) -> Iterator[Path]:
-    """Give the graph to plan: the given one, or that cleaned up, while it is needed."""
-    if not wanted:
-        yield model
-        return
-    from campo_onnx.simplify import simplified_file
-
-    with working(f"simplifying {model.name}"), simplified_file(model, dimensions(dim)) as (path, found):
-        how = "run beside it" if found.was_run else "not run beside it, since it draws random numbers"
-        print_note(f"simplified: {found.nodes_before:,} nodes to {found.nodes_after:,} ({how})")
-        yield path
 
 
 def _page(optimized: "Optimized", model: Path, notes: "Sequence[str]", measured: "BenchResult | None") -> str:
@@ -390,35 +373,3 @@ def _check_places(model: Path, output: Path, plan: Path | None, report: Path | N
 def _check_inputs(safety: SafetyMode, inputs: list[Path]) -> None:
     if safety is SafetyMode.DATA and not inputs:
         raise UsageError("--safety data needs a batch", remedy="Give --inputs FILE.npz.")
-
-
-def _with_measured_ranges(model: Path, options: "Options", inputs: list[Path]) -> "Options":
-    from campo_onnx.ir.importer import import_model
-    from campo_onnx.optimize.ranges import measured_ranges
-    from campo_onnx.runtime.feeds import read_feeds
-
-    view = import_model(model, options.dims).view
-    found = measured_ranges(view, [read_feeds(path, view) for path in inputs])
-    return replace(options, ranges={**found, **options.ranges})
-
-
-def _with_chosen_precision(model: Path, options: "Options") -> "Options":
-    from campo_onnx.auto_precision import choose_precision
-
-    with working(f"choosing a low precision for {model.name} on {options.device.name}"):
-        choice = choose_precision(model, options)
-    print_note(f"{choice.low.name} was chosen. {choice.why}")
-    return replace(options, low=choice.low)
-
-
-def _with_data_safety(model: Path, options: "Options", inputs: list[Path], budget: float) -> "Options":
-    from campo_onnx.data_safety import measure_safety
-    from campo_onnx.ir.importer import import_model
-    from campo_onnx.runtime.feeds import read_feeds
-
-    imported = import_model(model, options.dims)
-    batches = [read_feeds(path, imported.view) for path in inputs]
-    with working(f"measuring safety of {model.name} on {len(batches)} batch(es)"):
-        found = measure_safety(imported, options, batches, budget=budget)
-    print_data_safety(found, budget)
-    return found.applied_to(options)

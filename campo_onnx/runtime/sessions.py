@@ -209,16 +209,8 @@ def optimized_nodes(
     model, machine, folder
         As for :func:`open_session`.
     """
-    options = _options_for(machine, folder)
-    with temporary_folder() as scratch:
-        written = scratch / "as_it_runs.onnx"
-        options.optimized_model_filepath = str(written)
-        providers = [ORT_NAME[machine.provider]]
-        try:
-            ort.InferenceSession(model.SerializeToString(), options, providers=providers, enable_fallback=0)
-        except RUNTIME_ERRORS as error:
-            raise _refused(error) from None
-        return tuple(onnx.load(written, load_external_data=False).graph.node)
+    written = _written_by_runtime(model, machine, _options_for(machine, folder), with_data=False)
+    return tuple(written.graph.node)
 
 
 def cleaned_up(model: onnx.ModelProto, machine: Machine, folder: Path | None = None) -> onnx.ModelProto:
@@ -236,15 +228,22 @@ def cleaned_up(model: onnx.ModelProto, machine: Machine, folder: Path | None = N
     """
     options = _options_for(machine, folder)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    return _written_by_runtime(model, machine, options, with_data=True)
+
+
+def _written_by_runtime(
+    model: onnx.ModelProto, machine: Machine, options: ort.SessionOptions, *, with_data: bool
+) -> onnx.ModelProto:
+    """Load a model, and read back what ONNX Runtime's optimizer made of it."""
     with temporary_folder() as scratch:
-        written = scratch / "cleaned_up.onnx"
+        written = scratch / "optimized.onnx"
         options.optimized_model_filepath = str(written)
         providers = [ORT_NAME[machine.provider]]
         try:
             ort.InferenceSession(model.SerializeToString(), options, providers=providers, enable_fallback=0)
         except RUNTIME_ERRORS as error:
             raise _refused(error) from None
-        return onnx.load(written)
+        return onnx.load(written, load_external_data=with_data)
 
 
 def bind(

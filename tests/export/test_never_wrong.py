@@ -181,7 +181,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "attribute": (grows, r"forward changes plain, and the next step would be another one.*register_buffer"),
     "cache": (remembers, r"forward changes cache"),
     "counter": (counts, r"forward changes count"),
-    "constant": (writes, r"test_never_wrong.py:\d+ writes into a tensor of shape \(3,\) that is no buffer"),
+    "constant": (
+        writes,
+        r"test_never_wrong.py:\d+ writes into a tensor of shape \(3,\) that is not a buffer",
+    ),
     "parameter": (clips, r"test_never_wrong.py:\d+ writes into the parameter 'linear.weight'"),
     "late_buffer": (registers, r"buffer 'late' is .* does not exist before"),
     "python": (pythons, r"test_never_wrong.py:\d+ draws a random number in Python"),

@@ -52,7 +52,7 @@ def _shifted(direction: str, g: Graph, expected: Expected, x: Value, count: Valu
 
 
 def _bitcast(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
-    """Read a mantissa below the exponent of 1 as a float from 1 on; anything else is no random number."""
+    """Read a mantissa below the exponent of 1 as a float from 1 on; anything else is not a random number."""
     if x.constant is not None:
         return g.constant(x.constant.view(Value(name="", dtype=expected.dtype, shape=()).numpy_dtype))
     made = g.producer(x, "BitwiseOr")

@@ -164,7 +164,7 @@ class _StraightLine:
     def _constant(self, array: Any) -> int:
         ref = self.fresh()
         self._known[ref] = array
-        # A key is no array, and nothing reads it but what makes others of it.
+        # A key is not an array, and only what makes other keys of it reads it.
         is_key = hasattr(array, "dtype") and jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
         self.body.append(
             Constant(ref=ref, array=np.zeros(array.shape, np.uint32) if is_key else np.asarray(array))

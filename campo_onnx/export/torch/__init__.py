@@ -58,7 +58,7 @@ def export_training_step(
         step shall give besides, such as logits or an accuracy.
     example_inputs, example_targets
         Tensors of the batch's types and shapes, whose values do not matter; by position or, in a mapping, by
-        name. They may be nested. What is no tensor (None, numbers, strings) becomes part of the graph.
+        name. They may be nested. What is not a tensor (None, numbers, strings) becomes part of the graph.
     optimizer
         The update to write, by name or with its settings; None for gradients as outputs.
     loss_scale

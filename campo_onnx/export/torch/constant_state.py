@@ -45,7 +45,7 @@ def refuse_constant_state(
                     why="it would become a constant in the graph, which training never changes",
                     remedy="Register it: modules in a list belong into nn.ModuleList, parameters likewise.",
                 )
-            roots[node] = f"a tensor of shape {tuple(tensor.shape)} that is no buffer"
+            roots[node] = f"a tensor of shape {tuple(tensor.shape)} that is not a buffer"
         elif node.op == "call_function":
             _refuse_writing(node, roots)
 

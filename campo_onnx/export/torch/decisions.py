@@ -58,7 +58,7 @@ def passing(func: Any, args: Sequence[Any], frame: FrameType) -> bool | None:
     Returns
     -------
     bool or None
-        None where the condition is no check: where passing it or not has other consequences than an
+        None where the condition is not a check: where passing it or not has other consequences than an
         error or a warning.
     """
     position, tree = _position(frame), _tree(frame.f_code.co_filename)

@@ -169,7 +169,7 @@ def _refuse_another_step(
     """Refuse a step that leaves something behind on which the next one depends."""
     try:
         is_another = not is_same(traced, trace_again())
-    except Exception:
+    except Exception:  # a forward that fails the second time is another one, whatever it raises
         is_another = True
     if is_another:
         raise UnsupportedModelError(
