@@ -21,7 +21,8 @@ def print_verdicts(checked: Sequence["Verdicts"]) -> None:
     for verdicts in checked:
         title = f"{verdicts.mixed} against {verdicts.against}"
         if verdicts.device:
-            title += f", {verdicts.device} ({verdicts.costs})"
+            runs = " captured as a CUDA graph" if verdicts.captured else ""
+            title += f", {verdicts.device}{runs} ({verdicts.costs})"
         console.print(escape(title), style="bold")
         if verdicts.error is not None:
             console.print(escape(str(verdicts.error)), style="bold red")
