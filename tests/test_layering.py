@@ -33,6 +33,7 @@ ROOMS = (
     "campo_onnx.export",
     "campo_onnx.training",
     "campo_onnx.data_safety",
+    "campo_onnx.comparison_drift",
     "campo_onnx.simplify",
     "campo_onnx.bench",
     "campo_onnx.verify",
