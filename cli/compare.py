@@ -62,6 +62,15 @@ def compare(
         ),
     ] = None,
     keep_fp32: KeepFp32Option = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Fail if --keep-fp32 matches no node, or a list file names an operator that ONNX does not "
+            "have, instead of a warning.",
+            rich_help_panel=SAFETY,
+        ),
+    ] = False,
     costs: CostsOption = CostSource.AUTO,
     execution: ExecutionOption = Running.STREAM,
     profile: ProfileOption = None,
@@ -143,6 +152,7 @@ def compare(
     for path in targets:
         check_destination(path, force=force)
     check_not_read(targets, existing(model, device, lists, profile, store, inputs), AN_INPUT)
+    chosen_lists = None if lists is None else resolve(lists)
     with opened_target(device, costs, profile=profile, store=store, execution=execution) as target:
         if measure:
             check_verifiable(target.device)
@@ -157,8 +167,14 @@ def compare(
             evidence=target.evidence,
         )
         with working(f"comparing strategies on {model.name} for {target.device.name}"):
-            comparison = run_comparison(model, options, lists=None if lists is None else resolve(lists))
-        report_unmatched(comparison.imported.view, operators={}, keep_fp32=keep_fp32, strict=False)
+            comparison = run_comparison(model, options, lists=chosen_lists)
+        report_unmatched(
+            comparison.imported.view,
+            operators={},
+            keep_fp32=keep_fp32,
+            lists=chosen_lists if existing(lists) else None,
+            strict=strict,
+        )
         check_not_read(targets, comparison.imported.data_files)
     if measure:
         comparison = measured_strategies(comparison, options, steps=steps)
@@ -185,6 +201,10 @@ def compare(
                 "predicted_us": row.plan.predicted_us,
                 "lower_bound_us": row.plan.lower_bound_us,
                 "tensor_core_share": row.tensor_core_share,
+                "launches": row.traffic.total.launches,
+                "moved_bytes": row.traffic.total.moved_bytes,
+                "cast_moved_bytes": row.traffic.casts.moved_bytes,
+                "peak_bytes": row.traffic.peak_bytes,
                 "measured_us": row.measured_us,
                 "measured_speedup": row.measured_speedup,
                 "measured_bounds": row.measured_bounds,
@@ -202,6 +222,7 @@ def compare(
             "model": str(model),
             "device": first.device,
             "source": first.source,
+            "captured": first.captured,
             "low": first.low.value,
             "fp32_us": first.fp32_us,
             "strategies": rows,

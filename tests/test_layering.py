@@ -29,6 +29,7 @@ ROOMS = (
     "campo_onnx.auto_precision",
     "campo_onnx.comparison",
     "campo_onnx.advice",
+    "campo_onnx.kept_plans",
     "campo_onnx.export",
     "campo_onnx.training",
     "campo_onnx.data_safety",

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def headline(plan: "Plan") -> str:
     """Say what predictions are for and what they rest on."""
     known = "estimates from public figures" if plan.source == "datasheet" else plan.source
-    return f"{plan.device} ({known}), {plan.low.value}"
+    runs = " captured as a CUDA graph" if plan.captured else ""
+    return f"{plan.device}{runs} ({known}), {plan.low.value}"
 
 
 def print_comparison(comparison: "Comparison", *, plot: Path | None, form: TableFormat) -> None:

@@ -20,6 +20,7 @@ from campo_onnx.training.numerics import relative_l2, run
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 ROW_KEYS = {
     *("strategy", "lists", "low_nodes", "casts", "cast_us", "predicted_us", "lower_bound_us"),
+    *("launches", "moved_bytes", "cast_moved_bytes", "peak_bytes"),
     *("tensor_core_share", "measured_us", "measured_speedup", "measured_bounds", "verdict", "drift"),
 }
 
@@ -49,6 +50,17 @@ def test_compare_as_json(program, capsys):
         assert row["measured_us"] is None
         assert row["predicted_us"] > 0
         assert row["drift"] == {}
+
+
+def test_compare_warns_of_what_matches_nothing_and_fails_when_strict(program, capsys):
+    words = ("compare", MLP, "--device", "v100", "--keep-fp32", "nosuchnode")
+    assert program(*words) == 0
+    assert "nosuchnode" in capsys.readouterr().err
+    assert program(*words, "--strict", "--json") == 2
+    assert "nosuchnode" in json.loads(capsys.readouterr().out)["error"]["message"]
+    Path("mine.toml").write_text('title = "mine"\nextends = "campo"\n[deny]\nops = ["MatMull"]\n')
+    assert program("compare", MLP, "--device", "v100", "--lists", "mine.toml", "--strict") == 2
+    assert "MatMul" in capsys.readouterr().err
 
 
 SMALL = """<ir_version: 8, opset_import: ["": 20]>
