@@ -175,7 +175,7 @@ def optimize(
         typer.Option(
             "--strict",
             help="Fail if --allow, --infer, --clear, --deny or --keep-fp32 matches no node, or a list file "
-            "names an operator that ONNX has not, instead of a warning.",
+            "names an operator that ONNX does not have, instead of a warning.",
             rich_help_panel=SAFETY,
         ),
     ] = False,

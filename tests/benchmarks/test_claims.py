@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import (
     accuracy,
+    auto_precision,
     data_safety,
     export,
     gpu_session,
@@ -66,6 +67,17 @@ def test_every_row_of_table_1_is_estimated() -> None:
     agreed = sum(row["paper"]["winner"] == row["ours"]["winner"] for row in found["rows"])
     assert found["same_winner"] == agreed > found["fp32_wins"]  # better than "always FP32"
     assert "(2048, 8, 8, 1024)" in render("table1", {"made": made(), **found})
+
+
+def test_what_auto_takes_and_why() -> None:
+    """Unscaled, its gradients would not survive FP16 on a device where FP16 pays."""
+    graph = DATA / "frameworks" / "mlp_torch.onnx"
+    found = {name: auto_precision.chosen(graph, name, {"unused": 3}) for name in ("v100", "a100")}
+    assert (found["v100"]["low"], found["v100"]["bf16_us"]) == ("fp16", None)
+    assert (found["a100"]["low"], found["a100"]["scaled"]) == ("bf16", False)
+    assert found["a100"]["fp16_us"] < found["a100"]["fp32_us"]
+    page = render("auto_precision", {"made": made(), "devices": ["a100"], "rows": [found["a100"]]})
+    assert found["a100"]["why"] in page
 
 
 def test_the_page_of_traffic() -> None:

@@ -26,6 +26,7 @@ PLAN_KEYS = {
     "fp32_us": float,
     "predicted_us": float,
     "lower_bound_us": (float, type(None)),
+    "captured": bool,
     "digest": str,
     "casts": list,
     "reused": list,
@@ -97,7 +98,7 @@ def test_the_json_document_has_the_documented_keys(optimize, capsys, strategy):
     assert plan.keys() == PLAN_KEYS.keys()
     for key, kind in PLAN_KEYS.items():
         assert isinstance(plan[key], kind), key
-    assert (plan["format_version"], plan["strategy"], plan["device"]) == (3, strategy, "v100")
+    assert (plan["format_version"], plan["strategy"], plan["device"]) == (4, strategy, "v100")
     assert plan["source"] == "datasheet"
     assert plan["pads"] == []
     assert all(cast.keys() == CAST_KEYS for cast in plan["casts"])

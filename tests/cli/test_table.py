@@ -124,6 +124,7 @@ def test_every_table_as_csv(program, capsys):
         ("compare", MLP, "--device", "v100"): "strategy",
         ("devices",): "name",
         ("explain", "plan.json", "--top", "0"): "node",
+        ("check", "m.onnx", "--against", MLP, "--device", "v100", "--min-speedup", "0"): "graph",
     }.items():
         assert program(*words, "--format", "csv") == 0
         rows = [*csv.reader(io.StringIO(capsys.readouterr().out))]
