@@ -263,7 +263,7 @@ def test_batch_normalization_that_cuda_refuses_is_named_at_planning(
     """)
     onnx.save(model, tmp_path / "norm.onnx")
     words = ("optimize", tmp_path / "norm.onnx", "-o", tmp_path / "mixed.onnx", "--device", device)
-    assert program(*words) == 0
+    assert program(*words, "--costs", "datasheet") == 0
     said = capsys.readouterr().err
     assert ("training_mode=1" in said) == is_warned
     assert ("campo_onnx.export.torch" in said) == is_warned
