@@ -8,6 +8,7 @@ import onnx
 from onnx import TensorProto
 
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.refusal import Refusal, Refused
 from campo_onnx.ops.signature import Operand, Signature
 
 
@@ -26,17 +27,17 @@ class Ports:
         Name of the attribute that states the output's type (``to`` of Cast, ``value`` of
         ConstantOfShape, ``dtype`` of RandomUniform), if there is one.
     refusal
-        Why the node cannot go low, or ``""`` when it can.
+        Why the node cannot go low; None when it can.
     """
 
     low_inputs: frozenset[int] = frozenset()
     low_outputs: frozenset[int] = frozenset()
     any_inputs: frozenset[int] = frozenset()
     attribute: str | None = None
-    refusal: str = ""
+    refusal: Refusal | None = None
 
 
-NO_FP32 = Ports(refusal="computes no FP32")
+NO_FP32 = Ports(refusal=Refused.NO_FP32.of())
 """What every node has that neither reads nor makes FP32; such nodes have no precision to choose."""
 
 
