@@ -14,9 +14,11 @@ from .options import (
     OUTPUT,
     DimOption,
     ForceOption,
+    FormatOption,
     JsonOption,
     QuietOption,
     ReportOption,
+    check_one_form,
     complete_devices,
     complete_lists,
     dimensions,
@@ -26,6 +28,7 @@ from .options import (
 from .render.bench import print_written
 from .render.checks import print_annotations, print_verdicts
 from .render.console import print_json, progressing, set_loudness, working
+from .render.table import TableFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,6 +148,7 @@ def check(
             rich_help_panel=DECISION,
         ),
     ] = None,
+    form: FormatOption = TableFormat.TEXT,
     json: JsonOption = False,
     quiet: QuietOption = False,
     junit: Annotated[
@@ -181,6 +185,7 @@ def check(
     from campo_onnx.optimize.list_file import resolve
 
     set_loudness(quiet=quiet)
+    check_one_form(json=json, form=form)
     if policy is not None:
         alone = {
             "MIXED": mixed,
@@ -238,10 +243,10 @@ def check(
     if json:
         print_json(to_json(checked))
     else:
-        print_verdicts(checked)
-        print_written(report)
+        print_verdicts(checked, form)
+        print_written(report, form=form)
     if github or os.environ.get("GITHUB_ACTIONS") == "true":
-        print_annotations(to_annotations(checked), beside_a_document=json)
+        print_annotations(to_annotations(checked), beside_a_document=json or form is not TableFormat.TEXT)
     _leave(checked)
 
 

@@ -49,6 +49,7 @@ class _Planning:
             strategy=strategy,
             lists=lists,
             device=problem.costs.device,
+            captured=problem.costs.captured,
             source=problem.costs.source,
             low=problem.low,
             fp32_us=problem.predicted_us(frozenset()),
