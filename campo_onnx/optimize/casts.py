@@ -193,9 +193,9 @@ def cast_sites(
     factors
         What a Cast of a tensor costs in Casts, where that is not one.
     """
-    makers = {node.outputs[i]: node.name for node in view.nodes for i in ports[node.name].low_outputs}
-    makes_low = {tensor: name for tensor, name in makers.items() if not ports[name].follows_readers}
-    follows = {tensor: name for tensor, name in makers.items() if ports[name].follows_readers}
+    producers = {node.outputs[i]: node.name for node in view.nodes for i in ports[node.name].low_outputs}
+    makes_low = {tensor: name for tensor, name in producers.items() if not ports[name].follows_readers}
+    follows = {tensor: name for tensor, name in producers.items() if ports[name].follows_readers}
     existing = existing_versions(view, precision)
     sites: dict[str, CastSite] = {}
     for tensor, info in view.tensors.items():
