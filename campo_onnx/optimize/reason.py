@@ -50,6 +50,7 @@ class Reason(Enum):
     TRAINS_IN_FP32 = "trains-in-fp32", Refused.TRAINS_IN_FP32.value
     FRAMEWORK = "framework", Refused.FRAMEWORK.value
     OPERATOR = "operator", "{why}"  # what earlier versions called all of these
+    READERS = "readers", "a Cast from another type, which makes what all its readers want"
     USER = "keep-fp32", "named by --keep-fp32"
     KERNEL = (
         "kernel",

@@ -18,7 +18,10 @@ def _cast_ports(signature: Signature, _: Precision) -> Ports:
         return Ports(low_inputs=frozenset({0}))
     if {source, target} <= {FLOAT, *(low.onnx_dtype for low in low_precisions())}:
         return Ports(refusal=Refused.GIVEN_CAST.of())
-    return Ports(refusal=Refused.CONVERSION.of())
+    why = Refused.CONVERSION.of()
+    if target == FLOAT:
+        return Ports(low_outputs=frozenset({0}), attribute="to", refusal=why, follows_readers=True)
+    return Ports(refusal=why)
 
 
 _MOVE = Family.MOVEMENT
