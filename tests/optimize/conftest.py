@@ -240,7 +240,7 @@ class _Maker:
         floats = [t for t in self.readable if self.tensors[t].dtype == TensorProto.FLOAT]
         source = self.rng.choice(self.lows if up else floats)
         target = self.tensor(f"c{i}", TensorProto.FLOAT if up else TensorProto.FLOAT16)
-        name = self.node("Cast", (source,), (target,), Ports(refusal="an existing change of precision"))
+        name = self.node("Cast", (source,), (target,), Ports(refusal=Refused.GIVEN_CAST.of()))
         self.fixed[name] = Verdict(decided_by=Reason.GIVEN_CAST)
         (self.readable if up else self.lows).append(target)
 
