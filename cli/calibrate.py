@@ -11,6 +11,7 @@ from .options import (
     MEASURE,
     CountersOption,
     ForceOption,
+    FormatOption,
     JsonOption,
     PrecisionOption,
     QuietOption,
@@ -18,10 +19,12 @@ from .options import (
     StoreOption,
     ThreadsOption,
     Use,
+    check_one_form,
     existing,
 )
 from .render.console import print_json, print_note, progressing, set_loudness
 from .render.costs import print_calibration
+from .render.table import TableFormat
 
 if TYPE_CHECKING:
     from campo_onnx.runtime.providers import Machine
@@ -85,6 +88,7 @@ def calibrate(
             rich_help_panel=MEASURE,
         ),
     ] = None,
+    form: FormatOption = TableFormat.TEXT,
     json: JsonOption = False,
     quiet: QuietOption = False,
     force: ForceOption = False,
@@ -113,6 +117,7 @@ def calibrate(
     from campo_onnx.runtime.providers import choose_provider, machine
 
     set_loudness(quiet=quiet)
+    check_one_form(json=json, form=form)
     if output is not None:
         check_destination(output, force=force)
     if from_store is None:
@@ -148,7 +153,7 @@ def calibrate(
     if json:
         print_json(made.to_json())
     else:
-        print_calibration(made, output)
+        print_calibration(made, output, form)
 
 
 def _machine_in(store: Path, device: str) -> "Machine":

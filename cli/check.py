@@ -16,10 +16,12 @@ from .options import (
     ClusterOption,
     DimOption,
     ForceOption,
+    FormatOption,
     JsonOption,
     QuietOption,
     ReportOption,
     WorkersOption,
+    check_one_form,
     complete_devices,
     complete_lists,
     dimensions,
@@ -29,6 +31,7 @@ from .options import (
 from .render.bench import print_written
 from .render.checks import print_annotations, print_verdicts
 from .render.console import print_json, progressing, set_loudness, working
+from .render.table import TableFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +54,8 @@ CheckRangeOption = Annotated[
 
 def check(
     mixed: Annotated[
-        Path | None, typer.Argument(help="The mixed-precision step (.onnx), or a folder of such.", show_default=False)
+        Path | None,
+        typer.Argument(help="The mixed-precision step (.onnx), or a folder of such.", show_default=False),
     ] = None,
     against: Annotated[
         Path | None,
@@ -154,12 +158,13 @@ def check(
         Path | None,
         typer.Option(
             metavar="FILE.jsonl",
-            help="Keep the verdicts on each graph there, as soon as they are in. Of a later run with the same "
-            "file, only what is new or changed is checked.",
+            help="Keep the verdicts on each graph there, as soon as they are in. Of a later run with the "
+            "same file, only what is new or changed is checked.",
             show_default=False,
             rich_help_panel=SCALE,
         ),
     ] = None,
+    form: FormatOption = TableFormat.TEXT,
     json: JsonOption = False,
     quiet: QuietOption = False,
     junit: Annotated[
@@ -198,6 +203,7 @@ def check(
     from campo_onnx.scale.results import Results
 
     set_loudness(quiet=quiet)
+    check_one_form(json=json, form=form)
     if policy is not None:
         alone = {
             "MIXED": mixed,
@@ -241,7 +247,8 @@ def check(
         if mixed.is_dir() or against.is_dir():
             if baseline is not None:
                 raise UsageError(
-                    "--baseline cannot be combined with folders", remedy="Name each graph's plan in a --policy file."
+                    "--baseline cannot be combined with folders",
+                    remedy="Name each graph's plan in a --policy file.",
                 )
             pairs = pairs_in(mixed, against, limits)
         else:
@@ -251,9 +258,12 @@ def check(
         with working(f"checking {pairs[0].name}"):
             checked = check_all(pairs)
     else:
-        with Results(results) as kept, pool_for(workers, cluster) as pool:
-            with progressing(f"checking {len(pairs)} graphs") as advance:
-                checked = check_all(pairs, advance, pool=pool, results=None if results is None else kept)
+        with (
+            Results(results) as kept,
+            pool_for(workers, cluster) as pool,
+            progressing(f"checking {len(pairs)} graphs") as advance,
+        ):
+            checked = check_all(pairs, advance, pool=pool, results=None if results is None else kept)
     if junit is not None:
         write_text(to_junit(checked), junit)
     if report is not None:
@@ -263,10 +273,10 @@ def check(
     if json:
         print_json(to_json(checked))
     else:
-        print_verdicts(checked)
-        print_written(report)
+        print_verdicts(checked, form)
+        print_written(report, form=form)
     if github or os.environ.get("GITHUB_ACTIONS") == "true":
-        print_annotations(to_annotations(checked), beside_a_document=json)
+        print_annotations(to_annotations(checked), beside_a_document=json or form is not TableFormat.TEXT)
     _leave(checked)
 
 

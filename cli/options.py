@@ -227,8 +227,8 @@ ClusterOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="ADDRESS",
-        help="Work on a Ray cluster: HOST:PORT, `auto` for the one that runs here, or `local` to start one for "
-        "the time being. Its machines see the files under the same paths.",
+        help="Work on a Ray cluster: HOST:PORT, `auto` for the one that runs here, or `local` to start one "
+        "for the time being. Its machines see the files under the same paths.",
         show_default=False,
         rich_help_panel=SCALE,
     ),

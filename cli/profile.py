@@ -12,6 +12,7 @@ from .options import (
     CountersOption,
     DimOption,
     ForceOption,
+    FormatOption,
     JsonOption,
     ModelArgument,
     QuietOption,
@@ -19,11 +20,13 @@ from .options import (
     StoreOption,
     ThreadsOption,
     Use,
+    check_one_form,
     dimensions,
     existing,
 )
 from .render.console import print_json, print_note, progressing, set_loudness, working
 from .render.costs import print_profile
+from .render.table import TableFormat
 
 
 def profile(
@@ -57,6 +60,7 @@ def profile(
     ] = Use.AUTO,
     counters: CountersOption = Use.AUTO,
     store: StoreOption = None,
+    form: FormatOption = TableFormat.TEXT,
     json: JsonOption = False,
     quiet: QuietOption = False,
     force: ForceOption = False,
@@ -80,6 +84,7 @@ def profile(
     from campo_onnx.runtime.providers import choose_provider, machine
 
     set_loudness(quiet=quiet)
+    check_one_form(json=json, form=form)
     check_model(model)
     check_destination(output, force=force)
     check_not_read([output], existing(model, inputs, store), AN_INPUT)
@@ -108,4 +113,4 @@ def profile(
     if json:
         print_json(taken.to_json())
     else:
-        print_profile(taken, output)
+        print_profile(taken, output, form)

@@ -61,6 +61,7 @@ def check(mixed: str | Path, against: str | Path, policy: Policy, *, name: str =
     return verdicts_of(
         verdicts=(valid, *others),
         device=context.device.name,
+        captured=context.device.captures,
         costs=context.problem.costs.source,
     )
 

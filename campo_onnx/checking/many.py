@@ -72,7 +72,9 @@ def pairs_in(mixed: Path, against: Path, policy: Policy) -> tuple[Pair, ...]:
             )
     found = sorted(path.relative_to(mixed) for path in mixed.rglob("*.onnx"))
     if not found:
-        raise UsageError(f"there is no .onnx file below {mixed}", remedy="Name the folder of the mixed graphs.")
+        raise UsageError(
+            f"there is no .onnx file below {mixed}", remedy="Name the folder of the mixed graphs."
+        )
     return tuple(
         Pair(name=str(path), mixed=mixed / path, against=against / path, policy=policy) for path in found
     )

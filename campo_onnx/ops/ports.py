@@ -27,6 +27,9 @@ class Ports:
         ConstantOfShape, ``dtype`` of RandomUniform), if there is one.
     refusal
         Why the node cannot go low, or ``""`` when it can.
+    follows_readers
+        Whether a node that cannot be chosen to go low makes its outputs low all the same where everybody
+        who reads them would cast them: a Cast from integers then casts to what they want.
     """
 
     low_inputs: frozenset[int] = frozenset()
@@ -34,6 +37,7 @@ class Ports:
     any_inputs: frozenset[int] = frozenset()
     attribute: str | None = None
     refusal: str = ""
+    follows_readers: bool = False
 
 
 NO_FP32 = Ports(refusal="computes no FP32")

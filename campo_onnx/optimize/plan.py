@@ -229,6 +229,8 @@ class Plan:
         How it was decided.
     device, source
         The device it was decided for, and where the costs come from (``datasheet``: an estimate).
+    captured
+        Whether the costs are of a step that runs as a captured CUDA graph.
     low
         The low precision.
     fp32_us, predicted_us
@@ -273,6 +275,7 @@ class Plan:
     constants: tuple[LowConstant, ...] = ()
     pads: tuple[PlannedPad, ...] = ()
     ranges: Mapping[str, DeclaredRange] = field(default_factory=lambda: MappingProxyType({}))
+    captured: bool = False
     decisions: tuple[Decision, ...]
 
     def __post_init__(self) -> None:

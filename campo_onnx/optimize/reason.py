@@ -36,6 +36,7 @@ class Reason(Enum):
     LOSS = "loss", "computes the loss"
     WEIGHT_UPDATE = "weight-update", "updates weights, optimizer state or statistics"
     OPERATOR = "operator", "{why}"
+    READERS = "readers", "a Cast from another type, which makes what all its readers want"
     USER = "keep-fp32", "named by --keep-fp32"
     KERNEL = (
         "kernel",

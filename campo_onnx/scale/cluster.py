@@ -65,7 +65,7 @@ class RayPool:
 
     def outcomes(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Outcome]]:
         """Do tasks, and give each with its outcome as soon as there is one, in any order."""
-        waiting, running = iter(tasks), {}
+        waiting, running = iter(tasks), dict[Any, Task]()
         while True:
             while len(running) < self._at_a_time() and (task := next(waiting, None)) is not None:
                 running[self._begin(task)] = task
@@ -205,8 +205,8 @@ def _nobody(address: str, why: str) -> DeviceUnavailableError:
     return DeviceUnavailableError(
         f"no Ray cluster answers at {address}",
         why=why,
-        remedy="Start one with `ray start --head`, join this machine to it with `ray start --address=HOST:PORT`, "
-        "or use --cluster local.",
+        remedy="Start one with `ray start --head`, join this machine to it with `ray start "
+        "--address=HOST:PORT`, or use --cluster local.",
     )
 
 

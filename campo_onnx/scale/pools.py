@@ -35,7 +35,8 @@ def pool_for(
 
     if workers > 1 and cluster != LOCAL:
         raise UsageError(
-            "--workers and --cluster ADDRESS are given", remedy="Leave one out: a cluster has its own workers."
+            "--workers and --cluster ADDRESS are given",
+            remedy="Leave one out: a cluster has its own workers.",
         )
 
     return RayPool(cluster, workers=workers, needs=needs)

@@ -52,7 +52,9 @@ class Results(Mapping[str, Any]):
         except OSError as error:
             self.close()
             raise UsageError(
-                f"the results {path} cannot be used", why=error.strerror or str(error), remedy="Name another file."
+                f"the results {path} cannot be used",
+                why=error.strerror or str(error),
+                remedy="Name another file.",
             ) from None
         except UsageError:
             self.close()
@@ -144,6 +146,8 @@ class Results(Mapping[str, Any]):
             why = "a key or a value is missing"
         if not isinstance(row, dict) or not isinstance(row.get("key"), str) or "value" not in row:
             raise UsageError(
-                f"{title} is not a result of campo-onnx", why=why, remedy="Name another file, or take it away."
+                f"{title} is not a result of campo-onnx",
+                why=why,
+                remedy="Name another file, or take it away.",
             )
         self._values.setdefault(row["key"], row["value"])

@@ -130,7 +130,11 @@ def test_a_killed_worker_costs_the_task_it_was_at(pool, home, tmp_path):
 
 def test_a_task_that_kills_every_worker_is_given_up(pool):
     with Results() as results:
-        outcomes = run([Task(key="deadly", function=os.abort), Task(key="sound", function=abs, arguments=(-2,))], pool, results)
+        outcomes = run(
+            [Task(key="deadly", function=os.abort), Task(key="sound", function=abs, arguments=(-2,))],
+            pool,
+            results,
+        )
     assert outcomes["deadly"].failure == "3 workers died while they were at 'deadly'"
     assert outcomes["sound"].value == 2
 
@@ -149,7 +153,7 @@ def test_a_full_disk_ends_the_work_and_keeps_what_was_there(pool, tmp_path, monk
 
         with monkeypatch.context() as patched:
             patched.setattr(os, "write", fills)
-            with pytest.raises(UsageError, match="No space left on device.*2 results are kept"):
+            with pytest.raises(UsageError, match=r"No space left on device.*2 results are kept"):
                 run(tasks, pool, results)
     with Results(tmp_path / "rows.jsonl") as results:
         assert len(results) == 2
@@ -182,7 +186,11 @@ def test_the_command_killed_and_run_again(folders, alone, tmp_path):
 @pytest.mark.parametrize(
     ("address", "error", "why"),
     [
-        ("127.0.0.1:1", DeviceUnavailableError, r"no Ray cluster answers at 127\.0\.0\.1:1: Connection refused"),
+        (
+            "127.0.0.1:1",
+            DeviceUnavailableError,
+            r"no Ray cluster answers at 127\.0\.0\.1:1: Connection refused",
+        ),
         ("ray://127.0.0.1:1", UsageError, "is not the address of a Ray cluster"),
         ("somewhere", UsageError, "is not the address of a Ray cluster"),
     ],

@@ -70,7 +70,9 @@ def test_a_full_disk_loses_nothing_and_leaves_no_half_line(tmp_path, monkeypatch
 
         with monkeypatch.context() as patched:
             patched.setattr(os, "write", full)
-            with pytest.raises(UsageError, match=r"No space left on device\. Free the disk .*1 results are kept"):
+            with pytest.raises(
+                UsageError, match=r"No space left on device\. Free the disk .*1 results are kept"
+            ):
                 results.add("b", "x" * 3)
         assert keys_in(path) == ["a"]
         results.add("b", 2)

@@ -49,7 +49,10 @@ def test_the_same_work_is_done_once(tmp_path):
     assert seen == [(0, 2), (1, 2), (2, 2)]
     tasks = [task("b", os.abort), task("c", math.sqrt, 25.0)]
     with Results(tmp_path / "rows.jsonl") as results, LocalPool() as pool:
-        assert {key: outcome.value for key, outcome in run(tasks, pool, results).items()} == {"b": 3.0, "c": 5.0}
+        assert {key: outcome.value for key, outcome in run(tasks, pool, results).items()} == {
+            "b": 3.0,
+            "c": 5.0,
+        }
 
 
 def test_a_task_that_fails_is_told_and_not_kept(tmp_path):
@@ -71,7 +74,7 @@ def test_a_worker_that_is_killed_costs_the_task_it_was_at(tmp_path, noted):
     begun = {name: len((tmp_path / name).read_text().splitlines()) for name in names}
     assert begun == {name: 2 if name == "task2" else 1 for name in names}
     with LocalPool(2) as pool:  # read-only mappings, which our values hold, travel
-        (_, outcome), = pool.outcomes([task("a", dict, MappingProxyType({"a": 1}))])
+        ((_, outcome),) = pool.outcomes([task("a", dict, MappingProxyType({"a": 1}))])
     assert outcome.value == {"a": 1}
 
 

@@ -17,7 +17,10 @@ def _cast_ports(signature: Signature, _: Precision) -> Ports:
         return Ports(low_inputs=frozenset({0}))
     if {source, target} <= {FLOAT, *(low.onnx_dtype for low in low_precisions())}:
         return Ports(refusal="an existing change of precision")
-    return Ports(refusal="converts numbers that the low precision may not hold")
+    why = "converts numbers that the low precision may not hold"
+    if target == FLOAT:
+        return Ports(low_outputs=frozenset({0}), attribute="to", refusal=why, follows_readers=True)
+    return Ports(refusal=why)
 
 
 _MOVE = Family.MOVEMENT

@@ -1,0 +1,43 @@
+"""Plans kept in a folder: taken again, and made again where they are of no use."""
+
+import hashlib
+import json
+from dataclasses import replace
+
+from campo_onnx import Options, device, oplists
+from campo_onnx.ir.importer import import_model
+from campo_onnx.kept_plans import name_of, planned_once
+from tests.fuzz.subjects import DATA
+
+OPTIONS = Options(device=device("v100"), lists=oplists("tf115"), strategy="tf-amp")
+
+
+def test_a_plan_is_kept_and_taken_again(tmp_path, monkeypatch):
+    given = import_model(DATA / "mlp.onnx")
+    first, mixed = planned_once(given, OPTIONS, tmp_path)
+    assert first.low_nodes
+    monkeypatch.setattr("campo_onnx.kept_plans.decide", None)  # not needed a second time
+    second, again = planned_once(given, OPTIONS, tmp_path)
+    assert (second, again) == (first, mixed)
+
+
+def test_other_options_have_another_file():
+    given = import_model(DATA / "mlp.onnx")
+    others = replace(OPTIONS, keep_fp32=("MatMul",)), replace(OPTIONS, device=device("h200"))
+    assert len({name_of(given, options) for options in (OPTIONS, *others)}) == 3
+
+
+def test_what_cannot_be_used_is_made_again(tmp_path):
+    given = import_model(DATA / "mlp.onnx")
+    first, mixed = planned_once(given, OPTIONS, tmp_path)
+    path = tmp_path / name_of(given, OPTIONS)
+    document = json.loads(path.read_text())
+    assert document["casts"]
+    document["casts"] = []  # well signed, and inconsistent
+    del document["decisions_digest"]
+    payload = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    document["decisions_digest"] = hashlib.blake2b(payload, digest_size=16).hexdigest()
+    for text in ("{", "[]", json.dumps(document)):
+        path.write_text(text)
+        assert planned_once(given, OPTIONS, tmp_path) == (first, mixed)
+        assert path.read_text() == first.to_json()
