@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir
@@ -12,8 +13,8 @@ from typing import Any
 from campo_onnx import errors
 from campo_onnx.checking.check import check
 from campo_onnx.checking.policy import Pair, Policy
-from campo_onnx.checking.verdict import Finding, Status, Verdict, Verdicts
-from campo_onnx.codec import to_plain
+from campo_onnx.checking.verdict import Verdicts
+from campo_onnx.codec import from_plain, to_plain
 from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.ir.importer import data_files_of
 from campo_onnx.scale.local import LocalPool
@@ -21,6 +22,8 @@ from campo_onnx.scale.results import Results
 from campo_onnx.scale.work import Pool, Task, run
 
 Row = dict[str, Any]
+
+_FLOAT = "float"
 
 
 def check_all(
@@ -129,57 +132,40 @@ def _digest(path: Path) -> str:
 def to_row(verdicts: Verdicts) -> Row:
     """Write verdicts as what JSON can hold; numbers that are not finite too."""
     error = verdicts.error
-    return {
-        "name": verdicts.name,
-        "mixed": verdicts.mixed,
-        "against": verdicts.against,
-        "device": verdicts.device,
-        "costs": verdicts.costs,
-        "error": None
-        if error is None
-        else {"kind": type(error).__name__, "what": error.what, "why": error.why, "remedy": error.remedy},
-        "verdicts": [
-            {
-                "rule": verdict.rule,
-                "status": verdict.status.value,
-                "reason": verdict.finding.reason,
-                "value": _number(verdict.finding.value),
-                "limit": _number(verdict.finding.limit),
-            }
-            for verdict in verdicts.verdicts
-        ],
-    }
+    row: Row = _finite(to_plain(replace(verdicts, error=None)))
+    if error is not None:
+        row["error"] = {
+            "kind": type(error).__name__,
+            "what": error.what,
+            "why": error.why,
+            "remedy": error.remedy,
+        }
+    return row
 
 
 def from_row(row: Mapping[str, Any]) -> Verdicts:
     """Read :func:`to_row` back."""
-    error = row["error"]
-    return Verdicts(
-        name=row["name"],
-        mixed=row["mixed"],
-        against=row["against"],
-        device=row["device"],
-        costs=row["costs"],
-        error=None
-        if error is None
-        else getattr(errors, error["kind"])(error["what"], why=error["why"], remedy=error["remedy"]),
-        verdicts=tuple(
-            Verdict(
-                rule=one["rule"],
-                finding=Finding(
-                    status=Status(one["status"]),
-                    reason=one["reason"],
-                    value=None if one["value"] is None else float(one["value"]),
-                    limit=None if one["limit"] is None else float(one["limit"]),
-                ),
-            )
-            for one in row["verdicts"]
-        ),
-    )
+    verdicts = from_plain(_numbers({**row, "error": None}), Verdicts)
+    if (error := row["error"]) is None:
+        return verdicts
+    kind: type[CampoError] = getattr(errors, error["kind"])
+    return replace(verdicts, error=kind(error["what"], why=error["why"], remedy=error["remedy"]))
 
 
-def _number(value: float | None) -> str | None:
-    return None if value is None else repr(float(value))
+def _finite(plain: Any) -> Any:
+    """Write numbers that are not finite as ``{"float": "inf"}``: JSON has no word for them."""
+    if isinstance(plain, Mapping):
+        return {key: _finite(value) for key, value in plain.items()}
+    if isinstance(plain, list | tuple):
+        return [_finite(value) for value in plain]
+    return {_FLOAT: repr(plain)} if isinstance(plain, float) and not math.isfinite(plain) else plain
+
+
+def _numbers(plain: Any) -> Any:
+    if isinstance(plain, Mapping):
+        is_number = plain.keys() == {_FLOAT}
+        return float(plain[_FLOAT]) if is_number else {key: _numbers(value) for key, value in plain.items()}
+    return [_numbers(value) for value in plain] if isinstance(plain, list) else plain
 
 
 def _failed(pair: Pair, why: str) -> Verdicts:
