@@ -71,7 +71,7 @@ def _must_be_fp32(context: CheckContext) -> dict[str, str]:
     problem = context.problem
     classes = problem.classification.classes
     reasons = {
-        name: found.reason or f"{problem.view.node[name].op.label} is deny"
+        name: found.finding or f"{problem.view.node[name].op.label} is deny"
         for name, found in classes.items()
         if found.op_class is OpClass.DENY
     }
