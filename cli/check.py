@@ -99,7 +99,8 @@ def check(
     max_drift: Annotated[
         float | None,
         typer.Option(
-            help="Largest relative error of the loss and of each gradient, emulated.  [default: 0.01]",
+            help="Largest relative error of the loss and of each gradient, emulated.  "
+            "[default: 0.01, in BF16 0.08]",
             show_default=False,
             rich_help_panel=LIMITS,
         ),

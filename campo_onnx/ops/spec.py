@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.schema import fp32_positions, schema_of, schema_ports
 from campo_onnx.ops.signature import Signature, TensorType
 from campo_onnx.ops.values.rule import Rule as ValueRule
@@ -142,14 +143,14 @@ class BeforeSchema:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Refuses:
     """A port rule: the operator never goes low, whatever its types."""
 
-    reason: str
+    why: Refused
 
     def __call__(self, _signature: Signature, _precision: Precision) -> Ports:
         """Refuse."""
-        return Ports(refusal=self.reason)
+        return Ports(refusal=self.why.of())
 
 
 @dataclass(frozen=True, slots=True)

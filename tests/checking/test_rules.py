@@ -188,6 +188,19 @@ def test_drift_is_red_beyond_the_limit(made):
     assert findings["drift"].value > findings["drift"].limit == 1e-6
 
 
+def test_the_limit_of_drift_is_that_of_the_format(request, tmp_path):
+    """BF16 rounds eight times as coarsely as FP16: what is too much for one is as exact as the other gets."""
+    path = request.config.rootpath / "tests" / "data" / "mlp.onnx"
+    options = Options(device=device("h200"), lists=preset("tf115"), strategy="tf-amp", low=Precision.BF16)
+    export_model(optimize(path, options).model, tmp_path / "m.onnx", folder=path.parent)
+    found = {}
+    for limit in (None, 0.01):
+        verdicts = check(tmp_path / "m.onnx", path, Policy(min_speedup=0, max_drift=limit)).verdicts
+        found[limit] = next(v.finding for v in verdicts if v.rule == "drift")
+    assert (found[None].status, found[None].limit) == (Status.PASSED, 0.08)
+    assert found[0.01].status is Status.FAILED
+
+
 def batch(folder, scale):
     generator = np.random.default_rng(0)
     shapes = {"x": (128, 512), "w": (512, 512), "v": (512, 512)}

@@ -12,6 +12,7 @@ from campo_onnx.ops.facts import output_types, ports_of, work_of
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.registry import REGISTRY, Registry, also, current, spec
 from campo_onnx.ops.signature import FLOAT, TensorType, make_signature
 from campo_onnx.ops.spec import (
@@ -80,7 +81,7 @@ def test_every_fact_of_a_toy_operator_is_one_value() -> None:
         assert work_of(signature).flops == 18
         assert output_types(signature) == [TensorType(FLOAT, (2, 3))]
     assert (ports_of(signature, Precision.FP16), work_of(signature), output_types(signature)) == before
-    assert before[0].refusal == "an operator ONNX has no schema for"
+    assert before[0].refusal == Refused.NO_SCHEMA.of()
 
 
 def test_a_graph_with_a_toy_operator_is_planned() -> None:
