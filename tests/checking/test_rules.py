@@ -8,7 +8,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from campo_onnx.checking import rules
-from campo_onnx.checking.check import check, check_all
+from campo_onnx.checking.check import check
+from campo_onnx.checking.many import check_all
 from campo_onnx.checking.policy import Pair, Policy
 from campo_onnx.checking.rules import RULES, VALID
 from campo_onnx.checking.verdict import Status
@@ -187,6 +188,19 @@ def test_drift_is_red_beyond_the_limit(made):
     assert findings["drift"].value > findings["drift"].limit == 1e-6
 
 
+def test_the_limit_of_drift_is_that_of_the_format(request, tmp_path):
+    """BF16 rounds eight times as coarsely as FP16: what is too much for one is as exact as the other gets."""
+    path = request.config.rootpath / "tests" / "data" / "mlp.onnx"
+    options = Options(device=device("h200"), lists=preset("tf115"), strategy="tf-amp", low=Precision.BF16)
+    export_model(optimize(path, options).model, tmp_path / "m.onnx", folder=path.parent)
+    found = {}
+    for limit in (None, 0.01):
+        verdicts = check(tmp_path / "m.onnx", path, Policy(min_speedup=0, max_drift=limit)).verdicts
+        found[limit] = next(v.finding for v in verdicts if v.rule == "drift")
+    assert (found[None].status, found[None].limit) == (Status.PASSED, 0.08)
+    assert found[0.01].status is Status.FAILED
+
+
 def batch(folder, scale):
     generator = np.random.default_rng(0)
     shapes = {"x": (128, 512), "w": (512, 512), "v": (512, 512)}
@@ -295,7 +309,7 @@ def test_an_error_in_one_graph_leaves_the_others_checked(made, tmp_path):
     )
     assert isinstance(found[0].error, UsageError)
     assert [v.passed for v in found] == [False, True]
-    assert steps == [(0, 2), (1, 2)]
+    assert steps == [(0, 2), (1, 2), (2, 2)]
 
 
 # --- graphs of every origin ---

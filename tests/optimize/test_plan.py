@@ -140,9 +140,9 @@ def test_nodes_of_the_given_graph_that_are_low_already_are_not_turned_low(proble
     problem = problem_from(text)
     plan = make_plan(problem, optimal(problem), strategy="", lists="")
     assert {d.node: (d.precision, d.decided_by) for d in plan.decisions} == {
-        "k": (FP32, Reason.OPERATOR),
+        "k": (FP32, Reason.GIVEN_CAST),
         "n": (FP16, Reason.ALREADY_LOW),
-        "u": (FP32, Reason.OPERATOR),
+        "u": (FP32, Reason.GIVEN_CAST),
         "h": (FP16, Reason.ALREADY_LOW),
     }
     assert plan.low_nodes == frozenset()
