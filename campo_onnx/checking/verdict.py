@@ -62,6 +62,8 @@ class Verdicts:
         One per rule; empty after an error.
     device, costs
         Device that the step was predicted for, and source of the costs; ``""`` after an error.
+    captured
+        Whether it was predicted for a step that runs as a captured CUDA graph.
     error
         Why nothing was checked: a missing file, or a mixed graph of another model.
     """
@@ -72,6 +74,7 @@ class Verdicts:
     verdicts: tuple[Verdict, ...] = ()
     device: str = ""
     costs: str = ""
+    captured: bool = False
     error: CampoError | None = None
 
     @property

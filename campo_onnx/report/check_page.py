@@ -33,7 +33,7 @@ def _graph(verdicts: Verdicts) -> dict[str, Any]:
         "mixed": verdicts.mixed,
         "against": verdicts.against,
         "passed": verdicts.passed,
-        "device": verdicts.device,
+        "device": verdicts.device + (" captured as a CUDA graph" if verdicts.captured else ""),
         "costs_mean": MEANINGS[CostSource(verdicts.costs)] if verdicts.costs else "",
         "error": "" if verdicts.error is None else str(verdicts.error),
         "rules": [

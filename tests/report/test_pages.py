@@ -112,6 +112,20 @@ def test_every_decision_is_in_the_page(layer, written) -> None:
     assert sources == {cost.source.value for cost in layer.problem.costs.nodes.values()}
 
 
+def test_bytes_and_launches_of_nodes_and_casts_add_up_to_the_step(layer, written) -> None:
+    data, before, after = Read(written).data, layer.given_traffic.total, layer.planned_traffic.total
+    (only,) = data["plans"]
+    assert (sum(data["bytes"]), sum(data["launches"])) == (before.moved_bytes, before.launches)
+    assert sum(only["bytes"]) + sum(only["cast_bytes"]) == after.moved_bytes
+    assert sum(data["launches"]) + len(layer.plan.casts) == after.launches
+    assert sum(only["bytes"]) < before.moved_bytes
+
+
+def test_a_plan_file_with_an_unknown_source_of_costs_opens(layer) -> None:
+    page_text = Read(plan_page(replace(layer.plan, source="later"), model="plan.json")).text
+    assert costs.MEANINGS[CostSource.UNKNOWN] in page_text
+
+
 def test_families_add_up_to_the_step(layer) -> None:
     moved = layer.given_traffic, layer.planned_traffic
     rows = family_rows(layer.plan, moved)
