@@ -1,9 +1,12 @@
 """The result of a check: a verdict for each rule."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from campo_onnx.errors import CampoError
+
+_SHOWN = 3
 
 
 class Status(StrEnum):
@@ -106,3 +109,9 @@ def not_checked(reason: str) -> Finding:
 def not_asked(reason: str) -> Finding:
     """The policy sets no limit."""
     return Finding(status=Status.NOT_ASKED, reason=reason)
+
+
+def listed(items: Iterable[str]) -> str:
+    """Name the first few, and say how many more there are."""
+    every = list(items)
+    return ", ".join(every[:_SHOWN]) + (f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else "")

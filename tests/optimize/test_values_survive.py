@@ -279,3 +279,49 @@ def test_what_is_like_them_and_harmless_goes_low():
     mask = SCORES + "[add] u = Add(s, mask) [softmax] y = Softmax(u)"
     assert {"add", "softmax"} <= low_nodes(mask, {"mask": np.triu(np.full((64, 64), -1e4, np.float32), 1)})
     assert "square" in low_nodes(H + "[square] q = Mul(h, h) r = MatMul(q, w) y = Tanh(r)")
+
+
+STEP = """[fc] h = MatMul(x, w) [mean] loss = ReduceMean<keepdims=0>(h)
+    [seed] seed = Mul(share, scale) [dh] dh = Expand(seed, shape) [xt] xt = Transpose<perm=[1,0]>(x)
+    [gw] gw = MatMul(xt, dh) [w_out] y = Mul(gw, inverse)"""
+
+
+def step_with_a_constant_scale(scale):
+    constants = {"share": f(1 / 4096), "scale": f(scale), "inverse": f(1 / 1024)}
+    constants["shape"] = np.array([64, 64], np.int64)
+    return model_of(
+        STEP, constants, inputs="float[64,64] x, float[64,64] w", outputs="float loss, float[64,64] y"
+    )
+
+
+def test_a_loss_scale_may_be_a_constant():
+    model, here = step_with_a_constant_scale(1024), machine("cpu")
+    mixed = mixed_of(model, "fine-grained")
+    assert mixed.plan.decision["w_out"].decided_by is Reason.UNSCALED
+    assert "gw" in mixed.plan.low_nodes
+    assert not mixed.unscaled_gradients
+    feeds = {"x": X * np.float32(1e-3), "w": W}
+    expected, actual = run(model, feeds, here)["y"], run(emulate(mixed.model), feeds, here)["y"]
+    assert np.linalg.norm(actual - expected) < 0.005 * np.linalg.norm(expected)
+
+
+def test_a_constant_that_nothing_multiplied_before_is_no_loss_scale():
+    mixed = mixed_of(step_with_a_constant_scale(2.0), "fine-grained")
+    assert mixed.plan.decision["w_out"].decided_by is Reason.UNSCALED
+    assert mixed.unscaled_gradients
+
+
+def test_products_of_gradient_and_activation_that_are_added_by_hand():
+    model = model_of(
+        """[fc] h = MatMul(x, w) [relu] a = Relu(h) [mean] loss = ReduceMean<keepdims=0>(a)
+           [dz] dz = Expand(share, shape) [wt] wt = Transpose<perm=[1,0]>(w) [back] ds = MatMul(dz, wt)
+           [p] p = Mul(ds, a) [q] q = Mul(dz, a) [sum] y = Add(p, q)""",
+        {"share": f(1e-4), "shape": np.array([64, 64], np.int64)},
+        inputs="float[64,64] x, float[64,64] w",
+        outputs="float loss, float[64,64] y",
+    )
+    here, feeds = machine("cpu"), {"x": X * np.float32(1e-2), "w": W}
+    mixed = mixed_of(model, "fine-grained")
+    assert mixed.plan.decision["p"].decided_by is Reason.GRADIENT_PRODUCT
+    expected, actual = run(model, feeds, here)["y"], run(emulate(mixed.model), feeds, here)["y"]
+    assert np.linalg.norm(actual - expected) < 0.05 * np.linalg.norm(expected)
