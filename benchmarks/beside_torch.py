@@ -2,11 +2,11 @@
 
     python -m benchmarks.beside_torch [--work DIR] [--limit-s 110] [--only encoder,resnet18]
 
-Needs PyTorch, and timm for two of the networks (``make models`` sets both up). Both sides train from the same
-weights on the same batch, with the update: ours on flat tensors, torch's with its default implementation. Each
-is a process of its own (in one, their threads disturb each other), which waits while the other steps. Node times
-are of ONNX Runtime's profile of our step. Run it on a quiet machine, again until it says that all is done.
-Writes results/beside_torch.json and .md.
+Needs PyTorch, and timm for two of the networks (``make models`` sets both up). Both sides train from the
+same weights on the same batch, with the update: ours on flat tensors, torch's with its default
+implementation. Each is a process of its own (in one, their threads disturb each other), which waits while the
+other steps. Node times are of ONNX Runtime's profile of our step. Run it on a quiet machine, again until it
+says that all is done. Writes results/beside_torch.json and .md.
 """
 
 import json
