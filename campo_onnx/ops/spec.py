@@ -53,6 +53,19 @@ class Movement(Enum):
     JOIN = "join"  # the elements of several inputs
 
 
+class Ask(Enum):
+    """What an operator asks of the values of an input, so that its result means something."""
+
+    POSITIVE = "numbers above zero"
+    SHARE = "the share of elements that are dropped"
+    INDEX_ALONG_AXIS = "indices into the attribute axis of the first input"
+    INDEX_OF_ANY_AXIS = "indices into several axes of the first input"
+    INDEX_BELOW_DEPTH = "indices below the value of the second input"
+    CLASS = "indices into the second axis of the first input"
+    CLASS_OF_LAST_AXIS = "indices into the last axis of the first input"
+    INDEX_OF_SHAPE = "indices into the attribute axis of a tensor whose shape is the first input"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSpec:
     """One operator.
@@ -80,6 +93,10 @@ class OpSpec:
     values
         What it makes of the ranges of its inputs; where nobody has said, large values pass through it. For
         the operators of the package the table in ``ops/values/registry.py`` says it.
+    asks
+        What it asks of the values of inputs, by position.
+    draws
+        Whether it draws random numbers.
     typed_by_declaration
         Whether the types of its outputs are in the file only.
     standard_in_runtime
@@ -97,6 +114,8 @@ class OpSpec:
     training_kernels: frozenset[Precision] = frozenset()
     movement: Movement | None = None
     values: ValueRule | None = None
+    asks: tuple[tuple[int, Ask], ...] = ()
+    draws: bool = False
     typed_by_declaration: bool = False
     standard_in_runtime: bool = False
     is_known: bool = True

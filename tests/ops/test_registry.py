@@ -19,6 +19,7 @@ from campo_onnx.ops.spec import (
     EVERY,
     FP16_KERNELS,
     SAME_AS_FIRST,
+    Ask,
     Family,
     FixedPorts,
     Movement,
@@ -141,3 +142,12 @@ def test_listed_positions_hold_fp32_in_real_graphs(path: Path, dims_of) -> None:
             continue  # such as a concatenation of shapes
         assert ports.low_inputs == {i for i, t in enumerate(node.inputs) if t and i in rule.inputs}, node.name
         assert ports.low_outputs, node.name
+
+
+def test_what_operators_ask_of_their_inputs_and_which_draw() -> None:
+    asked = {found.key.label: dict(found.asks) for found in SPECS if found.asks}
+    assert asked["Div"] == {1: Ask.POSITIVE}
+    assert asked["com.microsoft:GatherGrad"] == {1: Ask.INDEX_OF_SHAPE}
+    assert {ask for asks in asked.values() for ask in asks.values()} == set(Ask)
+    drawing = {found.key.label for found in SPECS if found.draws}
+    assert drawing > {key.label for key in REGISTRY.of_family(Family.RANDOM)} | {"Dropout"}

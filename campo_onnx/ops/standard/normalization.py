@@ -5,7 +5,7 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.schema import fp32_positions, one_type_ports
 from campo_onnx.ops.signature import FLOAT, Signature, TensorType
-from campo_onnx.ops.spec import BeforeSchema, Family, FixedPorts, specs
+from campo_onnx.ops.spec import Ask, BeforeSchema, Family, FixedPorts, specs
 from campo_onnx.ops.work import Stream
 
 
@@ -49,6 +49,7 @@ SPECS = (
         _NORM,
         work=Stream(5, passes=_batch_normalization_passes),
         ports=_batch_normalization_ports,
+        asks=((4, Ask.POSITIVE),),
     ),
     *specs(
         "",
