@@ -102,11 +102,14 @@ class Comparison:
         Costs of its nodes, which all rows share, under the lists of the first.
     rows
         In the order of :data:`ROWS`.
+    interrupted
+        Whether Ctrl-C ended the measurement before it was complete.
     """
 
     imported: Imported
     problem: Problem
     rows: tuple[ComparisonRow, ...]
+    interrupted: bool = False
 
     @property
     def baseline(self) -> ComparisonRow:

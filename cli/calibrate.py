@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .evidence import telling_what_is_kept
 from .options import (
     AN_INPUT,
     DECISION,
@@ -97,7 +98,7 @@ def calibrate(
 
     Operators are timed on shapes of real networks in FP32 and in the low precision. A model per operator
     predicts the second time from the first and is tested on held-out shapes. Every timing is kept, so
-    that an interrupted calibration continues where it stopped.
+    that a calibration that Ctrl-C stopped (exit code 130) continues where it was.
 
     Example: `campo-onnx calibrate --quick`
     """
@@ -139,7 +140,7 @@ def calibrate(
     if shapes is not None:
         sampling = replace(workload.sampling, count=shapes)
         workload = replace(workload, sampling=sampling, casts=min(workload.casts, shapes))
-    with Store(from_store or store or default_path()) as timings:
+    with Store(from_store or store or default_path()) as timings, telling_what_is_kept(timings):
         if timings.notice:
             print_note(timings.notice)
         with progressing(f"calibrating {here.device} ({here.provider})") as advance:

@@ -34,7 +34,7 @@ from .options import (
 )
 from .render.bench import print_written
 from .render.comparison import headline, print_comparison
-from .render.console import print_json, working
+from .render.console import INTERRUPTED, print_json, working
 from .render.table import TableFormat
 from .verification import check_verifiable, drifting, measured_strategies
 
@@ -122,7 +122,8 @@ def compare(
 ) -> None:
     """Compare the strategies on one training step: casts, predicted step, speed-up.
 
-    With --measure also the measured step of each, with --drift its error. No model is written.
+    With --measure also the measured step of each, with --drift its error. No model is written. Ctrl-C stops
+    --measure early: the rounds until then are shown, and the exit code is 130.
 
     Example: `campo-onnx compare bert.onnx --device v100`
     """
@@ -223,6 +224,7 @@ def compare(
             "device": first.device,
             "source": first.source,
             "captured": first.captured,
+            "interrupted": comparison.interrupted,
             "low": first.low.value,
             "fp32_us": first.fp32_us,
             "strategies": rows,
@@ -231,3 +233,5 @@ def compare(
     else:
         print_comparison(comparison, plot=plot, form=form)
         print_written(report, form=form)
+    if comparison.interrupted:
+        raise typer.Exit(INTERRUPTED)

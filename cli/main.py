@@ -129,6 +129,8 @@ def run() -> None:
                 print_error_document(str(error), kind=type(error).__name__, exit_code=1)
         print_bug(error, TRACEBACK_VARIABLE)
         sys.exit(1)
+    if code == INTERRUPTED:  # Typer makes this of Ctrl-C; commands that keep what they have end with it, too
+        _leave("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -198,13 +198,14 @@ def optimize(
         ),
     ] = None,
     budget: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="ERROR",
-            help="For --safety data: largest relative error of each gradient.",
+            help="For --safety data: largest relative error of each gradient.  [default: 0.01, in BF16 0.08]",
+            show_default=False,
             rich_help_panel=SAFETY,
         ),
-    ] = 0.01,
+    ] = None,
     verify: VerifyOption = False,
     repair: RepairOption = False,
     verify_steps: StepsOption = 40,

@@ -23,6 +23,7 @@ SAFETY = "What may run in low precision"
 VERIFICATION = "Measuring on this machine"
 MEASURE = "How to measure"
 OUTPUT = "Output"
+SCALE = "Many graphs"
 
 
 AUTO = "auto"
@@ -215,6 +216,21 @@ StoreOption = Annotated[
         help="File that keeps measured times; by default in your cache folder.",
         show_default=False,
         rich_help_panel=MEASURE,
+    ),
+]
+WorkersOption = Annotated[
+    int,
+    typer.Option("--workers", min=1, metavar="N", help="Processes of this machine.", rich_help_panel=SCALE),
+]
+ClusterOption = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="ADDRESS",
+        help="Work on a Ray cluster: HOST:PORT, `auto` for the one that runs here, or `local` to start one "
+        "for the time being. Its machines see the files under the same paths.",
+        show_default=False,
+        rich_help_panel=SCALE,
     ),
 ]
 ForceOption = Annotated[

@@ -12,6 +12,13 @@ from tests.fuzz.subjects import DATA
 OPTIONS = Options(device=device("v100"), lists=oplists("tf115"), strategy="tf-amp")
 
 
+def signed(document):
+    """Give a plan the digest of what it now says, as somebody with this source could."""
+    kept = {key: value for key, value in document.items() if key != "decisions_digest"}
+    payload = json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps(kept | {"decisions_digest": hashlib.blake2b(payload, digest_size=16).hexdigest()})
+
+
 def test_a_plan_is_kept_and_taken_again(tmp_path, monkeypatch):
     given = import_model(DATA / "mlp.onnx")
     first, mixed = planned_once(given, OPTIONS, tmp_path)
@@ -33,11 +40,11 @@ def test_what_cannot_be_used_is_made_again(tmp_path):
     path = tmp_path / name_of(given, OPTIONS)
     document = json.loads(path.read_text())
     assert document["casts"]
-    document["casts"] = []  # well signed, and inconsistent
-    del document["decisions_digest"]
-    payload = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
-    document["decisions_digest"] = hashlib.blake2b(payload, digest_size=16).hexdigest()
-    for text in ("{", "[]", json.dumps(document)):
+    casts, decisions = document["casts"], document["decisions"]
+    unread = [row["node"] for row in decisions if row["node"] not in json.dumps(casts)]
+    renamed = [row | {"node": "zzz"} if row["node"] == unread[0] else row for row in decisions]
+    inconsistent = signed(document | {"casts": []}), signed(document | {"decisions": renamed})
+    for text in ("{", "[]", *inconsistent):
         path.write_text(text)
         assert planned_once(given, OPTIONS, tmp_path) == (first, mixed)
         assert path.read_text() == first.to_json()

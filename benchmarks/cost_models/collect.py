@@ -1,4 +1,4 @@
-"""Time up to a thousand shapes of each operator in both precisions, in short runs that add up.
+"""Time a thousand shapes of each operator and more in both precisions, in short runs that add up.
 
     python -m benchmarks.cost_models.collect --store timings.sqlite --seconds 100
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from campo_onnx.calibrate.layers import QUICK_OPS, SAMPLED_OPS
-from campo_onnx.calibrate.samples import Sampling, samples_of
+from campo_onnx.calibrate.samples import Sampling, cast_samples, samples_of
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
@@ -26,12 +26,17 @@ from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.timing import Effort
 
-SHAPES = 1000
-"""The paper's number of samples per operator."""
+FITTED, TESTED = 1000, 100
+"""The paper's numbers of samples per operator, to fit and to test with; the latter are drawn first."""
+
+CASTS = 500
+"""The paper's number of Casts in each direction to fit."""
+
+LARGEST_CAST = 1 << 21
 
 REPEATED_EVERY = 20
 
-SAMPLING = Sampling(count=SHAPES, largest_bytes=8e6, largest_flops=2e8)
+SAMPLING = Sampling(count=FITTED + TESTED, largest_bytes=8e6, largest_flops=2e8)
 """Most nodes take less than 5 ms on one core."""
 
 _MAIN = (
@@ -78,9 +83,17 @@ def both(signature: Signature) -> tuple[Signature, Signature]:
     return signature, low
 
 
+def casts() -> list[tuple[int, Signature]]:
+    """Casts in both directions, with their numbers of elements: every eleventh pair to test with."""
+    return list(cast_samples(CASTS + CASTS // 10, LARGEST_CAST, LOW))
+
+
 def to_do(first: NodeTimer, again: NodeTimer, finished: Path) -> Iterator[tuple[NodeTimer, Signature]]:
     """What is left to time: of each operator what earlier runs completed once more, then what is new."""
     done = set(finished.read_text().split()) if finished.exists() else set()
+    for _, cast in casts():
+        if first.find(cast) is None:
+            yield first, cast
     for op in OPS:
         if op in done:  # drawing its shapes takes time, too
             continue

@@ -58,6 +58,8 @@ def print_comparison(comparison: "Comparison", *, plot: Path | None, form: Table
         drift.why for row in comparison.rows for drift in row.drift.values() if drift.why
     ):
         print_note(f"Not emulated: {why}")
+    if comparison.interrupted:
+        console.print("Interrupted: measured steps are of the rounds until then.")
     if plot is not None:
         console.print(escape(f"Wrote {plot}"))
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 
-from campo_onnx.checking.check import check_all
+from campo_onnx.checking.many import check_all
 from campo_onnx.checking.policy import load_policy
 from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.exporter import export_model

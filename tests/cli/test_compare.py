@@ -167,12 +167,13 @@ def test_a_model_of_costs_needs_a_calibration(program, capsys):
     assert "campo-onnx calibrate" in capsys.readouterr().err
 
 
-def test_safety_on_data_tells_what_it_found(program, batch, capsys):
-    words = ("optimize", MLP, "-o", "mixed.onnx", "--device", "v100", "--safety", "data", "--inputs", batch)
-    assert program(*words) == 0
+@pytest.mark.parametrize(("low", "budget"), [("fp16", 0.01), ("bf16", 0.08)])
+def test_safety_on_data_tells_what_it_found(program, batch, capsys, low, budget):
+    words = ("optimize", MLP, "-o", "mixed.onnx", "--device", "h200", "--safety", "data", "--inputs", batch)
+    assert program(*words, "--precision", low, "--strategy", "tf-amp") == 0
     printed = " ".join(capsys.readouterr().err.split())
     assert "On the data:" in printed
-    assert "the budget is 0.01" in printed
+    assert f"the budget is {budget}" in printed
     onnx.checker.check_model("mixed.onnx", full_check=True)
 
 
