@@ -104,3 +104,24 @@ def curves(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path, *, a
             axes.set(xlabel=steps, ylabel=axis)
             axes.grid(color="#dddddd", linewidth=0.6)
             axes.legend(frameon=False)
+
+
+def distributions(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path, *, axis: str) -> None:
+    """Draw diagrams of distributions, two in a row: the share of cases up to a value, by quantiles."""
+    from matplotlib.ticker import PercentFormatter
+
+    rows = (len(panels) + 1) // 2
+    with _figure(path, _WIDTH_IN * 1.3, 2.7 * rows) as figure:
+        for position, (title, by_label) in enumerate(panels.items(), start=1):
+            axes = figure.add_subplot(rows, 2, position)
+            for number, (label, quantiles) in enumerate(by_label.items()):
+                shares = [100 * i / (len(quantiles) - 1) for i in range(len(quantiles))]
+                colour, dashes = _STYLES[number][0], ("-", "--", ":", "-.")[number % 4]
+                axes.plot(quantiles, shares, color=colour, linestyle=dashes, label=label)
+            axes.axvline(1, color="#555555", linewidth=0.8)
+            axes.yaxis.set_major_formatter(PercentFormatter())
+            axes.set_title(title, fontsize=10)
+            axes.set_xlabel(axis)
+            axes.set_ylabel("networks up to that")
+            axes.grid(color="#dddddd", linewidth=0.6)
+            axes.legend(frameon=False)
