@@ -157,14 +157,15 @@ def _drift_finding(worst: dict[str, float], limit: float, title: str) -> Finding
     largest = max(worst.values(), default=0.0)
     beyond = [f"{name!r} {worst[name]:.2g}" for name in ranked if worst[name] > limit]
     if beyond:
-        return failed(
+        finding = failed(
             f"{len(beyond)} of {len(worst)} outputs are off by over {limit:g} on {title}: {_some(beyond)}",
             value=largest,
             limit=limit,
         )
+        return replace(finding, parts=worst)
     at = f" ({ranked[0]!r})" if largest else ""
     reason = f"at most {largest:.2g}{at} over {len(worst)} outputs on {title}; {limit:g} is allowed"
-    return passed(reason, value=largest, limit=limit)
+    return replace(passed(reason, value=largest, limit=limit), parts=worst)
 
 
 def _batches(context: CheckContext) -> list[tuple[str, dict[str, NDArray[Any]]]]:

@@ -1,7 +1,9 @@
 """The result of a check: a verdict for each rule."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from campo_onnx.errors import CampoError
 
@@ -27,12 +29,18 @@ class Finding:
         Why, in a sentence.
     value, limit
         Measured value and its limit, where the rule has numbers.
+    parts
+        What the value is the largest of: the error of each output.
     """
 
     status: Status
     reason: str
     value: float | None = None
     limit: float | None = None
+    parts: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,6 +190,7 @@ class Reason(Enum):
     )
 
     EARLIER_VERSION = "earlier-version", "{who}: {why}", "{why}"
+    AS_WRITTEN = "as-written", "it is so in the mixed file, which does not say why"
 
     # What is said of the whole plan.
     NEVER_WORSE = "never-worse", "the whole assignment is predicted no faster than FP32"
