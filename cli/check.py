@@ -268,9 +268,11 @@ def check(
     if junit is not None:
         write_text(to_junit(checked), junit)
     if report is not None:
+        from campo_onnx.checking.as_plan import as_plan
         from campo_onnx.report.check_page import check_page
 
-        write_text(check_page(checked), report)
+        with working(f"writing {report.name}"):
+            write_text(check_page(checked, as_plan(pairs[0]) if len(pairs) == 1 else None), report)
     if json:
         print_json(to_json(checked))
     else:

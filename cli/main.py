@@ -33,7 +33,7 @@ from .render.console import (
 TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
 
 _NOT_SLIM = ("polars", "safetensors")
-"""Packages that a slim install has not (docs/install.md)."""
+"""Packages that a slim install lacks (docs/install.md)."""
 
 # What Typer raises for a command line that does not parse; it exports only one of these, and no base.
 _PARSE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -146,7 +146,7 @@ def _leave(message: str, exit_code: int, error: CampoError | None = None) -> Non
 
 
 def _missing_package(error: Exception) -> str:
-    """Name the package that a slim install has not and this error misses; ``""`` for other errors."""
+    """Name the package that a slim install lacks and this error misses; ``""`` for other errors."""
     missed = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     return missed if missed in _NOT_SLIM else ""
 

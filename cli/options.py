@@ -89,8 +89,8 @@ RangeOption = Annotated[
     typer.Option(
         "--range",
         metavar="NAME=LOW:HIGH",
-        help="Lowest and highest value of a graph input, e.g. `--range mask=-10000:0`. An input of unknown "
-        "size keeps what it meets before a softmax in FP32, and so does a scalar. Repeatable.",
+        help="Lowest and highest value of a graph input, e.g. `--range mask=-10000:0`. Without a "
+        "range, a mask that is an input, and what is computed from scalar inputs, stays FP32. Repeatable.",
         rich_help_panel=SAFETY,
     ),
 ]

@@ -51,6 +51,7 @@ def _rule(verdict: Verdict) -> dict[str, Any]:
         "reason": finding.reason,
         "value": _finite(finding.value),
         "limit": _finite(finding.limit),
+        "parts": {name: _finite(value) for name, value in finding.parts.items()},
     }
 
 

@@ -1,9 +1,13 @@
 """The result of a check: a verdict for each rule."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from campo_onnx.errors import CampoError
+
+_SHOWN = 3
 
 
 class Status(StrEnum):
@@ -27,12 +31,18 @@ class Finding:
         Why, in a sentence.
     value, limit
         Measured value and its limit, where the rule has numbers.
+    parts
+        What the value is the largest of: the error of each output.
     """
 
     status: Status
     reason: str
     value: float | None = None
     limit: float | None = None
+    parts: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,3 +116,9 @@ def not_checked(reason: str) -> Finding:
 def not_asked(reason: str) -> Finding:
     """The policy sets no limit."""
     return Finding(status=Status.NOT_ASKED, reason=reason)
+
+
+def listed(items: Iterable[str]) -> str:
+    """Name the first few, and say how many more there are."""
+    every = list(items)
+    return ", ".join(every[:_SHOWN]) + (f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else "")

@@ -49,6 +49,7 @@ def test_json_is_one_document_with_the_documented_keys():
         "reason": "'x\x00\n100%' is off",
         "value": None,
         "limit": 0.01,
+        "parts": {},
     }
     assert json.loads(to_json([GOOD]))["passed"] is True
 

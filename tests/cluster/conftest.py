@@ -39,6 +39,14 @@ def pool(home):
 
 
 @pytest.fixture
+def address(pool):
+    """The cluster's, for commands that join it: there may be others on this machine."""
+    import ray
+
+    return ray.get_runtime_context().gcs_address
+
+
+@pytest.fixture
 def environment(tmp_path):
     """For commands that join the cluster: this process's modules, and a home of their own."""
     paths = os.pathsep.join(path for path in sys.path if path)

@@ -78,8 +78,8 @@ def test_gpus_are_asked_for_and_there_are_none(pool):
         kinds_in(pool, "cuda")
 
 
-def test_the_command_writes_a_calibration(pool, environment, tmp_path):
-    asked = ["--quick", "--ops", "MatMul", "--shapes", "9", "--device", "cpu", "--cluster", "auto"]
+def test_the_command_writes_a_calibration(address, environment, tmp_path):
+    asked = ["--quick", "--ops", "MatMul", "--shapes", "9", "--device", "cpu", "--cluster", address]
     done = subprocess.run(
         [sys.executable, "-m", "campo_onnx", "calibrate", *asked, "--store", str(tmp_path / "s.sqlite")],
         env=environment, capture_output=True, text=True, check=False,

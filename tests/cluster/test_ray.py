@@ -130,10 +130,10 @@ def test_a_full_disk_ends_the_work_and_keeps_what_was_there(pool, tmp_path, monk
         }
 
 
-def test_the_command_killed_and_run_again(pool, folders, alone, environment, tmp_path):
+def test_the_command_killed_and_run_again(address, folders, alone, environment, tmp_path):
     rows, out = tmp_path / "rows.jsonl", tmp_path / "out.json"
     command = [sys.executable, "-m", "campo_onnx", "check", "mixed", "--against", "fp32", "--json", "--quiet"]
-    scaled = [*command, "--cluster", "auto", "--results", str(rows)]
+    scaled = [*command, "--cluster", address, "--results", str(rows)]
     with subprocess.Popen(scaled, cwd=folders, env=environment, stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 100
         while process.poll() is None and time.monotonic() < deadline:
@@ -169,13 +169,13 @@ def test_an_address_nobody_answers(address, error, why):
     assert time.monotonic() - began < 20
 
 
-def test_a_worker_without_the_package(pool, environment):
+def test_a_worker_without_the_package(address, environment):
     command = (
-        "from campo_onnx.scale.pools import pool_for\n"
-        "with pool_for(1, 'auto', needs=('campo_onnx', 'a_package_of_the_driver')): pass\n"
+        "import sys; from campo_onnx.scale.pools import pool_for\n"
+        "with pool_for(1, sys.argv[1], needs=('campo_onnx', 'a_package_of_the_driver')): pass\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", command, address], env=environment, capture_output=True, text=True, check=False
     )
     assert "DeviceUnavailableError" in done.stderr
     assert "cannot do the work: it cannot import a_package_of_the_driver. Install there" in done.stderr
