@@ -186,7 +186,7 @@ def node_times(path: Path) -> Facts:
     from campo_onnx.runtime.traces import trace
 
     imported = import_model(path)
-    found = trace(imported.model, synthesize(imported.view), machine("cpu", THREADS), steps=8)
+    found = trace(imported.model, synthesize(imported.view), machine("cpu", THREADS), steps=8, spins=False)
     by_op: Counter[str] = Counter()
     for node, timing in found.nodes.items():
         by_op[imported.view.node[node].op.op_type] += timing.median_us / 1e3
