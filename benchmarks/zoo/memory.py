@@ -1,9 +1,9 @@
 """Batches of the zoo's models that fit on a device.
 
 What the arena of ONNX Runtime holds after two steps was counted on stubs of CUDA (``tests/cuda``), where the
-sizes that it asks for are real (``python -m benchmarks.zoo.held``). FP32, without memory patterns, weight gradients
-of convolutions as products, the update in the graph; a mixed graph holds less. Those of DCGAN and BERT-large were
-counted on earlier, larger exports.
+sizes that it asks for are real (``python -m benchmarks.zoo.held``). FP32, without memory patterns, weight
+gradients of convolutions as products, the update in the graph; a mixed graph holds less. Those of DCGAN and
+BERT-large were counted on earlier, larger exports.
 """
 
 from collections.abc import Iterable
