@@ -7,10 +7,11 @@ FRAMEWORKS_VENV := .venv-frameworks
 MODELS_VENV := .venv-models
 JAX_LIBRARIES := flax==0.12.8 equinox==0.13.8 optax==0.2.8
 ORT_VENV := .venv-ortmodule
+CLUSTER_VENV := .venv-cluster
 ORT_BIN := $(ORT_VENV)/bin
 BIN := $(VENV)/bin
 
-.PHONY: demo test package docs test-campaign test-cuda-dry test-onnx-cases test-report random-graphs fuzz test-frameworks test-ortmodule zoo models campo-eval lint format clean
+.PHONY: demo test package docs test-campaign test-cluster test-cuda-dry test-onnx-cases test-report random-graphs fuzz test-frameworks test-ortmodule zoo models campo-eval lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/campo-onnx demo --folder demo_out --force
@@ -79,6 +80,10 @@ test-cuda-dry: $(VENV)/.installed-test
 	stubs=$$($(BIN)/python tests/cuda/stubs/build.py) && PATH="$$stubs/bin:$$PATH" LD_LIBRARY_PATH="$$stubs" \
 	    $(BIN)/python -m pytest -n auto --dist loadfile tests/cuda
 
+# A Ray cluster of two workers on this machine, some of them killed.
+test-cluster: $(CLUSTER_VENV)/.installed
+	$(CLUSTER_VENV)/bin/python -m pytest tests/cluster
+
 # ORTModule lives in an environment of its own: onnxruntime-training replaces onnxruntime. Its C++
 # extension takes half a minute and any C++ compiler; the models that need it skip without.
 test-ortmodule: $(ORT_VENV)/.installed
@@ -127,6 +132,11 @@ $(ORT_VENV)/.installed: pyproject.toml
 	$(ORT_BIN)/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
+$(CLUSTER_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(CLUSTER_VENV)
+	$(CLUSTER_VENV)/bin/python -m pip install --quiet --editable ".[test,ray]"
+	@touch $@
+
 $(DOCS_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/python -m pip install --quiet "mkdocs-material>=9.6" "mkdocstrings-python>=1.16"
@@ -138,4 +148,4 @@ $(LINT_VENV)/.installed: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LINT_VENV) $(DOCS_VENV) $(FRAMEWORKS_VENV) $(MODELS_VENV) $(ORT_VENV) .cuda-stubs demo_out dist site zoo_out eval_out models_out build *.egg-info
+	rm -rf $(VENV) $(LINT_VENV) $(DOCS_VENV) $(FRAMEWORKS_VENV) $(MODELS_VENV) $(ORT_VENV) $(CLUSTER_VENV) .cuda-stubs demo_out dist site zoo_out eval_out models_out build *.egg-info

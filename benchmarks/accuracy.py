@@ -11,7 +11,6 @@ results/accuracy_loss.svg; with ``--quick`` it takes two seeds and writes to ``-
 ``data/`` are described in ``data/README.md``.
 """
 
-import argparse
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -22,10 +21,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+import polars as pl
 from numpy.typing import NDArray
 
 from benchmarks.figures import curves
-from benchmarks.pages import RESULTS, made, publish
+from benchmarks.pages import RESULTS, arguments, made, publish
 from campo_onnx import Options, Plan, device, oplists, optimize_model
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.ir.importer import import_model
@@ -41,8 +41,8 @@ HERE = Path(__file__).parent
 TRAIN, BATCH, EPOCHS, SEEDS, WORKERS = 1437, 64, 40, 40, 2
 QUICK_SEEDS = 2
 DEVICE = "h200"
-STRATEGIES = ("fp32", "tf-amp", "campo", "optimal")
 TITLES = {"fp32": "FP32", "tf-amp": "TF_AMP", "campo": "Campo", "optimal": "optimal"}
+STRATEGIES = tuple(TITLES)
 NO_SCALING, DYNAMIC = "no loss scaling", "dynamic loss scaling"
 
 Arrays = dict[str, NDArray[Any]]
@@ -55,42 +55,21 @@ class Case:
     title: str
     step: str
     evaluation: str
-    lr: float
+    lr: float = 0.05
 
 
-MLP = Case(title="MLP", step="mlp_step", evaluation="mlp_eval", lr=0.05)
+MLP = Case(title="MLP", step="mlp_step", evaluation="mlp_eval")
 CASES = (
     MLP,
-    Case(title="CNN with BatchNorm", step="cnn_step", evaluation="cnn_eval", lr=0.05),
-    Case(title="Transformer", step="transformer_step", evaluation="transformer_eval", lr=0.05),
+    Case(title="CNN with BatchNorm", step="cnn_step", evaluation="cnn_eval"),
+    Case(title="Transformer", step="transformer_step", evaluation="transformer_eval"),
 )
 UNIT = 2**18
 # The same network; its loss is 2^-18 times the cross entropy, its learning rate 2^18 times the MLP's. Powers
 # of two are exact, so in FP32 the weights go the MLP's way to the bit.
 SMALL_LOSS = replace(MLP, title="MLP, small loss", step="mlp_small_loss_step", lr=MLP.lr * UNIT)
-
-
 SMALL_RUNS = (("fp32", NO_SCALING), ("campo", NO_SCALING), ("campo", DYNAMIC))
 """What it is trained with."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One training run to do."""
-
-    case: Case
-    strategy: str
-    scaling: str
-    seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What came out of it: accuracy in percent, skipped steps, mean training loss of each epoch."""
-
-    accuracy: float
-    skipped: int
-    losses: tuple[float, ...]
 
 
 def options(strategy: str) -> Options:
@@ -137,18 +116,18 @@ def first_state(model: onnx.ModelProto, rng: np.random.Generator) -> Arrays:
     return state
 
 
-def train(job: Run) -> Outcome:
+def train(case: Case, strategy: str, scaling: str, seed: int) -> dict[str, Any]:
     """Train once and measure accuracy on the images held out, with the FP32 weights in FP32."""
     images, labels = digits()
-    model, _ = costless(job.case, job.strategy)
-    rng = np.random.default_rng(job.seed)
+    model, _ = costless(case, strategy)
+    rng = np.random.default_rng(seed)
     training = TrainingSession(
         model,
         first_state(model, rng),
-        settings={"lr": job.case.lr},
+        settings={"lr": case.lr},
         provider="cpu",
         threads=1,
-        scaler=LossScaler.static(1.0) if job.scaling == NO_SCALING else LossScaler(),
+        scaler=LossScaler.static(1.0) if scaling == NO_SCALING else LossScaler(),
     )
     losses, skipped = [], 0
     for _ in range(EPOCHS):
@@ -157,11 +136,8 @@ def train(job: Run) -> Outcome:
         results = [*training.train({"input.images": images[b], "target.labels": labels[b]} for b in steps)]
         losses.append(float(np.mean([r.loss for r in results])))
         skipped += sum(r.skipped for r in results)
-    return Outcome(
-        accuracy=accuracy(job.case, training.state()),
-        skipped=skipped,
-        losses=tuple(losses),
-    )
+    key = {"network": case.title, "strategy": strategy, "scaling": scaling, "seed": seed}
+    return {**key, "accuracy": accuracy(case, training.state()), "skipped": skipped, "losses": losses}
 
 
 def accuracy(case: Case, state: Mapping[str, NDArray[Any]]) -> float:
@@ -171,9 +147,6 @@ def accuracy(case: Case, state: Mapping[str, NDArray[Any]]) -> float:
     feeds = {i.name: state[i.name] for i in model.graph.input if i.name in state}
     (logits,) = run(model, feeds | {"input.images": images[TRAIN:]}, machine("cpu", 1)).values()
     return float((logits.argmax(1) == labels[TRAIN:]).mean() * 100)
-
-
-Outcomes = Mapping[tuple[str, str, str], list[Outcome]]
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
@@ -188,79 +161,64 @@ def paired(mixed: Iterable[float], fp32: Iterable[float]) -> dict[str, float]:
     return {"mean": float(d.mean()), "half_width": float(1.96 * d.std(ddof=1) / len(d) ** 0.5)}
 
 
-def differences(outcomes: Outcomes) -> list[dict[str, Any]]:
-    """Hold every strategy against FP32, by network."""
-    rows = []
-    for case in CASES:
-        fp32 = [o.accuracy for o in outcomes[case.title, "fp32", DYNAMIC]]
-        for strategy in STRATEGIES[1:]:
-            found = outcomes[case.title, strategy, DYNAMIC]
-            mixed = [o.accuracy for o in found]
-            plan = costless(case, strategy)[1]
-            real = optimize_model(HERE / "data" / f"{case.step}.onnx", options(strategy)).plan
-            rows.append(
-                {
-                    "network": case.title,
-                    "strategy": strategy,
-                    "nodes": len(plan.decisions),
-                    "low_nodes": len(plan.low_nodes),
-                    "low_nodes_at_real_costs": len(real.low_nodes),
-                    "difference": paired(mixed, fp32),
-                    "is_within": bool(abs(np.mean(mixed) - np.mean(fp32)) <= np.std(fp32, ddof=1)),
-                    "skipped": float(np.mean([o.skipped for o in found])),
-                    "same_as_tf_amp": found == outcomes[case.title, "tf-amp", DYNAMIC],
-                }
-            )
-    return rows
+def of(runs: pl.DataFrame, case: Case, strategy: str, scaling: str = DYNAMIC) -> pl.DataFrame:
+    """Pick the runs of one kind, by seed."""
+    return runs.filter(network=case.title, strategy=strategy, scaling=scaling).sort("seed")
 
 
-def scaling(outcomes: Outcomes) -> list[dict[str, Any]]:
+def difference(runs: pl.DataFrame, case: Case, strategy: str) -> dict[str, Any]:
+    """Hold a strategy against FP32 in one network."""
+    mixed, fp32 = of(runs, case, strategy), of(runs, case, "fp32")
+    plan = costless(case, strategy)[1]
+    real = optimize_model(HERE / "data" / f"{case.step}.onnx", options(strategy)).plan
+    apart = abs(mixed["accuracy"].mean() - fp32["accuracy"].mean())
+    return {
+        "network": case.title,
+        "strategy": strategy,
+        "nodes": len(plan.decisions),
+        "low_nodes": len(plan.low_nodes),
+        "low_nodes_at_real_costs": len(real.low_nodes),
+        "difference": paired(mixed["accuracy"], fp32["accuracy"]),
+        "is_within": bool(apart <= fp32["accuracy"].std()),
+        "skipped": mixed["skipped"].mean(),
+        "same_as_tf_amp": mixed.drop("strategy").equals(of(runs, case, "tf-amp").drop("strategy")),
+    }
+
+
+def scaled(runs: pl.DataFrame, strategy: str, scaling: str) -> dict[str, Any]:
     """What loss scaling does where the loss is small."""
-    rows = []
-    for strategy, kind in SMALL_RUNS:
-        found = outcomes[SMALL_LOSS.title, strategy, kind]
-        ratios = np.array([o.losses[-1] / o.losses[0] for o in found])
-        rows.append(
-            {
-                "strategy": strategy,
-                "scaling": kind,
-                "accuracy": spread(o.accuracy for o in found),
-                "loss_ratio": float(np.nanmedian(ratios)),
-                "lost": int(np.isnan(ratios).sum()),
-                "runs": len(ratios),
-            }
-        )
-    return rows
+    found = of(runs, SMALL_LOSS, strategy, scaling)
+    ratios = np.array([losses[-1] / losses[0] for losses in found["losses"]])
+    return {
+        "strategy": strategy,
+        "scaling": scaling,
+        "accuracy": spread(found["accuracy"]),
+        "loss_ratio": float(np.nanmedian(ratios)),
+        "lost": int(np.isnan(ratios).sum()),
+        "runs": len(ratios),
+    }
 
 
-def check_units(outcomes: Outcomes) -> None:
+def check_units(runs: pl.DataFrame) -> None:
     """Make sure that in FP32 the unit of the loss changes nothing but the loss, to the bit."""
-    small, usual = outcomes[SMALL_LOSS.title, "fp32", NO_SCALING], outcomes[MLP.title, "fp32", DYNAMIC]
-    for a, b in zip(small, usual, strict=True):
-        if a.accuracy != b.accuracy or not np.array_equal(np.array(a.losses) * UNIT, b.losses):
-            raise AssertionError("the MLP and its variant with a small loss went different ways in FP32")
+    small, usual = of(runs, SMALL_LOSS, "fp32", NO_SCALING), of(runs, MLP, "fp32")
+    same_losses = np.array_equal(np.array(small["losses"].to_list()) * UNIT, usual["losses"].to_list())
+    if not small["accuracy"].equals(usual["accuracy"]) or not same_losses:
+        raise AssertionError("the MLP and its variant with a small loss went different ways in FP32")
 
 
-def jobs(seeds: int) -> list[Run]:
-    """Every training run."""
-    kinds = [(case, strategy, DYNAMIC) for case in CASES for strategy in STRATEGIES]
-    kinds += [(SMALL_LOSS, strategy, kind) for strategy, kind in SMALL_RUNS]
-    return [Run(case=c, strategy=s, scaling=k, seed=n) for c, s, k in kinds for n in range(seeds)]
+def kinds() -> dict[tuple[Case, str, str], str]:
+    """What is trained, and the name of its curve."""
+    usual = {(case, strategy, DYNAMIC): TITLES[strategy] for case in CASES for strategy in STRATEGIES}
+    return usual | {(SMALL_LOSS, s, scaling): f"{TITLES[s]}, {scaling}" for s, scaling in SMALL_RUNS}
 
 
-def losses(outcomes: Outcomes) -> dict[str, dict[str, list[float]]]:
-    """Median training loss of each epoch, by network and curve."""
-
-    def median(*key: str) -> list[float]:
-        return [float(v) for v in np.nanmedian([o.losses for o in outcomes[key]], axis=0)]
-
-    found = {c.title: {TITLES[s]: median(c.title, s, DYNAMIC) for s in STRATEGIES} for c in CASES}
-    small = {f"{TITLES[s]}, {k}": median(SMALL_LOSS.title, s, k) for s, k in SMALL_RUNS}
-    return found | {SMALL_LOSS.title: small}
-
-
-def results(outcomes: Outcomes, seeds: int) -> dict[str, Any]:
+def results(runs: pl.DataFrame, seeds: int) -> dict[str, Any]:
     """Put everything together that the page shows."""
+    by_network: dict[str, dict[str, list[float]]] = {}
+    for (case, *how), label in kinds().items():
+        medians = np.nanmedian(of(runs, case, *how)["losses"].to_list(), axis=0)
+        by_network.setdefault(case.title, {})[label] = [float(v) for v in medians]
     return {
         "made": made("numpy", "scikit-learn"),
         "train": TRAIN,
@@ -271,34 +229,26 @@ def results(outcomes: Outcomes, seeds: int) -> dict[str, Any]:
         "seeds": seeds,
         "device": DEVICE,
         "titles": TITLES,
-        "accuracy": {
-            c.title: {s: spread(o.accuracy for o in outcomes[c.title, s, DYNAMIC]) for s in STRATEGIES}
-            for c in CASES
-        },
-        "differences": differences(outcomes),
-        "scaling": scaling(outcomes),
-        "losses": losses(outcomes),
+        "accuracy": {c.title: {s: spread(of(runs, c, s)["accuracy"]) for s in STRATEGIES} for c in CASES},
+        "differences": [difference(runs, case, s) for case in CASES for s in STRATEGIES[1:]],
+        "scaling": [scaled(runs, *how) for how in SMALL_RUNS],
+        "losses": by_network,
         "cpu_minutes": os.times().children_user / 60,
     }
 
 
 def main() -> None:
     """Train everything, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="two seeds; the committed page stays")
     parser.add_argument("--out", type=Path, default=Path("build/accuracy"), help="where --quick writes to")
     chosen = parser.parse_args()
     seeds, folder = (QUICK_SEEDS, chosen.out) if chosen.quick else (SEEDS, RESULTS)
-    todo = jobs(seeds)
+    jobs = [(*kind, seed) for kind in kinds() for seed in range(seeds)]
     with ProcessPoolExecutor(WORKERS) as pool:
-        done = list(pool.map(train, todo, chunksize=5))
-    outcomes: dict[tuple[str, str, str], list[Outcome]] = {}
-    for job, outcome in zip(todo, done, strict=True):
-        outcomes.setdefault((job.case.title, job.strategy, job.scaling), []).append(outcome)
-    check_units(outcomes)
-    data = results(outcomes, seeds)
+        runs = pl.DataFrame(list(pool.map(train, *zip(*jobs, strict=True), chunksize=5)))
+    check_units(runs)
+    data = results(runs, seeds)
     print(*publish("accuracy", data, folder))
     curves(data["losses"], folder / "accuracy_loss.svg", axis="training loss", steps="epoch")
 

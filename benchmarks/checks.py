@@ -6,7 +6,6 @@ Writes results/checks.json and .md, row by row; what is in them already is check
 ``fine-grained`` lowers whatever the lists and the values allow, worth it or not: drift is at its largest.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -16,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import RESULTS, made, publish
+from benchmarks.pages import RESULTS, arguments, made, publish
 
 _CAMPO = (sys.executable, "-m", "campo_onnx")
 
@@ -52,9 +51,7 @@ def checked(graph: Path, strategy: str) -> dict[str, Any]:
 
 def main() -> None:
     """Check every graph by every strategy."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("graphs", nargs="+", type=Path, metavar="GRAPH")
     parser.add_argument("--strategies", nargs="+", default=["optimal", "fine-grained"])
     parser.add_argument("--again", action="store_true", help="check graphs again that are in the results")

@@ -38,11 +38,7 @@ def with_loss_scale(model: onnx.ModelProto, scale: float) -> onnx.ModelProto:
     scaled = onnx.ModelProto()
     scaled.CopyFrom(model)
     graph = scaled.graph
-    ones = {
-        t.name
-        for t in graph.initializer
-        if t.data_type == onnx.TensorProto.FLOAT and np.array_equal(numpy_helper.to_array(t), np.float32(1))
-    }
+    ones = {t.name for t in graph.initializer if np.array_equal(numpy_helper.to_array(t), np.float32(1))}
     seeds = [n for n in graph.node if n.op_type == "Div" and n.input[0] in ones]
     if len(seeds) != 1:
         raise SystemExit(f"expected one gradient of the loss, found {[n.name for n in seeds]}")
@@ -55,9 +51,8 @@ def batch(view: GraphView, seed: int) -> dict[str, NDArray[Any]]:
     """Made-up values, the attention mask of BERT as real ones are: ones, then zeros."""
     feeds = synthesize(view, seed=seed)
     if "input2" in feeds:
-        mask = np.ones_like(feeds["input2"])
-        mask[:, -4:] = 0
-        feeds["input2"] = mask
+        feeds["input2"] = np.ones_like(feeds["input2"])
+        feeds["input2"][:, -4:] = 0
     return feeds
 
 
@@ -87,9 +82,8 @@ def rows_of(name: str, budgets: tuple[float, ...] = BUDGETS, batches: int = BATC
 def main() -> None:
     """Decide about every graph, and write the page."""
     rows = [row for name in NAMES for row in rows_of(name)]
-    print(
-        *publish("data_safety", {"made": made(), "batches": BATCHES, "loss_scale": LOSS_SCALE, "rows": rows})
-    )
+    data = {"made": made(), "batches": BATCHES, "loss_scale": LOSS_SCALE, "rows": rows}
+    print(*publish("data_safety", data))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ which gives its memory back. Steps run on the CPU provider, where a conservative
 fits. Writes results/export.json and .md when all jobs are done.
 """
 
-import argparse
 import contextlib
 import logging
 import sys
@@ -24,7 +23,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from benchmarks.pages import made, publish
+from benchmarks.pages import arguments, made, publish
 from benchmarks.steps import Call, Facts, Records, Step, add_arguments, call_of, drive, in_own_process
 from benchmarks.zoo import TITLES
 from campo_onnx.ir.importer import Imported, import_model
@@ -188,9 +187,7 @@ def publish_when_done(steps: list[Step], records: Records) -> tuple[Path, ...]:
 
 def main() -> int:
     """Measure what is not measured yet, then write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--models", nargs="+", choices=[*TITLES], default=[*TITLES])
     parser.add_argument("--memory-gb", type=float, default=12.0, help="take no step that may need more")
     add_arguments(parser, work="build/export")

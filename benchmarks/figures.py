@@ -1,6 +1,7 @@
 """Pictures: one idea each, told apart by colour and shape, the same bytes whenever the data is the same."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,82 +21,79 @@ Values = Mapping[str, Mapping[str, float]]
 """By row (a model), by series (a strategy); what is missing is not drawn."""
 
 
-def dots(
-    values: Values,
-    series: Sequence[str],
-    path: Path,
-    *,
-    title: str,
-    axis: str,
-    reference: float | None = None,
-    logarithmic: bool = False,
-) -> None:
-    """Draw a row of dots for each model."""
+@contextmanager
+def _figure(path: Path, width: float, height: float) -> Iterator[Any]:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    rows = list(values)
     with rc_context(dict(_RC)):
-        figure = Figure(figsize=(_WIDTH_IN, _FRAME_IN + _ROW_IN * len(rows)), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+@contextmanager
+def _rows(rows: Sequence[str], path: Path, title: str, axis: str, columns: int) -> Iterator[Any]:
+    """Give axes with a place for each row, and write them."""
+    with _figure(path, _WIDTH_IN, _FRAME_IN + _ROW_IN * len(rows)) as figure:
         axes = figure.add_subplot()
+        yield axes
+        axes.set_yticks(range(len(rows)), rows)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_xlabel(axis)
+        for y in range(1, len(rows)):
+            axes.axhline(y - 0.5, color="#eeeeee", linewidth=0.8, zorder=0)
+        axes.grid(axis="x", color="#dddddd", linewidth=0.6, zorder=0)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.suptitle(title, fontsize=11)
+        figure.legend(loc="outside lower center", ncols=columns, frameon=False)
+
+
+def dots(
+    values: Values, series: Sequence[str], path: Path, *, title: str, axis: str,
+    reference: float | None = None, logarithmic: bool = False,
+) -> None:  # fmt: skip
+    """Draw a row of dots for each model."""
+    with _rows(list(values), path, title, axis, 4) as axes:
         for position, name in enumerate(series):
             colour, shape = _STYLES[position % len(_STYLES)]
-            points = [(values[row][name], y) for y, row in enumerate(rows) if name in values[row]]
+            points = [(row[name], y) for y, row in enumerate(values.values()) if name in row]
             points = [(x, y) for x, y in points if x > 0 or not logarithmic]
             # Shifted a little, so that equal values do not hide each other.
             shift = (position - (len(series) - 1) / 2) * 0.07
             axes.scatter(
-                [x for x, _ in points],
-                [y + shift for _, y in points],
-                c=colour,
-                marker=shape,
-                s=_SIZES.get(shape, 42),
-                label=name,
-                edgecolors="white",
-                linewidths=0.5,
-                zorder=3,
-            )
+                [x for x, _ in points], [y + shift for _, y in points], c=colour, marker=shape,
+                s=_SIZES.get(shape, 42), label=name, edgecolors="white", linewidths=0.5, zorder=3,
+            )  # fmt: skip
         if logarithmic:
+            from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
             axes.set_xscale("log")
             axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
             axes.xaxis.set_minor_formatter(NullFormatter())
         if reference is not None:
             axes.axvline(reference, color="#555555", linewidth=1, linestyle="--", zorder=2)
-        _frame(figure, axes, rows, title, axis, columns=4)
-        figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def stacked(values: Values, parts: Sequence[str], path: Path, *, title: str, axis: str) -> None:
     """Draw a bar for each row, put together from parts; parts below zero go to the left."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    rows = list(values)
-    with rc_context(dict(_RC)):
-        figure = Figure(figsize=(_WIDTH_IN, _FRAME_IN + _ROW_IN * len(rows)), layout="constrained")
-        axes = figure.add_subplot()
-        ends = {True: [0.0] * len(rows), False: [0.0] * len(rows)}
+    with _rows(list(values), path, title, axis, 2) as axes:
+        ends = {True: [0.0] * len(values), False: [0.0] * len(values)}
         for (colour, hatch), part in zip((("#0072B2", ""), ("#E69F00", "//")), parts, strict=True):
-            widths = [values[row].get(part, 0.0) for row in rows]
+            widths = [row.get(part, 0.0) for row in values.values()]
             left = [ends[width >= 0][y] for y, width in enumerate(widths)]
-            axes.barh(range(len(rows)), widths, left=left, color=colour, hatch=hatch, label=part, height=0.6)
+            axes.barh(range(len(left)), widths, left=left, color=colour, hatch=hatch, label=part, height=0.6)
             for y, width in enumerate(widths):
                 ends[width >= 0][y] += width
         axes.axvline(0, color="#555555", linewidth=1)
-        _frame(figure, axes, rows, title, axis, columns=2)
-        figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def curves(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path, *, axis: str, steps: str) -> None:
     """Draw diagrams of curves, two in a row, with a logarithmic vertical axis."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context(dict(_RC)):
-        rows = (len(panels) + 1) // 2
-        figure = Figure(figsize=(_WIDTH_IN * 1.3, 2.9 * rows), layout="constrained")
+    rows = (len(panels) + 1) // 2
+    with _figure(path, _WIDTH_IN * 1.3, 2.9 * rows) as figure:
         for position, (title, by_label) in enumerate(panels.items(), start=1):
             axes = figure.add_subplot(rows, 2, position)
             for number, (label, values) in enumerate(by_label.items()):
@@ -103,22 +101,27 @@ def curves(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path, *, a
                 axes.plot(range(1, len(values) + 1), values, color=colour, linestyle=dashes, label=label)
             axes.set_yscale("log")
             axes.set_title(title, fontsize=10)
-            axes.set_xlabel(steps)
-            axes.set_ylabel(axis)
+            axes.set(xlabel=steps, ylabel=axis)
             axes.grid(color="#dddddd", linewidth=0.6)
             axes.legend(frameon=False)
-        figure.savefig(path, format="svg", metadata={"Date": None})
 
 
-def _frame(figure: Any, axes: Any, rows: Sequence[str], title: str, axis: str, *, columns: int) -> None:
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel(axis)
-    for y in range(1, len(rows)):
-        axes.axhline(y - 0.5, color="#eeeeee", linewidth=0.8, zorder=0)
-    axes.grid(axis="x", color="#dddddd", linewidth=0.6, zorder=0)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.suptitle(title, fontsize=11)
-    figure.legend(loc="outside lower center", ncols=columns, frameon=False)
+def distributions(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path, *, axis: str) -> None:
+    """Draw diagrams of distributions, two in a row: the share of cases up to a value, by quantiles."""
+    from matplotlib.ticker import PercentFormatter
+
+    rows = (len(panels) + 1) // 2
+    with _figure(path, _WIDTH_IN * 1.3, 2.7 * rows) as figure:
+        for position, (title, by_label) in enumerate(panels.items(), start=1):
+            axes = figure.add_subplot(rows, 2, position)
+            for number, (label, quantiles) in enumerate(by_label.items()):
+                shares = [100 * i / (len(quantiles) - 1) for i in range(len(quantiles))]
+                colour, dashes = _STYLES[number][0], ("-", "--", ":", "-.")[number % 4]
+                axes.plot(quantiles, shares, color=colour, linestyle=dashes, label=label)
+            axes.axvline(1, color="#555555", linewidth=0.8)
+            axes.yaxis.set_major_formatter(PercentFormatter())
+            axes.set_title(title, fontsize=10)
+            axes.set_xlabel(axis)
+            axes.set_ylabel("networks up to that")
+            axes.grid(color="#dddddd", linewidth=0.6)
+            axes.legend(frameon=False)

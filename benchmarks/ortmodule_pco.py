@@ -6,7 +6,6 @@ Runs where onnxruntime-training 1.19.2 and PyTorch are installed (``make test-or
 Writes results/ortmodule.json and .md. Graphs are built, not run: times are predictions from public figures.
 """
 
-import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from networks import Bert, Cnn, Mlp
 from onnxruntime.training.ortmodule import DebugOptions, LogLevel, ORTModule
 
-from benchmarks.pages import made, publish
+from benchmarks.pages import arguments, made, publish
 from campo_onnx import Options, device, oplists
 from campo_onnx.integrations.backward import with_backward
 from campo_onnx.integrations.ortmodule import Attached, attach
@@ -75,9 +74,7 @@ def planned(on: str, strategy: str) -> Callable[[ORTModule], Attached]:
     return lambda module: attach(module, device=on, strategy=strategy)
 
 
-def row(
-    name: str, placed_by: str, gradient: onnx.ModelProto, sizes: Mapping[str, int], asked: Problem
-) -> Row:
+def row(placed_by: str, gradient: onnx.ModelProto, sizes: Mapping[str, int], asked: Problem) -> Row:
     view = import_model(gradient, sizes).view
     casts = [node for node in gradient.graph.node if node.op_type == "Cast"]
     backward = sum(node.doc_string == "Backward pass" for node in casts)
@@ -90,7 +87,6 @@ def row(
         and any(view.tensors[t].dtype == low for t in (*node.inputs, *node.outputs) if t)
     )
     return {
-        "network": name,
         "placed_by": placed_by,
         "forward_casts": len(casts) - backward,
         "backward_casts": backward,
@@ -100,38 +96,30 @@ def row(
     }
 
 
-def rows(name: str, network: torch.nn.Module, batch: tuple[torch.Tensor, ...], on: str) -> Iterator[Row]:
+def rows(network: torch.nn.Module, batch: tuple[torch.Tensor, ...], on: str) -> Iterator[Row]:
     options = Options(device=device(on), lists=oplists("campo"))
     forward, gradient, attached = build(network, batch, planned(on, "fp32"))
     sizes = attached.graphs[0].sizes
-    asked = with_backward(
-        problem_of(import_model(forward, sizes), options), problem_of(import_model(gradient, sizes), options)
-    )
-    yield row(name, "ORTModule as it comes", gradient, sizes, asked)
+    asked = with_backward(*(problem_of(import_model(part, sizes), options) for part in (forward, gradient)))
+    yield row("ORTModule as it comes", gradient, sizes, asked)
     for level in (0, 1, 2):
         _, mixed, _ = build(network, batch, propagate(level))
-        yield row(name, f"PropagateCastOps, level {level}", mixed, sizes, asked)
+        yield row(f"PropagateCastOps, level {level}", mixed, sizes, asked)
     for strategy in STRATEGIES:
         _, mixed, attached = build(network, batch, planned(on, strategy))
         if attached.failure is not None:
             raise attached.failure
-        yield row(name, f"campo-onnx, {strategy}", mixed, sizes, asked)
+        yield row(f"campo-onnx, {strategy}", mixed, sizes, asked)
 
 
 def main() -> None:
     """Build every graph, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = arguments(__doc__)
     parser.add_argument("--device", default="v100", help="what to plan for (campo-onnx devices)")
     on = parser.parse_args().device
-    found = [r for name, network, batch in networks() for r in rows(name, network, batch, on)]
-    data = {
-        "made": made("torch"),
-        "ort": onnxruntime.__version__,
-        "device": on,
-        "allow": ALLOW,
-        "rows": found,
-    }
-    print(*publish("ortmodule", data))
+    found = [{"network": name, **r} for name, *given in networks() for r in rows(*given, on)]
+    facts = {"made": made("torch"), "ort": onnxruntime.__version__, "device": on, "allow": ALLOW}
+    print(*publish("ortmodule", {**facts, "rows": found}))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,11 @@ _LONGEST = 160
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu")
 
 
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """Begin a command line whose help is the docstring of its script, line by line."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
 def made(*packages: str) -> dict[str, Any]:
     """When and with which versions results were made."""
     versions = {"campo-onnx": __version__}
@@ -139,14 +144,12 @@ def publish(
     return results, page
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Write pages anew."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     known = sorted(path.stem for path in RESULTS.glob("*.json"))
     parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"one of {', '.join(known)}; all of them")
-    for name in parser.parse_args(arguments).claims or known:
+    for name in parser.parse_args(given).claims or known:
         data = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         refuse_stub(data, RESULTS)
         page = RESULTS / f"{name}.md"

@@ -6,17 +6,19 @@ Writes results/scaling.json and .md. Each size runs in a process of its own, so 
 its own. Growth is what counts here; the absolute times belong to the machine.
 """
 
-import argparse
 import resource
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from benchmarks.pages import made, publish
+from benchmarks.pages import arguments, made, publish
 from benchmarks.steps import in_own_process
+from campo_onnx import Options, device, export_model, oplists, optimize_model
+from campo_onnx.ir.importer import import_model
 
 LAYER = Path(__file__).parents[1] / "examples" / "bert_layer.onnx"
 
@@ -27,18 +29,16 @@ def repeated(layers: int) -> onnx.ModelProto:
     norm = [node for node in layer.graph.node if node.op_type == "LayerNormalization"][-1]
     stacked = onnx.ModelProto()
     stacked.CopyFrom(layer)
-    for field in ("node", "input", "output", "initializer", "value_info"):
-        del getattr(stacked.graph, field)[:]
+    fields = ("node", "output", "initializer", "value_info")
+    for field in (*fields, "input"):
+        stacked.graph.ClearField(field)
     below = ""
     for position in range(layers):
-        copy = onnx.ModelProto()
-        copy.CopyFrom(layer)
-        graph = onnx.compose.add_prefix_graph(copy.graph, f"layer{position}.")
+        graph = onnx.compose.add_prefix_graph(layer.graph, f"layer{position}.")
         hidden = f"layer{position}.input.hidden"
-        for node in graph.node:
-            if below:
-                node.input[:] = [below if name == hidden else name for name in node.input]
-        for field in ("node", "output", "initializer", "value_info"):
+        for node in graph.node if below else ():
+            node.input[:] = [below if name == hidden else name for name in node.input]
+        for field in fields:
             getattr(stacked.graph, field).extend(getattr(graph, field))
         stacked.graph.input.extend(v for v in graph.input if not (below and v.name == hidden))
         below = f"layer{position}.{norm.output[0]}"
@@ -47,36 +47,31 @@ def repeated(layers: int) -> onnx.ModelProto:
 
 def measure(layers: int) -> dict[str, Any]:
     """Optimize and write `layers` layers once: nodes, seconds, peak of memory."""
-    from campo_onnx import Options, device, export_model, oplists, optimize_model
-    from campo_onnx.ir.importer import import_model
-
     options = Options(device=device("v100"), lists=oplists("campo"))
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "stacked.onnx"
         onnx.save(repeated(layers), source)
-        began = time.perf_counter()
+        times = [time.perf_counter()]
         nodes = len(import_model(source).view.nodes)
-        imported = time.perf_counter()
+        times.append(time.perf_counter())
         result = optimize_model(source, options)
-        optimized = time.perf_counter()
+        times.append(time.perf_counter())
         export_model(result.model, Path(folder) / "mixed.onnx")
-        written = time.perf_counter()
-    import_s = imported - began
+        times.append(time.perf_counter())
+    import_s, optimize_s, export_s = (end - start for start, end in pairwise(times))
     return {
         "layers": layers,
         "nodes": nodes,
         "import_s": import_s,
-        "plan_and_rewrite_s": optimized - imported - import_s,  # it imports as well
-        "export_s": written - optimized,
+        "plan_and_rewrite_s": optimize_s - import_s,  # it imports as well
+        "export_s": export_s,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
 
 def main() -> None:
     """Measure each size in a process of its own."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--layers", nargs="+", type=int, default=[1, 5, 25, 100, 208])
     rows = [in_own_process(measure, layers) for layers in parser.parse_args().layers]
     print(*publish("scaling", {"made": made(), "rows": rows}))

@@ -1,18 +1,18 @@
 """Predicted step and casts of campo, tf-amp and optimal on training graphs, with the same lists.
 
-    python -m benchmarks.strategies GRAPH.onnx ... [--dim GRAPH:NAME=SIZE ...]
+    python -m benchmarks.strategies GRAPH.onnx ...
 
 Writes results/strategies.json and .md. All figures are estimates from public figures of the devices.
 """
 
-import argparse
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.pages import made, publish
+from benchmarks.pages import arguments, made, publish
 from campo_onnx import Options, Plan, device, oplists, optimize_model
 
 DEVICES = ("h200", "v100")
@@ -22,11 +22,11 @@ STRATEGIES = ("tf-amp", "campo", "optimal")
 Row = dict[str, Any]
 
 
-def rows_of(path: Path, dims: Mapping[str, int]) -> Iterator[Row]:
+def rows_of(path: Path) -> Iterator[Row]:
     """Plan one graph for every device and preset."""
     for device_name in DEVICES:
         for lists in LISTS:
-            options = Options(device=device(device_name), lists=oplists(lists), dims=dims)
+            options = Options(device=device(device_name), lists=oplists(lists))
             plans = {s: optimize_model(path, replace(options, strategy=s)).plan for s in STRATEGIES}
             yield {
                 "graph": path.stem,
@@ -40,59 +40,44 @@ def rows_of(path: Path, dims: Mapping[str, int]) -> Iterator[Row]:
             }
 
 
+def missed_us(plan: Plan, low: Collection[str]) -> Counter[str]:
+    """Sum up by reason what FP16 would gain on nodes that a plan leaves in FP32 and another does not."""
+    found: Counter[str] = Counter()
+    for decision in plan.decisions:
+        if decision.node in low and decision.node not in plan.low_nodes:
+            found[decision.decided_by.value] += decision.gain_us
+    return found
+
+
 def refused(campo: Plan, tf_amp: Plan) -> Row | None:
     """Where campo does not win: what it leaves in FP32 that tf-amp lowers, and who decided most of it."""
     if campo.predicted_us <= tf_amp.predicted_us:
         return None
-    low = tf_amp.low_nodes - campo.low_nodes
-    gains_us: dict[str, float] = {}
-    for decision in campo.decisions:
-        if decision.node in low:
-            by = decision.decided_by.value
-            gains_us[by] = gains_us.get(by, 0.0) + decision.gain_us
-    return {
-        "decided_by": max(gains_us, key=gains_us.__getitem__),
-        "nodes": len(low),
-        "gain_us": sum(gains_us.values()),
-    }
+    gains_us = missed_us(campo, tf_amp.low_nodes)
+    (decided_by, _), *_ = gains_us.most_common(1)
+    nodes = len(tf_amp.low_nodes - campo.low_nodes)
+    return {"decided_by": decided_by, "nodes": nodes, "gain_us": sum(gains_us.values())}
 
 
 def summary(rows: list[Row]) -> Row:
     """Count who wins."""
     both = [row["casts"] for row in rows if row["casts"]["campo"] and row["casts"]["tf-amp"]]
+    steps = [(row["fp32_us"], row["predicted_us"]) for row in rows]
     return {
         "rows": len(rows),
-        "campo_wins": sum(r["predicted_us"]["campo"] <= r["predicted_us"]["tf-amp"] for r in rows),
-        "campo_slower_than_fp32": sum(r["predicted_us"]["campo"] > r["fp32_us"] for r in rows),
-        "optimal_beaten": sum(
-            r["predicted_us"]["optimal"] > min(r["fp32_us"], *r["predicted_us"].values()) * (1 + 1e-9)
-            for r in rows
-        ),
+        "campo_wins": sum(us["campo"] <= us["tf-amp"] for _, us in steps),
+        "campo_slower_than_fp32": sum(us["campo"] > fp32_us for fp32_us, us in steps),
+        "optimal_beaten": sum(us["optimal"] > min(fp32, *us.values()) * (1 + 1e-9) for fp32, us in steps),
         "both_lower": len(both),
         "fewer_casts": fmean(1 - c["campo"] / c["tf-amp"] for c in both) if both else None,
     }
 
 
-def dims_of(path: Path, texts: list[str]) -> dict[str, int]:
-    """Sizes of symbolic dimensions given for one graph."""
-    found = {}
-    for text in texts:
-        graph, _, binding = text.partition(":")
-        name, _, size = binding.partition("=")
-        if graph == path.stem:
-            found[name] = int(size)
-    return found
-
-
 def main() -> None:
     """Plan, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("graphs", nargs="+", type=Path)
-    parser.add_argument("--dim", nargs="+", action="extend", default=[], metavar="GRAPH:NAME=SIZE")
-    options = parser.parse_args()
-    rows = [row for path in options.graphs for row in rows_of(path, dims_of(path, options.dim))]
+    rows = [row for path in parser.parse_args().graphs for row in rows_of(path)]
     print(*publish("strategies", {"made": made(), "summary": summary(rows), "rows": rows}))
 
 

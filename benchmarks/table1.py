@@ -7,7 +7,6 @@ Training", USENIX ATC 2022, Table 1 (TensorFlow 1.15, RTX 2080 Ti). Each is one 
 ``rtx2080ti``; nothing is fitted to the rows. Writes results/table1.json and .md.
 """
 
-from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -25,21 +24,7 @@ BATCH = 64
 Shape = tuple[int, ...]
 Node = tuple[Signature, Ports]
 Layer = tuple[Shape, Shape, Shape]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """Times of one operation, the paper's or ours."""
-
-    fp16_ms: float
-    fp16_cast_ms: float
-    fp32_ms: float
-    on_tensor_cores: bool
-
-    @property
-    def winner(self) -> str:
-        """The faster precision, Casts included."""
-        return "FP16" if self.fp16_cast_ms < self.fp32_ms else "FP32"
+Times = dict[str, Any]
 
 
 def node(
@@ -121,49 +106,50 @@ TABLE_1 = (
 )
 
 
-def estimate_row(signature: Signature, ports: Ports) -> Times:
+def times(fp16_ms: float, fp16_cast_ms: float, fp32_ms: float, on_tensor_cores: bool) -> Times:
+    """Times of one operation, the paper's or ours, and the faster precision, Casts included."""
+    return {
+        "fp16_ms": fp16_ms,
+        "fp16_cast_ms": fp16_cast_ms,
+        "fp32_ms": fp32_ms,
+        "on_tensor_cores": on_tensor_cores,
+        "winner": "FP16" if fp16_cast_ms < fp32_ms else "FP32",
+    }
+
+
+def estimated(signature: Signature, ports: Ports) -> Times:
     """Estimate one operation alone, with a Cast for everything it reads and writes."""
     on = device(DEVICE)
     fp32, low = (node_time(signature, ports, on, precision) for precision in (Precision.FP32, Precision.FP16))
     cast = [signature.inputs[i] for i in ports.low_inputs] + [signature.outputs[i] for i in ports.low_outputs]
     r_us = cast_us_per_element(on, Precision.FP16)
     cast_us = sum(on.launch_us + r_us * (tensor.elements or 0) for tensor in cast if tensor is not None)
-    return Times(
-        fp16_ms=low.time_us / 1e3,
-        fp16_cast_ms=(low.time_us + cast_us) / 1e3,
-        fp32_ms=fp32.time_us / 1e3,
-        on_tensor_cores=low.on_tensor_cores,
-    )
+    return times(low.time_us / 1e3, (low.time_us + cast_us) / 1e3, fp32.time_us / 1e3, low.on_tensor_cores)
 
 
 def results() -> dict[str, Any]:
     """Put the paper's times and ours side by side, and count where they agree."""
     rows = [
-        (op, size, Times(fp16_ms=a, fp16_cast_ms=b, fp32_ms=c, on_tensor_cores=used), estimate_row(*one))
-        for op, size, (a, b, c), used, one in TABLE_1
+        {"op": op, "size": size, "paper": times(*paper, used), "ours": estimated(*one)}
+        for op, size, paper, used, one in TABLE_1
     ]
-    slower = [paper.fp32_ms / ours.fp32_ms for _, _, paper, ours in rows]
-    casts_us = [  # two inputs, one output
-        (paper.fp16_cast_ms - paper.fp16_ms) * 1e3 / 3 for op, _, paper, _ in rows if op == "BiasAdd"
-    ]
-    wrong = [(paper, ours) for _, _, paper, ours in rows if paper.winner != ours.winner]
-    other_cores = [paper.on_tensor_cores != ours.on_tensor_cores for _, _, paper, ours in rows]
+    both = [(row["paper"], row["ours"]) for row in rows]
+    slower = [paper["fp32_ms"] / ours["fp32_ms"] for paper, ours in both]
+    added = [(r["paper"]["fp16_cast_ms"] - r["paper"]["fp16_ms"]) * 1e3 for r in rows if r["op"] == "BiasAdd"]
+    casts_us = [us / 3 for us in added]  # two inputs, one output
+    same_cores = [paper["on_tensor_cores"] == ours["on_tensor_cores"] for paper, ours in both]
+    same_winner = [paper["winner"] == ours["winner"] for paper, ours in both]
     return {
-        "rows": [
-            {
-                "op": op,
-                "size": size,
-                **{who: asdict(t) | {"winner": t.winner} for who, t in (("paper", paper), ("ours", ours))},
-            }
-            for op, size, paper, ours in rows
-        ],
+        "rows": rows,
         "fp32_ratio": {"least": min(slower), "median": median(slower), "most": max(slower)},
         "paper_cast_us": {"least": min(casts_us), "most": max(casts_us)},
         "assumed_launch_us": device(DEVICE).launch_us,
-        "same_tensor_cores": len(rows) - sum(other_cores),
-        "same_winner": len(rows) - len(wrong),
-        "wrong_with_other_tensor_cores": sum(p.on_tensor_cores != o.on_tensor_cores for p, o in wrong),
-        "fp32_wins": sum(paper.winner == "FP32" for _, _, paper, _ in rows),
+        "same_tensor_cores": sum(same_cores),
+        "same_winner": sum(same_winner),
+        "wrong_with_other_tensor_cores": sum(
+            not cores and not winner for cores, winner in zip(same_cores, same_winner, strict=True)
+        ),
+        "fp32_wins": sum(paper["winner"] == "FP32" for paper, _ in both),
     }
 
 

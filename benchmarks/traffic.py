@@ -6,7 +6,6 @@ Counted, not measured: nodes that launch a kernel, and the bytes that they read 
 operations that it dispatches, on the meta device. Needs PyTorch. Writes results/traffic.json and .md.
 """
 
-import argparse
 import json
 import math
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.pages import made, publish
+from benchmarks.pages import RESULTS, arguments, made, publish
 from benchmarks.zoo.eager_traffic import eager_traffic
 from benchmarks.zoo.export import ZOO, Entry, export
 from campo_onnx import Options, device, oplists, optimize_model
@@ -26,7 +25,6 @@ from campo_onnx.training.flat_state import ROW
 from campo_onnx.training.flat_update import ROWS_A_RUN
 
 DEVICES = ("v100", "a100", "h200")
-RESULTS = Path(__file__).parent / "results" / "traffic.json"
 
 
 def row_of(name: str) -> dict[str, Any]:
@@ -85,13 +83,11 @@ def _moved(moved: Moved) -> Mapping[str, float]:
 
 def main() -> None:
     """Count every model, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--models", nargs="+", choices=[*ZOO], default=[*ZOO])
     chosen = parser.parse_args().models
-    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    known = {row["model"]: row for row in before.get("rows", ()) if "model" in row}
+    before = json.loads((RESULTS / "traffic.json").read_text(encoding="utf-8"))
+    known = {row["model"]: row for row in before["rows"]}
     for name in chosen:
         known[name] = row_of(name)
         print(name, flush=True)

@@ -1,8 +1,8 @@
 """Every strategy side by side on one graph."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -30,6 +30,26 @@ BASELINE = ("tf-amp", STRATEGIES["tf-amp"].default_lists)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """How far an emulated step is from the FP32 step.
+
+    Parameters
+    ----------
+    error
+        Relative error of the output that is furthest off (:class:`campo_onnx.training.drift.Reference`); None
+        where the step could not be emulated.
+    output
+        That output; ``""`` where nothing is off.
+    why
+        Why it could not be emulated.
+    """
+
+    error: float | None
+    output: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRow:
     """One strategy on the graph.
 
@@ -50,6 +70,9 @@ class ComparisonRow:
     verdict
         How the measured step compares with FP32 (:class:`campo_onnx.bench.result.Outcome`); ``""`` where
         nothing was measured.
+    drift
+        By format of the low nodes, how far the emulated step is from FP32's; empty where that was not asked
+        (:func:`campo_onnx.comparison_drift.with_drift`).
     """
 
     plan: Plan
@@ -59,6 +82,7 @@ class ComparisonRow:
     measured_speedup: float | None = None
     measured_bounds: tuple[float, float] | None = None
     verdict: str = ""
+    drift: Mapping[str, Drift] = field(default_factory=dict)
 
     @property
     def tensor_core_share(self) -> float:
@@ -78,11 +102,14 @@ class Comparison:
         Costs of its nodes, which all rows share, under the lists of the first.
     rows
         In the order of :data:`ROWS`.
+    interrupted
+        Whether Ctrl-C ended the measurement before it was complete.
     """
 
     imported: Imported
     problem: Problem
     rows: tuple[ComparisonRow, ...]
+    interrupted: bool = False
 
     @property
     def baseline(self) -> ComparisonRow:

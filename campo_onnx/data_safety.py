@@ -25,16 +25,13 @@ from campo_onnx.options import Options
 from campo_onnx.pipeline import decide, problem_of
 from campo_onnx.runtime.pieces import run_in_pieces
 from campo_onnx.runtime.providers import machine
-from campo_onnx.training.drift import Reference
+from campo_onnx.training.drift import Reference, most_drift
 from campo_onnx.training.numerics import emulate, seeded
 from campo_onnx.training.ranges import Range, ranges_of
 
 Feeds = Mapping[str, NDArray[Any]]
 Progress = Callable[[str], None]
 Forbidden = Mapping[str, Verdict]
-
-DEFAULT_BUDGET = 1e-2
-"""Relative error a gradient may have."""
 
 LOST_MASS = 2.0**-11
 """Share of a tensor's magnitude that may become zero: what FP16's own rounding loses."""
@@ -81,7 +78,7 @@ def measure_safety(
     options: Options,
     batches: Sequence[Feeds],
     *,
-    budget: float = DEFAULT_BUDGET,
+    budget: float | None = None,
     tell: Progress = lambda _: None,
 ) -> DataSafety:
     """Run the FP32 step on real batches and decide by what each node computes there.
@@ -106,7 +103,8 @@ def measure_safety(
     batches
         Values for every input, loss scale included.
     budget
-        Relative error an output may have.
+        Relative error an output may have; None takes what the low precision allows
+        (:func:`campo_onnx.training.drift.most_drift`).
     tell
         Called with a sentence whenever a stage begins.
 
@@ -117,6 +115,8 @@ def measure_safety(
     CheckFailedError
         If not even the FP32 step keeps the budget when it is run again.
     """
+    if budget is None:
+        budget = most_drift(options.low)
     if not budget > 0:
         raise UsageError(f"the error budget is {budget:g}", remedy="Give a positive one, such as 1e-2.")
     if imported.stamp is not None:

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
 
 from campo_onnx.errors import CheckFailedError
+from campo_onnx.files import temporary_folder
+from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.runtime.feeds import synthesize
@@ -22,8 +23,12 @@ from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.sessions import cleaned_up
 from campo_onnx.training.numerics import RANDOM
 
-TOLERANCE = 1e-6
-"""Largest difference of an output, relative to its largest value: constants are folded in FP32, too."""
+TOLERANCE = 1e-5
+"""Largest difference of an output, relative to its largest value.
+
+Constants are folded in FP32, and sums of some hundred products come out in another order: that is 2e-6 on a
+step of three layers.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +38,7 @@ class Simplified:
     Parameters
     ----------
     model
-        The graph, cleaned up.
+        The graph, cleaned up. External data stays where the given model has it.
     nodes_before, nodes_after
         How many nodes the given graph and this one have.
     was_run
@@ -67,7 +72,7 @@ def simplify(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | Non
     given = import_model(source, dims)
     here = machine("cpu", 1)
     model = cleaned_up(given.model, here, given.folder)
-    made = import_model(model)
+    made = import_model(model, folder=given.folder)
     if _interface(given.view) != _interface(made.view):
         raise CheckFailedError(
             "the simplified graph has other inputs or outputs than the given one",
@@ -86,11 +91,11 @@ def simplify(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | Non
 
 @contextmanager
 def simplified_file(source: Path, dims: Mapping[str, int] | None = None) -> Iterator[tuple[Path, Simplified]]:
-    """Give a graph, cleaned up, as a file of the same name that is there meanwhile."""
+    """Give a graph, cleaned up, as a file of the same name that is there meanwhile, its data with it."""
     found = simplify(source, dims)
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / source.name
-        onnx.save(found.model, path)
+    with temporary_folder() as folder:
+        path = folder / source.name
+        export_model(found.model, path, folder=source.resolve().parent)
         yield path, found
 
 
@@ -105,7 +110,7 @@ def _interface(view: GraphView) -> dict[str, tuple[str, int, object]]:
 def _check_values(given: Imported, made: Imported) -> None:
     feeds, here = synthesize(given.view), machine("cpu", 1)
     first = dict(run_in_pieces(given.model, feeds, here, folder=given.folder))
-    for name, value in run_in_pieces(made.model, feeds, here):
+    for name, value in run_in_pieces(made.model, feeds, here, folder=made.folder):
         expected = first[name]
         if not np.issubdtype(value.dtype, np.floating):
             same = np.array_equal(value, expected)

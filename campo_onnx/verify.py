@@ -220,7 +220,8 @@ def measured(comparison: Comparison, measure: Measure, dims: Mapping[str, int] |
         for key, plan in reversed(plans.items())
         if key != unchanged
     ]
-    found = {row.name: row for row in measure(graphs).rows}
+    result = measure(graphs)
+    found = {row.name: row for row in result.rows}
     rows = []
     for row in comparison.rows:
         key = _key(row.plan)
@@ -238,7 +239,7 @@ def measured(comparison: Comparison, measure: Measure, dims: Mapping[str, int] |
                 verdict=timed.verdict.value,
             )
         )
-    return replace(comparison, rows=tuple(rows))
+    return replace(comparison, rows=tuple(rows), interrupted=result.interrupted)
 
 
 def _key(plan: Plan) -> tuple[object, ...]:

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .evidence import telling_what_is_kept
 from .options import (
     AN_INPUT,
     DECISION,
     MEASURE,
     CountersOption,
     ForceOption,
+    FormatOption,
     JsonOption,
     PrecisionOption,
     QuietOption,
@@ -18,10 +20,12 @@ from .options import (
     StoreOption,
     ThreadsOption,
     Use,
+    check_one_form,
     existing,
 )
 from .render.console import print_json, print_note, progressing, set_loudness
 from .render.costs import print_calibration
+from .render.table import TableFormat
 
 if TYPE_CHECKING:
     from campo_onnx.runtime.providers import Machine
@@ -85,6 +89,7 @@ def calibrate(
             rich_help_panel=MEASURE,
         ),
     ] = None,
+    form: FormatOption = TableFormat.TEXT,
     json: JsonOption = False,
     quiet: QuietOption = False,
     force: ForceOption = False,
@@ -93,7 +98,7 @@ def calibrate(
 
     Operators are timed on shapes of real networks in FP32 and in the low precision. A model per operator
     predicts the second time from the first and is tested on held-out shapes. Every timing is kept, so
-    that an interrupted calibration continues where it stopped.
+    that a calibration that Ctrl-C stopped (exit code 130) continues where it was.
 
     Example: `campo-onnx calibrate --quick`
     """
@@ -113,6 +118,7 @@ def calibrate(
     from campo_onnx.runtime.providers import choose_provider, machine
 
     set_loudness(quiet=quiet)
+    check_one_form(json=json, form=form)
     if output is not None:
         check_destination(output, force=force)
     if from_store is None:
@@ -134,7 +140,7 @@ def calibrate(
     if shapes is not None:
         sampling = replace(workload.sampling, count=shapes)
         workload = replace(workload, sampling=sampling, casts=min(workload.casts, shapes))
-    with Store(from_store or store or default_path()) as timings:
+    with Store(from_store or store or default_path()) as timings, telling_what_is_kept(timings):
         if timings.notice:
             print_note(timings.notice)
         with progressing(f"calibrating {here.device} ({here.provider})") as advance:
@@ -148,7 +154,7 @@ def calibrate(
     if json:
         print_json(made.to_json())
     else:
-        print_calibration(made, output)
+        print_calibration(made, output, form)
 
 
 def _machine_in(store: Path, device: str) -> "Machine":

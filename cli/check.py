@@ -12,11 +12,16 @@ from .options import (
     DECISION,
     INPUT,
     OUTPUT,
+    SCALE,
+    ClusterOption,
     DimOption,
     ForceOption,
+    FormatOption,
     JsonOption,
     QuietOption,
     ReportOption,
+    WorkersOption,
+    check_one_form,
     complete_devices,
     complete_lists,
     dimensions,
@@ -26,6 +31,7 @@ from .options import (
 from .render.bench import print_written
 from .render.checks import print_annotations, print_verdicts
 from .render.console import print_json, progressing, set_loudness, working
+from .render.table import TableFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,14 +54,15 @@ CheckRangeOption = Annotated[
 
 def check(
     mixed: Annotated[
-        Path | None, typer.Argument(help="The mixed-precision step (.onnx).", show_default=False)
+        Path | None,
+        typer.Argument(help="The mixed-precision step (.onnx), or a folder of such.", show_default=False),
     ] = None,
     against: Annotated[
         Path | None,
         typer.Option(
             "--against",
             metavar="MODEL",
-            help="The FP32 step that it was made from.",
+            help="The FP32 step that it was made from; of a folder, the folder with files of the same names.",
             show_default=False,
             rich_help_panel=INPUT,
         ),
@@ -92,7 +99,8 @@ def check(
     max_drift: Annotated[
         float | None,
         typer.Option(
-            help="Largest relative error of the loss and of each gradient, emulated.  [default: 0.01]",
+            help="Largest relative error of the loss and of each gradient, emulated.  "
+            "[default: 0.01, in BF16 0.08]",
             show_default=False,
             rich_help_panel=LIMITS,
         ),
@@ -145,6 +153,19 @@ def check(
             rich_help_panel=DECISION,
         ),
     ] = None,
+    workers: WorkersOption = 1,
+    cluster: ClusterOption = "",
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="Keep the verdicts on each graph there, as soon as they are in. Of a later run with the "
+            "same file, only what is new or changed is checked.",
+            show_default=False,
+            rich_help_panel=SCALE,
+        ),
+    ] = None,
+    form: FormatOption = TableFormat.TEXT,
     json: JsonOption = False,
     quiet: QuietOption = False,
     junit: Annotated[
@@ -173,14 +194,17 @@ def check(
 
     Example: `campo-onnx check mixed.onnx --against step.onnx --baseline plan.json`
     """
-    from campo_onnx.checking.check import check_all
+    from campo_onnx.checking.many import check_all, pairs_in
     from campo_onnx.checking.policy import Pair, Policy, load_policy
     from campo_onnx.checking.reports import to_annotations, to_json, to_junit
     from campo_onnx.devices.datasheet import device as device_called
     from campo_onnx.files import write_text
     from campo_onnx.optimize.list_file import resolve
+    from campo_onnx.scale.pools import pool_for
+    from campo_onnx.scale.results import Results
 
     set_loudness(quiet=quiet)
+    check_one_form(json=json, form=form)
     if policy is not None:
         alone = {
             "MIXED": mixed,
@@ -221,27 +245,41 @@ def check(
             ranges=ranges(value_range),
             strict=strict,
         )
-        pairs = (Pair(name=str(mixed), mixed=mixed, against=against, policy=limits),)
+        if mixed.is_dir() or against.is_dir():
+            if baseline is not None:
+                raise UsageError(
+                    "--baseline cannot be combined with folders",
+                    remedy="Name each graph's plan in a --policy file.",
+                )
+            pairs = pairs_in(mixed, against, limits)
+        else:
+            pairs = (Pair(name=str(mixed), mixed=mixed, against=against, policy=limits),)
     _check_places(junit, report, pairs, existing(policy, lists, device), force=force)
     if len(pairs) == 1:
         with working(f"checking {pairs[0].name}"):
             checked = check_all(pairs)
     else:
-        with progressing(f"checking {len(pairs)} graphs") as advance:
-            checked = check_all(pairs, advance)
+        with (
+            Results(results) as kept,
+            pool_for(workers, cluster) as pool,
+            progressing(f"checking {len(pairs)} graphs") as advance,
+        ):
+            checked = check_all(pairs, advance, pool=pool, results=None if results is None else kept)
     if junit is not None:
         write_text(to_junit(checked), junit)
     if report is not None:
+        from campo_onnx.checking.as_plan import as_plan
         from campo_onnx.report.check_page import check_page
 
-        write_text(check_page(checked), report)
+        with working(f"writing {report.name}"):
+            write_text(check_page(checked, as_plan(pairs[0]) if len(pairs) == 1 else None), report)
     if json:
         print_json(to_json(checked))
     else:
-        print_verdicts(checked)
-        print_written(report)
+        print_verdicts(checked, form)
+        print_written(report, form=form)
     if github or os.environ.get("GITHUB_ACTIONS") == "true":
-        print_annotations(to_annotations(checked), beside_a_document=json)
+        print_annotations(to_annotations(checked), beside_a_document=json or form is not TableFormat.TEXT)
     _leave(checked)
 
 

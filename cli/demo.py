@@ -37,9 +37,15 @@ def demo(
     for path in (model, mixed, plan):
         check_destination(path, force=force)
     shipped = files(__package__).joinpath("data", EXAMPLE).read_bytes()
+    was_there = model.exists()
     with replacing(model) as path:
         path.write_bytes(shipped)
-    optimize(model, output=mixed, device=device, costs=CostSource.DATASHEET, plan=plan, force=True)
+    try:
+        optimize(model, output=mixed, device=device, costs=CostSource.DATASHEET, plan=plan, force=True)
+    except BaseException:  # an example without its result is of no use
+        if not was_there:
+            model.unlink()
+        raise
     print_line("Next:")
     for command in (
         f"campo-onnx explain {plan} intermediate/Gemm",

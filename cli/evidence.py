@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from campo_onnx.costs.evidence import Evidence
     from campo_onnx.devices.device import Device
     from campo_onnx.measure.profile import Profile
+    from campo_onnx.measure.store import Store
 
 CALIBRATION_SUFFIX = ".json"
 
@@ -151,12 +152,26 @@ def opened_target(
         return
     with (
         Store(store if store is not None else default_path()) as timings,
+        telling_what_is_kept(timings),
         progressing("measuring distinct nodes") as advance,
     ):
         if timings.notice:
             print_note(timings.notice)
         evidence = Evidence(profile=read, store=timings, on_progress=advance)
         yield Target(device=known, evidence=evidence, costs=costs)
+
+
+@contextmanager
+def telling_what_is_kept(timings: "Store") -> Iterator[None]:
+    """Tell on Ctrl-C what the store has from this run: the next one goes on from there."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if timings.written:
+            print_note(
+                f"{timings.written} timings are kept in {timings.path}: the same command goes on from there."
+            )
+        raise
 
 
 def _of_captured(costs: CostSource) -> CostSource:

@@ -33,7 +33,7 @@ from .render.console import (
 TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
 
 _NOT_SLIM = ("polars", "safetensors")
-"""Packages that a slim install has not (docs/install.md)."""
+"""Packages that a slim install lacks (docs/install.md)."""
 
 # What Typer raises for a command line that does not parse; it exports only one of these, and no base.
 _PARSE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -129,6 +129,8 @@ def run() -> None:
                 print_error_document(str(error), kind=type(error).__name__, exit_code=1)
         print_bug(error, TRACEBACK_VARIABLE)
         sys.exit(1)
+    if code == INTERRUPTED:  # Typer makes this of Ctrl-C; commands that keep what they have end with it, too
+        _leave("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -144,7 +146,7 @@ def _leave(message: str, exit_code: int, error: CampoError | None = None) -> Non
 
 
 def _missing_package(error: Exception) -> str:
-    """Name the package that a slim install has not and this error misses; ``""`` for other errors."""
+    """Name the package that a slim install lacks and this error misses; ``""`` for other errors."""
     missed = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     return missed if missed in _NOT_SLIM else ""
 

@@ -175,7 +175,7 @@ def optimize(
         typer.Option(
             "--strict",
             help="Fail if --allow, --infer, --clear, --deny or --keep-fp32 matches no node, or a list file "
-            "names an operator that ONNX has not, instead of a warning.",
+            "names an operator that ONNX does not have, instead of a warning.",
             rich_help_panel=SAFETY,
         ),
     ] = False,
@@ -198,13 +198,14 @@ def optimize(
         ),
     ] = None,
     budget: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="ERROR",
-            help="For --safety data: largest relative error of each gradient.",
+            help="For --safety data: largest relative error of each gradient.  [default: 0.01, in BF16 0.08]",
+            show_default=False,
             rich_help_panel=SAFETY,
         ),
-    ] = 0.01,
+    ] = None,
     verify: VerifyOption = False,
     repair: RepairOption = False,
     verify_steps: StepsOption = 40,
@@ -236,7 +237,7 @@ def optimize(
     Example: `campo-onnx optimize bert.onnx --device v100 --plan plan.json` writes bert.mixed.onnx.
     """
     from campo_onnx.ir.exporter import check_not_read, export_with
-    from campo_onnx.ir.importer import check_model
+    from campo_onnx.ir.importer import check_model, data_files_of
     from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.list_file import resolve
     from campo_onnx.optimize.oplists import with_overrides
@@ -254,10 +255,13 @@ def optimize(
         check_repairable(strategy, verify=verify)
     check_device(device)
     output = output or default_output(model)
+    given_data = data_files_of(model) if simplify else frozenset()
     if not dry_run:
         _check_places(model, output, plan, report, force=force)
         read = existing(device, lists, profile, store, *(inputs or ()))
-        check_not_read([path for path in (output, plan, report) if path is not None], read, AN_INPUT)
+        targets = [path for path in (output, plan, report) if path is not None]
+        check_not_read(targets, read, AN_INPUT)
+        check_not_read(targets, given_data)
     with (
         opened_target(device, costs, profile=profile, store=store, execution=execution) as target,
         cleaned_up(model, dim, wanted=simplify) as source,
@@ -303,17 +307,21 @@ def optimize(
             print_verification(verification)
             measured = verification.attempts[-1].result if verification.attempts else None
         told = () if json or quiet else _advice(optimized, options)
-    note_what_surprises(model, optimized, options)
-    if not dry_run:
-        with working(f"writing {output.name}"):
-            texts = {} if plan is None else {plan: optimized.plan.to_json()}
-            if report is not None:
-                notes = [*told, *(sentence for _, sentence in surprises(model, optimized, options))]
-                texts[report] = _page(optimized, model, notes, measured)
-            imported = optimized.imported
-            export_with(
-                optimized.model, output, folder=imported.folder, texts=texts, read=imported.data_files
-            )
+        note_what_surprises(model, optimized, options)
+        if not dry_run:
+            with working(f"writing {output.name}"):
+                texts = {} if plan is None else {plan: optimized.plan.to_json()}
+                if report is not None:
+                    notes = [*told, *(sentence for _, sentence in surprises(model, optimized, options))]
+                    texts[report] = _page(optimized, model, notes, measured)
+                imported = optimized.imported
+                export_with(
+                    optimized.model,
+                    output,
+                    folder=imported.folder,
+                    texts=texts,
+                    read=imported.data_files | given_data,
+                )
     if json:
         print_json(optimized.plan.to_json())
     else:

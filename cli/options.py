@@ -23,6 +23,7 @@ SAFETY = "What may run in low precision"
 VERIFICATION = "Measuring on this machine"
 MEASURE = "How to measure"
 OUTPUT = "Output"
+SCALE = "Many graphs"
 
 
 AUTO = "auto"
@@ -88,8 +89,8 @@ RangeOption = Annotated[
     typer.Option(
         "--range",
         metavar="NAME=LOW:HIGH",
-        help="Lowest and highest value of a graph input, e.g. `--range mask=-10000:0`. An input of unknown "
-        "size keeps what it meets before a softmax in FP32, and so does a scalar. Repeatable.",
+        help="Lowest and highest value of a graph input, e.g. `--range mask=-10000:0`. Without a "
+        "range, a mask that is an input, and what is computed from scalar inputs, stays FP32. Repeatable.",
         rich_help_panel=SAFETY,
     ),
 ]
@@ -215,6 +216,21 @@ StoreOption = Annotated[
         help="File that keeps measured times; by default in your cache folder.",
         show_default=False,
         rich_help_panel=MEASURE,
+    ),
+]
+WorkersOption = Annotated[
+    int,
+    typer.Option("--workers", min=1, metavar="N", help="Processes of this machine.", rich_help_panel=SCALE),
+]
+ClusterOption = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="ADDRESS",
+        help="Work on a Ray cluster: HOST:PORT, `auto` for the one that runs here, or `local` to start one "
+        "for the time being. Its machines see the files under the same paths.",
+        show_default=False,
+        rich_help_panel=SCALE,
     ),
 ]
 ForceOption = Annotated[

@@ -49,15 +49,16 @@ def with_chosen_precision(model: Path, options: "Options") -> "Options":
     return replace(options, low=choice.low)
 
 
-def with_data_safety(model: Path, options: "Options", inputs: list[Path], budget: float) -> "Options":
+def with_data_safety(model: Path, options: "Options", inputs: list[Path], budget: float | None) -> "Options":
     """Find out on batches which nodes would break, and which are harmless."""
     from campo_onnx.data_safety import measure_safety
     from campo_onnx.ir.importer import import_model
     from campo_onnx.runtime.feeds import read_feeds
+    from campo_onnx.training.drift import most_drift
 
     imported = import_model(model, options.dims)
     batches = [read_feeds(path, imported.view) for path in inputs]
     with working(f"measuring safety of {model.name} on {len(batches)} batch(es)"):
         found = measure_safety(imported, options, batches, budget=budget)
-    print_data_safety(found, budget)
+    print_data_safety(found, most_drift(options.low) if budget is None else budget)
     return found.applied_to(options)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from .evidence import telling_what_is_kept
 from .options import (
     AN_INPUT,
     INPUT,
@@ -12,6 +13,7 @@ from .options import (
     CountersOption,
     DimOption,
     ForceOption,
+    FormatOption,
     JsonOption,
     ModelArgument,
     QuietOption,
@@ -19,11 +21,13 @@ from .options import (
     StoreOption,
     ThreadsOption,
     Use,
+    check_one_form,
     dimensions,
     existing,
 )
-from .render.console import print_json, print_note, progressing, set_loudness, working
+from .render.console import INTERRUPTED, print_json, print_note, progressing, set_loudness, working
 from .render.costs import print_profile
+from .render.table import TableFormat
 
 
 def profile(
@@ -57,6 +61,7 @@ def profile(
     ] = Use.AUTO,
     counters: CountersOption = Use.AUTO,
     store: StoreOption = None,
+    form: FormatOption = TableFormat.TEXT,
     json: JsonOption = False,
     quiet: QuietOption = False,
     force: ForceOption = False,
@@ -65,7 +70,8 @@ def profile(
 
     On a CPU the times come from ONNX Runtime's profile of the whole step. On CUDA they come from a
     trace of its kernels, or each distinct node is timed alone; identical nodes are timed once, and all
-    timings are kept for later runs.
+    timings are kept for later runs. Ctrl-C stops early: the steps until then are written, and the exit
+    code is 130.
 
     Example: `campo-onnx profile bert.onnx -o bert.parquet --dim batch=8`
     """
@@ -80,6 +86,7 @@ def profile(
     from campo_onnx.runtime.providers import choose_provider, machine
 
     set_loudness(quiet=quiet)
+    check_one_form(json=json, form=form)
     check_model(model)
     check_destination(output, force=force)
     check_not_read([output], existing(model, inputs, store), AN_INPUT)
@@ -89,7 +96,7 @@ def profile(
     check_not_read([output], imported.data_files)
     with working("preparing inputs"):
         feeds = synthesize(imported.view) if inputs is None else read_feeds(inputs, imported.view)
-    with Store(store or default_path()) as timings:
+    with Store(store or default_path()) as timings, telling_what_is_kept(timings):
         if timings.notice:
             print_note(timings.notice)
         with progressing(f"profiling {model.name} on {here.provider}") as advance:
@@ -108,4 +115,6 @@ def profile(
     if json:
         print_json(taken.to_json())
     else:
-        print_profile(taken, output)
+        print_profile(taken, output, form)
+    if taken.interrupted:
+        raise typer.Exit(INTERRUPTED)

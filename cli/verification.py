@@ -1,5 +1,6 @@
-"""``optimize --verify`` and ``compare --measure``: plans measured on this machine."""
+"""``optimize --verify``, ``compare --measure`` and ``--drift``: plans measured or emulated here."""
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ import typer
 from campo_onnx.errors import UsageError
 
 from .options import VERIFICATION
-from .render.console import progressing
+from .render.console import progressing, working
 
 if TYPE_CHECKING:
     from campo_onnx.comparison import Comparison
@@ -110,3 +111,15 @@ def measured_strategies(comparison: "Comparison", options: "Options", *, steps: 
     with progressing(f"measuring strategies on {machine.device}") as advance:
         measure = partial(bench, machine=machine, steps=steps, on_progress=advance)
         return measured(comparison, measure, options.dims)
+
+
+def drifting(
+    comparison: "Comparison", numerics: "Sequence[str]", *, inputs: Path | None, dims: "Mapping[str, int]"
+) -> "Comparison":
+    """Emulate every strategy's graph, on the batch in `inputs` or a generated one."""
+    from campo_onnx.comparison_drift import Numerics, with_drift
+    from campo_onnx.runtime.feeds import read_feeds
+
+    feeds = None if inputs is None else read_feeds(inputs, comparison.imported.view)
+    with working("emulating strategies on the CPU"):
+        return with_drift(comparison, [Numerics(one) for one in numerics], feeds=feeds, dims=dims)

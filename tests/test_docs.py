@@ -19,6 +19,7 @@ import symtable
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -98,6 +99,7 @@ def commands() -> Iterator[Command]:
             yield Command(where=page.name, words=tuple(code.split()), complete=False)
 
 
+@cache
 def program() -> typer.core.TyperGroup:
     (script,) = entry_points(group="console_scripts", name="campo-onnx")
     package = script.module.partition(".")[0]  # whose first file imports nothing yet

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.frameworks import agreement as compared
 from benchmarks.frameworks import roles
-from campo_onnx.optimize.patterns.normalization import SQUARES, SUM_OF_SQUARES
+from campo_onnx.optimize.patterns.findings import Finding
 
 LARGE_FLOPS = 1e8
 """Below it a product takes about as long as its launch, and its neighbours' casts decide about it."""
@@ -13,9 +13,9 @@ SMALL_SHARE = 0.02
 """Of the step: what may be left to costs in one role of one graph where another graph is low."""
 
 EXPLAINED = {
-    SQUARES,
-    SUM_OF_SQUARES,
-    "scatters the gradient of a max pooling",
+    Finding.SQUARES,
+    Finding.SUM_OF_SQUARES,
+    Finding.MAX_POOL_GRADIENT,
     "downstream of a deny node",
     "on the deny list",
     "a constant the low precision loses",

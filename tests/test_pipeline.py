@@ -56,39 +56,39 @@ def test_every_graph_becomes_a_valid_model_on_every_device(path, name, well_cast
 
 
 @pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
-@pytest.mark.parametrize(
-    ("strategy", "precision"),
-    [*((strategy, Precision.FP16) for strategy in STRATEGIES), ("optimal", Precision.BF16)],
-)
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
 def test_twice_is_once_and_what_is_written_loads(
-    path, strategy, precision, well_cast, imported_data, dims_of, run, tmp_path
+    path, precision, well_cast, imported_data, dims_of, run, tmp_path
 ):
     loads = path in STANDARD and precision is Precision.FP16
     chosen = options(
-        strategy=strategy,
         dims=dims_of(path),
         low=precision,
         device=EAGER if precision is Precision.FP16 else replace(device("h200"), launch_us=1e-6),
         keep_fp32=("Random.*",) if loads else (),  # ONNX Runtime's CPU provider cannot draw low ones
     )
     imported = imported_data(path)
-    problem = problem_of(imported, chosen)
-    plan = decide(problem, imported, chosen)
-    first = apply(plan, problem, imported)
-    assert not first.was_optimized_before
-    assert Plan.from_json(plan.to_json()) == plan
-    well_cast(imported, first.model)
-    export_model(first.model, tmp_path / "once.onnx", folder=path.parent)
-    if loads:
-        assert low_share(first) > 0.05
-        run(tmp_path / "once.onnx")
-    second = optimize(tmp_path / "once.onnx", replace(chosen, strategy="optimal"))
-    assert second.was_optimized_before
-    assert not second.plan.low_nodes
-    assert not second.plan.pads
-    assert second.plan.strategy == strategy
-    export_model(second.model, tmp_path / "twice.onnx", folder=tmp_path)
-    assert (tmp_path / "once.onnx").read_bytes() == (tmp_path / "twice.onnx").read_bytes()
+    problem, seen = problem_of(imported, chosen), set()
+    for strategy in STRATEGIES if precision is Precision.FP16 else STRATEGIES[:1]:
+        plan = decide(problem, imported, replace(chosen, strategy=strategy))
+        if (plan.low_nodes, plan.pads) in seen:
+            continue
+        seen.add((plan.low_nodes, plan.pads))
+        first = apply(plan, problem, imported)
+        assert not first.was_optimized_before
+        assert Plan.from_json(plan.to_json()) == plan
+        well_cast(imported, first.model)
+        export_model(first.model, tmp_path / "once.onnx", folder=path.parent)
+        if loads:
+            assert low_share(first) > 0.05
+            run(tmp_path / "once.onnx")
+        second = optimize(tmp_path / "once.onnx", replace(chosen, strategy="optimal"))
+        assert second.was_optimized_before
+        assert not second.plan.low_nodes
+        assert not second.plan.pads
+        assert second.plan.strategy == strategy
+        export_model(second.model, tmp_path / "twice.onnx", folder=tmp_path)
+        assert (tmp_path / "once.onnx").read_bytes() == (tmp_path / "twice.onnx").read_bytes()
 
 
 def test_the_plan_does_not_depend_on_the_order_of_nodes(model_text):
@@ -222,13 +222,15 @@ def test_a_damaged_model_is_refused_or_optimized_but_never_a_crash(tmp_path, see
         export_model(optimized.model, tmp_path / "out.onnx", folder=tmp_path)
 
 
-def test_on_a_cpu_lists_alone_lose_and_costs_keep_fp32():
+def test_on_a_cpu_lists_alone_lose_and_costs_keep_fp32(imported_data):
     cpu = Options(device=device("cpu"), lists=preset("campo"))
     for path in STANDARD:
-        by_lists = optimize(path, replace(cpu, strategy="tf-amp")).plan
+        imported = imported_data(path)
+        problem = problem_of(imported, cpu)
+        by_lists = decide(problem, imported, replace(cpu, strategy="tf-amp"))
         assert by_lists.low_nodes
         assert by_lists.predicted_us > by_lists.fp32_us
-        assert not optimize(path, cpu).plan.low_nodes
+        assert not decide(problem, imported, cpu).low_nodes
 
 
 @pytest.mark.parametrize("strategy", ["optimal", "campo"])

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -58,3 +59,27 @@ def test_the_command_plans_what_is_left(tmp_path: Path) -> None:
     )
     assert len(onnx.load(mixed).graph.node) == 2
     assert "6 nodes to 2" in ran.stderr
+
+
+def test_weights_outside_the_model_are_read_and_written(tmp_path: Path) -> None:
+    """As torch.onnx writes them; the mixed step has them beside itself, and computes the same."""
+    model = onnx.parser.parse_model(GRAPH)
+    del model.graph.input[1]
+    weights = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    given, mixed = tmp_path / "in" / "step.onnx", tmp_path / "out" / "mixed.onnx"
+    for folder in (given.parent, mixed.parent):
+        folder.mkdir()
+    onnx.save(model, given, save_as_external_data=True, location="w.bin", size_threshold=0)
+    before = (given.parent / "w.bin").read_bytes()
+    plan = ["--plan", str(given.parent / "w.bin"), "--force"]
+    for more, code in ((plan, 2), ([], 0)):
+        command = ["optimize", str(given), "-o", str(mixed), "--device", "v100", "--simplify", *more]
+        ran = subprocess.run(
+            [sys.executable, "-m", "campo_onnx", *command], capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == code, ran.stderr
+    written = onnx.load(mixed)
+    (stored,) = [t for t in written.graph.initializer if t.name == "w"]
+    assert np.array_equal(onnx.numpy_helper.to_array(stored), weights)
+    assert (given.parent / "w.bin").read_bytes() == before

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.evaluation.node_times import CAST, NodeTime, mispredictions, scores
+from benchmarks.evaluation.node_times import CAST, mispredictions, scores
 from benchmarks.evaluation.peers import PEERS
 from benchmarks.evaluation.predicted import summary, with_ratios
 from benchmarks.evaluation.strategies import CAMPO, FP32, OPTIMAL, STRATEGIES, TF_AMP
@@ -31,12 +32,13 @@ Data = dict[str, Any]
 
 def collect(records: Records) -> Data:
     """Put everything on record together, ratios and summaries included."""
-    predicted: Data = {}
-    for name in DEVICES:
-        found = {model: records.result(f"predicted-{name}-{model}") for model in TITLES}
-        if rows := {model: with_ratios(result) for model, result in found.items() if result}:
-            predicted[name] = {"models": rows, "summary": summary(rows)}
-    graphs = {v: {m: records.result(f"graph-{m}-{v}") for m in TITLES} for v in VARIANTS}
+
+    def by_model(name: str) -> Data:
+        return {m: found for m in TITLES if (found := records.result(name.format(m)))}
+
+    predicted = {name: rows for name in DEVICES if (rows := by_model(f"predicted-{name}-{{}}"))}
+    predicted = {name: {m: with_ratios(row) for m, row in rows.items()} for name, rows in predicted.items()}
+    graphs = {variant: by_model(f"graph-{{}}-{variant}") for variant in VARIANTS}
     peers = [row for variant in ("full", "small") for row in _peers(records, variant)]
     return {
         "made": made(),
@@ -44,12 +46,12 @@ def collect(records: Records) -> Data:
         "titles": dict(TITLES),
         "peer_titles": {peer.name: peer.title for peer in PEERS.values()},
         "devices": {name: device(name).title for name in predicted},
-        "batches": {v: {m: g["batch"] for m, g in found.items() if g} for v, found in graphs.items()},
-        "predicted": predicted,
+        "batches": {v: {m: graph["batch"] for m, graph in found.items()} for v, found in graphs.items()},
+        "predicted": {name: {"models": rows, "summary": summary(rows)} for name, rows in predicted.items()},
         "measured": {p: found for p in PROVIDERS if (found := _measured(records, p)) is not None},
         "peers": peers,
         "peer_errors": errors_of(peers),
-        "updates": {m: result for m in TITLES if (result := records.result(f"update-{m}"))},
+        "updates": by_model("update-{}"),
     }
 
 
@@ -57,10 +59,9 @@ def _peers(records: Records, variant: str) -> list[Data]:
     rows = []
     for peer in PEERS.values():
         refusal = (records.find(f"install-{peer.name}") or {}).get("failure")
+        refused = {"failure": f"not installed: {refusal}"} if refusal else None
         for model in TITLES:
-            facts = records.find(f"peer-{peer.name}-{model}-{variant}")
-            if facts is None and refusal:
-                facts = {"failure": f"not installed: {refusal}"}
+            facts = records.find(f"peer-{peer.name}-{model}-{variant}") or refused
             if facts is not None:
                 of = {"peer": peer.name, "title": peer.title, "model": model, "variant": variant}
                 converted = facts.get("result")
@@ -76,8 +77,8 @@ def errors_of(peers: Sequence[Data]) -> list[Data]:
     kinds: dict[tuple[str, ...], Data] = {}
     for row in peers:
         converted = row["converted"] or {"invalid": "", "refused": ""}
-        said = ("conversion", row["failure"]), ("onnx.checker", converted["invalid"])
-        for where, text in (*said, ("ONNX Runtime", converted["refused"])):
+        said = {"conversion": row["failure"], "onnx.checker": converted["invalid"]}
+        for where, text in (said | {"ONNX Runtime": converted["refused"]}).items():
             kind = (row["variant"], row["title"], where, _PARTICULARS.sub("", text)[:_KIND])
             if text:
                 found = dict(zip(("variant", "title", "where", "message"), (*kind[:3], text), strict=True))
@@ -93,16 +94,12 @@ def _measured(records: Records, provider: str) -> Data | None:
     alike = ("variant", "planned_for", "threads")  # of an earlier call with other options nothing is shown
     parts = [facts for facts in parts if all(facts["asked"][key] == newest[key] for key in alike)]
     rows: dict[str, Data] = {model: {} for model in TITLES}
-    for facts in parts:
-        found = rows[facts["asked"]["model"]]
-        for label, row in facts["result"]["rows"].items():
-            found.setdefault(label, row)  # the two that every group begins with: the first group's
+    for facts in parts:  # the two that every group begins with: the first group's
+        model = facts["asked"]["model"]
+        rows[model] = facts["result"]["rows"] | rows[model]
     last = max((facts["result"] for facts in parts), key=lambda result: result["measured_at"])
-    times = {
-        of: [NodeTime(**time) for time in result]
-        for of in (CAST, *TITLES)
-        if (result := records.result(f"nodes-{provider}-{of}")) is not None
-    }
+    names = {of: f"nodes-{provider}-{of}" for of in (CAST, *TITLES)}
+    times = {of: result for of, name in names.items() if (result := records.result(name)) is not None}
     return {
         **{key: newest[key] for key in alike},
         "planned_for_title": device(newest["planned_for"]).title,
@@ -119,10 +116,9 @@ def _shared(rows: Mapping[str, Data]) -> list[Data]:
     """Put the strategies together that decide alike and share a graph and its figures."""
     found: dict[str, Data] = {}
     for label, row in rows.items():
-        title = PEERS[label].title if label in PEERS else label
-        found.setdefault(row["name"], row | {"labels": [], "titles": []})
-        found[row["name"]]["labels"].append(label)
-        found[row["name"]]["titles"].append(title)
+        shared = found.setdefault(row["name"], row | {"labels": [], "titles": []})
+        shared["labels"].append(label)
+        shared["titles"].append(PEERS[label].title if label in PEERS else label)
     return [*found.values()]
 
 
@@ -134,44 +130,36 @@ def draw(data: Data, folder: Path) -> list[Path]:
     ratio = {"axis": "times FP32's throughput (right is better)", "reference": 1.0}
     written = []
 
-    def path_of(name: str) -> Path:
+    def dotted(name: str, values: Data, **how: Any) -> None:
         written.append(folder / f"campo_eval_{name}.svg")
-        return written[-1]
+        dots({TITLES[model]: row for model, row in values.items()}, series, written[-1], **how)
+
+    def column(models: Data, key: str, scale: float = 1.0) -> Data:
+        return {m: {label: row[key] * scale for label, row in rows.items()} for m, rows in models.items()}
 
     for name, found in data["predicted"].items():
-        where = f"{data['devices'][name]}, predicted"
-
-        def values(key: str, scale: float = 1.0, models: Data = found["models"]) -> Data:
-            return {TITLES[m]: {s: r[key] * scale for s, r in rows.items()} for m, rows in models.items()}
-
-        title = f"Throughput over FP32: {where}"
-        dots(values("speedup"), series, path_of(f"throughput_{name}"), title=title, **ratio)
-        path = path_of(f"casts_{name}")
+        where, of = f"{data['devices'][name]}, predicted", partial(column, found["models"])
+        dotted(f"throughput_{name}", of("speedup"), title=f"Throughput over FP32: {where}", **ratio)
         axis = "inserted Casts (logarithmic)"
-        dots(values("casts"), series, path, title=f"Casts: {where}", axis=axis, logarithmic=True)
-        path, axis = path_of(f"tensor_cores_{name}"), "FP16 nodes on tensor cores, % of the step"
-        title = f"Tensor-core utilization: {where}"
-        dots(values("tensor_core_share", 100), series, path, title=title, axis=axis)
-        parts = {
-            f"{TITLES[model]}, {label}": {
-                "graph rewriting": 100 * rows[label]["rewriting"],
-                "padding": 100 * rows[label]["padding"],
-            }
+        dotted(f"casts_{name}", of("casts"), title=f"Casts: {where}", axis=axis, logarithmic=True)
+        title, axis = f"Tensor-core utilization: {where}", "FP16 nodes on tensor cores, % of the step"
+        dotted(f"tensor_cores_{name}", of("tensor_core_share", 100), title=title, axis=axis)
+        parts = {"graph rewriting": "rewriting", "padding": "padding"}
+        bars = {
+            f"{TITLES[model]}, {label}": {part: 100 * rows[label][key] for part, key in parts.items()}
             for model, rows in found["models"].items()
             for label in (CAMPO, OPTIMAL)
             if label in rows and TF_AMP in rows
         }
         title = f"Where throughput over TF_AMP comes from: {where}"
         axis = "step saved, % of TF_AMP's step (below 0: lost)"
-        path = path_of(f"breakdown_{name}")
-        stacked(parts, ("graph rewriting", "padding"), path, title=title, axis=axis)
+        written.append(folder / f"campo_eval_breakdown_{name}.svg")
+        stacked(bars, [*parts], written[-1], title=title, axis=axis)
     for provider, found in data["measured"].items():
         medians = {
-            TITLES[model]: {
-                label: row["speedup"]["median"] for row in rows if row["speedup"] for label in row["labels"]
-            }
+            model: {label: r["speedup"]["median"] for r in rows if r["speedup"] for label in r["labels"]}
             for model, rows in found["rows"].items()
         }
         title = f"Throughput over FP32, measured on {found['machine']['device']} ({provider})"
-        dots(medians, series, path_of(f"throughput_measured_{provider}"), title=title, **ratio)
+        dotted(f"throughput_measured_{provider}", medians, title=title, **ratio)
     return written

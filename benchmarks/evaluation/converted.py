@@ -1,9 +1,9 @@
 """What a peer made of a training step: is it a valid step still, and what did it put in FP16."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 from onnx import ModelProto, TensorProto
@@ -24,6 +24,9 @@ from campo_onnx.runtime.sessions import open_session
 
 _FLOATS = frozenset({FLOAT, TensorProto.FLOAT16})
 _CAST = OpKey("", "Cast")
+_INVALID = onnx.checker.ValidationError, onnx.shape_inference.InferenceError
+
+T = TypeVar("T")
 
 
 def examine(graph: Path, converted: Path, devices: Sequence[str]) -> dict[str, Any]:
@@ -33,12 +36,12 @@ def examine(graph: Path, converted: Path, devices: Sequence[str]) -> dict[str, A
     dtypes = _dtypes(model)
     low = low_names(model, dtypes) & frozenset(given.view.node)
     update, of_loss = weight_update(given.view), loss(given.view, oplists("campo"))
-    mixed, unreadable = _read(converted)
+    mixed, unreadable = _told(lambda: import_model(converted), CampoError)
     steps_us = {} if mixed is None else {name: _predict(graph, mixed, low, name) for name in devices}
     had = _casts(given.model, {name: info.dtype for name, info in given.view.tensors.items()})
     return {
-        "invalid": _invalid(converted),
-        "refused": _refused(model),
+        "invalid": _told(lambda: onnx.checker.check_model(converted, full_check=True), *_INVALID)[1],
+        "refused": _told(lambda: open_session(model, machine("cpu"), strict=False), CampoError)[1],
         "unreadable": unreadable,
         "interface_kept": _interface(given.model) == _interface(model),
         "nodes": len(given.view.nodes),
@@ -81,27 +84,13 @@ def _casts(model: ModelProto, dtypes: dict[str, int]) -> int:
     )
 
 
-def _read(path: Path) -> tuple[Imported | None, str]:
+def _told(call: Callable[[], T], *errors: type[Exception]) -> tuple[T | None, str]:
+    """What a call gives, or the first line of the error that it ends with."""
     try:
-        return import_model(path), ""
-    except CampoError as error:
-        return None, _first(error.why or error.what)
-
-
-def _invalid(path: Path) -> str:
-    try:
-        onnx.checker.check_model(path, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        return _first(str(error))
-    return ""
-
-
-def _refused(model: ModelProto) -> str:
-    try:
-        open_session(model, machine("cpu"), strict=False)
-    except CampoError as error:
-        return _first(error.why or error.what)
-    return ""
+        return call(), ""
+    except errors as error:
+        why = error.why or error.what if isinstance(error, CampoError) else str(error)
+        return None, next(iter(why.strip().splitlines()), "")
 
 
 def _predict(graph: Path, mixed: Imported, low: frozenset[str], name: str) -> tuple[float, float]:
@@ -127,7 +116,3 @@ def _interface(model: ModelProto) -> list[list[tuple[str, bytes]]]:
         [(value.name, value.type.SerializeToString(deterministic=True)) for value in values]
         for values in (model.graph.input, model.graph.output)
     ]
-
-
-def _first(text: str) -> str:
-    return next(iter(text.strip().splitlines()), "")

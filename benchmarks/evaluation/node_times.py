@@ -1,10 +1,12 @@
 """How well single nodes are predicted: their costs held against their measured times (Figure 9)."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import polars as pl
 
 from benchmarks.evaluation.strategies import options_for
 from campo_onnx import optimize_model
@@ -18,6 +20,7 @@ from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
+from campo_onnx.optimize.problem import Problem
 
 CAST = "Cast"
 OPERATORS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
@@ -27,99 +30,78 @@ gradients of convolutions are matrix products, data gradients are transposed con
 _CASTS, _LARGEST_CAST_ELEMENTS = 12, 1 << 22
 
 Progress = Callable[[int, int], None]
+Times = list[dict[str, Any]]
+"""Distinct nodes: operator, how many there are, measured and predicted times."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeTime:
-    """One distinct node."""
-
-    op: str
-    count: int
-    fp32_us: float
-    low_us: float | None
-    predicted_fp32_us: float
-    predicted_low_us: float
+def _problem(graph: Path, device: Device) -> Problem:
+    return optimize_model(graph, replace(options_for(device), strategy="fp32")).problem
 
 
-def node_times(graph: Path, device: Device, bench: NodeTimer, on_progress: Progress) -> tuple[NodeTime, ...]:
+def node_times(graph: Path, device: Device, bench: NodeTimer, on_progress: Progress) -> Times:
     """Time each distinct product and convolution of a graph in both precisions."""
-    problem = optimize_model(graph, replace(options_for(device), strategy="fp32")).problem
-    view = problem.view
-    signatures: dict[str, Signature] = {}
-    names: dict[str, str] = {}
-    counts: Counter[str] = Counter()
-    for node in view.nodes:
-        if node.op.label in OPERATORS and (signature := standalone(view, node.name)) is not None:
-            counts[signature.key] += 1
-            signatures.setdefault(signature.key, signature)
-            names.setdefault(signature.key, node.name)
+    problem = _problem(graph, device)
+    names: defaultdict[Signature, list[str]] = defaultdict(list)
+    for node in problem.view.nodes:
+        if node.op.label in OPERATORS and (alone := standalone(problem.view, node.name)) is not None:
+            names[alone].append(node.name)
     found = []
-    for done, (key, signature) in enumerate(signatures.items(), start=1):
-        cost = problem.costs.nodes[names[key]]
+    for done, (signature, alike) in enumerate(names.items(), start=1):
         low = lowered(signature, ports_of(signature, Precision.FP16), Precision.FP16)
         try:
             fp32_us = bench.time(signature).median_us
             low_us = None if low is None else bench.time(low).median_us
         except UnsupportedModelError:
             continue  # a node that does not run alone has no time of its own
+        cost, op = problem.costs.nodes[alike[0]], problem.view.node[alike[0]].op.label
         found.append(
-            NodeTime(
-                op=view.node[names[key]].op.label,
-                count=counts[key],
-                fp32_us=fp32_us,
-                low_us=low_us,
-                predicted_fp32_us=cost.fp32_us,
-                predicted_low_us=cost.low_us,
-            )
+            {"op": op, "count": len(alike), "fp32_us": fp32_us, "low_us": low_us}
+            | {"predicted_fp32_us": cost.fp32_us, "predicted_low_us": cost.low_us}
         )
-        on_progress(done, len(signatures))
-    return tuple(found)
-
-
-def cast_times(graph: Path, device: Device, bench: NodeTimer, on_progress: Progress) -> tuple[NodeTime, ...]:
-    """Time Casts in both directions over a sweep of sizes."""
-    cast = optimize_model(graph, replace(options_for(device), strategy="fp32")).problem.costs.cast
-    sweep = list(cast_samples(_CASTS, _LARGEST_CAST_ELEMENTS, Precision.FP16))
-    found = []
-    for done, (elements, signature) in enumerate(sweep, start=1):
-        measured_us, predicted_us = bench.time(signature).median_us, cast.cast_us(elements)
-        found.append(
-            NodeTime(
-                op=CAST,
-                count=1,
-                fp32_us=measured_us,
-                low_us=None,
-                predicted_fp32_us=predicted_us,
-                predicted_low_us=predicted_us,
-            )
-        )
-        on_progress(done, len(sweep))
-    return tuple(found)
-
-
-def scores(times: Sequence[NodeTime]) -> list[dict[str, Any]]:
-    """M_A (Eq. 3) of FP32 and FP16 times by operator, over distinct nodes that took any measurable time."""
-    found = []
-    for op in (CAST, *OPERATORS):
-        full = [t for t in times if t.op == op and t.fp32_us > 0]
-        if full:
-            fp32 = model_accuracy([t.predicted_fp32_us for t in full], [t.fp32_us for t in full])
-            pairs = [(t.predicted_low_us, t.low_us) for t in full if t.low_us]
-            fp16 = model_accuracy(*zip(*pairs, strict=True)) if pairs else None
-            found.append({"op": op, "nodes": len(full), "fp32": fp32, "low": fp16})
+        on_progress(done, len(names))
     return found
 
 
-def mispredictions(times: Iterable[NodeTime]) -> dict[str, int]:
+def cast_times(graph: Path, device: Device, bench: NodeTimer, on_progress: Progress) -> Times:
+    """Time Casts in both directions over a sweep of sizes."""
+    cast = _problem(graph, device).costs.cast
+    found = []
+    for done, (elements, signature) in enumerate(
+        cast_samples(_CASTS, _LARGEST_CAST_ELEMENTS, Precision.FP16), start=1
+    ):
+        predicted_us = dict.fromkeys(("predicted_fp32_us", "predicted_low_us"), cast.cast_us(elements))
+        fp32_us = bench.time(signature).median_us
+        found.append({"op": CAST, "count": 1, "fp32_us": fp32_us, "low_us": None, **predicted_us})
+        on_progress(done, 2 * _CASTS)
+    return found
+
+
+def scores(times: Times) -> list[dict[str, Any]]:
+    """M_A (Eq. 3) of FP32 and FP16 times by operator, over distinct nodes that took any measurable time."""
+
+    def score(part: pl.DataFrame, precision: str) -> float | None:
+        timed = part.filter(pl.col(f"{precision}_us") > 0)
+        columns = timed[f"predicted_{precision}_us"], timed[f"{precision}_us"]
+        return model_accuracy(*columns) if len(timed) else None
+
+    found = []
+    for op in (CAST, *OPERATORS):
+        part = pl.DataFrame([time for time in times if time["op"] == op and time["fp32_us"] > 0])
+        if len(part):
+            by_precision = {precision: score(part, precision) for precision in ("fp32", "low")}
+            found.append({"op": op, "nodes": len(part), **by_precision})
+    return found
+
+
+def mispredictions(times: Sequence[dict[str, Any]]) -> dict[str, int]:
     """Count nodes, Casts apart, by which precision is predicted to be faster, and which is (section 7.5)."""
-    counts: Counter[tuple[bool, bool]] = Counter()
+    counts = dict.fromkeys(
+        ("predicted_faster", "really_faster", "predicted_no_faster", "really_no_faster"), 0
+    )
     for time in times:
-        if time.op != CAST and time.low_us is not None:
-            is_predicted = time.predicted_low_us < time.predicted_fp32_us
-            counts[is_predicted, time.low_us < time.fp32_us] += time.count
-    return {
-        "predicted_faster": counts[True, True] + counts[True, False],
-        "really_faster": counts[True, True],
-        "predicted_no_faster": counts[False, True] + counts[False, False],
-        "really_no_faster": counts[False, False],
-    }
+        if time["op"] != CAST and time["low_us"] is not None:
+            is_predicted = time["predicted_low_us"] < time["predicted_fp32_us"]
+            kind = "faster" if is_predicted else "no_faster"
+            counts[f"predicted_{kind}"] += time["count"]
+            counts[f"really_{kind}"] += time["count"] * (is_predicted == (time["low_us"] < time["fp32_us"]))
+    return counts

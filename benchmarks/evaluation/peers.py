@@ -44,35 +44,33 @@ class Peer:
     runs_the_graph: bool = False  # with every tensor as an output
 
 
-PEERS = {
-    peer.name: peer
-    for peer in (
-        Peer(
-            name="autocast",
-            title="ModelOpt AutoCast 0.47.0",
-            # PyTorch is pinned to a release without CUDA libraries: AutoCast only imports it.
-            requirements=(
-                *("nvidia-modelopt==0.47.0", "torch==2.13.0", "onnx==1.21.0", "onnx-graphsurgeon==0.6.1"),
-                *("onnxruntime==1.24.4", "onnxscript==0.7.2", "onnxslim==0.1.98", "polygraphy==0.53.6"),
-                "lief==1.0.0",
-            ),
-            program=_AUTOCAST,
-            runs_the_graph=True,
+_PEERS = (
+    Peer(
+        name="autocast",
+        title="ModelOpt AutoCast 0.47.0",
+        # PyTorch is pinned to a release without CUDA libraries: AutoCast only imports it.
+        requirements=(
+            *("nvidia-modelopt==0.47.0", "torch==2.13.0", "onnx==1.21.0", "onnx-graphsurgeon==0.6.1"),
+            *("onnxruntime==1.24.4", "onnxscript==0.7.2", "onnxslim==0.1.98", "polygraphy==0.53.6"),
+            "lief==1.0.0",
         ),
-        Peer(
-            name="onnxconverter",
-            title="onnxconverter-common 1.16.0",
-            requirements=("onnxconverter-common==1.16.0", "onnx==1.21.0"),
-            program=_FLOAT16.format(module="onnxconverter_common.float16"),
-        ),
-        Peer(
-            name="ort-float16",
-            title="ONNX Runtime 1.31.1, transformers.float16",
-            requirements=("onnxruntime==1.31.1", "onnx==1.23.2"),
-            program=_FLOAT16.format(module="onnxruntime.transformers.float16"),
-        ),
-    )
-}
+        program=_AUTOCAST,
+        runs_the_graph=True,
+    ),
+    Peer(
+        name="onnxconverter",
+        title="onnxconverter-common 1.16.0",
+        requirements=("onnxconverter-common==1.16.0", "onnx==1.21.0"),
+        program=_FLOAT16.format(module="onnxconverter_common.float16"),
+    ),
+    Peer(
+        name="ort-float16",
+        title="ONNX Runtime 1.31.1, transformers.float16",
+        requirements=("onnxruntime==1.31.1", "onnx==1.23.2"),
+        program=_FLOAT16.format(module="onnxruntime.transformers.float16"),
+    ),
+)
+PEERS = {peer.name: peer for peer in _PEERS}
 
 
 def install(peer: Peer, folder: Path) -> None:

@@ -15,6 +15,7 @@ from benchmarks.evaluation.strategies import (
     label_of,
     options_for,
 )
+from benchmarks.strategies import missed_us
 from benchmarks.zoo import NOT_ON_RTX2080TI
 from campo_onnx import Plan, device, oplists, optimize_model
 from campo_onnx.comparison import ComparisonRow, compare
@@ -30,7 +31,7 @@ def predict(graph: Path, device_name: str, labels: Collection[str]) -> dict[str,
     compared = compare(graph, options)
     rows = {label_of(row.plan.strategy, row.plan.lists): row for row in compared.rows}
     unpadded_us = {}
-    for label in [label for label in labels if label in PADDING and rows[label].plan.pads]:
+    for label in [label for label in PADDING if label in labels and rows[label].plan.pads]:
         strategy, lists = STRATEGIES[label]
         chosen = replace(options, strategy=strategy, lists=oplists(lists), pads=False)
         unpadded_us[label] = optimize_model(graph, chosen).plan.predicted_us
@@ -40,11 +41,6 @@ def predict(graph: Path, device_name: str, labels: Collection[str]) -> dict[str,
 
 def _row(row: ComparisonRow, best: Plan, unpadded_us: float | None) -> Row:
     plan = row.plan
-    missed_us: dict[str, float] = {}
-    for decision in plan.decisions:
-        if decision.node in best.low_nodes - plan.low_nodes:
-            by = decision.decided_by.value
-            missed_us[by] = missed_us.get(by, 0.0) + decision.gain_us
     return {
         "step_us": plan.predicted_us,
         "unpadded_us": plan.predicted_us if unpadded_us is None else unpadded_us,
@@ -53,7 +49,7 @@ def _row(row: ComparisonRow, best: Plan, unpadded_us: float | None) -> Row:
         "pads": len(plan.pads),
         "low_nodes": len(plan.low_nodes),
         "cast_us": plan.cast_us,
-        "missed_us": missed_us,
+        "missed_us": dict(missed_us(plan, best.low_nodes)),
         "tensor_core_share": row.tensor_core_share,
         "source": str(plan.source),
     }
@@ -61,23 +57,19 @@ def _row(row: ComparisonRow, best: Plan, unpadded_us: float | None) -> Row:
 
 def with_ratios(rows: Rows) -> dict[str, Row]:
     """Add what the figures of the paper show: ratios to FP32 and to TF_AMP, shares of TF_AMP's step."""
-    found = {}
-    for label, row in rows.items():
-        ratios: Row = {"speedup": row["fp32_us"] / row["step_us"]}
-        if (base := rows.get(TF_AMP)) is not None:
-            whole_us = base["step_us"]
-            ratios |= {
-                "over_tf_amp": whole_us / row["step_us"] - 1,
-                "rewriting": (whole_us - row["unpadded_us"]) / whole_us,
-                "padding": (row["unpadded_us"] - row["step_us"]) / whole_us,
-                "fewer_casts": 1 - row["casts"] / base["casts"] if base["casts"] else None,
-                "more_tensor_cores": row["tensor_core_share"] / base["tensor_core_share"] - 1
-                if base["tensor_core_share"]
-                else None,
-            }
-            saved = ratios["rewriting"] + ratios["padding"]
-            ratios["share_of_rewriting"] = ratios["rewriting"] / saved if saved > 0 else None
-        found[label] = row | ratios
+    found = {label: row | {"speedup": row["fp32_us"] / row["step_us"]} for label, row in rows.items()}
+    base = rows.get(TF_AMP)
+    for row in found.values() if base is not None else ():
+        whole_us, casts, share = base["step_us"], base["casts"], base["tensor_core_share"]
+        saved = (whole_us - row["unpadded_us"]) / whole_us, (row["unpadded_us"] - row["step_us"]) / whole_us
+        row |= {
+            "over_tf_amp": whole_us / row["step_us"] - 1,
+            "rewriting": saved[0],
+            "padding": saved[1],
+            "fewer_casts": 1 - row["casts"] / casts if casts else None,
+            "more_tensor_cores": row["tensor_core_share"] / share - 1 if share else None,
+            "share_of_rewriting": saved[0] / sum(saved) if sum(saved) > 0 else None,
+        }
     return found
 
 

@@ -2,27 +2,16 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.evaluation.strategies import (
-    FP32,
-    PADDING,
-    STRATEGIES,
-    TF_AMP,
-    decided,
-    options_for,
-    unpadded,
-)
-from benchmarks.evaluation.update_error import update_error
+from benchmarks.evaluation.strategies import FP32, PADDING, STRATEGIES, TF_AMP, decided, options_for
 from benchmarks.steps import Deadline
 from campo_onnx import Device, Options, Plan, oplists, optimize_model
 from campo_onnx.bench.bench import bench
 from campo_onnx.bench.graphs import Graph
-from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
+from campo_onnx.bench.result import Outcome
 from campo_onnx.bench.statistics import paired_speedup
-from campo_onnx.errors import CampoError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.runtime.providers import Machine
 
@@ -58,12 +47,9 @@ def candidates(
     """
     found: dict[tuple[object, ...], Candidate] = {}
     for label, plan, imported in _planned(graph, options_for(planned_for, calibrated), labels):
-        known = found.get(decided(plan))
-        found[decided(plan)] = (
-            Candidate(labels=(label,), imported=imported, casts=len(plan.casts))
-            if known is None
-            else replace(known, labels=(*known.labels, label))
-        )
+        new = Candidate(labels=(), imported=imported, casts=len(plan.casts))
+        known = found.get(decided(plan), new)
+        found[decided(plan)] = replace(known, labels=(*known.labels, label))
     return tuple(found.values())
 
 
@@ -75,7 +61,7 @@ def _planned(graph: Path, options: Options, labels: Collection[str]) -> Iterator
         yield label, result.plan, import_model(graph if label == FP32 else result.model)
         if label in PADDING and result.plan.pads:
             without = optimize_model(graph, replace(chosen, pads=False))
-            yield unpadded(label), without.plan, import_model(without.model)
+            yield f"{label}, no padding", without.plan, import_model(without.model)
 
 
 def peer_candidate(label: str, path: Path) -> Candidate:
@@ -92,13 +78,9 @@ def groups(labels: Sequence[str], size: int) -> tuple[tuple[str, ...], ...]:
     ('fp32', 'tf-amp tf115', 'optimal')
     """
     first = tuple(label for label in labels if label in FIRST)
-    rest = iter([label for label in labels if label not in FIRST])
-    if not size or len(first) == len(labels):
-        return ((*first, *rest),)
-    found = []
-    while part := tuple(islice(rest, max(1, size - len(first)))):
-        found.append((*first, *part))
-    return tuple(found)
+    rest = [label for label in labels if label not in FIRST]
+    width = max(1, size - len(first)) if size else max(1, len(rest))
+    return tuple((*first, *rest[i : i + width]) for i in range(0, max(1, len(rest)), width))
 
 
 def measure(
@@ -116,31 +98,14 @@ def measure(
         batch=batch,
         on_progress=deadline.tick,
     )
-    baseline = next((m.labels[0] for m in members if TF_AMP in m.labels), None)
+    samples_us = result.samples_us
+    baseline = next((samples_us.get(m.labels[0], ()) for m in members if TF_AMP in m.labels), None)
     rows: dict[str, dict[str, Any]] = {}
     for member, row in zip(members, result.rows, strict=True):
-        over = _over(result, baseline, row)
-        facts = asdict(row) | {"over_tf_amp": None if over is None else asdict(over), "casts": member.casts}
-        rows |= dict.fromkeys(member.labels, facts)
+        over = None
+        if baseline is not None and row.verdict is not Outcome.FAILED:  # paired round by round
+            over = asdict(paired_speedup(baseline, samples_us.get(row.name, ()), result.rounds_per_run))
+        figures = {**asdict(row), "over_tf_amp": over, "casts": member.casts}
+        rows |= dict.fromkeys(member.labels, figures)
     facts = {key: value for key, value in asdict(result).items() if key not in ("rows", "samples_us")}
     return facts | {"rows": rows}
-
-
-def update_errors(given: Imported, members: Sequence[Candidate]) -> dict[str, dict[str, Any]]:
-    """How far the weights' updates of graphs are from FP32's, by label."""
-    found: dict[str, dict[str, Any]] = {}
-    for member in members:
-        try:
-            facts: dict[str, Any] = dict(update_error(given, member.imported.model))
-        except CampoError as error:
-            facts = {"failure": error.why or error.what}
-        found |= dict.fromkeys(member.labels, facts)
-    return found
-
-
-def _over(result: BenchResult, baseline: str | None, row: BenchRow) -> Interval | None:
-    """Speed-up over TF_AMP, paired round by round."""
-    if baseline is None or row.verdict is Outcome.FAILED:
-        return None
-    samples_us = result.samples_us
-    return paired_speedup(samples_us.get(baseline, ()), samples_us.get(row.name, ()), result.rounds_per_run)

@@ -1,5 +1,6 @@
 """The strategies that are compared, and what they plan with."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from campo_onnx.calibrate.calibration import Calibration
@@ -29,23 +30,15 @@ PADDING = (CAMPO, OPTIMAL)
 """Those that zero-pad products for tensor cores."""
 
 
-def unpadded(label: str) -> str:
-    """Label of a strategy with padding off."""
-    return f"{label}, no padding"
-
-
 def options_for(device: Device, calibrated: Path | None = None) -> Options:
     """What is planned with on a device: a calibration, or public figures where there is none."""
-    file = calibrated or shipped_folder().joinpath(file_name(device.name, Precision.FP16))
-    lists = preset("campo")
+    name = file_name(device.name, Precision.FP16)
+    file = calibrated or shipped_folder().joinpath(name)
+    options = Options(device=device, lists=preset("campo"))
     if not file.is_file():
-        return Options(device=device, lists=lists)
-    calibration = Calibration.from_json(
-        file.read_text(encoding="utf-8"), file_name(device.name, Precision.FP16)
-    )
-    return Options(
-        device=device, lists=lists, costs=CostSource.MODEL, evidence=Evidence(calibration=calibration)
-    )
+        return options
+    evidence = Evidence(calibration=Calibration.from_json(file.read_text(encoding="utf-8"), name))
+    return replace(options, costs=CostSource.MODEL, evidence=evidence)
 
 
 def decided(plan: Plan) -> tuple[object, ...]:

@@ -11,9 +11,7 @@ from campo_onnx.ir.view import GraphView, OpNode, Use
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.work import HOST_ONLY, WorkKind
 from campo_onnx.optimize.oplists import OpLists
-from campo_onnx.optimize.patterns.bias_gradient import PARAMETER_SUM
-from campo_onnx.optimize.patterns.normalization import SQUARES, STATISTIC, SUM_OF_SQUARES
-from campo_onnx.optimize.patterns.softmax import EXP
+from campo_onnx.optimize.patterns.findings import Finding
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.safety import loss, weight_update
 
@@ -54,12 +52,12 @@ def roles_of(problem: Problem, lists: OpLists) -> Mapping[str, tuple[Role, ...]]
     softmax = _softmax(problem, statistics, losses)
 
     def kind(node: OpNode, part: str) -> str:
-        reason = problem.classification.classes[node.name].reason
+        finding = problem.classification.classes[node.name].finding
         if node.name in losses:
             return LOSS
         if node.name in update:
             return "running statistics"
-        if reason == PARAMETER_SUM:
+        if finding is Finding.PARAMETER_SUM:
             return "bias gradient"
         if work_of(view.signature(node.name)).kind in HOST_ONLY or node.op.op_type in _MOVES:
             return LAYOUT
@@ -137,7 +135,7 @@ def _statistics(problem: Problem) -> Mapping[str, frozenset[str]]:
     view, classification = problem.view, problem.classification
     found: dict[str, set[str]] = {}
     for start, given in classification.classes.items():
-        if given.reason not in (STATISTIC, SUM_OF_SQUARES, SQUARES):
+        if given.finding not in (Finding.STATISTIC, Finding.SUM_OF_SQUARES, Finding.SQUARES):
             continue
         pending, seen = [start], {start}
         while pending:
@@ -170,7 +168,7 @@ def _softmax(
 ) -> frozenset[str]:
     """Find the pieces of softmaxes, whole or decomposed, and of their gradients."""
     view = problem.view
-    exps = {n for n, given in problem.classification.classes.items() if given.reason == EXP}
+    exps = {n for n, given in problem.classification.classes.items() if given.finding is Finding.SOFTMAX_EXP}
     whole = {node.name for node in view.nodes if node.op.op_type.startswith("Softmax")} - losses
     found = exps | whole
     for _ in range(2):  # the forward pass, then the gradients that read its results

@@ -36,27 +36,26 @@ def discriminator(width: int = 64) -> nn.Module:
 class GeneratorStep(nn.Module):
     """The generator against a frozen discriminator."""
 
+    frozen = "discriminator"
+
     def __init__(self, latent: int = 100, width: int = 64) -> None:
         super().__init__()
         self.generator, self.discriminator = generator(latent, width), discriminator(width)
-        self.discriminator.requires_grad_(False)
+        getattr(self, self.frozen).requires_grad_(False)
 
     def forward(self, noise: torch.Tensor) -> torch.Tensor:
         """Judge generated images."""
         return self.discriminator(self.generator(noise))
 
 
-class DiscriminatorStep(nn.Module):
+class DiscriminatorStep(GeneratorStep):
     """The discriminator on real and generated images, the generator frozen."""
 
-    def __init__(self, latent: int = 100, width: int = 64) -> None:
-        super().__init__()
-        self.generator, self.discriminator = generator(latent, width), discriminator(width)
-        self.generator.requires_grad_(False)
+    frozen = "generator"
 
     def forward(self, images: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Judge real and generated images."""
-        return self.discriminator(images), self.discriminator(self.generator(noise))
+        return self.discriminator(images), super().forward(noise)
 
 
 def generator_loss(fake: torch.Tensor) -> torch.Tensor:
@@ -66,10 +65,8 @@ def generator_loss(fake: torch.Tensor) -> torch.Tensor:
 
 def discriminator_loss(judged: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Small where real images pass and generated ones do not."""
-    real, fake = judged
-    return F.binary_cross_entropy_with_logits(
-        real, torch.ones_like(real)
-    ) + F.binary_cross_entropy_with_logits(fake, torch.zeros_like(fake))
+    (real, fake), loss = judged, F.binary_cross_entropy_with_logits
+    return loss(real, torch.ones_like(real)) + loss(fake, torch.zeros_like(fake))
 
 
 def shallow_generator() -> tuple[nn.Module, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:

@@ -8,7 +8,6 @@ Run ``python -m benchmarks.zoo.export OUT [--models resnet50 ...] [--batch N] [-
 ``--memory 80 --together 4`` takes batches of which four graphs fit on a device of 80 GB (zoo/memory.py).
 """
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from benchmarks.pages import arguments
 from benchmarks.zoo import CONVOLUTIONAL, alexnet, bert_large, dcgan, inception3, resnet50, vgg16
 from benchmarks.zoo.memory import fitting_batch
 from campo_onnx.export.torch import export_training_step
@@ -33,59 +33,48 @@ LATENT = 100
 _HALVINGS = 6  # how often a batch is halved to make it fit
 
 
+def _images(size: int) -> Callable[[int], tuple[Tensors, Tensors]]:
+    return lambda n: ((torch.empty(n, 3, size, size),), (torch.zeros(n, dtype=torch.long),))
+
+
+_IMAGENET = _images(224)
+
+
+def _noise(n: int) -> torch.Tensor:
+    return torch.empty(n, LATENT, 1, 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One model of the zoo."""
 
     build: Callable[[], nn.Module]
-    loss: Callable[..., torch.Tensor]
-    batch: Callable[[int], tuple[Tensors, Tensors]]
-    batch_sizes: tuple[int, int]
-    optimizer: str
     shallow: Shallow
-
-
-def _images(size: int) -> Callable[[int], tuple[Tensors, Tensors]]:
-    return lambda n: ((torch.empty(n, 3, size, size),), (torch.zeros(n, dtype=torch.long),))
-
-
-def _noise(n: int) -> tuple[Tensors, Tensors]:
-    return (torch.empty(n, LATENT, 1, 1),), ()
-
-
-def _images_and_noise(n: int) -> tuple[Tensors, Tensors]:
-    return (torch.empty(n, 3, 64, 64), torch.empty(n, LATENT, 1, 1)), ()
+    loss: Callable[..., torch.Tensor] = F.cross_entropy
+    batch: Callable[[int], tuple[Tensors, Tensors]] = _IMAGENET
+    batch_sizes: tuple[int, int] = (64, 256)
+    optimizer: str = "momentum"
 
 
 ZOO = {
-    "alexnet": Entry(
-        build=alexnet.alexnet, loss=F.cross_entropy, batch=_images(224), batch_sizes=(256, 256),
-        optimizer="momentum", shallow=alexnet.shallow,
-    ),
-    "vgg16": Entry(
-        build=vgg16.vgg16, loss=F.cross_entropy, batch=_images(224), batch_sizes=(64, 256),
-        optimizer="momentum", shallow=vgg16.shallow,
-    ),
-    "resnet50": Entry(
-        build=resnet50.resnet50, loss=F.cross_entropy, batch=_images(224), batch_sizes=(64, 256),
-        optimizer="momentum", shallow=resnet50.shallow,
-    ),
+    "alexnet": Entry(build=alexnet.alexnet, shallow=alexnet.shallow, batch_sizes=(256, 256)),
+    "vgg16": Entry(build=vgg16.vgg16, shallow=vgg16.shallow),
+    "resnet50": Entry(build=resnet50.resnet50, shallow=resnet50.shallow),
     "inception3": Entry(
-        build=inception3.Inception3, loss=inception3.loss, batch=_images(299), batch_sizes=(64, 256),
-        optimizer="momentum", shallow=inception3.shallow,
+        build=inception3.inception3, shallow=inception3.shallow, loss=inception3.loss, batch=_images(299)
     ),
     "dcgan_generator": Entry(
-        build=dcgan.GeneratorStep, loss=dcgan.generator_loss, batch=_noise, batch_sizes=(64, 256),
-        optimizer="adam", shallow=dcgan.shallow_generator,
+        build=dcgan.GeneratorStep, shallow=dcgan.shallow_generator, loss=dcgan.generator_loss,
+        batch=lambda n: ((_noise(n),), ()), optimizer="adam",
     ),
     "dcgan_discriminator": Entry(
-        build=dcgan.DiscriminatorStep, loss=dcgan.discriminator_loss, batch=_images_and_noise,
-        batch_sizes=(64, 256), optimizer="adam", shallow=dcgan.shallow_discriminator,
+        build=dcgan.DiscriminatorStep, shallow=dcgan.shallow_discriminator, loss=dcgan.discriminator_loss,
+        batch=lambda n: ((torch.empty(n, 3, 64, 64), _noise(n)), ()), optimizer="adam",
     ),
     "bert_large": Entry(
-        build=lambda: bert_large.Bert(bert_large.Size()), loss=bert_large.loss,
+        build=lambda: bert_large.Bert(bert_large.Size()), shallow=bert_large.shallow, loss=bert_large.loss,
         batch=lambda n: bert_large.batch(n, SQUAD_LENGTH, bert_large.Size().words), batch_sizes=(0, 10),
-        optimizer="adamw", shallow=bert_large.shallow,
+        optimizer="adamw",
     ),
 }  # fmt: skip
 """The paper's six; DCGAN trains by two steps."""
@@ -101,35 +90,23 @@ def export(
     with torch.device("meta"):
         module = entry.build()
     return export_training_step(
-        module,
-        entry.loss,
-        inputs,
-        targets,
-        optimizer=optimizer,
-        conv_weight_gradient=weight_gradient,
-        path=path,
-        **options,
-    )
+        module, entry.loss, inputs, targets,
+        optimizer=optimizer, conv_weight_gradient=weight_gradient, path=path, **options,
+    )  # fmt: skip
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("out", type=Path, help="folder for the models")
-    parser.add_argument("--models", nargs="+", choices=[*ZOO], default=[*ZOO])
-    parser.add_argument("--batch", type=int, help="instead of the paper's sizes")
-    parser.add_argument("--memory", type=float, metavar="GB", help="the largest size that fits a device")
-    parser.add_argument("--together", type=int, default=1, metavar="N", help="with so many graphs loaded")
-    parser.add_argument("--optimizer", choices=["none", "sgd", "momentum", "adam", "adamw"])
-    parser.add_argument(
-        "--conv-weight-gradient",
-        nargs="+",
-        choices=["matmul", "conv"],
-        default=["matmul"],
-        help="form of the weight gradient of convolutions; further ones make MODEL.FORM.onnx as well",
-    )
-    options = parser.parse_args(arguments)
+def main(given: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__)
+    add = parser.add_argument
+    add("out", type=Path, help="folder for the models")
+    add("--models", nargs="+", choices=[*ZOO], default=[*ZOO])
+    add("--batch", type=int, help="instead of the paper's sizes")
+    add("--memory", type=float, metavar="GB", help="the largest size that fits a device")
+    add("--together", type=int, default=1, metavar="N", help="with so many graphs loaded")
+    add("--optimizer", choices=["none", "sgd", "momentum", "adam", "adamw"])
+    forms = "form of the weight gradient of convolutions; further ones make MODEL.FORM.onnx as well"
+    add("--conv-weight-gradient", nargs="+", choices=["matmul", "conv"], default=["matmul"], help=forms)
+    options = parser.parse_args(given)
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.models:
         entry = ZOO[name]
@@ -146,13 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ending = "" if form == forms[0] else f".{form}"
             path = options.out / f"{name}_b{size}{ending}.onnx"
             began = time.perf_counter()
-            model = export(
-                name,
-                size,
-                optimizer=None if chosen == "none" else chosen,
-                weight_gradient=form,
-                path=path,
-            )
+            optimizer = None if chosen == "none" else chosen
+            model = export(name, size, optimizer=optimizer, weight_gradient=form, path=path)
             seconds = time.perf_counter() - began
             megabytes = path.stat().st_size / 1e6
             print(f"{path}: {len(model.graph.node)} nodes, {megabytes:.1f} MB, {seconds:.1f} s", flush=True)

@@ -4,23 +4,23 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+Kernel = int | tuple[int, int]
 
-class Unit(nn.Sequential):
-    """Convolution, normalization, rectification."""
 
-    def __init__(
-        self,
-        channels: int,
-        width: int,
-        kernel: int | tuple[int, int],
-        stride: int = 1,
-        padding: int | tuple[int, int] = 0,
-    ) -> None:
-        super().__init__(
-            nn.Conv2d(channels, width, kernel, stride, padding, bias=False),
-            nn.BatchNorm2d(width, eps=0.001),
-            nn.ReLU(inplace=True),
-        )
+def unit(channels: int, width: int, kernel: Kernel, stride: int = 0) -> nn.Sequential:
+    """Convolution, normalization, rectification; padded to keep the size unless a stride is given."""
+    padding = 0 if stride else tuple(k // 2 for k in kernel) if isinstance(kernel, tuple) else kernel // 2
+    return nn.Sequential(
+        nn.Conv2d(channels, width, kernel, stride or 1, padding, bias=False),
+        nn.BatchNorm2d(width, eps=0.001),
+        nn.ReLU(inplace=True),
+    )
+
+
+def chain(channels: int, *units: tuple[int, Kernel] | tuple[int, Kernel, int]) -> nn.Sequential:
+    """Units one after the other: width and kernel of each, and its stride."""
+    widths = [channels, *(width for width, *_ in units)]
+    return nn.Sequential(*(unit(before, *given) for before, given in zip(widths, units, strict=False)))
 
 
 class Branches(nn.Module):
@@ -35,100 +35,88 @@ class Branches(nn.Module):
         return torch.cat([branch(x) for branch in self.branches], 1)
 
 
-def _pool() -> nn.Module:
-    return nn.AvgPool2d(3, 1, 1)
+def _pooled(channels: int, width: int) -> nn.Module:
+    return nn.Sequential(nn.AvgPool2d(3, 1, 1), unit(channels, width, 1))
 
 
 def _in_35(channels: int, w: int, pooled: int) -> nn.Module:
     return Branches(
-        Unit(channels, 4 * w, 1),
-        nn.Sequential(Unit(channels, 3 * w, 1), Unit(3 * w, 4 * w, 5, padding=2)),
-        nn.Sequential(
-            Unit(channels, 4 * w, 1), Unit(4 * w, 6 * w, 3, padding=1), Unit(6 * w, 6 * w, 3, padding=1)
-        ),
-        nn.Sequential(_pool(), Unit(channels, pooled, 1)),
-    )  # fmt: skip
+        unit(channels, 4 * w, 1),
+        chain(channels, (3 * w, 1), (4 * w, 5)),
+        chain(channels, (4 * w, 1), (6 * w, 3), (6 * w, 3)),
+        _pooled(channels, pooled),
+    )
 
 
 def _to_17(channels: int, w: int) -> nn.Module:
-    return Branches(
-        Unit(channels, 24 * w, 3, 2),
-        nn.Sequential(
-            Unit(channels, 4 * w, 1), Unit(4 * w, 6 * w, 3, padding=1), Unit(6 * w, 6 * w, 3, stride=2)
-        ),
-        nn.MaxPool2d(3, 2),
-    )  # fmt: skip
+    reduced = chain(channels, (4 * w, 1), (6 * w, 3), (6 * w, 3, 2))
+    return Branches(unit(channels, 24 * w, 3, 2), reduced, nn.MaxPool2d(3, 2))
 
 
 def _in_17(channels: int, w: int, inner: int) -> nn.Module:
-    row, column, out = {"padding": (0, 3)}, {"padding": (3, 0)}, 12 * w
+    row, column, out = (1, 7), (7, 1), 12 * w
     return Branches(
-        Unit(channels, out, 1),
-        nn.Sequential(
-            Unit(channels, inner, 1), Unit(inner, inner, (1, 7), **row), Unit(inner, out, (7, 1), **column)
-        ),
-        nn.Sequential(
-            Unit(channels, inner, 1), Unit(inner, inner, (7, 1), **column), Unit(inner, inner, (1, 7), **row),
-            Unit(inner, inner, (7, 1), **column), Unit(inner, out, (1, 7), **row),
-        ),
-        nn.Sequential(_pool(), Unit(channels, out, 1)),
-    )  # fmt: skip
+        unit(channels, out, 1),
+        chain(channels, (inner, 1), (inner, row), (out, column)),
+        chain(channels, (inner, 1), (inner, column), (inner, row), (inner, column), (out, row)),
+        _pooled(channels, out),
+    )
 
 
 def _to_8(channels: int, w: int) -> nn.Module:
     inner = 12 * w
     return Branches(
-        nn.Sequential(Unit(channels, inner, 1), Unit(inner, 20 * w, 3, 2)),
-        nn.Sequential(
-            Unit(channels, inner, 1), Unit(inner, inner, (1, 7), padding=(0, 3)),
-            Unit(inner, inner, (7, 1), padding=(3, 0)), Unit(inner, inner, 3, 2),
-        ),
+        chain(channels, (inner, 1), (20 * w, 3, 2)),
+        chain(channels, (inner, 1), (inner, (1, 7)), (inner, (7, 1)), (inner, 3, 2)),
         nn.MaxPool2d(3, 2),
-    )  # fmt: skip
+    )
 
 
 def _fork(w: int) -> nn.Module:
-    return Branches(
-        Unit(24 * w, 24 * w, (1, 3), padding=(0, 1)), Unit(24 * w, 24 * w, (3, 1), padding=(1, 0))
-    )
+    return Branches(unit(24 * w, 24 * w, (1, 3)), unit(24 * w, 24 * w, (3, 1)))
 
 
 def _in_8(channels: int, w: int) -> nn.Module:
     return Branches(
-        Unit(channels, 20 * w, 1),
-        nn.Sequential(Unit(channels, 24 * w, 1), _fork(w)),
-        nn.Sequential(Unit(channels, 28 * w, 1), Unit(28 * w, 24 * w, 3, padding=1), _fork(w)),
-        nn.Sequential(_pool(), Unit(channels, 12 * w, 1)),
-    )  # fmt: skip
+        unit(channels, 20 * w, 1),
+        nn.Sequential(unit(channels, 24 * w, 1), _fork(w)),
+        nn.Sequential(chain(channels, (28 * w, 1), (24 * w, 3)), _fork(w)),
+        _pooled(channels, 12 * w),
+    )
 
 
 class Inception3(nn.Module):
-    """For images of 3 x 299 x 299; returns the logits of the main and of the side head."""
+    """A body, a main head behind its last part, and a side head before; returns the logits of both."""
 
-    def __init__(self, classes: int = 1000, w: int = 16) -> None:
+    def __init__(self, body: nn.Module, last: nn.Module, head: nn.Module, side: nn.Module) -> None:
         super().__init__()
-        self.stem = nn.Sequential(
-            Unit(3, 2 * w, 3, 2), Unit(2 * w, 2 * w, 3), Unit(2 * w, 4 * w, 3, padding=1), nn.MaxPool2d(3, 2),
-            Unit(4 * w, 5 * w, 1), Unit(5 * w, 12 * w, 3), nn.MaxPool2d(3, 2),
-        )  # fmt: skip
-        self.grid35 = nn.Sequential(
-            _in_35(12 * w, w, 2 * w), _in_35(16 * w, w, 4 * w), _in_35(18 * w, w, 4 * w)
-        )
-        inner = (8 * w, 10 * w, 10 * w, 12 * w)
-        self.grid17 = nn.Sequential(_to_17(18 * w, w), *(_in_17(48 * w, w, i) for i in inner))
-        self.grid8 = nn.Sequential(_to_8(48 * w, w), _in_8(80 * w, w), _in_8(128 * w, w))
-        self.head = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(), nn.Linear(128 * w, classes)
-        )
-        self.side = nn.Sequential(
-            nn.AvgPool2d(5, 3), Unit(48 * w, 8 * w, 1), Unit(8 * w, 48 * w, 5), nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(), nn.Linear(48 * w, classes),
-        )  # fmt: skip
+        self.body, self.last, self.head, self.side = body, last, head, side
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Give the logits of both heads."""
-        x = self.grid17(self.grid35(self.stem(x)))
-        return self.head(self.grid8(x)), self.side(x)
+        x = self.body(x)
+        return self.head(self.last(x)), self.side(x)
+
+
+def _head(width: int, classes: int, *before: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), *before, nn.Linear(width, classes))
+
+
+def inception3(classes: int = 1000, w: int = 16) -> nn.Module:
+    """Build it for images of 3 x 299 x 299."""
+    return Inception3(
+        nn.Sequential(
+            chain(3, (2 * w, 3, 2), (2 * w, 3, 1), (4 * w, 3)), nn.MaxPool2d(3, 2),
+            chain(4 * w, (5 * w, 1), (12 * w, 3, 1)), nn.MaxPool2d(3, 2),
+            _in_35(12 * w, w, 2 * w), _in_35(16 * w, w, 4 * w), _in_35(18 * w, w, 4 * w),
+            _to_17(18 * w, w), *(_in_17(48 * w, w, inner) for inner in (8 * w, 10 * w, 10 * w, 12 * w)),
+        ),
+        nn.Sequential(_to_8(48 * w, w), _in_8(80 * w, w), _in_8(128 * w, w)),
+        _head(128 * w, classes, nn.Dropout()),
+        nn.Sequential(
+            nn.AvgPool2d(5, 3), chain(48 * w, (8 * w, 1), (48 * w, 5, 1)), _head(48 * w, classes)
+        ),
+    )  # fmt: skip
 
 
 def loss(logits: tuple[torch.Tensor, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
@@ -137,25 +125,14 @@ def loss(logits: tuple[torch.Tensor, torch.Tensor], labels: torch.Tensor) -> tor
     return F.cross_entropy(main, labels) + 0.4 * F.cross_entropy(side, labels)
 
 
-class Shallow(nn.Module):
-    """One block of each kind: deep stacks of normalizations magnify rounding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        w = 1
-        self.blocks = nn.Sequential(
-            Unit(3, 12 * w, 3, 2), _in_35(12 * w, w, 2 * w), _to_17(16 * w, w), _in_17(46 * w, w, 8 * w)
-        )
-        self.last = nn.Sequential(_to_8(48 * w, w), _in_8(80 * w, w))
-        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128 * w, 10))
-        self.side = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48 * w, 10))
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give the logits of both heads."""
-        x = self.blocks(x)
-        return self.head(self.last(x)), self.side(x)
+def one_of_each(w: int = 1) -> nn.Module:
+    """Build one block of each kind: deep stacks of normalizations magnify rounding."""
+    first = unit(3, 12 * w, 3, 2)
+    body = nn.Sequential(first, _in_35(12 * w, w, 2 * w), _to_17(16 * w, w), _in_17(46 * w, w, 8 * w))
+    last = nn.Sequential(_to_8(48 * w, w), _in_8(80 * w, w))
+    return Inception3(body, last, _head(128 * w, 10), _head(48 * w, 10))
 
 
 def shallow() -> tuple[nn.Module, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """Give a variant of one block per kind and a batch for it."""
-    return Shallow(), (torch.randn(4, 3, 63, 63),), (torch.randint(0, 10, (4,)),)
+    return one_of_each(), (torch.randn(4, 3, 63, 63),), (torch.randint(0, 10, (4,)),)

@@ -11,31 +11,31 @@ from benchmarks.zoo import alexnet, bert_large, dcgan, inception3, resnet50, vgg
 from benchmarks.zoo.export import ZOO, Tensors
 from campo_onnx.export.torch import export_training_step
 
-Small = tuple[Callable[[], nn.Module], int, Callable[[], tuple[Tensors, Tensors]]]
-
 _STAGES = ((16, 1), (32, 1), (64, 2), (64, 2), (64, 2))
 _BERT = bert_large.Size(layers=2, hidden=128, heads=4, inner=512, words=1000, positions=64)
 _LATENT = 32
 
 
-def _images(count: int, size: int) -> Callable[[], tuple[Tensors, Tensors]]:
-    return lambda: ((torch.empty(count, 3, size, size),), (torch.zeros(count, dtype=torch.long),))
+Batch = Callable[[], tuple[Tensors, Tensors]]
 
 
-def _noise(count: int) -> torch.Tensor:
-    return torch.empty(count, _LATENT, 1, 1)
+def _batch(count: int, *shapes: tuple[int, ...], labels: bool = True) -> Batch:
+    inputs = tuple(torch.empty(count, *shape) for shape in shapes)
+    return lambda: (inputs, (torch.zeros(count, dtype=torch.long),) if labels else ())
 
 
-SMALL: dict[str, Small] = {
-    "alexnet": (lambda: alexnet.alexnet(10, 16, 256), 8, _images(8, 96)),
-    "vgg16": (lambda: vgg16.vgg16(10, _STAGES, 256, 1), 8, _images(8, 32)),
-    "resnet50": (lambda: resnet50.resnet50(10, (1, 1, 1, 1), 16), 8, _images(8, 64)),
-    "inception3": (inception3.Shallow, 4, _images(4, 63)),
-    "dcgan_generator": (lambda: dcgan.GeneratorStep(_LATENT, 12), 8, lambda: ((_noise(8),), ())),
+SMALL: dict[str, tuple[Callable[[], nn.Module], int, Batch]] = {
+    "alexnet": (lambda: alexnet.alexnet(10, 16, 256), 8, _batch(8, (3, 96, 96))),
+    "vgg16": (lambda: vgg16.vgg16(10, _STAGES, 256, 1), 8, _batch(8, (3, 32, 32))),
+    "resnet50": (lambda: resnet50.resnet50(10, (1, 1, 1, 1), 16), 8, _batch(8, (3, 64, 64))),
+    "inception3": (inception3.one_of_each, 4, _batch(4, (3, 63, 63))),
+    "dcgan_generator": (
+        *(lambda: dcgan.GeneratorStep(_LATENT, 12), 8),
+        _batch(8, (_LATENT, 1, 1), labels=False),
+    ),
     "dcgan_discriminator": (
-        lambda: dcgan.DiscriminatorStep(_LATENT, 12),
-        8,
-        lambda: ((torch.empty(8, 3, 64, 64), _noise(8)), ()),
+        *(lambda: dcgan.DiscriminatorStep(_LATENT, 12), 8),
+        _batch(8, (3, 64, 64), (_LATENT, 1, 1), labels=False),
     ),
     "bert_large": (lambda: bert_large.Bert(_BERT), 8, lambda: bert_large.batch(8, 64, 1000)),
 }

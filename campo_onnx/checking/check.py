@@ -1,15 +1,14 @@
-"""Check mixed graphs: read both files, evaluate every rule."""
+"""Check a mixed graph: read both files, evaluate every rule."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from campo_onnx.checking.context import context_of
-from campo_onnx.checking.policy import Pair, Policy
+from campo_onnx.checking.policy import Policy
 from campo_onnx.checking.rules import RULES, VALID
 from campo_onnx.checking.verdict import Finding, Status, Verdict, Verdicts, failed, not_checked, passed
-from campo_onnx.errors import CampoError, ModelError, UnsupportedModelError, UsageError
+from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir.constants import chunks
 from campo_onnx.ir.importer import Imported, import_model
 
@@ -62,31 +61,9 @@ def check(mixed: str | Path, against: str | Path, policy: Policy, *, name: str =
     return verdicts_of(
         verdicts=(valid, *others),
         device=context.device.name,
+        captured=context.device.captures,
         costs=context.problem.costs.source,
     )
-
-
-def check_all(
-    pairs: Sequence[Pair], advance: Callable[[int, int], None] = lambda done, total: None
-) -> tuple[Verdicts, ...]:
-    """Check every graph of a policy; an error in one does not stop the others.
-
-    Parameters
-    ----------
-    pairs
-        The graphs to check.
-    advance
-        Called with the number of graphs done and the total.
-    """
-    found = []
-    for index, pair in enumerate(pairs):
-        advance(index, len(pairs))
-        try:
-            verdicts = check(pair.mixed, pair.against, pair.policy, name=pair.name)
-        except CampoError as error:
-            verdicts = Verdicts(name=pair.name, mixed=str(pair.mixed), against=str(pair.against), error=error)
-        found.append(verdicts)
-    return tuple(found)
 
 
 def _read_whole(mixed: str | Path, policy: Policy) -> Imported:

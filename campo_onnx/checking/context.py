@@ -132,7 +132,7 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
     """
     changes = changes_between(fp32, mixed, title=title)
     plan = None if policy.baseline is None else _read_plan(policy.baseline)
-    device = policy.device or _device_of(plan, mixed)
+    device = _as_it_runs(policy.device or _device_of(plan, mixed), plan, mixed)
     relied_on = plan.ranges if plan is not None and plan.digest == fp32.digest else {}
     ranges = {**relied_on, **policy.ranges}
     options = Options(
@@ -160,6 +160,13 @@ def _device_of(plan: Plan | None, mixed: Imported) -> Device:
     named = (made.device for made in (plan, mixed.stamp) if made is not None)
     name = next((name for name in named if name in devices()), "auto")
     return resolve_device(name)[0]
+
+
+def _as_it_runs(device: Device, plan: Plan | None, mixed: Imported) -> Device:
+    """The device, running the step as it was planned to run: the baseline says it, else the mixed file."""
+    made = next((known for known in (plan, mixed.stamp) if known is not None), None)
+    is_captured = made is not None and made.captured and device.provider == "cuda"
+    return device.captured if is_captured else device
 
 
 def _read_plan(path: Path) -> Plan:

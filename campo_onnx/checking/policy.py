@@ -17,7 +17,6 @@ from campo_onnx.optimize.list_file import resolve
 from campo_onnx.optimize.oplists import OpLists, preset
 from campo_onnx.optimize.ranges import DeclaredRange
 
-DEFAULT_MAX_DRIFT = 1e-2
 DEFAULT_MIN_SPEEDUP = 1.0
 
 
@@ -28,7 +27,8 @@ class Policy:
     Parameters
     ----------
     max_drift
-        Largest relative L2 error of the loss, a gradient or any other output.
+        Largest relative L2 error of the loss, a gradient or any other output; None takes what the low
+        precision allows (:func:`campo_onnx.training.drift.most_drift`).
     min_speedup
         Smallest predicted FP32 step over predicted mixed step.
     max_casts
@@ -53,7 +53,7 @@ class Policy:
         Whether a rule that cannot be checked counts as failed.
     """
 
-    max_drift: float = DEFAULT_MAX_DRIFT
+    max_drift: float | None = None
     min_speedup: float = DEFAULT_MIN_SPEEDUP
     max_casts: int | None = None
     baseline: Path | None = None

@@ -37,6 +37,7 @@ def _graph(verdicts: Verdicts) -> dict[str, Any]:
         "passed": verdicts.passed,
         "device": verdicts.device,
         "costs": verdicts.costs,
+        "captured": verdicts.captured,
         "error": None if error is None else {"exit_code": error.exit_code, "message": str(error)},
         "rules": [_rule(verdict) for verdict in verdicts.verdicts],
     }
@@ -50,6 +51,7 @@ def _rule(verdict: Verdict) -> dict[str, Any]:
         "reason": finding.reason,
         "value": _finite(finding.value),
         "limit": _finite(finding.limit),
+        "parts": {name: _finite(value) for name, value in finding.parts.items()},
     }
 
 

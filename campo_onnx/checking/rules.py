@@ -23,7 +23,7 @@ from campo_onnx.optimize.safety import earlier_versions, protected
 from campo_onnx.runtime.feeds import read_feeds, synthesize
 from campo_onnx.runtime.pieces import run_in_pieces
 from campo_onnx.runtime.providers import machine
-from campo_onnx.training.drift import Reference
+from campo_onnx.training.drift import Reference, most_drift
 from campo_onnx.training.numerics import emulate, seeded, without_underflow
 
 _SHOWN = 3
@@ -71,7 +71,7 @@ def _must_be_fp32(context: CheckContext) -> dict[str, str]:
     problem = context.problem
     classes = problem.classification.classes
     reasons = {
-        name: found.reason or f"{problem.view.node[name].op.label} is deny"
+        name: found.finding or f"{problem.view.node[name].op.label} is deny"
         for name, found in classes.items()
         if found.op_class is OpClass.DENY
     }
@@ -114,7 +114,8 @@ def drift(context: CheckContext) -> Finding:
             return not_checked(f"the FP32 step itself is not finite in {not_finite!r} on {title}")
     try:
         worst = _worst(emulated, references, context)
-        limit = context.policy.max_drift
+        own = context.policy.max_drift
+        limit = most_drift(context.changes.low) if own is None else own
         finding = _drift_finding(worst, limit, titles)
         if finding.status is not Status.FAILED or not _lacks_loss_scale(context):
             return finding
@@ -156,14 +157,15 @@ def _drift_finding(worst: dict[str, float], limit: float, title: str) -> Finding
     largest = max(worst.values(), default=0.0)
     beyond = [f"{name!r} {worst[name]:.2g}" for name in ranked if worst[name] > limit]
     if beyond:
-        return failed(
+        finding = failed(
             f"{len(beyond)} of {len(worst)} outputs are off by over {limit:g} on {title}: {_some(beyond)}",
             value=largest,
             limit=limit,
         )
+        return replace(finding, parts=worst)
     at = f" ({ranked[0]!r})" if largest else ""
     reason = f"at most {largest:.2g}{at} over {len(worst)} outputs on {title}; {limit:g} is allowed"
-    return passed(reason, value=largest, limit=limit)
+    return replace(passed(reason, value=largest, limit=limit), parts=worst)
 
 
 def _batches(context: CheckContext) -> list[tuple[str, dict[str, NDArray[Any]]]]:

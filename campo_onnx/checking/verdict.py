@@ -1,7 +1,9 @@
 """The result of a check: a verdict for each rule."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from campo_onnx.errors import CampoError
 
@@ -27,12 +29,18 @@ class Finding:
         Why, in a sentence.
     value, limit
         Measured value and its limit, where the rule has numbers.
+    parts
+        What the value is the largest of: the error of each output.
     """
 
     status: Status
     reason: str
     value: float | None = None
     limit: float | None = None
+    parts: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +70,8 @@ class Verdicts:
         One per rule; empty after an error.
     device, costs
         Device that the step was predicted for, and source of the costs; ``""`` after an error.
+    captured
+        Whether it was predicted for a step that runs as a captured CUDA graph.
     error
         Why nothing was checked: a missing file, or a mixed graph of another model.
     """
@@ -72,6 +82,7 @@ class Verdicts:
     verdicts: tuple[Verdict, ...] = ()
     device: str = ""
     costs: str = ""
+    captured: bool = False
     error: CampoError | None = None
 
     @property

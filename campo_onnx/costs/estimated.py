@@ -52,4 +52,10 @@ def estimate(view: GraphView, ports: Mapping[str, Ports], device: Device, precis
             source=CostSource.DATASHEET,
         )
     cast = CastModel(r_us=cast_us_per_element(device, precision), c_i_us=device.launch_us)
-    return CostTable(device=device.name, source=CostSource.DATASHEET, nodes=nodes, cast=cast)
+    return CostTable(
+        device=device.name,
+        source=CostSource.DATASHEET,
+        nodes=nodes,
+        cast=cast,
+        captured=device.captures,
+    )

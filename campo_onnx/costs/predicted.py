@@ -9,6 +9,7 @@ from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable, NodeCost
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.measure.events import events_of, static_events
+from campo_onnx.measure.store import Execution
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.signature import Signature
@@ -63,6 +64,7 @@ class CostModel:
             nodes=nodes,
             cast=calibration.cast,
             basis=tuple(self._basis(len(measured))),
+            captured=calibration.execution is Execution.GRAPH,
         )
 
     def _basis(self, profiled: int) -> Iterator[str]:

@@ -51,6 +51,8 @@ class CostTable:
         The cast model.
     basis
         What they rest on: machine, software, date and accuracy of measurements, one sentence each.
+    captured
+        Whether they are of a step that runs as a captured CUDA graph.
     """
 
     device: str
@@ -58,6 +60,7 @@ class CostTable:
     nodes: Mapping[str, NodeCost]
     cast: CastModel
     basis: tuple[str, ...] = ()
+    captured: bool = False
 
     @property
     def fp32_us(self) -> float:

@@ -95,6 +95,8 @@ class Device:
         Constant time of one more kernel in the step.
     host_us
         Time of a node that launches nothing, such as Reshape.
+    captures
+        Whether these two are of steps that run as captured CUDA graphs.
     efficiency
         Shares of the peaks that are reached.
     source
@@ -122,6 +124,7 @@ class Device:
     tf32_default: bool = False
     launch_us: float
     host_us: float
+    captures: bool = False
     efficiency: Efficiency
     source: str
 
@@ -129,7 +132,7 @@ class Device:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, (int, float)) and not (value > 0 and math.isfinite(value)):
-                if field.name == "tf32_default":
+                if isinstance(value, bool):
                     continue
                 self._refuse(f"{field.name} is {value}, and must be positive")
         if self.provider not in ("cuda", "cpu"):
@@ -156,6 +159,7 @@ class Device:
             self,
             launch_us=min(self.launch_us, CAPTURED_LAUNCH_US),
             host_us=min(self.host_us, CAPTURED_HOST_US),
+            captures=True,
         )
 
     @property

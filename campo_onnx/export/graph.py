@@ -17,6 +17,7 @@ from campo_onnx.export.tidy import merged_pairs, splits, without_unread
 from campo_onnx.export.value import Node, Value
 from campo_onnx.ops.facts import output_types
 from campo_onnx.ops.key import MICROSOFT, OpKey
+from campo_onnx.ops.registry import spec
 from campo_onnx.ops.signature import TensorType, make_signature
 
 IR_VERSION = 10
@@ -24,9 +25,6 @@ IR_VERSION = 10
 
 MAX_FOLDED_BYTES = 1 << 17
 """Constant computations up to this size are done at export; larger ones would only swell the file."""
-
-_RANDOM = frozenset({"Bernoulli", "Dropout", "RandomNormal", "RandomUniform"})
-_NEVER_FOLDED = _RANDOM | {"ConstantOfShape"}
 
 
 @dataclass(kw_only=True)
@@ -113,7 +111,7 @@ class Graph:
         attributes = {k: _attribute(v) for k, v in sorted(attributes.items()) if v is not None}
         names = [v and v.name for v in inputs]
         key = (op_type, outputs, *names, *((k, _key(v)) for k, v in attributes.items()))
-        if key in self._known and op_type not in _RANDOM:
+        if key in self._known and not _draws(op_type):
             return self._known[key]
         made = self._add(op_type, inputs, outputs, attributes)
         self._known[key] = made
@@ -129,7 +127,8 @@ class Graph:
         names = [v.name if v else "" for v in inputs]
         node = helper.make_node(op_type, names, [f"output{i}" for i in range(outputs)], **attributes)
         types = self._infer(node, inputs)
-        foldable = op_type not in _NEVER_FOLDED and all(v is None or v.constant is not None for v in inputs)
+        is_left = op_type == "ConstantOfShape" or _draws(op_type)
+        foldable = not is_left and all(v is None or v.constant is not None for v in inputs)
         if foldable and sum(_nbytes(*t) for t in types) <= MAX_FOLDED_BYTES:
             return self._fold(node, inputs)
         return self._append(op_type, inputs, types, attributes)
@@ -319,3 +318,7 @@ def _key(value: Any) -> Any:
     if isinstance(value, TensorProto):
         return value.SerializeToString()
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _draws(op_type: str) -> bool:
+    return spec(OpKey.parse(op_type)).draws

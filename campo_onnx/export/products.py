@@ -41,8 +41,9 @@ def _with_vectors(g: Graph, a: Value, b: Value) -> Value:
 
 
 def _scale_worth_moving(g: Graph, x: Value, result: int) -> tuple[Value, float]:
-    """Leave a factor to the result (of so many elements a matrix) where that is smaller than `x`."""
-    return scale_apart(g, x) if x.shape[-2] * x.shape[-1] > result else (x, 1.0)
+    """Leave a factor to the product, or to its result (of so many elements a matrix) if that is smaller."""
+    is_free = g.may_use("FusedMatMul")
+    return scale_apart(g, x) if is_free or x.shape[-2] * x.shape[-1] > result else (x, 1.0)
 
 
 def _batched(g: Graph, a: Value, b: Value) -> Value:

@@ -74,7 +74,7 @@ def splits(nodes: Sequence[Node], constant: Callable[[Sequence[int]], Value]) ->
     """
     groups: dict[tuple[str, int], list[tuple[int, int, Node]]] = {}
     for node in nodes:
-        part = _part(node)
+        part = part_of(node)
         if part is not None:
             axis, first, last = part
             assert node.inputs[0] is not None  # a slice always names what it cuts
@@ -103,7 +103,7 @@ def splits(nodes: Sequence[Node], constant: Callable[[Sequence[int]], Value]) ->
     return [made.get(node.name, node) for node in nodes if node.name in made or node.name not in merged]
 
 
-def _part(node: Node) -> tuple[int, int, int] | None:
+def part_of(node: Node) -> tuple[int, int, int] | None:
     """Say which axis a node cuts, from where to where; None unless it is one, by steps of one."""
     if node.op_type != "Slice" or len(node.inputs) != 4:
         return None

@@ -12,7 +12,7 @@ from campo_onnx.costs.table import NodeCost
 from campo_onnx.ir.gradient_names import differentiated_node, gradient_of, summed_tensor
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.reason import Reason, Verdict
+from campo_onnx.optimize.reason import REFUSED, Reason, Verdict
 
 
 def owners(forward: GraphView, gradient: GraphView) -> Mapping[str, str | None]:
@@ -87,10 +87,13 @@ def _together(one: NodeCost, other: NodeCost) -> NodeCost:
     )
 
 
+_OBSTACLES = frozenset({Reason.KERNEL, *REFUSED.values()}) - {Reason.NO_FP32}
+
+
 def _obstacle(node: OpNode, gradient: Problem) -> str:
     """Say why a backward node cannot compute in low precision, or ``""``."""
     verdict = gradient.fixed.get(node.name)
-    if verdict is None or verdict.decided_by not in (Reason.KERNEL, Reason.OPERATOR):
+    if verdict is None or verdict.decided_by not in _OBSTACLES:
         return ""
     view = gradient.view
     computes = any(map(view.is_float32, node.inputs)) and any(map(view.is_float32, node.outputs))

@@ -110,7 +110,7 @@ def _with_known_operators(model: ModelProto) -> ModelProto:
 
 
 def is_of_runtime(node: NodeProto, opset: int) -> bool:
-    """Whether ONNX Runtime has the standard operator of a node in an opset where ONNX has not."""
+    """Whether ONNX Runtime has the standard operator of a node in an opset where ONNX has none."""
     if node.domain or not spec(OpKey("", node.op_type)).standard_in_runtime:
         return False
     return schema_of(OpKey("", node.op_type), opset) is None

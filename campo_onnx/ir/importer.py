@@ -88,7 +88,11 @@ class Imported:
 
 
 def import_model(
-    source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | None = None, *, any_type: bool = False
+    source: str | Path | onnx.ModelProto,
+    dims: Mapping[str, int] | None = None,
+    *,
+    any_type: bool = False,
+    folder: Path | None = None,
 ) -> Imported:
     """Read a training graph.
 
@@ -100,6 +104,8 @@ def import_model(
         Sizes of symbolic dimensions, as ``{"batch": 64}``.
     any_type
         Whether a graph without FP32 tensors is read as well, though there is nothing to lower.
+    folder
+        Where the external data of a model in memory lies; that of a file lies beside it.
 
     Raises
     ------
@@ -111,7 +117,7 @@ def import_model(
         If the opset is too new, or too old and not to be converted, or nothing is FP32.
     """
     if isinstance(source, onnx.ModelProto):
-        model, folder = onnx.ModelProto(), None
+        model = onnx.ModelProto()
         model.CopyFrom(source)
         title = "the model"
     else:

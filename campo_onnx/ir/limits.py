@@ -129,7 +129,7 @@ def refuse_malformed(model: ModelProto, title: str) -> None:
     ------
     ModelError
         If a domain is imported in two versions, an attribute outside a function refers to one,
-        two inputs or initializers have one name, or a tensor is of a type that ONNX has not.
+        two inputs or initializers have one name, or a tensor is of a type that ONNX does not define.
     """
     owners: list[ModelProto | FunctionProto] = [model, *model.functions]
     for owner in owners:

@@ -30,6 +30,8 @@ class Stamp:
         Predicted step before and after; None in graphs written before version 0.2.
     low_nodes, casts
         How many nodes were turned low and how many Casts were inserted.
+    captured
+        Whether it was planned for a step that runs as a captured CUDA graph.
     """
 
     strategy: str
@@ -41,6 +43,7 @@ class Stamp:
     predicted_us: float | None = None
     low_nodes: int | None = None
     casts: int | None = None
+    captured: bool = False
 
 
 def structure_digest(graph: onnx.GraphProto) -> str:

@@ -66,7 +66,10 @@ class Profile:
     measured_at
         When, in UTC.
     notes
-        Why the kernel trace or hardware counters were not used, where they were asked for.
+        Why the kernel trace or hardware counters were not used, where they were asked for; that it was
+        interrupted.
+    interrupted
+        Whether Ctrl-C ended it early: it is of the steps until then.
     """
 
     table: pl.DataFrame
@@ -76,6 +79,7 @@ class Profile:
     accounted: float | None
     measured_at: str
     notes: tuple[str, ...] = ()
+    interrupted: bool = False
 
     @property
     def nodes_us(self) -> float:

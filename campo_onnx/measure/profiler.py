@@ -35,6 +35,7 @@ _CONSTANT = OpKey("", "Constant")
 _NOTHING = Timing(median_us=0.0, spread_us=0.0, repeats=0)
 _WARMUP = 2
 _SPOT_CHECKS = 5
+_INTERRUPTED = "the profile was interrupted: it is of the steps until then"
 
 Signatures = Mapping[str, Signature | None]
 Feeds = Mapping[str, NDArray[Any]]
@@ -57,6 +58,8 @@ class Traced:
         Share of it that its node times add up to, or None.
     refusal
         Why there are no times where they were asked for.
+    interrupted
+        Whether Ctrl-C ended it early.
     """
 
     how: MeasuredBy
@@ -64,6 +67,7 @@ class Traced:
     step_us: float
     accounted: float | None = None
     refusal: str = ""
+    interrupted: bool = False
 
     def __post_init__(self) -> None:
         """Make the mapping read-only."""
@@ -117,7 +121,7 @@ def take_profile(
             traced = trace_kernels(imported, feeds, timer, signatures, traced.step_us, steps=steps)
     own = [(n, s) for n, s in signatures.items() if s is not None and view.node[n].op != _CONSTANT]
     missing = {signature.key: signature for name, signature in own if name not in traced.nodes}
-    alone = _time_alone(missing.values(), timer, on_progress)
+    alone = {} if traced.interrupted else _time_alone(missing.values(), timer, on_progress)
     distinct = {signature.key: signature for _, signature in own}
     counted = counters_of(distinct.values(), timer) if counters else Counted(by_key={})
     rows = []
@@ -138,6 +142,7 @@ def take_profile(
                 **(counted.by_key.get(signature.key, {}) if signature else {}),
             }
         )
+    stopped = _INTERRUPTED if traced.interrupted else ""
     return Profile(
         table=pl.DataFrame(rows, schema=SCHEMA),
         machine=timer.machine,
@@ -145,7 +150,8 @@ def take_profile(
         step_us=traced.step_us,
         accounted=traced.accounted,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        notes=tuple(note for note in (traced.refusal, counted.refusal) if note),
+        notes=tuple(note for note in (traced.refusal, counted.refusal, stopped) if note),
+        interrupted=traced.interrupted,
     )
 
 
@@ -230,7 +236,11 @@ def _trace_host(
         on_step=done.advance,
     )
     return Traced(
-        how=MeasuredBy.TRACE, nodes=found.nodes, step_us=found.step.median_us, accounted=found.accounted
+        how=MeasuredBy.TRACE,
+        nodes=found.nodes,
+        step_us=found.step.median_us,
+        accounted=found.accounted,
+        interrupted=found.interrupted,
     )
 
 

@@ -127,11 +127,9 @@ class Store:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.notice = ""
+        self._written: list[tuple[str, tuple[object, ...]]] = []
         with self._refusals():
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._set_aside_if_damaged(path)
-            self._connection = _connect(path)
+            self._connect()
 
     def __enter__(self) -> Self:
         return self
@@ -143,7 +141,17 @@ class Store:
 
     def close(self) -> None:
         """Close the file; it may be opened again."""
-        self._connection.close()
+        try:
+            if self._written:
+                with self._refusals():
+                    self._find_again()
+        finally:
+            self._connection.close()
+
+    @property
+    def written(self) -> int:
+        """How many timings and counters were filed by this process."""
+        return len(self._written)
 
     def find(self, key: TimingKey) -> Timing | None:
         """Look up a timing."""
@@ -153,9 +161,7 @@ class Store:
 
     def add(self, key: TimingKey, timing: Timing) -> None:
         """File a timing; it is on disk when this returns, and replaces an earlier one."""
-        row = (*key.row(), timing.median_us, timing.spread_us, timing.repeats, _now())
-        with self._refusals():
-            self._connection.execute(_ADD, row)
+        self._write(_ADD, (*key.row(), timing.median_us, timing.spread_us, timing.repeats, _now()))
 
     def find_counters(self, key: TimingKey) -> Mapping[str, float] | None:
         """Look up hardware counters; empty ones were looked for and could not be read."""
@@ -165,9 +171,7 @@ class Store:
 
     def add_counters(self, key: TimingKey, counters: Mapping[str, float]) -> None:
         """File hardware counters; they are on disk when this returns."""
-        row = (*key.row(), json.dumps(dict(counters)), _now())
-        with self._refusals():
-            self._connection.execute(_ADD_COUNTERS, row)
+        self._write(_ADD_COUNTERS, (*key.row(), json.dumps(dict(counters)), _now()))
 
     def timed_devices(self) -> Mapping[tuple[str, str], int]:
         """Number of timings by provider and device, whatever the software."""
@@ -192,6 +196,35 @@ class Store:
             (count,) = self._connection.execute("SELECT count(*) FROM timings").fetchone()
         return int(count)
 
+    def _connect(self) -> None:
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._set_aside_if_damaged(self.path)
+        self._connection = _connect(self.path)
+        self._identity = _identity(self.path)
+        self._beside = tuple(map(_identity, _files_beside(self.path)))
+
+    def _write(self, statement: str, row: tuple[object, ...]) -> None:
+        with self._refusals():
+            self._find_again()
+            self._connection.execute(statement, row)
+            if None in self._beside:
+                self._beside = tuple(map(_identity, _files_beside(self.path)))
+        self._written.append((statement, row))
+
+    def _find_again(self) -> None:
+        """Open the file anew if it was deleted or replaced; it gets what this process has filed."""
+        if self._identity == _identity(self.path):
+            return
+        self._connection.close()
+        # SQLite would take the log of the file that is gone for one of the file that is there now.
+        for path, identity in zip(_files_beside(self.path), self._beside, strict=False):
+            if identity is not None and _identity(path) == identity:
+                path.unlink()
+        self._connect()
+        for statement, row in self._written:
+            self._connection.execute(statement, row)
+
     @contextmanager
     def _refusals(self) -> Iterator[None]:
         """Turn what the operating system and SQLite refuse into one error with a remedy."""
@@ -214,8 +247,8 @@ class Store:
             path.rename(aside)
         except FileNotFoundError:
             return  # another process was faster
-        for extra in ("-wal", "-shm"):  # they belong to the damaged file
-            path.with_name(path.name + extra).unlink(missing_ok=True)
+        for extra in _files_beside(path):  # they belong to the damaged file
+            extra.unlink(missing_ok=True)
         self.notice = f"{path} is damaged ({damage}). It was set aside as {aside.name}; timings start anew."
 
 
@@ -275,6 +308,20 @@ def _damage(path: Path) -> str:
     if version > _VERSION:
         raise _foreign(path, f"a newer campo-onnx wrote it (format {version})")
     return ""
+
+
+def _files_beside(path: Path | None) -> tuple[Path, ...]:
+    """Where SQLite keeps what is not yet in the file itself."""
+    return () if path is None else tuple(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm"))
+
+
+def _identity(path: Path | None) -> tuple[int, int] | None:
+    """Which file lies at a path; None for none."""
+    try:
+        status = None if path is None else path.stat()
+    except FileNotFoundError:
+        return None
+    return None if status is None else (status.st_dev, status.st_ino)
 
 
 def _now() -> str:

@@ -10,10 +10,11 @@ from functools import lru_cache
 from campo_onnx.ops.key import MICROSOFT, OpKey
 from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.registry import Registry, current
 from campo_onnx.ops.schema import fp32_positions, schema_ports
 from campo_onnx.ops.signature import Operand, Shape, Signature, TensorType
-from campo_onnx.ops.spec import Family, Refusal
+from campo_onnx.ops.spec import Family, Refuses
 from campo_onnx.ops.work import GUESS, Gemm, Stream, Work, WorkForm, WorkKind
 
 _REMEMBERED = 1 << 14  # signatures; a large training graph has some hundreds
@@ -35,7 +36,7 @@ def ports_of(signature: Signature, precision: Precision) -> Ports:
 @lru_cache(_REMEMBERED)
 def _ports_of(signature: Signature, precision: Precision, registry: Registry) -> Ports:
     spec = registry.spec_of(signature)
-    refuses = isinstance(spec.ports, Refusal)
+    refuses = isinstance(spec.ports, Refuses)
     computes_fp32 = any(fp32_positions(signature)) or signature.has_body
     if not computes_fp32 and not (refuses and spec.family is Family.CONTROL_FLOW):
         return NO_FP32
@@ -48,7 +49,7 @@ def _unknown_type(signature: Signature) -> Ports | None:
     for what, operands in (("input", signature.inputs), ("output", signature.outputs)):
         for position, operand in enumerate(operands):
             if operand is not None and not operand.dtype:
-                return Ports(refusal=f"the type of {what} {position} is unknown or not a tensor")
+                return Ports(refusal=Refused.UNKNOWN_TYPE.of(what=what, position=position))
     return None
 
 

@@ -8,6 +8,7 @@ import onnx
 from onnx import TensorProto
 
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.refusal import Refusal, Refused
 from campo_onnx.ops.signature import Operand, Signature
 
 
@@ -26,17 +27,21 @@ class Ports:
         Name of the attribute that states the output's type (``to`` of Cast, ``value`` of
         ConstantOfShape, ``dtype`` of RandomUniform), if there is one.
     refusal
-        Why the node cannot go low, or ``""`` when it can.
+        Why the node cannot go low; None when it can.
+    follows_readers
+        Whether a node that cannot be chosen to go low makes its outputs low all the same where everybody
+        who reads them would cast them: a Cast from integers then casts to what they want.
     """
 
     low_inputs: frozenset[int] = frozenset()
     low_outputs: frozenset[int] = frozenset()
     any_inputs: frozenset[int] = frozenset()
     attribute: str | None = None
-    refusal: str = ""
+    refusal: Refusal | None = None
+    follows_readers: bool = False
 
 
-NO_FP32 = Ports(refusal="computes no FP32")
+NO_FP32 = Ports(refusal=Refused.NO_FP32.of())
 """What every node has that neither reads nor makes FP32; such nodes have no precision to choose."""
 
 

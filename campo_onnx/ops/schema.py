@@ -9,9 +9,10 @@ from onnx import defs
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.signature import FLOAT, Signature
 
-NO_SCHEMA = Ports(refusal="an operator ONNX has no schema for")
+NO_SCHEMA = Ports(refusal=Refused.NO_SCHEMA.of())
 
 
 @cache
@@ -94,7 +95,7 @@ def fp32_positions(signature: Signature) -> tuple[frozenset[int], frozenset[int]
 
 
 def _no_variant(signature: Signature, precision: Precision) -> Ports:
-    return Ports(refusal=f"{signature.op.label} has no {precision.value} variant in this opset")
+    return Ports(refusal=Refused.NO_VARIANT.of(op=signature.op.label, low=precision.value))
 
 
 def _variables_admitting(schema: defs.OpSchema, type_name: str) -> frozenset[str]:

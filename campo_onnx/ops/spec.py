@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.schema import fp32_positions, schema_of, schema_ports
 from campo_onnx.ops.signature import Signature, TensorType
 from campo_onnx.ops.values.rule import Rule as ValueRule
@@ -52,6 +53,19 @@ class Movement(Enum):
     JOIN = "join"  # the elements of several inputs
 
 
+class Ask(Enum):
+    """What an operator asks of the values of an input, so that its result means something."""
+
+    POSITIVE = "numbers above zero"
+    SHARE = "the share of elements that are dropped"
+    INDEX_ALONG_AXIS = "indices into the attribute axis of the first input"
+    INDEX_OF_ANY_AXIS = "indices into several axes of the first input"
+    INDEX_BELOW_DEPTH = "indices below the value of the second input"
+    CLASS = "indices into the second axis of the first input"
+    CLASS_OF_LAST_AXIS = "indices into the last axis of the first input"
+    INDEX_OF_SHAPE = "indices into the attribute axis of a tensor whose shape is the first input"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSpec:
     """One operator.
@@ -79,6 +93,10 @@ class OpSpec:
     values
         What it makes of the ranges of its inputs; where nobody has said, large values pass through it. For
         the operators of the package the table in ``ops/values/registry.py`` says it.
+    asks
+        What it asks of the values of inputs, by position.
+    draws
+        Whether it draws random numbers.
     typed_by_declaration
         Whether the types of its outputs are in the file only.
     standard_in_runtime
@@ -96,6 +114,8 @@ class OpSpec:
     training_kernels: frozenset[Precision] = frozenset()
     movement: Movement | None = None
     values: ValueRule | None = None
+    asks: tuple[tuple[int, Ask], ...] = ()
+    draws: bool = False
     typed_by_declaration: bool = False
     standard_in_runtime: bool = False
     is_known: bool = True
@@ -142,14 +162,14 @@ class BeforeSchema:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Refuses:
     """A port rule: the operator never goes low, whatever its types."""
 
-    reason: str
+    why: Refused
 
     def __call__(self, _signature: Signature, _precision: Precision) -> Ports:
         """Refuse."""
-        return Ports(refusal=self.reason)
+        return Ports(refusal=self.why.of())
 
 
 @dataclass(frozen=True, slots=True)

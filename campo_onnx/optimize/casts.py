@@ -98,6 +98,9 @@ class CastSite:
         Whether somebody wants it in FP32 for ever: the graph's caller, or a port of fixed type.
     existing
         The low version that the given graph has of it, or None.
+    retyped
+        The Cast of the given graph that makes it out of another type; it makes the low version instead
+        where nobody wants FP32, and ONNX Runtime would leave out one of two Casts in a row. None otherwise.
     cast_us
         Time of one new Cast of it, in either direction.
     existing_us
@@ -111,6 +114,7 @@ class CastSite:
     consumers: tuple[str, ...]
     needs_fp32: bool
     existing: ExistingVersion | None = None
+    retyped: str | None = None
     cast_us: float
     existing_us: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     casts: tuple[PossibleCast, ...] = field(init=False)
@@ -122,7 +126,12 @@ class CastSite:
     def _possible(self) -> Iterator[PossibleCast]:
         if_fp32 = None if self.needs_fp32 else self.consumers
         if_produced_fp32: tuple[str, ...] | None = None if self.producer is None else (self.producer,)
-        if self.existing is None and self.consumers:
+        if self.retyped is not None and not self.needs_fp32:
+            if len(self.consumers) > 1:
+                yield PossibleCast(
+                    kind=CastKind.DOWN, if_low=self.consumers, if_fp32=self.consumers, cast_us=self.cast_us
+                )
+        elif self.existing is None and self.consumers:
             yield PossibleCast(
                 kind=CastKind.DOWN, if_low=self.consumers, if_fp32=if_produced_fp32, cast_us=self.cast_us
             )
@@ -155,8 +164,13 @@ class CastSite:
         return tuple(c for c in self.casts if c.kind is CastKind.EXISTING and not c.is_there(low))
 
     def is_made_low(self, low: Collection[str]) -> bool:
-        """Whether its producer makes it low."""
-        return self.producer is not None and self.producer in low
+        """Whether the node that makes it makes it low."""
+        return self.is_retyped(low) or (self.producer is not None and self.producer in low)
+
+    def is_retyped(self, low: Collection[str]) -> bool:
+        """Whether a Cast from another type makes it low, as all that read it are low."""
+        is_wanted_low = not self.needs_fp32 and bool(self.consumers)
+        return self.retyped is not None and is_wanted_low and all(name in low for name in self.consumers)
 
 
 def cast_sites(
@@ -179,7 +193,9 @@ def cast_sites(
     factors
         What a Cast of a tensor costs in Casts, where that is not one.
     """
-    makes_low = {node.outputs[i]: node.name for node in view.nodes for i in ports[node.name].low_outputs}
+    producers = {node.outputs[i]: node.name for node in view.nodes for i in ports[node.name].low_outputs}
+    makes_low = {tensor: name for tensor, name in producers.items() if not ports[name].follows_readers}
+    follows = {tensor: name for tensor, name in producers.items() if ports[name].follows_readers}
     existing = existing_versions(view, precision)
     sites: dict[str, CastSite] = {}
     for tensor, info in view.tensors.items():
@@ -203,6 +219,7 @@ def cast_sites(
                 consumers=tuple(consumers),
                 needs_fp32=needs_fp32,
                 existing=version,
+                retyped=follows.get(tensor) if version is None else None,
                 cast_us=costs.cast.cast_us(info.elements or 0) * factors.get(tensor, 1.0),
                 existing_us={name: costs.nodes[name].fp32_us for name in _can_go(version, view)},
             )

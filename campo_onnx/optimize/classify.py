@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from types import MappingProxyType
 
 from campo_onnx.ir.view import GraphView, Use
@@ -14,10 +15,10 @@ _CARE = {OpClass.ALLOW: 0, OpClass.CLEAR: 1, OpClass.INFER: 2, OpClass.DENY: 3}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeClass:
-    """Class of one node and, where a pattern rule decided, why."""
+    """Class of one node and, where a pattern rule decided, what it found."""
 
     op_class: OpClass
-    reason: str = ""
+    finding: StrEnum | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +64,10 @@ def classify(view: GraphView, lists: OpLists, update: frozenset[str]) -> Classif
     for name in lists.patterns:
         findings = PATTERN_RULES[name](view, update)
         contained |= findings.contained
-        for node, (op_class, reason) in findings.classes.items():
+        for node, (op_class, finding) in findings.classes.items():
             earlier = from_patterns.get(node)
             if earlier is None or _CARE[op_class] > _CARE[earlier.op_class]:
-                from_patterns[node] = NodeClass(op_class=op_class, reason=reason)
+                from_patterns[node] = NodeClass(op_class=op_class, finding=finding)
     return Classification(
         classes=classes | from_patterns,
         contained=contained,

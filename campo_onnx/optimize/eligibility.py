@@ -8,6 +8,7 @@ from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.kernels import refuses_attributes, runs
 from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision, is_low_dtype
+from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.schema import has_cast_to
 from campo_onnx.optimize.name_patterns import matching, pattern_of
 from campo_onnx.optimize.ranges import DeclaredRange
@@ -62,12 +63,11 @@ def fixed_nodes(
         if node.name in protected:
             return Verdict(decided_by=protected[node.name])
         if own.refusal:
-            return Verdict(decided_by=Reason.OPERATOR, facts={"why": own.refusal})
+            return Verdict.refused(own.refusal)
         if node.name in kept or node.op.label in kept:
             return Verdict(decided_by=Reason.USER)
         if not has_cast_to(low, view.opset[""]):
-            why = f"Cast makes no {low.value} in opset {view.opset['']}"
-            return Verdict(decided_by=Reason.OPERATOR, facts={"why": why})
+            return Verdict.refused(Refused.NO_CAST.of(low=low.value, opset=view.opset[""]))
         has_kernel = runs(node.op, view.opset.get(node.op.domain, 1), provider, low)
         if not has_kernel or refuses_attributes(view.signature(node.name), provider):
             facts = {"provider": provider, "low": low.value, "op": node.op.label}

@@ -63,10 +63,10 @@ def _misspelt(lists: OpLists, labels: Sequence[str]) -> Iterator[str]:
     found = [op for op in named if op.domain == "" and op.label not in known and op.label not in labels]
     for op in found[:_MOST_MISSPELT]:  # a file may name thousands, and each is compared with all
         suggestion = _suggestion(op.label, sorted(known))
-        yield f"the lists {lists.name} name {op.label}, which ONNX has not.{suggestion}"
+        yield f"the lists {lists.name} name {op.label}, which ONNX does not define.{suggestion}"
     if len(found) > _MOST_MISSPELT:
         more = len(found) - _MOST_MISSPELT
-        yield f"the lists {lists.name} name {more} more operators that ONNX has not."
+        yield f"the lists {lists.name} name {more} more operators that ONNX does not define."
 
 
 def _suggestion(text: str, known: Iterable[str]) -> str:

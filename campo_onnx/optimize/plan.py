@@ -229,6 +229,8 @@ class Plan:
         How it was decided.
     device, source
         The device it was decided for, and where the costs come from (``datasheet``: an estimate).
+    captured
+        Whether the costs are of a step that runs as a captured CUDA graph.
     low
         The low precision.
     fp32_us, predicted_us
@@ -273,6 +275,7 @@ class Plan:
     constants: tuple[LowConstant, ...] = ()
     pads: tuple[PlannedPad, ...] = ()
     ranges: Mapping[str, DeclaredRange] = field(default_factory=lambda: MappingProxyType({}))
+    captured: bool = False
     decisions: tuple[Decision, ...]
 
     def __post_init__(self) -> None:
@@ -289,6 +292,20 @@ class Plan:
             if len(set(names)) < len(names):
                 twice = next(name for name in names if names.count(name) > 1)
                 raise ValueError(f"there are two {what} {twice!r}")
+        self._refuse_strangers()
+
+    def _refuse_strangers(self) -> None:
+        """Refuse nodes about which nothing is decided."""
+        decided = {d.node for d in self.decisions}
+        for what, tensor, nodes in (
+            *(("cast", c.tensor, [use.node for use in c.consumers]) for c in self.casts),
+            *(("cast", c.tensor, [c.producer] if c.producer else []) for c in self.casts),
+            *(("Cast", c.tensor, [use.node for use in c.consumers]) for c in (*self.reused, *self.dropped)),
+            *(("Cast", c.tensor, [c.node]) for c in (*self.reused, *self.dropped)),
+            *(("pad", p.node, [p.node]) for p in self.pads),
+        ):
+            if strange := next((node for node in nodes if node not in decided), None):
+                raise ValueError(f"the {what} of {tensor!r} names {strange!r}, which has no decision")
 
     @cached_property
     def decision(self) -> Mapping[str, Decision]:
@@ -367,4 +384,11 @@ class Plan:
                 "the plan does not fit the model",
                 why="nodes, shapes, attributes or constants changed since it was made",
                 remedy="Plan the model again, with the same --dim options.",
+            )
+        strange = self.decision.keys() ^ imported.view.node.keys()
+        if strange:
+            raise PlanMismatchError(
+                "the plan does not fit the model",
+                why=f"{min(strange)!r} is in one of them only: somebody edited the plan",
+                remedy="Plan the model again.",
             )

@@ -83,8 +83,8 @@ def _from_version_1(document: Document) -> Document:
 PLAN_FILE = Format(
     holds=Plan,
     noun="plan",
-    version=3,  # 3 says what casts would take with a node in the other precision
+    version=4,  # 3 says what casts would take with a node in the other precision, 4 how the step runs
     rows=_ROWS,
-    older={1: _from_version_1, 2: lambda document: document},
+    older={1: _from_version_1, 2: lambda document: document, 3: lambda document: document},
     remedy=_REMEDY,
 )

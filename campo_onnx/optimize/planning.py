@@ -9,6 +9,7 @@ from campo_onnx.optimize.casts import CastKind, CastSite, PossibleCast, existing
 from campo_onnx.optimize.op_class import OpClass
 from campo_onnx.optimize.plan import Decision, ExistingCast, LowConstant, Plan, PlannedCast
 from campo_onnx.optimize.problem import Assignment, Problem
+from campo_onnx.optimize.reason import Reason, Verdict
 
 _MAY_BE_LOW = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR)
 
@@ -35,6 +36,7 @@ class _Planning:
         self.problem, self.assignment = problem, assignment
         self.low = assignment.low
         self.view = problem.view
+        self.retyped = {site.retyped for site in problem.sites.values() if site.is_retyped(self.low)}
         self.existing = existing_versions(self.view, problem.low)
         self._casts_of: dict[str, tuple[_CountedCast, ...]] = {}
 
@@ -47,6 +49,7 @@ class _Planning:
             strategy=strategy,
             lists=lists,
             device=problem.costs.device,
+            captured=problem.costs.captured,
             source=problem.costs.source,
             low=problem.low,
             fp32_us=problem.predicted_us(frozenset()),
@@ -63,7 +66,10 @@ class _Planning:
     def _decision(self, name: str, cast_us: dict[str, float]) -> Decision:
         problem, node = self.problem, self.view.node[name]
         verdict = problem.fixed.get(name) or self.assignment.verdicts[name]
-        ports, cost, is_low = problem.ports[name], problem.costs.nodes[name], name in self.low
+        ports, cost = problem.ports[name], problem.costs.nodes[name]
+        is_low = name in self.low or name in self.retyped
+        if name in self.retyped:
+            verdict = Verdict(decided_by=Reason.READERS)
         return Decision(
             node=name,
             op_type=node.op.label,
@@ -94,7 +100,7 @@ class _Planning:
         return self._casts_of[site.tensor]
 
     def _precision(self, name: str) -> Precision | None:
-        if name in self.low:
+        if name in self.low or name in self.retyped:
             return self.problem.low
         node = self.view.node[name]
         dtypes = {self.view.tensors[t].dtype for t in (*node.inputs, *node.outputs) if t}

@@ -8,6 +8,8 @@ from string import Formatter
 from types import MappingProxyType
 from typing import TypeAlias
 
+from campo_onnx.ops.refusal import Refusal, Refused
+
 Fact: TypeAlias = str | int | float
 """A number or a name that a sentence speaks of."""
 
@@ -32,10 +34,23 @@ class Reason(Enum):
 
     # What no strategy may change.
     ALREADY_LOW = "already-low", "low already in the given graph"
-    NO_FP32 = "no-fp32", "computes no FP32"
+    NO_FP32 = "no-fp32", Refused.NO_FP32.value
     LOSS = "loss", "computes the loss"
     WEIGHT_UPDATE = "weight-update", "updates weights, optimizer state or statistics"
-    OPERATOR = "operator", "{why}"
+    NO_SCHEMA = "no-schema", Refused.NO_SCHEMA.value
+    NO_VARIANT = "no-variant", Refused.NO_VARIANT.value
+    NO_CAST = "no-cast", Refused.NO_CAST.value
+    UNKNOWN_TYPE = "unknown-type", Refused.UNKNOWN_TYPE.value
+    CONSTANT = "constant", Refused.CONSTANT.value
+    SHAPE_ONLY = "shape-only", Refused.SHAPE_ONLY.value
+    GIVEN_CAST = "given-cast", Refused.GIVEN_CAST.value
+    CONVERSION = "conversion", Refused.CONVERSION.value
+    STATED_TYPE = "stated-type", Refused.STATED_TYPE.value
+    CONTROL_FLOW = "control-flow", Refused.CONTROL_FLOW.value
+    TRAINS_IN_FP32 = "trains-in-fp32", Refused.TRAINS_IN_FP32.value
+    FRAMEWORK = "framework", Refused.FRAMEWORK.value
+    OPERATOR = "operator", "{why}"  # what earlier versions called all of these
+    READERS = "readers", "a Cast from another type, which makes what all its readers want"
     USER = "keep-fp32", "named by --keep-fp32"
     KERNEL = (
         "kernel",
@@ -175,6 +190,7 @@ class Reason(Enum):
     )
 
     EARLIER_VERSION = "earlier-version", "{who}: {why}", "{why}"
+    AS_WRITTEN = "as-written", "it is so in the mixed file, which does not say why"
 
     # What is said of the whole plan.
     NEVER_WORSE = "never-worse", "the whole assignment is predicted no faster than FP32"
@@ -201,6 +217,10 @@ class Reason(Enum):
     def fact_names(self) -> frozenset[str]:
         """The facts its templates speak of."""
         return _fields(self.sentence) | _fields(self.summary)
+
+
+REFUSED = MappingProxyType({refused: Reason[refused.name] for refused in Refused})
+"""The reason that each refusal of an operator is in a plan."""
 
 
 @cache
@@ -238,6 +258,11 @@ class Verdict:
             expected = ", ".join(sorted(self.decided_by.fact_names)) or "none"
             raise ValueError(f"{self.decided_by.value} takes these facts: {expected}")
         object.__setattr__(self, "facts", MappingProxyType(dict(self.facts)))
+
+    @classmethod
+    def refused(cls, refusal: Refusal) -> "Verdict":
+        """Take over what an operator says of itself."""
+        return cls(decided_by=REFUSED[refusal.why], facts=dict(refusal.facts))
 
     @property
     def reason(self) -> str:

@@ -72,6 +72,7 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
         predicted_us=plan.predicted_us,
         low_nodes=len(plan.low_nodes),
         casts=len(plan.casts),
+        captured=plan.captured,
     )
     write_stamp(model, stamp)
     return model

@@ -16,6 +16,7 @@ _ELEMENTWISE = frozenset(
         *("Reciprocal", "Sign", "Sqrt", "Sub", "Sum", "Where"),
     )
 )
+_SPLIT, _CONCAT, _RESHAPE = (OpKey("", op) for op in ("Split", "Concat", "Reshape"))
 _BOUNDARY = OpKey("com.microsoft", "YieldOp")
 
 
@@ -24,7 +25,8 @@ def weight_update(view: GraphView) -> frozenset[str]:
 
     A graph output is a new version of a graph input of its shape when the input reaches it through
     elementwise nodes of that shape. The update is what computes it from there back to where the
-    gradient leaves the network (a MatMul, a reduction, a Transpose).
+    gradient leaves the network (a MatMul, a reduction, a Transpose). Several may be joined, updated
+    at once, and cut apart again.
     """
     return frozenset[str]().union(*(region for region, _ in _updates(view).values()))
 
@@ -45,10 +47,39 @@ def _updates(view: GraphView) -> Mapping[str, tuple[frozenset[str], tuple[str, .
         shape = view.shape(output)
         if shape is None or not view.is_float32(output) or shape not in inputs_by_shape:
             continue
-        region, reads = _elementwise_region(output, shape, view)
+        region, reads = _joined_region(output, view) or _elementwise_region(output, shape, view)
         if earlier := reads & inputs_by_shape[shape]:
             found[output] = frozenset(region), tuple(sorted(earlier))
     return found
+
+
+def _joined_region(output: str, view: GraphView) -> tuple[set[str], set[str]] | None:
+    """Walk back from one part of a Split through what is computed of all parts at once; None for another."""
+    before: set[str] = set()
+    tensor = _unshaped(output, view, before)
+    split = view.producer.get(tensor)
+    if split is None or split.op != _SPLIT or (shape := view.shape(split.inputs[0])) is None:
+        return None
+    region, reads = _elementwise_region(split.inputs[0], shape, view)
+    part, parts = split.outputs.index(tensor), len(split.outputs)
+    found: set[str] = set()
+    for joined in tuple(reads):
+        made = view.producer.get(joined)
+        if made is None or made.op != _CONCAT or len(made.inputs) != parts:
+            continue
+        sources = [_unshaped(name, view, set()) for name in made.inputs]
+        found.add(sources[part])
+        if any(name not in view.producer for name in sources):
+            region.add(made.name)
+    return region | before | {split.name}, found
+
+
+def _unshaped(tensor: str, view: GraphView, passed: set[str]) -> str:
+    """Say what a tensor was before it was reshaped, and note the nodes that did it."""
+    while (node := view.producer.get(tensor)) is not None and node.op == _RESHAPE:
+        passed.add(node.name)
+        tensor = node.inputs[0]
+    return tensor
 
 
 def _elementwise_region(output: str, shape: tuple[int, ...], view: GraphView) -> tuple[set[str], set[str]]:

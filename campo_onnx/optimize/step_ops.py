@@ -14,6 +14,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.registry import spec
+from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.spec import Family
 from campo_onnx.ops.work import HOST_ONLY, WorkKind
 from campo_onnx.optimize.plan import Plan
@@ -151,7 +152,6 @@ def _op(
     node, signature = view.node[name], view.signature(name)
     low_inputs, low_outputs = (ports.low_inputs, ports.low_outputs) if low is not None else ((), ())
     kind = work_of(signature).kind
-    runs = kind not in HOST_ONLY
     return StepOp(
         node=name,
         op=node.op,
@@ -160,7 +160,7 @@ def _op(
             *((t, False) for t in node.captures),
         ),
         writes=tuple(_version(t, i in low_outputs, existing) for i, t in enumerate(node.outputs) if t),
-        moved=Moved(launches=1, moved_bytes=moved_bytes(signature, ports, low)) if runs else Moved(),
+        moved=moved_by(signature, ports, low),
         is_view=kind is WorkKind.VIEW,
     )
 
@@ -170,16 +170,28 @@ def _cast(
 ) -> StepOp:
     versions = _version(tensor, False, existing), _version(tensor, True, existing)
     source, target = versions if dst is low else versions[::-1]
-    width = Precision.FP32.itemsize_bytes + low.itemsize_bytes
     producer = view.producer.get(tensor)
     return StepOp(
         node=tensor if producer is None else producer.name,
         op=CAST,
         reads=(source,),
         writes=(target,),
-        moved=Moved(launches=1, moved_bytes=float(width * (view.tensors[tensor].elements or 0))),
+        moved=moved_by_cast(view, tensor, low),
         is_view=False,
     )
+
+
+def moved_by(signature: Signature, ports: Ports, low: Precision | None) -> Moved:
+    """Count one node, in FP32 or in a low precision."""
+    if work_of(signature).kind in HOST_ONLY:
+        return Moved()
+    return Moved(launches=1, moved_bytes=moved_bytes(signature, ports, low))
+
+
+def moved_by_cast(view: GraphView, tensor: str, low: Precision) -> Moved:
+    """Count a Cast that a plan inserts, in either direction."""
+    width = Precision.FP32.itemsize_bytes + low.itemsize_bytes
+    return Moved(launches=1, moved_bytes=float(width * (view.tensors[tensor].elements or 0)))
 
 
 def _version(tensor: str, is_low: bool, existing: Mapping[str, str]) -> Version:

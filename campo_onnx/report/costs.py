@@ -78,7 +78,9 @@ def provenance(plan: Plan, problem: Problem | None) -> Provenance:
         The costs of every node; None where only a plan file is at hand, which says one source for all.
     """
     known = devices().get(plan.device)
-    source = CostSource(plan.source)
+    # A plan file may have been written by a version with other sources.
+    known_sources = {source.value for source in CostSource}
+    source = CostSource(plan.source) if plan.source in known_sources else CostSource.UNKNOWN
     cast = ""
     if problem is not None:
         model = problem.costs.cast

@@ -9,11 +9,13 @@ from typing import Any
 
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.registry import spec
 from campo_onnx.optimize.explanation import explained
 from campo_onnx.optimize.plan import Decision, Plan
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.reason import Reason
+from campo_onnx.optimize.step_ops import Moved, moved_by, moved_by_cast
 from campo_onnx.report.modules import module_tree
 from campo_onnx.wording import visible
 
@@ -69,7 +71,7 @@ def columns(plans: Sequence[Plan], problem: Problem | None) -> dict[str, Any]:
     if problem is not None:
         given |= _of_graph(number, problem)
     texts, rules, classes = Texts(), Texts(), Texts()
-    given["plans"] = [_plan(plan, number, texts, rules, classes) for plan in plans]
+    given["plans"] = [_plan(plan, problem, number, texts, rules, classes) for plan in plans]
     return given | {"reasons": texts.texts, "rules": rules.texts, "classes": classes.texts}
 
 
@@ -82,13 +84,27 @@ def _of_graph(number: dict[str, int], problem: Problem) -> dict[str, Any]:
         producers = (view.producer.get(tensor) for tensor in node.inputs)
         reads.append(list(dict.fromkeys(number[source.name] for source in producers if source is not None)))
         shape.append(shapes(_shape(view, node.outputs)))
+    moved = _moved(number, problem)
     return {
         "reads": reads,
         "shapes": shapes.texts,
         "shape": shape,
         "sources": sources.texts,
         "source": [sources(problem.costs.nodes[name].source.value) for name in number],
+        "bytes": [round(each.moved_bytes) for each in moved],
+        "launches": [each.launches for each in moved],
     }
+
+
+def _moved(number: dict[str, int], problem: Problem, plan: Plan | None = None) -> list[Moved]:
+    """Count every node as it is given, or as a plan has it; without the Casts that are inserted."""
+    dropped = set() if plan is None else {cast.node for cast in plan.dropped}
+    moved = []
+    for name in number:
+        low = plan.low if plan is not None and name in plan.low_nodes else None
+        ports = Ports() if low is None else problem.ports[name]
+        moved.append(Moved() if name in dropped else moved_by(problem.view.signature(name), ports, low))
+    return moved
 
 
 def _shape(view: GraphView, outputs: Iterable[str]) -> str:
@@ -98,10 +114,23 @@ def _shape(view: GraphView, outputs: Iterable[str]) -> str:
     return " x ".join(map(str, first.shape)) or "scalar"
 
 
-def _plan(plan: Plan, number: dict[str, int], texts: Texts, rules: Texts, classes: Texts) -> dict[str, Any]:
+def _plan(
+    plan: Plan,
+    problem: Problem | None,
+    number: dict[str, int],
+    texts: Texts,
+    rules: Texts,
+    classes: Texts,
+) -> dict[str, Any]:
     decisions = sorted(plan.decisions, key=lambda d: number[d.node])
     reasons = [decision.reason for decision in decisions]
-    return {
+    counted: dict[str, Any] = {}
+    if problem is not None:
+        counted["bytes"] = [round(moved.moved_bytes) for moved in _moved(number, problem, plan)]
+        counted["cast_bytes"] = [
+            round(moved_by_cast(problem.view, cast.tensor, plan.low).moved_bytes) for cast in plan.casts
+        ]
+    return counted | {
         "title": visible(f"{plan.strategy} ({plan.lists})"),
         "precision": "".join(_precision(d) for d in decisions),
         "reason": [texts(reason) for reason in reasons],

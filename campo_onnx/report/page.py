@@ -83,6 +83,7 @@ def render(page: Page) -> str:
         script=script,
         policy=_policy(style, script),
         data=data,
+        counts_bytes=page.data is not None and "bytes" in page.data,
         version=_version(),
         **page.values,
     )

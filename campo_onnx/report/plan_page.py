@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from campo_onnx.bench.result import BenchResult
 from campo_onnx.optimize.plan import Plan
@@ -52,11 +53,24 @@ def plan_page(
     measured
         What the device said: FP32 first, then the mixed step.
     """
+    values = {
+        **plan_values(plan, problem, moved),
+        "model": model,
+        "measured": measured,
+        "measured_picture": None if measured is None else bench_picture(measured),
+    }
+    title = f"{visible(model)} in mixed precision"
+    return render(
+        Page(template="plan.html", title=title, values=values, data=columns([plan], problem), notes=notes)
+    )
+
+
+def plan_values(plan: Plan, problem: Problem | None, moved: tuple[Traffic, Traffic] | None) -> dict[str, Any]:
+    """What templates read of a plan; parameters as for :func:`plan_page`."""
     rows = family_rows(plan, moved)
     whole = whole_step(plan, rows)
     known, summed = provenance(plan, problem), report_of(plan)
-    values = {
-        "model": model,
+    return {
         "plan": plan,
         "costs": known,
         "cards": _cards(summed, whole, moved, known.predicted),
@@ -64,15 +78,9 @@ def plan_page(
         "whole": whole,
         "longest_us": max((max(row.fp32_us, row.planned_us) for row in rows), default=0.0) or 1.0,
         "kept": summed.kept,
-        "measured": measured,
-        "measured_picture": None if measured is None else bench_picture(measured),
         "step_picture": step_picture(plan),
         "bytes_picture": None if moved is None else bytes_picture(*moved),
     }
-    title = f"{visible(model)} in mixed precision"
-    return render(
-        Page(template="plan.html", title=title, values=values, data=columns([plan], problem), notes=notes)
-    )
 
 
 def _cards(report: Report, whole: FamilyRow, moved: tuple[Traffic, Traffic] | None, how: str) -> list[Card]:

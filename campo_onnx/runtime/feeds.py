@@ -22,6 +22,8 @@ from onnx import TensorProto, helper
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.files import refuse_special
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Ask, Family, Movement
 
 Feeds = dict[str, NDArray[Any]]
 
@@ -35,20 +37,9 @@ _UNREADABLE = (
     LookupError, SyntaxError, TypeError, struct.error, TokenError,
 )  # fmt: skip
 
-# Ops through which a value passes unchanged: what their consumers want holds for their input, too.
-_PASSING_OPS = """
-    Reshape Squeeze Unsqueeze Flatten Identity Transpose Expand Tile Slice Split Cast Concat Where Pad
-    Gather GatherElements GatherND
-"""
-_PASSES = frozenset(_PASSING_OPS.split())
-# An argument that must be positive: by op, the position.
-_POSITIVE = frozenset(
-    [("Sqrt", 0), ("Log", 0), ("Reciprocal", 0), ("Div", 1), ("BatchNormalization", 4), ("Pow", 0)]
-)
 # Arithmetic that keeps a positive value positive, as in sqrt(variance + epsilon).
 _KEEPS_SIGN = frozenset(["Add", "Mul"])
 _SCALING = frozenset(["Mul", "Div", "Cast", "Reshape"])
-_DROPOUT_RATIO = ("Dropout", 1)
 _SCALAR = 0.01  # a learning rate, a temperature, a loss weight
 _RATIO = 0.1
 _MASKED = 0.25
@@ -250,10 +241,11 @@ def _wanted(view: GraphView, tensor: str) -> _Wanted:
             bound = index_bound(node, use.position, view)
             if bound is not None:
                 bounds.append(bound)
-            positive |= (node.op.op_type, use.position) in _POSITIVE
+            ask = _asked(node, use.position)
+            positive |= ask is Ask.POSITIVE
             # A sum whose root is taken is a running second moment, as Adam keeps it.
             positive |= node.op.op_type == "Add" and _has_root(node, view)
-            ratio |= (node.op.op_type, use.position) == _DROPOUT_RATIO
+            ratio |= ask is Ask.SHARE
             if _passes(node, use.position, bound, view):
                 fresh = [t for t in node.outputs if t and t not in seen]
                 seen.update(fresh)
@@ -267,11 +259,11 @@ def _passes(node: OpNode, position: int, bound: int | None, view: GraphView) -> 
     if op_type in _KEEPS_SIGN:
         # Only towards something tiny, an epsilon: elsewhere the other operand decides.
         return any(t in view.values and view.values[t].size == 1 for t in node.inputs)
-    if op_type not in _PASSES or bound is not None:
+    if spec(node.op).family is not Family.MOVEMENT or bound is not None:
         return False
     if op_type == "Where":
         return position in (1, 2)
-    return position == 0 or op_type == "Concat"
+    return position == 0 or spec(node.op).movement is Movement.JOIN
 
 
 def _has_root(node: OpNode, view: GraphView, reach: int = 3) -> bool:
@@ -299,34 +291,32 @@ def index_bound(node: OpNode, position: int, view: GraphView) -> int | None:
     --------
     The second input of ``Gather(table[1000, 64], indices)`` along axis 0 stays below 1000.
     """
-    op_type = node.op.op_type
+    ask = _asked(node, position)
     shape = view.shape(node.inputs[0]) if node.inputs else None
-    if shape is None:
+    if ask is None or shape is None:
         return None
-    if position == 1 and op_type in _ALONG_AXIS:
-        return _size(shape, node.attributes.get("axis", 0))
-    if position == 1 and op_type in ("GatherND", "ScatterND"):
+    axis = node.attributes.get("axis", 0)
+    if ask is Ask.INDEX_ALONG_AXIS:
+        return _size(shape, axis)
+    if ask is Ask.INDEX_OF_ANY_AXIS:
         return min(shape, default=None)
-    if op_type == "OneHot" and position == 0:
+    if ask is Ask.INDEX_BELOW_DEPTH:
         depth = view.values.get(node.inputs[1]) if len(node.inputs) > 1 else None
         return int(depth.reshape(-1)[0]) if depth is not None and depth.size else None
-    if position == 1 and op_type in _LABELLED:
+    if ask is Ask.CLASS:
         return shape[1] if len(shape) > 1 else None
-    if position == 1 and op_type in _LABELLED_LAST:
+    if ask is Ask.CLASS_OF_LAST_AXIS:
         return _size(shape, -1)
-    if op_type == "GatherGrad" and position == 1:
-        table = view.values.get(node.inputs[0])  # the shape of what was gathered from
-        return None if table is None else _size(table.reshape(-1).tolist(), node.attributes.get("axis", 0))
+    if ask is Ask.INDEX_OF_SHAPE:
+        table = view.values.get(node.inputs[0])
+        return None if table is None else _size(table.reshape(-1).tolist(), axis)
     return None
+
+
+def _asked(node: OpNode, position: int) -> Ask | None:
+    return next((ask for at, ask in spec(node.op).asks if at == position), None)
 
 
 def _size(shape: Sequence[int], axis: int) -> int | None:
     """Size along an axis; None if there is no such axis, as operators that ONNX does not check may say."""
     return int(shape[axis]) if -len(shape) <= axis < len(shape) else None
-
-
-_ALONG_AXIS = frozenset(["Gather", "GatherElements", "ScatterElements", "Scatter", "ShrunkenGather"])
-_LABELLED = frozenset(
-    ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLossInternal"]
-)
-_LABELLED_LAST = frozenset(["SparseSoftmaxCrossEntropy"])

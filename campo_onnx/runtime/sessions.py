@@ -209,12 +209,14 @@ def optimized_nodes(
     model, machine, folder
         As for :func:`open_session`.
     """
-    written = _written_by_runtime(model, machine, _options_for(machine, folder), with_data=False)
+    written = _written_by_runtime(model, machine, _options_for(machine, folder))
     return tuple(written.graph.node)
 
 
 def cleaned_up(model: onnx.ModelProto, machine: Machine, folder: Path | None = None) -> onnx.ModelProto:
     """Let ONNX Runtime's optimizer rewrite a graph by the rules that hold on every provider.
+
+    External data that it leaves as it is stays where it is.
 
     Parameters
     ----------
@@ -228,11 +230,11 @@ def cleaned_up(model: onnx.ModelProto, machine: Machine, folder: Path | None = N
     """
     options = _options_for(machine, folder)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    return _written_by_runtime(model, machine, options, with_data=True)
+    return _written_by_runtime(model, machine, options)
 
 
 def _written_by_runtime(
-    model: onnx.ModelProto, machine: Machine, options: ort.SessionOptions, *, with_data: bool
+    model: onnx.ModelProto, machine: Machine, options: ort.SessionOptions
 ) -> onnx.ModelProto:
     """Load a model, and read back what ONNX Runtime's optimizer made of it."""
     with temporary_folder() as scratch:
@@ -243,7 +245,7 @@ def _written_by_runtime(
             ort.InferenceSession(model.SerializeToString(), options, providers=providers, enable_fallback=0)
         except RUNTIME_ERRORS as error:
             raise _refused(error) from None
-        return onnx.load(written, load_external_data=with_data)
+        return onnx.load(written, load_external_data=False)
 
 
 def bind(

@@ -7,7 +7,7 @@ long it ran, so this is for CPUs only.
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,11 +42,14 @@ class Trace:
     accounted
         Share of a step that its own node times add up to, median over the steps. On a busy machine
         the medians of the nodes add up to less: what disturbs a step hits another node each time.
+    interrupted
+        Whether Ctrl-C ended it before all steps were run.
     """
 
     nodes: Mapping[str, Timing]
     step: Timing
     accounted: float
+    interrupted: bool = False
 
     @property
     def nodes_us(self) -> float:
@@ -85,18 +88,27 @@ def trace(
     ------
     UnsupportedModelError
         If ONNX Runtime cannot load or run the graph.
+    KeyboardInterrupt
+        If the user ends it before the first step that counts; after that, what was traced is returned.
     """
     affordable = _EVENTS_KEPT // (len(model.graph.node) + 4)
     steps = max(1, min(steps, affordable - warmup))
     with temporary_folder() as workshop:
         session = open_session(model, machine, folder=folder, trace_to=workshop / "trace")
         step = bind(session, feeds, machine.provider)
-        for _ in range(warmup + steps):
-            step()
-            if on_step is not None:
-                on_step()
+        done, interrupted = 0, False
+        try:
+            for _ in range(warmup + steps):
+                step()
+                done += 1
+                if on_step is not None:
+                    on_step()
+        except KeyboardInterrupt:
+            if done <= warmup:
+                raise
+            interrupted = True
         events = read_profiling(session)
-    return read_events(events, skip=warmup)
+    return replace(read_events(events, skip=warmup), interrupted=interrupted)
 
 
 def read_profiling(session: ort.InferenceSession) -> Any:

@@ -11,11 +11,15 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
+from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.pieces import run_in_pieces
 from campo_onnx.runtime.providers import Machine
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 Outputs: TypeAlias = Iterable[tuple[str, NDArray[Any]]]
+
+MOST_IN_FP16 = 1e-2
+"""Relative error that an output may have in FP16, unless told otherwise."""
 
 FEWER_BITS = 2.0**13
 """FP16 has 13 bits fewer than FP32: what FP32 loses of an output, FP16 loses that many times over."""
@@ -23,6 +27,20 @@ FEWER_BITS = 2.0**13
 
 GRANTED = 10.0
 """Against a limit of 1 % an output may lose a tenth of what FP16 has to lose of it: 10 times 1 %."""
+
+
+def most_drift(low: Precision) -> float:
+    """Relative error that an output may have unless told otherwise: 1 % in FP16, 8 % in BF16.
+
+    Every rounding of BF16 is eight times that of FP16, and the error of an output with it; so is what FP32's
+    own error comes to, which :class:`Reference` counts in FP16's.
+
+    Examples
+    --------
+    >>> most_drift(Precision.BF16)
+    0.08
+    """
+    return MOST_IN_FP16 * 2.0 ** (Precision.FP16.fraction_bits - low.fraction_bits)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.sort import fresh, name_nodes, outer_reads, sort_nodes
 from campo_onnx.ops.precision import is_low_dtype
+from campo_onnx.ops.registry import REGISTRY
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
 
@@ -29,10 +30,7 @@ _NATIVE = frozenset({"Cast", "Constant", "ConstantOfShape"})
 # ONNX Runtime takes a Cast of this name for one of its own that loses nothing, and drops it.
 _DROPPED_PREFIX = "InsertedPrecisionFreeCast_"
 
-RANDOM = frozenset(
-    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"}
-    | {"RandomUniformLike"}
-)
+RANDOM = frozenset(key.op_type for key, spec in REGISTRY.specs.items() if spec.draws)
 """Operators that draw random numbers."""
 
 
@@ -304,6 +302,6 @@ def seeded(model: ModelProto) -> ModelProto:
     for node in copy.graph.node:
         if node.op_type in RANDOM and all(attribute.name != "seed" for attribute in node.attribute):
             seed = zlib.crc32(node.name.encode()) >> 8  # a float holds integers up to 2^24
-            kind = int if node.op_type == "Dropout" else float
+            kind = int if "Dropout" in node.op_type else float
             node.attribute.append(onnx.helper.make_attribute("seed", kind(seed)))
     return copy

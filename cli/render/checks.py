@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .console import escape, stderr, stdout, visible, without_commands
-from .table import Cell, Column, Table
+from .table import Cell, Column, Table, TableFormat
 from .units import duration
 
 if TYPE_CHECKING:
@@ -15,13 +15,17 @@ if TYPE_CHECKING:
 _STATUS_STYLES = {"passed": "green", "failed": "bold red", "not checked": "yellow", "not asked": "dim"}
 
 
-def print_verdicts(checked: Sequence["Verdicts"]) -> None:
-    """Print the verdicts, one table per graph."""
+def print_verdicts(checked: Sequence["Verdicts"], form: TableFormat = TableFormat.TEXT) -> None:
+    """Print the verdicts: on a screen one table for each graph, else one for all."""
+    if form is not TableFormat.TEXT:
+        _verdicts_table(checked).show(form)
+        return
     console = stdout()
     for verdicts in checked:
         title = f"{verdicts.mixed} against {verdicts.against}"
         if verdicts.device:
-            title += f", {verdicts.device} ({verdicts.costs})"
+            runs = " captured as a CUDA graph" if verdicts.captured else ""
+            title += f", {verdicts.device}{runs} ({verdicts.costs})"
         console.print(escape(title), style="bold")
         if verdicts.error is not None:
             console.print(escape(str(verdicts.error)), style="bold red")
@@ -31,6 +35,27 @@ def print_verdicts(checked: Sequence["Verdicts"]) -> None:
             status = verdict.status.value
             table.add(verdict.rule, Cell(status, status, _STATUS_STYLES[status]), verdict.finding.reason)
         table.show()
+
+
+def _verdicts_table(checked: Sequence["Verdicts"]) -> Table:
+    table = Table(
+        (
+            Column(title="graph", key="graph"),
+            Column(title="rule", key="rule"),
+            Column(title="result", key="result"),
+            Column(title="value", key="value", is_number=True),
+            Column(title="limit", key="limit", is_number=True),
+            Column(title="why", key="why"),
+        )
+    )
+    for verdicts in checked:
+        if verdicts.error is not None:
+            table.add(verdicts.name, "check", "failed", Cell(""), Cell(""), str(verdicts.error))
+        for verdict in verdicts.verdicts:
+            finding = verdict.finding
+            figures = (Cell("" if n is None else f"{n:.4g}", n) for n in (finding.value, finding.limit))
+            table.add(verdicts.name, verdict.rule, verdict.status.value, *figures, finding.reason)
+    return table
 
 
 def print_annotations(text: str, *, beside_a_document: bool) -> None:

@@ -8,7 +8,7 @@ from .table import Cell, Column, Table, TableFormat
 from .units import duration, gigabytes, verdict_style
 
 if TYPE_CHECKING:
-    from campo_onnx.comparison import Comparison, ComparisonRow
+    from campo_onnx.comparison import Comparison, ComparisonRow, Drift
     from campo_onnx.optimize.plan import Plan
     from campo_onnx.optimize.traffic import Traffic
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def headline(plan: "Plan") -> str:
     """Say what predictions are for and what they rest on."""
     known = "estimates from public figures" if plan.source == "datasheet" else plan.source
-    return f"{plan.device} ({known}), {plan.low.value}"
+    runs = " captured as a CUDA graph" if plan.captured else ""
+    return f"{plan.device}{runs} ({known}), {plan.low.value}"
 
 
 def print_comparison(comparison: "Comparison", *, plot: Path | None, form: TableFormat) -> None:
@@ -38,6 +39,7 @@ def print_comparison(comparison: "Comparison", *, plot: Path | None, form: Table
             Cell(f"{row.tensor_core_share:.0%}", row.tensor_core_share),
             *_moved(row.traffic),
             *(_measured(row) if _was_measured(comparison) else ()),
+            *(_error(drift) for drift in row.drift.values()),
             style="bold" if plan.strategy == "optimal" else "",
         )
     if form is not TableFormat.TEXT:
@@ -52,6 +54,12 @@ def print_comparison(comparison: "Comparison", *, plot: Path | None, form: Table
         console.print(
             f"x {baseline.strategy}: against {baseline.strategy} with the lists {escape(baseline.lists)}."
         )
+    for why in dict.fromkeys(
+        drift.why for row in comparison.rows for drift in row.drift.values() if drift.why
+    ):
+        print_note(f"Not emulated: {why}")
+    if comparison.interrupted:
+        console.print("Interrupted: measured steps are of the rounds until then.")
     if plot is not None:
         console.print(escape(f"Wrote {plot}"))
 
@@ -62,7 +70,7 @@ def _was_measured(comparison: "Comparison") -> bool:
 
 def _columns(comparison: "Comparison") -> tuple[Column, ...]:
     over = comparison.baseline.plan.strategy
-    columns = (
+    columns: tuple[Column, ...] = (
         Column(title="strategy", key="strategy"),
         Column(title="lists", key="lists", may_break=True),
         Column(title="low", key="low_nodes", is_number=True, rank=5),
@@ -77,14 +85,18 @@ def _columns(comparison: "Comparison") -> tuple[Column, ...]:
         Column(title="by casts", key="cast_moved_bytes", is_number=True, rank=10),
         Column(title="tensors at most", key="peak_bytes", is_number=True, rank=11),
     )
-    if not _was_measured(comparison):
-        return columns
-    return (
-        *columns,
-        Column(title="measured", key="measured_us", is_number=True),
-        Column(title="x fp32, 95 %", key="measured_speedup", is_number=True),
-        Column(title="verdict", key="verdict"),
+    if _was_measured(comparison):
+        columns = (
+            *columns,
+            Column(title="measured", key="measured_us", is_number=True),
+            Column(title="x fp32, 95 %", key="measured_speedup", is_number=True),
+            Column(title="verdict", key="verdict"),
+        )
+    drifts = (
+        Column(title=f"drift, {form}", key=f"drift_{form}", is_number=True)
+        for form in comparison.rows[0].drift
     )
+    return (*columns, *drifts)
 
 
 def _moved(traffic: "Traffic") -> tuple[Cell, ...]:
@@ -106,6 +118,10 @@ def _measured(row: "ComparisonRow") -> tuple[Cell, ...]:
         Cell(_speedup(row), row.measured_speedup),
         Cell(verdict, verdict, verdict_style(verdict)),
     )
+
+
+def _error(drift: "Drift") -> Cell:
+    return Cell("-") if drift.error is None else Cell(f"{drift.error:.2g}", drift.error)
 
 
 def _speedup(row: "ComparisonRow") -> str:

@@ -166,8 +166,8 @@ def stderr() -> Console:
 
 
 def print_line(text: str) -> None:
-    """Print one line of result."""
-    stdout().print(escape(text))
+    """Print one line of result, which stays one: commands are copied."""
+    stdout().print(escape(text), soft_wrap=True)
 
 
 def print_document(text: str) -> None:

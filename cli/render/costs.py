@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .bench import print_written
 from .console import escape, is_verbose, print_warning, stdout
-from .table import Cell, Column, Table
+from .table import Cell, Column, Table, TableFormat
 from .units import duration
 
 if TYPE_CHECKING:
@@ -14,10 +15,28 @@ if TYPE_CHECKING:
 _OPS_SHOWN = 12
 
 
-def print_profile(profile: "Profile", output: Path) -> None:
-    """Print where the time of an FP32 step goes, by operator."""
+def print_profile(profile: "Profile", output: Path, form: TableFormat = TableFormat.TEXT) -> None:
+    """Print where the time of an FP32 step goes, by operator; on a screen, the longest."""
     console, ops = stdout(), profile.ops()
     machine = profile.machine
+    is_whole = form is not TableFormat.TEXT or is_verbose()
+    table = Table(
+        (
+            Column(title="operator", key="operator", may_break=True),
+            Column(title="nodes", key="nodes", is_number=True),
+            Column(title="time", key="fp32_us", is_number=True),
+            Column(title="share", key="share", is_number=True),
+        )
+    )
+    for row in ops.head(len(ops) if is_whole else _OPS_SHOWN).iter_rows(named=True):
+        time_us = row["fp32_us"]
+        share = time_us / profile.nodes_us if profile.nodes_us else 0.0
+        cells = Cell(str(row["nodes"]), row["nodes"]), Cell(duration(time_us), time_us)
+        table.add(row["op"], *cells, Cell(f"{share:.1%}", share))
+    if form is not TableFormat.TEXT:
+        table.show(form)
+        print_written(output, form=form)
+        return
     console.print(
         escape(
             f"{machine.device} ({machine.provider}), ONNX Runtime {machine.ort}: "
@@ -28,17 +47,6 @@ def print_profile(profile: "Profile", output: Path) -> None:
     if profile.accounted is not None:
         what = "of the step" if machine.provider == "cpu" else "of the time in which the GPU was busy"
         console.print(f"Within a step, node times add up to {profile.accounted:.1%} {what}.")
-    table = Table(
-        (
-            Column(title="operator", may_break=True),
-            Column(title="nodes", is_number=True),
-            Column(title="time", is_number=True),
-            Column(title="share", is_number=True),
-        )
-    )
-    for row in ops.head(len(ops) if is_verbose() else _OPS_SHOWN).iter_rows(named=True):
-        share = row["fp32_us"] / profile.nodes_us if profile.nodes_us else 0.0
-        table.add(row["op"], str(row["nodes"]), duration(row["fp32_us"]), f"{share:.1%}")
     table.show()
     for note in profile.notes:
         console.print(escape(_sentence(note)), soft_wrap=True)
@@ -49,10 +57,14 @@ def print_profile(profile: "Profile", output: Path) -> None:
     console.print(escape(f"Wrote {output}"))
 
 
-def print_calibration(calibration: "Calibration", output: Path) -> None:
+def print_calibration(calibration: "Calibration", output: Path, form: TableFormat = TableFormat.TEXT) -> None:
     """Print how well each operator's model predicts held-out shapes."""
-    from campo_onnx.calibrate.quality import LEAST_ACCURACY, doubt
+    from campo_onnx.calibrate.quality import doubt
 
+    if form is not TableFormat.TEXT:
+        _calibration_table(calibration).show(form)
+        print_written(output, form=form)
+        return
     console, machine = stdout(), calibration.machine
     console.print(
         escape(
@@ -66,32 +78,7 @@ def print_calibration(calibration: "Calibration", output: Path) -> None:
         f"Cast: {cast.r_us * 1e6:.1f} us per million elements + {cast.c_i_us:.2f} us "
         f"(M_A {calibration.cast_score:.1%})"
     )
-    counted = any(entry.with_counters is not None for entry in calibration.entries)
-    table = Table(
-        (
-            Column(title="operator", may_break=True),
-            Column(title="shapes", is_number=True, rank=2),
-            Column(title="model", is_number=True),
-            Column(title="paper's fit", is_number=True, rank=4),
-            Column(title="one for all", is_number=True, rank=3),
-            Column(title="roofline", is_number=True, rank=1),
-            *([Column(title="with counters", is_number=True, rank=5)] if counted else []),
-            Column(title="method", rank=2),
-        ),
-        title="M_A on held-out shapes",
-    )
-    for entry in calibration.entries:
-        scores = entry.scores
-        name = f"{entry.op} (tensor cores)" if entry.on_tensor_cores else entry.op
-        figures = (scores.chosen, scores.by_method["paper"], scores.general, scores.roofline)
-        cells = [
-            Cell(f"{figure:.1%}", style="yellow" if figure < LEAST_ACCURACY and not number else "")
-            for number, figure in enumerate(figures)
-        ]
-        if counted:
-            cells.append(Cell("-" if scores.with_counters is None else f"{scores.with_counters:.1%}"))
-        table.add(name, f"{entry.fitted}+{scores.shapes}", *cells, entry.method)
-    table.show()
+    _calibration_table(calibration).show()
     if calibration.entries:
         console.print(f"Overall: {calibration.score:.1%} (the paper reports 94.2 % on its GPUs)")
     if why := doubt(calibration):
@@ -101,6 +88,45 @@ def print_calibration(calibration: "Calibration", output: Path) -> None:
     for op, why in calibration.failures.items():
         console.print(escape(f"{op}: {why}"), style="dim")
     console.print(escape(f"Wrote {output}"))
+
+
+def _calibration_table(calibration: "Calibration") -> Table:
+    """Lay out the accuracy (M_A) of each operator's model, and of others, on shapes kept out of the fit."""
+    from campo_onnx.calibrate.quality import LEAST_ACCURACY
+
+    counted = any(entry.with_counters is not None for entry in calibration.entries)
+    table = Table(
+        (
+            Column(title="operator", key="operator", may_break=True),
+            Column(title="shapes", key="shapes_fitted", is_number=True, rank=2),
+            Column(title="model", key="accuracy", is_number=True),
+            Column(title="paper's fit", key="accuracy_of_paper_fit", is_number=True, rank=4),
+            Column(title="one for all", key="accuracy_of_one_model", is_number=True, rank=3),
+            Column(title="roofline", key="accuracy_of_roofline", is_number=True, rank=1),
+            *(
+                [Column(title="with counters", key="accuracy_with_counters", is_number=True, rank=5)]
+                if counted
+                else []
+            ),
+            Column(title="method", key="method", rank=2),
+            Column(title="", key="shapes_held_out", csv_only=True),
+        ),
+        title="M_A on held-out shapes",
+    )
+    for entry in calibration.entries:
+        scores = entry.scores
+        name = f"{entry.op} (tensor cores)" if entry.on_tensor_cores else entry.op
+        figures = (scores.chosen, scores.by_method["paper"], scores.general, scores.roofline)
+        cells = [
+            Cell(f"{figure:.1%}", figure, "yellow" if figure < LEAST_ACCURACY and not number else "")
+            for number, figure in enumerate(figures)
+        ]
+        if counted:
+            best = scores.with_counters
+            cells.append(Cell("-" if best is None else f"{best:.1%}", best))
+        shapes = Cell(f"{entry.fitted}+{scores.shapes}", entry.fitted)
+        table.add(name, shapes, *cells, entry.method, Cell("", scores.shapes))
+    return table
 
 
 def _sentence(text: str) -> str:

@@ -90,7 +90,9 @@ def _print_written(written: Sequence[Path]) -> None:
 
 def _headline(plan: "Plan") -> str:
     known = "estimate from public figures" if plan.source == "datasheet" else plan.source
-    return escape(f"{plan.device} ({known}), strategy {plan.strategy}, lists {plan.lists}, {plan.low.value}")
+    runs = " captured as a CUDA graph" if plan.captured else ""
+    how = f"strategy {plan.strategy}, lists {plan.lists}, {plan.low.value}"
+    return escape(f"{plan.device}{runs} ({known}), {how}")
 
 
 def _totals(report: "Report", given: "Traffic", planned: "Traffic") -> list[tuple[str, str]]:

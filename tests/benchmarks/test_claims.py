@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import polars as pl
 import pytest
 
 from benchmarks import (
     accuracy,
+    auto_precision,
     data_safety,
     export,
     gpu_session,
@@ -33,7 +36,7 @@ MLP = DATA / "mlp.onnx"
 
 
 def test_strategies_row_by_row() -> None:
-    rows = [*strategies.rows_of(MLP, {})]
+    rows = [*strategies.rows_of(MLP)]
     assert len(rows) == len(strategies.DEVICES) * len(strategies.LISTS)
     found = strategies.summary(rows)
     assert found["rows"] == len(rows)
@@ -52,10 +55,6 @@ def test_a_strategy_that_loses_is_counted() -> None:
     assert (found["campo_wins"], found["optimal_beaten"], found["fewer_casts"]) == (1, 1, 0.25)
 
 
-def test_sizes_of_dimensions_belong_to_one_graph() -> None:
-    assert strategies.dims_of(Path("a.onnx"), ["a:N=4", "b:N=5", "a:M=6"]) == {"N": 4, "M": 6}
-
-
 def test_a_stacked_layer_is_a_valid_training_step() -> None:
     one, three = scaling.repeated(1), scaling.repeated(3)
     onnx.checker.check_model(three)
@@ -68,6 +67,17 @@ def test_every_row_of_table_1_is_estimated() -> None:
     agreed = sum(row["paper"]["winner"] == row["ours"]["winner"] for row in found["rows"])
     assert found["same_winner"] == agreed > found["fp32_wins"]  # better than "always FP32"
     assert "(2048, 8, 8, 1024)" in render("table1", {"made": made(), **found})
+
+
+def test_what_auto_takes_and_why() -> None:
+    """Unscaled, its gradients would not survive FP16 on a device where FP16 pays."""
+    graph = DATA / "frameworks" / "mlp_torch.onnx"
+    found = {name: auto_precision.chosen(graph, name, {"unused": 3}) for name in ("v100", "a100")}
+    assert (found["v100"]["low"], found["v100"]["bf16_us"]) == ("fp16", None)
+    assert (found["a100"]["low"], found["a100"]["scaled"]) == ("bf16", False)
+    assert found["a100"]["fp16_us"] < found["a100"]["fp32_us"]
+    page = render("auto_precision", {"made": made(), "devices": ["a100"], "rows": [found["a100"]]})
+    assert found["a100"]["why"] in page
 
 
 def test_the_page_of_traffic() -> None:
@@ -132,19 +142,23 @@ class TestExport:
 VERSIONS = {"campo-onnx": "1", "torch": "2", "onnx": "3", "onnxruntime": "4"}
 
 
+def made_up_run(case: accuracy.Case, strategy: str, scaling: str, **found: Any) -> dict[str, Any]:
+    facts = {"seed": 0, "skipped": 3} | found
+    key = {"network": case.title, "strategy": strategy, "scaling": scaling}
+    return {**key, **facts, "accuracy": 90.0 + facts["seed"]}
+
+
 class TestAccuracy:
     def test_differences_are_paired_by_seed(self) -> None:
         assert accuracy.paired([98.0, 99.0, 97.0], [97.0, 98.0, 96.0]) == {"mean": 1.0, "half_width": 0.0}
 
     def test_a_small_loss_must_not_change_fp32(self) -> None:
-        def runs(loss: float) -> list[accuracy.Outcome]:
-            return [accuracy.Outcome(accuracy=90.0, skipped=0, losses=(loss,))]
-
-        usual = {(accuracy.MLP.title, "fp32", accuracy.DYNAMIC): runs(1.0)}
-        small = (accuracy.SMALL_LOSS.title, "fp32", accuracy.NO_SCALING)
-        accuracy.check_units(usual | {small: runs(1.0 / accuracy.UNIT)})
+        small = (accuracy.SMALL_LOSS, "fp32", accuracy.NO_SCALING)
+        usual = made_up_run(accuracy.MLP, "fp32", accuracy.DYNAMIC, losses=[1.0])
+        same = made_up_run(*small, losses=[1.0 / accuracy.UNIT])
+        accuracy.check_units(pl.DataFrame([usual, same]))
         with pytest.raises(AssertionError, match="different ways"):
-            accuracy.check_units(usual | {small: runs(1.001 / accuracy.UNIT)})
+            accuracy.check_units(pl.DataFrame([usual, same | {"losses": [1.001 / accuracy.UNIT]}]))
 
     @pytest.mark.parametrize("case", accuracy.CASES, ids=lambda case: case.step)
     def test_without_costs_every_network_goes_low(self, case: accuracy.Case) -> None:
@@ -155,12 +169,10 @@ class TestAccuracy:
         images = np.zeros((1500, 64), np.float32), np.zeros(1500, np.int64)
         monkeypatch.setattr(accuracy, "digits", lambda: images)
         monkeypatch.setattr(accuracy, "CASES", (accuracy.MLP,))
-        outcomes: dict[tuple[str, str, str], list[accuracy.Outcome]] = {}
-        for job in accuracy.jobs(2):
-            key = (job.case.title, job.strategy, job.scaling)
-            made_up = accuracy.Outcome(accuracy=90.0 + job.seed, skipped=3, losses=(1.0, 0.5))
-            outcomes.setdefault(key, []).append(made_up)
-        page = render("accuracy", accuracy.results(outcomes, 2))
+        runs = [
+            made_up_run(*kind, seed=seed, losses=[1.0, 0.5]) for kind in accuracy.kinds() for seed in (0, 1)
+        ]
+        page = render("accuracy", accuracy.results(pl.DataFrame(runs), 2))
         assert "| MLP | 90.50 ± 0.71 |" in page
         assert "| Campo | no loss scaling | 90.50 ± 0.71 | 0.500 | 0 of 2 |" in page
 

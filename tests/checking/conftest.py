@@ -8,12 +8,18 @@ import numpy as np
 import onnx
 import pytest
 
+from campo_onnx.checking.check import check
+from campo_onnx.checking.policy import Policy
+from campo_onnx.checking.rules import RULES, VALID
+from campo_onnx.checking.verdict import Status
 from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.options import Options
 from campo_onnx.pipeline import optimize
+
+NAMES = [VALID, *(rule.name for rule in RULES)]
 
 STEP = """g (float[128,512] x, float[512,512] w, float[512,512] v) => (
     float loss, float[512,512] grad_w, float[512,512] grad_v) {
@@ -53,6 +59,16 @@ class Step:
     @property
     def baseline(self) -> Path:
         return self.folder / "plan.json"
+
+
+def checked(step, **policy):
+    verdicts = check(step.mixed, step.fp32, Policy(**policy))
+    assert [v.rule for v in verdicts.verdicts] == NAMES
+    return {v.rule: v.finding for v in verdicts.verdicts}
+
+
+def red(findings):
+    return [name for name, finding in findings.items() if finding.status is Status.FAILED]
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ def test_json_is_one_document_with_the_documented_keys():
     assert document.keys() == {"format_version", "passed", "graphs"}
     assert (document["format_version"], document["passed"]) == (1, False)
     bad, stranger, good = document["graphs"]
-    keys = {"name", "mixed", "against", "passed", "device", "costs", "error", "rules"}
+    keys = {"name", "mixed", "against", "passed", "device", "costs", "captured", "error", "rules"}
     assert bad.keys() == stranger.keys() == good.keys() == keys
     assert [graph["passed"] for graph in (bad, stranger, good)] == [False, False, True]
     assert stranger["error"] == {"exit_code": 7, "message": "not it."}
@@ -49,6 +49,7 @@ def test_json_is_one_document_with_the_documented_keys():
         "reason": "'x\x00\n100%' is off",
         "value": None,
         "limit": 0.01,
+        "parts": {},
     }
     assert json.loads(to_json([GOOD]))["passed"] is True
 

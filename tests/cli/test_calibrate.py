@@ -1,5 +1,7 @@
 """``campo-onnx calibrate`` from the outside, killed and resumed."""
 
+import csv
+import io
 import json
 import os
 import shutil
@@ -17,10 +19,13 @@ from typing import Any
 import pytest
 from onnx import TensorProto
 
+from campo_onnx.calibrate.calibration import load_calibration
 from campo_onnx.measure import node_timer as microbench
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.timing import Timing
+from cli.render.costs import print_calibration
+from cli.render.table import TableFormat
 
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 WORDS = ["--quick", "--shapes", "12", "--device", "cpu", "--threads", "1"]
@@ -238,3 +243,15 @@ def test_a_store_that_came_back_is_fitted_without_measuring(
     assert code != 0
     assert "too few timings" in said
     assert fitted("--device", "cuda")[0] != 0
+
+
+def test_accuracy_as_csv(killed_and_resumed: Calibrated, capsys: pytest.CaptureFixture[str]) -> None:
+    made = load_calibration(killed_and_resumed.out)
+    print_calibration(made, killed_and_resumed.out, TableFormat.CSV)
+    printed = capsys.readouterr()
+    (row,) = csv.DictReader(io.StringIO(printed.out))
+    (entry,) = made.entries
+    assert row["operator"] == "Neg"
+    assert float(row["accuracy"]) == entry.scores.chosen
+    assert (int(row["shapes_fitted"]), int(row["shapes_held_out"])) == (entry.fitted, entry.scores.shapes)
+    assert "Wrote" in printed.err

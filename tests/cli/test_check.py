@@ -47,6 +47,26 @@ def check(program, tmp_path, made):
     return partial(program, "check")
 
 
+# --- what it predicts for ---
+
+
+def test_a_plan_for_a_captured_graph_is_checked_as_one(program, check, capsys):
+    """By its own plan, and without one by what the mixed file says."""
+    captured = ("--device", "v100", "--strategy", "tf-amp", "--execution", "graph", "--force")
+    assert program("optimize", "mlp.onnx", "-o", "mixed.onnx", "--plan", "plan.json", *captured) == 0
+    planned = json.loads(Path("plan.json").read_text())
+    assert planned["captured"]
+    for baseline in (("--baseline", "plan.json"), ()):
+        capsys.readouterr()
+        assert check(*SOUND, *baseline, "--json") == 0
+        (graph,) = json.loads(capsys.readouterr().out)["graphs"]
+        (gain,) = [rule for rule in graph["rules"] if rule["rule"] == "gain"]
+        assert graph["captured"]
+        assert gain["value"] == pytest.approx(planned["fp32_us"] / planned["predicted_us"])
+    assert check(*SOUND, "--baseline", "plan.json") == 0
+    assert "v100 captured as a CUDA graph (datasheet)" in capsys.readouterr().out
+
+
 # --- what it prints ---
 
 

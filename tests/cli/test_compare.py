@@ -8,14 +8,20 @@ import numpy as np
 import onnx
 import pytest
 
+from campo_onnx import Options, device, oplists, optimize_model
 from campo_onnx.ir.importer import import_model
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.runtime.providers import machine
+from campo_onnx.training.dfp16 import emulate_dfp16
+from campo_onnx.training.numerics import relative_l2, run
 
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 ROW_KEYS = {
     *("strategy", "lists", "low_nodes", "casts", "cast_us", "predicted_us", "lower_bound_us"),
-    *("tensor_core_share", "measured_us", "measured_speedup", "measured_bounds", "verdict"),
+    *("launches", "moved_bytes", "cast_moved_bytes", "peak_bytes"),
+    *("tensor_core_share", "measured_us", "measured_speedup", "measured_bounds", "verdict", "drift"),
 }
 
 
@@ -43,6 +49,18 @@ def test_compare_as_json(program, capsys):
         assert row.keys() == ROW_KEYS
         assert row["measured_us"] is None
         assert row["predicted_us"] > 0
+        assert row["drift"] == {}
+
+
+def test_compare_warns_of_what_matches_nothing_and_fails_when_strict(program, capsys):
+    words = ("compare", MLP, "--device", "v100", "--keep-fp32", "nosuchnode")
+    assert program(*words) == 0
+    assert "nosuchnode" in capsys.readouterr().err
+    assert program(*words, "--strict", "--json") == 2
+    assert "nosuchnode" in json.loads(capsys.readouterr().out)["error"]["message"]
+    Path("mine.toml").write_text('title = "mine"\nextends = "campo"\n[deny]\nops = ["MatMull"]\n')
+    assert program("compare", MLP, "--device", "v100", "--lists", "mine.toml", "--strict") == 2
+    assert "MatMul" in capsys.readouterr().err
 
 
 SMALL = """<ir_version: 8, opset_import: ["": 20]>
@@ -83,6 +101,39 @@ def test_strategies_are_measured_only_where_the_device_is(program, capsys, monke
     assert "no GPU answers" in capsys.readouterr().err
 
 
+def test_compare_shows_what_rounding_makes_of_a_plan(program, batch, capsys):
+    words = ("compare", MLP, "--device", "h200", "--inputs", batch, "--drift", "dfp16", "--drift", "planned")
+    errors = {}
+    for low in ("fp16", "bf16"):
+        assert program(*words, "--precision", low, "--json") == 0
+        rows = {(r["strategy"], r["lists"]): r for r in json.loads(capsys.readouterr().out)["strategies"]}
+        assert {form: d["error"] for form, d in rows["fp32", "campo"]["drift"].items()} == {
+            "dfp16": 0,
+            low: 0,
+        }
+        errors |= {form: d["error"] for form, d in rows["tf-amp", "tf115"]["drift"].items()}
+    assert 2**-16 < errors["dfp16"] < errors["bf16"] < 0.1  # 15, 11 and 8 significant bits
+    assert 2**-12 < errors["fp16"] < errors["bf16"] / 4
+    options = Options(device=device("h200"), lists=oplists("tf115"), strategy="tf-amp", low=Precision.BF16)
+    mixed, given = optimize_model(MLP, options).model, onnx.load(MLP)
+    here, feeds = machine("cpu"), dict(np.load(batch))
+    expected, actual = (run(model, feeds, here) for model in (given, emulate_dfp16(mixed)))
+    worst = max(relative_l2(actual[name], expected[name]) for name in expected)
+    assert errors["dfp16"] == pytest.approx(worst)  # bit by bit, but for FP32's own sums
+    assert program(*words) == 0
+    assert "drift, dfp16" in capsys.readouterr().out
+
+
+def test_drift_needs_a_finite_step(program, batch, capsys):
+    feeds = dict(np.load(batch))
+    np.savez("large.npz", **feeds | {"input0": np.full_like(feeds["input0"], 3e38)})
+    words = ("compare", MLP, "--device", "h200")
+    assert program(*words, "--drift", "dfp16", "--inputs", "large.npz") == 3
+    assert "the FP32 step is not finite" in " ".join(capsys.readouterr().err.split())
+    assert program(*words, "--inputs", "large.npz") == 2
+    assert "--inputs is for --drift" in capsys.readouterr().err
+
+
 def test_compare_draws(program, tmp_path, capsys):
     assert program("compare", MLP, "--device", "v100", "--plot", "where.svg") == 0
     assert ElementTree.parse(tmp_path / "where.svg").getroot().tag.endswith("svg")
@@ -116,12 +167,13 @@ def test_a_model_of_costs_needs_a_calibration(program, capsys):
     assert "campo-onnx calibrate" in capsys.readouterr().err
 
 
-def test_safety_on_data_tells_what_it_found(program, batch, capsys):
-    words = ("optimize", MLP, "-o", "mixed.onnx", "--device", "v100", "--safety", "data", "--inputs", batch)
-    assert program(*words) == 0
+@pytest.mark.parametrize(("low", "budget"), [("fp16", 0.01), ("bf16", 0.08)])
+def test_safety_on_data_tells_what_it_found(program, batch, capsys, low, budget):
+    words = ("optimize", MLP, "-o", "mixed.onnx", "--device", "h200", "--safety", "data", "--inputs", batch)
+    assert program(*words, "--precision", low, "--strategy", "tf-amp") == 0
     printed = " ".join(capsys.readouterr().err.split())
     assert "On the data:" in printed
-    assert "the budget is 0.01" in printed
+    assert f"the budget is {budget}" in printed
     onnx.checker.check_model("mixed.onnx", full_check=True)
 
 

@@ -24,3 +24,9 @@ def test_the_example_is_optimized_and_what_next_is_said(program, capsys):
 def test_the_example_is_the_one_in_examples():
     shipped = (ROOT / "cli" / "data" / "bert_layer.onnx").read_bytes()
     assert shipped == (ROOT / "examples" / "bert_layer.onnx").read_bytes()
+
+
+def test_a_demo_that_fails_leaves_no_example(program):
+    Path("cal.json").write_text("{}")
+    assert program("demo", "--device", "cal.json") == 5
+    assert not any(Path("campo_demo").iterdir())

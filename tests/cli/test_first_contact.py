@@ -51,7 +51,7 @@ def test_errors_come_in_the_order_a_user_expects(optimize, capsys, words, messag
 def test_a_list_file_that_names_what_onnx_has_not(optimize, capsys):
     Path("l.toml").write_text('extends = "campo"\n[deny]\nops = ["MatMull"]\n')
     assert optimize(MLP, "-o", "m.onnx", "--device", "v100", "--lists", "l.toml") == 0
-    assert "MatMull, which ONNX has not. Did you mean 'MatMul'?" in capsys.readouterr().err
+    assert "MatMull, which ONNX does not define. Did you mean 'MatMul'?" in capsys.readouterr().err
     assert optimize(MLP, "-o", "n.onnx", "--device", "v100", "--lists", "l.toml", "--strict") == 2
 
 

@@ -1,5 +1,7 @@
 """``campo-onnx profile`` from the outside."""
 
+import csv
+import io
 import json
 from dataclasses import replace
 from functools import partial
@@ -35,6 +37,16 @@ def test_json(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert document["format_version"] == 1
     assert document["machine"]["provider"] == "cpu"
     assert len(document["nodes"]) == 71
+
+
+def test_csv_has_every_operator(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "p.parquet"
+    assert run(MLP, "-o", str(out), "--device", "cpu", "--steps", "1", "--format", "csv") == 0
+    printed = capsys.readouterr()
+    rows = [*csv.DictReader(io.StringIO(printed.out))]
+    assert sum(int(row["nodes"]) for row in rows) == 71
+    assert sum(float(row["share"]) for row in rows) == pytest.approx(1.0)
+    assert f"Wrote {out}" in " ".join(printed.err.split())
 
 
 def test_inputs_that_do_not_fit(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 DATA = Path(__file__).parent.parent / "data"
-BERT = DATA / "bert2_mlm_sdpa.onnx"
+BERT, MLP = DATA / "bert2_mlm_sdpa.onnx", DATA / "mlp.onnx"
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_symbolic_dimensions_and_external_weights(optimize, tmp_path, capsys):
 
 
 def test_a_plan_that_changes_nothing_needs_no_measuring(optimize, capsys):
-    code, output = optimize("--device", "cpu", "--costs", "datasheet", "--verify")
+    code, output = optimize("--device", "cpu", "--costs", "datasheet", "--verify", model=MLP)
     assert code == 0
     assert "Nothing to verify" in capsys.readouterr().err
     assert output.is_file()
@@ -57,7 +57,7 @@ def test_a_plan_that_changes_nothing_needs_no_measuring(optimize, capsys):
 def test_a_real_batch_is_measured_on(optimize, tmp_path, capsys):
     np.savez(tmp_path / "batch.npz", nonsense=np.ones(3))
     words = ("--device", "cpu", "--strategy", "tf-amp", "--verify", "--costs", "datasheet")
-    code, output = optimize(*words, "--inputs", str(tmp_path / "batch.npz"))
+    code, output = optimize(*words, "--inputs", str(tmp_path / "batch.npz"), model=MLP)
     assert code == 2
     assert "does not fit the graph" in capsys.readouterr().err
     assert not output.exists()
@@ -73,7 +73,7 @@ def test_a_real_batch_is_measured_on(optimize, tmp_path, capsys):
     ],
 )
 def test_misuse_is_said_before_anything_happens(optimize, capsys, words, code, message):
-    found, output = optimize(*words)
+    found, output = optimize(*words, model=MLP)
     assert found == code
     assert message in capsys.readouterr().err
     assert not output.exists()
@@ -81,7 +81,7 @@ def test_misuse_is_said_before_anything_happens(optimize, capsys, words, code, m
 
 def test_a_device_that_is_not_here_cannot_verify(optimize, capsys, monkeypatch):
     monkeypatch.setattr("campo_onnx.runtime.providers.cuda_problem", lambda: "no GPU answers")
-    code, output = optimize("--device", "v100", "--costs", "datasheet", "--verify")
+    code, output = optimize("--device", "v100", "--costs", "datasheet", "--verify", model=MLP)
     assert code == 8
     assert "no GPU answers" in capsys.readouterr().err
     assert not output.exists()

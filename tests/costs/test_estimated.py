@@ -18,6 +18,7 @@ from campo_onnx.ops.gemms import GemmShape
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.signature import Signature
 
 # 1 MB/us reached of 2, 8 TFLOP/s reached of 10, 50 reached of 100: easy numbers.
@@ -117,7 +118,7 @@ def test_host_nodes_and_constants() -> None:
 
 def test_refused_node_gains_nothing() -> None:
     view = graph(("MatMul", [(1024, 1024), (1024, 1024)], (1024, 1024)))
-    cost = costs(view, replace(ALL, refusal="no kernel")).nodes["n0"]
+    cost = costs(view, replace(ALL, refusal=Refused.NO_SCHEMA.of())).nodes["n0"]
     assert cost.gain_us == 0
     assert not cost.on_tensor_cores
 

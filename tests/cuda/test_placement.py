@@ -78,6 +78,23 @@ def test_the_mixed_graph_runs_on_cuda(path: Path, strategy: str, low: Precision,
     assert casts(nodes) == casts(list(mixed.graph.node)), "ONNX Runtime inserted or dropped a Cast"
 
 
+@pytest.mark.parametrize("strategy", [*STRATEGIES])
+def test_a_mask_of_integers_is_cast_as_often_as_planned(strategy: str, cuda: Machine, tmp_path: Path) -> None:
+    """ONNX Runtime leaves out one of two Casts in a row, also with its optimizer off."""
+    path = tmp_path / "masked.onnx"
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+        g (float[64,512] x, float[512,512] w, float[512,512] v, int64[64,512] m) => (float[64,512] y) {
+            a = MatMul(x, w)
+            f = Cast<to = 1>(m)
+            b = Mul(a, f)
+            y = MatMul(b, v)
+        }"""
+    onnx.save(onnx.parser.parse_model(text), path)
+    lists = oplists(STRATEGIES[strategy].default_lists)
+    mixed = optimize_model(path, Options(device=device("v100"), lists=lists, strategy=strategy)).model
+    assert casts(optimized_nodes(mixed, cuda, None)) == casts(list(mixed.graph.node))
+
+
 def test_a_node_without_a_kernel_is_refused(cuda: Machine) -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 20]> g (float[4] x) => (float[4] y) { y = Asinh(x) }'

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import onnxruntime
 import pytest
 
 HERE = Path(__file__).parent
@@ -16,6 +17,7 @@ def seeded() -> Iterator[None]:
     if torch is None:
         yield
         return
+    onnxruntime.set_seed(0)  # masks of dropout
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield

@@ -52,7 +52,23 @@ class Attention(nn.Module):
         return self.norm(x + F.gelu(self.out((weights @ v).transpose(1, 2).reshape(batch, length, width))))
 
 
+class Branches(nn.Module):
+    """Branches that end in rectifiers, some in a Concat of their own, and one that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Conv2d(3, 4, 1) for _ in range(3))
+        self.both, self.last = nn.Conv2d(12, 5, 1), nn.Conv2d(5, 3, 1)
+
+    def forward(self, x: Any) -> Any:
+        a, b, c = (F.relu(part(x)) for part in self.parts)
+        x = torch.cat([a, torch.cat([b, c], 1)], 1)
+        y = F.relu(self.both(x))
+        return torch.cat([y, self.last(y)], 1)
+
+
 CASES = {
+    "branches": (Branches, [(2, 3, 5, 5)]),
     "normalized": (Normalized, [(4, 3, 8, 8)]),
     "attention": (lambda: Attention(p=0.0), [(3, 12, 16), (3, 1, 1, 12)]),
     "attention_of_all": (lambda: Attention(p=0.0), [(3, 12, 16), (12, 12)]),
@@ -117,3 +133,11 @@ def test_each_target_moves_less_than_the_one_before() -> None:
         domains = {node.domain for node in model.graph.node}
         assert domains == ({""} if target == "standard" else {"", "com.microsoft"})
     assert made["cuda"] < made["onnxruntime"] < made["standard"]
+
+
+def test_one_mask_serves_all_rectifiers_whose_results_are_joined() -> None:
+    shape = (2, 3, 5, 5)
+    step = export_training_step(Branches(), weighted_sum, (torch.empty(shape),), (), optimizer=None)
+    masks = [node for node in step.graph.node if node.op_type == "Greater"]
+    # One of the three branches, nested as they are; one of the rectifier that is read twice.
+    assert {node.input[0] for node in masks} == {"Concat_1", "Relu_3"}

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.fuzz.campaign import Result, drawn, judged, renew, try_case
-from tests.fuzz.cases import CHEAP
+from tests.fuzz.cases import CHEAP, Choice
 from tests.fuzz.minimize import minimized
 from tests.fuzz.sandbox import memory_disk, prepare, warm
 from tests.fuzz.subjects import make_folder
@@ -36,7 +36,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no case after this time")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--cheap", action="store_true", help="only commands that run no graph")
+    parser.add_argument("--containing", action="append", default=[], help="only commands with this text")
     given = parser.parse_args()
+    choice = Choice(is_cheap=given.cheap, containing=tuple(given.containing))
     sound, log = given.out / "sound", given.out / "results.jsonl"
     rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
     if not given.summary:
@@ -44,14 +46,14 @@ def main() -> int:
         with tempfile.TemporaryDirectory(dir=memory_disk()) as folder:
             work = Path(folder) / "work"
             if given.only is not None:
-                print(try_case(given.only, sound, work, cheap=given.cheap))
+                print(try_case(given.only, sound, work, choice=choice))
                 return 0
             if given.minimize is not None:
-                print(_minimize(given.minimize, sound, work, given.out, cheap=given.cheap))
+                print(_minimize(given.minimize, sound, work, given.out, choice))
                 return 0
             done = {row["seed"] for row in rows}
             until = time.monotonic() + 60 * given.minutes
-            worker = Worker(sound, work, cheap=given.cheap)
+            worker = Worker(sound, work, choice=choice)
             with log.open("a", encoding="utf-8") as file:
                 for seed in range(given.seed, given.seed + given.count):
                     if seed in done or time.monotonic() > until:
@@ -92,10 +94,10 @@ def _row(result: Result) -> dict[str, object]:
     return row | ({"err": result.err[-1500:]} if result.violations else {})
 
 
-def _minimize(seed: int, sound: Path, work: Path, out: Path, *, cheap: bool) -> str:
+def _minimize(seed: int, sound: Path, work: Path, out: Path, choice: Choice) -> str:
     """Make the mutated file of a case small, and write it beside the results; says where."""
-    case, _ = drawn(seed, cheap=cheap)
-    wanted = try_case(seed, sound, work, cheap=cheap).violations
+    case, _ = drawn(seed, choice)
+    wanted = try_case(seed, sound, work, choice=choice).violations
     if not wanted:
         return f"case {seed} has no violation"
     renew(work / "run", sound)

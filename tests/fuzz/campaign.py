@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz.cases import BARE, CHEAP, EXPENSIVE, Case
+from tests.fuzz.cases import Case, Choice
 from tests.fuzz.checks import digests, violations
 from tests.fuzz.mutations import mutate
 from tests.fuzz.sandbox import Outcome, in_child, run
 
-_RUNNING_SHARE = 1 / 40  # of cases that run a graph: each takes as long as twenty others
 _STARTS_THREADS = (".parquet",)  # libraries that write these do, and processes with threads do not fork well
+
+EVERY = Choice()
+"""All cases."""
 
 Run = Callable[[list[str], Path], Outcome]
 
@@ -30,22 +32,21 @@ class Result:
     err: str
 
 
-def drawn(seed: int, *, cheap: bool = False) -> tuple[Case, random.Random]:
+def drawn(seed: int, choice: Choice = EVERY) -> tuple[Case, random.Random]:
     """Draw the case of a number, and what its mutation is drawn from.
 
     Parameters
     ----------
     seed
         The number.
-    cheap
-        Whether only commands are drawn that run no graph and need no profile or store.
+    choice
+        Which cases are drawn.
     """
     rng = random.Random(seed)
-    is_expensive = rng.random() < _RUNNING_SHARE
-    return rng.choice(BARE if cheap else EXPENSIVE if is_expensive else CHEAP), rng
+    return choice.draw(rng), rng
 
 
-def try_case(seed: int, sound: Path, work: Path, *, cheap: bool = False, run: Run = run) -> Result:
+def try_case(seed: int, sound: Path, work: Path, *, choice: Choice = EVERY, run: Run = run) -> Result:
     """Draw a case, run it and check it.
 
     Parameters
@@ -56,12 +57,12 @@ def try_case(seed: int, sound: Path, work: Path, *, cheap: bool = False, run: Ru
         A folder of :func:`tests.fuzz.subjects.make_folder`.
     work
         Where to work; it is emptied first and keeps the mutated files after.
-    cheap
-        Whether only commands are drawn that run no graph and need no profile or store.
+    choice
+        Which cases are drawn.
     run
         How to run a command in a folder.
     """
-    case, rng = drawn(seed, cheap=cheap)
+    case, rng = drawn(seed, choice)
     folder = work / "run"
     renew(folder, sound)
     path = folder / case.file

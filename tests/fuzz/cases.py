@@ -1,5 +1,7 @@
 """Which commands read which file: what the campaign draws from."""
 
+import random
+import re
 from dataclasses import dataclass
 
 USER_CALIBRATION = "data/campo-onnx/calibrations/h200-fp16.json"
@@ -17,51 +19,93 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "optimize %% -o out.onnx --device h200 --strategy tf-amp --precision bf16",
         "compare %% --device v100 --json",
         "check mixed.onnx --against %% --device v100 --junit out.xml",
+        f"{_OPTIMIZE} --report out.html --execution graph",
+        "optimize %% -o out.onnx --device h200 --precision auto --json --plan out.json",
+        "compare %% --device v100 --report out.html --execution graph --format csv",
     ),
     "tiny.onnx": (
         "optimize %% -o out.onnx --device h200 --strategy tf-amp --keep-fp32 MatMul",
         "compare %% --device v100",
         "apply tiny_plan.json %%",
+        "keep tiny_plan.json %%",
+        f"{_OPTIMIZE} --strategy tf-amp --range lr=0:1 --report out.html --verbose",
+        "check tiny_mixed.onnx --against %% --device v100 --range x=-1:1 --report out.html",
+        "compare %% --device v100 --format markdown --plot out.svg --report out.html",
     ),
-    "branches.onnx": (f"{_OPTIMIZE} --plan out.json", "compare %% --device v100"),
-    "dims.onnx": (f"{_OPTIMIZE} --dim B=4",),
+    "branches.onnx": (
+        f"{_OPTIMIZE} --plan out.json",
+        "compare %% --device v100",
+        f"{_OPTIMIZE} --report out.html",
+    ),
+    "dims.onnx": (f"{_OPTIMIZE} --dim B=4", "compare %% --dim B=4 --device v100 --json --report out.html"),
     "outside.onnx": (_OPTIMIZE, "check %% --against step.onnx --device v100 --github"),
     "w.bin": ("optimize outside.onnx -o out.onnx --device v100",),
     "mixed.onnx": (
         "check %% --against step.onnx --device v100 --junit out.xml --github",
         _OPTIMIZE,
+        "check %% --against step.onnx --device v100 --report out.html --json",
+        f"{_OPTIMIZE} --report out.html --plan out.json",
     ),
+    "tiny_graph.onnx": ("check %% --against tiny.onnx --baseline graph_plan.json --report out.html",),
     "plan.json": (
         "explain %%",
         "explain %% node_linear",
         "explain %% --json",
         "check mixed.onnx --against step.onnx --baseline %% --github --json",
+        "explain %% --report out.html",
+        "explain %% --top 0 --format csv",
+        "explain %% --format markdown",
     ),
-    "tiny_plan.json": ("explain %%", "apply %% tiny.onnx"),
+    "tiny_plan.json": (
+        "explain %%",
+        "apply %% tiny.onnx",
+        "keep %% tiny.onnx",
+        "explain %% --top 3 --report out.html --json",
+    ),
+    "graph_plan.json": (
+        "explain %%",
+        "check tiny_graph.onnx --against tiny.onnx --baseline %% --junit out.xml --report out.html",
+    ),
     "lists.toml": (
         "optimize tiny.onnx -o out.onnx --device v100 --lists %%",
         "compare tiny.onnx --device v100 --lists %%",
         "check tiny_mixed.onnx --against tiny.onnx --lists %% --github",
+        "compare tiny.onnx --device v100 --lists %% --report out.html",
     ),
     "policy.toml": (
         "check --policy %% --junit out.xml",
         "check --policy %% --github",
         "check --policy %% --json",
+        "check --policy %% --report out.html",
     ),
     "cal.json": (
         "optimize tiny.onnx -o out.onnx --device %%",
         "compare tiny.onnx --costs model --device %% --profile profile.parquet",
+        "optimize tiny.onnx -o out.onnx --device %% --execution graph --report out.html",
+        "demo --folder demo --device %%",
     ),
     USER_CALIBRATION: (
         "devices",
         "devices --json",
+        "devices h200",
+        "devices --format markdown",
         "optimize tiny.onnx -o out.onnx --device h200 --costs auto",
     ),
     "batch.npz": (),
     "profile.parquet": ("optimize tiny.onnx -o out.onnx --costs model --device cal.json --profile %%",),
     "state.safetensors": ("restore %%",),
-    "store.sqlite": ("calibrate --from-store %% --device cpu --ops Relu --shapes 9 -o out.json",),
-} | dict.fromkeys(RANDOM_GRAPHS, (f"{_OPTIMIZE} --strategy tf-amp",))
+    "store.sqlite": (
+        "devices --store %%",
+        "calibrate --from-store %% --device cpu --ops Relu --shapes 9 -o out.json",
+    ),
+} | dict.fromkeys(
+    RANDOM_GRAPHS,
+    (
+        f"{_OPTIMIZE} --strategy tf-amp",
+        f"{_OPTIMIZE} --strategy tf-amp --report out.html",
+        "compare %% --device v100 --report out.html",
+    ),
+)
 
 RUNNING: dict[str, tuple[str, ...]] = {
     "tiny.onnx": (
@@ -70,13 +114,20 @@ RUNNING: dict[str, tuple[str, ...]] = {
         "optimize %% -o out.onnx --device v100 --strategy tf-amp --safety data --inputs batch.npz",
         "optimize %% -o out.onnx --device cpu --costs measure --store new.sqlite",
         "train state.safetensors %%",
+        "optimize %% -o out.onnx --device v100 --simplify",
+        "optimize %% -o out.onnx --device cpu --verify --verify-steps 6 --report out.html",
+        "compare %% --device cpu --costs datasheet --measure --steps 6 --report out.html",
     ),
+    "branches.onnx": ("optimize %% -o out.onnx --device v100 --simplify",),
+    "outside.onnx": ("optimize %% -o out.onnx --device v100 --simplify --plan out.json",),
+    "graph-4.onnx": ("optimize %% -o out.onnx --device v100 --simplify",),
     "tiny_mixed.onnx": (
         "check %% --against tiny.onnx --inputs batch.npz",
         "bench tiny.onnx %% --device cpu --steps 6 --threads 1 --inputs batch.npz --plot out.svg",
     ),
     "batch.npz": (
         "optimize tiny.onnx -o out.onnx --device v100 --strategy tf-amp --safety data --inputs %%",
+        "optimize tiny.onnx -o out.onnx --device v100 --inputs %% --report out.html",
         "check tiny_mixed.onnx --against tiny.onnx --device v100 --inputs %%",
         "bench tiny.onnx --device cpu --steps 6 --threads 1 --inputs %%",
         "profile tiny.onnx -o out.parquet --device cpu --steps 1 --threads 1 --inputs %%",
@@ -90,7 +141,10 @@ RUNNING: dict[str, tuple[str, ...]] = {
     ),
 }
 
-OUTPUTS = ("out.onnx", "out.json", "out.xml", "out.parquet", "out.svg", "new.sqlite")
+OUTPUTS = re.compile(
+    r"out\.(onnx|json|xml|html|parquet|svg)|out\.onnx\.[0-9a-f]{16}\.data|new\.sqlite|plans/[0-9a-f-]+\.json"
+    r"|demo/(bert_layer\.onnx|bert_layer\.mixed\.onnx|plan\.json)"
+)
 """What commands may write."""
 
 
@@ -120,3 +174,31 @@ BARE = tuple(case for case in CHEAP if "parquet" not in str(case) and "sqlite" n
 
 EXPENSIVE = cases_of(RUNNING)
 """Cases that do."""
+
+
+_RUNNING_SHARE = 1 / 40  # of cases that run a graph: each takes as long as twenty others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which cases are drawn.
+
+    Parameters
+    ----------
+    is_cheap
+        Whether only commands are drawn that run no graph and need no profile or store.
+    containing
+        Only commands that contain one of these texts; none takes all.
+    """
+
+    is_cheap: bool = False
+    containing: tuple[str, ...] = ()
+
+    def draw(self, rng: random.Random) -> Case:
+        """Draw a case."""
+        is_expensive = rng.random() < _RUNNING_SHARE
+        pools = (BARE,) if self.is_cheap else (EXPENSIVE, CHEAP) if is_expensive else (CHEAP, EXPENSIVE)
+        return rng.choice(next(found for pool in pools if (found := self._of(pool))))
+
+    def _of(self, pool: tuple[Case, ...]) -> list[Case]:
+        return [c for c in pool if not self.containing or any(text in c.command for text in self.containing)]

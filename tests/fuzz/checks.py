@@ -3,6 +3,8 @@
 import hashlib
 import re
 import unicodedata
+from collections import Counter
+from html.parser import HTMLParser
 from pathlib import Path
 
 import onnx
@@ -51,7 +53,7 @@ def violations(case: Case, outcome: Outcome, before: dict[str, str], folder: Pat
         found.append(f"{len(errors)} messages")
     found += _of_files(outcome, before, folder)
     found += _of_print(case, outcome)
-    if outcome.code == 0 and case.words[0] in ("optimize", "apply"):
+    if outcome.code == 0 and case.words[0] in ("optimize", "apply", "keep"):
         given = case.words[1 if case.words[0] == "optimize" else 2]
         found += _of_model(folder / given, folder / "out.onnx")
     return found
@@ -67,10 +69,41 @@ def _of_files(outcome: Outcome, before: dict[str, str], folder: Path) -> list[st
     ]
     new = [name for name in after if name not in before and not _STORE.fullmatch(name)]
     # A check that fails has a report, and so has a benchmark of graphs that do not run.
-    kept = OUTPUTS if outcome.code in (0, 9) else ("out.xml", "out.json")
-    data = re.compile(r"out\.onnx\.[0-9a-f]{16}\.data")
-    found += [f"{name} is left" for name in new if name not in kept and not data.fullmatch(name)]
-    return found
+    kept = OUTPUTS if outcome.code in (0, 9) else _OF_FAILURES
+    found += [f"{name} is left" for name in new if not kept.fullmatch(name)]
+    page = folder / "out.html"
+    return found + (_of_page(page.read_text(encoding="utf-8")) if page.exists() else [])
+
+
+_OF_FAILURES = re.compile(r"out\.(xml|json|html)")
+
+
+class _Elements(HTMLParser):
+    """What a page consists of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.wrong: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.wrong += [f"<{tag} {name}>" for name, _ in attrs if name.startswith("on") or name == "style"]
+
+    def handle_data(self, data: str) -> None:
+        raw = {c for c in data if unicodedata.category(c) in ("Cc", "Cf") and c not in "\n\t"}
+        self.wrong += [f"{sorted(raw)!r} raw"] if raw else []
+
+
+def _of_page(text: str) -> list[str]:
+    """Whether what strangers wrote became a part of a page, other than its text."""
+    elements = _Elements()
+    elements.feed(text)
+    elements.close()
+    strange = elements.tags.keys() & {"iframe", "object", "embed", "base", "form"}
+    if elements.tags["script"] > 2 or elements.tags["style"] != 1 or not text.rstrip().endswith("</html>"):
+        strange |= {"a script or a style that is not ours"}
+    return [f"the page holds {what}" for what in (*sorted(strange), *elements.wrong[:3])]
 
 
 def _of_print(case: Case, outcome: Outcome) -> list[str]:

@@ -36,6 +36,13 @@ COMMANDS = (
     f"{_CALIBRATE} --store store.sqlite",
     f"{_CALIBRATE} --store new.sqlite",
     "save out.safetensors",
+    "optimize outside.onnx -o out.onnx --device v100 --plan out.json --report out.html --force",
+    "optimize outside.onnx -o out.onnx --device v100 --simplify --force",
+    "compare tiny.onnx --device v100 --plot out.svg --report out.html --force",
+    "check tiny_mixed.onnx --against tiny.onnx --device v100 --junit out.xml --report out.html --force",
+    "explain plan.json --report out.html --force",
+    "demo --folder . --force",
+    "keep tiny_plan.json tiny.onnx",
 )
 """Every command that writes; ``save`` is a checkpoint of a training session."""
 

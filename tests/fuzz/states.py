@@ -29,7 +29,7 @@ def make_old_outputs(folder: Path) -> None:
     export_model(given.model, folder / "out.onnx", folder=folder)
     for name in ("old.onnx", "old.bin"):
         (folder / name).unlink()
-    for name in ("out.json", "out.xml", "out.svg"):
+    for name in ("out.json", "out.xml", "out.svg", "out.html"):
         (folder / name).write_text("old", encoding="utf-8")
     shutil.copy(folder / "state.safetensors", folder / "out.safetensors")
     if (folder / "profile.parquet").exists():
@@ -71,7 +71,7 @@ def _state(path: Path) -> str:
         case ".json":
             json.loads(data)
             return "whole"
-        case ".xml" | ".svg":
+        case ".xml" | ".svg" | ".html":
             return "whole" if data.rstrip().endswith(b">") else f"{len(data)} bytes"
         case ".parquet":
             return "whole" if data.endswith(b"PAR1") else f"{len(data)} bytes"

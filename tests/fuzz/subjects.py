@@ -114,6 +114,8 @@ def make_folder(folder: Path, *, bare: bool = False) -> None:
     commands = [
         "optimize step.onnx -o mixed.onnx --device v100 --plan plan.json",
         "optimize tiny.onnx -o tiny_mixed.onnx --device v100 --strategy tf-amp --plan tiny_plan.json",
+        "optimize tiny.onnx -o tiny_graph.onnx --device v100 --strategy tf-amp --execution graph "
+        "--plan graph_plan.json",
     ]
     if not bare:
         commands += [

@@ -61,4 +61,28 @@ def apply(plan: Path, model: Path) -> None:
     export_model(execute(read, problem, imported).model, Path("out.onnx"), folder=Path())
 
 
-VERBS: dict[str, Callable[..., None]] = {"restore": restore, "save": save, "train": train, "apply": apply}
+def keep(plan: Path, model: Path) -> None:
+    """Take the plan of a model from a folder of plans, in which a file lies in its place."""
+    import shutil
+
+    from campo_onnx import Options, device, oplists
+    from campo_onnx.ir.exporter import export_model
+    from campo_onnx.ir.importer import import_model
+    from campo_onnx.kept_plans import name_of, planned_once
+
+    imported = import_model(model)
+    options = Options(device=device("v100"), lists=oplists("tf115"), strategy="tf-amp")
+    place = Path("plans")
+    place.mkdir(exist_ok=True)
+    shutil.copy(plan, place / name_of(imported, options))
+    _, mixed = planned_once(imported, options, place)
+    export_model(mixed, Path("out.onnx"), folder=Path())
+
+
+VERBS: dict[str, Callable[..., None]] = {
+    "restore": restore,
+    "save": save,
+    "train": train,
+    "apply": apply,
+    "keep": keep,
+}

@@ -36,3 +36,12 @@ def ortmodule() -> SimpleNamespace:
         return module.ORTModule(network, module.DebugOptions(log_level=module.LogLevel.ERROR))
 
     return SimpleNamespace(wrap=wrap, networks=networks, shim=shim)
+
+
+@pytest.fixture
+def mlp(ortmodule):
+    def make():
+        sys.modules["torch"].manual_seed(0)
+        return ortmodule.networks.mlp()
+
+    return make

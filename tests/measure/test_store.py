@@ -1,10 +1,13 @@
 """The measurement store: kept for good, shared, killed, damaged, refused."""
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -94,6 +97,8 @@ def test_timings_by_device() -> None:
 
 WRITER = """
 import sys
+import tempfile
+import time
 from pathlib import Path
 from campo_onnx.measure.store import Store, TimingKey
 from campo_onnx.runtime.providers import Machine
@@ -295,3 +300,95 @@ def test_no_statement_takes_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_store_that_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="not a regular file"):
         Store(tmp_path)
+
+
+def others(number: int) -> TimingKey:
+    return TimingKey(machine=HERE, signature=f"Neg {number}")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="open files cannot be deleted there")
+@pytest.mark.parametrize("how", ["deleted", "deleted with its folder", "replaced"])
+def test_a_store_that_goes_while_it_is_used_is_opened_again(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "cache" / "t.sqlite"
+    with Store(tmp_path / "other.sqlite") as other:
+        other.add(others(0), TIMING)
+    with Store(path) as store:
+        store.add(others(1), TIMING)
+        if how == "deleted":
+            path.unlink()
+        elif how == "replaced":
+            os.replace(tmp_path / "other.sqlite", path)
+        else:
+            shutil.rmtree(path.parent)
+        store.add(others(2), TIMING)
+        assert store.written == 2
+    with Store(path) as store:
+        found = [store.find(others(number)) is not None for number in range(3)]
+    assert found == [how == "replaced", True, True]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="open files cannot be deleted there")
+def test_a_store_that_goes_after_the_last_timing_has_it_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    with Store(path) as store:
+        store.add(KEY, TIMING)
+        path.unlink()
+    with Store(path) as store:
+        assert store.find(KEY) == TIMING
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="open files cannot be replaced there")
+def test_a_store_that_is_replaced_by_something_else_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    store = Store(path)
+    (tmp_path / "mine.txt").write_text("mine")
+    os.replace(tmp_path / "mine.txt", path)
+    with pytest.raises(ProfileError, match="not a measurement store"):
+        store.add(KEY, TIMING)
+    store.close()
+    assert path.read_text() == "mine"
+
+
+def test_a_locked_store_is_waited_for_and_then_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.sqlite"
+    Store(path).close()
+    monkeypatch.setattr(store_module, "_WAIT_S", 0.2)
+    with Store(path) as store, closing(sqlite3.connect(path, isolation_level=None)) as greedy:
+        greedy.execute("BEGIN IMMEDIATE")
+        before = time.monotonic()
+        with pytest.raises(ProfileError, match=r"locked.*--store"):
+            store.add(KEY, TIMING)
+        assert time.monotonic() - before > 0.15
+        greedy.execute("ROLLBACK")
+        store.add(KEY, TIMING)
+        assert store.find(KEY) == TIMING
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks, to be another user")
+def test_a_store_that_is_read_only_is_an_error_and_stays(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's folders are closed to other users
+        folder = Path(name)
+        path = folder / "t.sqlite"
+        with Store(path) as store:
+            store.add(KEY, TIMING)
+        before = path.read_bytes()
+        path.chmod(0o444)
+        folder.chmod(0o555)
+        child = os.fork()
+        if not child:
+            code = 70
+            try:
+                if os.geteuid() == 0:  # may write everything
+                    os.setuid(65534)
+                Store(path)
+                code = 0
+            except ProfileError as error:
+                code = error.exit_code if "--store" in str(error) else 71
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+        folder.chmod(0o755)
+        assert path.read_bytes() == before
+        assert [found.name for found in folder.iterdir()] == ["t.sqlite"]

@@ -88,7 +88,7 @@ def test_batch_normalization_in_training_stays_fp32(ports):
         => (float[1,2,3] y, float[2] m2, float[2] v2) {
         [n] y, m2, v2 = BatchNormalization<training_mode = 1>(x, s, b, m, v)
     }"""
-    assert "trains in FP32" in ports(graph).refusal
+    assert "trains in FP32" in str(ports(graph).refusal)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,10 @@ def test_sources_state_their_type(ports, body, expected):
 
 def test_a_source_needs_a_variant_in_the_low_precision(ports):
     graph = f"{XY} {{ [n] e = RandomUniform<shape = [2, 4]>() y = Add(x, e) }}"
-    assert ports(graph, precision=Precision.BF16).refusal == "RandomUniform has no bf16 variant in this opset"
+    assert (
+        str(ports(graph, precision=Precision.BF16).refusal)
+        == "RandomUniform has no bf16 variant in this opset"
+    )
     assert not ports(graph, 22, Precision.BF16).refusal
 
 
@@ -128,12 +131,12 @@ def test_casts_between_truth_values_and_fp32(ports, body, expected):
 @pytest.mark.parametrize("to", [10, 16])
 def test_an_existing_change_of_precision_is_left(ports, to):
     graph = f"{XY} {{ [n] h = Cast<to = {to}>(x) y = Cast<to = 1>(h) }}"
-    assert ports(graph).refusal == "an existing change of precision"
+    assert str(ports(graph).refusal) == "an existing change of precision"
 
 
 def test_integers_become_fp32_only(ports):
     graph = "g (int64[4] x) => (float[4] y) { [n] y = Cast<to = 1>(x) }"
-    assert "may not hold" in ports(graph).refusal
+    assert "may not hold" in str(ports(graph).refusal)
 
 
 @pytest.mark.parametrize(("op", "result"), [("Shape", "int64[1]"), ("Size", "int64")])
@@ -167,7 +170,7 @@ def test_readers_of_shapes_take_what_is_there(ports, op, result):
 )
 def test_what_cannot_be_low_says_why(ports, graph, why):
     found = ports(graph)
-    assert why in found.refusal
+    assert why in str(found.refusal)
     assert not found.low_inputs | found.low_outputs
 
 
@@ -180,7 +183,7 @@ def test_a_node_without_fp32_has_no_precision(ports):
 
 def test_an_opset_without_the_variant(ports):
     graph = "g (float[4] x, float[1] s, int8[1] z) => (int8[4] y) { [n] y = QuantizeLinear(x, s, z) }"
-    assert "no fp16 variant" in ports(graph, 13).refusal
+    assert "no fp16 variant" in str(ports(graph, 13).refusal)
     assert not ports(graph, 19).refusal
 
 

@@ -18,6 +18,7 @@ from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.refusal import Refused
 from campo_onnx.optimize.classify import Classification, NodeClass, classify
 from campo_onnx.optimize.eligibility import fixed_nodes
 from campo_onnx.optimize.oplists import OpClass, OpLists, preset
@@ -230,7 +231,7 @@ class _Maker:
         )
         self.classes[name] = NodeClass(op_class=rng.choice(_CLASSES))
         if self.chance(8):
-            self.fixed[name] = Verdict(decided_by=Reason.OPERATOR, facts={"why": "no kernel"})
+            self.fixed[name] = Verdict.refused(Refused.NO_SCHEMA.of())
         self.readable += outputs + mask
 
     def existing_cast(self) -> None:
@@ -239,10 +240,8 @@ class _Maker:
         floats = [t for t in self.readable if self.tensors[t].dtype == TensorProto.FLOAT]
         source = self.rng.choice(self.lows if up else floats)
         target = self.tensor(f"c{i}", TensorProto.FLOAT if up else TensorProto.FLOAT16)
-        name = self.node("Cast", (source,), (target,), Ports(refusal="an existing change of precision"))
-        self.fixed[name] = Verdict(
-            decided_by=Reason.OPERATOR, facts={"why": "an existing change of precision"}
-        )
+        name = self.node("Cast", (source,), (target,), Ports(refusal=Refused.GIVEN_CAST.of()))
+        self.fixed[name] = Verdict(decided_by=Reason.GIVEN_CAST)
         (self.readable if up else self.lows).append(target)
 
     def problem(self) -> Problem:

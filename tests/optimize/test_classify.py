@@ -5,7 +5,7 @@ import pytest
 from campo_onnx.optimize.classify import classify
 from campo_onnx.optimize.oplists import OpClass, preset
 from campo_onnx.optimize.patterns.bias_gradient import bias_gradient
-from campo_onnx.optimize.patterns.findings import Findings
+from campo_onnx.optimize.patterns.findings import Finding, Findings
 from campo_onnx.optimize.reason import Reason
 from campo_onnx.optimize.safety import weight_update
 from campo_onnx.optimize.strategies.optimal import optimal
@@ -34,8 +34,8 @@ def test_lists_speak_of_operators_and_patterns_of_nodes(read):
         "div": "infer",
         "other": "unknown",
     }
-    assert found["exp"].reason == "Exp inside a softmax, bounded by 1"
-    assert found["shift"].reason == ""
+    assert found["exp"].finding is Finding.SOFTMAX_EXP
+    assert found["shift"].finding is None
 
 
 def test_plain_lists_have_no_patterns(read):
@@ -90,4 +90,4 @@ def test_of_two_rules_the_more_careful_one_is_right_in_any_order(order, read, mo
     monkeypatch.setattr("campo_onnx.optimize.classify.PATTERN_RULES", rules)
     monkeypatch.setattr("campo_onnx.optimize.oplists.PATTERNS", tuple(rules))
     found = classify(view, replace(preset("campo"), patterns=order), frozenset()).classes["n"]
-    assert (found.op_class, found.reason) == (OpClass.INFER, "computes")
+    assert (found.op_class, found.finding) == (OpClass.INFER, "computes")

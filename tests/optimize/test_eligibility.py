@@ -3,8 +3,9 @@ import pytest
 from campo_onnx.errors import UsageError
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.refusal import Refused
 from campo_onnx.optimize.eligibility import fixed_nodes
-from campo_onnx.optimize.reason import Reason
+from campo_onnx.optimize.reason import REFUSED, Reason, Verdict
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_each_kind_of_verdict(fixed):
         "scalar": (Reason.SCALAR_INPUT, "reads the scalar input 'lr', whose size the graph does not tell"),
         "integer": (Reason.NO_FP32, "computes no FP32"),
         "given": (Reason.ALREADY_LOW, "low already in the given graph"),
-        "shape": (Reason.OPERATOR, "reads only the shape"),
+        "shape": (Reason.SHAPE_ONLY, "reads only the shape"),
     }
 
 
@@ -114,4 +115,16 @@ def test_control_flow_and_what_it_captures(fixed):
             else_branch = other () => (float[4] q) { q = Abs(t) }
         >
     }"""
-    assert fixed(text) == {"k": (Reason.OPERATOR, "control flow: bodies and what they capture stay FP32")}
+    assert fixed(text) == {"k": (Reason.CONTROL_FLOW, "control flow: bodies and what they capture stay FP32")}
+
+
+def test_what_an_operator_says_of_itself_is_a_reason_with_its_data():
+    assert {reason.sentence for reason in REFUSED.values()} == {refused.value for refused in Refused}
+    verdict = Verdict.refused(Refused.NO_VARIANT.of(op="MatMul", low="bf16"))
+    assert (verdict.decided_by, verdict.facts) == (Reason.NO_VARIANT, {"op": "MatMul", "low": "bf16"})
+    assert verdict.reason == "MatMul has no bf16 variant in this opset"
+    assert str(Refused.UNKNOWN_TYPE.of(what="input", position=2)).startswith("the type of input 2 is unknown")
+
+
+def test_reasons_of_earlier_plans_are_read():
+    assert Verdict(decided_by=Reason("operator"), facts={"why": "a constant"}).reason == "a constant"

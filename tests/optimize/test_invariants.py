@@ -154,7 +154,7 @@ def renamed(problem, rng):
 
 
 @draws
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 def test_names_and_order_decide_nothing(random_problem, rng):
     problem = random_problem(rng, most_nodes=20)
     # With several Casts of one tensor in the given graph, the first is the one that is reused.

@@ -67,4 +67,4 @@ def test_of_thousands_of_misspelt_operators_a_few_are_named(view):
     named = {OpClass.DENY: frozenset(OpKey("", f"O{i}") for i in range(5000))}
     said = unmatched(view, operators={}, lists=SimpleNamespace(name="mine", tables=named))
     assert len(said) == 21
-    assert said[-1].endswith("name 4980 more operators that ONNX has not.")
+    assert said[-1].endswith("name 4980 more operators that ONNX does not define.")

@@ -79,6 +79,16 @@ def test_an_empty_plan_survives_json(problem_from):
     assert Plan.from_json(plan.to_json()) == plan
 
 
+def test_a_plan_about_nodes_without_a_decision_is_refused(plan):
+    (cast,) = [cast for cast in plan.casts if cast.tensor == "t"]
+    for strange in (
+        replace(cast, producer="zzz"),
+        replace(cast, consumers=(cast.consumers[0]._replace(node="zzz"),)),
+    ):
+        with pytest.raises(ValueError, match=r"the cast of 't' names 'zzz', which has no decision"):
+            replace(plan, casts=(strange,))
+
+
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"strategy": "campo"}'])
 def test_what_is_no_plan_is_refused(text):
     with pytest.raises(UsageError, match=r"p\.json is not a plan file") as caught:
@@ -130,9 +140,9 @@ def test_nodes_of_the_given_graph_that_are_low_already_are_not_turned_low(proble
     problem = problem_from(text)
     plan = make_plan(problem, optimal(problem), strategy="", lists="")
     assert {d.node: (d.precision, d.decided_by) for d in plan.decisions} == {
-        "k": (FP32, Reason.OPERATOR),
+        "k": (FP32, Reason.GIVEN_CAST),
         "n": (FP16, Reason.ALREADY_LOW),
-        "u": (FP32, Reason.OPERATOR),
+        "u": (FP32, Reason.GIVEN_CAST),
         "h": (FP16, Reason.ALREADY_LOW),
     }
     assert plan.low_nodes == frozenset()

@@ -93,6 +93,26 @@ def text_of(model):
             id="a Cast from truth values makes the low type at once",
         ),
         pytest.param(
+            "g (int64[2] m, float[2] x) => (float[2] y) { [a] f = Cast<to = 1>(m) [b] y = Mul(f, x) }",
+            ["b"],
+            ["f_fp16 = Cast(m)", "x_fp16 = Cast(x)", "y_fp16 = Mul(f_fp16, x_fp16)", "y = Cast(y_fp16)"],
+            id="a Cast from integers makes what all its readers want, not FP32 for another Cast",
+        ),
+        pytest.param(
+            "g (int64[2] m, float[2] x) => (float[2] y, float[2] z)"
+            "{ [a] f = Cast<to = 1>(m) [b] y = Mul(f, x) [c] z = Add(f, x) }",
+            ["b"],
+            [
+                "f = Cast(m)",
+                "f_fp16 = Cast(f)",
+                "x_fp16 = Cast(x)",
+                "y_fp16 = Mul(f_fp16, x_fp16)",
+                "y = Cast(y_fp16)",
+                "z = Add(f, x)",
+            ],
+            id="a Cast from integers that somebody reads in FP32 makes FP32",
+        ),
+        pytest.param(
             "g (float[2] x, bool c) => (float[2] y) { [a] h = Relu(x) [b] k = Neg(h) y = If (c) <"
             "then_branch = t () => (float[2] o) { o = Add(h, k) },"
             "else_branch = e () => (float[2] p) { p = Identity(h) }> }",

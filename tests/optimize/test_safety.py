@@ -2,7 +2,7 @@ import pytest
 
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.reason import Reason
-from campo_onnx.optimize.safety import loss, protected, weight_update
+from campo_onnx.optimize.safety import earlier_versions, loss, protected, weight_update
 
 CAMPO = preset("campo")
 
@@ -223,6 +223,24 @@ def test_running_statistics(read):
     # `y` has the shape of `x` and reads it, but is no update of it worth the name; it stays FP32 too.
     assert update_of(read, text) >= {"k", "t", "n"}
     assert not update_of(read, text) & {"mean", "r"}
+
+
+def test_running_statistics_that_are_updated_together(read):
+    text = """(float[4,3,8] x, float[3] ra, float[3] rb) => (float[3] na, float[3] nb, float[8] first)
+              <int64[2] axes = {0, 2}, float keep = {0.9}, float take = {0.1}, int64[2] sizes = {3, 3},
+               int64[2] others = {0, 1}> {
+        [ma] a = ReduceMean<keepdims=0>(x, axes)
+        [mb] b = ReduceMax<keepdims=0>(x, axes)
+        [before] r = Concat<axis=0>(ra, rb)
+        [k] kept = Mul(r, keep)
+        [now] m = Concat<axis=0>(a, b)
+        [t] taken = Mul(m, take)
+        [n] new = Add(kept, taken)
+        [cut] na, nb = Split<axis=0>(new, sizes)
+        [other] first = ReduceMean<keepdims=0>(x, others)
+    }"""
+    assert update_of(read, text) == {"before", "k", "t", "n", "cut"}
+    assert earlier_versions(read(text).view) == {"na": ("ra",), "nb": ("rb",)}
 
 
 def test_a_gradient_is_no_update(read):

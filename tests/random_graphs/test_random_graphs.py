@@ -1,10 +1,10 @@
-"""A few hundred random graphs; ``python -m tests.random_graphs`` draws any number."""
+"""Two hundred random graphs; ``python -m tests.random_graphs`` draws any number."""
 
 import pytest
 
 from tests.random_graphs.__main__ import outcome_of
 
-COUNT, BATCH = 250, 25
+COUNT, BATCH = 200, 25
 
 
 @pytest.mark.parametrize("first", range(0, COUNT, BATCH))

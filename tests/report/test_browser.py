@@ -192,6 +192,29 @@ def test_modules_open_one_by_one(visit, layer) -> None:
     assert js(browser, rows) == before
 
 
+def test_modules_show_bytes_and_launches(visit, layer) -> None:
+    browser = visit(page_of(layer))
+    before, after = layer.given_traffic.total, layer.planned_traffic.total
+    root = (
+        "return [...document.querySelectorAll('#modules tbody tr:first-child td')].map((c) => c.textContent)"
+    )
+    choose = (
+        "const s = document.getElementById(arguments[0]); s.value = arguments[1];"
+        "s.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    js(browser, choose, "modules-what", "bytes")
+    assert js(browser, root)[3:5] == [f"{m.moved_bytes / 1e9:,.2f} GB" for m in (before, after)]
+    js(browser, choose, "modules-what", "launches")
+    assert js(browser, root)[3:6] == [
+        f"{n:,}" for n in (before.launches, after.launches, len(layer.plan.casts))
+    ]
+    js(browser, choose, "map-weight", "bytes")
+    assert (
+        js(browser, "return document.querySelector('#map-tree').firstChild.entry.sum.all")
+        == before.moved_bytes
+    )
+
+
 def test_on_paper_tables_are_whole_and_the_map_fits(visit, layer) -> None:
     browser = visit(page_of(layer))
     js(browser, "window.dispatchEvent(new Event('beforeprint'))")

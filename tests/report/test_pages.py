@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
+from campo_onnx.checking.as_plan import as_plan
+from campo_onnx.checking.policy import Pair, Policy
 from campo_onnx.checking.verdict import Verdict, Verdicts, failed, not_checked, passed
 from campo_onnx.comparison import compare
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import UsageError
+from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.options import Options
@@ -110,6 +113,47 @@ def test_every_decision_is_in_the_page(layer, written) -> None:
     assert sum(row[4] for row in only["casts"]) == pytest.approx(plan.cast_us, rel=1e-3)
     sources = {data["sources"][i] for i in data["source"]}
     assert sources == {cost.source.value for cost in layer.problem.costs.nodes.values()}
+
+
+def test_bytes_and_launches_of_nodes_and_casts_add_up_to_the_step(layer, written) -> None:
+    data, before, after = Read(written).data, layer.given_traffic.total, layer.planned_traffic.total
+    (only,) = data["plans"]
+    assert (sum(data["bytes"]), sum(data["launches"])) == (before.moved_bytes, before.launches)
+    assert sum(only["bytes"]) + sum(only["cast_bytes"]) == after.moved_bytes
+    assert sum(data["launches"]) + len(layer.plan.casts) == after.launches
+    assert sum(only["bytes"]) < before.moved_bytes
+
+
+def test_a_plan_file_with_an_unknown_source_of_costs_opens(layer) -> None:
+    page_text = Read(plan_page(replace(layer.plan, source="later"), model="plan.json")).text
+    assert costs.MEANINGS[CostSource.UNKNOWN] in page_text
+
+
+def test_the_page_of_one_check_shows_the_graph_that_was_checked(layer, tmp_path) -> None:
+    mixed, against = tmp_path / "m.onnx", LAYER
+    export_model(layer.model, mixed)
+    (tmp_path / "plan.json").write_text(layer.plan.to_json())
+    policy = Policy(device=device("v100"), baseline=tmp_path / "plan.json")
+    known = as_plan(Pair(name="m", mixed=mixed, against=against, policy=policy))
+    assert known.plan.low_nodes == layer.plan.low_nodes
+    assert {d.node: d.reason for d in known.plan.decisions} == {
+        d.node: d.reason for d in layer.plan.decisions
+    }
+    assert known.plan.predicted_us == pytest.approx(layer.plan.predicted_us)
+    assert known.after.total == layer.planned_traffic.total
+    drift = replace(passed("fine", value=0.5, limit=1.0), parts={"grad.w": 0.5, "loss": 0.1})
+    checked = Verdicts(
+        name="m", mixed="m", against="a", device="v100", costs="datasheet",
+        verdicts=(Verdict(rule="drift", finding=drift),),
+    )  # fmt: skip
+    seen = Read(check_page([checked], known))
+    assert seen.data["names"] == [d.node for d in layer.plan.decisions]
+    for text in ("The step that was checked", "grad.w 0.5 1", "Every decision", "What stayed FP32"):
+        assert text in seen.text
+    without = replace(policy, baseline=None)
+    alone = as_plan(Pair(name="m", mixed=mixed, against=against, policy=without)).plan
+    assert {d.decided_by.value for d in alone.decisions if d.is_lowered} == {"as-written"}
+    assert as_plan(Pair(name="m", mixed=tmp_path / "none.onnx", against=against, policy=policy)) is None
 
 
 def test_families_add_up_to_the_step(layer) -> None:

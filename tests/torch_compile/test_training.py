@@ -43,7 +43,8 @@ def test_steps_of_changing_batch_sizes_match_eager(module: Any, shape: tuple[int
     assert worst_of_steps(module(), batches) < ROUNDING
 
 
-def test_low_precision_is_kept_between_the_passes() -> None:
+@pytest.mark.parametrize(("precision", "bits"), [("fp16", 11), ("bf16", 8)])
+def test_low_precision_is_kept_between_the_passes(precision: str, bits: int) -> None:
     batches = [[torch.randn(8, 7, 32)] for _ in range(2)]
-    error = worst_of_steps(Encoder(), batches, device="v100", strategy="nvidia-amp")
-    assert 1e-5 < error < 1e-2  # FP16 has 11 bits
+    error = worst_of_steps(Encoder(), batches, device="h200", strategy="nvidia-amp", precision=precision)
+    assert 2.0 ** (-bits - 5) < error < 2.0 ** (4 - bits)

@@ -18,8 +18,9 @@ from onnx.reference import ReferenceEvaluator
 from campo_onnx import Options, Precision, device, oplists
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.ir.constants import constants_of
-from campo_onnx.ir.importer import import_model
+from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.shapes import TensorTypes, infer
+from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.pipeline import decide, problem_of
 from campo_onnx.runtime.providers import machine
@@ -47,14 +48,22 @@ NEIGHBOURS = 0.01  # share of results that may be neighbours
 RANDOM = {"RandomUniform"}
 
 
+OPTIONS = Options(device=device("h200"), lists=oplists("campo"))
+
+
+@cache
+def costless(graph: str) -> tuple[Imported, Problem]:
+    """Read a graph as for a device on which Casts cost nothing: small ones are otherwise faster in FP32."""
+    imported = import_model(DATA / f"{graph}.onnx")
+    problem = problem_of(imported, OPTIONS)
+    costs = replace(problem.costs, cast=CastModel(r_us=0.0, c_i_us=0.0))
+    return imported, replace(problem, costs=costs)
+
+
 @cache
 def mixed(graph: str, strategy: str) -> onnx.ModelProto:
-    """Mixed as for a device on which Casts cost nothing: small graphs are otherwise faster in FP32."""
-    options = Options(device=device("h200"), lists=oplists("campo"), strategy=strategy)
-    imported = import_model(DATA / f"{graph}.onnx")
-    problem = problem_of(imported, options)
-    costs = replace(problem.costs, cast=CastModel(r_us=0.0, c_i_us=0.0))
-    return rewrite(imported, decide(replace(problem, costs=costs), imported, options))
+    imported, problem = costless(graph)
+    return rewrite(imported, decide(problem, imported, replace(OPTIONS, strategy=strategy)))
 
 
 def single(model: onnx.ModelProto, node: onnx.NodeProto, types: TensorTypes) -> onnx.ModelProto:

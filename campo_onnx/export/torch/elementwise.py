@@ -10,6 +10,7 @@ from onnx import TensorProto
 from campo_onnx.export.compact import cast, elementwise, expand, full, reshape, scaled
 from campo_onnx.export.gated import affine_rows
 from campo_onnx.export.graph import Graph
+from campo_onnx.export.torch.joined import first_input, joined_rectified
 from campo_onnx.export.torch.operands import DTYPES, FLOATS, aten, operand
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
@@ -179,6 +180,12 @@ def _leaky_relu_backward(
 
 
 def _threshold_backward(g: Graph, expected: Expected, gradient: Value, x: Value, threshold: float) -> Value:
+    whole = joined_rectified(g, gradient, x) if threshold == 0 else None
+    if whole is not None:
+        # The branches of a block end in a Concat: what masks its gradient masks those of all of them.
+        cut, joined = whole
+        masked = _threshold_backward(g, expected, first_input(cut), joined, threshold)
+        return g.op("Slice", masked, *cut.inputs[1:], **cut.attributes)
     passes = elementwise(g, "Greater", x, g.scalar(threshold, x.dtype))
     return elementwise(g, "Where", passes, gradient, g.scalar(0, gradient.dtype))
 

@@ -1,6 +1,5 @@
 """Plan a translated graph, with the framework on the other side of its loss."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,15 +7,11 @@ from pathlib import Path
 import onnx
 from onnx import NodeProto, helper
 
-from campo_onnx.errors import CampoError
-from campo_onnx.files import make_folder, read_bytes, write_text
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.kept_plans import planned_once
 from campo_onnx.ops.key import MICROSOFT
 from campo_onnx.optimize.plan import Plan
-from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.options import Options
-from campo_onnx.pipeline import decide, problem_of
 from campo_onnx.training.numerics import emulate
 
 _HANDOVER = "handed_to_the_framework"
@@ -56,45 +51,11 @@ def plan_graph(
     """
     given = import_model(_with_handover(model, tangents), any_type=True)
     folder = None if settings.plans is None else Path(settings.plans)
-    plan = _kept_plan(given, settings.options(provider), folder)
-    mixed = rewrite(given, plan) if plan.low_nodes else given.model
+    plan, mixed = planned_once(given, settings.options(provider), folder)
     mixed = _without_handover(mixed)
     if plan.low_nodes and provider == "cpu":
         mixed = emulate(mixed)
     return Planned(plan=plan, imported=import_model(mixed, any_type=True))
-
-
-def _kept_plan(given: Imported, options: Options, folder: Path | None) -> Plan:
-    """Take the plan from the folder, or make it and put it there."""
-    if folder is None:
-        return decide(problem_of(given, options), given, options)
-    path = folder / f"{given.digest}-{_fingerprint(options)}.json"
-    if path.exists():
-        try:
-            plan = Plan.from_json(read_bytes(path, title=f"the plan {path}"), title=f"the plan {path}")
-            plan.check_fits(given)
-        except CampoError:
-            pass  # damaged, or of another version: it is made again
-        else:
-            return plan
-    plan = decide(problem_of(given, options), given, options)
-    make_folder(folder, remedy="Choose another folder for plans.")
-    write_text(plan.to_json(), path)
-    return plan
-
-
-def _fingerprint(options: Options) -> str:
-    """Tell options apart that may lead to different plans."""
-    text = "\n".join(
-        map(
-            str,
-            (
-                *(options.device, options.lists, options.strategy, options.low, options.keep_fp32),
-                *(options.min_gain, options.may_pad, options.pad_threshold_us),
-            ),
-        )
-    )
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _with_handover(model: onnx.ModelProto, tangents: Mapping[str, str]) -> onnx.ModelProto:

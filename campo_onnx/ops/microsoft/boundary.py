@@ -1,11 +1,12 @@
 """Where a graph meets its host, code we cannot see into, other devices, and quantization."""
 
 from campo_onnx.ops.key import MICROSOFT
+from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.signature import Signature, TensorType
-from campo_onnx.ops.spec import Family, Refusal, specs
+from campo_onnx.ops.spec import Family, Refuses, specs
 from campo_onnx.ops.work import WorkKind
 
-FRAMEWORK = Refusal("an FP32 boundary to the framework")
+FRAMEWORK = Refuses(Refused.FRAMEWORK)
 """For operators whose other side is the framework, which has given or expects FP32."""
 
 

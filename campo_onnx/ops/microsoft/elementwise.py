@@ -98,6 +98,7 @@ SPECS = (
         ports=FixedPorts((0, 1, 2)),
         training_kernels=LOW_KERNELS,
         shapes=_dropout_types,
+        draws=True,
     ),
     *specs(
         MICROSOFT,
@@ -114,6 +115,7 @@ SPECS = (
         _EACH,
         work=Stream(10),
         shapes=_bitmask_dropout_types,
+        draws=True,
     ),
     *specs(MICROSOFT, "BitmaskDropoutGrad", _EACH, work=Stream(2), shapes=SAME_AS_FIRST),
 )

@@ -4,16 +4,7 @@ from onnx import TensorProto
 
 from campo_onnx.ops.key import MICROSOFT
 from campo_onnx.ops.signature import Signature, TensorType
-from campo_onnx.ops.spec import (
-    EVERY,
-    LOW_KERNELS,
-    Family,
-    FixedPorts,
-    Like,
-    Movement,
-    ShapedBy,
-    specs,
-)
+from campo_onnx.ops.spec import EVERY, LOW_KERNELS, Ask, Family, FixedPorts, Like, Movement, ShapedBy, specs
 from campo_onnx.ops.work import Stream, WorkKind
 
 _INT64 = int(TensorProto.INT64)
@@ -78,7 +69,14 @@ SPECS = (
         shapes=ShapedBy(1, 0),
     ),
     *specs(MICROSOFT, "PadAndUnflatten FlattenAndUnpad", _MOVE, work=Stream(0)),
-    *specs(MICROSOFT, "ShrunkenGather", _MOVE, work=Stream(0, gathers=True), movement=Movement.SELECT),
+    *specs(
+        MICROSOFT,
+        "ShrunkenGather",
+        _MOVE,
+        work=Stream(0, gathers=True),
+        movement=Movement.SELECT,
+        asks=((1, Ask.INDEX_ALONG_AXIS),),
+    ),
     *specs(MICROSOFT, "View PassThrough", _MOVE, work=WorkKind.VIEW),
     *specs(MICROSOFT, "ExpandDims GatherND GridSample Pad Trilu", _MOVE),
     *specs(MICROSOFT, "RemovePadding RestorePadding", _MOVE),

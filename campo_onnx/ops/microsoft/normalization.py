@@ -63,7 +63,8 @@ SPECS = (
         ports=FixedPorts((0, 1)),
         shapes=SAME_AS_FIRST,
     ),
-    *specs(MICROSOFT, "BiasSoftmaxDropout SoftmaxDropoutGrad", _SOFTMAX),
+    *specs(MICROSOFT, "BiasSoftmaxDropout", _SOFTMAX, draws=True),
+    *specs(MICROSOFT, "SoftmaxDropoutGrad", _SOFTMAX),
     *specs(MICROSOFT, "SoftmaxGrad", _SOFTMAX, work=Stream(5), shapes=SAME_AS_FIRST),
     *specs(
         MICROSOFT,

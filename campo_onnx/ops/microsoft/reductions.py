@@ -2,7 +2,7 @@
 
 from campo_onnx.ops.key import MICROSOFT
 from campo_onnx.ops.signature import Signature, TensorType
-from campo_onnx.ops.spec import FP16_KERNELS, LOW_KERNELS, Family, FixedPorts, ShapedBy, specs
+from campo_onnx.ops.spec import FP16_KERNELS, LOW_KERNELS, Ask, Family, FixedPorts, ShapedBy, specs
 from campo_onnx.ops.work import Stream
 
 
@@ -39,6 +39,7 @@ SPECS = (
         ports=FixedPorts((2,)),
         training_kernels=LOW_KERNELS,
         shapes=ShapedBy(0, 2),
+        asks=((1, Ask.INDEX_OF_SHAPE),),
     ),
     *specs(MICROSOFT, "GatherElementsGrad", Family.SCATTER, work=Stream(0), shapes=ShapedBy(1, 0)),
     *specs(MICROSOFT, "GatherNDGrad", Family.SCATTER, work=Stream(0), shapes=ShapedBy(0, 2)),

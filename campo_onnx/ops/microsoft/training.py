@@ -4,7 +4,7 @@ from onnx import TensorProto
 
 from campo_onnx.ops.key import MICROSOFT
 from campo_onnx.ops.signature import Signature, TensorType
-from campo_onnx.ops.spec import SAME_AS_FIRST, Family, Like, specs
+from campo_onnx.ops.spec import SAME_AS_FIRST, Ask, Family, Like, specs
 from campo_onnx.ops.standard.training import cross_entropy_types
 from campo_onnx.ops.work import Stream
 
@@ -38,6 +38,7 @@ SPECS = (
         Family.LOSS,
         work=Stream(15),
         shapes=cross_entropy_types,
+        asks=((1, Ask.CLASS),),
     ),
     *specs(
         MICROSOFT,

@@ -2,9 +2,10 @@
 
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.schema import one_type_ports
 from campo_onnx.ops.signature import Signature
-from campo_onnx.ops.spec import Family, Refusal, specs
+from campo_onnx.ops.spec import Family, Refuses, specs
 
 _CONTAINERS = """
     SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength
@@ -17,7 +18,7 @@ _TEXT = "ImageDecoder RegexFullMatch StringConcat StringNormalizer StringSplit T
 def _linear_ports(signature: Signature, precision: Precision) -> Ports:
     # The scale decides the type of the result, unless that is stated.
     if signature.attribute("output_dtype", 0):
-        return Ports(refusal="states the type of its output")
+        return Ports(refusal=Refused.STATED_TYPE.of())
     return one_type_ports(signature, precision)
 
 
@@ -26,7 +27,7 @@ SPECS = (
         "",
         "If Loop Scan",
         Family.CONTROL_FLOW,
-        ports=Refusal("control flow: bodies and what they capture stay FP32"),
+        ports=Refuses(Refused.CONTROL_FLOW),
     ),
     *specs("", "SequenceMap", Family.CONTROL_FLOW),
     *specs("", _CONTAINERS, Family.OTHER),

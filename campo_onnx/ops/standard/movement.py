@@ -4,8 +4,9 @@ from onnx import TensorProto
 
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision, low_precisions
+from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.signature import FLOAT, Signature
-from campo_onnx.ops.spec import Family, Movement, specs
+from campo_onnx.ops.spec import Ask, Family, Movement, specs
 from campo_onnx.ops.work import Stream, WorkKind
 
 
@@ -16,8 +17,11 @@ def _cast_ports(signature: Signature, _: Precision) -> Ports:
     if source == FLOAT and target == TensorProto.BOOL:
         return Ports(low_inputs=frozenset({0}))
     if {source, target} <= {FLOAT, *(low.onnx_dtype for low in low_precisions())}:
-        return Ports(refusal="an existing change of precision")
-    return Ports(refusal="converts numbers that the low precision may not hold")
+        return Ports(refusal=Refused.GIVEN_CAST.of())
+    why = Refused.CONVERSION.of()
+    if target == FLOAT:
+        return Ports(low_outputs=frozenset({0}), attribute="to", refusal=why, follows_readers=True)
+    return Ports(refusal=why)
 
 
 _MOVE = Family.MOVEMENT
@@ -40,11 +44,21 @@ SPECS = (
     *specs("", "Expand Tile", _MOVE, work=Stream(0), movement=Movement.REPEAT),
     *specs(
         "",
-        "Gather GatherElements GatherND Slice",
+        "Gather GatherElements",
         _MOVE,
         work=Stream(0, gathers=True),
         movement=Movement.SELECT,
+        asks=((1, Ask.INDEX_ALONG_AXIS),),
     ),
+    *specs(
+        "",
+        "GatherND",
+        _MOVE,
+        work=Stream(0, gathers=True),
+        movement=Movement.SELECT,
+        asks=((1, Ask.INDEX_OF_ANY_AXIS),),
+    ),
+    *specs("", "Slice", _MOVE, work=Stream(0, gathers=True), movement=Movement.SELECT),
     *specs("", "Split Compress", _MOVE, work=Stream(0), movement=Movement.SELECT),
     *specs("", "Concat", _MOVE, work=Stream(0), movement=Movement.JOIN),
     *specs("", "Pad Where Trilu", _MOVE, work=Stream(0)),

@@ -2,9 +2,10 @@
 
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.schema import fp32_positions, one_type_ports
 from campo_onnx.ops.signature import FLOAT, Signature, TensorType
-from campo_onnx.ops.spec import BeforeSchema, Family, FixedPorts, specs
+from campo_onnx.ops.spec import Ask, BeforeSchema, Family, FixedPorts, specs
 from campo_onnx.ops.work import Stream
 
 
@@ -14,7 +15,7 @@ def _trains(signature: Signature) -> bool:
 
 def _batch_normalization_ports(signature: Signature, _: Precision) -> Ports:
     if _trains(signature) or sum(output is not None for output in signature.outputs) > 1:
-        return Ports(refusal="BatchNormalization trains in FP32 only")
+        return Ports(refusal=Refused.TRAINS_IN_FP32.of())
     # The schema lets scale and statistics keep FP32, but the CUDA provider registers kernels only
     # for one type throughout; it widens scale and statistics to FP32 inside.
     fp32_inputs, fp32_outputs = fp32_positions(signature)
@@ -48,6 +49,7 @@ SPECS = (
         _NORM,
         work=Stream(5, passes=_batch_normalization_passes),
         ports=_batch_normalization_ports,
+        asks=((4, Ask.POSITIVE),),
     ),
     *specs(
         "",

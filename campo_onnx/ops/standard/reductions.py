@@ -1,7 +1,7 @@
 """Reductions, scans along an axis, pooling, and scatters, which may add."""
 
 from campo_onnx.ops.signature import Signature, TensorType
-from campo_onnx.ops.spec import Family, FixedPorts, specs
+from campo_onnx.ops.spec import Ask, Family, FixedPorts, specs
 from campo_onnx.ops.work import Stream
 
 
@@ -46,5 +46,7 @@ SPECS = (
         standard_in_runtime=True,
     ),
     *specs("", "MaxRoiPool RoiAlign Col2Im", Family.POOLING),
-    *specs("", "ScatterElements ScatterND Scatter TensorScatter", Family.SCATTER, work=Stream(0)),
+    *specs("", "ScatterElements Scatter", Family.SCATTER, work=Stream(0), asks=((1, Ask.INDEX_ALONG_AXIS),)),
+    *specs("", "ScatterND", Family.SCATTER, work=Stream(0), asks=((1, Ask.INDEX_OF_ANY_AXIS),)),
+    *specs("", "TensorScatter", Family.SCATTER, work=Stream(0)),
 )

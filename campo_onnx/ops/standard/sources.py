@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.schema import attribute_ports, fp32_positions
 from campo_onnx.ops.signature import Signature
-from campo_onnx.ops.spec import Family, Refusal, specs
+from campo_onnx.ops.spec import Ask, Family, Refuses, specs
 from campo_onnx.ops.work import Stream, WorkKind
 
 
@@ -21,16 +22,17 @@ class _TypedBy:
 
 
 def _shape_only_ports(signature: Signature, _: Precision) -> Ports:
-    return Ports(any_inputs=fp32_positions(signature)[0], refusal="reads only the shape")
+    return Ports(any_inputs=fp32_positions(signature)[0], refusal=Refused.SHAPE_ONLY.of())
 
 
 _DTYPE, _VALUE = _TypedBy("dtype"), _TypedBy("value")
 
 SPECS = (
-    *specs("", "Constant", Family.SOURCE, work=WorkKind.NONE, ports=Refusal("a constant")),
+    *specs("", "Constant", Family.SOURCE, work=WorkKind.NONE, ports=Refuses(Refused.CONSTANT)),
     *specs("", "ConstantOfShape", Family.SOURCE, work=Stream(0), ports=_VALUE),
     *specs("", "EyeLike", Family.SOURCE, work=Stream(0), ports=_DTYPE),
-    *specs("", "OneHot Range", Family.SOURCE, work=Stream(0)),
+    *specs("", "OneHot", Family.SOURCE, work=Stream(0), asks=((0, Ask.INDEX_BELOW_DEPTH),)),
+    *specs("", "Range", Family.SOURCE, work=Stream(0)),
     *specs("", "AffineGrid HannWindow HammingWindow BlackmanWindow MelWeightMatrix", Family.SOURCE),
     *specs(
         "",
@@ -38,8 +40,9 @@ SPECS = (
         Family.RANDOM,
         work=Stream(10),
         ports=_DTYPE,
+        draws=True,
     ),
-    *specs("", "Multinomial", Family.RANDOM),
+    *specs("", "Multinomial", Family.RANDOM, draws=True),
     *specs("", "Shape Size", Family.SHAPE, work=WorkKind.NONE, ports=_shape_only_ports),
     *specs("", "NonZero", Family.SHAPE, work=Stream(0)),
     *specs("", "NonMaxSuppression Unique", Family.SHAPE),

@@ -1,7 +1,7 @@
 """Losses and the weight update: what no list and no option releases."""
 
 from campo_onnx.ops.signature import Signature, TensorType
-from campo_onnx.ops.spec import Family, specs
+from campo_onnx.ops.spec import Ask, Family, specs
 from campo_onnx.ops.work import Stream
 
 _PREVIEW = "ai.onnx.preview.training"
@@ -16,10 +16,24 @@ def cross_entropy_types(signature: Signature) -> list[TensorType]:
 
 
 SPECS = (
-    *specs("", "SoftmaxCrossEntropyLoss", Family.LOSS, work=Stream(15), shapes=cross_entropy_types),
-    *specs("", "NegativeLogLikelihoodLoss", Family.LOSS, work=Stream(15)),
+    *specs(
+        "",
+        "SoftmaxCrossEntropyLoss",
+        Family.LOSS,
+        work=Stream(15),
+        shapes=cross_entropy_types,
+        asks=((1, Ask.CLASS),),
+    ),
+    *specs("", "NegativeLogLikelihoodLoss", Family.LOSS, work=Stream(15), asks=((1, Ask.CLASS),)),
     # ONNX Runtime registers these two in the standard domain.
-    *specs("", "SparseSoftmaxCrossEntropy", Family.LOSS, work=Stream(15), standard_in_runtime=True),
+    *specs(
+        "",
+        "SparseSoftmaxCrossEntropy",
+        Family.LOSS,
+        work=Stream(15),
+        standard_in_runtime=True,
+        asks=((1, Ask.CLASS_OF_LAST_AXIS),),
+    ),
     *specs("", "SparseSoftmaxCrossEntropyGrad", Family.LOSS, work=Stream(12), standard_in_runtime=True),
     *specs(_PREVIEW, "Adam Adagrad Momentum", Family.UPDATE, work=Stream(12)),
     *specs(_PREVIEW, "Gradient", Family.UPDATE),

@@ -5,9 +5,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Movement
 from campo_onnx.optimize.op_class import OpClass
-from campo_onnx.optimize.patterns.findings import Findings
-
-PARAMETER_SUM = "sums the gradient of a bias or scale"
+from campo_onnx.optimize.patterns.findings import Finding, Findings
 
 _SUMS = frozenset({OpKey("", "ReduceSum"), OpKey("com.microsoft", "ReduceSumTraining")})
 _ACCUMULATORS = frozenset(
@@ -23,7 +21,7 @@ def bias_gradient(view: GraphView, update: frozenset[str]) -> Findings:
     A gradient builder sums every operand's gradient over the axes it was broadcast along; where
     there are none, the sum has one term and changes nothing.
     """
-    classes: dict[str, tuple[OpClass, str]] = {}
+    classes: dict[str, tuple[OpClass, Finding]] = {}
     for node in view.nodes:
         if node.op not in _SUMS or not view.is_float32(node.outputs[0]):
             continue
@@ -32,9 +30,9 @@ def bias_gradient(view: GraphView, update: frozenset[str]) -> Findings:
         if not before or not after:
             continue
         if after == before:
-            classes[node.name] = (OpClass.CLEAR, "sums over no axis")
+            classes[node.name] = (OpClass.CLEAR, Finding.NO_SUM)
         elif _only_leaves(node.outputs[0], view, update):
-            classes[node.name] = (OpClass.INFER, PARAMETER_SUM)
+            classes[node.name] = (OpClass.INFER, Finding.PARAMETER_SUM)
     return Findings(classes=classes)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.op_class import OpClass
-from campo_onnx.optimize.patterns.findings import Findings
+from campo_onnx.optimize.patterns.findings import Finding, Findings
 
 
 def gelu(view: GraphView, update: frozenset[str]) -> Findings:
@@ -18,12 +18,9 @@ def gelu(view: GraphView, update: frozenset[str]) -> Findings:
     classes = {}
     for node in view.nodes:
         if node.op == OpKey("", "Exp") and _is_bounded(node.inputs[0], view):
-            classes[node.name] = (OpClass.INFER, "Exp(-x * x) inside GELU's gradient, bounded")
+            classes[node.name] = (OpClass.INFER, Finding.GELU_EXP)
         elif node.op == OpKey("", "Pow") and _decays(node, view):
-            classes[node.name] = (
-                OpClass.INFER,
-                "a negative power of a square inside GELU's gradient, bounded",
-            )
+            classes[node.name] = (OpClass.INFER, Finding.GELU_POWER)
     return Findings(classes=classes)
 
 

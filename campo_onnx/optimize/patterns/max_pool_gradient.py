@@ -5,7 +5,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Movement
 from campo_onnx.optimize.op_class import OpClass
-from campo_onnx.optimize.patterns.findings import Findings
+from campo_onnx.optimize.patterns.findings import Finding, Findings
 
 _POOL = OpKey("", "MaxPool")
 
@@ -17,11 +17,11 @@ def max_pool_gradient(view: GraphView, update: frozenset[str]) -> Findings:
     ceil(kernel / stride) terms an axis meet in one element, so what it makes is no less safe than
     what it was given, and spreads nothing.
     """
-    classes: dict[str, tuple[OpClass, str]] = {}
+    classes: dict[str, tuple[OpClass, Finding]] = {}
     contained: set[Use] = set()
     for node in view.nodes:
         if node.op == OpKey("", "ScatterElements") and _is_pool_index(node.inputs[1], view):
-            classes[node.name] = (OpClass.DENY, "scatters the gradient of a max pooling")
+            classes[node.name] = (OpClass.DENY, Finding.MAX_POOL_GRADIENT)
             contained.update(view.consumers.get(node.outputs[0], ()))
     return Findings(classes=classes, contained=frozenset(contained))
 

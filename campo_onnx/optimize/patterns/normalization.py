@@ -12,11 +12,7 @@ import numpy as np
 from campo_onnx.ir.view import GraphView, OpNode, Use
 from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.op_class import OpClass
-from campo_onnx.optimize.patterns.findings import Findings
-
-STATISTIC = "a statistic of a normalization"
-SUM_OF_SQUARES = "sums squares in a normalization"
-SQUARES = "squares in a normalization"
+from campo_onnx.optimize.patterns.findings import Finding, Findings
 
 _LINEAR = frozenset(
     {OpKey("", "ReduceMean"), OpKey("", "ReduceSum"), OpKey("com.microsoft", "ReduceSumTraining")}
@@ -46,7 +42,7 @@ def normalization(view: GraphView, update: frozenset[str]) -> Findings:
     normalization. Squares and what sums them stay FP32, since x * x overflows FP16 from 256 on.
     Neither spreads unsafety onto the tensor the statistic is broadcast onto.
     """
-    classes: dict[str, tuple[OpClass, str]] = {}
+    classes: dict[str, tuple[OpClass, Finding]] = {}
     contained: set[Use] = set()
     normalized = _row_statistics(view)
     for node in view.nodes:
@@ -66,11 +62,11 @@ def normalization(view: GraphView, update: frozenset[str]) -> Findings:
         contained |= broadcasts
         square = _square(reduced, view)
         if node.op in _SQUARING or square is not None:
-            classes[node.name] = (OpClass.DENY, SUM_OF_SQUARES)
+            classes[node.name] = (OpClass.DENY, Finding.SUM_OF_SQUARES)
         else:
-            classes[node.name] = (OpClass.INFER, STATISTIC)
+            classes[node.name] = (OpClass.INFER, Finding.STATISTIC)
         if square is not None:
-            classes[square.name] = (OpClass.DENY, SQUARES)
+            classes[square.name] = (OpClass.DENY, Finding.SQUARES)
     return Findings(classes=classes, contained=frozenset(contained))
 
 

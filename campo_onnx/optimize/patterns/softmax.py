@@ -7,11 +7,10 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Movement
 from campo_onnx.optimize.op_class import OpClass
-from campo_onnx.optimize.patterns.findings import Findings
+from campo_onnx.optimize.patterns.findings import Finding, Findings
 
 _SOFTMAX = frozenset({OpKey("", "Softmax"), OpKey("com.microsoft", "BiasSoftmax")})
 _GATED_ADD = OpKey("com.microsoft", "GatedAdd")
-EXP = "Exp inside a softmax, bounded by 1"
 
 _KEEPS_ALL = frozenset({Movement.VIEW, Movement.REPEAT})
 
@@ -29,20 +28,20 @@ def softmax(view: GraphView, update: frozenset[str]) -> Findings:
     :func:`~campo_onnx.optimize.patterns.normalization.normalization` finds those, and likewise
     the row sums in softmax's gradient.
     """
-    classes: dict[str, tuple[OpClass, str]] = {}
+    classes: dict[str, tuple[OpClass, Finding]] = {}
     contained: set[Use] = set()
     for node in view.nodes:
         if node.op in _SOFTMAX:
             contained.update(view.consumers.get(node.outputs[0], ()))
             for use, total in _row_sums(node.outputs[0], view):
                 contained.add(use)
-                classes[total.name] = (OpClass.INFER, "a row's sum in the gradient of a softmax")
+                classes[total.name] = (OpClass.INFER, Finding.SOFTMAX_SUM)
         elif node.op == OpKey("", "Exp"):
             shift = view.producer.get(node.inputs[0])
             if shift is None or shift.op != OpKey("", "Sub"):
                 continue
             if shift.inputs[0] in _maxima_of(shift.inputs[1], view):
-                classes[node.name] = (OpClass.INFER, EXP)
+                classes[node.name] = (OpClass.INFER, Finding.SOFTMAX_EXP)
     return Findings(classes=classes, contained=frozenset(contained))
 
 

@@ -17,10 +17,10 @@ def listed_verdicts(problem: Problem) -> dict[str, Verdict]:
     for node in problem.view.nodes:
         op_class = problem.op_class(node.name)
         if problem.is_free(node.name) and op_class in _REASON:
-            from_pattern = problem.classification.classes[node.name].reason
+            from_pattern = problem.classification.classes[node.name].finding
             verdicts[node.name] = (
-                Verdict(decided_by=Reason.PATTERN, facts={"why": from_pattern})
-                if from_pattern
+                Verdict(decided_by=Reason.PATTERN, facts={"why": from_pattern.value})
+                if from_pattern is not None
                 else Verdict(decided_by=_REASON[op_class], facts={"op": node.op.label})
             )
     return verdicts

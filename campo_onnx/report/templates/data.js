@@ -27,6 +27,7 @@ const [one, two] = [fixed(1), fixed(2)];
 // As on the command line: microseconds below a millisecond.
 const time = (us) => (Math.abs(us) >= 1000 ? two.format(us / 1000) + " ms" : one.format(us) + " us");
 const count = (number) => grouped.format(number);
+const size = (bytes) => (bytes >= 1e9 ? two.format(bytes / 1e9) + " GB" : bytes >= 1e6 ? one.format(bytes / 1e6) + " MB" : one.format(bytes / 1e3) + " kB");
 const share = (part, whole) => (whole ? one.format((100 * part) / whole) + " %" : "-");
 
 const LOW = DATA.low;
@@ -38,12 +39,21 @@ const whyOf = (node) => DATA.reasons[plan().why[node]];
 const ruleOf = (node) => DATA.rules[plan().rule[node]];
 const lowOf = (node) => DATA.fp32_us[node] - plan().gain_us[node];
 
-// Casts of a plan by node, and what a node takes as planned without them. Made when first asked for.
+// What is counted of a node and a Cast: before, as planned, and the Casts that are charged to it. Bytes and
+// launches are known only where the graph is.
+const MEASURES = { time: { text: time } };
+if (DATA.bytes) {
+  MEASURES.bytes = { text: size };
+  MEASURES.launches = { text: count };
+}
+
+// Casts of a plan by node, and every measure of a node. Made when first asked for.
 const DERIVED = new Map();
 function derived() {
   const of = plan();
   if (!DERIVED.has(of)) {
-    const castsOf = new Map(), dropped = new Set(), castTime = new Float64Array(COUNT);
+    const castsOf = new Map(), dropped = new Set(), casts = {}, before = {}, planned = {};
+    for (const what of Object.keys(MEASURES)) [casts[what], planned[what]] = [new Float64Array(COUNT), new Float64Array(COUNT)];
     of.casts.forEach(([, kind, producer, consumers, us], row) => {
       for (const node of new Set([producer, ...consumers])) {
         if (node >= 0) castsOf.set(node, [...(castsOf.get(node) || []), row]);
@@ -51,14 +61,19 @@ function derived() {
       if (kind === "dropped") dropped.add(producer);
       else if (kind !== "reused") {
         const payer = producer >= 0 ? producer : consumers[0];
-        if (payer !== undefined) castTime[payer] += us;
+        if (payer === undefined) return;
+        casts.time[payer] += us;
+        if (DATA.bytes) { casts.bytes[payer] += of.cast_bytes[row]; casts.launches[payer] += 1; }
       }
     });
-    const planned = new Float64Array(COUNT);
+    before.time = DATA.fp32_us;
+    if (DATA.bytes) [before.bytes, before.launches] = [DATA.bytes, DATA.launches];
     for (let node = 0; node < COUNT; node++) {
-      if (!dropped.has(node)) planned[node] = of.precision[node] === "L" ? lowOf(node) : DATA.fp32_us[node];
+      if (dropped.has(node)) continue;
+      planned.time[node] = of.precision[node] === "L" ? lowOf(node) : DATA.fp32_us[node];
+      if (DATA.bytes) [planned.bytes[node], planned.launches[node]] = [of.bytes[node], DATA.launches[node]];
     }
-    DERIVED.set(of, { castsOf, castTime, planned });
+    DERIVED.set(of, { castsOf, casts, before, planned });
   }
   return DERIVED.get(of);
 }
@@ -84,10 +99,10 @@ function isIn(node, module) {
   return false;
 }
 
-// Sums of every module over its nodes. `weights(node)` is what widths stand for.
-function sums(weights) {
-  const total = DATA.modules.map(() => ({ all: 0, low: 0, fp32: 0, nodes: 0, lowNodes: 0, fp32Us: 0, plannedUs: 0, castUs: 0 }));
-  const { castTime, planned } = derived();
+// Sums of every module over its nodes. `weights(node)` is what widths stand for; `what` is summed up beside.
+function sums(weights, what = "time") {
+  const total = DATA.modules.map(() => ({ all: 0, low: 0, fp32: 0, nodes: 0, lowNodes: 0, before: 0, after: 0, casts: 0 }));
+  const { casts, before, planned } = derived();
   const precision = plan().precision;
   for (let node = 0; node < COUNT; node++) {
     const sum = total[DATA.module[node]], weight = weights(node), is = precision[node];
@@ -95,9 +110,9 @@ function sums(weights) {
     if (is === "L") { sum.low += weight; sum.lowNodes += 1; }
     if (is === "F") sum.fp32 += weight;
     sum.nodes += 1;
-    sum.fp32Us += DATA.fp32_us[node];
-    sum.plannedUs += planned[node] + castTime[node];
-    sum.castUs += castTime[node];
+    sum.before += before[what][node];
+    sum.after += planned[what][node] + casts[what][node];
+    sum.casts += casts[what][node];
   }
   for (let module = total.length - 1; module > 0; module--) {
     const up = total[DATA.parents[module]];

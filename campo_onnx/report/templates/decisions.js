@@ -76,6 +76,7 @@ function showNode(node) {
   fact("in FP32", time(DATA.fp32_us[node]));
   fact(`in ${LOW}`, `${time(lowOf(node))}, without casts`);
   fact("casts around it", time(of.cast_us[node]));
+  if (DATA.bytes && DATA.launches[node]) fact("reads and writes", DATA.bytes[node] === of.bytes[node] ? size(DATA.bytes[node]) : `${size(DATA.bytes[node])}, ${size(of.bytes[node])} as planned`);
   for (const [padded, gain, pads] of of.pads) if (padded === node) fact("zero-padded", `its kernel saves ${time(gain)}, pads and slices cost ${time(pads)}`);
   fact("cost from", DATA.sources ? DATA.sources[DATA.source[node]] : "the plan file");
   const module = DATA.module[node];

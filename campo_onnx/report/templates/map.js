@@ -4,7 +4,8 @@ const LEVEL_PX = 31, SMALLEST_PX = 3, MOST_LEVELS = 9;
 const MAP = { root: 0, focus: null };
 const WEIGHTS = {
   fp32: (node) => DATA.fp32_us[node],
-  planned: (node) => derived().planned[node] + derived().castTime[node],
+  planned: (node) => derived().planned.time[node] + derived().casts.time[node],
+  bytes: (node) => DATA.bytes[node],
   nodes: () => 1,
 };
 
@@ -84,14 +85,28 @@ function drawn(part) {
     item.style.setProperty("--fp32-end", `${part.sum.all ? (100 * (part.sum.low + part.sum.fp32)) / part.sum.all : 0}%`);
     item.append(strip(part.sum));
   }
-  const text = isNode ? `${{ L: LOW.replace(/\D/g, ""), F: "32", A: "", "-": "" }[is]} ${DATA.names[part.node].split("/").pop()}`
-    : part.many ? "" : label(part.module);
-  if (part.span > 26 && text) item.prepend(make("span", { class: "name" }, text));
+  const text = isNode ? fitting(part.span, [bitsOf(is), DATA.names[part.node].split("/").pop()])
+    : part.many ? "" : fitting(part.span, [label(part.module)]);
+  if (text) item.prepend(make("span", { class: "name" }, text));
   item.addEventListener("click", () => enter(part, item));
   item.addEventListener("focus", () => tell(part));
   item.addEventListener("pointerenter", () => tell(part));
   item.entry = part;
   return item;
+}
+const bitsOf = (is) => ({ L: LOW.replace(/\D/g, ""), F: "32", A: "", "-": "" }[is]);
+
+// As many of some words as there is room for: fewer than four letters of a word tell nothing.
+const LETTER_PX = 6.4, BESIDE_PX = 12;
+function fitting(span, words) {
+  const room = (span - BESIDE_PX) / LETTER_PX, kept = [];
+  let used = 0;
+  for (const word of words) {
+    if (used + Math.min(word.length, 4) > room) break;
+    if (word) kept.push(word);
+    used += word.length + 1;
+  }
+  return kept.join(" ");
 }
 const label = (module) => (module === MAP.root ? moduleName(module) : DATA.modules[module]);
 
@@ -112,7 +127,7 @@ function spoken(part) {
   }
   if (part.many) return `${count(part.many)} small parts of ${moduleName(part.within)}: ${count(part.sum.lowNodes)} of ${count(part.sum.nodes)} nodes in ${LOW}`;
   const sum = part.sum;
-  return `${moduleName(part.module)}: ${count(sum.lowNodes)} of ${count(sum.nodes)} nodes in ${LOW}; ${time(sum.fp32Us)} in FP32, ${time(sum.plannedUs)} as planned, casts ${time(sum.castUs)} of it`;
+  return `${moduleName(part.module)}: ${count(sum.lowNodes)} of ${count(sum.nodes)} nodes in ${LOW}; ${time(sum.before)} in FP32, ${time(sum.after)} as planned, casts ${time(sum.casts)} of it`;
 }
 function tell(part) { byId("map-line").textContent = spoken(part); }
 
@@ -168,7 +183,8 @@ function mapKey(event) {
 // The same as a table: modules by time, opened one by one.
 const OPENED = new Set([0]);
 function drawModules() {
-  const total = sums(WEIGHTS.fp32), whole = total[0], table = byId("modules");
+  const what = byId("modules-what").value, measure = MEASURES[what].text;
+  const total = sums((node) => derived().before[what][node], what), whole = total[0], table = byId("modules");
   const head = make("tr");
   for (const [title, width, number] of [["module", ""], ["nodes", "80px", true], [`in ${LOW}`, "84px", true], ["before", "104px", true],
     ["after", "104px", true], ["casts", "96px", true], ["share of the step", "17%"]]) {
@@ -187,11 +203,11 @@ function drawModules() {
     const cell = (text) => make("td", { role: "gridcell", class: "number" }, text);
     const stack = strip(sum);
     stack.className = "stack";
-    stack.style.width = `${whole.fp32Us ? (100 * sum.fp32Us) / whole.fp32Us : 0}%`;
-    line.append(name, cell(count(sum.nodes)), cell(count(sum.lowNodes)), cell(time(sum.fp32Us)), cell(time(sum.plannedUs)), cell(time(sum.castUs)),
+    stack.style.width = `${whole.before ? (100 * sum.before) / whole.before : 0}%`;
+    line.append(name, cell(count(sum.nodes)), cell(count(sum.lowNodes)), cell(measure(sum.before)), cell(measure(sum.after)), cell(measure(sum.casts)),
       make("td", { role: "gridcell" }, stack));
     body.append(line);
-    if (isOpen) for (const child of [...children].sort((a, b) => total[b].fp32Us - total[a].fp32Us)) add(child, level + 1);
+    if (isOpen) for (const child of [...children].sort((a, b) => total[b].before - total[a].before)) add(child, level + 1);
   };
   add(0, 1);
   const focused = document.activeElement?.dataset?.module;

@@ -32,6 +32,7 @@ function start() {
   byId("casts-search").addEventListener("input", filterCasts);
   byId("map-weight").addEventListener("input", drawMap);
   byId("map-tree").addEventListener("keydown", mapKey);
+  byId("modules-what").addEventListener("input", drawModules);
   byId("modules").addEventListener("click", (event) => { const line = event.target.closest("tr[data-module]"); if (line) toggleModule(line); });
   byId("modules").addEventListener("keydown", moduleKey);
   byId("modules-shut").addEventListener("click", () => { OPENED.clear(); OPENED.add(0); drawModules(); });

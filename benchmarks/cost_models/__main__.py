@@ -1,0 +1,161 @@
+"""The Campo paper's performance models at the paper's number of samples, on the CPU provider.
+
+    python -m benchmarks.cost_models --store timings.sqlite --work models_out
+
+Fits what `benchmarks.cost_models.collect` timed, and measures nothing. Needs scikit-learn (the extra
+`benchmarks`) for the perceptron. What is fitted is kept below ``--work``: run again, it goes on where it was
+stopped. Writes results/cost_models.json and .md. Figures are of this machine's CPU, where ONNX Runtime
+computes most FP16 nodes in FP32 between Casts.
+"""
+
+import argparse
+import json
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.cost_models.collect import FITTED, LOW, OPS, SAMPLING, TESTED, timers
+from benchmarks.cost_models.curves import (
+    IN_USE,
+    LINEAR,
+    MLP,
+    MLP_LOG,
+    SIZES,
+    Pairs,
+    Row,
+    cast_curves,
+    curve,
+    fitted,
+    linearity,
+    noise,
+    on_long,
+    samples_in,
+    score,
+    sufficient,
+)
+from benchmarks.pages import made, publish
+from campo_onnx.calibrate.fit import PAPER_ACCURACY, Sample
+from campo_onnx.calibrate.samples import samples_of
+from campo_onnx.devices.detect import device_of
+from campo_onnx.files import write_text
+
+FEWEST = 250
+"""Samples below which an operator is left out."""
+
+PAPER = {"regression": PAPER_ACCURACY, "perceptron": 0.71, "general": 0.43}
+"""What the paper reports (section 4.2.2)."""
+
+LINES, MODELS = (IN_USE, *LINEAR), (IN_USE, *LINEAR, MLP, MLP_LOG)
+
+PERCEPTRONS = OPS[:8]
+"""Operators that have perceptrons, too: a fit takes seconds."""
+
+
+def loaded(op: str, store: Path, work: Path) -> tuple[Pairs, Row | None]:
+    """Samples of an operator and their noise, read from the store once."""
+    kept = work / f"{op}.samples"
+    if kept.exists():
+        times, found = pickle.loads(kept.read_bytes())  # our own file, in a folder of the caller's
+        return tuple([Sample(**one) for one in part] for part in times), found
+    first, again = timers(store)
+    pairs, found = ([], []), None
+    if any(map(first.find, samples_of(op, replace(SAMPLING, count=10)))):  # drawing all shapes takes time
+        signatures = samples_of(op, SAMPLING)
+        pairs = samples_in(signatures, first, device_of(first.machine))
+        found = noise(signatures, first, again)
+    plain = [[{**asdict(s), "events": dict(s.events)} for s in part] for part in pairs]
+    if len(pairs[1]) >= FEWEST:
+        kept.write_bytes(pickle.dumps((plain, found)))
+    return pairs, found
+
+
+def row_of(op: str, store: Path, work: Path) -> Row | None:
+    """Curves of an operator; None where it has too few samples."""
+    kept = work / f"{op}.json"
+    if kept.exists():
+        return json.loads(kept.read_text(encoding="utf-8"))
+    pairs, apart = loaded(op, store, work)
+    tests, pool = pairs
+    if len(pool) < FEWEST:
+        return None
+    names = MODELS if op in PERCEPTRONS else LINES
+    curves = {name: curve(pairs, name) for name in names}
+    row = {
+        "op": op,
+        "fitted": len(pool),
+        "tested": len(tests),
+        "curves": curves,
+        "sufficient": {name: sufficient(found) for name, found in curves.items()},
+        "noise": apart,
+        "longest_us": max(sample.fp32_us for sample in (*tests, *pool)),
+        "pearson": linearity(pairs),
+        "long": on_long(pairs, names),
+    }
+    text = json.dumps(row)
+    write_text(text, kept)
+    print(op, len(pool), {name: f"{max(c.items())[1]:.3f}" for name, c in curves.items() if c}, flush=True)
+    return json.loads(text)
+
+
+def mean_curve(rows: Sequence[Row], name: str) -> dict[str, float]:
+    """Mean over operators, at the sizes that all have."""
+    shared = [size for size in map(str, SIZES) if rows and all(size in r["curves"][name] for r in rows)]
+    return {size: fmean(row["curves"][name][size] for row in rows) for size in shared}
+
+
+def general(known: Mapping[str, Pairs]) -> dict[str, float]:
+    """One model for all operators."""
+    pool = [sample for _, fit in known.values() for sample in fit]
+    tests = [sample for test, _ in known.values() for sample in test]
+    found = {name: fitted(pool, name) for name in LINEAR}
+    return {name: score(predict, tests) for name, predict in found.items() if predict is not None}
+
+
+def all_rows(store: Path, work: Path) -> Iterator[tuple[str, Row | None]]:
+    with ProcessPoolExecutor() as pool:
+        yield from zip(OPS, pool.map(partial(row_of, store=store, work=work), OPS), strict=True)
+
+
+def main() -> None:
+    """Fit everything, and write the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--store", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--work", type=Path, default=Path("models_out"), help="where fits are kept")
+    asked = parser.parse_args()
+    asked.work.mkdir(parents=True, exist_ok=True)
+    found = dict(all_rows(asked.store, asked.work))
+    rows = [row for row in found.values() if row is not None]
+    whole = [row for row in rows if str(max(SIZES)) in row["curves"][IN_USE]]
+    both = [row for row in whole if MLP in row["curves"]]
+    first, again = timers(asked.store)
+    data = {
+        "made": made("scikit-learn", "scipy", "numpy"),
+        "machine": {"device": first.machine.device, "threads": first.machine.threads},
+        "precision": LOW.value,
+        "asked": {"fitted": FITTED, "tested": TESTED},
+        "largest": {"bytes": SAMPLING.largest_bytes, "flops": SAMPLING.largest_flops},
+        "models": [*MODELS],
+        "sizes": [*SIZES],
+        "timings": len(first.store),
+        "repeated": len(again.store),
+        "rows": rows,
+        "whole": len(whole),
+        "mean": {name: mean_curve(whole, name) for name in LINES},
+        "mean_of_both": {name: mean_curve(both, name) for name in MODELS},
+        "perceptrons": len(both),
+        "general": general({row["op"]: loaded(row["op"], asked.store, asked.work)[0] for row in rows}),
+        "casts": cast_curves(first),
+        "left_out": [op for op, row in found.items() if row is None],
+        "paper": PAPER,
+    }
+    print(*publish("cost_models", data))
+
+
+if __name__ == "__main__":
+    main()

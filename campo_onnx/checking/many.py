@@ -1,0 +1,175 @@
+"""Check a repository of graphs: one task a graph, on one process, several, or a cluster."""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import chdir
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from campo_onnx import errors
+from campo_onnx.checking.check import check
+from campo_onnx.checking.policy import Pair, Policy
+from campo_onnx.checking.verdict import Verdicts
+from campo_onnx.codec import from_plain, to_plain
+from campo_onnx.errors import CampoError, UsageError
+from campo_onnx.ir.importer import data_files_of
+from campo_onnx.scale.local import LocalPool
+from campo_onnx.scale.results import Results
+from campo_onnx.scale.work import Pool, Task, run
+
+Row = dict[str, Any]
+
+_FLOAT = "float"
+
+
+def check_all(
+    pairs: Sequence[Pair],
+    advance: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    pool: Pool | None = None,
+    results: Results | None = None,
+) -> tuple[Verdicts, ...]:
+    """Check every graph of a policy; an error in one does not stop the others.
+
+    Parameters
+    ----------
+    pairs
+        The graphs to check.
+    advance
+        Called with the number of graphs done and the total.
+    pool
+        Who checks them; by default this process. Workers see the files under the same paths.
+    results
+        Where verdicts are kept and looked for: a graph is checked again if anything in its files, or its
+        limits, has changed. By default nothing is kept.
+    """
+    keys = [f"{number}" if results is None else key_of(pair) for number, pair in enumerate(pairs)]
+    here = os.getcwd()
+    tasks = [
+        Task(key=key, function=check_pair, arguments=(pair, here))
+        for key, pair in zip(keys, pairs, strict=True)
+    ]
+    outcomes = run(tasks, pool or LocalPool(), Results() if results is None else results, advance)
+    return tuple(
+        _failed(pair, outcomes[key].failure) if outcomes[key].failure else from_row(outcomes[key].value)
+        for key, pair in zip(keys, pairs, strict=True)
+    )
+
+
+def pairs_in(mixed: Path, against: Path, policy: Policy) -> tuple[Pair, ...]:
+    """Pair every mixed graph below a folder with the file of the same path below another.
+
+    Raises
+    ------
+    UsageError
+        If one of them is no folder, or there is no graph.
+    """
+    for folder, other in ((mixed, against), (against, mixed)):
+        if not folder.is_dir():
+            raise UsageError(
+                f"{other} is a folder and {folder} is not", remedy="Give two files, or two folders."
+            )
+    found = sorted(path.relative_to(mixed) for path in mixed.rglob("*.onnx"))
+    if not found:
+        raise UsageError(
+            f"there is no .onnx file below {mixed}", remedy="Name the folder of the mixed graphs."
+        )
+    return tuple(
+        Pair(name=str(path), mixed=mixed / path, against=against / path, policy=policy) for path in found
+    )
+
+
+def check_pair(pair: Pair, folder: str) -> Row:
+    """Check one graph whose paths are relative to a folder."""
+    with chdir(folder):
+        try:
+            return to_row(check(pair.mixed, pair.against, pair.policy, name=pair.name))
+        except CampoError as error:
+            return to_row(
+                Verdicts(name=pair.name, mixed=str(pair.mixed), against=str(pair.against), error=error)
+            )
+
+
+def key_of(pair: Pair) -> str:
+    """Name everything that decides the verdicts of a graph: its files, its limits, and this version."""
+    from campo_onnx import __version__
+
+    policy: Row = to_plain(replace(pair.policy, baseline=None, inputs=()))  # files count by their content
+    policy["lists"] = {
+        name: sorted(value) if isinstance(value, list) else value for name, value in policy["lists"].items()
+    }
+    asked = {
+        "campo-onnx": __version__,
+        "name": pair.name,
+        "mixed": str(pair.mixed),
+        "against": str(pair.against),
+        "policy": policy,
+        "files": {str(path): _digest(path) for path in sorted({*_files(pair)})},
+    }
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _files(pair: Pair) -> Iterator[Path]:
+    for path in (pair.mixed, pair.against, pair.policy.baseline, *pair.policy.inputs):
+        if path is not None:
+            yield path
+    for model in (pair.mixed, pair.against):
+        yield from data_files_of(model)
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:  # the check says what is wrong with it
+        return ""
+
+
+def to_row(verdicts: Verdicts) -> Row:
+    """Write verdicts as what JSON can hold; numbers that are not finite too."""
+    error = verdicts.error
+    row: Row = _finite(to_plain(replace(verdicts, error=None)))
+    if error is not None:
+        row["error"] = {
+            "kind": type(error).__name__,
+            "what": error.what,
+            "why": error.why,
+            "remedy": error.remedy,
+        }
+    return row
+
+
+def from_row(row: Mapping[str, Any]) -> Verdicts:
+    """Read :func:`to_row` back."""
+    verdicts = from_plain(_numbers({**row, "error": None}), Verdicts)
+    if (error := row["error"]) is None:
+        return verdicts
+    kind: type[CampoError] = getattr(errors, error["kind"])
+    return replace(verdicts, error=kind(error["what"], why=error["why"], remedy=error["remedy"]))
+
+
+def _finite(plain: Any) -> Any:
+    """Write numbers that are not finite as ``{"float": "inf"}``: JSON has no word for them."""
+    if isinstance(plain, Mapping):
+        return {key: _finite(value) for key, value in plain.items()}
+    if isinstance(plain, list | tuple):
+        return [_finite(value) for value in plain]
+    return {_FLOAT: repr(plain)} if isinstance(plain, float) and not math.isfinite(plain) else plain
+
+
+def _numbers(plain: Any) -> Any:
+    if isinstance(plain, Mapping):
+        is_number = plain.keys() == {_FLOAT}
+        return float(plain[_FLOAT]) if is_number else {key: _numbers(value) for key, value in plain.items()}
+    return [_numbers(value) for value in plain] if isinstance(plain, list) else plain
+
+
+def _failed(pair: Pair, why: str) -> Verdicts:
+    error = CampoError(
+        f"{pair.name} could not be checked", why=why, remedy="Check it alone; if that fails too, report it."
+    )
+    return Verdicts(name=pair.name, mixed=str(pair.mixed), against=str(pair.against), error=error)

@@ -1,0 +1,42 @@
+"""Which workers do the work: this process, processes of this machine, or a Ray cluster."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from campo_onnx.errors import UsageError
+from campo_onnx.scale.local import LocalPool
+from campo_onnx.scale.work import Pool
+
+
+def pool_for(
+    workers: int = 1, cluster: str = "", *, needs: Sequence[str] = ("campo_onnx",)
+) -> AbstractContextManager[Pool]:
+    """Choose the workers.
+
+    Parameters
+    ----------
+    workers
+        Processes of this machine.
+    cluster
+        Address of a Ray cluster, in place of them: see :class:`campo_onnx.scale.cluster.RayPool`.
+    needs
+        Packages that every worker must be able to import.
+
+    Raises
+    ------
+    UsageError
+        If the number is not positive; or see :class:`campo_onnx.scale.cluster.RayPool`.
+    """
+    if workers < 1:
+        raise UsageError(f"{workers} workers are asked for", remedy="Give 1 or more.")
+    if not cluster:
+        return LocalPool(workers)
+    from campo_onnx.scale.cluster import LOCAL, RayPool
+
+    if workers > 1 and cluster != LOCAL:
+        raise UsageError(
+            "--workers and --cluster ADDRESS are given",
+            remedy="Leave one out: a cluster has its own workers.",
+        )
+
+    return RayPool(cluster, workers=workers, needs=needs)

@@ -1,0 +1,134 @@
+"""What many tasks have in common, wherever they run: a task is a value with a key, and is done once."""
+
+import copyreg
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from campo_onnx.scale.results import Results
+
+ATTEMPTS = 3
+"""How often a task is begun whose worker dies: a task that kills its worker would do so for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One piece of work.
+
+    Parameters
+    ----------
+    key
+        What its result is kept under. Everything that decides the result is in it.
+    function
+        A function at the top of a module, which workers import; it returns what JSON can hold.
+    arguments
+        Its arguments; they are pickled.
+    resources
+        What Ray must set aside for it besides one CPU, such as ``{"accelerator_type:V100": 0.001}``. Without
+        a meaning on one machine.
+    """
+
+    key: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+    resources: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a task.
+
+    Parameters
+    ----------
+    value
+        What its function returned.
+    failure
+        Why there is no value: the error of its function, or that its workers died; else ``""``. A failed task
+        is not kept, so that the next run does it again.
+    cpu_s
+        CPU seconds that it took.
+    """
+
+    value: Any = None
+    failure: str = ""
+    cpu_s: float = 0.0
+
+
+class Pool(Protocol):
+    """Workers. Opened and closed by ``with``."""
+
+    def outcomes(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Outcome]]:
+        """Do tasks, and give each with its outcome as soon as there is one, in any order.
+
+        A worker that dies costs the task it was at, which is begun again, up to :data:`ATTEMPTS` times.
+        """
+
+
+def call(task: Task) -> Outcome:
+    """Do a task in this process."""
+    began = time.process_time()
+    try:
+        value = task.function(*task.arguments)
+    except Exception as error:  # of one task in thousands: the others go on, and this one is told
+        return Outcome(failure=f"{type(error).__name__}: {error}")
+    return Outcome(value=value, cpu_s=time.process_time() - began)
+
+
+def died(task: Task) -> Outcome:
+    """Say that a task is given up."""
+    return Outcome(failure=f"{ATTEMPTS} workers died while they were at {task.key!r}")
+
+
+def run(
+    tasks: Sequence[Task],
+    pool: Pool,
+    results: Results,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> Mapping[str, Outcome]:
+    """Do the tasks that have no result yet, and keep each result as it comes.
+
+    Parameters
+    ----------
+    tasks
+        The tasks; of several with the same key the first is done.
+    pool
+        Who does them.
+    results
+        Where results are kept and looked for.
+    advance
+        Called with the number of tasks that are done, and the total.
+
+    Returns
+    -------
+    Mapping
+        The outcome of every task by key, in the order of `tasks`; those found have no CPU time.
+
+    Raises
+    ------
+    UsageError
+        If a result cannot be written. Those before it are kept.
+    """
+    wanted = {task.key: task for task in reversed(tasks)}
+    found = {key: Outcome(value=results[key]) for key in wanted if key in results}
+    missing = [task for task in tasks if wanted[task.key] is task and task.key not in found]
+    advance(len(found), len(wanted))
+    for task, outcome in pool.outcomes(missing):
+        if not outcome.failure:
+            results.add(task.key, outcome.value, cpu_s=outcome.cpu_s)
+        found[task.key] = outcome
+        advance(len(found), len(wanted))
+    return {task.key: found[task.key] for task in tasks}
+
+
+def _read_only(mapping: dict[Any, Any]) -> Mapping[Any, Any]:
+    return MappingProxyType(mapping)
+
+
+def _reduce(mapping: "MappingProxyType[Any, Any]") -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    return _read_only, (dict(mapping),)
+
+
+# Values of ours are read-only all through, and pickle knows no read-only mapping.
+copyreg.pickle(MappingProxyType, _reduce)

@@ -1,0 +1,34 @@
+"""``campo-onnx check`` of two folders: by one process, kept results, and what cannot be combined."""
+
+from functools import partial
+from pathlib import Path
+
+from campo_onnx.devices.datasheet import device
+from campo_onnx.ir.exporter import export_model
+from campo_onnx.optimize.oplists import preset
+from campo_onnx.options import Options
+from campo_onnx.pipeline import optimize
+
+MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
+
+
+def test_folders_and_results(program, tmp_path, capsys):
+    check = partial(program, "check", "mixed", "--against", "fp32", "--min-speedup", "0", "--json")
+    optimized = optimize(MLP, Options(device=device("v100"), lists=preset("campo"), strategy="tf-amp"))
+    for folder in ("mixed", "fp32"):
+        (tmp_path / folder).mkdir()
+    for name in ("a", "b"):
+        export_model(optimized.model, tmp_path / "mixed" / f"{name}.onnx")
+    (tmp_path / "fp32" / "a.onnx").write_bytes(MLP.read_bytes())
+    assert check() == 2  # b.onnx has no FP32 graph
+    alone = capsys.readouterr().out
+    for _ in range(2):
+        assert check("--results", "rows.jsonl") == 2
+        assert capsys.readouterr().out == alone
+        assert len(Path("rows.jsonl").read_text().splitlines()) == 2
+    assert check("--results", "mixed/a.onnx") == 2
+    assert "mixed/a.onnx, line 1 is not a result of campo-onnx" in capsys.readouterr().err
+    assert check("--baseline", "plan.json") == 2
+    assert "--baseline cannot be combined with folders" in capsys.readouterr().err
+    assert check("--cluster", "auto", "--workers", "2") == 2
+    assert "--workers and --cluster ADDRESS are given" in capsys.readouterr().err

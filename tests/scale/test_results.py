@@ -1,0 +1,100 @@
+"""The file of results: appended, whole lines only, one writer, nothing of others harmed."""
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from campo_onnx.errors import UsageError
+from campo_onnx.scale.results import Results
+
+
+def keys_in(path):
+    return [json.loads(line)["key"] for line in path.read_text().splitlines()]
+
+
+def test_what_is_added_is_there_when_the_file_is_opened_again(tmp_path):
+    path = tmp_path / "new" / "rows.jsonl"
+    with Results(path) as results:
+        results.add("a", {"x": 1.5})
+        results.add("b", [1, None])
+        results.add("a", "the first one stays")
+    with Results(path) as results:
+        assert dict(results) == {"a": {"x": 1.5}, "b": [1, None]}
+    assert keys_in(path) == ["a", "b"]
+
+
+def test_a_line_that_a_kill_cut_short_is_done_again(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    with Results(path) as results:
+        results.add("a", 1)
+        results.add("b", 2)
+    whole = path.read_bytes()
+    for size in range(len(whole) // 2 + 1, len(whole)):
+        path.write_bytes(whole[:size])
+        with Results(path) as results:
+            assert dict(results) == {"a": 1}
+            results.add("b", 2)
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("text", ["hello", "hello\n", '{"key": "a"}\n', '{"key": 1, "value": 2}\n', "\n"])
+def test_other_files_are_refused_and_left_alone(tmp_path, text):
+    path = tmp_path / "notes.txt"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"notes\.txt, line 1 is not a result of campo-onnx"):
+        Results(path)
+    assert path.read_text() == text
+
+
+def test_a_second_writer_is_refused(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    with Results(path), pytest.raises(UsageError, match="are in use: another process is writing them"):
+        Results(path)
+    Results(path).close()
+
+
+def test_a_full_disk_loses_nothing_and_leaves_no_half_line(tmp_path, monkeypatch):
+    path, write = tmp_path / "rows.jsonl", os.write
+    with Results(path) as results:
+        results.add("a", 1)
+
+        def full(file, data):
+            if len(data) > 5:
+                return write(file, data[:5])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "write", full)
+            with pytest.raises(
+                UsageError, match=r"No space left on device\. Free the disk .*1 results are kept"
+            ):
+                results.add("b", "x" * 3)
+        assert keys_in(path) == ["a"]
+        results.add("b", 2)
+    assert keys_in(path) == ["a", "b"]
+
+
+def test_a_limit_of_the_operating_system_is_met_for_real(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    program = (
+        "import signal, sys; from pathlib import Path; from campo_onnx.scale.results import Results\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "results = Results(Path(sys.argv[1]))\n"
+        "for i in range(100): results.add(str(i), 'x' * 50)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", program, str(path)],  # byte code would be cut off as well
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "cannot be written: File too large" in done.stderr
+    kept = keys_in(path)
+    assert kept == [str(i) for i in range(len(kept))]
+    assert 5 < len(kept) < 15
