@@ -17,6 +17,8 @@ from campo_onnx.runtime.sessions import open_session
 from campo_onnx.training.flat_state import ROW, flat_layout
 from campo_onnx.training.flat_update import FlatUpdate
 from campo_onnx.training.gradient_interface import GradientInterface
+from campo_onnx.training.low_weights import LOW, MASTER, cast_model, with_low_weights
+from campo_onnx.training.program import Program
 from campo_onnx.training.runner import Arrays, Outcome, Ran
 from campo_onnx.training.weight_update import WeightUpdate
 
@@ -31,7 +33,8 @@ class FlatStep:
 
     Gradients of ``accumulate`` steps, a window, are averaged before an update. If a gradient of the
     window is not finite there is no update, and buffers (running statistics) go back to what they were
-    before the window. Weights and optimizer state are updated in place: unlike
+    before the window. Where most weights are read in FP16, all are cast at once before a window's first
+    step, instead of one by one in each. Weights and optimizer state are updated in place: unlike
     :class:`~campo_onnx.training.whole_step.WholeStep` it keeps one copy of them.
 
     Parameters
@@ -70,8 +73,15 @@ class FlatStep:
         self._further = (
             FlatBuffer(self._layout.rows * ROW, _FLOAT, machine) if update.accumulate > 1 else None
         )
+        model, self._low = with_low_weights(imported.model, self._layout)
+        self._low_weights: FlatBuffer | None = None
+        if self._low:
+            self._low_weights = FlatBuffer(self._layout.rows * ROW, int(TensorProto.FLOAT16), machine)
+            self._cast = Program(cast_model(self._layout.rows), machine)
+            self._cast.reads(MASTER, self._update.weights)
+            self._cast.writes(LOW, self._low_weights)
         self._session = open_session(
-            imported.model, machine, folder=imported.folder, cuda_graph=cuda_graph, strict=cuda_graph
+            model, machine, folder=imported.folder, cuda_graph=cuda_graph, strict=cuda_graph
         )
         flat = {name_of(name) for name_of in self._roles for name in self._layout.slices}
         others = {n: value for n, value in state.items() if n not in flat and n != step_naming.STEP}
@@ -167,6 +177,8 @@ class FlatStep:
     def _differentiate(self) -> Arrays:
         """Compute the gradients of one step and add them to the window's."""
         is_first = self._taken == 0
+        if is_first and self._low_weights is not None:
+            self._cast.run({})
         source = self._side if is_first else self._latest
         target = next(i for i in range(len(self._buffers)) if i not in (self._side, source))
         key = (source, target, is_first)
@@ -194,6 +206,8 @@ class FlatStep:
             place = self._layout.slices[name]
             self._update.weights.bind_input(binding, step_naming.parameter(name), place.shape, place.first)
             gradients.bind_output(binding, output, place.shape, place.first)
+            if name in self._low and self._low_weights is not None:
+                self._low_weights.bind_input(binding, self._low[name], place.shape, place.first)
         for name, value in (self._frozen | self._buffers[source] | self._feeds).items():
             binding.bind_ortvalue_input(name, value)
         for name, value in self._buffers[target].items():

@@ -1,0 +1,73 @@
+"""Weights in low precision, made once per update: one Cast of the flat buffer instead of one a weight."""
+
+import onnx
+from onnx import TensorProto, helper
+
+from campo_onnx.export import step_naming
+from campo_onnx.export.graph import IR_VERSION
+from campo_onnx.training.flat_state import ROW, FlatLayout
+
+MASTER, LOW = "master", "low"
+_FEWEST = 2  # one Cast is one Cast either way
+_LEAST_SHARE = 0.5
+"""Share of the flat buffer from which on it pays to cast all of it: a Cast takes its time by the byte."""
+
+
+def with_low_weights(model: onnx.ModelProto, layout: FlatLayout) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """Let a gradient graph read FP16 weights instead of casting each.
+
+    Parameters
+    ----------
+    model
+        The graph; not changed.
+    layout
+        Where the weights that are trained lie.
+
+    Returns
+    -------
+    onnx.ModelProto
+        The same graph with a further input for each such weight, and without the Casts; the given one where
+        that would not pay.
+    dict
+        Name of the further input, by parameter.
+    """
+    names = {step_naming.parameter(name): name for name in layout.slices}
+    casts: dict[str, onnx.NodeProto] = {}
+    for node in model.graph.node:
+        if node.op_type == "Cast" and not node.domain and node.input[0] in names and _makes_fp16(node):
+            casts.setdefault(node.input[0], node)
+    outputs = {value.name for value in model.graph.output}
+    kept = {given: node for given, node in casts.items() if node.output[0] not in outputs}
+    rows = sum(layout.slices[names[given]].rows for given in kept)
+    if len(kept) < _FEWEST or rows < _LEAST_SHARE * layout.rows:
+        return model, {}
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    gone = {node.output[0] for node in kept.values()}
+    nodes = [node for node in changed.graph.node if not (node.op_type == "Cast" and node.output[0] in gone)]
+    del changed.graph.node[:]
+    changed.graph.node.extend(nodes)
+    infos = [info for info in changed.graph.value_info if info.name not in gone]
+    del changed.graph.value_info[:]
+    changed.graph.value_info.extend(infos)
+    for given, node in kept.items():
+        shape = layout.slices[names[given]].shape
+        changed.graph.input.append(
+            helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT16, list(shape))
+        )
+    return changed, {names[given]: node.output[0] for given, node in kept.items()}
+
+
+def cast_model(rows: int) -> onnx.ModelProto:
+    """Write the Cast of the flat weights."""
+    infos = [
+        helper.make_tensor_value_info(name, dtype, [rows, ROW])
+        for name, dtype in ((MASTER, TensorProto.FLOAT), (LOW, TensorProto.FLOAT16))
+    ]
+    node = helper.make_node("Cast", [MASTER], [LOW], name="cast_weights", to=TensorProto.FLOAT16)
+    graph = helper.make_graph([node], "weights", infos[:1], infos[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=IR_VERSION)
+
+
+def _makes_fp16(node: onnx.NodeProto) -> bool:
+    return any(a.name == "to" and a.i == TensorProto.FLOAT16 for a in node.attribute)
