@@ -11,7 +11,7 @@ computes most FP16 nodes in FP32 between Casts.
 import argparse
 import json
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -49,9 +49,10 @@ FEWEST = 250
 PAPER = {"regression": PAPER_ACCURACY, "perceptron": 0.71, "general": 0.43}
 """What the paper reports (section 4.2.2)."""
 
-LINES, MODELS = (IN_USE, *LINEAR), (IN_USE, *LINEAR, MLP, MLP_LOG)
+LINES, NETWORKS = (IN_USE, *LINEAR), (MLP, MLP_LOG)
+MODELS = (*LINES, *NETWORKS)
 
-PERCEPTRONS = OPS[:8]
+PERCEPTRONS = OPS[:3]
 """Operators that have perceptrons, too: a fit takes seconds."""
 
 
@@ -82,8 +83,7 @@ def row_of(op: str, store: Path, work: Path) -> Row | None:
     tests, pool = pairs
     if len(pool) < FEWEST:
         return None
-    names = MODELS if op in PERCEPTRONS else LINES
-    curves = {name: curve(pairs, name) for name in names}
+    curves = {name: curve(pairs, name) for name in LINES}
     row = {
         "op": op,
         "fitted": len(pool),
@@ -93,7 +93,7 @@ def row_of(op: str, store: Path, work: Path) -> Row | None:
         "noise": apart,
         "longest_us": max(sample.fp32_us for sample in (*tests, *pool)),
         "pearson": linearity(pairs),
-        "long": on_long(pairs, names),
+        "long": on_long(pairs, LINES),
     }
     text = json.dumps(row)
     write_text(text, kept)
@@ -101,10 +101,29 @@ def row_of(op: str, store: Path, work: Path) -> Row | None:
     return json.loads(text)
 
 
+def perceptrons_of(op: str, store: Path, work: Path) -> Row:
+    """Curves of perceptrons, and their M_A on long nodes; empty where samples are too few."""
+    kept = work / f"{op}.perceptrons.json"
+    if not kept.exists():
+        pairs, _ = loaded(op, store, work)
+        if len(pairs[1]) < FEWEST:
+            return {"curves": {}, "long": {}}
+        curves = {name: curve(pairs, name) for name in NETWORKS}
+        write_text(json.dumps({"curves": curves, "long": on_long(pairs, NETWORKS)}), kept)
+        print(op, curves, flush=True)
+    return json.loads(kept.read_text(encoding="utf-8"))
+
+
 def mean_curve(rows: Sequence[Row], name: str) -> dict[str, float]:
     """Mean over operators, at the sizes that all have."""
     shared = [size for size in map(str, SIZES) if rows and all(size in r["curves"][name] for r in rows)]
     return {size: fmean(row["curves"][name][size] for row in rows) for size in shared}
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """Mean of those that are known."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def general(known: Mapping[str, Pairs]) -> dict[str, float]:
@@ -117,7 +136,13 @@ def general(known: Mapping[str, Pairs]) -> dict[str, float]:
 
 def all_rows(store: Path, work: Path) -> Iterator[tuple[str, Row | None]]:
     with ProcessPoolExecutor() as pool:
-        yield from zip(OPS, pool.map(partial(row_of, store=store, work=work), OPS), strict=True)
+        rows = list(pool.map(partial(row_of, store=store, work=work), OPS))
+        networks = pool.map(partial(perceptrons_of, store=store, work=work), PERCEPTRONS)
+        further = dict(zip(PERCEPTRONS, networks, strict=True))
+    for op, row in zip(OPS, rows, strict=True):
+        if row is not None and op in further:
+            row = {**row, **{key: row[key] | further[op][key] for key in ("curves", "long")}}
+        yield op, row
 
 
 def main() -> None:
@@ -134,6 +159,7 @@ def main() -> None:
     whole = [row for row in rows if str(max(SIZES)) in row["curves"][IN_USE]]
     both = [row for row in whole if MLP in row["curves"]]
     first, again = timers(asked.store)
+    means = {name: mean_curve(whole, name) for name in LINES}
     data = {
         "made": made("scikit-learn", "scipy", "numpy"),
         "machine": {"device": first.machine.device, "threads": first.machine.threads},
@@ -146,7 +172,11 @@ def main() -> None:
         "repeated": len(again.store),
         "rows": rows,
         "whole": len(whole),
-        "mean": {name: mean_curve(whole, name) for name in LINES},
+        "mean": means,
+        "mean_suffices": sufficient({int(size): score for size, score in means[IN_USE].items()}),
+        "mean_noise": mean_of(row["noise"] and row["noise"]["bound"] for row in rows),
+        "mean_long": {name: mean_of(row["long"].get(name) for row in rows) for name in LINES},
+        "long_of_both": {name: mean_of(row["long"].get(name) for row in both) for name in MODELS},
         "mean_of_both": {name: mean_curve(both, name) for name in MODELS},
         "perceptrons": len(both),
         "general": general({row["op"]: loaded(row["op"], asked.store, asked.work)[0] for row in rows}),

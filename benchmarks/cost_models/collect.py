@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from campo_onnx.calibrate.layers import QUICK_OPS, SAMPLED_OPS
+from campo_onnx.calibrate.layers import SAMPLED_OPS
 from campo_onnx.calibrate.samples import Sampling, cast_samples, samples_of
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.measure.node_timer import NodeTimer
@@ -51,7 +51,7 @@ _MAIN = (
     "Relu",
     "MaxPool",
 )
-OPS = (*_MAIN, *(op for op in (*QUICK_OPS, *SAMPLED_OPS) if op not in _MAIN))
+OPS = (*_MAIN, *(op for op in SAMPLED_OPS if op not in _MAIN))
 """Labels of operators, those first that matter most."""
 
 EFFORT = Effort(warmup=1, repeats=15, least=5, budget_s=0.04)

@@ -32,7 +32,7 @@ _FEWEST_LONG = 10
 REPEATS = 3
 """Draws of the samples to fit with, and starting weights of a perceptron; the median counts."""
 
-PERCEPTRON_SIZES = (32, 128, 1000)
+PERCEPTRON_SIZES = (128, 1000)
 
 IN_USE, MLP, MLP_LOG, EQ1, EQ1_RELATIVE = "in use", "MLP", "MLP of logarithms", "Eq. 1", "Eq. 1, shares"
 LINEAR = {method.name: method for method in METHODS}
@@ -87,7 +87,7 @@ def perceptron(samples: Sequence[Sample], *, logarithms: bool, seed: int) -> Pre
     y = np.log(low_us) if logarithms else low_us
     center, scale = x.mean(axis=0), np.where(x.std(axis=0) == 0, 1.0, x.std(axis=0))
     middle, spread = float(y.mean()), float(y.std()) or 1.0
-    network = MLPRegressor(hidden_layer_sizes=HIDDEN, max_iter=300, random_state=seed)
+    network = MLPRegressor(hidden_layer_sizes=HIDDEN, random_state=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         network.fit((x - center) / scale, (y - middle) / spread)

@@ -1,11 +1,13 @@
 """The result of a check: a verdict for each rule."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
 from campo_onnx.errors import CampoError
+
+_SHOWN = 3
 
 
 class Status(StrEnum):
@@ -114,3 +116,9 @@ def not_checked(reason: str) -> Finding:
 def not_asked(reason: str) -> Finding:
     """The policy sets no limit."""
     return Finding(status=Status.NOT_ASKED, reason=reason)
+
+
+def listed(items: Iterable[str]) -> str:
+    """Name the first few, and say how many more there are."""
+    every = list(items)
+    return ", ".join(every[:_SHOWN]) + (f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else "")

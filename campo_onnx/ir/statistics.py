@@ -13,6 +13,9 @@ from campo_onnx.ir.constants import chunks
 
 _NO_NUMBERS = frozenset({int(TensorProto.STRING), int(TensorProto.COMPLEX64), int(TensorProto.COMPLEX128), 0})
 _SAMPLE = 16
+_ELEVEN_BITS = 2.0**11
+_BEYOND = 64.0
+_MASKS = 65504.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,9 @@ class ConstantStatistics:
         Smallest magnitude that is not zero; 0 where there is none.
     is_integer
         Whether all values are integers.
+    rounding
+        Largest error that rounding to 11 significant bits makes, where there are values beyond 64: large of a
+        table of positions, zero of a mask.
     """
 
     elements: int
@@ -36,6 +42,7 @@ class ConstantStatistics:
     highest: float
     smallest: float
     is_integer: bool
+    rounding: float = 0.0
 
     @property
     def largest(self) -> float:
@@ -54,6 +61,7 @@ def statistics_of(tensor: TensorProto, folder: Path | None) -> ConstantStatistic
     if tensor.data_type in _NO_NUMBERS:
         return None
     elements, lowest, highest, smallest, is_integer = 0, math.inf, -math.inf, math.inf, True
+    rounding = 0.0
     for chunk in chunks(tensor, folder):
         elements += chunk.size
         # Types that NumPy does not know (bfloat16, 4-bit integers) are exact in FP32.
@@ -75,6 +83,8 @@ def statistics_of(tensor: TensorProto, folder: Path | None) -> ConstantStatistic
             smallest = min(smallest, float(magnitudes.min(initial=np.inf, where=magnitudes > 0)))
         elif high > 0.0:
             smallest = min(smallest, 1.0)
+        if is_float and max(-low, high) > _BEYOND:
+            rounding = max(rounding, _rounding(values))
         if is_float and is_integer:
             is_integer = bool((values[:_SAMPLE] == np.rint(values[:_SAMPLE])).all()) and bool(
                 (values == np.rint(values)).all()
@@ -87,7 +97,16 @@ def statistics_of(tensor: TensorProto, folder: Path | None) -> ConstantStatistic
         highest=highest,
         smallest=0.0 if math.isinf(smallest) else smallest,
         is_integer=is_integer,
+        rounding=rounding,
     )
+
+
+def _rounding(values: NDArray[Any]) -> float:
+    """The largest error of values that 11 significant bits leave of these."""
+    mantissa, exponent = np.frexp(values.astype(np.float64))
+    rounded = np.ldexp(np.rint(mantissa * _ELEVEN_BITS) / _ELEVEN_BITS, exponent)
+    error = np.abs(rounded - values)
+    return float(error.max(initial=0.0, where=np.abs(values) < _MASKS))
 
 
 def _top(values: NDArray[Any]) -> Any:

@@ -8,6 +8,14 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.safety import loss_output, weight_update
 
 _BOUNDARY = OpKey("com.microsoft", "YieldOp")
+_ON_THE_WAY_OUT = frozenset(
+    OpKey("", op)
+    for op in (
+        *("Abs", "Add", "Cast", "Clip", "Div", "Identity", "Mul", "Neg", "Reshape", "Squeeze", "Sub", "Sum"),
+        *("Transpose", "Unsqueeze"),
+    )
+)
+_LEAST_SCALE = 32.0
 _QUOTIENTS = frozenset({OpKey("", "Div"), OpKey("", "Reciprocal")})
 
 
@@ -20,7 +28,7 @@ class LossScaling:
     forward
         Nodes that the loss is computed by.
     scale
-        The scalar input that multiplies the loss, or what a YieldOp brings in; None without either.
+        The scalar input or constant that multiplies the loss, or what a YieldOp brings in; None without any.
     scalars
         Tensors of one element whose size no constant tells, each with the input it comes from.
     unscaled
@@ -35,10 +43,12 @@ class LossScaling:
 
 def loss_scaling(view: GraphView) -> LossScaling:
     """Find the loss scale of a graph, and what is computed with it."""
-    forward = forward_of(view, loss_output(view))
-    scale = loss_scale(view, forward, weight_update(view))
+    forward, update = forward_of(view, loss_output(view)), weight_update(view)
+    scale = loss_scale(view, forward, update)
     scalars = scalars_of_inputs(view)
     unscaled = unscaled_nodes(view, scale, forward, scalars)
+    if scale is None:
+        scale, unscaled = constant_scale(view, forward, update)
     return LossScaling(forward=forward, scale=scale, scalars=scalars, unscaled=unscaled)
 
 
@@ -170,6 +180,75 @@ def unscaled_nodes(
             found.add(node.name)
             unscaled.update(t for t in node.outputs if t and view.is_float32(t))
     return frozenset(found)
+
+
+def constant_scale(
+    view: GraphView, forward: frozenset[str], update: frozenset[str]
+) -> tuple[str | None, frozenset[str]]:
+    """Find a loss scale that is a constant, and the nodes that divide it out of the gradients or come after.
+
+    Whatever divides gradients by 32 and more where they leave the graph makes them small, so these nodes are
+    found even where no constant of that size multiplies the loss (it may have been folded into another).
+
+    Returns
+    -------
+    tuple
+        Name of the constant, or None; names of nodes.
+    """
+    if not forward:
+        return None, frozenset()
+    scalars = {
+        name: abs(float(value.reshape(-1)[0]))
+        for name, value in view.values.items()
+        if view.is_float32(name) and value.size == 1
+    }
+    divided: dict[str, float] = {}
+    leaving = _leaving(view, update)
+    for node in view.nodes:
+        if node.name in leaving and node.name not in forward and node.name not in update:
+            factor = _divisor(node, scalars)
+            if factor >= _LEAST_SCALE:
+                divided[node.name] = factor
+    if not divided:
+        return None, frozenset()
+    multiplied = {
+        t: scalars[t] for n in view.nodes if n.name not in divided for t in n.inputs if t in scalars
+    }
+    factors = set(divided.values())
+    scale = next((t for t, value in multiplied.items() if any(_same(value, f) for f in factors)), None)
+    reached = {t for name in divided for t in view.node[name].outputs if t}
+    found = set(divided)
+    for node in view.nodes:
+        if node.name not in found and any(t in reached for t in node.inputs):
+            found.add(node.name)
+            reached.update(t for t in node.outputs if t and view.is_float32(t))
+    return scale, frozenset(found)
+
+
+def _divisor(node: OpNode, scalars: Mapping[str, float]) -> float:
+    """By how much a node divides; 0 where it does not."""
+    if node.op == OpKey("", "Div"):
+        return scalars.get(node.inputs[1], 0.0)
+    if node.op == OpKey("", "Mul"):
+        factor = next((scalars[t] for t in node.inputs if t in scalars), 0.0)
+        return 1.0 / factor if factor else 0.0
+    return 0.0
+
+
+def _leaving(view: GraphView, update: frozenset[str]) -> frozenset[str]:
+    """Nodes whose results only leave the graph, moved or scaled on the way, or enter the weight update."""
+    found: set[str] = set()
+    for node in reversed(view.nodes):
+        if node.op not in _ON_THE_WAY_OUT:
+            continue
+        uses = [use.node for t in node.outputs if t for use in view.consumers.get(t, ())]
+        if all(name in found or name in update for name in uses):
+            found.add(node.name)
+    return frozenset(found)
+
+
+def _same(a: float, b: float) -> bool:
+    return abs(a - b) <= 1e-3 * b
 
 
 def _is_float(node: OpNode, view: GraphView) -> bool:

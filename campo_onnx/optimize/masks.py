@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 
 _MOVES = frozenset(
     OpKey("", op)
@@ -12,6 +14,7 @@ _MOVES = frozenset(
         *("Squeeze", "Tile", "Transpose", "Unsqueeze"),
     )
 )
+_CHOOSES = frozenset(OpKey("", op) for op in ("Clip", "Max", "Min", "Where"))
 _SUMS = frozenset(OpKey("", op) for op in ("Add", "Sub", "Sum"))
 _KEEPING = _MOVES | _SUMS | {OpKey("", op) for op in ("Clip", "Div", "Max", "Min", "Mul", "Where")}
 _SOFTMAX = frozenset(OpKey("", op) for op in ("Exp", "LogSoftmax", "ReduceMax", "Softmax")) | {
@@ -26,7 +29,9 @@ _ADDED = {
 """Operators that add a mask before a softmax of their own: where they read it."""
 
 
-def unknown_masks(view: GraphView, declared: Collection[str]) -> Mapping[str, str]:
+def unknown_masks(
+    view: GraphView, declared: Collection[str], ranges: Mapping[str, ValueRange], low: Precision
+) -> Mapping[str, str]:
     """Find nodes between an input of unknown size that is added to something, and a softmax.
 
     Such an input is in all likelihood a mask, and often -3.4e38: a row that is masked throughout
@@ -40,6 +45,10 @@ def unknown_masks(view: GraphView, declared: Collection[str]) -> Mapping[str, st
         The graph.
     declared
         Inputs whose range is known.
+    ranges
+        What is known of values; a mask that is brought between limits `low` holds is not unknown.
+    low
+        The low precision.
 
     Returns
     -------
@@ -64,8 +73,9 @@ def unknown_masks(view: GraphView, declared: Collection[str]) -> Mapping[str, st
     for node in view.nodes:
         raw = next((origin[t] for t in node.inputs if t in origin), None)
         met = next((masked[t] for t in node.inputs if t in masked), None)
-        if raw is not None and (node.op in _MOVES or _shrinks(node, origin, view)):
-            origin.update(dict.fromkeys((t for t in node.outputs if t), raw))
+        if raw is not None and (node.op in _MOVES or _stays(node, origin, view)):
+            wide = [t for t in node.outputs if t and not ranges.get(t, UNKNOWN).bound <= low.largest]
+            origin.update(dict.fromkeys(wide, raw))
         elif raw is not None and node.op in _SUMS and _adds_activations(node.inputs, origin, view):
             met = met or raw
             if any(t in leads_on for t in node.outputs):
@@ -83,6 +93,14 @@ def unknown_masks(view: GraphView, declared: Collection[str]) -> Mapping[str, st
             if any(t in leads_on for t in node.outputs):
                 found[node.name] = met
     return found
+
+
+def _stays(node: OpNode, origin: Mapping[str, str], view: GraphView) -> bool:
+    """Whether a node chooses between an input and constants, shifts it by one, or makes it no larger."""
+    others = [t for t in node.inputs if t and t not in origin and view.is_float32(t)]
+    if node.op in _CHOOSES or node.op in _SUMS:
+        return all(view.tensors[t].kind is TensorKind.CONSTANT for t in others)
+    return _shrinks(node, origin, view)
 
 
 def _shrinks(node: OpNode, origin: Mapping[str, str], view: GraphView) -> bool:

@@ -17,8 +17,9 @@ from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.values.arithmetic import GUARD, LARGE
 from campo_onnx.ops.values.propagate import propagated
-from campo_onnx.ops.values.range import UNKNOWN, ValueRange, made
+from campo_onnx.ops.values.range import GIVEN, INFINITY, UNKNOWN, ValueRange, made
 from campo_onnx.ops.values.rule import of_type
+from campo_onnx.optimize.loops import growing_outputs
 
 _VIEWS = frozenset(
     OpKey("", op)
@@ -70,6 +71,12 @@ def value_ranges(
             remedy=f"The inputs are: {', '.join(view.inputs[:12])}{' ...' if len(view.inputs) > 12 else ''}",
         )
     forward = _Pass(view, _body_constants(imported))
+    grown = made(-INFINITY, INFINITY, -INFINITY, INFINITY)
+    for outputs in growing_outputs(imported.model).values():
+        for name in outputs:
+            if view.is_float32(name):
+                forward.add(name, grown.named(name))
+    inputs = frozenset(view.inputs)
     defaults = {tensor.name: tensor for tensor in imported.model.graph.initializer}
     for name, info in view.tensors.items():
         if info.kind is TensorKind.CONSTANT:
@@ -83,6 +90,8 @@ def value_ranges(
             default = _of_constant(name, defaults[name], imported)
             if _is_extreme(default):
                 forward.add(name, default)
+        elif name in inputs and view.is_float32(name):
+            forward.add(name, GIVEN)
     for node in view.nodes:
         forward.add_outputs(node)
     return MappingProxyType(forward.found)
@@ -117,6 +126,8 @@ class _Pass:
             if not tensor or tensor in found:
                 continue
             kept = _related(node, view, found, result)
+            if kept.is_guard and not kept.guarded:
+                kept = replace(kept, guarded=view.tensors[tensor].elements or 0)
             if not kept.source and _is_extreme(kept):
                 kept = kept.named(tensor)
             self.add(tensor, kept)
@@ -171,7 +182,7 @@ def _of_constant(name: str, tensor: TensorProto | None, imported: Imported) -> V
     constant of a few values, such as an epsilon.
     """
     statistics = None if tensor is None else statistics_of(tensor, imported.folder)
-    if statistics is None:
+    if tensor is None or statistics is None:
         return replace(UNKNOWN, varies=False)
     smallest = statistics.smallest if statistics.elements <= _FEW_ELEMENTS else statistics.largest
     known = ValueRange(
@@ -182,7 +193,9 @@ def _of_constant(name: str, tensor: TensorProto | None, imported: Imported) -> V
         smallest=smallest or 1.0,
         is_integer=statistics.is_integer,
         from_integers=statistics.is_integer,
+        step=1.0 if of_type(tensor.data_type).is_integer else max(statistics.largest, 1.0),
         varies=False,
+        rounding=statistics.rounding,
     )
     return known.named(name) if _is_extreme(known) else known
 

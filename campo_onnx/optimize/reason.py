@@ -94,9 +94,34 @@ class Reason(Enum):
         "{tensor!r} comes close to 0, or to 1 and is taken from 1, before a logarithm",
         "values close to 0 before a logarithm",
     )
+    DIVISOR = (
+        "divisor",
+        "{tensor!r} comes close to 0, and something is divided by it",
+        "values close to 0 that something is divided by",
+    )
+    SQUARE_OF_SLOPE = (
+        "square-of-slope",
+        "the square {tensor!r} is multiplied by a slope that is 0 where the square overflows",
+        "squares multiplied by a slope of 0",
+    )
+    CANCELLATION = (
+        "cancellation",
+        "a term of {tensor!r}, a difference of squares that may cancel",
+        "differences of squares that cancel",
+    )
+    ANGLE = (
+        "angle",
+        "leads to the angle {tensor!r}, which may be many turns",
+        "angles of many turns",
+    )
+    LONG_SUM = (
+        "long-sum",
+        "sums {terms:,} values of unknown size, or reads the sum, which may overflow {low}",
+        "sums of thousands of values",
+    )
     INTEGERS = (
         "integers",
-        "{tensor!r} counts in integers that may exceed {largest:,}, up to which {low} is exact",
+        "{tensor!r} may hold positions or counts beyond {largest:,}, up to which {low} is exact",
         "integers that must stay exact",
     )
     SQUARES = (

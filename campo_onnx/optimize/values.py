@@ -7,12 +7,17 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.optimize.differences import cancelling_squares
+from campo_onnx.optimize.factors import shrunken_values
+from campo_onnx.optimize.gradient_sums import gradient_products_summed, scaled_gradients_summed
 from campo_onnx.optimize.loss_scale import LossScaling, loss_scaling
 from campo_onnx.optimize.masks import unknown_masks
+from campo_onnx.optimize.positions import angles, decided_inputs, largest_exact
 from campo_onnx.optimize.ranges import DeclaredRange, value_ranges
 from campo_onnx.optimize.reason import Fact, Reason, Verdict
-from campo_onnx.optimize.sums import gradient_products_summed, scaled_gradients_summed, squares_summed
-from campo_onnx.optimize.survival import LostValue, before_logarithms, largest_exact, lost_values
+from campo_onnx.optimize.sums import long_sums, squares_summed
+from campo_onnx.optimize.survival import LostValue, least_of, lost_values
+from campo_onnx.optimize.vanishing import squares_of_slopes, vanishing_values
 
 
 def value_verdicts(
@@ -40,16 +45,33 @@ def value_verdicts(
     view = imported.view
     ranges = value_ranges(imported, declared)
     scaling = loss_scaling(view)
+    facts: dict[str, Fact]
     found = {
         name: _lost(view.node[name], lost, view, low)
         for name, lost in lost_values(view, ports, ranges, low).items()
     }
-    for name, tensor in before_logarithms(view).items():
-        found.setdefault(name, Verdict(decided_by=Reason.LOGARITHM, facts={"tensor": tensor}))
-    for name, tensor in squares_summed(view, ranges, low).items():
-        found.setdefault(name, Verdict(decided_by=Reason.SQUARES, facts={"tensor": tensor}))
-    for name, tensor in unknown_masks(view, declared).items():
-        found.setdefault(name, Verdict(decided_by=Reason.UNKNOWN_MASK, facts={"tensor": tensor}))
+    for name, shrunken in shrunken_values(view, ranges, scaling.forward, least_of(low)).items():
+        tensor, value = shrunken
+        facts = {"tensor": tensor, "value": value, "low": low.value, "source": tensor}
+        found.setdefault(name, Verdict(decided_by=Reason.VALUE_UNDERFLOW, facts=facts))
+    vanishing = vanishing_values(view, ranges)
+    for reason, tensors in (
+        (Reason.LOGARITHM, vanishing.before_logarithms),
+        (Reason.DIVISOR, vanishing.divisors),
+        (Reason.SQUARES, squares_summed(view, ranges, low)),
+        (Reason.SQUARE_OF_SLOPE, squares_of_slopes(view, ranges, low)),
+        (Reason.CANCELLATION, cancelling_squares(view, ranges)),
+        (Reason.ANGLE, angles(view, ranges)),
+        (Reason.UNKNOWN_MASK, unknown_masks(view, declared, ranges, low)),
+    ):
+        for name, tensor in tensors.items():
+            found.setdefault(name, Verdict(decided_by=reason, facts={"tensor": tensor}))
+    for name, tensor in decided_inputs(view, ranges).items():
+        facts = {"tensor": tensor, "largest": largest_exact(low), "low": low.value}
+        found.setdefault(name, Verdict(decided_by=Reason.INTEGERS, facts=facts))
+    for name, terms in long_sums(view, ranges, scaling.forward, low).items():
+        facts = {"terms": terms, "low": low.value}
+        found.setdefault(name, Verdict(decided_by=Reason.LONG_SUM, facts=facts))
     for node in view.nodes:
         if node.name not in found and (
             verdict := _of_scalars(node, ports[node.name], view, scaling, declared)
@@ -59,7 +81,7 @@ def value_verdicts(
         for name in gradient_products_summed(view, ranges, scaling.forward, low):
             found.setdefault(name, Verdict(decided_by=Reason.GRADIENT_PRODUCT))
     else:
-        facts: dict[str, Fact] = {"tensor": scaling.scale, "low": low.value}
+        facts = {"tensor": scaling.scale, "low": low.value}
         for name in scaled_gradients_summed(view, scaling.forward, scaling.unscaled, low):
             found.setdefault(name, Verdict(decided_by=Reason.SCALED_SUM, facts=facts))
     return found

@@ -29,6 +29,9 @@ GRANTED = 10.0
 """Against a limit of 1 % an output may lose a tenth of what FP16 has to lose of it: 10 times 1 %."""
 
 
+_DRAWS = 3
+
+
 def most_drift(low: Precision) -> float:
     """Relative error that an output may have unless told otherwise: 1 % in FP16, 8 % in BF16.
 
@@ -103,6 +106,32 @@ class Reference:
             for name, value in again
             if self._sizes.get(name)
         }
+
+    def error_of_rounding(self, low: Precision) -> Mapping[str, float]:
+        """Relative error of the FP32 step where all it is given is moved by as much as `low` may round it.
+
+        A rectifier or a max pooling that chooses otherwise changes a gradient at once, however little the
+        values changed: what FP32 loses in its last bit does not show it. No mixed step can be better.
+
+        Parameters
+        ----------
+        low
+            The low precision.
+
+        Returns
+        -------
+        mapping
+            By floating-point output, the largest of a few draws.
+        """
+        worst: dict[str, float] = {}
+        step = 2.0 ** -(low.fraction_bits + 1)
+        for seed in range(_DRAWS):
+            changed = _with_weights_changed(self.model, step=step, seed=2 * seed + 1)
+            feeds = _changed(self.feeds, step=step, seed=2 * seed)
+            for name, value in run_in_pieces(changed, feeds, self.machine, folder=self.folder):
+                if size := self._sizes.get(name):
+                    worst[name] = max(worst.get(name, 0.0), self._own(name, value, feeds) / size)
+        return worst
 
     def _own(self, name: str, again: NDArray[Any], feeds: Arrays) -> float:
         """How far an output, or what the step adds to it, moves; storing a large weight moves nothing."""
@@ -201,29 +230,35 @@ def _difference(actual: NDArray[Any], expected: NDArray[Any]) -> float:
     return error if np.isfinite(error) else float("inf")
 
 
-def _changed(feeds: Arrays) -> dict[str, NDArray[Any]]:
-    """Move every FP32 value to a neighbour; integers stored as floats (masks, labels) stay."""
-    generator = np.random.default_rng(0)
-    return {name: _neighbours(value, generator) for name, value in feeds.items()}
+def _changed(feeds: Arrays, *, step: float = 0.0, seed: int = 0) -> dict[str, NDArray[Any]]:
+    """Move every FP32 value to a neighbour; integers stored as floats (masks, labels) stay.
+
+    With `step`, by that share of it.
+    """
+    generator = np.random.default_rng(seed)
+    return {name: _neighbours(value, generator, step) for name, value in feeds.items()}
 
 
-def _neighbours(value: NDArray[Any], generator: np.random.Generator) -> NDArray[Any]:
+def _neighbours(value: NDArray[Any], generator: np.random.Generator, step: float) -> NDArray[Any]:
     if value.dtype != np.float32 or value.size <= 1:
         return value
     up = generator.integers(0, 2, value.shape, dtype=np.int8).astype(bool)
-    moved = np.nextafter(value, np.where(up, np.float32(np.inf), np.float32(-np.inf)), dtype=np.float32)
+    if step:
+        moved = value * np.where(up, np.float32(1 + step), np.float32(1 - step))
+    else:
+        moved = np.nextafter(value, np.where(up, np.float32(np.inf), np.float32(-np.inf)), dtype=np.float32)
     with np.errstate(invalid="ignore"):
         return np.where((value == np.rint(value)) | ~np.isfinite(value), value, moved)
 
 
-def _with_weights_changed(model: onnx.ModelProto) -> onnx.ModelProto:
+def _with_weights_changed(model: onnx.ModelProto, *, step: float = 0.0, seed: int = 1) -> onnx.ModelProto:
     """The same for weights that lie in the file."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    generator = np.random.default_rng(1)
+    generator = np.random.default_rng(seed)
     for tensor in copy.graph.initializer:
         is_here = tensor.data_location != TensorProto.EXTERNAL
         if tensor.data_type == TensorProto.FLOAT and is_here and len(tensor.dims):
-            moved = _neighbours(numpy_helper.to_array(tensor), generator)
+            moved = _neighbours(numpy_helper.to_array(tensor), generator, step)
             tensor.CopyFrom(numpy_helper.from_array(np.asarray(moved), tensor.name))
     return copy

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from campo_onnx.checking import rules
+from campo_onnx.checking import closeness
 from campo_onnx.checking.check import check
 from campo_onnx.checking.policy import Policy
 from campo_onnx.checking.verdict import Status
@@ -115,7 +115,7 @@ def test_generated_inputs_lie_within_the_ranges_that_the_baseline_relies_on(mask
         seen.update(synthesize(view, **options))
         return dict(seen)
 
-    monkeypatch.setattr(rules, "synthesize", watched)
+    monkeypatch.setattr(closeness, "synthesize", watched)
     findings = checked(masked, min_speedup=0, baseline=masked.baseline)
     assert not red(findings)
     assert set(np.unique(seen["mask"])) == {-10000.0, 0.0}

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed (make test-f
 from against_eager import Encoder, compiled  # noqa: E402
 from onnx import ModelProto  # noqa: E402
 
-from campo_onnx.integrations.torch_compile import planning, report  # noqa: E402
+from campo_onnx import kept_plans  # noqa: E402
+from campo_onnx.integrations.torch_compile import report  # noqa: E402
 from campo_onnx.integrations.torch_compile.cut import cut, kept_bytes  # noqa: E402
 from campo_onnx.ir.importer import import_model  # noqa: E402
 
@@ -31,8 +32,8 @@ def test_a_plan_is_made_once_and_damaged_ones_again(tmp_path: Path, monkeypatch:
     first = trained(tmp_path / "plans")
     (kept,) = (tmp_path / "plans").glob("*.json")
     made: list[str] = []
-    decide = planning.decide
-    monkeypatch.setattr(planning, "decide", lambda *given: made.append("again") or decide(*given))
+    decide = kept_plans.decide
+    monkeypatch.setattr(kept_plans, "decide", lambda *given: made.append("again") or decide(*given))
     assert trained(tmp_path / "plans") == first
     assert not made
     kept.write_text(kept.read_text()[:-100])

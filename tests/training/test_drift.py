@@ -4,6 +4,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
+from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import machine
 from campo_onnx.training.drift import Reference
 
@@ -60,6 +61,19 @@ def test_what_fp32_does_not_know_is_held_against_its_kind():
     assert given.drift_of(off)["noise"] < 0.01
     far_off = {**given.outputs, "noise": given.outputs["noise"] + np.float32(0.1)}
     assert given.drift_of(far_off)["noise"] > 0.05
+
+
+CHOICE = """(float[64,64] x, float[64,64] z) => (float[64,64] chosen, float[64,64] plain)
+            { plain = Neg(x) c = Greater(x, z) chosen = Where(c, x, plain) }"""
+
+
+def test_choices_show_when_the_inputs_are_rounded():
+    """Values as close as FP16's rounding: one is chosen or not, which FP32's last bit does not tell."""
+    x = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    given = reference(CHOICE, {"x": x, "z": x * np.float32(1.0003)})
+    assert given.own_error["chosen"] < 1e-6
+    assert given.error_of_rounding(Precision.FP16)["chosen"] > 0.1
+    assert given.error_of_rounding(Precision.FP16)["plain"] < 1e-3
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])

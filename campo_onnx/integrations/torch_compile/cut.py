@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Movement
 from campo_onnx.optimize.minimum_cut import Network
 
-_RUN_TWICE = frozenset(
-    OpKey("", op)
-    for op in (*("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"),)
-)
-"""Cheap enough to run in both halves, so that only one side of them is kept."""
+_CAST = OpKey("", "Cast")
+_CHEAP = frozenset({Movement.VIEW, Movement.REORDER, Movement.REPEAT})
+
+
+def _may_run_twice(op: OpKey) -> bool:
+    """Whether it is cheap enough to run in both halves, so that only one side of it is kept."""
+    return op == _CAST or spec(op).movement in _CHEAP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,7 @@ def cut(
     if late & early:
         raise UnsupportedModelError("an output of the forward pass depends on the backward pass")
     wanted = _before(view, backward_outputs)
-    twice = {n.name for n in view.nodes if n.name in early and n.op in _RUN_TWICE}
+    twice = {n.name for n in view.nodes if n.name in early and _may_run_twice(n.op)}
     free = wanted - late - early
     choices = [n.name for n in view.nodes if n.name in wanted and (n.name in free or n.name in twice)]
     network = Network(choices)  # yes: runs in the backward half

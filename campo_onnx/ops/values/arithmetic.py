@@ -6,10 +6,16 @@ from dataclasses import replace
 from campo_onnx.ops.values.range import INFINITY, UNKNOWN, ValueRange, from_integers, made, source_of
 
 LARGE = 2.0**14
-"""From here on a value is no activation: a product of matrices carries it on."""
+"""From here on a value is no activation."""
 
 GUARD = 2.0**-7
 """A positive constant below this, added to something unknown, keeps it from vanishing."""
+
+_FAR = 2.0**10
+"""Two values beyond this add up: they are masks, not activations."""
+
+_SCALED = 2.0**8
+"""What constants have made larger than this, a product of matrices carries on."""
 
 
 def _inherited(a: ValueRange, b: ValueRange, *, keeps_integers: bool) -> ValueRange:
@@ -18,7 +24,9 @@ def _inherited(a: ValueRange, b: ValueRange, *, keeps_integers: bool) -> ValueRa
         UNKNOWN,
         is_integer=keeps_integers and a.is_integer and b.is_integer,
         from_integers=from_integers((a, b)),
+        step=min(a.step, b.step),
         varies=a.varies or b.varies,
+        guarded=max(a.guarded, b.guarded),
         source=source_of((a, b)),
     )
 
@@ -55,6 +63,10 @@ def added(a: ValueRange, b: ValueRange) -> ValueRange:
     if a.varies and b.varies:  # two unknown terms are no larger than one: sums of sums would grow without end
         first = min(a.expected_lowest, b.expected_lowest)
         last = max(a.expected_highest, b.expected_highest)
+        if min(-a.expected_lowest, -b.expected_lowest) > _FAR:
+            first = a.expected_lowest + b.expected_lowest
+        if min(a.expected_highest, b.expected_highest) > _FAR:
+            last = a.expected_highest + b.expected_highest
     else:
         first, last = a.expected_lowest + b.expected_lowest, a.expected_highest + b.expected_highest
     smallest, is_guard = 1.0, False
@@ -64,23 +76,24 @@ def added(a: ValueRange, b: ValueRange) -> ValueRange:
         constants = [r for r in (a, b) if not r.varies and 0 < r.magnitude < GUARD]
         guards = [r for r in (a, b) if r.is_guard]
         if constants:
-            smallest, is_guard = constants[0].magnitude, True
+            smallest, is_guard = min(constants[0].magnitude, constants[0].smallest), True
         elif guards and all(r.is_guard or not r.varies for r in (a, b)):
             smallest, is_guard = max(a.smallest, b.smallest), True
     return made(lowest, highest, first, last, smallest=smallest, like=like, is_guard=is_guard)
 
 
-def multiplied(a: ValueRange, b: ValueRange, *, is_square: bool = False) -> ValueRange:
-    """A * b; `is_square` where both are the same tensor."""
-    like = _inherited(a, b, keeps_integers=True)
+def multiplied(a: ValueRange, b: ValueRange, *, is_square: bool = False, vanishes: bool = True) -> ValueRange:
+    """A * b; `is_square` where both are one tensor, `vanishes` where one does where the other is a guard."""
+    like = replace(_inherited(a, b, keeps_integers=True), step=_factor(a) * _factor(b))
     corners = [times(x, y) for x in (a.lowest, a.highest) for y in (b.lowest, b.highest)]
     lowest, highest = min(corners), max(corners)
     if is_square:
         lowest = max(lowest, 0.0)
-    if (a.is_guard or b.is_guard) and not _stays_guard(a, b):
+    if (a.is_guard or b.is_guard) and vanishes and not _stays_guard(a, b):
         # 0 * (1 / epsilon): where one is extreme the other vanishes.
         other, guard = (a, b) if b.is_guard else (b, a)
-        usual = min(abs(guard.expected_lowest), abs(guard.expected_highest)) or 1.0
+        straddles = guard.expected_lowest < 0.0 < guard.expected_highest
+        usual = 1.0 if straddles else min(abs(guard.expected_lowest), abs(guard.expected_highest)) or 1.0
         first, last = sorted((other.expected_lowest * usual, other.expected_highest * usual))
         return _moderate(lowest, highest, first, last, like)
     expected = [
@@ -95,6 +108,11 @@ def multiplied(a: ValueRange, b: ValueRange, *, is_square: bool = False) -> Valu
     if like.varies and not is_guard:
         return _moderate(lowest, highest, first, last, like)
     return made(lowest, highest, first, last, smallest=a.smallest * b.smallest, like=like, is_guard=is_guard)
+
+
+def _factor(a: ValueRange) -> float:
+    """The step of integers, or the one value that a constant has."""
+    return abs(a.lowest) if not a.varies and a.lowest == a.highest and a.lowest else a.step
 
 
 def _stays_guard(a: ValueRange, b: ValueRange) -> bool:
@@ -113,16 +131,16 @@ def reciprocal(b: ValueRange) -> ValueRange:
     return divided(made(1.0, 1.0, 1.0, 1.0, like=replace(UNKNOWN, varies=False)), b)
 
 
-def divided(a: ValueRange, b: ValueRange) -> ValueRange:
-    """A / b."""
-    like = _inherited(a, b, keeps_integers=False)
+def divided(a: ValueRange, b: ValueRange, *, vanishes: bool = True) -> ValueRange:
+    """A / b; `vanishes` where a does where b is a guard."""
+    like = replace(_inherited(a, b, keeps_integers=False), step=a.step / (b.varies or _factor(b)))
     lowest, highest = -INFINITY, INFINITY
     if b.lowest > 0.0 or b.highest < 0.0:
         corners = [_quotient(x, y) for x in (a.lowest, a.highest) for y in (b.lowest, b.highest)]
         lowest, highest = min(corners), max(corners)
     elif b.lowest >= 0.0:
         lowest, highest = (0.0 if a.lowest >= 0.0 else lowest), (0.0 if a.highest <= 0.0 else highest)
-    if b.is_guard and not _stays_guard(a, b):
+    if b.is_guard and vanishes and not _stays_guard(a, b):
         return made(lowest, highest, a.expected_lowest, a.expected_highest, like=like, is_guard=False)
     if a.is_guard and not b.varies and b.lowest > 0.0:
         first, last = a.expected_lowest / b.lowest, a.expected_highest / b.lowest
@@ -233,7 +251,7 @@ def contracted(a: ValueRange, b: ValueRange, terms: int | None) -> ValueRange:
     one = multiplied(a, b)
     lowest = times(one.lowest, terms) if terms is not None else _unless_zero(one.lowest)
     highest = times(one.highest, terms) if terms is not None else _unless_zero(one.highest)
-    if not like.varies or one.magnitude > LARGE:
+    if not like.varies or one.magnitude > _SCALED:
         return made(lowest, highest, one.expected_lowest, one.expected_highest, like=like)
     return made(lowest, highest, -1.0, 1.0, like=like)
 

@@ -19,6 +19,31 @@ from campo_onnx.ops.values.range import (
 from campo_onnx.ops.values.rule import Ranges, Rule, at, present
 
 
+def _vanishes(signature: Signature, inputs: Ranges) -> bool:
+    """Whether one factor may vanish where the other is a guard.
+
+    A deviation from the mean does, and a sum of products with it; a scale per channel does not, which is an
+    input of the graph, or is shared by several guards.
+    """
+    guard = next((i for i in (0, 1) if (known := inputs[i]) is not None and known.is_guard), None)
+    if guard is None:
+        return True
+    other, product = signature.inputs[1 - guard], signature.outputs[0]
+    if other is None or product is None or other.shape is None or product.shape is None:
+        return True
+    if other.elements < product.elements:
+        return False
+    known, factor = inputs[guard], inputs[1 - guard]
+    is_given = factor is not None and factor.is_given
+    return not is_given or known is None or other.elements > known.guarded
+
+
+def div(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """Quotients."""
+    a, b = inputs[0] or UNKNOWN, inputs[1] or UNKNOWN
+    return (arithmetic.divided(a, b, vanishes=_vanishes(signature, inputs)),)
+
+
 def _same_operand(signature: Signature) -> bool:
     a, b = signature.inputs[0], signature.inputs[1]
     return a is not None and b is not None and a.name == b.name
@@ -48,7 +73,8 @@ def gated_add(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
 def mul(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Products, or squares where both inputs are the same tensor."""
     a, b = inputs[0] or UNKNOWN, inputs[1] or UNKNOWN
-    return (arithmetic.multiplied(a, b, is_square=_same_operand(signature)),)
+    is_square, vanishes = _same_operand(signature), _vanishes(signature, inputs)
+    return (arithmetic.multiplied(a, b, is_square=is_square, vanishes=vanishes),)
 
 
 def sub(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:

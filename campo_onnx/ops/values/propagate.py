@@ -6,7 +6,7 @@ from itertools import zip_longest
 from campo_onnx.ops.registry import current
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.values import arithmetic
-from campo_onnx.ops.values.range import INFINITY, UNKNOWN, UNKNOWN_INTEGER, ValueRange, made
+from campo_onnx.ops.values.range import INFINITY, UNKNOWN, UNKNOWN_INTEGER, ValueRange, hull, made
 from campo_onnx.ops.values.rule import Ranges, of_type
 
 
@@ -60,9 +60,14 @@ def _carried(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
         if r is not None and not (dtype and of_type(dtype).is_integer)
     ]
     large = [r for r in floats_in if r.magnitude > arithmetic.LARGE]
+    floats = [operand is not None and not of_type(operand.dtype).is_integer for operand in signature.outputs]
+    if floats_in and not any(r.varies for r in floats_in):
+        # An epsilon from a branch: of constants alone, so a constant.
+        one = replace(hull(floats_in), lowest=-INFINITY, highest=INFINITY, is_integer=False)
+        one = replace(one, from_integers=False)
+        return tuple(one if is_float else UNKNOWN_INTEGER for is_float in floats)
     if not large:
         return ()
     extreme = max(large, key=lambda r: r.magnitude)
     one = made(-INFINITY, INFINITY, -extreme.magnitude, extreme.magnitude, like=UNKNOWN.named(extreme.source))
-    floats = [operand is not None and not of_type(operand.dtype).is_integer for operand in signature.outputs]
     return tuple(one if is_float else UNKNOWN_INTEGER for is_float in floats)

@@ -28,11 +28,19 @@ class ValueRange:
         Whether all values are integers.
     from_integers
         Whether it is computed from integers and constants alone: positions, counts, masks.
+    step
+        The distance of neighbouring values, where it is: 1 of positions, 10,000 of a mask of 0 and -10,000.
     varies
         Whether it depends on anything but constants.
     is_guard
         Whether its extreme values occur only where something unknown vanishes, as in
         1 / sqrt(variance + epsilon). A product with what vanishes there too is not extreme.
+    guarded
+        Of a guard: how many elements have one of their own. What vanishes with it has more.
+    rounding
+        Largest error that rounding to 11 bits makes of a constant.
+    is_given
+        Whether it is an input of the graph as it is: a weight, a scale per channel, data.
     source
         The tensor of the graph that its extreme values come from; ``""`` where none is known.
     """
@@ -44,8 +52,12 @@ class ValueRange:
     smallest: float = 1.0
     is_integer: bool = False
     from_integers: bool = False
+    step: float = 1.0
     varies: bool = True
     is_guard: bool = False
+    guarded: int = 0
+    rounding: float = 0.0
+    is_given: bool = False
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -86,6 +98,9 @@ class ValueRange:
 
 UNKNOWN = ValueRange()
 """What is known of an activation, a weight or a gradient: nothing."""
+
+GIVEN = ValueRange(is_given=True)
+"""What is known of an input of the graph."""
 
 UNKNOWN_INTEGER = ValueRange(expected_lowest=0.0, is_integer=True, from_integers=True)
 """An index, a label or a count."""
@@ -151,6 +166,7 @@ def exactly(value: float, source: str = "") -> ValueRange:
         smallest=abs(value) or 1.0,
         is_integer=is_integer,
         from_integers=is_integer,
+        step=abs(value) or 1.0,
         varies=False,
         source=source,
     )
@@ -171,8 +187,12 @@ def hull(ranges: Iterable[ValueRange]) -> ValueRange:
         smallest=min(r.smallest for r in given),
         is_integer=all(r.is_integer for r in given),
         from_integers=from_integers(given),
+        step=min(r.step for r in given),
         varies=any(r.varies for r in given),
         is_guard=any(r.is_guard for r in given),
+        guarded=max(r.guarded for r in given),
+        rounding=max(r.rounding for r in given),
+        is_given=all(r.is_given for r in given),
         source=source_of(given),
     )
 

@@ -28,6 +28,7 @@ from campo_onnx.ops.values.choices import (
 )
 from campo_onnx.ops.values.pointwise import (
     clip,
+    div,
     gated_add,
     logarithm,
     magnitude,
@@ -79,7 +80,7 @@ _BY_RULE: tuple[tuple[Rule, str], ...] = (
     (sub, "Sub"),
     (mul, "Mul"),
     (gated_add, "com.microsoft:GatedAdd"),
-    (pairwise(arithmetic.divided), "Div"),
+    (div, "Div"),
     (pairwise(arithmetic.larger), "Max"),
     (pairwise(arithmetic.smaller), "Min"),
     (mean, "Mean"),

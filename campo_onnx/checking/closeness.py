@@ -1,0 +1,173 @@
+"""The rule that compares what both steps compute."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from campo_onnx.checking.context import CheckContext
+from campo_onnx.checking.verdict import Finding, Status, failed, listed, not_checked, passed
+from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
+from campo_onnx.ops.precision import Precision
+from campo_onnx.optimize.loss_scale import loss_scaling, low_gradients
+from campo_onnx.optimize.safety import earlier_versions
+from campo_onnx.runtime.feeds import read_feeds, synthesize
+from campo_onnx.runtime.pieces import run_in_pieces
+from campo_onnx.runtime.providers import machine
+from campo_onnx.training.drift import Reference, most_drift
+from campo_onnx.training.numerics import emulate, seeded, without_underflow
+
+_LOSS_SCALE = 1024.0  # of generated inputs
+_ROUNDING_AND_LAYERS = 2.0  # what is given is rounded, and what every layer makes of it
+
+
+def drift(context: CheckContext) -> Finding:
+    """The loss, every gradient and every other output stay close to FP32's."""
+    if context.interface_changes:
+        return not_checked("the interface changed, so the graphs cannot be run on the same inputs")
+    if context.fp32_load_error:
+        return not_checked(f"ONNX Runtime here does not load the FP32 graph: {context.fp32_load_error}")
+    try:
+        emulated = seeded(emulate(context.mixed.model, context.policy.dims))
+        batches = _batches(context)
+    except UnsupportedModelError as error:
+        return not_checked(str(error))
+    view, given = context.fp32.view, seeded(context.fp32.model)
+    references = {
+        title: Reference(
+            model=given,
+            feeds=feeds,
+            earlier=earlier_versions(view),
+            machine=machine("cpu"),
+            folder=context.fp32.folder,
+        )
+        for title, feeds in batches
+    }
+    titles = ", ".join(references)
+    for title, reference in references.items():
+        try:
+            expected = reference.outputs
+        except UsageError as error:
+            return not_checked(str(error))
+        except ModelError as error:
+            return not_checked(f"the FP32 step itself fails on {title}: {error.why}")
+        if not_finite := _not_finite(expected):
+            return not_checked(f"the FP32 step itself is not finite in {not_finite!r} on {title}")
+    try:
+        return _compared(emulated, references, context)
+    except UsageError as error:
+        return not_checked(str(error))
+    except (ModelError, UnsupportedModelError) as error:
+        return failed(f"the mixed step, emulated, does not run on {titles}: {error.why}")
+
+
+def _compared(
+    emulated: onnx.ModelProto, references: Mapping[str, Reference], context: CheckContext
+) -> Finding:
+    titles, low = ", ".join(references), context.changes.low
+    own = context.policy.max_drift
+    limit = most_drift(low) if own is None else own
+    worst = _worst(emulated, references, context)
+    finding = _drift_finding(worst, limit, titles)
+    if finding.status is not Status.FAILED:
+        return finding
+    if not _lacks_loss_scale(context):
+        return _but_for_choices(finding, worst, limit, references, context)
+    scaled_worst = _worst(without_underflow(emulated), references, context)
+    scaled = _drift_finding(scaled_worst, limit, titles)
+    if scaled.status is Status.FAILED:
+        scaled = _but_for_choices(scaled, scaled_worst, limit, references, context)
+    beyond = sum(error > limit for error in worst.values())
+    reason = (
+        f"{scaled.reason}. This is with the loss scaled as training in {low.value} needs it: the graph has "
+        f"no loss scale, and without one {beyond} outputs are off by over {limit:g}, up to "
+        f"{max(worst.values()):.2g}. Export the step with a loss scale"
+    )
+    return replace(scaled, reason=reason)
+
+
+def _but_for_choices(
+    finding: Finding,
+    worst: Mapping[str, float],
+    limit: float,
+    references: Mapping[str, Reference],
+    context: CheckContext,
+) -> Finding:
+    """Leave out outputs that no low precision gets closer: the network chooses by what is rounded.
+
+    A limit that the policy sets is meant as it stands.
+    """
+    if context.policy.max_drift is not None:
+        return finding
+    low = context.changes.low
+    known = [reference.error_of_rounding(low) for reference in references.values()]
+    close = {
+        name: error
+        for name, error in worst.items()
+        if limit < error <= _ROUNDING_AND_LAYERS * min(errors.get(name, 0.0) for errors in known)
+    }
+    if not close:
+        return finding
+    found = _drift_finding({n: e for n, e in worst.items() if n not in close}, limit, ", ".join(references))
+    name = max(close, key=lambda output: close[output])
+    reason = (
+        f"{found.reason}. {len(close)} more outputs, the farthest {name!r} with {close[name]:.2g}, are "
+        f"within {_ROUNDING_AND_LAYERS:g} times what the FP32 step itself is off by when its inputs are "
+        f"rounded to {low.value}: it chooses otherwise (ReLU, max pooling), and a gradient changes with it"
+    )
+    return replace(found, reason=reason, parts=worst)
+
+
+def _worst(
+    model: onnx.ModelProto, references: Mapping[str, Reference], context: CheckContext
+) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    for reference in references.values():
+        actual = run_in_pieces(model, reference.feeds, reference.machine, folder=context.mixed.folder)
+        for name, error in reference.drift_of(actual).items():
+            worst[name] = max(worst.get(name, 0.0), error)
+    return worst
+
+
+def _lacks_loss_scale(context: CheckContext) -> bool:
+    """Whether FP16 gradients of this graph vanish for want of a loss scale."""
+    if context.changes.low is not Precision.FP16:
+        return False
+    view = context.fp32.view
+    return bool(low_gradients(view, loss_scaling(view), context.changes.low_nodes))
+
+
+def _drift_finding(worst: dict[str, float], limit: float, title: str) -> Finding:
+    ranked = sorted(worst, key=lambda name: -worst[name])
+    largest = max(worst.values(), default=0.0)
+    beyond = [f"{name!r} {worst[name]:.2g}" for name in ranked if worst[name] > limit]
+    if beyond:
+        finding = failed(
+            f"{len(beyond)} of {len(worst)} outputs are off by over {limit:g} on {title}: {listed(beyond)}",
+            value=largest,
+            limit=limit,
+        )
+        return replace(finding, parts=worst)
+    at = f" ({ranked[0]!r})" if largest else ""
+    reason = f"at most {largest:.2g}{at} over {len(worst)} outputs on {title}; {limit:g} is allowed"
+    return replace(passed(reason, value=largest, limit=limit), parts=worst)
+
+
+def _batches(context: CheckContext) -> list[tuple[str, dict[str, NDArray[Any]]]]:
+    view = context.fp32.view
+    if context.policy.inputs:
+        return [(path.name, read_feeds(path, view)) for path in context.policy.inputs]
+    within = {name: (known.lowest, known.highest) for name, known in context.ranges.items()}
+    made = synthesize(view, within=within)
+    scale = loss_scaling(view).scale
+    if scale in made and scale not in within:
+        made[scale] = np.full_like(made[scale], _LOSS_SCALE)
+    return [("generated inputs", made)]
+
+
+def _not_finite(arrays: Mapping[str, NDArray[Any]]) -> str:
+    floats = {name: value for name, value in arrays.items() if np.issubdtype(value.dtype, np.floating)}
+    return next((name for name, value in floats.items() if not np.isfinite(value).all()), "")

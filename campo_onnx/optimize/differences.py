@@ -1,0 +1,116 @@
+"""Differences of squares that cancel: E[x^2] - E[x]^2, and |a|^2 - 2ab + |b|^2."""
+
+from collections.abc import Iterator, Mapping
+
+from campo_onnx.ir.view import GraphView, OpNode, TensorKind
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.values.range import ValueRange
+from campo_onnx.optimize.sum_ops import CONTRACTIONS, VIEWS, adds_up, squared, summed_input
+
+_SCALES = VIEWS | {OpKey("", op) for op in ("Div", "Mul", "Neg")}
+_JOINS = frozenset(OpKey("", op) for op in ("Add", "Sub", "Sum"))
+
+
+def cancelling_squares(view: GraphView, ranges: Mapping[str, ValueRange]) -> Mapping[str, str]:
+    """Find differences of squares that are close to each other, with the squares, sums and products in them.
+
+    A variance as E[x^2] - E[x]^2, a covariance as E[xy] - E[x]E[y], a squared distance as
+    |a|^2 - 2ab + |b|^2: what is left is as small as the rounding of either term, and may become negative.
+
+    Parameters
+    ----------
+    view, ranges
+        The graph, and what is known of its values.
+
+    Returns
+    -------
+    mapping
+        The difference, by node name.
+    """
+    search = _Terms(view, ranges)
+    found: dict[str, str] = {}
+    for node in view.nodes:
+        if node.op in _JOINS and search.cancels(node):
+            found.update(dict.fromkeys((node.name, *search.behind(node)), node.outputs[0]))
+        else:
+            search.add(node)
+    return found
+
+
+class _Terms:
+    """Tensors by what they are, up to views and constant factors."""
+
+    def __init__(self, view: GraphView, ranges: Mapping[str, ValueRange]) -> None:
+        self._view, self._ranges = view, ranges
+        self._products: set[str] = set()  # x * y, element by element
+        self._means: set[str] = set()  # sums or means of anything
+        self._sums_of_products: set[str] = set()  # E[xy]
+        self._products_of_means: set[str] = set()  # E[x] E[y]
+        self._contractions: set[str] = set()  # products of matrices that vary
+
+    @property
+    def _kinds(self) -> tuple[set[str], ...]:
+        return (
+            self._products,
+            self._means,
+            self._sums_of_products,
+            self._products_of_means,
+            self._contractions,
+        )
+
+    def add(self, node: OpNode) -> None:
+        outputs = [t for t in node.outputs if t]
+        if not outputs or not self._view.is_float32(outputs[0]):
+            return
+        summed = self._summed(node)
+        if node.op == OpKey("", "ReduceSumSquare"):
+            self._sums_of_products.update(outputs)
+        elif summed is not None:
+            self._means.update(outputs)
+            if summed in self._products:
+                self._sums_of_products.update(outputs)
+        elif node.op in CONTRACTIONS and not any(map(self._is_constant, node.inputs)):
+            self._contractions.update(outputs)
+        elif self._multiplies(node):
+            self._products.update(outputs)
+            if all(t in self._means for t in node.inputs if not self._is_constant(t)):
+                self._products_of_means.update(outputs)
+        elif node.op in _SCALES:
+            for kind in self._kinds:
+                if any(t in kind for t in node.inputs):
+                    kind.update(outputs)
+        elif node.op in _JOINS and all(t in self._sums_of_products for t in node.inputs):
+            self._sums_of_products.update(outputs)
+
+    def _summed(self, node: OpNode) -> str | None:
+        summed = summed_input(node, self._view)
+        if summed is None and adds_up(node, self._ranges):
+            return next((t for t in node.inputs if not self._is_constant(t)), None)
+        return summed
+
+    def cancels(self, node: OpNode) -> bool:
+        has_sum = [t in self._sums_of_products for t in node.inputs]
+        others = self._products_of_means | self._contractions if any(has_sum) else frozenset()
+        return any(t in others for t in node.inputs)
+
+    def behind(self, node: OpNode) -> Iterator[str]:
+        """Nodes that compute the terms of a difference, back to where their values come in."""
+        pending, seen = list(node.inputs), set()
+        while pending:
+            tensor = pending.pop()
+            producer = self._view.producer.get(tensor)
+            if producer is None or producer.name in seen or not any(tensor in kind for kind in self._kinds):
+                continue
+            seen.add(producer.name)
+            yield producer.name
+            if producer.op not in CONTRACTIONS:
+                pending.extend(t for t in producer.inputs if t)
+
+    def _multiplies(self, node: OpNode) -> bool:
+        if node.op == OpKey("", "Mul"):
+            return not any(map(self._is_constant, node.inputs))
+        return node.op == OpKey("", "Pow") and squared(node, self._view) is not None
+
+    def _is_constant(self, tensor: str) -> bool:
+        info = self._view.tensors.get(tensor)
+        return info is None or info.kind is TensorKind.CONSTANT

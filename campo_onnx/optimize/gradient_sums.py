@@ -1,0 +1,162 @@
+"""Sums of gradients that FP16 gets wrong: without a loss scale, and with a large one."""
+
+from collections.abc import Mapping
+
+from campo_onnx.ir.view import GraphView, TensorKind
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.values.range import UNKNOWN, ValueRange
+from campo_onnx.optimize.sum_ops import (
+    NARROW,
+    NORMALIZED,
+    SIGNS,
+    SUMS,
+    VIEWS,
+    is_mean,
+    leading_to_sums,
+    origin,
+    terms_of,
+)
+
+_TERMS_OF_A_BATCH = 1 << 16
+
+
+def gradient_products_summed(
+    view: GraphView, ranges: Mapping[str, ValueRange], forward: frozenset[str], low: Precision
+) -> frozenset[str]:
+    """Find products of a gradient and an activation that are summed, in a graph without a loss scale.
+
+    Unscaled gradients lie close to the smallest value FP16 holds; times an activation well below 1 (a
+    probability of attention) most of them become zero, where FP32 would have summed them. A product with
+    a normalized activation, a deviation from the mean that is about to be, or a mask loses little that
+    the gradient itself has not lost.
+
+    Parameters
+    ----------
+    view, ranges
+        The graph, and what is known of its values.
+    forward
+        Nodes that the loss is computed by.
+    low
+        The low precision.
+
+    Returns
+    -------
+    frozenset
+        Names of nodes.
+    """
+    if low.largest > NARROW:
+        return frozenset()
+    leads_on = leading_to_sums(view, ranges)
+    by_hand = _sums_by_hand(view, forward)
+    found = set()
+    for node in view.nodes:
+        if node.op != OpKey("", "Mul") or node.name in forward:
+            continue
+        product = node.outputs[0]
+        if product not in by_hand and (product not in leads_on or not _only_summed(product, view)):
+            continue
+        if all(_may_be_small(t, view, ranges) for t in node.inputs) and node.inputs[0] != node.inputs[1]:
+            found.add(node.name)
+            if product in by_hand:
+                found.update(use.node for use in view.consumers[product])
+    return frozenset(found)
+
+
+def _only_summed(tensor: str, view: GraphView) -> bool:
+    """Whether nothing but sums reads a tensor: else it is a gradient itself, and low elsewhere anyway."""
+    pending = [tensor]
+    while pending:
+        for use in view.consumers.get(pending.pop(), ()):
+            node = view.node[use.node]
+            if node.op in VIEWS:
+                pending.append(node.outputs[0])
+            elif node.op not in SUMS:
+                return False
+    return True
+
+
+def _sums_by_hand(view: GraphView, forward: frozenset[str]) -> frozenset[str]:
+    """Products that are added to each other, one by one, and whose sum leaves the graph."""
+    products: set[str] = set()
+    sums: set[str] = set()
+    for node in reversed(view.nodes):
+        if node.name in forward or node.op not in (OpKey("", "Add"), OpKey("", "Sum")):
+            continue
+        leaves = all(_only_leaves(t, view, sums) for t in node.outputs if t)
+        if not leaves:
+            continue
+        sums.add(node.name)
+        producers = {t: view.producer.get(t) for t in node.inputs if t}
+        products.update(t for t, p in producers.items() if p is not None and p.op == OpKey("", "Mul"))
+    return frozenset(t for t in products if all(use.node in sums for use in view.consumers.get(t, ())))
+
+
+def _only_leaves(tensor: str, view: GraphView, sums: set[str]) -> bool:
+    """Whether a tensor is an output of the graph that nothing but further sums reads."""
+    uses = view.consumers.get(tensor, ())
+    return all(use.node in sums for use in uses) and (bool(uses) or view.tensors[tensor].is_output)
+
+
+def _may_be_small(tensor: str, view: GraphView, ranges: Mapping[str, ValueRange]) -> bool:
+    if view.tensors[tensor].kind is not TensorKind.ACTIVATION or not view.is_float32(tensor):
+        return False
+    known = ranges.get(tensor, UNKNOWN)
+    if known.from_integers or known.is_guard or not known.varies:
+        return False
+    producer = view.producer.get(origin(tensor, view))
+    if producer is None:
+        return False
+    if producer.op in (OpKey("", "Mul"), OpKey("", "Div")):  # (x - mean) * (1 / deviation)
+        return not any(ranges.get(t, UNKNOWN).is_guard for t in producer.inputs)
+    if producer.op == OpKey("", "Sub"):  # x - mean
+        return not _comes_from_mean(producer.inputs[1], view)
+    return producer.op not in NORMALIZED
+
+
+def _comes_from_mean(tensor: str, view: GraphView) -> bool:
+    producer = view.producer.get(origin(tensor, view))
+    if producer is None:
+        return False
+    if producer.op in (OpKey("", "Div"), OpKey("", "Mul")):  # a sum over many, divided by their number
+        total = view.producer.get(origin(producer.inputs[0], view))
+        return total is not None and total.op in SUMS
+    return producer.op == OpKey("", "ReduceMean") or producer.op in NORMALIZED
+
+
+def scaled_gradients_summed(
+    view: GraphView, forward: frozenset[str], unscaled: frozenset[str], low: Precision
+) -> frozenset[str]:
+    """Find sums over many values of gradients that carry a loss scale: the sum overflows before they do.
+
+    The loss scaler would answer with a smaller scale, and small gradients would vanish elsewhere. A sum of
+    sums counts what both take in: where each sample is summed first, only the sum over the batch is meant.
+
+    Parameters
+    ----------
+    view
+        The graph.
+    forward
+        Nodes that the loss is computed by.
+    unscaled
+        Nodes behind the division by the loss scale.
+    low
+        The low precision.
+    """
+    if low.largest > NARROW:
+        return frozenset()
+    found: set[str] = set()
+    summed: dict[str, int] = {}  # values that are summed in an element, by tensor
+    for node in view.nodes:
+        if node.name in forward or node.name in unscaled or not node.inputs:
+            continue
+        terms = summed.get(node.inputs[0], 1)
+        if node.op in SUMS and not is_mean(node):
+            terms *= terms_of(node, view)
+            if terms >= _TERMS_OF_A_BATCH:
+                found.add(node.name)
+        elif node.op not in VIEWS and node.op not in SIGNS:
+            continue
+        if terms > 1:
+            summed[node.outputs[0]] = terms
+    return frozenset(found)

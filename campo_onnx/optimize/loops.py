@@ -1,0 +1,130 @@
+"""Loops that make a value larger with every turn: how large it is at the end is not known."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
+
+from campo_onnx.ir.sort import bodies
+
+_BOUNDED = frozenset(
+    {
+        *("BatchNormalization", "Clip", "Cos", "Equal", "Erf", "Greater", "GroupNormalization"),
+        *("InstanceNormalization", "LayerNormalization", "Less", "LogSoftmax", "LpNormalization", "Not"),
+        *("RMSNormalization", "Sigmoid", "Sign", "Sin", "Softmax", "Softsign", "Tanh"),
+        *("ArgMax", "ArgMin", "Shape", "Size", "NonZero", "GRU", "LSTM", "HardSigmoid"),
+    }
+)
+_ADDING = frozenset(
+    {
+        *("Abs", "Add", "Cast", "Concat", "Dropout", "Expand", "Flatten", "Gather", "GatherElements"),
+        *("GatherND", "Identity", "Max", "MaxPool", "Mean", "Min", "Neg", "Relu", "Reshape"),
+        *("ReduceMax", "ReduceMean", "ReduceMin", "Slice", "Split", "Squeeze", "Sub", "Sum", "Tile"),
+        *("Transpose", "Unsqueeze", "Where", "Sqrt", "ScatterND", "ScatterElements", "Log"),
+    }
+)
+_SMALL = frozenset({"Sigmoid", "Softmax", "Tanh", "Cos", "Sin", "HardSigmoid"})
+_FLOATS = frozenset({TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16})
+_LARGEST_STEP = 1.0
+_FEW = 64
+
+
+def growing_outputs(model: onnx.ModelProto) -> Mapping[str, frozenset[str]]:
+    """Find what Loop and Scan return of states that they multiply in every turn.
+
+    A state that is added to, or multiplied by what is at most 1 (the gate of a recurrent cell, a decay), is
+    taken to stay of moderate size; so is what comes out of a bounded operator.
+
+    Returns
+    -------
+    mapping
+        Such outputs, by node name.
+    """
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    found = {}
+    for node in model.graph.node:
+        if node.op_type in ("Loop", "Scan") and (outputs := _growing(node, constants)):
+            found[node.name] = outputs
+    return MappingProxyType(found)
+
+
+def _growing(node: NodeProto, constants: Mapping[str, TensorProto]) -> frozenset[str]:
+    body = next(iter(bodies(node)))
+    if node.op_type == "Loop":
+        states = list(body.input[2:])
+        results = [value.name for value in body.output[1:]]
+    else:
+        scanned = sum(a.i for a in node.attribute if a.name == "num_scan_inputs")
+        states = list(body.input[: len(body.input) - scanned])
+        results = [value.name for value in body.output]
+    returned = dict(zip((value.name for value in states), results, strict=False))
+    floats = [value.name for value in states if value.type.tensor_type.elem_type in _FLOATS]
+    growth = _Growth(body, constants)
+    # A state that feeds another grows with it: a second look sees what the first found out.
+    for _ in range(2):
+        growth.follow(floats)
+        growth.grows.update(state for state, result in returned.items() if result in growth.grows)
+    outputs = zip(node.output, results, strict=False)
+    return frozenset(output for output, result in outputs if output and result in growth.grows)
+
+
+class _Growth:
+    """Tensors of a body that depend on a state, those that multiply it, and those of at most 1."""
+
+    def __init__(self, body: GraphProto, constants: Mapping[str, TensorProto]) -> None:
+        self.grows: set[str] = set()
+        self._body = body
+        self._depends: set[str] = set()
+        self._small: set[str] = set()
+        self._constants = dict(constants) | {tensor.name: tensor for tensor in body.initializer}
+        for node in body.node:
+            if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+                self._constants[node.output[0]] = node.attribute[0].t
+            elif node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value_float":
+                value = numpy_helper.from_array(np.array(node.attribute[0].f, np.float32))
+                self._constants[node.output[0]] = value
+
+    def follow(self, states: Iterable[str]) -> None:
+        self._depends.update(states)
+        for node in self._body.node:
+            reads = [t for t in node.input if t in self._depends]
+            if node.op_type in _SMALL:
+                self._small.update(node.output)
+            if not reads or node.op_type in _BOUNDED:
+                continue
+            self._depends.update(node.output)
+            if self._multiplies(node) or any(t in self.grows for t in reads):
+                self.grows.update(node.output)
+
+    def _multiplies(self, node: NodeProto) -> bool:
+        """Whether a node may return more than it reads of a state, turn after turn."""
+        if node.op_type in ("Add", "Sub"):
+            return any(self._largest(t) >= _LARGEST_STEP for t in node.input)
+        if node.op_type == "Mul":
+            others = [t for t in node.input if t not in self._depends or t in self._small]
+            return not any(t in self._small or self._largest(t) <= 1.0 for t in others if self._known(t))
+        if node.op_type == "Div":
+            divisor = node.input[1]
+            return not self._known(divisor) or not self._smallest(divisor) >= 1.0
+        return node.op_type not in _ADDING
+
+    def _known(self, tensor: str) -> bool:
+        return tensor in self._small or tensor in self._constants
+
+    def _largest(self, tensor: str) -> float:
+        values = self._values(tensor)
+        return float(np.abs(values).max()) if values is not None and values.size else 0.0
+
+    def _smallest(self, tensor: str) -> float:
+        values = self._values(tensor)
+        return float(np.abs(values).min()) if values is not None and values.size else 0.0
+
+    def _values(self, tensor: str) -> np.ndarray | None:
+        known = self._constants.get(tensor)
+        is_read = known is not None and known.data_location != TensorProto.EXTERNAL
+        if known is None or not is_read or int(np.prod(known.dims)) > _FEW:
+            return None
+        values = numpy_helper.to_array(known)
+        return values.astype(np.float64) if values.dtype.kind in "fiu" else None
