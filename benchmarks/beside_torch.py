@@ -42,7 +42,7 @@ OTHERS = {
     "resnet18": "ResNet-18, 8 x 96 x 96",
     "mobilenetv3": "MobileNetV3-small, 8 x 96 x 96",
 }
-_SECONDS = 40
+_SECONDS = 15
 
 
 def case_of(name: str) -> "Case":
