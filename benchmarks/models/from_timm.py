@@ -52,10 +52,10 @@ CASES: Mapping[str, Callable[[], Case]] = dict(
         _row("poolformer_s12"),
         _row("pvt_v2_b0"),
         _row("regnety_002"),
-        _row("repvgg_a0", 32),
+        _row("repvgg_a0"),
         _row("resnet18", 32),
         _row("resnet26d", 32),
-        _row("rexnet_100", 32),
+        _row("rexnet_100"),
         _row("seresnet18", 32),
         _row(
             "swin_tiny_patch4_window7_224",
