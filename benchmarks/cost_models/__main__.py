@@ -52,7 +52,7 @@ PAPER = {"regression": PAPER_ACCURACY, "perceptron": 0.71, "general": 0.43}
 LINES, NETWORKS = (IN_USE, *LINEAR), (MLP, MLP_LOG)
 MODELS = (*LINES, *NETWORKS)
 
-PERCEPTRONS = OPS[:6]
+PERCEPTRONS = OPS[:3]
 """Operators that have perceptrons, too: a fit takes seconds."""
 
 

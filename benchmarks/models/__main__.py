@@ -30,19 +30,23 @@ def _torch_case(build: Callable[[], Case], _: Call) -> dict[str, Any]:
         from_timm.without_kernels_of_torchvision()
         warnings.simplefilter("ignore")
         _WARMED.append(True)
-    torch.manual_seed(0)
-    return _measured(build, exactness.from_torch, exactness.in_torch)
+
+    def draw(number: int) -> Case:
+        torch.manual_seed(number)
+        return build()
+
+    return _measured(draw, exactness.TORCH)
 
 
 def _jax_case(build: Callable[[], Case], _: Call) -> dict[str, Any]:
     from benchmarks.models import with_jax
 
-    return _measured(build, with_jax.from_jax, with_jax.in_jax)
+    return _measured(partial(with_jax.drawn, build()), with_jax.JAX)
 
 
-def _measured(build: Callable[[], Case], export: Any, train: Any) -> dict[str, Any]:
+def _measured(draw: Callable[[int], Case], framework: exactness.Framework) -> dict[str, Any]:
     try:
-        return exactness.measured(build(), export, train)
+        return exactness.measured(draw, framework)
     except UnsupportedModelError as error:
         return {"refused": str(error)}
     except Exception as error:  # one model must not end the table
@@ -83,7 +87,13 @@ def collect(records: Records) -> dict[str, Any]:
         family, _, model = step.name.partition(".")
         result = known.get("result") or {"failed": known["failure"]}
         rows.append({"family": family.replace("_", " "), "model": model, **result})
-    return {"made": made(*_PACKAGES), "rows": rows, "limit": exactness.LIMIT, "device": exactness.PLANNED_FOR}
+    return {
+        "made": made(*_PACKAGES),
+        "rows": rows,
+        "limit": exactness.LIMIT,
+        "draws": exactness.DRAWS,
+        "device": exactness.PLANNED_FOR,
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:

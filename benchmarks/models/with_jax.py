@@ -1,6 +1,7 @@
 """Models of flax and equinox, with losses of optax, beside JAX itself."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -12,7 +13,7 @@ import optax
 from flax import linen, nnx
 
 from benchmarks.models.case import Case
-from benchmarks.models.exactness import MOMENTUM, RATE, STEPS, Arrays, Trained
+from benchmarks.models.exactness import MOMENTUM, RATE, STEPS, Arrays, Framework, Trained
 from campo_onnx.export.jax import export_training_step
 
 LABELS = np.arange(4, dtype=np.int32) % 3
@@ -38,7 +39,9 @@ class _Convolutions(linen.Module):
 class _Recurrent(linen.Module):
     @linen.compact
     def __call__(self, x: Any) -> Any:
-        return linen.Dense(3)(linen.RNN(linen.LSTMCell(8))(linen.Embed(20, 6)(x))[:, -1])
+        words = linen.Embed(20, 6)(x)
+        nothing = jnp.zeros((len(x), 8), words.dtype)
+        return linen.Dense(3)(linen.RNN(linen.LSTMCell(8))(words, initial_carry=(nothing, nothing))[:, -1])
 
 
 def _linen(module: Any, x: Any, *state: str) -> Case:
@@ -117,15 +120,30 @@ def _named(tree: Any) -> Arrays:
     return dict(zip(_names(tree), map(np.asarray, jax.tree.leaves(tree)), strict=True))
 
 
-def from_jax(case: Case) -> tuple[onnx.ModelProto, Arrays]:
-    """Export a loss."""
-    model = export_training_step(case.loss, case.parameters, case.inputs)
+def drawn(case: Case, number: int) -> Case:
+    """Give a case other weights and another batch."""
+    random = np.random.default_rng(number)
+
+    def moved(value: Any) -> Any:
+        if not number or value.dtype != np.float32:
+            return value
+        return np.asarray(value * (1 + 0.3 * random.standard_normal(value.shape)), np.float32)
+
+    parameters, inputs = jax.tree.map(moved, (case.parameters, case.inputs))
+    return replace(case, parameters=parameters, inputs=inputs)
+
+
+def _from_jax(case: Case) -> onnx.ModelProto:
+    return export_training_step(case.loss, case.parameters, case.inputs)
+
+
+def _feeds(case: Case, _: onnx.ModelProto) -> Arrays:
     feeds = {f"param.{name}": value for name, value in _named(case.parameters).items()}
-    return model, feeds | {f"input.{name}": np.asarray(value) for name, value in case.inputs.items()}
+    return feeds | {f"input.{name}": np.asarray(value) for name, value in case.inputs.items()}
 
 
-def in_jax(case: Case, is_exact: bool) -> Trained:
-    """Train with gradient descent and momentum in JAX."""
+def _in_jax(case: Case, is_exact: bool) -> Trained:
+    """Train with gradient descent and momentum."""
     with jax.enable_x64(is_exact):
         parameters, inputs = jax.tree.map(
             lambda v: jnp.asarray(v, jnp.float64 if v.dtype == np.float32 and is_exact else v.dtype),
@@ -140,3 +158,6 @@ def in_jax(case: Case, is_exact: bool) -> Trained:
             parameters = optax.apply_updates(parameters, updates)
         assert first is not None
         return Trained(loss=first[0], gradients=first[1], weights=_named(parameters))
+
+
+JAX = Framework(export=_from_jax, feeds=_feeds, train=_in_jax)

@@ -21,12 +21,23 @@ def matmul(g: Graph, a: Value, b: Value) -> Value:
     if a.rank == 2 and b.rank == 2:
         return gemm(g, a, b)
     if min(a.rank, b.rank) < 2:
-        return g.op("MatMul", a, b)
+        return _with_vectors(g, a, b)
     (a, of_a), (b, of_b) = (_scale_worth_moving(g, x, a.shape[-2] * b.shape[-1]) for x in (a, b))
     scale = of_a * of_b
     if g.may_use("FusedMatMul"):
         return _fused(g, a, b, scale)
     return scaled(g, _batched(g, a, b), scale)
+
+
+def _with_vectors(g: Graph, a: Value, b: Value) -> Value:
+    """Multiply with vectors as matrices of one row or column.
+
+    ONNX Runtime's optimizer fuses a transposed matrix with a vector into a product that is wrong.
+    """
+    shape = (*a.shape[:-1], *(b.shape[:-2] if b.rank > 1 else ()), *(b.shape[-1:] if b.rank > 1 else ()))
+    row = reshape(g, a, (1, a.elements)) if a.rank == 1 else a
+    column = reshape(g, b, (b.elements, 1)) if b.rank == 1 else b
+    return reshape(g, matmul(g, row, column), shape)
 
 
 def _scale_worth_moving(g: Graph, x: Value, result: int) -> tuple[Value, float]:

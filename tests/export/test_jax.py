@@ -364,3 +364,16 @@ def test_what_a_constant_key_draws_is_a_constant() -> None:
         return (jnp.where(keep, x @ p["w"], 0.0) * jax.random.normal(jax.random.key(1), (4, 3))).sum()
 
     assert worst_deviation(loss, {"w": array(3, 3)}, x=array(4, 3)) < TOLERANCE
+
+
+def test_a_long_sum_over_leading_axes_is_as_exact_as_jaxs() -> None:
+    x = np.random.default_rng(0).standard_normal((16, 32, 32, 8)).astype(np.float32) + 1
+
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.square(x * p["scale"]).sum((0, 1, 2)).sum()
+
+    model = export_training_step(loss, {"scale": np.ones(8, np.float32)}, {"x": x}, loss_scale=False)
+    out = run(model, {"param.scale": np.ones(8, np.float32), "input.x": x})
+    exact = 2 * np.square(x.astype(np.float64)).sum((0, 1, 2))
+    # One term after the other is wrong by several times as much.
+    assert np.linalg.norm(out["grad.scale"] - exact) < 4e-7 * np.linalg.norm(exact)

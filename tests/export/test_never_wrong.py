@@ -1,6 +1,10 @@
 """What a graph cannot keep is done right or refused, and the module is left as it was."""
 
+import functools
+import itertools
+import os
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -177,6 +181,94 @@ def untranslated(self: Any, y: Any) -> Any:
     return torch.linalg.det(y[:3]) * y
 
 
+class Counter:
+    value = 1
+
+
+def kept_by_an_object(self: Any, y: Any) -> Any:
+    Counter.value += 1
+    return y * Counter.value
+
+
+def kept_by_a_default(self: Any, y: Any, seen: list[int] = []) -> Any:  # noqa: B006  (this is the case)
+    seen.append(1)
+    return y * len(seen)
+
+
+def taken_from_an_iterator(self: Any, y: Any) -> Any:
+    return y * next(NUMBERS)
+
+
+NUMBERS = itertools.count()
+
+
+def tells_the_time(self: Any, y: Any) -> Any:
+    return y * time.time_ns()
+
+
+def asks_the_system(self: Any, y: Any) -> Any:
+    return y * os.urandom(4)[0] * random.Random().random()
+
+
+class Growing(torch.autograd.Function):
+    factor = 1
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        Growing.factor += 1
+        return gradient * Growing.factor
+
+
+def grows_in_the_backward_pass(self: Any, y: Any) -> Any:
+    return Growing.apply(y)
+
+
+@functools.cache
+def table() -> Any:
+    return torch.arange(3.0)
+
+
+def caches(self: Any, y: Any) -> Any:
+    return y * table()
+
+
+def seeds(self: Any, y: Any) -> Any:
+    torch.manual_seed(0)
+    return y * torch.rand(3)
+
+
+def draws_apart(self: Any, y: Any) -> Any:
+    return y + torch.rand(3, generator=torch.Generator())
+
+
+def swallows(self: Any, y: Any) -> Any:
+    try:
+        return y if y.sum() > 0 else -y
+    except Exception:
+        return y * 3
+
+
+def assigns_data(self: Any, y: Any) -> Any:
+    self.mean.data = self.mean.data + 1
+    return y * self.mean
+
+
+def runs_backward(self: Any, y: Any) -> Any:
+    y.sum().backward(retain_graph=True)
+    return y
+
+
+def hooks(self: Any, y: Any) -> Any:
+    self.linear.weight.register_hook(lambda gradient: gradient * 2)
+    return self.linear(y)
+
+
+_AGAIN = r"test_never_wrong.py:\d+ does something else when the step runs again"
+
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "attribute": (grows, r"forward changes plain, and the next step would be another one.*register_buffer"),
     "cache": (remembers, r"forward changes cache"),
@@ -193,6 +285,19 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "decision": (decides, r"test_never_wrong.py:\d+ .*looks at the data to decide what to do"),
     "check": (checks, r"test_never_wrong.py:\d+ checks the data: .*assume='checks'"),
     "failure": (fails, r"the step fails at .*test_never_wrong.py:\d+ .*RuntimeError: a and b must have same"),
+    "object": (kept_by_an_object, _AGAIN),
+    "default": (kept_by_a_default, _AGAIN),
+    "iterator": (taken_from_an_iterator, _AGAIN),
+    "time": (tells_the_time, _AGAIN),
+    "system": (asks_the_system, _AGAIN),
+    "backward": (grows_in_the_backward_pass, _AGAIN),
+    "filled_cache": (caches, _AGAIN + r".*A cache may be filled by one run before"),
+    "seed": (seeds, r"test_never_wrong.py:\d+ seeds torch's random numbers"),
+    "own_generator": (draws_apart, r"test_never_wrong.py:\d+ draws from a generator of its own"),
+    "swallowed": (swallows, r"test_never_wrong.py:\d+ .*looks at the data to decide"),
+    "data": (assigns_data, r"forward assigns the data of 'mean'.*mean.copy_"),
+    "gradient": (runs_backward, r"backward pass that adds to the gradient of 'linear.weight'"),
+    "hook": (hooks, r"forward puts a hook on parameter 'linear.weight'"),
     "assertion": (asserts, r"the step fails at .*test_never_wrong.py:\d+ .*AssertionError"),
     "operation": (
         untranslated,
@@ -223,6 +328,19 @@ def test_refusals_say_where_and_leave_the_module_as_it_was(also: Callable[..., A
     assert all(isinstance(p, nn.Parameter) and p.grad is None for p in module.parameters())
     assert not any(child._forward_hooks or child._forward_pre_hooks for child in module.modules())
     assert thrown(module) == dice
+
+
+def test_a_cache_that_is_filled_may_be_read() -> None:
+    table.cache_clear()
+    module = Layer(caches)
+    module(X)
+    assert worst_deviation(module, weighted_sum, [X], []) < TOLERANCE
+
+
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm])
+def test_power_iterations_move_their_vectors(norm: Any) -> None:
+    """They multiply a transposed matrix with a vector, which ONNX Runtime fuses wrongly."""
+    assert worst_deviation(norm(nn.Linear(3, 3)), weighted_sum, [X], []) < TOLERANCE
 
 
 def test_checks_pass_where_the_user_says_so() -> None:

@@ -190,11 +190,11 @@ def test_batch_norm_writes_as_few_tensors_of_the_images_size_as_it_can(
     target: Any, gradient: list[str]
 ) -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
-    model = export_training_step(module, weighted_sum, torch.ones(2, 3, 5, 5), target=target)
+    model = export_training_step(module, weighted_sum, torch.ones(2, 3, 6, 6), target=target)
     dims = {v.name: v.type.tensor_type.shape.dim for v in model.graph.value_info}
     sizes = {name: np.prod([dim.dim_value for dim in shape]) for name, shape in dims.items()}
     own = [n for n in model.graph.node if n.name.startswith("1/") and n.op_type != "Reshape"]
-    large = [n for n in own if sizes.get(n.output[0]) == 2 * 4 * 5 * 5]
+    large = [n for n in own if sizes.get(n.output[0]) == 2 * 4 * 6 * 6]
     forward = [n.op_type for n in large if not n.name.startswith("1/grad")]
     backward = [n.op_type for n in large if n.name.startswith("1/grad")]
     assert forward == ["LayerNormalization", "BatchNormalization"]

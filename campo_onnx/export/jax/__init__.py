@@ -129,6 +129,7 @@ def export_function(
     """
     if opset not in OPSETS:
         raise UsageError(f"opset {opset} is not supported", remedy="Choose 20 or 21.")
+    _check_arrays(dict(example_arguments))
     try:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(dict(example_arguments))
     except (jax.errors.TracerBoolConversionError, jax.errors.ConcretizationTypeError) as error:
@@ -146,6 +147,17 @@ def export_function(
     if path is not None:
         export_model(model, Path(path))
     return model
+
+
+def _check_arrays(tree: Any) -> None:
+    for name, leaf in zip(_names(tree), jax.tree_util.tree_leaves(tree, is_leaf=_is_variable), strict=True):
+        is_number = isinstance(leaf, bool | int | float | complex)
+        if not is_number and not _is_variable(leaf) and not hasattr(leaf, "dtype"):
+            raise UsageError(
+                f"the argument {name!r} is not an array but {type(leaf).__name__}",
+                remedy="Close over it; give eqx.partition(module, eqx.is_array)[0] of an equinox module, and "
+                "combine inside.",
+            )
 
 
 def _names(tree: Any) -> Sequence[str]:

@@ -17,13 +17,15 @@ from campo_onnx.export.value import Value
 
 _UINT32, _FLOAT = int(TensorProto.UINT32), int(TensorProto.FLOAT)
 _MANTISSA = 23
+KEY = "key:"
+"""What names of keys begin with; no node has them."""
 _EXPONENT_OF_ONE = 0x3F800000
 
 
 def _key(how: str, g: Graph, expected: Expected, *operands: Value, **parameters: Any) -> Value:
     """Make a key of others: only which one it is matters, and no node reads it."""
     told = ",".join(f"{k}={v}" for k, v in sorted(parameters.items()) if isinstance(v, int | tuple))
-    name = f"key:{how}({','.join(operand.name for operand in operands)};{told})"
+    name = f"{KEY}{how}({','.join(operand.name for operand in operands)};{told})"
     return Value(name=name, dtype=expected.dtype, shape=expected.shape)
 
 

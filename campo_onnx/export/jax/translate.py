@@ -63,7 +63,27 @@ def translate(closed: Any, inputs: Sequence[str], outputs: Sequence[str], *, ops
         outermost=_OUTERMOST,
     )
     keys = {n for n, v in zip(inputs, variables, strict=True) if _is_key(v.aval)}
-    return translate_step(step, TRANSLATIONS, opset=opset, optional_inputs=frozenset(keys))
+    _refuse_key_results(outputs, [variable.aval for variable in closed.jaxpr.outvars])
+    model = translate_step(step, TRANSLATIONS, opset=opset, optional_inputs=frozenset(keys))
+    if any(name.startswith(random.KEY) for node in model.graph.node for name in node.input) or any(
+        value.name.startswith(random.KEY) for value in model.graph.output
+    ):
+        _refuse_key("a number")
+    return model
+
+
+def _refuse_key_results(outputs: Sequence[str], kinds: Sequence[Any]) -> None:
+    for name, kind in zip(outputs, kinds, strict=True):
+        if _is_key(kind):
+            _refuse_key(f"the result {name!r}")
+
+
+def _refuse_key(what: str) -> None:
+    raise UnsupportedModelError(
+        f"{what} is made of a random key",
+        why="ONNX Runtime draws numbers of its own, and a graph has no keys",
+        remedy="Leave keys out of what the step returns, in flax by nnx.state(x, nnx.Not(nnx.RngState)).",
+    )
 
 
 def _called(equation: Any) -> tuple[Any, Sequence[Any]] | None:

@@ -20,7 +20,7 @@ from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
 
-_SHORTEST_ROW = 16
+_SHORTEST_ROW = 32
 """Elements of an image's channel from which on its statistics are few beside it."""
 
 
@@ -60,9 +60,11 @@ def _batch_norm(
         return y, nothing, nothing, running_mean, running_var
     rows = _rows(g, x, eps)
     if rows is None:
-        mean, variance = _statistics(g, x)
+        mean, centered, variance = _statistics(g, x)
         inverse = inverse_root(g, variance, eps)
-        y = g.op("BatchNormalization", x, weight, bias, mean, variance, epsilon=eps)
+        # Of the centered values: x * scale - mean * scale cancels where a channel is far from zero.
+        zeros = g.constant(np.zeros(count, x.numpy_dtype))
+        y = g.op("BatchNormalization", centered, weight, bias, zeros, variance, epsilon=eps)
     else:
         mean, variance, inverse = rows.channel_statistics(g, eps)
         nothing = g.constant(np.zeros(count, x.numpy_dtype))
@@ -79,14 +81,14 @@ def _batch_norm(
     )
 
 
-def _statistics(g: Graph, x: Value) -> tuple[Value, Value]:
-    """Give mean and variance of each channel, the variance from centered values."""
+def _statistics(g: Graph, x: Value) -> tuple[Value, Value, Value]:
+    """Give the mean of each channel, the centered values, and their variance."""
     axes = batch_axes(x)
     wide_mean = reduce(g, "ReduceMean", x, axes, keepdims=True)
     centered = elementwise(g, "Sub", x, wide_mean)
     # Not ReduceSumSquare: the CPU provider adds its terms one after the other.
     variance = reduce(g, "ReduceMean", mul(g, centered, centered), axes, keepdims=False)
-    return reshape(g, wide_mean, (x.shape[1],)), variance
+    return reshape(g, wide_mean, (x.shape[1],)), centered, variance
 
 
 class _Rows(NamedTuple):

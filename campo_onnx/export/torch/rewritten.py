@@ -57,6 +57,8 @@ class RewrittenFunctions(TorchFunctionMode):
         super().__init__()
         self._checks_pass, self._decisions, self.masks = checks_pass, Decisions(), Masks()
         self._caller: Hashable = None
+        self.swallowed: Exception | None = None
+        """The last look at the data that had no answer, which the user's code may have swallowed."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -64,6 +66,12 @@ class RewrittenFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         frame = sys._getframe(1)
         set_place(place_of_frame(frame))
+        if isinstance(kwargs.get("generator"), torch.Generator):
+            raise UnsupportedModelError(
+                f"{place_of_frame(frame)} draws from a generator of its own",
+                why="a graph draws other numbers in each step",
+                remedy="Leave it out; or draw before the step, and give what is drawn as an input.",
+            )
         if func in _DROPOUTS or func is F.scaled_dot_product_attention:
             self._caller = current_origin().scope, _lines(frame)
         if func in _DROPOUTS:
@@ -77,16 +85,18 @@ class RewrittenFunctions(TorchFunctionMode):
             return known
         try:
             result = func(*args, **kwargs)
-        except DATA_DEPENDENT:
+        except DATA_DEPENDENT as error:
             passes = passing(func, args, frame)
             if passes is None:
+                self.swallowed = error
                 raise
             if not self._checks_pass:
-                raise UnsupportedModelError(
+                self.swallowed = UnsupportedModelError(
                     f"{place_of_frame(frame)} checks the data",
                     why="a graph is written without data, and cannot raise an error",
                     remedy="If they always pass, export with assume='checks'; or check before the step.",
-                ) from None
+                )
+                raise self.swallowed from None
             return passes
         self._decisions.note(func, args, result)
         return result

@@ -115,6 +115,7 @@ class Step:
                 return _Found(loss=loss, outputs=outputs, gradients={}, finite=None, buffers={})
             scaled = loss * given[step_naming.LOSS_SCALE] if self.loss_scale else loss
             claim(scaled, step_naming.LOSS)
+            _refuse_out_of_sight(trainable, tensors, storages, functions)
             functions.masks.is_backward = True
             grads = _differentiated(scaled, list(trainable.values()))
             gradients = {n: g for n, g in zip(trainable, grads, strict=True) if g is not None}
@@ -134,6 +135,7 @@ class Step:
 
         tensors = {n: given[step_naming.parameter(n)] for n, _ in self.module.named_parameters()}
         tensors |= trainable | buffers
+        storages = {n: _storage(t) for n, t in tensors.items()}
         functions = RewrittenFunctions(checks_pass=self.checks_pass)
         with recorded_origins(self.module) as claim, functions, sdpa_kernel(SDPBackend.MATH):
             found: _Found = _called_with(self.module, tensors, run)
@@ -220,6 +222,38 @@ def _checked_buffers(after: Tensors, before: Tensors) -> Tensors:
                 remedy="Register it with its final type and shape.",
             )
     return {name: after.get(name, old).detach() for name, old in before.items()}
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _refuse_out_of_sight(
+    trainable: Tensors, tensors: Tensors, storages: Mapping[str, int], functions: RewrittenFunctions
+) -> None:
+    """Refuse what forward did that no operation tells of."""
+    if functions.swallowed is not None:
+        raise functions.swallowed
+    for name, tensor in tensors.items():
+        if _storage(tensor) != storages[name]:
+            raise UnsupportedModelError(
+                f"forward assigns the data of {name!r}",
+                why="a graph would lose that",
+                remedy=f"Change it in place, {name}.copy_(...), if it is a buffer; parameters between steps.",
+            )
+    for name, parameter in trainable.items():
+        if parameter.grad is not None:
+            raise UnsupportedModelError(
+                f"forward runs a backward pass that adds to the gradient of {name!r}",
+                why="a graph stores no gradients",
+                remedy="Use torch.autograd.grad there.",
+            )
+        if parameter._backward_hooks:
+            raise UnsupportedModelError(
+                f"forward puts a hook on parameter {name!r}",
+                why="there would be one more with each step",
+                remedy="Put it there once, before exporting.",
+            )
 
 
 class _Around(torch.nn.Module):

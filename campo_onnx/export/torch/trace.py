@@ -5,6 +5,7 @@ matter.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +26,8 @@ from campo_onnx.errors import CampoError, UnsupportedModelError
 from campo_onnx.export.torch.constant_state import refuse_constant_state
 from campo_onnx.export.torch.origin import current_origin
 from campo_onnx.export.torch.parts import OPERATIONS
-from campo_onnx.export.torch.place import place_of_change, place_of_error
+from campo_onnx.export.torch.place import place_of_change, place_of_error, place_of_frame
+from campo_onnx.export.torch.repeated import Recorded, refuse_another_run
 from campo_onnx.export.torch.rewritten import DATA_DEPENDENT
 from campo_onnx.export.torch.same import is_same
 from campo_onnx.export.torch.step import Step
@@ -61,11 +63,21 @@ def trace(step: Step, translated: frozenset[Any]) -> tuple[torch.fx.GraphModule,
     examples = step.state() | step.inputs.tensors | step.targets.tensors
     given = {name: _fake(tensor, mode) for name, tensor in examples.items()}
     outputs: list[str] = []
+    runs: list[Recorded] = []
 
     def flat_step(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        results = step.run(dict(zip(given, tensors, strict=True)))
+        with Recorded(tensors) as recorded:
+            results = step.run(dict(zip(given, tensors, strict=True)))
+        runs.append(recorded)
         outputs[:] = results
         return list(results.values())
+
+    def run_again() -> Recorded:
+        kept.restore()
+        dice.restore()
+        with fx_traceback.preserve_node_meta(), mode:
+            flat_step(*given.values())
+        return runs[-1]
 
     def traced_once() -> torch.fx.GraphModule:
         with fx_traceback.preserve_node_meta(), mode, _one_message():
@@ -86,6 +98,7 @@ def trace(step: Step, translated: frozenset[Any]) -> tuple[torch.fx.GraphModule,
                 _refuse_dice(traced_once, dice)
             if changes := kept.changes():
                 _refuse_another_step(traced, traced_once, changes)
+            refuse_another_run(runs[0], run_again)
         finally:
             kept.restore()
             dice.restore()
@@ -107,13 +120,32 @@ def _plainly() -> Iterator[None]:
         autocast.__enter__ = lambda self: self
         autocast.__exit__ = lambda *_: None
         # oneDNN's recurrent layers are single operations without parts; off, they are unrolled.
-        with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
+        with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None), _unseeded():
             yield
     finally:
         autocast.__enter__, autocast.__exit__ = enter, leave
         for device, enabled in devices.items():
             torch.set_autocast_enabled(device, enabled)
         log.disabled = was_disabled
+
+
+@contextmanager
+def _unseeded() -> Iterator[None]:
+    """Refuse seeds that forward sets: a graph draws other numbers in each step."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UnsupportedModelError(
+            f"{place_of_frame(sys._getframe(1))} seeds torch's random numbers",
+            why="they would be the same in each step, and a graph draws others",
+            remedy="Seed before the step; or draw before it, and give what is drawn as an input.",
+        )
+
+    before = torch.manual_seed, torch.random.manual_seed
+    torch.manual_seed = torch.random.manual_seed = refuse
+    try:
+        yield
+    finally:
+        torch.manual_seed, torch.random.manual_seed = before
 
 
 @contextmanager

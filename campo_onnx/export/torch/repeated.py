@@ -1,0 +1,91 @@
+"""Whether a step does the same when it runs again.
+
+A graph is one run of the step, for ever. What forward keeps outside the module (a global name, an object,
+a closure, a cache) or draws from where no graph can (the time, the system's random numbers) shows as soon
+as it runs twice.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.export.torch.origin import current_origin
+from campo_onnx.export.torch.place import place_of_error
+
+_Done = tuple[Any, str, str]
+"""An operation, its operands as text, and where in the user's code it is called."""
+
+
+class Recorded(TorchDispatchMode):
+    """While active, operations are noted with their operands: tensors by number, constants by value.
+
+    Parameters
+    ----------
+    given
+        Tensors that are there already.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, given: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.done: list[_Done] = []
+        self._seen: dict[int, tuple[int, torch.Tensor]] = {}  # kept alive, so that no other gets its id
+        for tensor in given:
+            self._number(tensor)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        operands = tree_map_only(torch.Tensor, self._operand, (args, kwargs))
+        result = func(*args, **kwargs)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._number(leaf)
+        self.done.append((func, repr(operands), current_origin().place))
+        return result
+
+    def _number(self, tensor: torch.Tensor) -> int:
+        return self._seen.setdefault(id(tensor), (len(self._seen), tensor))[0]
+
+    def _operand(self, tensor: torch.Tensor) -> Any:
+        if isinstance(tensor, FakeTensor) or id(tensor) in self._seen or tensor.is_meta:
+            return self._number(tensor), tuple(tensor.shape)
+        with _disable_current_modes():
+            data = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return str(tensor.dtype), tuple(tensor.shape), hash(data)
+
+
+def refuse_another_run(first: Recorded, run_again: Callable[[], Recorded]) -> None:
+    """Refuse a step that does something else the second time.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If it does, with the place in the user's code where that begins.
+    """
+    try:
+        again = run_again().done
+    except Exception as error:  # a step that fails the second time is another one, whatever it raises
+        _refuse(place_of_error(error))
+    pairs = zip(first.done, again, strict=False)
+    different = next((two for one, two in pairs if one[:2] != two[:2]), None)
+    if different is not None:
+        _refuse(different[2])
+    if len(first.done) != len(again):
+        _refuse("")
+
+
+def _refuse(place: str) -> None:
+    raise UnsupportedModelError(
+        f"{place or 'the step'} does something else when the step runs again",
+        why="what it keeps outside the module, or draws, would be in the graph as it was once",
+        remedy="Keep it in a buffer, and draw with torch.rand. A cache may be filled by one run before the "
+        "export; one that this export has filled holds no data: clear it.",
+    )
