@@ -55,7 +55,8 @@ class Share:
     @property
     def why_fp32(self) -> dict[str, str]:
         """Why nodes of it stayed FP32: the operators, by the plan's reason."""
-        part = replace(self.plan, decisions=self.decisions)
+        # Casts and pads concern nodes of other parts too; what is asked for is in the decisions.
+        part = replace(self.plan, decisions=self.decisions, casts=(), reused=(), dropped=(), pads=())
         return {row.why: row.op_types for row in report_of(part).kept}
 
     @property
