@@ -90,6 +90,7 @@ def open_session(
     cuda_graph: bool = False,
     strict: bool = True,
     holds_memory: bool = True,
+    spins: bool = True,
 ) -> ort.InferenceSession:
     """Load a model on one provider.
 
@@ -110,6 +111,8 @@ def open_session(
         has no kernel for on the CPU, and copy its tensors there and back.
     holds_memory
         Whether memory that was freed is held for the next run; for a single run it need not be.
+    spins
+        Whether threads of a CPU that have nothing to do wait for work at full speed.
 
     Raises
     ------
@@ -117,6 +120,8 @@ def open_session(
         If ONNX Runtime refuses the model, or runs a node of it elsewhere although `strict`.
     """
     options = _options_for(machine, folder, trace_to)
+    if not spins:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if not holds_memory:
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     name = ORT_NAME[machine.provider]

@@ -66,6 +66,7 @@ def trace(
     warmup: int = 2,
     folder: Path | None = None,
     on_step: Callable[[], None] | None = None,
+    spins: bool = True,
 ) -> Trace:
     """Run a graph some times under ONNX Runtime's profiler.
 
@@ -83,6 +84,8 @@ def trace(
         Folder of external data.
     on_step
         Called after every step.
+    spins
+        See :func:`~campo_onnx.runtime.sessions.open_session`.
 
     Raises
     ------
@@ -94,7 +97,7 @@ def trace(
     affordable = _EVENTS_KEPT // (len(model.graph.node) + 4)
     steps = max(1, min(steps, affordable - warmup))
     with temporary_folder() as workshop:
-        session = open_session(model, machine, folder=folder, trace_to=workshop / "trace")
+        session = open_session(model, machine, folder=folder, trace_to=workshop / "trace", spins=spins)
         step = bind(session, feeds, machine.provider)
         done, interrupted = 0, False
         try:

@@ -27,7 +27,9 @@ class Program:
     """
 
     def __init__(self, model: onnx.ModelProto, machine: Machine, *, loaded: "Program | None" = None) -> None:
-        self._session: Any = open_session(model, machine, strict=False) if loaded is None else loaded._session
+        self._session: Any = (
+            open_session(model, machine, strict=False, spins=False) if loaded is None else loaded._session
+        )
         self._binding = self._session.io_binding()
         tensors = {value.name: value.type.tensor_type for value in (*model.graph.input, *model.graph.output)}
         self._shapes = {name: [d.dim_value for d in t.shape.dim] for name, t in tensors.items()}

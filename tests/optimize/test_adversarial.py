@@ -6,7 +6,7 @@ import pytest
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.reason import Reason
-from tests.optimize.test_right_or_fp32 import STEADY, both, mixed_of, model_of, reasons
+from tests.optimize.small_steps import STEADY, both, mixed_of, model_of, reasons
 
 LARGE, SMALL = 400.0, 1e-4
 ONES = {"ones": np.ones((64, 1), np.float32)}

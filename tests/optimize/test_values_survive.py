@@ -13,7 +13,7 @@ from campo_onnx.optimize.reason import Reason
 from campo_onnx.runtime.providers import machine
 from campo_onnx.runtime.run import run
 from campo_onnx.training.numerics import emulate
-from tests.optimize.test_right_or_fp32 import mixed_of, model_of, reasons
+from tests.optimize.small_steps import mixed_of, model_of, reasons
 
 LOW_INPUT = np.finfo(np.float32).min
 RANDOM = np.random.default_rng(0)

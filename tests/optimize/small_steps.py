@@ -1,0 +1,46 @@
+"""Small graphs as text, planned at costs that make everything worth lowering."""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import onnx.parser
+from onnx import numpy_helper
+
+from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.run import run
+from campo_onnx.training.numerics import emulate
+
+STEADY = ("optimal", "campo", "fine-grained", "tf-amp", "torch-amp", "nvidia-amp")
+
+
+def model_of(body, constants=None, *, inputs, outputs):
+    """A graph as text, with constants of any type."""
+    text = f'<ir_version: 10, opset_import: ["": 20]> g ({inputs}) => ({outputs}) {{ {body} }}'
+    model = onnx.parser.parse_model(text)
+    for name, value in (constants or {}).items():
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    return model
+
+
+def mixed_of(model, strategy, **options):
+    """Everything that may go low, goes low: launches cost nothing."""
+    free = replace(device("v100"), launch_us=1e-9)
+    given = Options(
+        device=free, lists=oplists("campo"), strategy=strategy, min_gain=0.0, pads=False, **options
+    )
+    return optimize_model(model, given)
+
+
+def both(model, feeds, strategy, **options):
+    """Outputs in FP32, and of the mixed graph as emulated."""
+    optimized = mixed_of(model, strategy, **options)
+    here = machine("cpu")
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        return run(model, feeds, here), run(emulate(optimized.model), feeds, here), optimized
+
+
+def reasons(model, strategy="fine-grained", **options):
+    return {d.node: d.decided_by for d in mixed_of(model, strategy, **options).plan.decisions}
