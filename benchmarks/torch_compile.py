@@ -210,25 +210,6 @@ def two_processes(steps: int) -> dict[str, Any]:
     return {"steps": steps, "first_loss": losses[0], "last_loss": losses[-1], "against": found}
 
 
-class Meter:
-    """CPU time spent in sessions while it is active."""
-
-    def __enter__(self) -> "Meter":
-        self.seconds, self._run = 0.0, AddressedSession.run
-        meter = self
-
-        def timed(session: AddressedSession, *addresses: Any) -> None:
-            begin = time.process_time()
-            meter._run(session, *addresses)
-            meter.seconds += time.process_time() - begin
-
-        AddressedSession.run = timed  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        AddressedSession.run = self._run  # type: ignore[method-assign]
-
-
 class Encoder(nn.Module):
     """Two layers of a transformer, large enough to keep a core busy."""
 
@@ -283,9 +264,9 @@ def step_time(
         step(call)
     for _ in range(rounds):
         times[EAGER].append(step(eager))
-        with Meter() as meter:
-            times[BACKEND].append(step(run))
-        times["sessions"].append(1e3 * meter.seconds)
+        before = AddressedSession.spent_s
+        times[BACKEND].append(step(run))
+        times["sessions"].append(1e3 * (AddressedSession.spent_s - before))
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {"network": title, "ms": medians, "tensors": len(list(model.parameters()))}
 

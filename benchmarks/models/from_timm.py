@@ -64,6 +64,7 @@ CASES: Mapping[str, Callable[[], Case]] = dict(
             depths=(2, 1),
             num_heads=(2, 4),
             window_size=4,
+            drop_path_rate=0.0,
         ),
         _row("vit_tiny_patch16_224", img_size=64, depth=2),
         _row("xcit_nano_12_p16_224", img_size=64, depth=2),

@@ -39,7 +39,9 @@ class _Convolutions(linen.Module):
 class _Recurrent(linen.Module):
     @linen.compact
     def __call__(self, x: Any) -> Any:
-        return linen.Dense(3)(linen.RNN(linen.LSTMCell(8))(linen.Embed(20, 6)(x))[:, -1])
+        words = linen.Embed(20, 6)(x)
+        nothing = jnp.zeros((len(x), 8), words.dtype)
+        return linen.Dense(3)(linen.RNN(linen.LSTMCell(8))(words, initial_carry=(nothing, nothing))[:, -1])
 
 
 def _linen(module: Any, x: Any, *state: str) -> Case:

@@ -9,7 +9,7 @@ import pytest
 
 from campo_onnx import Options, device, oplists, optimize_model
 from campo_onnx.errors import UsageError
-from campo_onnx.export.optimizers import SGD, AdamW
+from campo_onnx.export.optimizers import SGD, AdamW, Momentum
 from campo_onnx.training.loss_scaler import LossScaler
 from campo_onnx.training.numerics import emulate
 from campo_onnx.training.schedules import cosine, linear, stepped
@@ -83,6 +83,32 @@ def test_a_state_dict_goes_in_and_comes_out() -> None:
     assert torch.equal(found["second.weight"], found["first.weight"])
     assert not torch.equal(found["first.weight"], like["first.weight"])
     Network().load_state_dict(found)
+
+
+def test_the_last_batch_of_an_epoch_has_a_session_of_its_own() -> None:
+    module = Network()
+    sizes = {16: session(module, WeightUpdate(optimizer=Momentum()))}
+    last = [tensor[:5] for tensor in BATCH]
+    model = export_training_step(module, F.cross_entropy, *last, unscale=False)
+    sizes[5] = TrainingSession(
+        model,
+        sizes[16].state(),
+        update=WeightUpdate(optimizer=Momentum()),
+        settings={"lr": 0.05},
+        provider="cpu",
+    )
+    optimizer = torch.optim.SGD(module.parameters(), 0.05, momentum=0.9)
+    before = 16
+    for size in (16, 5, 16, 5):
+        sizes[size].load_state(sizes[before].state())
+        sizes[size].step({name: value[:size] for name, value in feeds().items()})
+        optimizer.zero_grad()
+        F.cross_entropy(module(BATCH[0][:size]), BATCH[1][:size]).backward()
+        optimizer.step()
+        before = size
+    assert_close(state_dict_of(sizes[before].state(), module.state_dict()), module)
+    with pytest.raises(UsageError, match=r"input\.x"):
+        sizes[16].step({name: value[:5] for name, value in feeds().items()})
 
 
 def test_a_state_dict_of_another_model_changes_nothing() -> None:
