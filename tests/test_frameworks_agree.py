@@ -24,6 +24,7 @@ EXPLAINED = {
     "gradients without a loss scale",
     "a value that overflows",
     "squares of unknown size that are summed",
+    "sums of thousands of values",
     "an operator ONNX has no schema for",
     "casts would cost more than low precision gains",
     "not between low nodes",
