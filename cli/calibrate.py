@@ -1,5 +1,6 @@
 """``campo-onnx calibrate``: fit a cost model of this machine."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +29,11 @@ from .render.costs import print_calibration
 from .render.table import TableFormat
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from campo_onnx.calibrate.run import Workload
+    from campo_onnx.measure.store import Execution
+    from campo_onnx.ops.precision import Precision
     from campo_onnx.runtime.providers import Machine
 
 
@@ -78,6 +84,17 @@ def calibrate(
     counters: CountersOption = Use.AUTO,
     threads: ThreadsOption = 0,
     store: StoreOption = None,
+    cluster: Annotated[
+        str,
+        typer.Option(
+            "--cluster",
+            metavar="ADDRESS",
+            help="Time on all GPUs of a Ray cluster, and write a calibration for each kind of device: "
+            "HOST:PORT, `auto` for the cluster that runs here, or `local` for all GPUs of this machine.",
+            show_default=False,
+            rich_help_panel=MEASURE,
+        ),
+    ] = "",
     from_store: Annotated[
         Path | None,
         typer.Option(
@@ -102,11 +119,8 @@ def calibrate(
 
     Example: `campo-onnx calibrate --quick`
     """
-    from dataclasses import replace
-
     from campo_onnx.calibrate.catalog import file_name, make_folder, user_folder
     from campo_onnx.calibrate.run import calibrate as run_calibration
-    from campo_onnx.calibrate.run import full_workload, quick_workload
     from campo_onnx.devices.detect import device_of
     from campo_onnx.errors import UsageError
     from campo_onnx.files import write_text
@@ -119,6 +133,17 @@ def calibrate(
 
     set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)
+    if cluster:
+        alone = {"--output": output, "--from-store": from_store, "--json": json or None}
+        if clash := next((name for name, value in alone.items() if value is not None), None):
+            raise UsageError(f"{clash} cannot be combined with --cluster", remedy="Leave one of them out.")
+        _on_cluster(
+            cluster, device, threads, Precision(precision),
+            Execution.GRAPH if cuda_graph else Execution.STREAM,
+            partial(_workload, quick=quick, ops=ops, shapes=shapes), store or default_path(), form,
+            force=force,
+        )  # fmt: skip
+        return
     if output is not None:
         check_destination(output, force=force)
     if from_store is None:
@@ -134,12 +159,7 @@ def calibrate(
         output = user_folder() / file_name(figures.name, low, execution)
         check_destination(output, force=force)
     check_not_read([output], existing(from_store, store or default_path()), AN_INPUT)
-    workload = (quick_workload if quick else full_workload)(here.provider)
-    if ops is not None:
-        workload = replace(workload, ops=tuple(op.strip() for op in ops.split(",") if op.strip()))
-    if shapes is not None:
-        sampling = replace(workload.sampling, count=shapes)
-        workload = replace(workload, sampling=sampling, casts=min(workload.casts, shapes))
+    workload = _workload(here.provider, quick=quick, ops=ops, shapes=shapes)
     with Store(from_store or store or default_path()) as timings, telling_what_is_kept(timings):
         if timings.notice:
             print_note(timings.notice)
@@ -155,6 +175,74 @@ def calibrate(
         print_json(made.to_json())
     else:
         print_calibration(made, output, form)
+
+
+def _workload(provider: str, *, quick: bool, ops: str | None, shapes: int | None) -> "Workload":
+    """Choose what to measure."""
+    from dataclasses import replace
+
+    from campo_onnx.calibrate.run import full_workload, quick_workload
+
+    workload = (quick_workload if quick else full_workload)(provider)
+    if ops is not None:
+        workload = replace(workload, ops=tuple(op.strip() for op in ops.split(",") if op.strip()))
+    if shapes is not None:
+        sampling = replace(workload.sampling, count=shapes)
+        workload = replace(workload, sampling=sampling, casts=min(workload.casts, shapes))
+    return workload
+
+
+def _on_cluster(
+    address: str,
+    device: str,
+    threads: int,
+    precision: "Precision",
+    execution: "Execution",
+    workload_of: "Callable[[str], Workload]",
+    store: Path,
+    form: TableFormat,
+    *,
+    force: bool,
+) -> None:
+    """Time on a cluster into one store, and fit each kind of device from it."""
+    from campo_onnx.calibrate.campaign import campaign, kinds_in
+    from campo_onnx.calibrate.catalog import file_name, make_folder, user_folder
+    from campo_onnx.calibrate.run import calibrate as run_calibration
+    from campo_onnx.devices.detect import device_of
+    from campo_onnx.files import write_text
+    from campo_onnx.ir.exporter import check_destination
+    from campo_onnx.measure.node_timer import NodeTimer
+    from campo_onnx.measure.store import Store
+    from campo_onnx.scale.cluster import RayPool
+
+    make_folder(user_folder())
+    with Store(store) as timings:
+        if timings.notice:
+            print_note(timings.notice)
+        with RayPool(address) as pool:
+            kinds = kinds_in(pool, device, threads)
+            places = {}
+            for kind in kinds:
+                name = file_name(device_of(kind.machine).name, precision, execution)
+                places[kind.machine] = user_folder() / name
+                check_destination(places[kind.machine], force=force)
+            with progressing(f"calibrating {len(kinds)} kinds of devices") as advance:
+                failures = campaign(
+                    kinds,
+                    workload_of,
+                    pool,
+                    timings,
+                    precision=precision,
+                    execution=execution,
+                    advance=advance,
+                )
+        for failure in failures:
+            print_note(failure)
+        for machine, output in places.items():
+            timer = NodeTimer(machine=machine, store=timings, execution=execution, only_stored=True)
+            made = run_calibration(workload_of(machine.provider), timer, device_of(machine), precision)
+            write_text(made.to_json(), output)
+            print_calibration(made, output, form)
 
 
 def _machine_in(store: Path, device: str) -> "Machine":

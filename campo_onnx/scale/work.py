@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from campo_onnx.scale.results import Results
-
 ATTEMPTS = 3
 """How often a task is begun whose worker dies: a task that kills its worker would do so for ever."""
 
@@ -66,6 +64,19 @@ class Pool(Protocol):
         """
 
 
+class Kept(Protocol):
+    """Where results are kept: :class:`campo_onnx.scale.results.Results`, or a store of another kind."""
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is a result."""
+
+    def __getitem__(self, key: str) -> Any:
+        """The result."""
+
+    def add(self, key: str, value: Any, *, cpu_s: float = 0.0) -> None:
+        """Keep a result; it is safe when this returns."""
+
+
 def call(task: Task) -> Outcome:
     """Do a task in this process."""
     began = time.process_time()
@@ -84,7 +95,7 @@ def died(task: Task) -> Outcome:
 def run(
     tasks: Sequence[Task],
     pool: Pool,
-    results: Results,
+    results: Kept,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Mapping[str, Outcome]:
     """Do the tasks that have no result yet, and keep each result as it comes.
@@ -107,7 +118,7 @@ def run(
 
     Raises
     ------
-    UsageError
+    CampoError
         If a result cannot be written. Those before it are kept.
     """
     wanted = {task.key: task for task in reversed(tasks)}

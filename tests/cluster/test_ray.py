@@ -28,42 +28,10 @@ from campo_onnx.scale.results import Results
 from campo_onnx.scale.work import Task, run
 
 pytest.importorskip("ray")
-# Ray's own: files and sockets that it leaves to the garbage collector.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # files and sockets that Ray leaves to the collector
 
 ROOT = Path(__file__).parent.parent.parent
 GRAPHS = ("mlp_step", "cnn_step", "transformer_step")
-MODULE = """
-import os, time
-from pathlib import Path
-
-def slow(folder, name):
-    with (Path(folder) / name).open("a") as file:
-        file.write(f"{os.getpid()}\\n")
-    time.sleep(1.0)
-    return name
-"""
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    """A folder of modules that workers find; Ray hands the driver's path on."""
-    folder = tmp_path_factory.mktemp("modules")
-    (folder / "slowly.py").write_text(MODULE)
-    sys.path.insert(0, str(folder))
-    yield folder
-    sys.path.remove(str(folder))
-
-
-@pytest.fixture(scope="module")
-def pool(home):
-    with pool_for(2, "local", needs=("campo_onnx", "slowly")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -162,11 +130,10 @@ def test_a_full_disk_ends_the_work_and_keeps_what_was_there(pool, tmp_path, monk
         }
 
 
-def test_the_command_killed_and_run_again(folders, alone, tmp_path):
+def test_the_command_killed_and_run_again(address, folders, alone, environment, tmp_path):
     rows, out = tmp_path / "rows.jsonl", tmp_path / "out.json"
     command = [sys.executable, "-m", "campo_onnx", "check", "mixed", "--against", "fp32", "--json", "--quiet"]
-    scaled = [*command, "--cluster", "local", "--workers", "2", "--results", str(rows)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    scaled = [*command, "--cluster", address, "--results", str(rows)]
     with subprocess.Popen(scaled, cwd=folders, env=environment, stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 100
         while process.poll() is None and time.monotonic() < deadline:
@@ -202,14 +169,13 @@ def test_an_address_nobody_answers(address, error, why):
     assert time.monotonic() - began < 20
 
 
-def test_a_worker_without_the_package(tmp_path, monkeypatch):
+def test_a_worker_without_the_package(address, environment):
     command = (
-        "from campo_onnx.scale.pools import pool_for\n"
-        "with pool_for(2, 'local', needs=('campo_onnx', 'a_package_of_the_driver')): pass\n"
+        "import sys; from campo_onnx.scale.pools import pool_for\n"
+        "with pool_for(1, sys.argv[1], needs=('campo_onnx', 'a_package_of_the_driver')): pass\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", command], capture_output=True, text=True, check=False, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    )  # fmt: skip
+        [sys.executable, "-c", command, address], env=environment, capture_output=True, text=True, check=False
+    )
     assert "DeviceUnavailableError" in done.stderr
     assert "cannot do the work: it cannot import a_package_of_the_driver. Install there" in done.stderr

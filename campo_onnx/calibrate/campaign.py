@@ -1,0 +1,227 @@
+"""A calibration campaign: the nodes of a calibration timed by all machines of a cluster, into one store.
+
+Each kind of machine times its nodes once, on as many GPUs as there are of it; the store is then what a
+calibration on that machine would have left, and is fitted from it alone.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from campo_onnx.calibrate.run import Workload
+from campo_onnx.calibrate.samples import OPSET, cast_samples, samples_of
+from campo_onnx.codec import from_plain, to_plain
+from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, UnsupportedModelError
+from campo_onnx.measure.node_timer import VIEW_NODE, NodeTimer, timed_as
+from campo_onnx.measure.store import Execution, Store, TimingKey
+from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.kernels import has_kernel
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.ports import lowered
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature
+from campo_onnx.runtime.providers import Machine, choose_provider, machine
+from campo_onnx.runtime.timing import Timing
+from campo_onnx.scale.cluster import RayPool
+from campo_onnx.scale.work import Task, run
+
+CHUNK = 8
+"""Nodes in a task: some seconds of work, which is what a worker that dies costs."""
+
+_TYPE = "accelerator_type:"
+_ADDRESS = "node:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of machine in a cluster.
+
+    Parameters
+    ----------
+    machine
+        Device and software, which all machines of the kind share.
+    resources
+        What Ray must set aside for a task to run on one of them, alone with its device.
+    """
+
+    machine: Machine
+    resources: Mapping[str, float]
+
+
+def kinds_in(pool: RayPool, device: str, threads: int = 0) -> tuple[Kind, ...]:
+    """Find the kinds of machines in a cluster.
+
+    Parameters
+    ----------
+    pool
+        The cluster.
+    device
+        ``auto`` for GPUs where there are any, else CPUs; ``cpu``; ``cuda``.
+    threads
+        Threads per node on a CPU; 0 takes all cores.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If there is none, or machines with the same GPU differ in driver, CUDA or ONNX Runtime.
+    """
+    has_gpus = any(node["Resources"].get("GPU", 0) >= 1 for node in pool.nodes())
+    on_gpus = device == "cuda" or (device == "auto" and has_gpus)
+    if on_gpus and not has_gpus:
+        raise DeviceUnavailableError(
+            "no machine of the Ray cluster has a GPU",
+            remedy="Start its nodes with --num-gpus, or give --device cpu.",
+        )
+    needed = {"GPU": 1.0} if on_gpus else {"CPU": 1.0}
+    found = pool.on_each_node(lambda: _identify("cuda" if on_gpus else "cpu", threads), needed)
+    kinds: dict[str, Kind] = {}
+    for node in pool.nodes():
+        if node["NodeID"] not in found:
+            continue
+        known = from_plain(found[node["NodeID"]], Machine)
+        place, resources = _place(node["Resources"], on_gpus)
+        other = kinds.setdefault(place, Kind(machine=known, resources=resources)).machine
+        if other != known:
+            raise DeviceUnavailableError(
+                f"machines of the Ray cluster with {known.device} differ",
+                why=f"one has driver {other.driver or 'none'}, CUDA {other.cuda or 'none'} and ONNX Runtime "
+                f"{other.ort}, another {known.driver or 'none'}, {known.cuda or 'none'} and {known.ort}",
+                remedy="Install the same on them, or take one out.",
+            )
+    by_machine = {kind.machine: kind for kind in reversed(kinds.values())}
+    return tuple(by_machine.values())
+
+
+def campaign(
+    kinds: Sequence[Kind],
+    workload_of: Callable[[str], Workload],
+    pool: RayPool,
+    store: Store,
+    *,
+    precision: Precision,
+    execution: Execution,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[str, ...]:
+    """Time what the store lacks, each kind of machine its own; give what failed.
+
+    Parameters
+    ----------
+    kinds
+        The machines.
+    workload_of
+        What to time, by provider.
+    pool, store
+        Who times, and where timings are kept as they come.
+    precision, execution
+        The low precision, and how nodes run.
+    advance
+        Called with the tasks done and the total.
+
+    Raises
+    ------
+    ProfileError
+        If the store cannot be written. What was timed before is kept.
+    """
+    tasks = []
+    for kind in kinds:
+        workload = workload_of(kind.machine.provider)
+        nodes = nodes_of(workload, kind.machine.provider, precision)
+        timer = NodeTimer(machine=kind.machine, store=store, execution=execution)
+        missing = [number for number, node in enumerate(nodes) if timer.find(node) is None]
+        for first in range(0, len(missing), CHUNK):
+            chunk = tuple(missing[first : first + CHUNK])
+            tasks.append(
+                Task(
+                    key=f"{kind.machine} {chunk}",
+                    function=time_chunk,
+                    arguments=(to_plain(kind.machine), workload, precision.value, execution.value, chunk),
+                    resources=kind.resources,
+                )
+            )
+    outcomes = run(tasks, pool, _IntoStore(store), advance)
+    return tuple(dict.fromkeys(outcome.failure for outcome in outcomes.values() if outcome.failure))
+
+
+def time_chunk(
+    expected: Mapping[str, Any], workload: Workload, precision: str, execution: str, chunk: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Time some nodes of a workload on this machine; nodes that do not run here are left out."""
+    wanted = from_plain(expected, Machine)
+    here = machine(choose_provider(wanted.provider), wanted.threads)
+    if here != wanted:
+        raise DeviceMismatchError(f"this is {here.device}, and {wanted.device} was expected")
+    rows = []
+    with Store() as store:
+        timer = NodeTimer(machine=here, store=store, execution=Execution(execution))
+        nodes = nodes_of(workload, here.provider, Precision(precision))
+        for number in chunk:
+            try:
+                timing = timer.time(nodes[number])
+            except UnsupportedModelError:
+                continue
+            signature = timed_as(nodes[number]).key
+            rows.append(
+                {
+                    "machine": expected,
+                    "signature": signature,
+                    "execution": execution,
+                    "timing": to_plain(timing),
+                }
+            )
+    return rows
+
+
+@lru_cache(8)
+def nodes_of(workload: Workload, provider: str, precision: Precision) -> tuple[Signature, ...]:
+    """List what a calibration times, each once: the same on every machine."""
+    return tuple({timed_as(node).key: node for node in _nodes_of(workload, provider, precision)}.values())
+
+
+def _nodes_of(workload: Workload, provider: str, precision: Precision) -> Iterator[Signature]:
+    yield VIEW_NODE
+    for _, cast in cast_samples(workload.casts, workload.largest_cast_elements, precision):
+        yield cast
+    for op in workload.ops:
+        if provider == "cuda" and not has_kernel(OpKey.parse(op), OPSET, "cuda", precision):
+            continue
+        for signature in samples_of(op, workload.sampling):
+            low = lowered(signature, ports_of(signature, precision), precision)
+            if low is not None:
+                yield low
+                yield signature
+
+
+class _IntoStore:
+    """Keeps what tasks timed; whether a task is to be done was asked of the store before."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __contains__(self, key: object) -> bool:
+        return False
+
+    def __getitem__(self, key: str) -> Any:
+        raise KeyError(key)
+
+    def add(self, key: str, value: Any, *, cpu_s: float = 0.0) -> None:
+        for row in value:
+            found = TimingKey(
+                machine=from_plain(row["machine"], Machine),
+                signature=row["signature"],
+                execution=Execution(row["execution"]),
+            )
+            self._store.add(found, from_plain(row["timing"], Timing))
+
+
+def _identify(provider: str, threads: int) -> Any:
+    return to_plain(machine(choose_provider(provider), threads))
+
+
+def _place(resources: Mapping[str, float], on_gpus: bool) -> tuple[str, Mapping[str, float]]:
+    """Say where a kind runs, and what a task takes there: a GPU, or all of one node's attention."""
+    if on_gpus:
+        kind = next((name for name in resources if name.startswith(_TYPE)), "")
+        return kind, {"GPU": 1.0, **({kind: 0.001} if kind else {})}
+    address = next(n for n in resources if n.startswith(_ADDRESS) and not n.startswith(f"{_ADDRESS}__"))
+    return address, {address: 1.0}
