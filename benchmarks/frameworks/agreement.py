@@ -55,7 +55,8 @@ class Share:
     @property
     def why_fp32(self) -> dict[str, str]:
         """Why nodes of it stayed FP32: the operators, by the plan's reason."""
-        part = replace(self.plan, decisions=self.decisions)
+        nothing = dict.fromkeys(("casts", "reused", "dropped", "constants", "pads"), ())
+        part = replace(self.plan, decisions=self.decisions, **nothing)
         return {row.why: row.op_types for row in report_of(part).kept}
 
     @property

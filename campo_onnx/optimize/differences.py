@@ -1,6 +1,6 @@
 """Differences of squares that cancel: E[x^2] - E[x]^2, and |a|^2 - 2ab + |b|^2."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
@@ -44,6 +44,8 @@ class _Terms:
         self._view, self._ranges = view, ranges
         self._products: set[str] = set()  # x * y, element by element
         self._means: set[str] = set()  # sums or means of anything
+        self._squares: set[str] = set()  # x * x
+        self._sums_of_squares: set[str] = set()  # |x|^2
         self._sums_of_products: set[str] = set()  # E[xy]
         self._products_of_means: set[str] = set()  # E[x] E[y]
         self._contractions: set[str] = set()  # products of matrices that vary
@@ -54,6 +56,8 @@ class _Terms:
             self._products,
             self._means,
             self._sums_of_products,
+            self._squares,
+            self._sums_of_squares,
             self._products_of_means,
             self._contractions,
         )
@@ -65,22 +69,35 @@ class _Terms:
         summed = self._summed(node)
         if node.op == OpKey("", "ReduceSumSquare"):
             self._sums_of_products.update(outputs)
+            self._sums_of_squares.update(outputs)
         elif summed is not None:
             self._means.update(outputs)
-            if summed in self._products:
-                self._sums_of_products.update(outputs)
+            self._add_sum([summed], outputs)
         elif node.op in CONTRACTIONS and not any(map(self._is_constant, node.inputs)):
             self._contractions.update(outputs)
         elif self._multiplies(node):
-            self._products.update(outputs)
-            if all(t in self._means for t in node.inputs if not self._is_constant(t)):
-                self._products_of_means.update(outputs)
+            self._add_product(node, outputs)
         elif node.op in _SCALES:
             for kind in self._kinds:
                 if any(t in kind for t in node.inputs):
                     kind.update(outputs)
         elif node.op in _JOINS and all(t in self._sums_of_products for t in node.inputs):
             self._sums_of_products.update(outputs)
+            if all(t in self._sums_of_squares for t in node.inputs):
+                self._sums_of_squares.update(outputs)
+
+    def _add_sum(self, terms: Sequence[str], outputs: Sequence[str]) -> None:
+        if all(t in self._products for t in terms):
+            self._sums_of_products.update(outputs)
+        if all(t in self._squares for t in terms):
+            self._sums_of_squares.update(outputs)
+
+    def _add_product(self, node: OpNode, outputs: Sequence[str]) -> None:
+        self._products.update(outputs)
+        if squared(node, self._view) is not None:
+            self._squares.update(outputs)
+        if all(t in self._means for t in node.inputs if not self._is_constant(t)):
+            self._products_of_means.update(outputs)
 
     def _summed(self, node: OpNode) -> str | None:
         summed = summed_input(node, self._view)
@@ -89,9 +106,11 @@ class _Terms:
         return summed
 
     def cancels(self, node: OpNode) -> bool:
-        has_sum = [t in self._sums_of_products for t in node.inputs]
-        others = self._products_of_means | self._contractions if any(has_sum) else frozenset()
-        return any(t in others for t in node.inputs)
+        def meet(one: set[str], other: set[str]) -> bool:
+            return any(t in one for t in node.inputs) and any(t in other for t in node.inputs)
+
+        is_covariance = meet(self._sums_of_products, self._products_of_means)
+        return is_covariance or meet(self._sums_of_squares, self._contractions)
 
     def behind(self, node: OpNode) -> Iterator[str]:
         """Nodes that compute the terms of a difference, back to where their values come in."""
