@@ -55,8 +55,8 @@ class Share:
     @property
     def why_fp32(self) -> dict[str, str]:
         """Why nodes of it stayed FP32: the operators, by the plan's reason."""
-        # Casts and pads concern nodes of other parts too; what is asked for is in the decisions.
-        part = replace(self.plan, decisions=self.decisions, casts=(), reused=(), dropped=(), pads=())
+        nothing = dict.fromkeys(("casts", "reused", "dropped", "constants", "pads"), ())
+        part = replace(self.plan, decisions=self.decisions, **nothing)
         return {row.why: row.op_types for row in report_of(part).kept}
 
     @property
