@@ -1,5 +1,6 @@
 """The program as its users run it, in this process."""
 
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -26,8 +27,12 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
 
     def call(*words: object) -> int:
         monkeypatch.setattr("sys.argv", ["campo-onnx", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            run()
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            with pytest.raises(SystemExit) as left:
+                run()
+        finally:
+            signal.signal(signal.SIGINT, handler)  # at its end the program gives Ctrl-C to the process
         return int(left.value.code or 0)
 
     return call
