@@ -8,6 +8,7 @@ writes the pages anew whose JSON is in ``results/``.
 import argparse
 import contextlib
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from campo_onnx import __version__
 from campo_onnx.errors import UsageError
 from campo_onnx.files import write_text
 
@@ -35,7 +35,9 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
 
 def made(*packages: str) -> dict[str, Any]:
     """When and with which versions results were made."""
-    versions = {"campo-onnx": __version__}
+    # The checkout's: what an editable install once recorded as its version grows old.
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    versions = {"campo-onnx": project["version"]}
     for package in ("onnx", *_RUNTIMES, *packages):
         with contextlib.suppress(PackageNotFoundError):
             versions["onnxruntime" if package in _RUNTIMES else package] = version(package)
