@@ -1,6 +1,7 @@
 """What many tests need: graphs as text, plans made by hand, and ONNX Runtime to hold results against."""
 
 import gc
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -25,6 +26,12 @@ from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.options import Options
 from campo_onnx.pipeline import problem_of
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C, also in a shell's background, where it is ignored: tests press it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
