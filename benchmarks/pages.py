@@ -36,7 +36,7 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
 def made(*packages: str) -> dict[str, Any]:
     """When and with which versions results were made."""
     # The checkout's: what an editable install once recorded as its version grows old.
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((RESULTS.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     versions = {"campo-onnx": project["version"]}
     for package in ("onnx", *_RUNTIMES, *packages):
         with contextlib.suppress(PackageNotFoundError):
