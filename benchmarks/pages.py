@@ -24,6 +24,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 STUB = "-stub"
 """What the driver's version ends with on the stubs of tests/cuda."""
 
+_PROJECT = Path(__file__).parent.parent / "pyproject.toml"
 _LONGEST = 160
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu")
 
@@ -36,7 +37,7 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
 def made(*packages: str) -> dict[str, Any]:
     """When and with which versions results were made."""
     # The checkout's: what an editable install once recorded as its version grows old.
-    project = tomllib.loads((RESULTS.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]
     versions = {"campo-onnx": project["version"]}
     for package in ("onnx", *_RUNTIMES, *packages):
         with contextlib.suppress(PackageNotFoundError):
