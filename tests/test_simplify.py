@@ -1,5 +1,6 @@
 """Given graphs cleaned up before they are planned."""
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import onnx
 import pytest
 
 from campo_onnx import simplify as room
-from campo_onnx.errors import CheckFailedError
+from campo_onnx.errors import CheckFailedError, UsageError
 from campo_onnx.simplify import simplify
 
 GRAPH = """
@@ -48,6 +49,16 @@ def test_another_graph_is_refused(
     monkeypatch.setattr(room, "cleaned_up", lambda *_: other)
     with pytest.raises(CheckFailedError, match=says):
         simplify(onnx.parser.parse_model(GRAPH))
+
+
+def test_no_room_for_a_temporary_file_is_not_a_model_that_is_refused() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
+    try:
+        with pytest.raises(UsageError, match="temporary file cannot be written"):
+            simplify(onnx.parser.parse_model(GRAPH))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_the_command_plans_what_is_left(tmp_path: Path) -> None:

@@ -232,6 +232,8 @@ def cleaned_up(model: onnx.ModelProto, machine: Machine, folder: Path | None = N
     ------
     UnsupportedModelError
         If ONNX Runtime refuses the model.
+    UsageError
+        If there is no room for a temporary file.
     """
     options = _options_for(machine, folder)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -245,11 +247,17 @@ def _written_by_runtime(
     with temporary_folder() as scratch:
         written = scratch / "optimized.onnx"
         options.optimized_model_filepath = str(written)
-        providers = [ORT_NAME[machine.provider]]
+        given, providers = model.SerializeToString(), [ORT_NAME[machine.provider]]
         try:
-            ort.InferenceSession(model.SerializeToString(), options, providers=providers, enable_fallback=0)
+            ort.InferenceSession(given, options, providers=providers, enable_fallback=0)
         except RUNTIME_ERRORS as error:
-            raise _refused(error) from None
+            # A full disk and a model that is refused raise the same; only the second does without the file.
+            options.optimized_model_filepath = ""
+            try:
+                ort.InferenceSession(given, options, providers=providers, enable_fallback=0)
+            except RUNTIME_ERRORS:
+                raise _refused(error) from None
+            raise OSError(_first_line(error)) from None
         return onnx.load(written, load_external_data=False)
 
 
