@@ -26,7 +26,7 @@ from onnxruntime.capi import _pybind_state as native
 from benchmarks.evaluation.predicted import with_ratios
 from benchmarks.evaluation.strategies import TF_AMP
 from benchmarks.pages import RESULTS, made, publish
-from benchmarks.table1 import TABLE_1, estimate_row
+from benchmarks.table1 import TABLE_1, estimated
 from benchmarks.zoo import NOT_ON_RTX2080TI, TITLES
 from benchmarks.zoo.export import ZOO
 from campo_onnx import Device, Options, device, oplists
@@ -88,7 +88,7 @@ def table1() -> Table1:
         cast_us=median((with_casts - fp16) * 1e3 / 3 for fp16, with_casts, _ in small),
         call_us=median(fp32 * 1e3 for _, _, fp32 in small),
         slower=median(
-            times[2] / estimate_row(*node).fp32_ms
+            times[2] / estimated(*node)["fp32_ms"]
             for op, _, times, _, node in TABLE_1
             if op.startswith("Conv2D")
         ),

@@ -142,7 +142,9 @@ def import_model(
     inputs = {value.name for value in model.graph.input}
     constants = {name: t for name, t in constants_of(model.graph).items() if name not in inputs}
     view = _view_of(model, shapes.infer(model, dims or {}))
-    if not any_type and not any(info.dtype == FLOAT for info in view.tensors.values()):
+    # A graph of ours, planned already, may have none left: a Cast from integers makes the low type at once.
+    all_read = any_type or stamp is not None
+    if not all_read and not any(info.dtype == FLOAT for info in view.tensors.values()):
         raise UnsupportedModelError(
             f"{title} has no FP32 tensor",
             why="there is nothing to lower",
