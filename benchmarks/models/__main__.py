@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.models import by_hand, exactness, from_diffusers, from_timm, from_transformers
+from benchmarks.models import by_hand, exactness, from_diffusers, from_timm, from_transformers, with_torch
 from benchmarks.models.case import Case
 from benchmarks.pages import made, publish
 from benchmarks.steps import Call, Records, Step, StepError, add_arguments, call_of, drive
@@ -39,7 +39,7 @@ def _torch_case(build: Callable[[], Case], _: Call) -> dict[str, Any]:
         torch.manual_seed(number)
         return build()
 
-    return _measured(draw, exactness.TORCH)
+    return _measured(draw, with_torch.TORCH)
 
 
 def _jax_case(build: Callable[[], Case], _: Call) -> dict[str, Any]:

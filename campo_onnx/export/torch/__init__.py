@@ -72,8 +72,8 @@ def export_training_step(
         20 or 21.
     target
         Where the step is to run. ``"standard"``: anywhere, by operators of the standard alone;
-        ``"onnxruntime"`` and ``"cuda"``: with those of ONNX Runtime 1.31 that take fewer passes over memory,
-        on any provider or on CUDA (:data:`campo_onnx.export.target.Target`).
+        ``"onnxruntime"``, ``"cuda"`` and ``"cpu"``: with those of ONNX Runtime 1.31 that take fewer passes
+        over memory, on any provider, on CUDA or on the CPU (:data:`campo_onnx.export.target.Target`).
     conv_weight_gradient
         How weights of convolutions get their gradient: ``"matmul"`` (a gather and a matrix product),
         ``"images"`` (a product for each image) or ``"conv"`` (a convolution with a kernel as large as the
