@@ -15,8 +15,8 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import Use
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import OpClass
-from campo_onnx.optimize.ranges import DeclaredRange
 from campo_onnx.optimize.reason import Fact, Reason, Verdict
+from campo_onnx.optimize.values.ranges import DeclaredRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
