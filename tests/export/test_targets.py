@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -110,7 +111,7 @@ def in_parts(model: onnx.ModelProto) -> onnx.ModelProto:
     return plain
 
 
-@pytest.mark.parametrize("target", ["onnxruntime", "cuda"])
+@pytest.mark.parametrize("target", ["onnxruntime", "cuda", "cpu"])
 @pytest.mark.parametrize("case", CASES)
 def test_every_gradient_is_torchs(case: str, target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     make, shapes = CASES[case]
@@ -141,6 +142,32 @@ def test_each_target_moves_less_than_the_one_before() -> None:
         domains = {node.domain for node in model.graph.node}
         assert domains == ({""} if target == "standard" else {"", "com.microsoft"})
     assert made["cuda"] < made["onnxruntime"] < made["standard"]
+
+
+def test_sums_of_many_rows_are_as_exact_as_torchs_on_a_cpu() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(8, 64), torch.randn(4096, 8)
+    gradient = torch.randn(4096, 64)
+    exact = gradient.double().sum(0).numpy()
+
+    def error(found: Any) -> float:
+        return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+
+    errors = {}
+    for target in ("standard", "cpu"):
+        step = export_training_step(layer, lambda y, g: (y * g).sum(), x, gradient, target=target)
+        feeds = {
+            "param.weight": layer.weight,
+            "param.bias": layer.bias,
+            "input.input": x,
+            "target.g": gradient,
+        }
+        given = {n: t.detach().numpy() for n, t in feeds.items()} | {"loss_scale": np.array(1, np.float32)}
+        names = [i.name for i in step.graph.input]
+        loaded = session(step, _LEVEL.ORT_ENABLE_ALL)
+        (found,) = loaded.run(["grad.bias"], {n: given[n] for n in names})
+        errors[target] = error(found)
+    assert errors["cpu"] < 2 * error(gradient.sum(0).numpy()) < errors["standard"]
 
 
 def test_one_mask_serves_all_rectifiers_whose_results_are_joined() -> None:

@@ -9,7 +9,7 @@ from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
-from campo_onnx.optimize.sum_ops import NARROW, SIGNS, VIEWS
+from campo_onnx.optimize.values.sum_ops import NARROW, SIGNS, VIEWS
 
 _PROBABILITIES = frozenset(
     {*(OpKey("", op) for op in ("Celu", "Elu", "Erf", "Exp", "Sigmoid", "Softmax", "Softplus", "Tanh"))}

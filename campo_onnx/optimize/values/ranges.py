@@ -19,7 +19,7 @@ from campo_onnx.ops.values.arithmetic import GUARD, LARGE
 from campo_onnx.ops.values.propagate import propagated
 from campo_onnx.ops.values.range import GIVEN, INFINITY, UNKNOWN, ValueRange, made
 from campo_onnx.ops.values.rule import of_type
-from campo_onnx.optimize.loops import growing_outputs
+from campo_onnx.optimize.values.loops import growing_outputs
 
 _VIEWS = frozenset(
     OpKey("", op)

@@ -6,7 +6,7 @@ from campo_onnx.ir.view import GraphView, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
-from campo_onnx.optimize.sum_ops import (
+from campo_onnx.optimize.values.sum_ops import (
     NARROW,
     NORMALIZED,
     SIGNS,

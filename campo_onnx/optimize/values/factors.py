@@ -8,7 +8,7 @@ import numpy as np
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
-from campo_onnx.optimize.sum_ops import CONTRACTIONS, SIGNS, SUMS, VIEWS, is_mean, terms_of
+from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, SIGNS, SUMS, VIEWS, is_mean, terms_of
 
 _KEEPING = (
     VIEWS

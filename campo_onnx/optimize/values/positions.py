@@ -10,7 +10,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange, from_integers
 from campo_onnx.ops.values.rule import of_type
-from campo_onnx.optimize.sum_ops import CONTRACTIONS, SIGNS, VIEWS
+from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, SIGNS, VIEWS
 
 _NEED_EXACT = frozenset(
     OpKey("", op)
