@@ -8,6 +8,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.values import arithmetic
 from campo_onnx.ops.values.bounded import bounded_by, comparison, layer_normalization, log_softmax, moderate
 from campo_onnx.ops.values.choices import (
+    bias_dropout,
     cast,
     constant_of_shape,
     dropout,
@@ -123,6 +124,7 @@ _BY_RULE: tuple[tuple[Rule, str], ...] = (
     (log_softmax, "LogSoftmax"),
     (layer_normalization, "LayerNormalization RMSNormalization SimplifiedLayerNormalization"),
     (dropout, "Dropout"),
+    (bias_dropout, "com.microsoft:BiasDropout"),
     (uniform, "RandomUniform RandomUniformLike"),
     (normal, "RandomNormal RandomNormalLike"),
     (reduce_sum, "ReduceSum com.microsoft:ReduceSumTraining"),
