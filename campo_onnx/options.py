@@ -10,10 +10,10 @@ from campo_onnx.devices.device import Device
 from campo_onnx.errors import UsageError
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import OpLists
-from campo_onnx.optimize.ranges import DeclaredRange
 from campo_onnx.optimize.reason import Verdict
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, strategy_called
 from campo_onnx.optimize.strategy import Strategy
+from campo_onnx.optimize.values.ranges import DeclaredRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

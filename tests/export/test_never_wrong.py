@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -444,3 +445,31 @@ def test_arguments_may_be_nested_and_hold_what_is_no_tensor() -> None:
     assert deviation(out["grad.linear.weight"], module.linear.weight.grad.numpy()) < TOLERANCE
     with pytest.raises(UsageError, match=r"example input 'x' is a NumPy array"):
         export_training_step(module, loss, given | {"x": X.numpy()})
+
+
+@dataclass
+class Kept:
+    """What torch does not look into."""
+
+    x: Any
+    rest: Any
+
+
+def test_tensors_that_an_argument_keeps_to_itself_are_no_constants() -> None:
+    class Reads(Layer):
+        def forward(self, kept: Any) -> Any:
+            return self.linear(kept.x)
+
+    module = Reads(lambda self, y: y)
+    for kept, path in ((Kept(X, 1), r"\.x"), (Kept("x", {"more": [X]}), r"\.rest\['more'\]\[0\]")):
+        message = rf"example input 'kept' is of type Kept, which keeps tensors \({path}\).*register_dataclass"
+        with pytest.raises(UsageError, match=message):
+            export_training_step(module, weighted_sum, (kept,))
+
+
+@pytest.mark.parametrize("beside", [lambda y: (y,), lambda y: {"loss": y}, lambda y: (y, y)])
+def test_what_a_loss_may_return_is_said(beside: Callable[[Any], Any]) -> None:
+    with pytest.raises(
+        UsageError, match=r"the loss is not a scalar but \w+. Return the scalar alone, or \(loss, {"
+    ):
+        export_training_step(nn.Linear(3, 3), lambda y: beside(weighted_sum(y)), X)
