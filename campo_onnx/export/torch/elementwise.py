@@ -238,7 +238,7 @@ def _tanh_backward(g: Graph, expected: Expected, gradient: Value, y: Value) -> V
     return elementwise(g, "Mul", gradient, slope)
 
 
-def _to_copy(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
+def _to_copy(g: Graph, expected: Expected, x: Value, *_: Any, **__: Any) -> Value:
     return cast(g, x, expected.dtype)
 
 
@@ -322,6 +322,7 @@ TRANSLATIONS: Table = table(
     (aten.sigmoid_backward.default, _sigmoid_backward),
     (aten.tanh_backward.default, _tanh_backward),
     (aten._to_copy.default, _to_copy),
+    (torch.ops.prims.convert_element_type.default, _to_copy),
     (aten.clone.default, _identity),
     (aten.detach.default, _identity),
     (aten.alias.default, _identity),

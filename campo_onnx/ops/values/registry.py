@@ -62,6 +62,9 @@ from campo_onnx.ops.values.reductions import (
 )
 from campo_onnx.ops.values.rule import Rule
 
+_SHARE, _SIGNED = bounded_by(0.0, 1.0), bounded_by(-1.0, 1.0)
+_QUARTER_TURNS = bounded_by(-math.pi / 2, math.pi / 2)
+
 _BY_RULE: tuple[tuple[Rule, str], ...] = (
     (
         first_input,
@@ -100,9 +103,9 @@ _BY_RULE: tuple[tuple[Rule, str], ...] = (
     (reciprocal, "Reciprocal"),
     (monotone(math.exp), "Exp"),
     (logarithm, "Log"),
-    (bounded_by(0.0, 1.0), "Softmax Sigmoid HardSigmoid Hardmax com.microsoft:BiasSoftmax"),
-    (bounded_by(-1.0, 1.0), "Tanh Erf Sin Cos Sign Softsign"),
-    (bounded_by(-math.pi / 2, math.pi / 2), "Atan Asin"),
+    (_SHARE, "Softmax Sigmoid HardSigmoid Hardmax com.microsoft:BiasSoftmax"),
+    (_SIGNED, "Tanh Erf Sin Cos Sign Softsign"),
+    (_QUARTER_TURNS, "Atan Asin"),
     (
         comparison,
         """And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor EyeLike Bernoulli
@@ -156,3 +159,9 @@ def registered(table: Iterable[tuple[Rule, str]]) -> Mapping[OpKey, Rule]:
 
 RULES: Mapping[OpKey, Rule] = registered(_BY_RULE)
 """The rules by operator."""
+
+AT_MOST_ONE = frozenset({_SHARE, _SIGNED})
+"""Rules of what gives values between -1 and 1, whatever it reads."""
+
+BOUNDED = AT_MOST_ONE | {_QUARTER_TURNS, comparison, log_softmax, layer_normalization, index, size}
+"""Rules of what gives values of moderate size, whatever it reads."""

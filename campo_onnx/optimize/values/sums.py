@@ -9,11 +9,11 @@ from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 from campo_onnx.optimize.values.sum_ops import (
     CARRIERS_OF_SQUARES,
     CONTRACTIONS,
+    MOVES,
     NARROW,
     ROOTS,
     SUMS,
     SUMS_OF_SQUARES,
-    VIEWS,
     adds_up,
     is_mean,
     leading_to_sums,
@@ -26,7 +26,7 @@ _LONG = 16
 """The norm of so many values, each below 2**14, may overflow."""
 
 _LONG_SUM = 4096
-_KEEPING_NORMS = VIEWS | {OpKey("", op) for op in ("Add", "Clip", "Max", "Sum")}
+_KEEPING_NORMS = MOVES | {OpKey("", op) for op in ("Add", "Clip", "Max", "Sum")}
 _KEEPING_SUMS = _KEEPING_NORMS | {OpKey("", op) for op in ("Abs", "Concat", "Min", "Neg", "Slice", "Sub")}
 
 
