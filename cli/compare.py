@@ -9,7 +9,16 @@ import typer
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.errors import UsageError
 
-from .evidence import CostsOption, ExecutionOption, ProfileOption, Running, check_device, opened_target
+from .evidence import (
+    CostsOption,
+    ExecutionOption,
+    FlatWeightsOption,
+    ProfileOption,
+    Running,
+    check_device,
+    flat_weights_finder,
+    opened_target,
+)
 from .notes import report_unmatched
 from .options import (
     AN_INPUT,
@@ -74,6 +83,7 @@ def compare(
     ] = False,
     costs: CostsOption = CostSource.AUTO,
     execution: ExecutionOption = Running.STREAM,
+    flat_weights: FlatWeightsOption = False,
     profile: ProfileOption = None,
     store: StoreOption = None,
     margin_us: MarginOption = 1000.0,
@@ -167,6 +177,7 @@ def compare(
             margin_us=margin_us,
             low=Precision(precision),
             keep_fp32=tuple(keep_fp32 or ()),
+            flat_weights=flat_weights_finder(flat_weights),
             dims=dimensions(dim),
             costs=target.costs,
             evidence=target.evidence,

@@ -14,7 +14,7 @@ from campo_onnx.ops.precision import low_precisions
 from .render.table import TableFormat
 
 if TYPE_CHECKING:
-    from campo_onnx.optimize.ranges import DeclaredRange
+    from campo_onnx.optimize.values.ranges import DeclaredRange
 
 INPUT = "Input"
 DECISION = "How to decide"
@@ -330,7 +330,7 @@ def ranges(texts: list[str] | None) -> dict[str, "DeclaredRange"]:
     UsageError
         If one is not of that form, is empty, or a name comes twice.
     """
-    from campo_onnx.optimize.ranges import DeclaredRange
+    from campo_onnx.optimize.values.ranges import DeclaredRange
 
     found: dict[str, DeclaredRange] = {}
     for text in texts or ():

@@ -12,8 +12,8 @@ from campo_onnx.checking.context import CheckContext
 from campo_onnx.checking.verdict import Finding, Status, failed, listed, not_checked, passed
 from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.loss_scale import loss_scaling, low_gradients
 from campo_onnx.optimize.safety import earlier_versions
+from campo_onnx.optimize.values.loss_scale import loss_scaling, low_gradients
 from campo_onnx.runtime.feeds import read_feeds, synthesize
 from campo_onnx.runtime.pieces import run_in_pieces
 from campo_onnx.runtime.providers import machine

@@ -85,6 +85,9 @@ _NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1, "Max": -np.inf, "Min": np.in
 MANY_TERMS = 1 << 16
 """From so many values on, a sum of scaled gradients may overflow in FP16 before they do."""
 
+_MANY_ROWS = 256
+"""The CPU provider adds rows one after the other; from so many on it is given parts of them first."""
+
 _COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min"})
 
 
@@ -163,7 +166,27 @@ def reduce(g: Graph, op_type: str, x: Value, axes: Sequence[int], *, keepdims: b
     magnitude = g.producer(x, "Abs")
     if op_type == "ReduceSum" and magnitude is not None:
         return g.op("ReduceL1", magnitude.inputs[0], g.integers(sorted(axes)), keepdims=int(keepdims))
+    if op_type == "ReduceSum" and g.target == "cpu" and _is_long_sum_of_rows(x, sorted(axes)):
+        return _summed_in_parts(g, x, len(axes), keepdims=keepdims)
     return g.op(op_type, x, g.integers(sorted(axes)), keepdims=int(keepdims))
+
+
+def _is_long_sum_of_rows(x: Value, axes: Sequence[int]) -> bool:
+    first = list(range(len(axes)))
+    return axes == first and len(axes) < x.rank and math.prod(x.shape[axis] for axis in axes) >= _MANY_ROWS
+
+
+def _summed_in_parts(g: Graph, x: Value, count: int, *, keepdims: bool) -> Value:
+    """Sum over the first axes: runs of rows, then the sums of those.
+
+    The runs are as long as there are runs of them, or nearly: 1,024 roundings in a row become 32 and 32.
+    """
+    rows, rest = math.prod(x.shape[:count]), x.shape[count:]
+    runs = max(n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0)
+    parts = reshape(g, x, (runs, rows // runs, *rest))
+    sums = g.op("ReduceSum", parts, g.integers([1]), keepdims=0)
+    total = g.op("ReduceSum", sums, g.integers([0]), keepdims=0)
+    return reshape(g, total, (1,) * count + rest) if keepdims else total
 
 
 def sum_per_channel(g: Graph, x: Value) -> Value:

@@ -16,7 +16,7 @@ from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.optimize.ranges import DeclaredRange
+from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.options import Options
 from campo_onnx.pipeline import optimize
 from campo_onnx.runtime.feeds import synthesize

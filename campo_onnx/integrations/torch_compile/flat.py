@@ -14,6 +14,7 @@ import onnx
 import torch
 
 from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.export.target import Target
 from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import Origin, mark
 from campo_onnx.export.torch.translate import translate
@@ -149,9 +150,9 @@ class FlatGraph:
         UnsupportedModelError
             If an operation, or the way it is used, has no translation.
         """
-        return translate(
-            self.gm, [t.name for t in self.inputs], [t.name for t in self.outputs], TABLE, opset=OPSET
-        )
+        target: Target = "cpu" if self.device.type == "cpu" else "standard"
+        inputs, outputs = ([t.name for t in tensors] for tensors in (self.inputs, self.outputs))
+        return translate(self.gm, inputs, outputs, TABLE, opset=OPSET, target=target)
 
 
 def flatten(
