@@ -23,6 +23,7 @@ from campo_onnx.optimize.traffic import Moved, Traffic, traffic
 from campo_onnx.training import updates
 from campo_onnx.training.flat_state import ROW
 from campo_onnx.training.flat_update import ROWS_A_RUN
+from campo_onnx.training.low_weights import flat_weights
 
 DEVICES = ("v100", "a100", "h200")
 
@@ -36,7 +37,10 @@ def row_of(name: str) -> dict[str, Any]:
         path = Path(folder) / f"{name}.onnx"
         export(name, batch, optimizer=None, weight_gradient="auto", path=path, unscale=False, target="cuda")
         results = {
-            n: optimize_model(path, Options(device=device(n), lists=oplists("campo"))) for n in DEVICES
+            n: optimize_model(
+                path, Options(device=device(n), lists=oplists("campo"), flat_weights=flat_weights)
+            )
+            for n in DEVICES
         }
     given = results[DEVICES[0]].given_traffic
     planned = results[DEVICES[0]].planned_traffic
