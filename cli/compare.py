@@ -34,6 +34,7 @@ from .options import (
     ModelArgument,
     PlotOption,
     PrecisionOption,
+    QuietOption,
     ReportOption,
     StoreOption,
     check_one_form,
@@ -43,7 +44,7 @@ from .options import (
 )
 from .render.bench import print_written
 from .render.comparison import headline, print_comparison
-from .render.console import INTERRUPTED, print_json, working
+from .render.console import INTERRUPTED, print_json, set_loudness, working
 from .render.table import TableFormat
 from .verification import check_verifiable, drifting, measured_strategies
 
@@ -107,6 +108,7 @@ def compare(
         list[Emulated] | None,
         typer.Option(
             "--drift",
+            metavar="planned|dfp16",
             help="Also emulate every plan on the CPU, and show how far its worst output is from FP32's: in "
             "the low precision `planned`, or in dynamic fixed point (`dfp16`), which is a study and runs on "
             "no device here. May be repeated.",
@@ -128,6 +130,7 @@ def compare(
     report: ReportOption = None,
     form: FormatOption = TableFormat.TEXT,
     json: JsonOption = False,
+    quiet: QuietOption = False,
     force: ForceOption = False,
 ) -> None:
     """Compare the strategies on one training step: casts, predicted step, speed-up.
@@ -150,6 +153,7 @@ def compare(
     from campo_onnx.options import Options
     from campo_onnx.report.page import check_report
 
+    set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)
     check_model(model)
     check_device(device)

@@ -8,6 +8,8 @@ from .console import escape, print_note, stderr, stdout
 from .table import Cell, Column, Table, TableFormat
 from .units import duration, gigabytes, verdict_style
 
+_RATIO = len("1.021 (0.945 to 1.103)")
+
 if TYPE_CHECKING:
     from campo_onnx.bench.result import BenchResult, BenchRow, Interval
 
@@ -67,7 +69,9 @@ def _table(result: "BenchResult") -> Table:
         shown.append((Column(title="samples/s", key="samples_per_s", is_number=True, rank=4), _samples))
     if is_compared:
         title = f"x {rows[0].name}, 95 % interval"
-        shown.append((Column(title=title, key="speedup", is_number=True, may_break=True), _ratio))
+        shown.append(
+            (Column(title=title, key="speedup", is_number=True, may_break=True, least=_RATIO), _ratio)
+        )
     shown.append((Column(title="verdict", key="verdict"), _verdict))
     if any(row.launches is not None for row in rows):
         shown.append((Column(title="launches", key="launches", is_number=True, rank=8), _launches))
