@@ -5,18 +5,17 @@
 Nothing is run: times are predictions from public figures. Writes results/auto_precision.json and .md.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from benchmarks.pages import made, publish
+from benchmarks.pages import arguments, made, publish
 from campo_onnx import Options, device, oplists
 from campo_onnx.auto_precision import choose_precision
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.loss_scale import loss_scaling
+from campo_onnx.optimize.values.loss_scale import loss_scaling
 
 DEVICES = ("v100", "a100", "h200")
 """One without BF16, and two with it."""
@@ -52,7 +51,7 @@ def chosen(graph: Path, name: str, dims: dict[str, int]) -> dict[str, Any]:
 
 def main() -> None:
     """Choose for every graph, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = arguments(__doc__)
     parser.add_argument("graphs", nargs="+", type=Path, metavar="GRAPH")
     parser.add_argument("--devices", nargs="+", default=DEVICES)
     parser.add_argument("--dim", nargs="*", default=[], metavar="NAME=SIZE", help="sizes of open dimensions")

@@ -27,13 +27,11 @@ from benchmarks.evaluation.peers import CONVERT_S, INSTALL_S, PEERS, Peer, conve
 from benchmarks.evaluation.predicted import predict
 from benchmarks.evaluation.stepped import Candidate, Effort, candidates, groups, measure, peer_candidate
 from benchmarks.evaluation.strategies import STRATEGIES
-from benchmarks.evaluation.update_error import SCALES, update_errors
 from benchmarks.pages import RESULTS, arguments, publish
 from benchmarks.steps import Call, Records, Step, add_arguments, call_of, drive
 from benchmarks.zoo import NOT_ON_RTX2080TI, TITLES
 from campo_onnx import CampoError, device
 from campo_onnx.devices.detect import device_of
-from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
 from campo_onnx.runtime.providers import Machine, choose_provider, machine
@@ -161,24 +159,11 @@ def _measurements(asked: Evaluation, model: str, records: Records) -> Iterator[S
             asked={**facts, "planned_for": asked.planned_for, "labels": group},
             needs=(graph,),
         )
-    if asked.variant == SMALL:
-        yield Step(
-            name=f"update-{model}",
-            work=partial(_update, asked, model, tuple(labels)),
-            seconds=15,
-            asked={"labels": labels, "planned_for": asked.planned_for, "scales": SCALES},
-            needs=(graph,),
-        )
 
 
 def _measure(asked: Evaluation, model: str, labels: tuple[str, ...], call: Call) -> Any:
     batch = call.result(f"graph-{model}-{asked.variant}")["batch"]
     return measure(asked.members(model, labels), asked.machine, EFFORT, batch, call.deadline)
-
-
-def _update(asked: Evaluation, model: str, labels: tuple[str, ...], call: Call) -> Any:
-    mixed = {label: m.imported.model for m in asked.members(model, labels) for label in m.labels}
-    return update_errors(import_model(asked.graph(model, SMALL)), mixed)
 
 
 def _time_nodes(asked: Evaluation, of: str, model: str, call: Call) -> Any:

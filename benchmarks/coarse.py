@@ -8,7 +8,6 @@ TensorFlow; in the exporter's graphs they are up to two dozen. Graphs are built,
 predictions from public figures. Graphs are kept below ``--work``. Writes results/coarse.json and .md.
 """
 
-import argparse
 import io
 import json
 import warnings
@@ -16,16 +15,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import onnx
 import torch
 from onnxruntime.capi import _pybind_state as native
 
-from benchmarks.evaluation.predicted import with_ratios
+from benchmarks.evaluation.predicted import figures, spread, with_ratios
 from benchmarks.evaluation.strategies import TF_AMP
-from benchmarks.pages import RESULTS, made, publish
+from benchmarks.pages import RESULTS, arguments, made, publish
 from benchmarks.table1 import TABLE_1, estimated
 from benchmarks.zoo import NOT_ON_RTX2080TI, TITLES
 from benchmarks.zoo.export import ZOO
@@ -180,13 +179,7 @@ def row(imported: Imported, on: Device, label: str) -> Row:
     plan = planned(imported, on, strategy, lists)
     unpadded = planned(imported, on, strategy, lists, pads=False) if plan.pads else plan
     return {
-        "step_us": plan.predicted_us,
-        "unpadded_us": unpadded.predicted_us,
-        "fp32_us": plan.fp32_us,
-        "casts": len(plan.casts),
-        "pads": len(plan.pads),
-        "low_nodes": len(plan.low_nodes),
-        "cast_us": plan.cast_us,
+        **figures(plan, unpadded.predicted_us),
         "tensor_core_share": 0.0,
         "allowed_fp32": allowed_in_fp32(plan),
     }
@@ -228,17 +221,13 @@ def models_on(name: str, work: Path, known: Table1) -> Iterator[tuple[str, Row]]
 
 def summary(models: Mapping[str, Row], costs: str) -> Row:
     """Mean and most over the models, as the paper's text gives them."""
-    found: Row = {}
-    for label in ROWS:
-        rows = [model[costs][label] for model in models.values() if label in model[costs]]
-        if not rows:
-            continue
-        found[label] = {
-            key: {"mean": fmean(known), "least": min(known), "most": max(known)}
-            for key in ("speedup", "over_tf_amp", "fewer_casts", "rewriting", "padding")
-            if (known := [r[key] for r in rows if r[key] is not None])
-        }
-    return found
+    keys = ("speedup", "over_tf_amp", "fewer_casts", "rewriting", "padding")
+    by_label = {label: [m[costs][label] for m in models.values() if label in m[costs]] for label in ROWS}
+    return {
+        label: {key: found for key in keys if (found := spread(row[key] for row in rows))}
+        for label, rows in by_label.items()
+        if rows
+    }
 
 
 def fine(name: str) -> Row:
@@ -249,7 +238,7 @@ def fine(name: str) -> Row:
 
 def main() -> None:
     """Build every graph, plan it, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = arguments(__doc__)
     parser.add_argument("--work", type=Path, default=Path("coarse_out"), help="where graphs are kept")
     work = parser.parse_args().work
     work.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Pictures: one idea each, told apart by colour and shape, the same bytes whenever the data is the same."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -90,38 +90,46 @@ def stacked(values: Values, parts: Sequence[str], path: Path, *, title: str, axi
         axes.axvline(0, color="#555555", linewidth=1)
 
 
-def curves(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path, *, axis: str, steps: str) -> None:
-    """Draw diagrams of curves, two in a row, with a logarithmic vertical axis."""
+Panels = Mapping[str, Mapping[str, Sequence[float]]]
+"""By title of a diagram, by label of a curve."""
+
+
+@contextmanager
+def _panels(
+    panels: Panels, path: Path, height: float, points: Callable[[Sequence[float]], Sequence[Any]]
+) -> Iterator[list[Any]]:
+    """Draw diagrams of curves, two in a row; give their axes, and write them."""
     rows = (len(panels) + 1) // 2
-    with _figure(path, _WIDTH_IN * 1.3, 2.9 * rows) as figure:
-        for position, (title, by_label) in enumerate(panels.items(), start=1):
-            axes = figure.add_subplot(rows, 2, position)
+    with _figure(path, _WIDTH_IN * 1.3, height * rows) as figure:
+        every = [figure.add_subplot(rows, 2, position) for position in range(1, len(panels) + 1)]
+        for axes, (title, by_label) in zip(every, panels.items(), strict=True):
             for number, (label, values) in enumerate(by_label.items()):
                 colour, dashes = _STYLES[number][0], ("-", "--", ":", "-.")[number % 4]
-                axes.plot(range(1, len(values) + 1), values, color=colour, linestyle=dashes, label=label)
-            axes.set_yscale("log")
+                axes.plot(*points(values), color=colour, linestyle=dashes, label=label)
             axes.set_title(title, fontsize=10)
-            axes.set(xlabel=steps, ylabel=axis)
             axes.grid(color="#dddddd", linewidth=0.6)
+        yield every
+        for axes in every:
             axes.legend(frameon=False)
 
 
-def distributions(panels: Mapping[str, Mapping[str, Sequence[float]]], path: Path, *, axis: str) -> None:
-    """Draw diagrams of distributions, two in a row: the share of cases up to a value, by quantiles."""
+def curves(panels: Panels, path: Path, *, axis: str, steps: str) -> None:
+    """Draw diagrams of curves with a logarithmic vertical axis."""
+    with _panels(panels, path, 2.9, lambda values: (range(1, len(values) + 1), values)) as every:
+        for axes in every:
+            axes.set_yscale("log")
+            axes.set(xlabel=steps, ylabel=axis)
+
+
+def distributions(panels: Panels, path: Path, *, axis: str) -> None:
+    """Draw diagrams of distributions: the share of cases up to a value, by quantiles."""
     from matplotlib.ticker import PercentFormatter
 
-    rows = (len(panels) + 1) // 2
-    with _figure(path, _WIDTH_IN * 1.3, 2.7 * rows) as figure:
-        for position, (title, by_label) in enumerate(panels.items(), start=1):
-            axes = figure.add_subplot(rows, 2, position)
-            for number, (label, quantiles) in enumerate(by_label.items()):
-                shares = [100 * i / (len(quantiles) - 1) for i in range(len(quantiles))]
-                colour, dashes = _STYLES[number][0], ("-", "--", ":", "-.")[number % 4]
-                axes.plot(quantiles, shares, color=colour, linestyle=dashes, label=label)
+    def shares(quantiles: Sequence[float]) -> Sequence[Any]:
+        return quantiles, [100 * i / (len(quantiles) - 1) for i in range(len(quantiles))]
+
+    with _panels(panels, path, 2.7, shares) as every:
+        for axes in every:
             axes.axvline(1, color="#555555", linewidth=0.8)
             axes.yaxis.set_major_formatter(PercentFormatter())
-            axes.set_title(title, fontsize=10)
-            axes.set_xlabel(axis)
-            axes.set_ylabel("networks up to that")
-            axes.grid(color="#dddddd", linewidth=0.6)
-            axes.legend(frameon=False)
+            axes.set(xlabel=axis, ylabel="networks up to that")

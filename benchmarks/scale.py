@@ -5,7 +5,6 @@
 Needs PyTorch and Ray. Writes results/scale.json and .md.
 """
 
-import argparse
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.pages import made, publish
+from benchmarks.pages import arguments, made, publish
 from benchmarks.population.networks import FAMILIES
 from benchmarks.population.rows import row
 from campo_onnx.scale.pools import pool_for
@@ -87,9 +86,7 @@ def _network(number: int) -> Task:
 
 def main() -> None:
     """Measure everything, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     add = parser.add_argument
     add("--networks", type=int, default=12)
     add("--nothings", type=int, default=2000)

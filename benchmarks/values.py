@@ -17,7 +17,7 @@ from campo_onnx import Options, Plan, device, oplists
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize import eligibility
 from campo_onnx.optimize.reason import Reason
-from campo_onnx.optimize.values import value_verdicts
+from campo_onnx.optimize.values.verdicts import value_verdicts
 from campo_onnx.pipeline import decide, problem_of
 
 _WITHOUT = frozenset({Reason.OVERFLOW, Reason.UNDERFLOW, Reason.SCALAR_INPUT})

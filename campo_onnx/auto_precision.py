@@ -8,8 +8,8 @@ import onnx
 
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision, low_precisions
-from campo_onnx.optimize.loss_scale import loss_scaling, low_gradients
 from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.values.loss_scale import loss_scaling, low_gradients
 from campo_onnx.options import Options
 from campo_onnx.pipeline import decide, problem_of
 

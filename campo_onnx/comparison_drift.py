@@ -10,10 +10,10 @@ import onnx
 
 from campo_onnx.comparison import Comparison, Drift
 from campo_onnx.errors import ModelError, UnsupportedModelError
-from campo_onnx.optimize.loss_scale import loss_scaling
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.safety import earlier_versions
+from campo_onnx.optimize.values.loss_scale import loss_scaling
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.pieces import run_in_pieces
 from campo_onnx.runtime.providers import machine

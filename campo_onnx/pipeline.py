@@ -20,7 +20,6 @@ from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.classify import classify
 from campo_onnx.optimize.eligibility import fixed_nodes
-from campo_onnx.optimize.loss_scale import loss_scaling, low_gradients
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.padding.alignment import open_axes
 from campo_onnx.optimize.padding.choose import PadLimits, pad, with_padding
@@ -32,6 +31,7 @@ from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.safety import protected, weight_update
 from campo_onnx.optimize.strategies.fp32 import all_fp32, fp32
 from campo_onnx.optimize.traffic import Traffic, planned_traffic, traffic
+from campo_onnx.optimize.values.loss_scale import loss_scaling, low_gradients
 from campo_onnx.options import Options
 
 
@@ -132,6 +132,7 @@ def problem_of(imported: Imported, options: Options) -> Problem:
         fixed={**options.forbidden, **fixed},
         costs=_costs(view, ports, options),
         digest=imported.digest,
+        flat=options.flat_weights(view) if options.flat_weights and low is Precision.FP16 else None,
     )
 
 

@@ -14,7 +14,7 @@ from campo_onnx.ops.precision import low_precisions
 from .render.table import TableFormat
 
 if TYPE_CHECKING:
-    from campo_onnx.optimize.ranges import DeclaredRange
+    from campo_onnx.optimize.values.ranges import DeclaredRange
 
 INPUT = "Input"
 DECISION = "How to decide"
@@ -71,8 +71,31 @@ def complete_providers(incomplete: str) -> list[str]:
     return [name for name in ("auto", "cpu", "cuda") if name.startswith(incomplete)]
 
 
+def complete_calibrated(incomplete: str) -> list[str]:
+    """Operators that a calibration times, for the shell's completion; several are separated by commas."""
+    from campo_onnx.calibrate.run import full_workload
+
+    done, comma, last = incomplete.rpartition(",")
+    return [f"{done}{comma}{op}" for op in full_workload("cuda").ops if op.startswith(last)]
+
+
+def complete_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Nodes of the plan that stands before, for the shell's completion."""
+    from campo_onnx.errors import CampoError
+    from campo_onnx.files import read_bytes
+    from campo_onnx.optimize.plan import Plan
+
+    path = Path(str(ctx.params.get("plan")))
+    try:
+        plan = Plan.from_json(read_bytes(path, title=str(path)), title=str(path))
+    except CampoError:
+        return []
+    return [node for node in plan.decision if node.startswith(incomplete)]
+
+
 ModelArgument = Annotated[
-    Path, typer.Argument(help="The exported FP32 training step (.onnx).", show_default=False)
+    Path,
+    typer.Argument(metavar="MODEL", help="The exported FP32 training step (.onnx).", show_default=False),
 ]
 DimOption = Annotated[
     list[str] | None,
@@ -307,7 +330,7 @@ def ranges(texts: list[str] | None) -> dict[str, "DeclaredRange"]:
     UsageError
         If one is not of that form, is empty, or a name comes twice.
     """
-    from campo_onnx.optimize.ranges import DeclaredRange
+    from campo_onnx.optimize.values.ranges import DeclaredRange
 
     found: dict[str, DeclaredRange] = {}
     for text in texts or ():

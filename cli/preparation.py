@@ -31,7 +31,7 @@ def cleaned_up(model: Path, dim: list[str] | None, *, wanted: bool) -> Iterator[
 def with_measured_ranges(model: Path, options: "Options", inputs: list[Path]) -> "Options":
     """Declare of graph inputs what batches show; what the user declared stays."""
     from campo_onnx.ir.importer import import_model
-    from campo_onnx.optimize.ranges import measured_ranges
+    from campo_onnx.optimize.values.ranges import measured_ranges
     from campo_onnx.runtime.feeds import read_feeds
 
     view = import_model(model, options.dims).view

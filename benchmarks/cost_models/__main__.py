@@ -8,7 +8,6 @@ stopped. Writes results/cost_models.json and .md. Figures are of this machine's 
 computes most FP16 nodes in FP32 between Casts.
 """
 
-import argparse
 import json
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +36,7 @@ from benchmarks.cost_models.curves import (
     score,
     sufficient,
 )
-from benchmarks.pages import made, publish
+from benchmarks.pages import arguments, made, publish
 from campo_onnx.calibrate.fit import PAPER_ACCURACY, Sample
 from campo_onnx.calibrate.samples import samples_of
 from campo_onnx.devices.detect import device_of
@@ -147,9 +146,7 @@ def all_rows(store: Path, work: Path) -> Iterator[tuple[str, Row | None]]:
 
 def main() -> None:
     """Fit everything, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--store", type=Path, required=True, metavar="FILE")
     parser.add_argument("--work", type=Path, default=Path("models_out"), help="where fits are kept")
     asked = parser.parse_args()

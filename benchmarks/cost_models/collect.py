@@ -7,13 +7,13 @@ in the order they were drawn in, so that what is there so far is a fair sample a
 shape is timed once more in a later run, into a second store: that tells noise.
 """
 
-import argparse
 import os
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.pages import arguments
 from campo_onnx.calibrate.layers import SAMPLED_OPS
 from campo_onnx.calibrate.samples import Sampling, cast_samples, samples_of
 from campo_onnx.errors import UnsupportedModelError
@@ -110,15 +110,13 @@ def to_do(first: NodeTimer, again: NodeTimer, finished: Path) -> Iterator[tuple[
 
 def main() -> None:
     """Time until the seconds are over."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--store", type=Path, required=True, metavar="FILE")
     parser.add_argument("--seconds", type=float, default=100.0, help="after which no further node is begun")
-    arguments = parser.parse_args()
-    first, again = timers(arguments.store)
-    end, counts = time.monotonic() + arguments.seconds, Counter[str]()
-    for timer, signature in to_do(first, again, arguments.store.with_suffix(".finished")):
+    asked = parser.parse_args()
+    first, again = timers(asked.store)
+    end, counts = time.monotonic() + asked.seconds, Counter[str]()
+    for timer, signature in to_do(first, again, asked.store.with_suffix(".finished")):
         if time.monotonic() > end:
             break
         try:

@@ -73,8 +73,11 @@ def fitted(samples: Sequence[Sample], name: str, seed: int = 0) -> Predict | Non
 
 def perceptron(samples: Sequence[Sample], *, logarithms: bool, seed: int) -> Predict:
     """Fit a multilayer perceptron on what the regression has: the FP32 time and the selected events."""
+    from sklearn.compose import TransformedTargetRegressor
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
     selected = select(samples)
 
@@ -82,19 +85,17 @@ def perceptron(samples: Sequence[Sample], *, logarithms: bool, seed: int) -> Pre
         values = [sample.fp32_us, *(sample.events[event] for event in selected)]
         return [math.log(value + 1e-3) for value in values] if logarithms else values
 
-    x = np.asarray([inputs(sample) for sample in samples])
     low_us = np.asarray([sample.low_us for sample in samples])
-    y = np.log(low_us) if logarithms else low_us
-    center, scale = x.mean(axis=0), np.where(x.std(axis=0) == 0, 1.0, x.std(axis=0))
-    middle, spread = float(y.mean()), float(y.std()) or 1.0
-    network = MLPRegressor(hidden_layer_sizes=HIDDEN, random_state=seed)
+    network = TransformedTargetRegressor(
+        make_pipeline(StandardScaler(), MLPRegressor(hidden_layer_sizes=HIDDEN, random_state=seed)),
+        transformer=StandardScaler(),
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        network.fit((x - center) / scale, (y - middle) / spread)
+        network.fit([inputs(sample) for sample in samples], np.log(low_us) if logarithms else low_us)
 
     def predict(sample: Sample) -> float:
-        row = (np.asarray([inputs(sample)]) - center) / scale
-        value = float(network.predict(row)[0]) * spread + middle
+        value = float(network.predict([inputs(sample)])[0])
         return math.exp(value) if logarithms else value
 
     return predict

@@ -51,7 +51,6 @@ def collect(records: Records) -> Data:
         "measured": {p: found for p in PROVIDERS if (found := _measured(records, p)) is not None},
         "peers": peers,
         "peer_errors": errors_of(peers),
-        "updates": by_model("update-{}"),
     }
 
 

@@ -78,19 +78,18 @@ def cast_times(graph: Path, device: Device, bench: NodeTimer, on_progress: Progr
 
 def scores(times: Times) -> list[dict[str, Any]]:
     """M_A (Eq. 3) of FP32 and FP16 times by operator, over distinct nodes that took any measurable time."""
-
-    def score(part: pl.DataFrame, precision: str) -> float | None:
-        timed = part.filter(pl.col(f"{precision}_us") > 0)
-        columns = timed[f"predicted_{precision}_us"], timed[f"{precision}_us"]
-        return model_accuracy(*columns) if len(timed) else None
-
     found = []
     for op in (CAST, *OPERATORS):
         part = pl.DataFrame([time for time in times if time["op"] == op and time["fp32_us"] > 0])
         if len(part):
-            by_precision = {precision: score(part, precision) for precision in ("fp32", "low")}
-            found.append({"op": op, "nodes": len(part), **by_precision})
+            found.append({"op": op, "nodes": len(part), **{p: _score(part, p) for p in ("fp32", "low")}})
     return found
+
+
+def _score(part: pl.DataFrame, precision: str) -> float | None:
+    timed = part.filter(pl.col(f"{precision}_us") > 0)
+    columns = timed[f"predicted_{precision}_us"], timed[f"{precision}_us"]
+    return model_accuracy(*columns) if len(timed) else None
 
 
 def mispredictions(times: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -42,16 +42,23 @@ def predict(graph: Path, device_name: str, labels: Collection[str]) -> dict[str,
 def _row(row: ComparisonRow, best: Plan, unpadded_us: float | None) -> Row:
     plan = row.plan
     return {
+        **figures(plan, plan.predicted_us if unpadded_us is None else unpadded_us),
+        "missed_us": dict(missed_us(plan, best.low_nodes)),
+        "tensor_core_share": row.tensor_core_share,
+        "source": str(plan.source),
+    }
+
+
+def figures(plan: Plan, unpadded_us: float) -> Row:
+    """What a plan comes to, and its step where it may not pad."""
+    return {
         "step_us": plan.predicted_us,
-        "unpadded_us": plan.predicted_us if unpadded_us is None else unpadded_us,
+        "unpadded_us": unpadded_us,
         "fp32_us": plan.fp32_us,
         "casts": len(plan.casts),
         "pads": len(plan.pads),
         "low_nodes": len(plan.low_nodes),
         "cast_us": plan.cast_us,
-        "missed_us": dict(missed_us(plan, best.low_nodes)),
-        "tensor_core_share": row.tensor_core_share,
-        "source": str(plan.source),
     }
 
 
@@ -79,13 +86,14 @@ def summary(by_model: Mapping[str, Rows]) -> Row:
     found: Row = {}
     for label in (TF_AMP, CAMPO, OPTIMAL):
         rows = [rows[label] for rows in by_model.values() if label in rows]
-        found[label] = {key: _spread(row.get(key) for row in rows) for key in (*keys, "share_of_rewriting")}
+        found[label] = {key: spread(row.get(key) for row in rows) for key in (*keys, "share_of_rewriting")}
         shared = [rows for model, rows in by_model.items() if model not in NOT_ON_RTX2080TI]
         found[label]["low_nodes"] = sum(rows[label]["low_nodes"] for rows in shared if label in rows)
     return found
 
 
-def _spread(values: Iterable[float | None]) -> Row | None:
+def spread(values: Iterable[float | None]) -> Row | None:
+    """Mean, least and most of what is known, and of how many."""
     known = [value for value in values if value is not None]
     if not known:
         return None

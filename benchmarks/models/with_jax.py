@@ -15,6 +15,8 @@ from flax import linen, nnx
 from benchmarks.models.case import Case
 from benchmarks.models.exactness import MOMENTUM, RATE, STEPS, Arrays, Framework, Trained
 from campo_onnx.export.jax import export_training_step
+from campo_onnx.export.jax.names import names_of
+from campo_onnx.export.jax.state import first_state
 
 LABELS = np.arange(4, dtype=np.int32) % 3
 
@@ -115,9 +117,7 @@ FAMILIES: Mapping[str, Mapping[str, Callable[[], Case]]] = {
 
 def _named(tree: Any) -> Arrays:
     """Name leaves as the exporter does."""
-    from campo_onnx.export.jax import _names
-
-    return dict(zip(_names(tree), map(np.asarray, jax.tree.leaves(tree)), strict=True))
+    return dict(zip(names_of(tree), map(np.asarray, jax.tree.leaves(tree)), strict=True))
 
 
 def drawn(case: Case, number: int) -> Case:
@@ -138,8 +138,9 @@ def _from_jax(case: Case) -> onnx.ModelProto:
 
 
 def _feeds(case: Case, _: onnx.ModelProto) -> Arrays:
-    feeds = {f"param.{name}": value for name, value in _named(case.parameters).items()}
-    return feeds | {f"input.{name}": np.asarray(value) for name, value in case.inputs.items()}
+    return first_state(case.parameters) | {
+        f"input.{name}": np.asarray(value) for name, value in case.inputs.items()
+    }
 
 
 def _in_jax(case: Case, is_exact: bool) -> Trained:

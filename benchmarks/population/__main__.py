@@ -6,13 +6,12 @@ Needs PyTorch. Each network is a line of ``--work``/rows.jsonl: kill the command
 and it goes on. Writes results/population.json and .md with what has come in.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.pages import RESULTS
+from benchmarks.pages import RESULTS, arguments
 from benchmarks.population import DEVICES
 from benchmarks.population.networks import SEED
 from benchmarks.population.page import publish_rows
@@ -37,9 +36,7 @@ def task_of(number: int, devices: tuple[str, ...], measure_on: str) -> Task:
 
 def main() -> int:
     """Do what is not done yet, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     add = parser.add_argument
     add("--count", type=int, default=1000, help="networks 0 to COUNT - 1")
     add("--devices", nargs="+", default=list(DEVICES), help="devices to plan for")

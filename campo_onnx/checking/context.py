@@ -18,8 +18,8 @@ from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.ranges import DeclaredRange
 from campo_onnx.optimize.rewrite import rewrite
+from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.options import Options
 from campo_onnx.pipeline import problem_of
 from campo_onnx.runtime.providers import machine

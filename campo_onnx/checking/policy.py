@@ -15,7 +15,7 @@ from campo_onnx.errors import UsageError
 from campo_onnx.files import read_bytes
 from campo_onnx.optimize.list_file import resolve
 from campo_onnx.optimize.oplists import OpLists, preset
-from campo_onnx.optimize.ranges import DeclaredRange
+from campo_onnx.optimize.values.ranges import DeclaredRange
 
 DEFAULT_MIN_SPEEDUP = 1.0
 

@@ -10,6 +10,7 @@ from onnx import TensorProto, numpy_helper
 
 from campo_onnx.devices.device import Device
 from campo_onnx.devices.roofline import TILE, node_time
+from campo_onnx.export.cpu_price import node_us
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.value import Node, Value
 from campo_onnx.ops.facts import ports_of, work_of
@@ -66,6 +67,8 @@ def _price(g: Graph, form: Form, values: Sequence[Value], device: Device) -> Pri
 
 
 def _time(signature: Signature, device: Device) -> float:
+    if device.provider == "cpu":
+        return node_us(signature)
     found = node_time(signature, ports_of(signature, Precision.FP16), device, Precision.FP32).time_us
     if spec(signature.op).family is not Family.CONVOLUTION:
         return found

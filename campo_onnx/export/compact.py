@@ -85,6 +85,9 @@ _NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1, "Max": -np.inf, "Min": np.in
 MANY_TERMS = 1 << 16
 """From so many values on, a sum of scaled gradients may overflow in FP16 before they do."""
 
+_MANY_ROWS = 256
+"""The CPU provider adds rows one after the other; from so many on it is given parts of them first."""
+
 _COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min"})
 
 
@@ -163,7 +166,28 @@ def reduce(g: Graph, op_type: str, x: Value, axes: Sequence[int], *, keepdims: b
     magnitude = g.producer(x, "Abs")
     if op_type == "ReduceSum" and magnitude is not None:
         return g.op("ReduceL1", magnitude.inputs[0], g.integers(sorted(axes)), keepdims=int(keepdims))
+    if op_type == "ReduceSum" and g.target == "cpu" and (runs := _runs_of_rows(x, sorted(axes))) > 1:
+        return _summed_in_parts(g, x, len(axes), runs, keepdims=keepdims)
     return g.op(op_type, x, g.integers(sorted(axes)), keepdims=int(keepdims))
+
+
+def _runs_of_rows(x: Value, axes: Sequence[int]) -> int:
+    """Into how many runs the rows of a long sum over the first axes are parted; 1 for any other sum."""
+    rows = math.prod(x.shape[axis] for axis in axes)
+    if axes != list(range(len(axes))) or len(axes) == x.rank or rows < _MANY_ROWS:
+        return 1
+    return max(n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0)
+
+
+def _summed_in_parts(g: Graph, x: Value, count: int, runs: int, *, keepdims: bool) -> Value:
+    """Sum over the first axes: runs of rows, then the sums of those.
+
+    The runs are as long as there are runs of them, or nearly: 1,024 roundings in a row become 32 and 32.
+    """
+    rows, rest = math.prod(x.shape[:count]), x.shape[count:]
+    sums = reduce(g, "ReduceSum", reshape(g, x, (runs, rows // runs, *rest)), [1], keepdims=False)
+    total = reduce(g, "ReduceSum", sums, [0], keepdims=False)
+    return reshape(g, total, (1,) * count + rest) if keepdims else total
 
 
 def sum_per_channel(g: Graph, x: Value) -> Value:

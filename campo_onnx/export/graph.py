@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
+from campo_onnx.export.one_pass import bias_dropouts, sums
 from campo_onnx.export.target import Target, may_use
 from campo_onnx.export.tidy import merged_pairs, splits, without_unread
 from campo_onnx.export.value import Node, Value
@@ -229,6 +230,8 @@ class Graph:
         names = {value.name: name for name, value in outputs.items()}
         outside = frozenset(names)
         needed = merged_pairs(self._needed(outputs.values()), outside)
+        if self.target == "cuda":
+            needed = sums(bias_dropouts(needed, outside, self.constant), outside)
         needed = without_unread(splits(needed, self.integers), outside)
         read = {v.name: v for made in needed for v in made.inputs if v is not None}
         graph = onnx.GraphProto(name="training_step")

@@ -40,7 +40,7 @@ LEARNING_RATE = "lr"
 STEP = "step"
 STEP_OUT = "step_out"
 
-PARAMETER, GRADIENT, SCALED_GRADIENT, INPUT = "param", "grad", "scaled_grad", "input"
+PARAMETER, GRADIENT, SCALED_GRADIENT, INPUT, OUTPUT = "param", "grad", "scaled_grad", "input", "output"
 """First parts of names, where a framework joins the rest itself."""
 
 _PARAMETER, _NEW_PARAMETER = f"{PARAMETER}.", "new."
@@ -48,7 +48,7 @@ _BUFFER, _NEW_BUFFER = "buf.", "buf_out."
 _STATE, _NEW_STATE = "opt.", "new_"
 _AVERAGE = "ema."
 _GRADIENT, _SCALED_GRADIENT = f"{GRADIENT}.", f"{SCALED_GRADIENT}."
-_INPUT, _TARGET, _OUTPUT = f"{INPUT}.", "target.", "output."
+_INPUT, _TARGET, _OUTPUT = f"{INPUT}.", "target.", f"{OUTPUT}."
 
 _NEXT = ((_PARAMETER, _NEW_PARAMETER), (_BUFFER, _NEW_BUFFER), (_STATE, _NEW_STATE))
 

@@ -6,17 +6,18 @@ from campo_onnx.ops.kernels import runs
 from campo_onnx.ops.key import MICROSOFT, OpKey
 from campo_onnx.ops.precision import Precision
 
-Target: TypeAlias = Literal["standard", "onnxruntime", "cuda"]
+Target: TypeAlias = Literal["standard", "onnxruntime", "cuda", "cpu"]
 """Where a step is to run.
 
 - ``"standard"``: anywhere; it has operators of the standard domain only.
 - ``"onnxruntime"``: in ONNX Runtime, on any provider.
 - ``"cuda"``: in ONNX Runtime, on its CUDA provider.
+- ``"cpu"``: in ONNX Runtime, on its CPU provider; long sums over rows are written as sums of sums there.
 """
 
 TARGETS: tuple[str, ...] = get_args(Target)
 
-_PROVIDERS = {"standard": (), "onnxruntime": ("cpu", "cuda"), "cuda": ("cuda",)}
+_PROVIDERS = {"standard": (), "onnxruntime": ("cpu", "cuda"), "cuda": ("cuda",), "cpu": ("cpu",)}
 
 
 def may_use(target: Target, op_type: str) -> bool:

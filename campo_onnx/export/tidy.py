@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from campo_onnx.export.one_pass import BIAS_DROPOUT
 from campo_onnx.export.value import Node, Value
 
 
@@ -38,7 +39,7 @@ def merged_pairs(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node]:
     return merged
 
 
-_OPTIONAL_OUTPUTS = frozenset({"Dropout", "LayerNormalization", "MaxPool"})
+_OPTIONAL_OUTPUTS = frozenset({"Dropout", BIAS_DROPOUT, "LayerNormalization", "MaxPool"})
 """Operators whose outputs but the first may be left out."""
 
 

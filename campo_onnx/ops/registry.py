@@ -9,11 +9,13 @@ from types import MappingProxyType
 from campo_onnx.ops import aten, microsoft, standard
 from campo_onnx.ops.key import ATEN, OpKey
 from campo_onnx.ops.signature import Signature
-from campo_onnx.ops.spec import Family, OpSpec
-from campo_onnx.ops.values.registry import RULES
+from campo_onnx.ops.spec import Ask, Family, Movement, OpSpec
+from campo_onnx.ops.values.registry import AT_MOST_ONE, BOUNDED, RULES
 from campo_onnx.ops.values.rule import Rule
+from campo_onnx.ops.values.traits import TRAITS, Trait
 
 _ATEN = OpKey(ATEN, "ATen")
+_MOVES = frozenset({Movement.VIEW, Movement.REORDER, Movement.REPEAT})
 
 
 class Registry:
@@ -50,20 +52,44 @@ class Registry:
                 return found
         return self.spec(signature.op)
 
+    def having(self, *traits: Trait) -> frozenset[OpKey]:
+        """The operators that have one of some traits."""
+        return frozenset(key for key, spec in self.specs.items() if not spec.traits.isdisjoint(traits))
+
+    def asking(self, what: Ask) -> Mapping[OpKey, tuple[int, ...]]:
+        """The operators that ask something of inputs, and the positions of these."""
+        found = {key: tuple(i for i, ask in spec.asks if ask is what) for key, spec in self.specs.items()}
+        return MappingProxyType({key: positions for key, positions in found.items() if positions})
+
     def of_family(self, *families: Family) -> frozenset[OpKey]:
         """The operators of some families."""
         return frozenset(key for key, spec in self.specs.items() if spec.family in families)
 
 
-def _with_values(specs: Iterable[OpSpec], rules: Mapping[OpKey, Rule]) -> Iterator[OpSpec]:
-    left = dict(rules)
+def _with_values(
+    specs: Iterable[OpSpec], rules: Mapping[OpKey, Rule], traits: Mapping[OpKey, frozenset[Trait]]
+) -> Iterator[OpSpec]:
+    known: set[OpKey] = set()
     for spec in specs:
-        yield replace(spec, values=left.pop(spec.key, spec.values))
-    if left:
-        raise ValueError(f"there are value rules of unknown operators: {', '.join(k.label for k in left)}")
+        known.add(spec.key)
+        values = rules.get(spec.key, spec.values)
+        more = traits.get(spec.key, frozenset())
+        yield replace(spec, values=values, traits=more | {*_implied(spec.movement, values)})
+    if left := (rules.keys() | traits.keys()) - known:
+        names = ", ".join(sorted(key.label for key in left))
+        raise ValueError(f"there are rules or traits of unknown operators: {names}")
 
 
-REGISTRY = Registry(_with_values((*standard.SPECS, *microsoft.SPECS, *aten.SPECS), RULES))
+def _implied(movement: Movement | None, values: Rule | None) -> Iterator[Trait]:
+    if movement in _MOVES:
+        yield Trait.MOVES
+    if values in AT_MOST_ONE:
+        yield Trait.AT_MOST_ONE
+    if values in BOUNDED:
+        yield Trait.BOUNDED
+
+
+REGISTRY = Registry(_with_values((*standard.SPECS, *microsoft.SPECS, *aten.SPECS), RULES, TRAITS))
 """The operators that come with the package."""
 
 _current: ContextVar[Registry] = ContextVar("registry", default=REGISTRY)

@@ -12,6 +12,7 @@ from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.schema import fp32_positions, schema_of, schema_ports
 from campo_onnx.ops.signature import Signature, TensorType
 from campo_onnx.ops.values.rule import Rule as ValueRule
+from campo_onnx.ops.values.traits import Trait
 from campo_onnx.ops.work import WorkForm
 
 PortRule: TypeAlias = Callable[[Signature, Precision], Ports]
@@ -61,6 +62,7 @@ class Ask(Enum):
     INDEX_ALONG_AXIS = "indices into the attribute axis of the first input"
     INDEX_OF_ANY_AXIS = "indices into several axes of the first input"
     INDEX_BELOW_DEPTH = "indices below the value of the second input"
+    MASK = "a mask, which is added before a softmax"
     CLASS = "indices into the second axis of the first input"
     CLASS_OF_LAST_AXIS = "indices into the last axis of the first input"
     INDEX_OF_SHAPE = "indices into the attribute axis of a tensor whose shape is the first input"
@@ -93,6 +95,9 @@ class OpSpec:
     values
         What it makes of the ranges of its inputs; where nobody has said, large values pass through it. For
         the operators of the package the table in ``ops/values/registry.py`` says it.
+    traits
+        What it does to the size of values. For the operators of the package the table in
+        ``ops/values/traits.py`` says it, and what follows from `movement` and `values` is added.
     asks
         What it asks of the values of inputs, by position.
     draws
@@ -114,6 +119,7 @@ class OpSpec:
     training_kernels: frozenset[Precision] = frozenset()
     movement: Movement | None = None
     values: ValueRule | None = None
+    traits: frozenset[Trait] = frozenset()
     asks: tuple[tuple[int, Ask], ...] = ()
     draws: bool = False
     typed_by_declaration: bool = False

@@ -15,8 +15,9 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import Use
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import OpClass
-from campo_onnx.optimize.ranges import DeclaredRange
+from campo_onnx.optimize.plan_file import decode, encode, plan_format
 from campo_onnx.optimize.reason import NO_FACTS, Fact, Reason, Verdict
+from campo_onnx.optimize.values.ranges import DeclaredRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,9 +353,7 @@ class Plan:
 
     def to_json(self) -> str:
         """Write the plan as JSON, one decision a line so that plans diff well."""
-        from campo_onnx.optimize.plan_file import encode
-
-        return encode(self)
+        return encode(self, _FILE)
 
     @classmethod
     def from_json(cls, text: str | bytes, *, title: str = "the plan") -> "Plan":
@@ -363,13 +362,11 @@ class Plan:
         Raises
         ------
         UsageError
-            If the text is no plan, or one of a newer version.
+            If the text is not a plan, or one of a newer version.
         PlanMismatchError
             If it was changed after it was written.
         """
-        from campo_onnx.optimize.plan_file import decode
-
-        return decode(text, title)
+        return decode(text, title, _FILE)
 
     def check_fits(self, imported: Imported) -> None:
         """Raise PlanMismatchError unless the plan was made for this very graph."""
@@ -392,3 +389,6 @@ class Plan:
                 why=f"{min(strange)!r} is in one of them only: somebody edited the plan",
                 remedy="Plan the model again.",
             )
+
+
+_FILE = plan_format(Plan)

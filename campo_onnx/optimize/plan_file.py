@@ -2,25 +2,38 @@
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 from campo_onnx.codec import DecodeError, Document, Format, from_json, to_json
 from campo_onnx.errors import PlanMismatchError, UsageError
-from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.reason import Reason
+
+P = TypeVar("P")
 
 _ROWS = ("casts", "reused", "dropped", "constants", "pads", "decisions")
 _DIGEST = "decisions_digest"
 _REMEDY = "Write one with: campo-onnx optimize MODEL -o MIXED --plan FILE"
 
 
-def encode(plan: Plan) -> str:
+def plan_format(holds: type[P]) -> Format[P]:
+    """Describe the file that holds a plan; the class of plans is given, since it reads and writes itself."""
+    return Format(
+        holds=holds,
+        noun="plan",
+        version=4,  # 3 says what casts would take with a node in the other precision, 4 how the step runs
+        rows=_ROWS,
+        older={1: _from_version_1, 2: lambda document: document, 3: lambda document: document},
+        remedy=_REMEDY,
+    )
+
+
+def encode(plan: P, form: Format[P]) -> str:
     """Write a plan as JSON."""
-    document = PLAN_FILE.document(plan)
+    document = form.document(plan)
     return to_json({_DIGEST: _digest(document), **document}, _ROWS)
 
 
-def decode(text: str | bytes, title: str) -> Plan:
+def decode(text: str | bytes, title: str, form: Format[P]) -> P:
     """Read :func:`encode` back.
 
     Raises
@@ -37,7 +50,7 @@ def decode(text: str | bytes, title: str) -> Plan:
     if not isinstance(document, dict) or "format_version" not in document:
         raise UsageError(f"{title} is not a plan file", remedy=_REMEDY)
     written = document.pop(_DIGEST, None)
-    plan = PLAN_FILE.from_document(document, title)
+    plan = form.from_document(document, title)
     if document["format_version"] > 1 and written != _digest(document):
         raise PlanMismatchError(
             f"{title} was changed after it was written",
@@ -78,13 +91,3 @@ def _from_version_1(document: Document) -> Document:
         "casts": [cast_of(row) for row in document["casts"]],
         "decisions": [decision_of(row) for row in document["decisions"]],
     }
-
-
-PLAN_FILE = Format(
-    holds=Plan,
-    noun="plan",
-    version=4,  # 3 says what casts would take with a node in the other precision, 4 how the step runs
-    rows=_ROWS,
-    older={1: _from_version_1, 2: lambda document: document, 3: lambda document: document},
-    remedy=_REMEDY,
-)

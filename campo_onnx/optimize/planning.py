@@ -41,6 +41,7 @@ class _Planning:
         self.retyped = {site.retyped for site in problem.sites.values() if site.is_retyped(self.low)}
         self.existing = existing_versions(self.view, problem.low)
         self._casts_of: dict[str, tuple[_CountedCast, ...]] = {}
+        self._share_us = _shares_us(problem, self.low)
 
     def plan(self, strategy: str, lists: str) -> Plan:
         problem = self.problem
@@ -98,7 +99,8 @@ class _Planning:
 
     def _counted(self, site: CastSite) -> tuple["_CountedCast", ...]:
         if site.tensor not in self._casts_of:
-            self._casts_of[site.tensor] = tuple(_CountedCast(cast, self.low) for cast in site.casts)
+            casts = () if site.tensor in self._share_us else site.casts
+            self._casts_of[site.tensor] = tuple(_CountedCast(cast, self.low) for cast in casts)
         return self._casts_of[site.tensor]
 
     def _precision(self, name: str) -> Precision | None:
@@ -164,7 +166,7 @@ class _Planning:
                 dst=self.problem.low if goes_down else Precision.FP32,
                 producer=producer.name if producer is not None else "",
                 consumers=self._low_uses(site.tensor) if goes_down else self._fp32_uses(site),
-                cast_us=cast.cast_us,
+                cast_us=self._share_us.get(site.tensor, cast.cast_us),
             )
 
     def _dropped_casts(self) -> Iterator[ExistingCast]:
@@ -210,6 +212,15 @@ class _Planning:
                 yield LowConstant(
                     tensor=tensor, consumers=consumers, keeps_fp32=not everybody or info.is_output
                 )
+
+
+def _shares_us(problem: Problem, low: frozenset[str]) -> dict[str, float]:
+    """Share the one Cast of all weights out among those that are read low, by size."""
+    if problem.flat is None:
+        return {}
+    sizes = {site.tensor: problem.flat.sizes[site.tensor] for site in problem.flat_casts(low)}
+    total = sum(sizes.values())
+    return {tensor: problem.flat_cast_us * size / total for tensor, size in sizes.items()}
 
 
 class _CountedCast:

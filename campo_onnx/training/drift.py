@@ -121,7 +121,7 @@ class Reference:
         Returns
         -------
         mapping
-            By floating-point output, the largest of a few draws.
+            By floating-point output, the largest of a few draws; infinite where one is not finite.
         """
         worst: dict[str, float] = {}
         step = 2.0 ** -(low.fraction_bits + 1)
@@ -130,7 +130,8 @@ class Reference:
             feeds = _changed(self.feeds, step=step, seed=2 * seed)
             for name, value in run_in_pieces(changed, feeds, self.machine, folder=self.folder):
                 if size := self._sizes.get(name):
-                    worst[name] = max(worst.get(name, 0.0), self._own(name, value, feeds) / size)
+                    error = self._own(name, value, feeds) / size if np.isfinite(value).all() else float("inf")
+                    worst[name] = max(worst.get(name, 0.0), error)
         return worst
 
     def _own(self, name: str, again: NDArray[Any], feeds: Arrays) -> float:

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import (
     accuracy,
     auto_precision,
-    data_safety,
+    digits,
     export,
     gpu_session,
     scaling,
@@ -94,21 +94,6 @@ def test_the_page_of_traffic() -> None:
     assert f"| mlp | {found.total.launches} | {found.total.launches} |" in page
 
 
-def test_data_decides_about_a_graph() -> None:
-    (row,) = data_safety.rows_of("mlp", budgets=(5e-2,), batches=1)
-    assert row["data_us"] <= row["lists_us"]
-    assert "| mlp | 0.05 |" in render(
-        "data_safety", {"made": made(), "batches": 1, "loss_scale": 1.0, "rows": [row]}
-    )
-
-
-def test_a_loss_scale_goes_in_once() -> None:
-    scaled = data_safety.with_loss_scale(onnx.load(MLP), 8.0)
-    onnx.checker.check_model(scaled)
-    with pytest.raises(SystemExit, match="found \\[\\]"):
-        data_safety.with_loss_scale(scaled, 8.0)
-
-
 class TestExport:
     def test_jobs_of_a_model(self) -> None:
         jobs = [*export.jobs_of("bert_large")]
@@ -142,39 +127,48 @@ class TestExport:
 VERSIONS = {"campo-onnx": "1", "torch": "2", "onnx": "3", "onnxruntime": "4"}
 
 
-def made_up_run(case: accuracy.Case, strategy: str, scaling: str, **found: Any) -> dict[str, Any]:
-    facts = {"seed": 0, "skipped": 3} | found
-    key = {"network": case.title, "strategy": strategy, "scaling": scaling}
-    return {**key, **facts, "accuracy": 90.0 + facts["seed"]}
+def made_up_run(case: digits.Case, how: str, **found: Any) -> dict[str, Any]:
+    facts = {"seed": 0, "skipped": 3, "low_nodes": 7, "cpu_s": 1.0} | found
+    return {"network": case.title, "how": how, **facts, "accuracy": 90.0 + facts["seed"]}
 
 
 class TestAccuracy:
     def test_differences_are_paired_by_seed(self) -> None:
         assert accuracy.paired([98.0, 99.0, 97.0], [97.0, 98.0, 96.0]) == {"mean": 1.0, "half_width": 0.0}
+        found = accuracy.paired([2.0, 0.0], [0.0, 0.0])
+        assert found == {"mean": 1.0, "half_width": pytest.approx(12.706, abs=1e-3)}  # one degree of freedom
 
     def test_a_small_loss_must_not_change_fp32(self) -> None:
-        small = (accuracy.SMALL_LOSS, "fp32", accuracy.NO_SCALING)
-        usual = made_up_run(accuracy.MLP, "fp32", accuracy.DYNAMIC, losses=[1.0])
-        same = made_up_run(*small, losses=[1.0 / accuracy.UNIT])
+        usual = made_up_run(digits.MLP, "fp32", losses=[1.0])
+        same = made_up_run(digits.SMALL_LOSS, "fp32 unscaled", losses=[1.0 / digits.UNIT])
         accuracy.check_units(pl.DataFrame([usual, same]))
         with pytest.raises(AssertionError, match="different ways"):
-            accuracy.check_units(pl.DataFrame([usual, same | {"losses": [1.001 / accuracy.UNIT]}]))
+            accuracy.check_units(pl.DataFrame([usual, same | {"losses": [1.001 / digits.UNIT]}]))
 
-    @pytest.mark.parametrize("case", accuracy.CASES, ids=lambda case: case.step)
-    def test_without_costs_every_network_goes_low(self, case: accuracy.Case) -> None:
-        _, plan = accuracy.costless(case, "optimal")
+    @pytest.mark.parametrize("case", digits.CASES, ids=lambda case: case.step)
+    def test_without_costs_every_network_goes_low(self, case: digits.Case) -> None:
+        _, plan = digits.costless(case.step, "optimal")
         assert plan.low_nodes
 
-    def test_the_page_of_made_up_outcomes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_everything_is_trained_once(self) -> None:
+        names = [task.arguments for task in accuracy.tasks_of(3, 2)]
+        assert len(set(names)) == len(names) == 3 * (3 * 4 + 3) + 2 * 3 * 3
+        assert {name for _, name, _ in names} == set(digits.HOWS)
+
+    def test_the_pages_of_made_up_outcomes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         images = np.zeros((1500, 64), np.float32), np.zeros(1500, np.int64)
         monkeypatch.setattr(accuracy, "digits", lambda: images)
-        monkeypatch.setattr(accuracy, "CASES", (accuracy.MLP,))
-        runs = [
-            made_up_run(*kind, seed=seed, losses=[1.0, 0.5]) for kind in accuracy.kinds() for seed in (0, 1)
-        ]
-        page = render("accuracy", accuracy.results(pl.DataFrame(runs), 2))
+        monkeypatch.setattr(accuracy, "CASES", (digits.MLP,))
+        kinds = [(digits.MLP, name) for name in (*digits.STRATEGIES, *digits.FORMATS)]
+        kinds += [(digits.SMALL_LOSS, name) for name in digits.SMALL_RUNS]
+        runs = pl.DataFrame(
+            [made_up_run(*kind, seed=seed, losses=[1.0, 0.5]) for kind in kinds for seed in (0, 1)]
+        )
+        page = render("accuracy", accuracy.results(runs, 2))
         assert "| MLP | 90.50 ± 0.71 |" in page
         assert "| Campo | no loss scaling | 90.50 ± 0.71 | 0.500 | 0 of 2 |" in page
+        page = render("formats", accuracy.by_format(runs, 2))
+        assert "| MLP | DFP-16 | 7 | 90.50 ± 0.71 | +0.00 ± 0.00 | 0.5000 |" in page
 
 
 ZOO = tuple(Path(f"{name}_b8.onnx") for name in TITLES)

@@ -1,5 +1,6 @@
 """Performance models at scale: what is collected resumes, and curves say what they are said to."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,12 +55,9 @@ def test_runs_add_up_and_do_nothing_twice(tmp_path: Path) -> None:
     assert (len(tests), len(pool)) == (21, 0)  # those drawn first are to test with
 
 
-def made_up(count: int, low_us: object) -> list[Sample]:
+def made_up(count: int, low_us: Callable[[float], float]) -> list[Sample]:
     times = np.random.default_rng(0).uniform(1.0, 1000.0, count)
-    return [
-        Sample(fp32_us=t, low_us=low_us(t), events={"size": t, "rate": 1 / t})  # type: ignore[operator]
-        for t in times
-    ]
+    return [Sample(fp32_us=t, low_us=low_us(t), events={"size": t, "rate": 1 / t}) for t in times]
 
 
 def test_a_curve_of_what_is_linear_is_flat_and_of_what_is_not_is_poor() -> None:

@@ -1,6 +1,8 @@
 """Rules on graphs of every origin, with padding and with declared ranges."""
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -14,10 +16,11 @@ from campo_onnx.devices.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
-from campo_onnx.optimize.ranges import DeclaredRange
+from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.options import Options
 from campo_onnx.pipeline import optimize
 from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.training.drift import Reference
 from tests.checking.conftest import Step, checked, red
 
 # --- graphs of every origin ---
@@ -127,3 +130,44 @@ def test_a_declared_value_that_fp16_does_not_hold_must_be_fp32(masked):
     findings = checked(masked, min_speedup=0, max_drift=10, ranges=wider)
     assert red(findings) == ["fp32"]
     assert "'masked'" in findings["fp32"].reason
+
+
+# --- drift by choices ---
+
+CHOOSES = """g (float[64,64] x, float[64,64] z) => (float[64,64] y) {{
+    n = Neg(x) {} c = Greater({}) y = Where(c, x, n) }}"""
+
+
+@pytest.fixture
+def choosing(model_text, tmp_path):
+    """A comparison in FP16 of values, a share of which lies as close to its bound as FP16 rounds."""
+
+    def make(share: float) -> SimpleNamespace:
+        low = "a = Cast<to = 10>(x) b = Cast<to = 10>(z)"
+        onnx.save(model_text(CHOOSES.format("", "x, z")), tmp_path / "step.onnx")
+        onnx.save(model_text(CHOOSES.format(low, "a, b")), tmp_path / "mixed.onnx")
+        generator = np.random.default_rng(0)
+        x = generator.normal(size=(64, 64)).astype(np.float32)
+        close = generator.random((64, 64)) < share
+        np.savez(tmp_path / "batch.npz", x=x, z=np.where(close, x * np.float32(1.0001), x * np.float32(0.5)))
+        return SimpleNamespace(folder=tmp_path, fp32=tmp_path / "step.onnx", mixed=tmp_path / "mixed.onnx")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("share", "limit", "passes"), [(0.02, None, True), (0.02, 0.01, False), (0.9, None, False)]
+)
+def test_drift_by_choice_passes_up_to_half_and_never_beyond_a_given_limit(choosing, share, limit, passes):
+    step = choosing(share)
+    policy = {} if limit is None else {"max_drift": limit}
+    found = checked(step, min_speedup=0, inputs=(step.folder / "batch.npz",), **policy)["drift"]
+    assert found.parts["y"] > 0.02
+    assert (found.status is Status.PASSED) is passes, found.reason
+    assert ("chooses otherwise" in found.reason) is passes
+
+
+def test_a_step_that_overflows_on_rounded_inputs_excuses_nothing(choosing, monkeypatch):
+    step = choosing(0.02)
+    monkeypatch.setattr(Reference, "error_of_rounding", lambda *_: {"y": math.inf})
+    assert checked(step, min_speedup=0, inputs=(step.folder / "batch.npz",))["drift"].status is Status.FAILED

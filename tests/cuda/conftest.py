@@ -12,7 +12,7 @@ from campo_onnx.runtime.providers import Machine, cuda_problem, machine
 
 STUB = "STUB"
 _FIELDS = ("launches", "up", "down", "inside", "waits", "captures", "replays", "used_bytes", "peak_bytes")
-_OWN = Path(__file__).parent.parent / "data"
+_OWN, _HERE = Path(__file__).parent.parent / "data", Path(__file__).parent / "data"
 
 
 def graphs() -> list[Path]:
@@ -20,7 +20,9 @@ def graphs() -> list[Path]:
     shared = os.environ.get("CAMPO_GRAPHS", "")
     more = sorted(Path(shared).glob("*.onnx")) if shared else []
     known = {path.name for path in more}
-    return [path for path in sorted(_OWN.glob("*.onnx")) if path.name not in known] + more
+    return [
+        path for path in sorted([*_OWN.glob("*.onnx"), *_HERE.glob("*.onnx")]) if path.name not in known
+    ] + more
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -90,17 +90,18 @@ def worst_deviation(
 
 
 def masks_of(model: onnx.ModelProto) -> list[str]:
-    dropouts = [node for node in model.graph.node if node.op_type == "Dropout"]
-    return [node.output[1] if len(node.output) > 1 else f"{node.output[0]}.mask" for node in dropouts]
+    return [node.output[1] if len(node.output) > 1 else f"{node.output[0]}.mask" for node in dropouts(model)]
+
+
+def dropouts(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.op_type in ("Dropout", "BiasDropout")]
 
 
 def with_masks(model: onnx.ModelProto) -> onnx.ModelProto:
     """Give dropout's masks out as well, so that eager can use the same."""
     shown = onnx.ModelProto()
     shown.CopyFrom(model)
-    for node, mask in zip(
-        (n for n in shown.graph.node if n.op_type == "Dropout"), masks_of(model), strict=True
-    ):
+    for node, mask in zip(dropouts(shown), masks_of(model), strict=True):
         node.output[1:] = [mask]
         shown.graph.output.append(onnx.helper.make_tensor_value_info(mask, onnx.TensorProto.BOOL, None))
     return shown

@@ -17,7 +17,8 @@ from flax import linen, nnx  # noqa: E402
 from flax.training.train_state import TrainState  # noqa: E402
 
 from campo_onnx.errors import CampoError  # noqa: E402
-from campo_onnx.export.jax import _names, export_function  # noqa: E402
+from campo_onnx.export.jax import export_function  # noqa: E402
+from campo_onnx.export.jax.names import names_of  # noqa: E402
 
 X = np.random.default_rng(0).standard_normal((4, 6), dtype=np.float32)
 BATCH = {"x": X, "y": np.arange(4, dtype=np.int32) % 3}
@@ -40,13 +41,13 @@ def worst(step: Step, given: Any) -> float:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     reads = {value.name for value in session.get_inputs()}
     names = [value.name for value in session.get_outputs()]
-    feeds = dict(zip(_names(given), jax.tree.leaves(given), strict=True))
+    feeds = dict(zip(names_of(given), jax.tree.leaves(given), strict=True))
     feeds = {name: array(feeds[name]) for name in reads}
     far = 0.0
     for _ in range(2):
         found = dict(zip(names, session.run(names, feeds), strict=True))
         expected = step(given)
-        for name, leaf in zip(_names(expected), map(array, jax.tree.leaves(expected)), strict=True):
+        for name, leaf in zip(names_of(expected), map(array, jax.tree.leaves(expected)), strict=True):
             far = max(far, float(np.abs(found[name] - leaf).max() / (np.abs(leaf).max() or 1)))
         feeds |= {k: v for k, v in found.items() if k in reads}
         feeds |= {f"state.{k.removeprefix('new.')}": v for k, v in found.items() if k.startswith("new.")}

@@ -17,7 +17,8 @@ from onnx.reference import ReferenceEvaluator
 
 from campo_onnx import Precision
 from tests.random_graphs.builder import RandomGraph, run
-from tests.random_graphs.oracles import OracleError, Runner, Setting, check
+from tests.random_graphs.oracles import Setting, check
+from tests.random_graphs.raised import OracleError, Runner
 
 pytestmark = pytest.mark.onnx_cases
 

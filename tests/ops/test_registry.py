@@ -29,6 +29,7 @@ from campo_onnx.ops.spec import (
 from campo_onnx.ops.values.bounded import bounded_by
 from campo_onnx.ops.values.propagate import propagated
 from campo_onnx.ops.values.range import exactly
+from campo_onnx.ops.values.traits import Trait
 from campo_onnx.ops.work import HOST_ONLY, Gemm, Stream, WorkKind
 from campo_onnx.optimize.oplists import OpClass, preset, with_overrides
 from campo_onnx.pipeline import Options, optimize
@@ -52,6 +53,18 @@ def test_an_operator_is_registered_once() -> None:
         Registry((TWICE, replace(TWICE, family=Family.LOSS)))
     with pytest.raises(ValueError, match="Conv is registered twice"), also(spec(OpKey("", "Conv"))):
         pass
+
+
+def test_traits_follow_from_what_an_operator_moves_and_from_its_bounds() -> None:
+    assert spec(OpKey("", "Transpose")).traits == {Trait.MOVES}
+    assert spec(OpKey("", "Tanh")).traits == {Trait.AT_MOST_ONE, Trait.BOUNDED, Trait.NEAR_ZERO}
+    assert not spec(OpKey("", "Gather")).traits & {Trait.MOVES, Trait.BOUNDED}  # it selects
+    assert all(REGISTRY.having(trait) for trait in Trait)
+    assert REGISTRY.having(Trait.AT_MOST_ONE) < REGISTRY.having(Trait.BOUNDED)
+
+
+def test_who_reads_a_mask_is_found_by_what_it_asks() -> None:
+    assert REGISTRY.asking(Ask.MASK)[OpKey("com.microsoft", "BiasSoftmax")] == (1,)
 
 
 def test_of_an_unknown_operator_nothing_is_known() -> None:

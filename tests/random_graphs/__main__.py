@@ -20,7 +20,8 @@ import onnx
 from tests.random_graphs.builder import RandomGraph, RejectedError, run
 from tests.random_graphs.generate import random_graph
 from tests.random_graphs.minimize import minimized
-from tests.random_graphs.oracles import OracleError, Setting, check
+from tests.random_graphs.oracles import Setting, check
+from tests.random_graphs.raised import OracleError
 
 
 def outcome_of(seed: int, folder: Path | None = None) -> dict[str, Any]:

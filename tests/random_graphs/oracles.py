@@ -2,26 +2,22 @@
 
 import itertools
 import random
-import re
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto
 
 from campo_onnx import Options, Plan, Precision, device, oplists
 from campo_onnx.costs.table import CostTable
 from campo_onnx.errors import CampoError, UnsupportedModelError
-from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.ir.shapes import infer
+from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.passes import taint
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.pipeline import Optimized, apply, decide, problem_of
-from campo_onnx.training.numerics import emulate
-from tests.random_graphs.builder import Array, RandomGraph, captured, run
+from tests.random_graphs.builder import RandomGraph, run
+from tests.random_graphs.raised import OracleError, Runner, gist, same_in_fp32
+from tests.random_graphs.reach import within_reach
 
 STRATEGIES = (
     "fine-grained",
@@ -37,19 +33,6 @@ DEVICES = ("v100", "h200", "a100", "cpu")
 LISTS = {"tf-amp": ("tf115", "tf2"), "torch-amp": ("pytorch",), "nvidia-amp": ("nvidia",)}
 
 MOST_FREE_NODES = 10  # brute force tries all subsets of them
-
-Feeds = Mapping[str, Array]
-Runner = Callable[[ModelProto, Feeds], Mapping[str, Array]]
-
-_LOW_TYPES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
-
-
-class OracleError(AssertionError):
-    """An oracle does not hold; `kind` says which."""
-
-    def __init__(self, kind: str, detail: str = "") -> None:
-        super().__init__(f"{kind}: {detail}" if detail else kind)
-        self.kind, self.detail = kind, detail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +141,10 @@ def check(graph: RandomGraph, setting: Setting, run: Runner | None = run) -> str
         result = optimized(graph.model, setting)
     except CampoError as error:
         if isinstance(error, UnsupportedModelError):
-            return f"refused: {_gist(str(error))}"
-        raise OracleError("refused a valid graph", _gist(str(error))) from error
+            return f"refused: {gist(str(error))}"
+        raise OracleError("refused a valid graph", gist(str(error))) from error
     except Exception as error:
-        raise OracleError(f"crash {type(error).__name__}", _gist(str(error))) from error
+        raise OracleError(f"crash {type(error).__name__}", gist(str(error))) from error
     _valid(graph, result)
     _price(result)
     _least(result, setting)
@@ -170,20 +153,16 @@ def check(graph: RandomGraph, setting: Setting, run: Runner | None = run) -> str
         return "ok, nothing low"
     if run is not None:
         _loads(graph, result, setting, run)
-        _same_in_fp32(graph, result, run)
-        _within_reach(graph, result, run)
+        same_in_fp32(graph, result, run)
+        within_reach(graph, result, run)
     return "ok"
-
-
-def _gist(text: str) -> str:
-    return re.sub(r"'[^']*'|[\d.]+|\(.*?\)", "_", " ".join(text.split()))[:110]
 
 
 def _valid(graph: RandomGraph, result: Optimized) -> None:
     try:
         onnx.checker.check_model(result.model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise OracleError("invalid", _gist(str(error))) from error
+        raise OracleError("invalid", gist(str(error))) from error
     for field in ("input", "output"):
         if list(getattr(result.imported.model.graph, field)) != list(getattr(result.model.graph, field)):
             raise OracleError("interface", field)
@@ -201,7 +180,7 @@ def _loads(graph: RandomGraph, result: Optimized, setting: Setting, run: Runner)
         except Exception as error:
             # What a GPU would run is loaded here to see that types agree; kernels are others there.
             if setting.device == "cpu" or "Type Error" in str(error):
-                raise OracleError("does not run", _gist(str(error))) from error
+                raise OracleError("does not run", gist(str(error))) from error
 
 
 def _price(result: Optimized) -> None:
@@ -268,272 +247,3 @@ def _once(result: Optimized, setting: Setting) -> None:
         raise OracleError("twice is not once")
     if Plan.from_json(result.plan.to_json()) != result.plan:
         raise OracleError("plan does not survive JSON")
-
-
-# --- the same in FP32 --------------------------------------------------------------------------
-
-
-def _same_in_fp32(graph: RandomGraph, result: Optimized, run: Runner) -> None:
-    """With every low type turned back into FP32, both graphs compute the same to the bit."""
-    given, written = raised(graph.model), raised(result.model, result.imported)
-    feeds = {name: _wide(value) for name, value in graph.feeds.items()}
-    try:
-        expected = run(given, feeds)
-    except Exception:
-        return  # what the graph computes in low precision has no FP32 kernel
-    try:
-        found = run(written, feeds)
-    except Exception as error:
-        raise OracleError("does not run in FP32", _gist(str(error))) from error
-    for name, value in expected.items():
-        if not isinstance(value, np.ndarray) or np.array_equal(
-            value, found[name], equal_nan=value.dtype.kind == "f"
-        ):
-            continue
-        # A padded product adds up zeros as well, in another order.
-        if not result.plan.pads or not np.allclose(value, found[name], rtol=1e-4, atol=1e-4, equal_nan=True):
-            raise OracleError("other values in FP32", name)
-
-
-def _wide(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_wide(item) for item in value]
-    is_low = isinstance(value, np.ndarray) and value.dtype.name in ("float16", "bfloat16")
-    return value.astype(np.float32) if is_low else value
-
-
-def raised(model: ModelProto, imported: Imported | None = None) -> ModelProto:
-    """Turn every FP16 and BF16 into FP32.
-
-    Parameters
-    ----------
-    imported
-        For a graph of ours the one it came from: constants get their FP32 values back.
-    """
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    _raise_graph(copy.graph)
-    if imported is not None:
-        _restore_fills(copy.graph, imported.model.graph)
-    for function in copy.functions:
-        _raise_nodes(function.node)
-    if imported is not None:
-        given = {tensor.name for tensor in imported.model.graph.initializer}
-        for tensor in copy.graph.initializer:
-            source = re.sub(r"_(fp16|bf16)(_\d+)?(_padded(_\d+)?)?$", "", tensor.name)
-            if tensor.name not in given and source in imported.constants:
-                exact = numpy_helper.to_array(imported.constants[source])
-                ends = [(0, long - size) for long, size in zip(tensor.dims, exact.shape, strict=True)]
-                longer = np.pad(exact, ends) if ends else exact
-                tensor.CopyFrom(numpy_helper.from_array(longer, tensor.name))
-    return copy
-
-
-def _restore_fills(graph: GraphProto, given: GraphProto) -> None:
-    fills = {node.name: node for node in given.node if node.op_type == "ConstantOfShape"}
-    for node in graph.node:
-        if node.name in fills:
-            del node.attribute[:]
-            node.attribute.extend(fills[node.name].attribute)
-
-
-def _raise_graph(graph: GraphProto) -> None:
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.type.tensor_type.elem_type in _LOW_TYPES:
-            value.type.tensor_type.elem_type = TensorProto.FLOAT
-    for tensor in graph.initializer:
-        _raise_tensor(tensor)
-    _raise_nodes(graph.node)
-
-
-def _raise_nodes(nodes: Iterator[onnx.NodeProto]) -> None:
-    for node in nodes:
-        for attribute in node.attribute:
-            if attribute.name in ("to", "dtype", "output_dtype", "stash_type") and attribute.i in _LOW_TYPES:
-                attribute.i = TensorProto.FLOAT
-            _raise_tensor(attribute.t)
-            for body in (attribute.g, *attribute.graphs):
-                _raise_graph(body)
-
-
-def _raise_tensor(tensor: TensorProto) -> None:
-    if tensor.data_type in _LOW_TYPES:
-        exact = numpy_helper.to_array(tensor).astype(np.float32)
-        tensor.CopyFrom(numpy_helper.from_array(exact, tensor.name))
-
-
-# --- within reach ------------------------------------------------------------------------------
-
-_ROUNDING = {Precision.FP16: 2.0**-11, Precision.BF16: 2.0**-8}
-_WHOLE_IN_FP32 = 2.0**24
-_INTEGERS = frozenset({2, 3, 4, 5, 6, 7, 12, 13})
-_RUNS, _MANY_RUNS = 4, 60
-_SLACK = 40.0
-
-
-def _within_reach(graph: RandomGraph, result: Optimized, run: Runner) -> None:
-    """Rounding as the plan says errs no more than noise of the size of a rounding does.
-
-    The noise is put on what the plan makes low. Whole numbers that were integers, and that no data had a
-    part in, have none: to lose one is wrong, however small a part it is of the number.
-    """
-    low = result.plan.low
-    given = raised(graph.model)
-    feeds = {name: _wide(value) for name, value in graph.feeds.items()}
-    try:
-        expected = run(given, feeds)
-        mixed_before = run(raised_interface(emulate(graph.model)), feeds)
-        found = run(raised_interface(emulate(result.model)), feeds)
-        with_noise = _noise_on_low_tensors(result, feeds, low, run)
-    except UnsupportedModelError:
-        return
-    except Exception:
-        return  # a graph that was low in parts has kernels for that alone
-    data = _data(given)
-    # Rounding makes some of what is compared equal, which noise does not.
-    unstable = data & _downstream(
-        given.graph, {n.output[0] for n in given.graph.node if n.op_type == "Equal"}
-    )
-    for runs in (_RUNS, _MANY_RUNS):
-        try:
-            noisy = [run(with_noise(seed), feeds) for seed in range(runs)]
-        except Exception:
-            return  # sizes depend on data, and noise of one size meets a tensor of another
-        try:
-            _compare(expected, mixed_before, found, noisy, data, unstable)
-        except OracleError:
-            # Noise may have missed a step that rounding takes: of a quantization, or a comparison.
-            if runs == _MANY_RUNS:
-                raise
-        else:
-            return
-
-
-def _compare(
-    expected: Feeds, mixed_before: Feeds, found: Feeds, noisy: list[Feeds], data: set[str], unstable: set[str]
-) -> None:
-    for name, value in expected.items():
-        others = [outcome[name] for outcome in noisy]
-        actual = found[name]
-        if not isinstance(value, np.ndarray) or name in unstable:
-            continue  # a sequence, or as above
-        if actual.shape != value.shape or any(other.shape != value.shape for other in others):
-            continue  # sizes that depend on data
-        if value.dtype.kind == "f":
-            # A graph that was low in parts is held against what it computed with those.
-            reach = max(max(_distance(o, value), _distance(o, mixed_before[name])) for o in others)
-            _float_within_reach(name, mixed_before[name], actual, reach)
-        elif name not in data and not np.array_equal(mixed_before[name], actual):
-            raise OracleError("wrong whole numbers", name)
-
-
-def _distance(actual: Array, expected: Array) -> float:
-    both = np.isfinite(expected) & np.isfinite(actual)
-    return float(np.linalg.norm(actual[both].astype(np.float64) - expected[both].astype(np.float64)))
-
-
-def _float_within_reach(name: str, expected: Array, actual: Array, reach: float) -> None:
-    finite = np.isfinite(expected)
-    if not np.isfinite(actual[finite]).all():
-        raise OracleError("not finite", name)
-    size = _distance(expected, np.zeros_like(expected))
-    error = _distance(actual, expected)
-    if error > _SLACK * reach + 1e-6 * size + 1e-12:
-        size = max(size, 1e-30)
-        raise OracleError("beyond reach", f"{name}: {error / size:.1e} where noise makes {reach / size:.1e}")
-
-
-def raised_interface(model: ModelProto) -> ModelProto:
-    """Let an emulated graph take and give FP32 where it takes and gives FP16."""
-    return model if not any(_is_low(v) for v in (*model.graph.input, *model.graph.output)) else raised(model)
-
-
-def _is_low(value: onnx.ValueInfoProto) -> bool:
-    return value.type.tensor_type.elem_type in _LOW_TYPES
-
-
-def _noise_on_low_tensors(
-    result: Optimized, feeds: Feeds, low: Precision, run: Runner
-) -> Callable[[int], ModelProto]:
-    """Find the values of what is low, and make graphs in FP32 with noise on them."""
-    model = raised(result.model, result.imported)
-    dtypes = infer(result.model, {}).dtypes
-    low_tensors = [t for node in model.graph.node for t in node.output if dtypes.get(t) in _LOW_TYPES]
-    probe = ModelProto()
-    probe.CopyFrom(model)
-    del probe.graph.output[:], probe.graph.value_info[:]
-    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in low_tensors)
-    values = run(probe, feeds) if low_tensors else {}
-    exact = _counted(model, dtypes) - _data(model)
-    stored = {t.name for t in result.model.graph.initializer if t.data_type in _LOW_TYPES}
-
-    def with_noise(seed: int) -> ModelProto:
-        rng = np.random.default_rng(seed)
-
-        def noise(name: str, value: Array) -> Array:
-            whole = (value == np.round(value)) & (np.abs(value) < _WHOLE_IN_FP32) & (name in exact)
-            size = np.where(np.isfinite(value) & ~whole, value, 0.0).astype(np.float64)
-            sign = rng.choice((-1.0, 1.0), value.shape)
-            # Of no two sizes alike: noises of one size would cancel where a value is passed on.
-            return np.asarray(size * sign * rng.uniform(0.5, 1.0, value.shape) * _ROUNDING[low], np.float32)
-
-        return _with_noise(model, values, stored, noise)
-
-    return with_noise
-
-
-def _data(model: ModelProto) -> set[str]:
-    """Tensors that inputs or constants of fractions have a part in; the rest is counted, not measured."""
-    graph = model.graph
-    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            stored[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
-    data = {v.name for v in graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT}
-    data |= {name for name, v in stored.items() if v.dtype.kind == "f" and (v != np.round(v)).any()}
-    return _downstream(graph, data)
-
-
-def _counted(model: ModelProto, dtypes: Mapping[str, int]) -> set[str]:
-    """Floats that integers were turned into, and what is computed from them: positions and counts."""
-    casts = [node for node in model.graph.node if node.op_type == "Cast"]
-    return _downstream(model.graph, {n.output[0] for n in casts if dtypes.get(n.input[0]) in _INTEGERS})
-
-
-def _downstream(graph: GraphProto, tensors: set[str]) -> set[str]:
-    found = set(tensors)
-    is_growing = True
-    while is_growing:  # nodes may stand in any order
-        before = len(found)
-        for node in graph.node:
-            reads_values = node.op_type not in ("Shape", "Size")
-            if reads_values and found.intersection((*node.input, *captured(node))):
-                found.update(node.output)
-        is_growing = len(found) > before
-    return found
-
-
-def _with_noise(
-    model: ModelProto, values: Feeds, stored: set[str], noise: Callable[[str, Array], Array]
-) -> ModelProto:
-    noisy = ModelProto()
-    noisy.CopyFrom(model)
-    for tensor in noisy.graph.initializer:
-        if tensor.name in stored:
-            value = numpy_helper.to_array(tensor)
-            tensor.CopyFrom(numpy_helper.from_array(value + noise(tensor.name, value), tensor.name))
-    nodes = []
-    for node in noisy.graph.node:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        nodes.append(copy)
-        for position, name in enumerate(node.output):
-            if name not in values or not (added_values := noise(name, values[name])).any():
-                continue
-            exact, added = f"{name}_without_noise", f"{name}_noise"
-            copy.output[position] = exact
-            noisy.graph.initializer.append(numpy_helper.from_array(added_values, added))
-            nodes.append(helper.make_node("Add", [exact, added], [name]))
-    del noisy.graph.node[:], noisy.graph.value_info[:]
-    noisy.graph.node.extend(nodes)
-    return noisy

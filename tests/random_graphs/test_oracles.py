@@ -11,7 +11,9 @@ from campo_onnx import Precision
 from campo_onnx.pipeline import Optimized
 from tests.random_graphs import oracles
 from tests.random_graphs.builder import RandomGraph, run
-from tests.random_graphs.oracles import OracleError, Setting, check
+from tests.random_graphs.oracles import Setting, check
+from tests.random_graphs.raised import OracleError
+from tests.random_graphs.reach import within_reach
 
 SETTING = Setting(strategy="optimal", lists="campo", low=Precision.FP16, device="v100", cost_seed=5)
 LAYER = """g (float[8,8] x, float[8,8] w) => (float[8,8] y) {
@@ -116,7 +118,7 @@ def test_a_value_that_is_lost_is_seen(fed, lower, kind):
         model=lowered.model, plan=lowered.plan, problem=lowered.problem, imported=lowered.imported
     )
     with pytest.raises(OracleError) as caught:
-        oracles._within_reach(graph, result, run)
+        within_reach(graph, result, run)
     assert caught.value.kind == kind
 
 
@@ -126,5 +128,5 @@ def test_rounding_is_not_what_is_looked_for(fed, lower):
     result = Optimized(
         model=lowered.model, plan=lowered.plan, problem=lowered.problem, imported=lowered.imported
     )
-    oracles._within_reach(graph, result, run)
+    within_reach(graph, result, run)
     onnx.checker.check_model(result.model, full_check=True)

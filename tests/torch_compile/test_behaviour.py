@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -160,6 +161,29 @@ DRAWN = {
 @pytest.mark.parametrize("function", DRAWN.values(), ids=DRAWN)
 def test_random_numbers_are_eagers(function: Any) -> None:
     assert worst_of_steps(Applied(function), [[torch.randn(3, 4)]] * 2) < ROUNDING
+
+
+@dataclass
+class Found:
+    loss: Any
+    logits: Any
+
+
+def test_arguments_may_change_and_hold_what_is_no_tensor() -> None:
+    def both(w: Any, x: Any, more: Any = None, double: bool = False, factor: float = 1.0) -> Any:
+        y = w * x * factor + (0 if more is None else more["by"][0].loss)
+        return Found(loss=None if more is None else y.sum(), logits=y * 2 if double else y)
+
+    module, x = Applied(both), torch.randn(3, 4)
+    run = compiled(module)
+    more = {"by": [Found(torch.randn(4), None)]}
+    calls = [(x, None), (x, more, True), *((x, more, False, factor) for factor in (0.5, 0.25, 0.125))]
+    for call in calls:
+        found, expected = run(*call), module(*call)
+        assert (found.loss is None) == (expected.loss is None)
+        assert distance([found.logits], [expected.logits]) < ROUNDING
+        gradients = [torch.autograd.grad(each.logits.sum(), module.weight) for each in (found, expected)]
+        assert distance(*gradients) < ROUNDING
 
 
 def test_buffers_and_inputs_change_in_place() -> None:

@@ -1,6 +1,6 @@
 """JAX training steps as ONNX graphs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import onnx
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export import step_naming
+from campo_onnx.export.jax.names import check_arrays, names_of, tensors_of, together
 from campo_onnx.export.jax.translate import translate
 from campo_onnx.ir.exporter import export_model
 
@@ -33,13 +34,14 @@ def export_training_step(
     Parameters
     ----------
     loss
-        ``loss(parameters, **inputs)``, a scalar; what ``jax.value_and_grad`` takes.
+        ``loss(parameters, **inputs)``, a scalar; what ``jax.value_and_grad`` takes. Or a pair of it and a
+        dictionary of arrays that the step shall give besides: ``{"accuracy": a}`` is ``output.accuracy``.
     parameters
         A pytree of FP32 arrays, or of ``jax.ShapeDtypeStruct``. A leaf at ``["dense"]["kernel"]``
         is the input ``param.dense.kernel`` and the output ``grad.dense.kernel``.
     example_inputs
         Arrays of the batch's types and shapes, by the name of the argument; the graph calls them
-        ``input.<name>``.
+        ``input.<name>``. They may be nested. None, truth values and texts become part of the graph.
     loss_scale
         Whether the loss is multiplied by an input before the backward pass. Gradients come out
         unscaled, with ``grads_finite`` saying whether all of them are finite.
@@ -68,21 +70,19 @@ def export_training_step(
     >>> [value.name for value in step.graph.output]  # doctest: +SKIP
     ['loss', 'grad.w']
     """
+    inputs, fixed = tensors_of(dict(example_inputs))
 
     def step(arguments: Mapping[str, Any]) -> dict[str, Any]:
         def scaled(p: Any) -> tuple[Any, Any]:
-            value = loss(p, **arguments[step_naming.INPUT])
-            if jnp.shape(value):
-                raise UsageError(
-                    f"the loss is not a scalar but of shape {jnp.shape(value)}",
-                    remedy="Reduce it, with .mean() say.",
-                )
-            return (value * arguments[step_naming.LOSS_SCALE] if loss_scale else value), value
+            value, shown = _loss_and_outputs(loss(p, **together(arguments[step_naming.INPUT], fixed)))
+            return (value * arguments[step_naming.LOSS_SCALE] if loss_scale else value), (value, shown)
 
-        gradients, value = jax.grad(scaled, has_aux=True)(arguments[step_naming.PARAMETER])
+        gradients, (value, shown) = jax.grad(scaled, has_aux=True)(arguments[step_naming.PARAMETER])
         is_scaled = loss_scale and not unscale
         kind = step_naming.SCALED_GRADIENT if is_scaled else step_naming.GRADIENT
         results = {step_naming.LOSS: value, kind: gradients}
+        if shown:
+            results[step_naming.OUTPUT] = shown
         if loss_scale and unscale:
             inverse = 1 / arguments[step_naming.LOSS_SCALE]
             results[step_naming.GRADIENT] = gradients = jax.tree.map(lambda g: g * inverse, gradients)
@@ -92,7 +92,7 @@ def export_training_step(
 
     arguments: dict[str, Any] = {
         step_naming.PARAMETER: parameters,
-        step_naming.INPUT: dict(example_inputs),
+        step_naming.INPUT: inputs,
     }
     if loss_scale:
         arguments[step_naming.LOSS_SCALE] = jax.ShapeDtypeStruct((), jnp.float32)
@@ -129,7 +129,7 @@ def export_function(
     """
     if opset not in OPSETS:
         raise UsageError(f"opset {opset} is not supported", remedy="Choose 20 or 21.")
-    _check_arrays(dict(example_arguments))
+    check_arrays(dict(example_arguments))
     try:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(dict(example_arguments))
     except (jax.errors.TracerBoolConversionError, jax.errors.ConcretizationTypeError) as error:
@@ -138,7 +138,7 @@ def export_function(
             why=str(error).partition("\n")[0],
             remedy="Choose with jnp.where instead of if.",
         ) from None
-    inputs, outputs = _names(dict(example_arguments)), _names(shapes)
+    inputs, outputs = names_of(dict(example_arguments)), names_of(shapes)
     if both := sorted(set(inputs) & set(outputs)):
         raise UsageError(
             f"{', '.join(both)} is an input and an output", remedy="Call the results something else."
@@ -149,29 +149,19 @@ def export_function(
     return model
 
 
-def _check_arrays(tree: Any) -> None:
-    for name, leaf in zip(_names(tree), jax.tree_util.tree_leaves(tree, is_leaf=_is_variable), strict=True):
-        is_number = isinstance(leaf, bool | int | float | complex)
-        if not is_number and not _is_variable(leaf) and not hasattr(leaf, "dtype"):
-            raise UsageError(
-                f"the argument {name!r} is not an array but {type(leaf).__name__}",
-                remedy="Close over it; give eqx.partition(module, eqx.is_array)[0] of an equinox module, and "
-                "combine inside.",
-            )
-
-
-def _names(tree: Any) -> Sequence[str]:
-    """Name each leaf by its path; that of a variable of flax.nnx ends with the variable."""
-    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)[0]]
-    return [".".join(map(_part, path)) for path in paths]
-
-
-def _is_variable(node: Any) -> bool:
-    # By name, since flax need not be installed; one that holds several arrays is taken apart as any tree is.
-    kinds = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(node).__mro__)
-    is_one = any(kind.startswith("flax.nnx") and kind.endswith(".Variable") for kind in kinds)
-    return is_one and len(jax.tree_util.tree_leaves(node)) == 1
-
-
-def _part(key: Any) -> str:
-    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
+def _loss_and_outputs(found: Any) -> tuple[Any, dict[str, Any]]:
+    """Tell the loss from what the step shall give besides: a loss may return both."""
+    shown: dict[str, Any] = {}
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping):
+        found, shown = found[0], dict(found[1])
+    if not hasattr(found, "dtype") and not isinstance(found, int | float):
+        raise UsageError(
+            f"the loss is not a scalar but {type(found).__name__}",
+            remedy="Return the scalar alone, or (loss, {'logits': logits}) where the step shall give more.",
+        )
+    if jnp.shape(found):
+        raise UsageError(
+            f"the loss is not a scalar but of shape {jnp.shape(found)}",
+            remedy="Reduce it, with .mean() say.",
+        )
+    return found, shown

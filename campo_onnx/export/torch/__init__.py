@@ -72,8 +72,8 @@ def export_training_step(
         20 or 21.
     target
         Where the step is to run. ``"standard"``: anywhere, by operators of the standard alone;
-        ``"onnxruntime"`` and ``"cuda"``: with those of ONNX Runtime 1.31 that take fewer passes over memory,
-        on any provider or on CUDA (:data:`campo_onnx.export.target.Target`).
+        ``"onnxruntime"``, ``"cuda"`` and ``"cpu"``: with those of ONNX Runtime 1.31 that take fewer passes
+        over memory, on any provider, on CUDA or on the CPU (:data:`campo_onnx.export.target.Target`).
     conv_weight_gradient
         How weights of convolutions get their gradient: ``"matmul"`` (a gather and a matrix product),
         ``"images"`` (a product for each image) or ``"conv"`` (a convolution with a kernel as large as the
@@ -139,6 +139,7 @@ def export_evaluation(
     example_targets: torch.Tensor | Sequence[Any] | Mapping[str, Any] = (),
     *,
     opset: int = 20,
+    target: Target = "standard",
     assume: Literal["checks"] | None = None,
     path: str | Path | None = None,
 ) -> onnx.ModelProto:
@@ -151,7 +152,7 @@ def export_evaluation(
     Parameters and errors are those of :func:`export_training_step`. The module's mode is afterwards as
     it was.
     """
-    _check_options(None, opset, "matmul", TARGETS[0], assume)
+    _check_options(None, opset, "matmul", target, assume)
     _check_parameters(module)
     step = Step(
         module=module,
@@ -174,7 +175,7 @@ def export_evaluation(
     finally:
         for child, mode in modes:
             child.training = mode
-    model = translate(traced, inputs, outputs, table, opset=opset)
+    model = translate(traced, inputs, outputs, table, opset=opset, target=target)
     if path is not None:
         export_model(model, Path(path))
     return model

@@ -93,12 +93,47 @@ def arguments(
         if isinstance(leaf, torch.Tensor):
             tensors[name_of(name)] = leaf
             places.setdefault(id(leaf), []).append(_Place(name_of(name)))
+        elif (held := _held(leaf)) is not None:
+            kept = type(leaf).__qualname__
+            raise UsageError(
+                f"the example {kind} {name!r} is of type {kept}, which keeps tensors ({held})",
+                why="they would become constants of the graph",
+                remedy="Give tensors in lists, tuples and dictionaries, or make the class known, "
+                f"with torch.export.register_dataclass({kept}) if it is a dataclass.",
+            )
     placed = tree_map_only(torch.Tensor, lambda leaf: places[id(leaf)].pop(0), tops)
     return Arguments(
         positional=() if by_name else tuple(placed.values()),
         keyword=placed if by_name else {},
         tensors=tensors,
     )
+
+
+_SEEN_DEPTH = 4
+
+
+def _held(value: Any, depth: int = 0) -> str | None:
+    """Give the path to a tensor that an object keeps; None if it keeps none."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return ""
+    if isinstance(value, Mapping):
+        parts = [(f"[{key!r}]", part) for key, part in value.items()]
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = [(f"[{i}]", part) for i, part in enumerate(value)]
+    elif isinstance(value, type | torch.nn.Module) or callable(value):
+        return None
+    else:
+        names = [*getattr(value, "__dict__", ()), *_slots(type(value))]
+        parts = [(f".{name}", getattr(value, name)) for name in names if hasattr(value, name)]
+    if depth == _SEEN_DEPTH:
+        return None
+    found = ((path, _held(part, depth + 1)) for path, part in parts)
+    return next((f"{path}{rest}" for path, rest in found if rest is not None), None)
+
+
+def _slots(kind: type) -> list[str]:
+    given = (getattr(each, "__slots__", ()) for each in kind.__mro__)
+    return [name for names in given for name in ((names,) if isinstance(names, str) else names)]
 
 
 def path_part(key: Any) -> str:

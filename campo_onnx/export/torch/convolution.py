@@ -1,33 +1,44 @@
 """Convolutions and their gradients.
 
 The gradient of the input is a transposed convolution; :mod:`campo_onnx.export.torch.weight_gradient` has
-that of the weight.
+that of the weight, and :mod:`campo_onnx.export.torch.conv_on_cpu` what a CPU does faster.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from campo_onnx.devices import datasheet
 from campo_onnx.devices.device import Device
 from campo_onnx.export.compact import sum_per_channel
 from campo_onnx.export.graph import Graph
+from campo_onnx.export.torch import conv_on_cpu
+from campo_onnx.export.torch.conv_on_cpu import input_gradient
 from campo_onnx.export.torch.operands import aten, pair
-from campo_onnx.export.torch.weight_gradient import Geometry, WeightGradient, weight_gradient
+from campo_onnx.export.torch.patches import Geometry
+from campo_onnx.export.torch.weight_gradient import WeightGradient, weight_gradient
 from campo_onnx.export.translation import Expected, Translation, table
 from campo_onnx.export.value import Value
 
 
 def _convolution(
-    g: Graph, expected: Expected, x: Value, weight: Value, bias: Value | None, stride: Sequence[int],
-    padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int],
-    groups: int,
+    device: Device, g: Graph, expected: Expected, x: Value, weight: Value, bias: Value | None,
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool,
+    output_padding: Sequence[int], groups: int,
 ) -> Value:  # fmt: skip
     count = weight.rank - 2
     geometry = _geometry(count, stride, padding, dilation, groups)
+    if _is_for_cpu(g, device):
+        on_cpu = conv_on_cpu.transposed if transposed else conv_on_cpu.forward
+        return on_cpu(g, x, weight, bias, geometry, expected.shape)
     if transposed:
         extra = pair(output_padding, count)
         return g.op("ConvTranspose", x, weight, bias, output_padding=extra, **geometry.attributes)
     return g.op("Conv", x, weight, bias, **geometry.attributes)
+
+
+def _is_for_cpu(g: Graph, device: Device) -> bool:
+    return g.target == "cpu" or (g.target != "cuda" and device.provider == "cpu")
 
 
 def _geometry(
@@ -45,10 +56,15 @@ def _convolution_backward(
 ) -> tuple[Value | None, ...]:  # fmt: skip
     geometry = _geometry(weight.rank - 2, stride, padding, dilation, groups)
     of_input = of_weight = of_bias = None
-    if wanted[0] and transposed:
+    if _is_for_cpu(g, device):
+        device = datasheet.device("cpu")
+    if wanted[0] and _is_for_cpu(g, device):
+        on_cpu = conv_on_cpu.forward if transposed else conv_on_cpu.transposed
+        of_input = on_cpu(g, gradient, weight, None, geometry, x.shape)
+    elif wanted[0] and transposed:
         of_input = g.op("Conv", gradient, weight, **geometry.attributes)
     elif wanted[0]:
-        of_input = _input_gradient(g, gradient, x, weight, geometry)
+        of_input = input_gradient(g, gradient, weight, geometry, x.shape)
     if wanted[1]:
         # In a transposed convolution the input and the output's gradient change roles.
         image, kernel = (gradient, x) if transposed else (x, gradient)
@@ -58,21 +74,9 @@ def _convolution_backward(
     return of_input, of_weight, of_bias
 
 
-def _input_gradient(g: Graph, gradient: Value, x: Value, weight: Value, geometry: Geometry) -> Value:
-    # Rows at the end that the strides never reached get no gradient: output_padding adds them.
-    unreached = [
-        n - ((o - 1) * s - 2 * p + d * (k - 1) + 1)
-        for n, o, s, p, d, k in zip(
-            x.shape[2:], gradient.shape[2:], geometry.strides, geometry.pads, geometry.dilations,
-            weight.shape[2:], strict=True,
-        )
-    ]  # fmt: skip
-    return g.op("ConvTranspose", gradient, weight, output_padding=unreached, **geometry.attributes)
-
-
 def translations(weight_gradient: WeightGradient, device: Device) -> Mapping[Any, Translation]:
     """Give the translations with a form of the weight's gradient, chosen for a device."""
     return table(
-        (aten.convolution.default, _convolution),
+        (aten.convolution.default, partial(_convolution, device)),
         (aten.convolution_backward.default, partial(_convolution_backward, weight_gradient, device)),
     )

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from onnx import TensorProto
 
-from campo_onnx.export.compact import cast, elementwise, expand, full, reshape, scaled
-from campo_onnx.export.gated import affine_rows
+from campo_onnx.export.compact import cast, elementwise, expand, full, scaled
+from campo_onnx.export.gated import add_product
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.joined import first_input, joined_rectified
 from campo_onnx.export.torch.operands import DTYPES, FLOATS, aten, operand
@@ -216,18 +216,13 @@ def _gelu_backward(
         return times(gradient, elementwise(g, "Add", cdf, times(x, density)))
     # With s = x / sqrt(2): (1 + erf(s) + s * 2 / sqrt(pi) * exp(-s * s)) / 2. The constant goes into the
     # exponent, and the half comes last: a product that follows takes it along.
-    s = times(x, number(math.sqrt(0.5)))
+    s, level = times(x, number(math.sqrt(0.5))), math.log(2 / math.sqrt(math.pi))
     if g.target == "cuda":
-        # With e ** -(s * s) in one node, its constant goes into the other term, whose two constants are one
-        # node too. On a CPU a power takes longer than what it saves.
-        level = math.sqrt(math.pi) / 2
-        flat = reshape(g, elementwise(g, "Erf", s), (1, x.elements))
-        both = [reshape(g, number(level), (1, 1))] * 2
-        cdf = reshape(g, affine_rows(g, flat, *both), x.shape)
-        bell = g.op("Pow", number(math.exp(-1)), times(s, s))
-        both_terms = elementwise(g, "Add", cdf, times(s, bell))
-        return scaled(g, times(gradient, both_terms), 1 / math.sqrt(math.pi))
-    exponent = elementwise(g, "Sub", number(math.log(2 / math.sqrt(math.pi))), times(s, s))
+        # With e ** -t in one node, which on a CPU takes longer than what it saves.
+        bell = g.op("Pow", number(math.exp(-1)), add_product(g, full(g, x.shape, -level, x.dtype), s, s))
+        rest = add_product(g, elementwise(g, "Erf", s), s, bell)
+        return scaled(g, add_product(g, gradient, gradient, rest), 0.5)
+    exponent = elementwise(g, "Sub", number(level), times(s, s))
     erf = elementwise(g, "Add", elementwise(g, "Erf", s), one)
     doubled = elementwise(g, "Add", erf, times(s, elementwise(g, "Exp", exponent)))
     return scaled(g, times(gradient, doubled), 0.5)
@@ -243,7 +238,7 @@ def _tanh_backward(g: Graph, expected: Expected, gradient: Value, y: Value) -> V
     return elementwise(g, "Mul", gradient, slope)
 
 
-def _to_copy(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
+def _to_copy(g: Graph, expected: Expected, x: Value, *_: Any, **__: Any) -> Value:
     return cast(g, x, expected.dtype)
 
 
@@ -327,6 +322,7 @@ TRANSLATIONS: Table = table(
     (aten.sigmoid_backward.default, _sigmoid_backward),
     (aten.tanh_backward.default, _tanh_backward),
     (aten._to_copy.default, _to_copy),
+    (torch.ops.prims.convert_element_type.default, _to_copy),
     (aten.clone.default, _identity),
     (aten.detach.default, _identity),
     (aten.alias.default, _identity),

@@ -283,9 +283,11 @@ def _check_loss(loss: Any, *, is_trained: bool) -> None:
             if isinstance(loss, torch.Tensor)
             else type(loss).__name__
         )
+        reduced = "Reduce it, with .mean() say, so that loss(output, *targets) has no dimensions."
+        several = "Return the scalar alone, or (loss, {'logits': logits}) where the step shall give more."
         raise UsageError(
             f"the loss is not a scalar but {found}",
-            remedy="Reduce it, with .mean() say, so that loss(output, *targets) has no dimensions.",
+            remedy=reduced if isinstance(loss, torch.Tensor) else several,
         )
     if is_trained and not loss.requires_grad:
         raise UsageError(

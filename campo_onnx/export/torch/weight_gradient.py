@@ -6,21 +6,17 @@
   but the work is one matrix product, the shape tensor cores are made for.
 - ``"images"``: the same with a product for each image, the results summed: nothing is transposed.
 
-The last two never repeats more than it must. A tap that moves along an axis by steps of one may as well
+The last two never repeat more than it must. A tap that moves along an axis by steps of one may as well
 move the gradient the other way: of a 3 by 3 kernel, three taps go to each side, so that six copies are
-made instead of nine. And a kernel of one tap needs no copies at all.
+made instead of nine. And a kernel of one tap needs no copies at all. On a CPU ``"matmul"`` copies for
+all taps nevertheless, and lays the product out such that nothing large is transposed.
 """
 
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from functools import reduce as fold
-from typing import Any, Literal, TypeAlias, get_args
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal, TypeAlias, get_args
 
 from campo_onnx.devices.device import Device
 from campo_onnx.devices.roofline import TILE
@@ -28,40 +24,21 @@ from campo_onnx.export.cheapest import cheapest
 from campo_onnx.export.compact import crop, pad, reduce, reshape, swap_last_two, transpose
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.products import gemm, matmul
+from campo_onnx.export.torch.patches import (
+    Axis,
+    Geometry,
+    axes_of,
+    channels_first,
+    flat_images,
+    seen,
+    seen_in_place,
+)
 from campo_onnx.export.value import Value
 
 WeightGradient: TypeAlias = Literal["auto", "matmul", "images", "conv"]
 """A form; ``"auto"`` takes for each layer the one that is predicted to be fastest."""
 
 FORMS: tuple[str, ...] = get_args(WeightGradient)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
-    """How a kernel moves over an image; one number per spatial axis.
-
-    Parameters
-    ----------
-    strides, pads, dilations
-        As in ONNX, but with equal padding at both ends.
-    groups
-        Number of groups of channels.
-    """
-
-    strides: tuple[int, ...]
-    pads: tuple[int, ...]
-    dilations: tuple[int, ...]
-    groups: int
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """As attributes of Conv and ConvTranspose."""
-        return {
-            "strides": list(self.strides),
-            "pads": [*self.pads, *self.pads],
-            "dilations": list(self.dilations),
-            "group": self.groups,
-        }
 
 
 def weight_gradient(
@@ -90,7 +67,9 @@ def weight_gradient(
     """
     parts = _parts(g, x, shape, geometry, device)
     forms = {
-        "matmul": partial(_by_matmul, shape=shape, geometry=geometry),
+        "matmul": partial(
+            _by_matmul if device.provider == "cuda" else _on_cpu, shape=shape, geometry=geometry
+        ),
         "images": partial(_by_images, shape=shape, geometry=geometry),
         "conv": partial(_by_conv, shape=shape, geometry=geometry, parts=parts),
     }
@@ -103,82 +82,43 @@ def weight_gradient(
     return forms[form](g, x, gradient)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
-    """What the taps read of one image along one axis.
-
-    Parameters
-    ----------
-    before, after
-        Zeros to add at either end.
-    first
-        Where each position's first tap reads, behind the zeros.
-    offsets
-        How far from there each tap reads; a single 0 where the taps move along the other image.
-    """
-
-    before: int
-    after: int
-    first: Sequence[int]
-    offsets: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Axis:
-    """A convolution along one spatial axis: how many elements go in and come out, and how it moves."""
-
-    size: int
-    result: int
-    taps: int
-    stride: int
-    padding: int
-    dilation: int
-
-    def of_input(self, turned: bool) -> _Reading:
-        """Say what is read of the input: all of it as it is, if the taps move along the gradient."""
-        if turned:
-            return _Reading(before=0, after=0, first=range(self.size), offsets=(0,))
-        reach = (self.result - 1) * self.stride + (self.taps - 1) * self.dilation + 1
-        return _Reading(
-            before=self.padding,
-            after=max(0, reach - self.size - self.padding),
-            first=[position * self.stride for position in range(self.result)],
-            offsets=[tap * self.dilation for tap in range(self.taps)],
-        )
-
-    def of_gradient(self, turned: bool) -> _Reading:
-        """Say what is read of the gradient: tap i of position q meets its element q - i * d + p."""
-        if not turned:
-            return _Reading(before=0, after=0, first=range(self.result), offsets=(0,))
-        before = max(0, (self.taps - 1) * self.dilation - self.padding)
-        return _Reading(
-            before=before,
-            after=max(0, self.size + self.padding - self.result),
-            first=[position + self.padding + before for position in range(self.size)],
-            offsets=[-tap * self.dilation for tap in range(self.taps)],
-        )
-
-
 def _by_matmul(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> Value:
     """Multiply (positions, taps and outputs), transposed, by (positions, taps and channels)."""
     if math.prod(shape[2:]) == 1 and not any(geometry.pads):
         return reshape(g, _pointwise(g, _strided(g, x, gradient, geometry), gradient), shape)
-    axes = _axes(x, gradient, shape, geometry)
+    axes = axes_of(x.shape, gradient.shape, shape, geometry)
     turned = _turned(axes, shape[1], shape[0])
-    columns = _seen(g, x, [axis.of_input(t) for axis, t in zip(axes, turned, strict=True)])
-    rows = _seen(g, gradient, [axis.of_gradient(t) for axis, t in zip(axes, turned, strict=True)])
+    columns = seen(g, x, [axis.of_input(t) for axis, t in zip(axes, turned, strict=True)])
+    rows = seen(g, gradient, [axis.of_gradient(t) for axis, t in zip(axes, turned, strict=True)])
     return _unstacked(g, matmul(g, transpose(g, rows, [1, 0]), columns), shape, turned)
+
+
+def _on_cpu(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> Value:
+    """Multiply (outputs, positions) by (positions, channels and taps); all taps move along the input."""
+    if math.prod(shape[2:]) == 1 and not any(geometry.pads):
+        return reshape(g, _pointwise(g, _strided(g, x, gradient, geometry), gradient), shape)
+    outputs, channels, *taps = shape
+    axes = axes_of(x.shape, gradient.shape, shape, geometry)
+    columns = seen(g, x, [axis.of_input(turned=False) for axis in axes], pads_last=True)
+    positions = columns.shape[0]
+    # Not transposed inside the product, where that takes twice as long.
+    rows = reshape(g, transpose(g, flat_images(g, gradient), [1, 0, 2]), (outputs, positions))
+    if positions < outputs:  # the smaller of the two is laid out as weights are
+        return reshape(g, matmul(g, rows, channels_first(g, columns, math.prod(taps))), shape)
+    apart = reshape(g, matmul(g, rows, columns), (outputs, *taps, channels))
+    # The last node, since a Reshape that makes an output of the graph is a copy.
+    return transpose(g, apart, [0, len(taps) + 1, *range(1, len(taps) + 1)])
 
 
 def _by_images(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> Value:
     """Multiply (taps and outputs, positions) by (positions, taps and channels) for each image, and sum."""
     if math.prod(shape[2:]) == 1 and not any(geometry.pads):
         x = _strided(g, x, gradient, geometry)
-        return reshape(g, _summed_products(g, *(_flat_images(g, image) for image in (gradient, x))), shape)
-    axes = _axes(x, gradient, shape, geometry)
+        return reshape(g, _summed_products(g, *(flat_images(g, image) for image in (gradient, x))), shape)
+    axes = axes_of(x.shape, gradient.shape, shape, geometry)
     turned = _turned(axes, shape[1], shape[0])
-    columns = _seen_in_place(g, x, [axis.of_input(t) for axis, t in zip(axes, turned, strict=True)])
-    rows = _seen_in_place(g, gradient, [axis.of_gradient(t) for axis, t in zip(axes, turned, strict=True)])
+    columns = seen_in_place(g, x, [axis.of_input(t) for axis, t in zip(axes, turned, strict=True)])
+    rows = seen_in_place(g, gradient, [axis.of_gradient(t) for axis, t in zip(axes, turned, strict=True)])
     product = _summed_products(g, rows, columns)
     taps = shape[2:]
     of_gradient = [taps[i] for i, t in enumerate(turned) if t]
@@ -187,20 +127,6 @@ def _by_images(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geom
     place = {axis: i + 1 for i, axis in enumerate(i for i, t in enumerate(turned) if t)}
     place |= {a: i + 2 + len(place) for i, a in enumerate([i for i, t in enumerate(turned) if not t])}
     return transpose(g, apart, [0, 1 + len(of_gradient), *(place[i] for i in range(len(taps)))])
-
-
-def _axes(x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> list[_Axis]:
-    return [
-        _Axis(size=n, result=o, taps=k, stride=s, padding=p, dilation=d)
-        for n, o, k, s, p, d in zip(
-            x.shape[2:], gradient.shape[2:], shape[2:], geometry.strides, geometry.pads, geometry.dilations,
-            strict=True,
-        )
-    ]  # fmt: skip
-
-
-def _flat_images(g: Graph, image: Value) -> Value:
-    return reshape(g, image, (*image.shape[:2], math.prod(image.shape[2:])))
 
 
 def _summed_products(g: Graph, rows: Value, columns: Value) -> Value:
@@ -219,7 +145,7 @@ def _unstacked(g: Graph, product: Value, shape: tuple[int, ...], turned: Sequenc
     return transpose(g, reshape(g, product, apart), [place[axis] for axis in wanted])
 
 
-def _turned(axes: Sequence[_Axis], channels: int, outputs: int) -> tuple[bool, ...]:
+def _turned(axes: Sequence[Axis], channels: int, outputs: int) -> tuple[bool, ...]:
     """Choose the axes whose taps move along the gradient: those that make the fewest elements."""
 
     def made(turned: Sequence[bool]) -> int:
@@ -230,54 +156,6 @@ def _turned(axes: Sequence[_Axis], channels: int, outputs: int) -> tuple[bool, .
 
     can_turn = [(False, True) if axis.taps > 1 and axis.stride == 1 else (False,) for axis in axes]
     return min(itertools.product(*can_turn), key=made)
-
-
-def _seen(g: Graph, image: Value, readings: Sequence[_Reading]) -> Value:
-    """Lay what the taps see of an image side by side: (positions, taps and channels)."""
-    batch, channels = image.shape[:2]
-    before, after = ([0, 0, *ends] for ends in ([r.before for r in readings], [r.after for r in readings]))
-    image = transpose(g, pad(g, image, before, after), [0, *range(2, image.rank), 1])
-    sizes = image.shape[1:-1]
-    positions = math.prod(len(r.first) for r in readings)
-    taps = math.prod(len(r.offsets) for r in readings)
-    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-    # Elements are numbered as one axis: where a line starts, and what is read from there.
-    lines = np.asarray(readings[0].first) * strides[0]
-    within = _sums([r.first for r in readings[1:]], strides[1:])
-    offsets = _sums([r.offsets for r in readings], strides)
-    if taps > 1 or not np.array_equal(np.add.outer(lines, within).ravel(), np.arange(math.prod(sizes))):
-        # Where the sum is large it is made when the step runs, for the file's sake.
-        terms = (lines[:, None, None], np.add.outer(within, offsets)[None])
-        index = g.op("Add", *(g.constant(term.astype(np.int32)) for term in terms))
-        flat = reshape(g, image, (batch, math.prod(sizes), channels))
-        image = g.op("Gather", flat, index, axis=1)
-    return reshape(g, image, (batch * positions, taps * channels))
-
-
-def _seen_in_place(g: Graph, image: Value, readings: Sequence[_Reading]) -> Value:
-    """Lay what the taps see side by side, channels first: (batch, channels and taps, positions)."""
-    batch, channels = image.shape[:2]
-    before, after = ([0, 0, *ends] for ends in ([r.before for r in readings], [r.after for r in readings]))
-    image = pad(g, image, before, after)
-    sizes = image.shape[2:]
-    positions = math.prod(len(r.first) for r in readings)
-    taps = math.prod(len(r.offsets) for r in readings)
-    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-    first, offsets = (
-        _sums(numbers, strides) for numbers in zip(*((r.first, r.offsets) for r in readings), strict=True)
-    )
-    flat = _flat_images(g, image)
-    if taps > 1 or not np.array_equal(first, np.arange(math.prod(sizes))):
-        terms = (offsets[:, None], first[None])
-        index = g.op("Add", *(g.constant(term.astype(np.int32)) for term in terms))
-        flat = g.op("Gather", flat, index, axis=2)
-    return reshape(g, flat, (batch, channels * taps, positions))
-
-
-def _sums(numbers: Sequence[Sequence[int]], factors: Sequence[int]) -> NDArray[np.int64]:
-    """Sum one number of each list times its factor, in every combination."""
-    terms = [np.asarray(each) * factor for each, factor in zip(numbers, factors, strict=True)]
-    return fold(np.add.outer, terms, np.zeros((), np.int64)).ravel()
 
 
 def _strided(g: Graph, x: Value, gradient: Value, geometry: Geometry) -> Value:

@@ -10,6 +10,7 @@ from campo_onnx.ops.spec import (
     FP16_KERNELS,
     LOW_KERNELS,
     SAME_AS_FIRST,
+    Ask,
     Family,
     FixedPorts,
     Like,
@@ -98,6 +99,7 @@ SPECS = (
         ports=FixedPorts((0, 1, 2)),
         training_kernels=LOW_KERNELS,
         shapes=_dropout_types,
+        asks=((3, Ask.SHARE),),
         draws=True,
     ),
     *specs(

@@ -1,7 +1,7 @@
 """Normalizations and softmax in one piece, fused forms and gradients."""
 
 from campo_onnx.ops.key import MICROSOFT
-from campo_onnx.ops.spec import LOW_KERNELS, SAME_AS_FIRST, Family, FixedPorts, Like, specs
+from campo_onnx.ops.spec import LOW_KERNELS, SAME_AS_FIRST, Ask, Family, FixedPorts, Like, specs
 from campo_onnx.ops.work import Stream
 
 _NORM, _SOFTMAX = Family.NORMALIZATION, Family.SOFTMAX
@@ -59,6 +59,7 @@ SPECS = (
         MICROSOFT,
         "BiasSoftmax",
         _SOFTMAX,
+        asks=((1, Ask.MASK),),
         work=Stream(15),
         ports=FixedPorts((0, 1)),
         shapes=SAME_AS_FIRST,

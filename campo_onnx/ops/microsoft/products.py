@@ -5,7 +5,7 @@ import numpy as np
 from campo_onnx.ops.gemms import conv, conv_grad, factors, gemm, matmul, matmul_axes
 from campo_onnx.ops.key import MICROSOFT
 from campo_onnx.ops.signature import Signature, TensorType
-from campo_onnx.ops.spec import FP16_KERNELS, Family, FixedPorts, specs
+from campo_onnx.ops.spec import FP16_KERNELS, Ask, Family, FixedPorts, specs
 from campo_onnx.ops.work import Gemm
 
 
@@ -36,10 +36,7 @@ def _conv_transpose_grad_types(signature: Signature) -> list[TensorType]:
     return [x, w, TensorType(w.dtype, bias)]
 
 
-_ATTENTIONS = """
-    Attention MultiHeadAttention GroupQueryAttention PackedAttention PackedMultiHeadAttention
-    LongformerAttention
-"""
+_ATTENTIONS = "Attention GroupQueryAttention PackedAttention PackedMultiHeadAttention LongformerAttention"
 
 SPECS = (
     *specs(
@@ -74,4 +71,5 @@ SPECS = (
     *specs(MICROSOFT, "ConvTransposeWithDynamicPads NhwcConv NhwcFusedConv", Family.CONVOLUTION),
     *specs(MICROSOFT, "LSTMTraining LSTMGrad GRUTraining GRUGrad", Family.RECURRENT),
     *specs(MICROSOFT, _ATTENTIONS, Family.ATTENTION),
+    *specs(MICROSOFT, "MultiHeadAttention", Family.ATTENTION, asks=((5, Ask.MASK),)),
 )

@@ -13,7 +13,7 @@ from campo_onnx.ops.gemms import (
     rnn,
 )
 from campo_onnx.ops.schema import one_type_ports
-from campo_onnx.ops.spec import Family, specs
+from campo_onnx.ops.spec import Ask, Family, specs
 from campo_onnx.ops.work import Gemm
 
 SPECS = (
@@ -25,7 +25,7 @@ SPECS = (
     *specs("", "DeformConv CausalConvWithState", Family.CONVOLUTION),
     *specs("", "RNN GRU LSTM", Family.RECURRENT, work=Gemm(rnn, inputs=(0, 1, 2))),
     # Keys and values may differ in type by the schema, and in no kernel.
-    *specs("", "Attention", Family.ATTENTION, ports=one_type_ports),
+    *specs("", "Attention", Family.ATTENTION, ports=one_type_ports, asks=((3, Ask.MASK),)),
     *specs("", "LinearAttention", Family.ATTENTION),
     *specs("ai.onnx.preview", "FlexAttention", Family.ATTENTION),
 )

@@ -101,6 +101,14 @@ def dropout(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     return (made(lowest, highest, one.expected_lowest, one.expected_highest, like=like), BOOLEAN)
 
 
+def bias_dropout(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """What dropout leaves of the values and a bias, on top of a residual."""
+    biased = arithmetic.added(inputs[0] or UNKNOWN, inputs[1] or UNKNOWN)
+    dropped, mask = dropout(signature, (biased, at(inputs, 3)))
+    residual = at(inputs, 2)
+    return (dropped if residual is None else arithmetic.added(dropped, residual), mask)
+
+
 def uniform(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Draws between two bounds."""
     low, high = (float(signature.attributes.get(name, d)) for name, d in (("low", 0.0), ("high", 1.0)))

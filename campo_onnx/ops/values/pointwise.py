@@ -44,8 +44,8 @@ def div(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     return (arithmetic.divided(a, b, vanishes=_vanishes(signature, inputs)),)
 
 
-def _same_operand(signature: Signature) -> bool:
-    a, b = signature.inputs[0], signature.inputs[1]
+def _same_operand(signature: Signature, first: int = 0, second: int = 1) -> bool:
+    a, b = signature.inputs[first], signature.inputs[second]
     return a is not None and b is not None and a.name == b.name
 
 
@@ -67,7 +67,8 @@ def pairwise(combine: Callable[[ValueRange, ValueRange], ValueRange]) -> Rule:
 def gated_add(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """``x + y * gate``."""
     x, y, gate = (r or UNKNOWN for r in inputs[:3])
-    return (arithmetic.added(x, arithmetic.multiplied(y, gate)),)
+    is_square = _same_operand(signature, 1, 2)
+    return (arithmetic.added(x, arithmetic.multiplied(y, gate, is_square=is_square)),)
 
 
 def mul(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:

@@ -8,6 +8,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.values import arithmetic
 from campo_onnx.ops.values.bounded import bounded_by, comparison, layer_normalization, log_softmax, moderate
 from campo_onnx.ops.values.choices import (
+    bias_dropout,
     cast,
     constant_of_shape,
     dropout,
@@ -61,6 +62,9 @@ from campo_onnx.ops.values.reductions import (
 )
 from campo_onnx.ops.values.rule import Rule
 
+_SHARE, _SIGNED = bounded_by(0.0, 1.0), bounded_by(-1.0, 1.0)
+_QUARTER_TURNS = bounded_by(-math.pi / 2, math.pi / 2)
+
 _BY_RULE: tuple[tuple[Rule, str], ...] = (
     (
         first_input,
@@ -99,9 +103,9 @@ _BY_RULE: tuple[tuple[Rule, str], ...] = (
     (reciprocal, "Reciprocal"),
     (monotone(math.exp), "Exp"),
     (logarithm, "Log"),
-    (bounded_by(0.0, 1.0), "Softmax Sigmoid HardSigmoid Hardmax com.microsoft:BiasSoftmax"),
-    (bounded_by(-1.0, 1.0), "Tanh Erf Sin Cos Sign Softsign"),
-    (bounded_by(-math.pi / 2, math.pi / 2), "Atan Asin"),
+    (_SHARE, "Softmax Sigmoid HardSigmoid Hardmax com.microsoft:BiasSoftmax"),
+    (_SIGNED, "Tanh Erf Sin Cos Sign Softsign"),
+    (_QUARTER_TURNS, "Atan Asin"),
     (
         comparison,
         """And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor EyeLike Bernoulli
@@ -120,6 +124,7 @@ _BY_RULE: tuple[tuple[Rule, str], ...] = (
     (log_softmax, "LogSoftmax"),
     (layer_normalization, "LayerNormalization RMSNormalization SimplifiedLayerNormalization"),
     (dropout, "Dropout"),
+    (bias_dropout, "com.microsoft:BiasDropout"),
     (uniform, "RandomUniform RandomUniformLike"),
     (normal, "RandomNormal RandomNormalLike"),
     (reduce_sum, "ReduceSum com.microsoft:ReduceSumTraining"),
@@ -154,3 +159,9 @@ def registered(table: Iterable[tuple[Rule, str]]) -> Mapping[OpKey, Rule]:
 
 RULES: Mapping[OpKey, Rule] = registered(_BY_RULE)
 """The rules by operator."""
+
+AT_MOST_ONE = frozenset({_SHARE, _SIGNED})
+"""Rules of what gives values between -1 and 1, whatever it reads."""
+
+BOUNDED = AT_MOST_ONE | {_QUARTER_TURNS, comparison, log_softmax, layer_normalization, index, size}
+"""Rules of what gives values of moderate size, whatever it reads."""

@@ -5,15 +5,12 @@ from collections.abc import Collection, Iterable, Mapping
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.ops.spec import Ask
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
+from campo_onnx.optimize.values.sum_ops import MOVES
 
-_MOVES = frozenset(
-    OpKey("", op)
-    for op in (
-        *("Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split"),
-        *("Squeeze", "Tile", "Transpose", "Unsqueeze"),
-    )
-)
+_MOVES = MOVES | {OpKey("", op) for op in ("Concat", "Gather", "Slice", "Split")}
 _CHOOSES = frozenset(OpKey("", op) for op in ("Clip", "Max", "Min", "Where"))
 _SUMS = frozenset(OpKey("", op) for op in ("Add", "Sub", "Sum"))
 _KEEPING = _MOVES | _SUMS | {OpKey("", op) for op in ("Clip", "Div", "Max", "Min", "Mul", "Where")}
@@ -21,11 +18,7 @@ _SOFTMAX = frozenset(OpKey("", op) for op in ("Exp", "LogSoftmax", "ReduceMax", 
     OpKey("com.microsoft", "BiasSoftmax")
 }
 
-_ADDED = {
-    OpKey("", "Attention"): (3,),
-    OpKey("com.microsoft", "BiasSoftmax"): (1,),
-    OpKey("com.microsoft", "MultiHeadAttention"): (5,),
-}
+_ADDED = REGISTRY.asking(Ask.MASK)
 """Operators that add a mask before a softmax of their own: where they read it."""
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from campo_onnx.optimize.plan import Plan
-from campo_onnx.optimize.ranges import DeclaredRange
 from campo_onnx.optimize.strategies import STRATEGIES
+from campo_onnx.optimize.values.ranges import DeclaredRange
 from tests.optimize.small_steps import STEADY, both, mixed_of, model_of
 
 B, H, S, D = 2, 2, 16, 8

@@ -8,24 +8,13 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
 from campo_onnx.ir.sort import bodies
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.ops.values.traits import Trait
 
-_BOUNDED = frozenset(
-    {
-        *("BatchNormalization", "Clip", "Cos", "Equal", "Erf", "Greater", "GroupNormalization"),
-        *("InstanceNormalization", "LayerNormalization", "Less", "LogSoftmax", "LpNormalization", "Not"),
-        *("RMSNormalization", "Sigmoid", "Sign", "Sin", "Softmax", "Softsign", "Tanh"),
-        *("ArgMax", "ArgMin", "Shape", "Size", "NonZero", "GRU", "LSTM", "HardSigmoid"),
-    }
-)
-_ADDING = frozenset(
-    {
-        *("Abs", "Add", "Cast", "Concat", "Dropout", "Expand", "Flatten", "Gather", "GatherElements"),
-        *("GatherND", "Identity", "Max", "MaxPool", "Mean", "Min", "Neg", "Relu", "Reshape"),
-        *("ReduceMax", "ReduceMean", "ReduceMin", "Slice", "Split", "Squeeze", "Sub", "Sum", "Tile"),
-        *("Transpose", "Unsqueeze", "Where", "Sqrt", "ScatterND", "ScatterElements", "Log"),
-    }
-)
-_SMALL = frozenset({"Sigmoid", "Softmax", "Tanh", "Cos", "Sin", "HardSigmoid"})
+_BOUNDED = REGISTRY.having(Trait.BOUNDED)
+_SMALL = REGISTRY.having(Trait.AT_MOST_ONE)
+_KEEPING = REGISTRY.having(Trait.MOVES, Trait.SIGN, Trait.SAME_SIZE, Trait.NO_LARGER)
 _FLOATS = frozenset({TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16})
 _LARGEST_STEP = 1.0
 _FEW = 64
@@ -90,9 +79,10 @@ class _Growth:
         self._depends.update(states)
         for node in self._body.node:
             reads = [t for t in node.input if t in self._depends]
-            if node.op_type in _SMALL:
+            op = OpKey(node.domain, node.op_type)
+            if op in _SMALL:
                 self._small.update(node.output)
-            if not reads or node.op_type in _BOUNDED:
+            if not reads or op in _BOUNDED:
                 continue
             self._depends.update(node.output)
             if self._multiplies(node) or any(t in self.grows for t in reads):
@@ -108,7 +98,7 @@ class _Growth:
         if node.op_type == "Div":
             divisor = node.input[1]
             return not self._known(divisor) or not self._smallest(divisor) >= 1.0
-        return node.op_type not in _ADDING
+        return OpKey(node.domain, node.op_type) not in _KEEPING
 
     def _known(self, tensor: str) -> bool:
         return tensor in self._small or tensor in self._constants

@@ -11,7 +11,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
-from campo_onnx.optimize.positions import exact_integers, largest_exact
+from campo_onnx.optimize.values.positions import exact_integers, largest_exact
 
 _WORST_ROUNDING = 0.01
 """Relative error beyond which a derived value counts as lost."""
@@ -60,7 +60,7 @@ def lost_values(
     view, ports
         The graph, and what of each node changes type with it.
     ranges
-        Range of every tensor (:func:`campo_onnx.optimize.ranges.value_ranges`).
+        Range of every tensor (:func:`campo_onnx.optimize.values.ranges.value_ranges`).
     low
         The low precision.
 

@@ -12,7 +12,7 @@ from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.values.choices import first_input
 from campo_onnx.ops.values.registry import registered
-from campo_onnx.optimize.ranges import DeclaredRange, value_ranges
+from campo_onnx.optimize.values.ranges import DeclaredRange, value_ranges
 
 HEADER = '<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1]>'
 X = "float[4,8] x, float[4,8] z"

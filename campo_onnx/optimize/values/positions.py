@@ -8,27 +8,23 @@ from onnx import TensorProto
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.registry import REGISTRY
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange, from_integers
 from campo_onnx.ops.values.rule import of_type
-from campo_onnx.optimize.sum_ops import CONTRACTIONS, SIGNS, VIEWS
+from campo_onnx.ops.values.traits import Trait
+from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, MOVES, SIGNS
 
-_NEED_EXACT = frozenset(
-    OpKey("", op)
-    for op in (
-        *("Ceil", "Cos", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod"),
-        *("OneHot", "Round", "Sin", "Tan", "ArgMax", "ArgMin", "TopK", "Range", "CumSum"),
-    )
-)
+_NEED_EXACT = REGISTRY.having(Trait.EXACT)
 _DECIDING = _NEED_EXACT - {OpKey("", "CumSum"), OpKey("", "OneHot"), OpKey("", "TopK")}
 _DIFFERENCES = frozenset({OpKey("", "Add"), OpKey("", "Sub"), OpKey("", "Sum")})
 _ANGLES = frozenset({OpKey("", "Cos"), OpKey("", "Sin"), OpKey("", "Tan")})
 _TO_ANGLES = (
-    VIEWS
+    MOVES
     | SIGNS
     | {OpKey("", op) for op in ("Add", "Concat", "Div", "Gather", "Mul", "Slice", "Sub", "Tile")}
 )
-_SCALES = VIEWS | {OpKey("", op) for op in ("Add", "Div", "Mul", "Sub")}
-_KEEPING_OFFSETS = VIEWS | {
+_SCALES = MOVES | {OpKey("", op) for op in ("Add", "Div", "Mul", "Sub")}
+_KEEPING_OFFSETS = MOVES | {
     OpKey("", op) for op in ("Add", "Concat", "Max", "Min", "Mul", "ReduceMax", "Slice", "Where")
 }
 _FEW_LEVELS = 4.0

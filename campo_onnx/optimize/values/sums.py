@@ -6,14 +6,14 @@ from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
-from campo_onnx.optimize.sum_ops import (
+from campo_onnx.optimize.values.sum_ops import (
     CARRIERS_OF_SQUARES,
     CONTRACTIONS,
+    MOVES,
     NARROW,
     ROOTS,
     SUMS,
     SUMS_OF_SQUARES,
-    VIEWS,
     adds_up,
     is_mean,
     leading_to_sums,
@@ -26,7 +26,7 @@ _LONG = 16
 """The norm of so many values, each below 2**14, may overflow."""
 
 _LONG_SUM = 4096
-_KEEPING_NORMS = VIEWS | {OpKey("", op) for op in ("Add", "Clip", "Max", "Sum")}
+_KEEPING_NORMS = MOVES | {OpKey("", op) for op in ("Add", "Clip", "Max", "Sum")}
 _KEEPING_SUMS = _KEEPING_NORMS | {OpKey("", op) for op in ("Abs", "Concat", "Min", "Neg", "Slice", "Sub")}
 
 
@@ -139,7 +139,7 @@ def long_sums(
     """Find sums over thousands of activations, and what reads them until they are divided.
 
     The sum of 65,536 values of 1 overflows FP16; a mean over them does not, since kernels add up in FP32. Of
-    gradients :mod:`campo_onnx.optimize.gradient_sums` knows more.
+    gradients :mod:`campo_onnx.optimize.values.gradient_sums` knows more.
 
     Parameters
     ----------

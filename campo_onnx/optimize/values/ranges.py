@@ -19,12 +19,9 @@ from campo_onnx.ops.values.arithmetic import GUARD, LARGE
 from campo_onnx.ops.values.propagate import propagated
 from campo_onnx.ops.values.range import GIVEN, INFINITY, UNKNOWN, ValueRange, made
 from campo_onnx.ops.values.rule import of_type
-from campo_onnx.optimize.loops import growing_outputs
+from campo_onnx.optimize.values.loops import growing_outputs
+from campo_onnx.optimize.values.sum_ops import MOVES
 
-_VIEWS = frozenset(
-    OpKey("", op)
-    for op in ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose")
-)
 _FEW_ELEMENTS = 16
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 
@@ -216,7 +213,7 @@ def _related(
 def _is_reduction(op_type: str, tensor: str, of: str, view: GraphView) -> bool:
     """Whether `tensor` is a reduction of `of`, looking through views."""
     producer = view.producer.get(tensor)
-    while producer is not None and (producer.op in _VIEWS or _is_floor(producer)):
+    while producer is not None and (producer.op in MOVES or _is_floor(producer)):
         tensor = _through(producer, view)
         producer = view.producer.get(tensor)
     return producer is not None and producer.op == OpKey("", op_type) and producer.inputs[0] == of

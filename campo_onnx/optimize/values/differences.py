@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.values.range import ValueRange
-from campo_onnx.optimize.sum_ops import CONTRACTIONS, VIEWS, adds_up, squared, summed_input
+from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, MOVES, adds_up, squared, summed_input
 
-_SCALES = VIEWS | {OpKey("", op) for op in ("Div", "Mul", "Neg")}
+_SCALES = MOVES | {OpKey("", op) for op in ("Div", "Mul", "Neg")}
 _JOINS = frozenset(OpKey("", op) for op in ("Add", "Sub", "Sum"))
 
 

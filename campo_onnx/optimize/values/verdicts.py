@@ -7,17 +7,17 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.differences import cancelling_squares
-from campo_onnx.optimize.factors import shrunken_values
-from campo_onnx.optimize.gradient_sums import gradient_products_summed, scaled_gradients_summed
-from campo_onnx.optimize.loss_scale import LossScaling, loss_scaling
-from campo_onnx.optimize.masks import unknown_masks
-from campo_onnx.optimize.positions import angles, decided_inputs, largest_exact
-from campo_onnx.optimize.ranges import DeclaredRange, value_ranges
 from campo_onnx.optimize.reason import Fact, Reason, Verdict
-from campo_onnx.optimize.sums import long_sums, squares_summed
-from campo_onnx.optimize.survival import LostValue, least_of, lost_values
-from campo_onnx.optimize.vanishing import squares_of_slopes, vanishing_values
+from campo_onnx.optimize.values.differences import cancelling_squares
+from campo_onnx.optimize.values.factors import shrunken_values
+from campo_onnx.optimize.values.gradient_sums import gradient_products_summed, scaled_gradients_summed
+from campo_onnx.optimize.values.loss_scale import LossScaling, loss_scaling
+from campo_onnx.optimize.values.masks import unknown_masks
+from campo_onnx.optimize.values.positions import angles, decided_inputs, largest_exact
+from campo_onnx.optimize.values.ranges import DeclaredRange, value_ranges
+from campo_onnx.optimize.values.sums import long_sums, squares_summed
+from campo_onnx.optimize.values.survival import LostValue, least_of, lost_values
+from campo_onnx.optimize.values.vanishing import squares_of_slopes, vanishing_values
 
 
 def value_verdicts(

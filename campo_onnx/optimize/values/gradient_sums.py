@@ -6,12 +6,12 @@ from campo_onnx.ir.view import GraphView, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
-from campo_onnx.optimize.sum_ops import (
+from campo_onnx.optimize.values.sum_ops import (
+    MOVES,
     NARROW,
     NORMALIZED,
     SIGNS,
     SUMS,
-    VIEWS,
     is_mean,
     leading_to_sums,
     origin,
@@ -69,7 +69,7 @@ def _only_summed(tensor: str, view: GraphView) -> bool:
     while pending:
         for use in view.consumers.get(pending.pop(), ()):
             node = view.node[use.node]
-            if node.op in VIEWS:
+            if node.op in MOVES:
                 pending.append(node.outputs[0])
             elif node.op not in SUMS:
                 return False
@@ -155,7 +155,7 @@ def scaled_gradients_summed(
             terms *= terms_of(node, view)
             if terms >= _TERMS_OF_A_BATCH:
                 found.add(node.name)
-        elif node.op not in VIEWS and node.op not in SIGNS:
+        elif node.op not in MOVES and node.op not in SIGNS:
             continue
         if terms > 1:
             summed[node.outputs[0]] = terms

@@ -6,33 +6,18 @@ import numpy as np
 
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import REGISTRY
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
+from campo_onnx.ops.values.traits import Trait
 
-SUMS = frozenset(
-    {
-        *(OpKey("", op) for op in ("AveragePool", "CumSum", "GlobalAveragePool", "ReduceL1", "ReduceLogSum")),
-        *(OpKey("", op) for op in ("ReduceMean", "ReduceSum")),
-        OpKey("com.microsoft", "ReduceSumTraining"),
-    }
-)
-SUMS_OF_SQUARES = frozenset({OpKey("", "ReduceSumSquare"), OpKey("", "ReduceL2")})
-VIEWS = frozenset(
-    OpKey("", op)
-    for op in ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-)
-SIGNS = frozenset({OpKey("", "Abs"), OpKey("", "Neg")})
-CARRIERS = VIEWS | {OpKey("", op) for op in ("Add", "Concat", "Div", "Mul", "Neg", "Sum", "Slice", "Where")}
+SUMS = REGISTRY.having(Trait.SUM)
+SUMS_OF_SQUARES = REGISTRY.having(Trait.SUM_OF_SQUARES)
+MOVES = REGISTRY.having(Trait.MOVES)
+SIGNS = REGISTRY.having(Trait.SIGN)
+CONTRACTIONS = REGISTRY.having(Trait.CONTRACTION)
+NORMALIZED = REGISTRY.having(Trait.NORMALIZES)
+CARRIERS = MOVES | {OpKey("", op) for op in ("Add", "Concat", "Div", "Mul", "Neg", "Sum", "Slice", "Where")}
 CARRIERS_OF_SQUARES = CARRIERS | {OpKey("", op) for op in ("Abs", "Clip", "Max", "Min", "Sub")}
-CONTRACTIONS = frozenset(
-    {OpKey("", op) for op in ("Einsum", "Gemm", "MatMul")} | {OpKey("com.microsoft", "FusedMatMul")}
-)
-NORMALIZED = frozenset(
-    OpKey("", op)
-    for op in (
-        *("BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization"),
-        *("RMSNormalization", "SimplifiedLayerNormalization"),
-    )
-)
 ROOTS = frozenset({OpKey("", "Sqrt"), OpKey("", "Pow")})
 NARROW = 1e30
 """A precision whose largest value is below this has not the exponents of FP32."""
@@ -40,6 +25,8 @@ NARROW = 1e30
 _SCATTERS = frozenset({OpKey("", "ScatterElements"), OpKey("", "ScatterND")})
 _WEIGHTED = CONTRACTIONS | {OpKey("", "Conv")}
 _MANY_TERMS = 16
+_DATA = {"Clip": (0,), "Div": (0,), "Gather": (0,), "GatherElements": (0,), "GatherND": (0,), "Where": (1, 2)}
+"""Inputs that values come through, where that is not all of them."""
 
 
 def squared(node: OpNode, view: GraphView) -> str | None:
@@ -53,7 +40,7 @@ def squared(node: OpNode, view: GraphView) -> str | None:
     if node.op == OpKey("", "Mul") or (node.op in CONTRACTIONS and _is_norm(node, view)):
         if len(node.inputs) < 2:
             return None
-        a, b = (origin(t, view, VIEWS | SIGNS) for t in node.inputs[:2])
+        a, b = (origin(t, view, MOVES | SIGNS) for t in node.inputs[:2])
         is_data = a in view.tensors and view.tensors[a].kind is not TensorKind.CONSTANT
         return node.inputs[0] if a == b and is_data else None
     return None
@@ -65,7 +52,7 @@ def _is_norm(node: OpNode, view: GraphView) -> bool:
     return before is None or after is None or after == 1 or before >= _MANY_TERMS * after
 
 
-def origin(tensor: str, view: GraphView, through: frozenset[OpKey] = VIEWS) -> str:
+def origin(tensor: str, view: GraphView, through: frozenset[OpKey] = MOVES) -> str:
     """The tensor that views of it lead back to."""
     producer = view.producer.get(tensor)
     while producer is not None and producer.op in through:
@@ -91,13 +78,13 @@ def leading_to_sums(
         elif to_roots and is_root(node, view):
             found.add(node.inputs[0])
         elif node.op in carriers and any(t in found for t in node.outputs):
-            found.update(_carried(node))
+            found.update(carried(node))
     return frozenset(found)
 
 
-def _carried(node: OpNode) -> Iterator[str]:
-    positions = {"Clip": (0,), "Div": (0,), "Where": (1, 2)}.get(node.op.op_type, range(len(node.inputs)))
-    for position in positions:
+def carried(node: OpNode) -> Iterator[str]:
+    """The inputs that values come through."""
+    for position in _DATA.get(node.op.op_type, range(len(node.inputs))):
         if node.inputs[position]:
             yield node.inputs[position]
 

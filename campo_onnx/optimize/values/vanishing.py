@@ -8,15 +8,14 @@ import numpy as np
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.registry import REGISTRY
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
-from campo_onnx.optimize.sum_ops import NARROW, SIGNS, VIEWS
+from campo_onnx.ops.values.traits import Trait
+from campo_onnx.optimize.values.sum_ops import MOVES, NARROW, SIGNS, carried
 
-_PROBABILITIES = frozenset(
-    {*(OpKey("", op) for op in ("Celu", "Elu", "Erf", "Exp", "Sigmoid", "Softmax", "Softplus", "Tanh"))}
-    | {OpKey("com.microsoft", "BiasSoftmax")}
-)
+_PROBABILITIES = REGISTRY.having(Trait.NEAR_ZERO)
 _CARRIERS = (
-    VIEWS
+    MOVES
     | SIGNS
     | frozenset(
         OpKey("", op)
@@ -26,13 +25,10 @@ _CARRIERS = (
         )
     )
 )
-_DATA = {"Clip": (0,), "Div": (0,), "Gather": (0,), "GatherElements": (0,), "GatherND": (0,), "Where": (1, 2)}
-"""Inputs that values come through, where that is not all of them."""
-
 _SPREADING = (
-    VIEWS | SIGNS | {OpKey("", op) for op in ("Add", "Concat", "Mul", "ReduceSum", "Slice", "Sub", "Sum")}
+    MOVES | SIGNS | {OpKey("", op) for op in ("Add", "Concat", "Mul", "ReduceSum", "Slice", "Sub", "Sum")}
 )
-_MOVING = VIEWS | SIGNS
+_MOVING = MOVES | SIGNS
 _AWAY = 2.0**-7
 """A divisor that is proved to be at least this does not vanish."""
 
@@ -100,8 +96,8 @@ def _leading_to(
         return frozenset()
     for node in reversed(view.nodes):
         if node.op in _CARRIERS and any(t in found for t in node.outputs):
-            for position in _DATA.get(node.op.op_type, range(len(node.inputs))):
-                add(node.inputs[position])
+            for tensor in carried(node):
+                add(tensor)
     return frozenset(found)
 
 

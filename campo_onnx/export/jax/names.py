@@ -1,0 +1,66 @@
+"""What the leaves of a pytree are called, and which of them are tensors of a step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from campo_onnx.errors import UsageError
+
+
+def names_of(tree: Any) -> Sequence[str]:
+    """Name each leaf by its path; that of a variable of flax.nnx ends with the variable."""
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)[0]]
+    return [".".join(map(_part, path)) for path in paths]
+
+
+def check_arrays(tree: Any) -> None:
+    """Refuse what is no array in a tree.
+
+    Raises
+    ------
+    UsageError
+        If a leaf is something else.
+    """
+    for name, leaf in zip(names_of(tree), jax.tree_util.tree_leaves(tree, is_leaf=_is_variable), strict=True):
+        is_number = isinstance(leaf, bool | int | float | complex)
+        if not is_number and not _is_variable(leaf) and not hasattr(leaf, "dtype"):
+            raise UsageError(
+                f"the argument {name!r} is not an array but {type(leaf).__name__}",
+                remedy="Close over it; give eqx.partition(module, eqx.is_array)[0] of an equinox module, and "
+                "combine inside.",
+            )
+
+
+def tensors_of(tree: Any) -> tuple[Any, Any]:
+    """Part a tree into its tensors, and what becomes part of the graph: truth values and texts.
+
+    Returns
+    -------
+    tensors, fixed
+        Two trees like the given one, with None in the place of the other's leaves.
+    """
+    tensors = jax.tree.map(lambda leaf: None if isinstance(leaf, bool | str) else leaf, tree)
+    fixed = jax.tree.map(lambda leaf: leaf if isinstance(leaf, bool | str) else None, tree)
+    return tensors, fixed
+
+
+def together(tensors: Any, fixed: Any) -> Any:
+    """Put together what :func:`tensors_of` parted."""
+    return jax.tree.map(
+        lambda tensor, known: tensor if known is None else known,
+        tensors,
+        fixed,
+        is_leaf=lambda leaf: leaf is None,
+    )
+
+
+def _is_variable(node: Any) -> bool:
+    # By name, since flax need not be installed; one that holds several arrays is taken apart as any tree is.
+    kinds = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(node).__mro__)
+    is_one = any(kind.startswith("flax.nnx") and kind.endswith(".Variable") for kind in kinds)
+    return is_one and len(jax.tree_util.tree_leaves(node)) == 1
+
+
+def _part(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))

@@ -1,0 +1,58 @@
+"""From a pytree of parameters to a session's state, and back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from campo_onnx.errors import UsageError
+from campo_onnx.export import step_naming
+from campo_onnx.export.jax.names import names_of
+
+
+def first_state(parameters: Any, **others: Any) -> dict[str, NDArray[Any]]:
+    """Give every leaf by the name of its input.
+
+    Parameters
+    ----------
+    parameters
+        As :func:`~campo_onnx.export.jax.export_training_step` got them.
+    others
+        Further trees of the state, by the key that the exported function has them under: ``buf``, ``opt``.
+
+    Examples
+    --------
+    >>> first_state({"dense": {"bias": np.zeros(2, np.float32)}})
+    {'param.dense.bias': array([0., 0.], dtype=float32)}
+    """
+    tree = {step_naming.PARAMETER: parameters, **others}
+    return dict(zip(names_of(tree), map(np.array, jax.tree.leaves(tree)), strict=True))
+
+
+def tree_of(state: Mapping[str, NDArray[Any]], like: Any, *, key: str = step_naming.PARAMETER) -> Any:
+    """Give a session's weights as the pytree that they came from.
+
+    Parameters
+    ----------
+    state
+        What :meth:`~campo_onnx.training.session.TrainingSession.state` gives.
+    like
+        The tree that was exported, or one of the same structure.
+    key
+        Which part of the state: ``param``, or the key of another tree.
+
+    Raises
+    ------
+    UsageError
+        If the state lacks a leaf of the tree.
+    """
+    names = names_of({key: like})
+    if missing := [name for name in names if name not in state]:
+        more = f" and {len(missing) - 3} more" if missing[3:] else ""
+        raise UsageError(
+            f"the state lacks {', '.join(missing[:3])}{more}",
+            remedy="Give the tree that the step was exported from.",
+        )
+    return jax.tree.unflatten(jax.tree.structure(like), [state[name] for name in names])

@@ -1,0 +1,201 @@
+"""Convolutions and their gradients for ONNX Runtime's CPU provider, in several forms.
+
+Its kernel of a convolution multiplies image by image, one thread for all of them where an image has fewer
+positions than the kernel has filters, and that of a transposed one adds up its results on one thread. A
+product of the whole batch has neither limit. The forms, of which :func:`cheapest` chooses for each layer:
+
+- ``"conv"``, ``"transpose"``: the operator itself.
+- ``"flipped"``: the gradient of the input as a convolution with the kernel turned round.
+- ``"patches"``: what the taps see of each position, gathered, times the weight.
+- ``"spread"``: each position times the weight, and what reaches a pixel gathered and summed: the fewest
+  operations where the strides are not one.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+
+from campo_onnx.devices import datasheet
+from campo_onnx.export.cheapest import Form, cheapest
+from campo_onnx.export.compact import elementwise, pad, reduce, reshape, transpose
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.products import gemm, matmul
+from campo_onnx.export.torch.patches import Axis, Geometry, axes_of, channels_first, flat_images, seen
+from campo_onnx.export.value import Value
+
+_LARGEST_INDEX = 1 << 16
+"""Numbers in a constant index; images for which it would be larger are not gathered pixel by pixel."""
+
+
+def forward(
+    g: Graph, x: Value, weight: Value, bias: Value | None, geometry: Geometry, result: tuple[int, ...]
+) -> Value:
+    """Convolve an image into one of shape `result`."""
+    forms = forward_forms(weight.shape, geometry, result)
+    return _cheapest(g, forms, x, weight)(g, x, weight, bias)
+
+
+def transposed(
+    g: Graph, gradient: Value, weight: Value, bias: Value | None, geometry: Geometry, shape: tuple[int, ...]
+) -> Value:
+    """Give the gradient of what was convolved, of this shape; a transposed convolution is the same."""
+    forms = transposed_forms(gradient.shape, weight.shape, geometry, shape)
+    found = _cheapest(g, forms, gradient, weight)(g, gradient, weight)
+    if bias is None:
+        return found
+    return elementwise(g, "Add", found, reshape(g, bias, (1, bias.elements, *[1] * (len(shape) - 2))))
+
+
+def _cheapest(g: Graph, forms: Mapping[str, Form], image: Value, weight: Value) -> Form:
+    return forms[cheapest(g, forms, (image, weight), datasheet.device("cpu"))]
+
+
+def forward_forms(weight: tuple[int, ...], geometry: Geometry, result: tuple[int, ...]) -> dict[str, Form]:
+    """Give the forms of a convolution with a weight of this shape."""
+    forms: dict[str, Form] = {"conv": partial(_conv, geometry=geometry)}
+    if geometry.groups == 1:
+        forms["patches"] = partial(_from_patches, geometry=geometry, result=result)
+    return forms
+
+
+def transposed_forms(
+    gradient: tuple[int, ...], weight: tuple[int, ...], geometry: Geometry, shape: tuple[int, ...]
+) -> dict[str, Form]:
+    """Give the forms of a transposed convolution from an image of the first shape to one of the last."""
+    forms: dict[str, Form] = {"transpose": partial(input_gradient, geometry=geometry, shape=shape)}
+    axes = axes_of(shape, gradient, weight, geometry)
+    is_single = math.prod(weight[2:]) == 1 and not any(geometry.pads)
+    is_dense = max(geometry.strides) == 1
+    if is_dense and min(reach - p for reach, p in _margins(axes)) >= 0:
+        forms["flipped"] = partial(_flipped, geometry=geometry, axes=axes)
+        if geometry.groups == 1:
+            forms["patches"] = partial(_turned_patches, axes=axes, shape=shape)
+    if geometry.groups == 1 and is_single and is_dense:
+        forms["product"] = partial(_one_tap, shape=shape)
+    elif geometry.groups == 1 and _candidates(axes) * math.prod(shape[2:]) <= _LARGEST_INDEX:
+        forms["spread"] = partial(_spread, axes=axes, shape=shape)
+    return forms
+
+
+def _conv(g: Graph, x: Value, weight: Value, bias: Value | None = None, *, geometry: Geometry) -> Value:
+    return g.op("Conv", x, weight, bias, **geometry.attributes)
+
+
+def _from_patches(
+    g: Graph, x: Value, weight: Value, bias: Value | None = None, *, geometry: Geometry,
+    result: tuple[int, ...],
+) -> Value:  # fmt: skip
+    outputs, channels, taps = weight.shape[0], weight.shape[1], math.prod(weight.shape[2:])
+    axes = axes_of(x.shape, result, weight.shape, geometry)
+    columns = seen(g, x, [axis.of_input(turned=False) for axis in axes], pads_last=True)
+    # The smaller of the two is turned as the other lies.
+    if columns.shape[0] < outputs:
+        columns = channels_first(g, columns, taps)
+        matrix = reshape(g, weight, (outputs, channels * taps))
+    else:
+        turned = transpose(g, reshape(g, weight, (outputs, channels, taps)), [0, 2, 1])
+        matrix = reshape(g, turned, (outputs, taps * channels))
+    return _channels_second(g, gemm(g, columns, transpose(g, matrix, [1, 0]), bias), result)
+
+
+def _channels_second(g: Graph, rows: Value, shape: tuple[int, ...]) -> Value:
+    """Lay rows, one for each position of a batch of images, out as images of this shape."""
+    apart = reshape(g, rows, (shape[0], math.prod(shape[2:]), shape[1]))
+    return reshape(g, transpose(g, apart, [0, 2, 1]), shape)
+
+
+def input_gradient(
+    g: Graph, gradient: Value, weight: Value, geometry: Geometry, shape: tuple[int, ...]
+) -> Value:
+    """Write a transposed convolution that gives this shape."""
+    # Rows at the end that the strides never reached get no gradient: output_padding adds them.
+    unreached = [
+        n - ((o - 1) * s - 2 * p + d * (k - 1) + 1)
+        for n, o, s, p, d, k in zip(
+            shape[2:], gradient.shape[2:], geometry.strides, geometry.pads, geometry.dilations,
+            weight.shape[2:], strict=True,
+        )
+    ]  # fmt: skip
+    return g.op("ConvTranspose", gradient, weight, output_padding=unreached, **geometry.attributes)
+
+
+def _flipped(g: Graph, gradient: Value, weight: Value, *, geometry: Geometry, axes: list[Axis]) -> Value:
+    spatial = list(range(2, weight.rank))
+    if any(axis.taps > 1 for axis in axes):
+        bounds = (g.integers([number] * len(axes)) for number in (-1, np.iinfo(np.int64).min))
+        weight = g.op("Slice", weight, *bounds, g.integers(spatial), g.integers([-1] * len(axes)))
+    outputs, channels, groups = weight.shape[0], weight.shape[1], geometry.groups
+    apart = reshape(g, weight, (groups, outputs // groups, channels, *weight.shape[2:]))
+    turned = transpose(g, apart, [0, 2, 1, *(axis + 1 for axis in spatial)])
+    kernel = reshape(g, turned, (groups * channels, outputs // groups, *weight.shape[2:]))
+    pads = [reach - p for reach, p in _margins(axes)]
+    return g.op("Conv", gradient, kernel, pads=pads * 2, dilations=list(geometry.dilations), group=groups)
+
+
+def _turned_patches(
+    g: Graph, gradient: Value, weight: Value, *, axes: list[Axis], shape: tuple[int, ...]
+) -> Value:  # fmt: skip
+    outputs, channels, taps = weight.shape[0], weight.shape[1], math.prod(weight.shape[2:])
+    columns = seen(g, gradient, [axis.of_gradient(turned=True) for axis in axes], pads_last=True)
+    turned = transpose(g, reshape(g, weight, (outputs, channels, taps)), [2, 0, 1])
+    return _channels_second(g, gemm(g, columns, reshape(g, turned, (taps * outputs, channels))), shape)
+
+
+def _one_tap(g: Graph, gradient: Value, weight: Value, *, shape: tuple[int, ...]) -> Value:
+    matrix = reshape(g, weight, weight.shape[:2])
+    if math.prod(shape[2:]) == 1:
+        return reshape(g, gemm(g, reshape(g, gradient, gradient.shape[:2]), matrix), shape)
+    return reshape(g, matmul(g, transpose(g, matrix, [1, 0]), flat_images(g, gradient)), shape)
+
+
+def _spread(g: Graph, gradient: Value, weight: Value, *, axes: list[Axis], shape: tuple[int, ...]) -> Value:
+    outputs, channels, taps = weight.shape[0], weight.shape[1], math.prod(weight.shape[2:])
+    batch, positions = gradient.shape[0], math.prod(gradient.shape[2:])
+    # One more position, of zeros: where fewer taps than elsewhere reach a pixel.
+    rows = pad(g, transpose(g, flat_images(g, gradient), [0, 2, 1]), (0, 0, 0), (0, 1, 0))
+    rows = reshape(g, rows, (batch * (positions + 1), outputs))
+    kernel = reshape(g, weight, (outputs, channels, taps))
+    if rows.shape[0] < outputs:
+        each = _taps_first(g, matmul(g, rows, reshape(g, kernel, (outputs, channels * taps))), taps)
+    else:
+        turned = reshape(g, transpose(g, kernel, [0, 2, 1]), (outputs, taps * channels))
+        each = matmul(g, rows, turned)
+    each = reshape(g, each, (batch, (positions + 1) * taps, channels))
+    reaching = g.op("Gather", each, g.constant(_reaching(axes).astype(np.int32)), axis=1)
+    return _channels_second(g, reduce(g, "ReduceSum", reaching, [2], keepdims=False), shape)
+
+
+def _taps_first(g: Graph, rows: Value, taps: int) -> Value:
+    positions, width = rows.shape
+    apart = reshape(g, rows, (positions, width // taps, taps))
+    return reshape(g, transpose(g, apart, [0, 2, 1]), (positions, width))
+
+
+def _reaching(axes: list[Axis]) -> np.ndarray:
+    """Number the rows (position, tap) that reach each pixel; those that are missing have a row of zeros."""
+    positions, taps = math.prod(axis.result for axis in axes), math.prod(axis.taps for axis in axes)
+    place, tap = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64)
+    exists = np.ones((1, 1), bool)
+    for axis in axes:
+        numbers, which, found = axis.reaching()
+        shape = (place.shape[0] * axis.size, place.shape[1] * numbers.shape[1])
+
+        def joined(before: np.ndarray, own: np.ndarray, factor: int, shape: tuple[int, int]) -> np.ndarray:
+            both = before[:, None, :, None] * factor + own[None, :, None, :]
+            return both.reshape(shape)
+
+        place = joined(place, numbers, axis.result, shape)
+        tap = joined(tap, which, axis.taps, shape)
+        exists = (exists[:, None, :, None] & found[None, :, None, :]).reshape(shape)
+    return np.where(exists, place * taps + tap, positions * taps)
+
+
+def _candidates(axes: list[Axis]) -> int:
+    return math.prod(axis.reaching()[0].shape[1] for axis in axes)
+
+
+def _margins(axes: list[Axis]) -> list[tuple[int, int]]:
+    """How far the kernel reaches along each axis, and how much of that is padding."""
+    return [((axis.taps - 1) * axis.dilation, axis.padding) for axis in axes]
