@@ -283,7 +283,7 @@ def _rows(
     if baseline_us:
         tolerance = resolvable(tolerance, median_interval(baseline_us).median)
     rows = []
-    moved = {graph.name: traffic(graph.imported.view).total for graph in graphs}
+    counted = {graph.name: traffic(graph.imported.view) for graph in graphs}
     for name in (graph.name for graph in graphs):
         samples_us = rounds.samples_us.get(name, ())
         step_us = interval_over_runs(samples_us, rounds_per_run) if samples_us else None
@@ -307,8 +307,9 @@ def _rows(
                 samples_per_s=batch / step_us.median * 1e6 if batch and step_us else None,
                 energy_j=median_interval(joules) if joules else None,
                 peak_bytes=loaded.peak_bytes.get(name),
-                launches=moved[name].launches,
-                moved_bytes=moved[name].moved_bytes,
+                launches=counted[name].total.launches,
+                moved_bytes=counted[name].total.moved_bytes,
+                alive_bytes=counted[name].peak_bytes,
                 failure=failure.text,
                 failure_code=failure.exit_code,
             )

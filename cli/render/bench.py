@@ -81,6 +81,8 @@ def _table(result: "BenchResult") -> Table:
         shown.append((Column(title="energy", key="energy_j", is_number=True, rank=3), _energy))
     if any(row.peak_bytes is not None for row in rows):
         shown.append((Column(title="memory", key="peak_bytes", is_number=True, rank=5), _memory))
+    if any(row.alive_bytes is not None for row in rows):
+        shown.append((Column(title="tensors at most", key="alive_bytes", is_number=True, rank=10), _alive))
     if any(row.tensor_pipe_share is not None for row in rows):
         title, key = "tensor cores", "tensor_pipe_share"
         shown.append((Column(title=title, key=key, is_number=True, rank=6), _share))
@@ -144,6 +146,10 @@ def _energy(row: "BenchRow") -> Cell:
 
 def _memory(row: "BenchRow") -> Cell:
     return Cell("-") if row.peak_bytes is None else Cell(f"{row.peak_bytes / 2**20:,.0f} MiB", row.peak_bytes)
+
+
+def _alive(row: "BenchRow") -> Cell:
+    return Cell("-") if row.alive_bytes is None else Cell(gigabytes(row.alive_bytes), row.alive_bytes)
 
 
 def _share(row: "BenchRow") -> Cell:
