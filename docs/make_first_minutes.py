@@ -65,7 +65,6 @@ STEPS = (
     Step(
         command=f"campo-onnx explain {PLAN} intermediate/Gemm",
         text="Why is this node in FP16?",
-        is_quick=True,
     ),
     Step(command=f"campo-onnx explain {PLAN} output_norm/grad/Mul", text="And this one in FP32?"),
     Step(command=REPEATED, text="What would the other strategies make of it?"),
