@@ -262,6 +262,16 @@ REFUSED = MappingProxyType({refused: Reason[refused.name] for refused in Refused
 """The reason that each refusal of an operator is in a plan."""
 
 
+NO_FACTS: Mapping[str, Fact] = MappingProxyType({})
+
+
+def _unchanging(facts: Mapping[str, Fact]) -> Mapping[str, Fact]:
+    """Copy facts, unless they are another verdict's: a large plan says the same of most nodes."""
+    if isinstance(facts, MappingProxyType):
+        return facts
+    return MappingProxyType(dict(facts)) if facts else NO_FACTS
+
+
 @cache
 def _fields(template: str) -> frozenset[str]:
     return frozenset(name for _, name, _, _ in Formatter().parse(template) if name)
@@ -290,13 +300,13 @@ class Verdict:
     """
 
     decided_by: Reason
-    facts: Mapping[str, Fact] = field(default_factory=lambda: MappingProxyType({}))
+    facts: Mapping[str, Fact] = field(default_factory=lambda: NO_FACTS)
 
     def __post_init__(self) -> None:
         if self.facts.keys() != self.decided_by.fact_names:
             expected = ", ".join(sorted(self.decided_by.fact_names)) or "none"
             raise ValueError(f"{self.decided_by.value} takes these facts: {expected}")
-        object.__setattr__(self, "facts", MappingProxyType(dict(self.facts)))
+        object.__setattr__(self, "facts", _unchanging(self.facts))
 
     @classmethod
     def refused(cls, refusal: Refusal) -> "Verdict":

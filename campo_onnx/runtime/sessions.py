@@ -35,6 +35,7 @@ _CODES = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Fatal error: )?")
 _NOT_REGISTERED = re.compile(r"(?P<op>\S+)\(-?\d+\) is not a registered function/op")
 _ATEN = "org.pytorch.aten"
 _MICROSOFT = "com.microsoft"
+_SPIN_US = "100"  # longer than most nodes of a step take on one thread
 _ERRORS_ONLY = 3
 _QUIET = 4
 _TYPES = {
@@ -114,7 +115,8 @@ def open_session(
     holds_memory
         Whether memory that was freed is held for the next run; for a single run it need not be.
     spins
-        Whether threads of a CPU that have nothing to do wait for work at full speed.
+        Whether threads of a CPU that have nothing to do wait for work at full speed until the next run;
+        otherwise for a moment, and never between runs.
 
     Raises
     ------
@@ -123,7 +125,8 @@ def open_session(
     """
     options = _options_for(machine, folder, trace_to)
     if not spins:
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
     if not holds_memory:
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     name = ORT_NAME[machine.provider]
