@@ -80,7 +80,7 @@ def export_case(name: str, path: Path) -> None:
 
     module, loss, inputs, targets, _ = case_of(name)
     export_training_step(
-        module, loss, inputs, targets, loss_scale=False, target="onnxruntime", device="cpu", path=path
+        module, loss, inputs, targets, loss_scale=False, target="cpu", device="cpu", path=path
     )
 
 

@@ -8,6 +8,7 @@ writes the pages anew whose JSON is in ``results/``.
 import argparse
 import contextlib
 import json
+import subprocess
 import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -43,6 +44,22 @@ def made(*packages: str) -> dict[str, Any]:
         with contextlib.suppress(PackageNotFoundError):
             versions["onnxruntime" if package in _RUNTIMES else package] = version(package)
     return {"date": date.today().isoformat(), "versions": versions}
+
+
+def commit(*folders: str) -> str:
+    """Name the last commit that changed some folders, with a + where they differ from it; "" without git.
+
+    Results of different commits do not belong on one page.
+    """
+
+    def git(*command: str) -> str:
+        done = [*command, "--", *folders]
+        found = subprocess.run(
+            ["git", *done], cwd=_PROJECT.parent, capture_output=True, text=True, check=False
+        )
+        return found.stdout.strip()
+
+    return git("log", "-1", "--format=%h") + ("+" if git("status", "--porcelain") else "")
 
 
 def number(value: float | None, form: str = ".2f", none: str = "-") -> str:

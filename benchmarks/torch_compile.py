@@ -1,6 +1,6 @@
 """Training through torch.compile's backend beside eager: curves, two processes, and where the time goes.
 
-    python -m benchmarks.torch_compile [--quick]
+    python -m benchmarks.torch_compile [--only curve.*,processes,time.*] [--limit-s S] [--quick]
 
 Three networks learn data that scikit-learn brings along, 100 steps each, from the same weights, batches and
 dropout masks: in eager FP32, through the backend planned for this CPU (FP32), through the backend planned
@@ -10,19 +10,21 @@ FP64 says how far rounding alone takes a curve from FP32's.
 Then two processes of DistributedDataParallel against one process on the joint batch, and the CPU time of a
 step, eager and through the backend in turns, on one thread.
 
-Needs PyTorch and scikit-learn. Writes results/torch_compile.json and .md; with ``--quick`` it takes ten steps
-and writes to ``--out``.
+Needs PyTorch and scikit-learn. Runs until it says that all is done; killed, it goes on where it was, so that
+times can be taken while nothing else runs. Writes results/torch_compile.json and .md; with ``--quick`` ten
+steps, to the folder of ``--work``.
 """
 
-import argparse
 import copy
 import importlib
+import re
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,104 +32,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.pages import RESULTS, made, publish
+from benchmarks.pages import RESULTS, arguments, commit, made, publish
+from benchmarks.small_trainings import BATCH, CASES, Case, batches, data_of
+from benchmarks.steps import Records, Step, add_arguments, call_of, drive
 from campo_onnx.integrations.torch_compile import campo_onnx, report
 from campo_onnx.runtime.addresses import AddressedSession
+from campo_onnx.runtime.providers import machine
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-STEPS, BATCH, SHOWN = 100, 64, 10
+STEPS, SHOWN = 100, 10
 DEVICE = "v100"
 EAGER, FP64, BACKEND, MIXED = "eager FP32", "eager FP64", "backend FP32", "backend FP16"
 LOW = {"device": DEVICE, "strategy": "torch-amp"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A network, its data and its optimizer."""
-
-    title: str
-    data: str
-    network: Callable[[], nn.Module]
-    optimizer: Callable[[Any], torch.optim.Optimizer]
-
-
-class Transformer(nn.Module):
-    """Reads an image row by row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(8, 32)
-        self.place = nn.Parameter(torch.zeros(8, 32))
-        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2)
-        self.head = nn.Linear(32, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Classify images of 8 x 8."""
-        return self.head(self.layers(self.embed(x.view(-1, 8, 8)) + self.place).mean(1))
-
-
-def perceptron() -> nn.Module:
-    """Two hidden layers with dropout, for the 30 figures of a cell."""
-    return nn.Sequential(
-        *(nn.Linear(30, 64), nn.LayerNorm(64), nn.GELU(), nn.Dropout(0.2)),
-        *(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 2)),
-    )
-
-
-def convolutions() -> nn.Module:
-    """Two convolutions with batch normalization."""
-    return nn.Sequential(
-        *(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()),
-        *(nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()),
-        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)),
-    )
-
-
-CASES = (
-    Case(
-        title="MLP with dropout",
-        data="breast cancer",
-        network=perceptron,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, 1e-3),
-    ),
-    Case(
-        title="CNN with BatchNorm",
-        data="digits",
-        network=convolutions,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.05, momentum=0.9),
-    ),
-    Case(
-        title="Transformer with dropout",
-        data="digits",
-        network=Transformer,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, 3e-3),
-    ),
-)
-
-
-def data_of(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Samples and labels, standardized and in one random order."""
-    from sklearn.datasets import load_breast_cancer, load_digits
-
-    samples, labels = {"breast cancer": load_breast_cancer, "digits": load_digits}[name](return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(labels))
-    samples = (samples - samples.mean(0)) / (samples.std(0) + 1e-6)
-    return torch.from_numpy(samples[order].astype(np.float32)), torch.from_numpy(
-        labels[order].astype(np.int64)
-    )
-
-
-def batches(samples: torch.Tensor, labels: torch.Tensor, steps: int) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Batches of whole epochs, the last one of an epoch smaller; the last fifth is held out."""
-    train = len(labels) * 4 // 5
-    generator = torch.Generator().manual_seed(0)
-    done = 0
-    while done < steps:
-        order = torch.randperm(train, generator=generator)
-        for rows in order.split(BATCH)[: steps - done]:
-            yield samples[rows], labels[rows]
-            done += 1
 
 
 def train(case: Case, how: str, steps: int) -> dict[str, Any]:
@@ -271,35 +187,67 @@ def step_time(
     return {"network": title, "ms": medians, "tensors": len(list(model.parameters()))}
 
 
-def results(steps: int, rounds: int) -> dict[str, Any]:
-    """Measure everything."""
+def steps_of(count: int, rounds: int) -> list[Step]:
+    """Give one step for each network, to learn or to be timed."""
+    asked = {"steps": count, "rounds": rounds, "commit": commit("campo_onnx")}
+    learned = [
+        Step(name=f"curve.{_file_name(case.title)}", work=partial(_quietly, curves, case, count), seconds=60)
+        for case in CASES
+    ]
+    both = Step(name="processes", work=partial(_quietly, two_processes, min(count, 20)), seconds=40)
+    timed = [
+        Step(name=f"time.{_file_name(each[0])}", work=partial(_quietly, step_time, *each, rounds), seconds=20)
+        for each in TIMED
+    ]
+    return [replace(step, asked=asked) for step in (*learned, both, *timed)]
+
+
+def _file_name(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")
+
+
+def _quietly(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=UserWarning)
+    return work(*arguments[:-1])  # the last is the call of the runner
+
+
+def collect(steps: list[Step], records: Records, count: int, rounds: int) -> dict[str, Any]:
+    """Put together what is on record."""
+    found = {step.name: records.result(step.name) for step in steps}
+    here = machine("cpu", 1)
     return {
         "made": made("torch", "scikit-learn"),
-        "steps": steps,
+        "commit": commit("campo_onnx"),
+        "machine": f"{here.device}, one thread",
+        "steps": count,
         "batch": BATCH,
         "device": DEVICE,
-        "shown": [*range(0, steps, SHOWN), steps - 1],
-        "curves": [curves(case, steps) for case in CASES],
-        "processes": two_processes(min(steps, 20)),
+        "shown": [*range(0, count, SHOWN), count - 1],
+        "curves": [result for name, result in found.items() if name.startswith("curve.")],
+        "processes": found["processes"],
         "rounds": rounds,
-        "times": [step_time(*timed, rounds) for timed in TIMED],
+        "times": [result for name, result in found.items() if name.startswith("time.")],
     }
 
 
-def main() -> None:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(given: Sequence[str] | None = None) -> int:
+    """Do what is left to do, and write the page."""
+    parser = arguments(__doc__)
+    add_arguments(parser, "torch_compile_out")
     parser.add_argument("--quick", action="store_true", help="ten steps, to see that it works")
-    parser.add_argument("--out", type=Path, default=Path("torch_compile_out"), help="folder of --quick")
-    arguments = parser.parse_args()
-    quick = arguments.quick
-    data = results(10 if quick else STEPS, 3 if quick else 30)
-    print(*publish("torch_compile", data, arguments.out if quick else RESULTS))
+    options = parser.parse_args(given)
+    count, rounds = (10, 3) if options.quick else (STEPS, 30)
+    steps = steps_of(count, rounds)
+    folder = options.work if options.quick else RESULTS
+
+    def write(records: Records) -> tuple[Path, ...]:
+        if any(records.result(step.name) is None for step in steps):
+            return ()
+        return publish("torch_compile", collect(steps, records, count, rounds), folder)
+
+    return drive(steps, call_of(options), options, write)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,9 +1,12 @@
 """What one step of each of the paper's models launches and moves: ours, ours fused, and torch eager's.
 
-    python -m benchmarks.traffic [--models resnet50 ...]
+    python -m benchmarks.traffic [--models resnet50 ...] [--before FOLDER]
 
 Counted, not measured: nodes that launch a kernel, and the bytes that they read and write; of torch, the
 operations that it dispatches, on the meta device. Needs PyTorch. Writes results/traffic.json and .md.
+
+Before is the project at the commit BEFORE. Its checkout writes the graphs, with and without the update:
+``python -m benchmarks.zoo.export FOLDER/step`` and ``... FOLDER/gradients --optimizer none``.
 """
 
 import json
@@ -20,11 +23,15 @@ from campo_onnx import Options, device, oplists, optimize_model
 from campo_onnx.export.optimizers import BY_NAME
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.traffic import Moved, Traffic, traffic
+from campo_onnx.pipeline import Optimized
 from campo_onnx.training import updates
 from campo_onnx.training.flat_state import ROW
 from campo_onnx.training.flat_update import ROWS_A_RUN
+from campo_onnx.training.low_weights import flat_weights
 
 DEVICES = ("v100", "a100", "h200")
+BEFORE = "9f1b147"
+"""The last commit with the update in the graph and standard operators only."""
 
 
 def row_of(name: str) -> dict[str, Any]:
@@ -36,7 +43,10 @@ def row_of(name: str) -> dict[str, Any]:
         path = Path(folder) / f"{name}.onnx"
         export(name, batch, optimizer=None, weight_gradient="auto", path=path, unscale=False, target="cuda")
         results = {
-            n: optimize_model(path, Options(device=device(n), lists=oplists("campo"))) for n in DEVICES
+            n: optimize_model(
+                path, Options(device=device(n), lists=oplists("campo"), flat_weights=flat_weights)
+            )
+            for n in DEVICES
         }
     given = results[DEVICES[0]].given_traffic
     planned = results[DEVICES[0]].planned_traffic
@@ -49,10 +59,23 @@ def row_of(name: str) -> dict[str, Any]:
         "weight_update": _moved(update),
         "peak_bytes": {"fp32": given.peak_bytes, "planned": planned.peak_bytes},
         "eager": eager_traffic(entry, batch),
-        "step_ms": {
-            n: {"fp32": result.plan.fp32_us / 1e3, "planned": result.plan.predicted_us / 1e3}
-            for n, result in results.items()
-        },
+        "step_ms": _step_ms(results),
+    }
+
+
+def before(name: str, folder: Path) -> dict[str, Any]:
+    """Count and predict the graphs that the exporter wrote before."""
+    file = f"{name}_b{max(ZOO[name].batch_sizes)}.onnx"
+    step = folder / "gradients" / file
+    results = {n: optimize_model(step, Options(device=device(n), lists=oplists("campo"))) for n in DEVICES}
+    whole = traffic(import_model(folder / "step" / file).view)
+    return {"total": _moved(whole.total), "step_ms": _step_ms(results)}
+
+
+def _step_ms(results: Mapping[str, Optimized]) -> dict[str, dict[str, float]]:
+    return {
+        n: {"fp32": result.plan.fp32_us / 1e3, "planned": result.plan.predicted_us / 1e3}
+        for n, result in results.items()
     }
 
 
@@ -85,14 +108,21 @@ def main() -> None:
     """Count every model, and write the page."""
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="+", choices=[*ZOO], default=[*ZOO])
-    chosen = parser.parse_args().models
-    before = json.loads((RESULTS / "traffic.json").read_text(encoding="utf-8"))
-    known = {row["model"]: row for row in before["rows"]}
-    for name in chosen:
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="graphs of the commit before")
+    options = parser.parse_args()
+    published = json.loads((RESULTS / "traffic.json").read_text(encoding="utf-8"))
+    known = {row["model"]: row for row in published["rows"]}
+    for name in options.models:
+        kept = known.get(name, {}).get("before")
         known[name] = row_of(name)
+        known[name]["before"] = kept if options.before is None else before(name, options.before)
         print(name, flush=True)
     rows = [known[name] for name in ZOO if name in known]
-    print(*publish("traffic", {"made": made(), "device": device(DEVICES[0]).title, "rows": rows}))
+    print(
+        *publish(
+            "traffic", {"made": made(), "device": device(DEVICES[0]).title, "before": BEFORE, "rows": rows}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ PATIENCE_S = 5.0
 _BATCH = re.compile(r"(?i)batch|^b$|^n$|^bs$")
 _LARGEST_FACTOR = 256
 _MOSTLY = 0.5
+_NAMED = 3  # operators that a sentence names
 
 
 def advice(optimized: Optimized, options: Options, *, patience_s: float = PATIENCE_S) -> tuple[str, ...]:
@@ -49,20 +50,45 @@ def advice(optimized: Optimized, options: Options, *, patience_s: float = PATIEN
     if any(d.decided_by in (Reason.VERIFIED_SLOWER, Reason.VERIFIED_FAILING) for d in plan.decisions):
         return ()
     until = time.monotonic() + patience_s
+    too_little = tuple(_too_little(plan))
+    if not too_little and not any(d.other_cast_us is not None for d in plan.decisions):
+        return (
+            "No node may run in low precision: lists, safety rules or missing kernels keep all of them in "
+            "FP32; the table says which.",
+        )
+    computes = options.device.computes_in(options.low)
     return (
-        *_nothing_may(plan),
-        *_launches(optimized, options),
-        *_captured(optimized.imported, options, until),
-        *_batches(optimized.imported, options, until),
+        *too_little,
+        *_denied(plan),
+        *(_launches(optimized, options) if computes else ()),
+        *(_captured(optimized.imported, options, until) if computes else ()),
+        *(_batches(optimized.imported, options, until) if computes else ()),
         *_devices(optimized.imported, options, until),
     )
 
 
-def _nothing_may(plan: Plan) -> Iterator[str]:
-    if not any(d.other_cast_us is not None for d in plan.decisions):
+def _too_little(plan: Plan) -> Iterator[str]:
+    """What low precision would have saved, where that is less than is asked for."""
+    verdict = next((d.verdict for d in plan.decisions if d.decided_by is Reason.MIN_GAIN), None)
+    if verdict is not None:
+        yield f"{verdict.reason[:1].upper()}{verdict.reason[1:]}. --min-gain 0 takes any predicted gain."
+
+
+def _denied(plan: Plan) -> Iterator[str]:
+    """Say which operators the deny list holds, where they and what follows them are most of the step."""
+    times_us: dict[str, float] = {}
+    after_us = 0.0
+    for d in plan.decisions:
+        if d.decided_by is Reason.DENY_LIST:
+            times_us[d.op_type] = times_us.get(d.op_type, 0.0) + d.fp32_us
+        elif d.decided_by is Reason.DOWNSTREAM_OF_DENY:
+            after_us += d.fp32_us
+    if sum(times_us.values()) + after_us > _MOSTLY * plan.fp32_us:
+        largest = sorted(times_us, key=lambda op: (-times_us[op], op))[:_NAMED]
+        share = (sum(times_us.values()) + after_us) / plan.fp32_us
         yield (
-            "No node may run in low precision: lists, safety rules or missing kernels keep all of them in "
-            "FP32; the table says which."
+            f"{share:.0%} of the step's time is in operators on the deny list, and downstream of them: "
+            f"{', '.join(largest)}. --allow, --infer or other --lists would let them go."
         )
 
 

@@ -145,8 +145,8 @@ def draw_plans(
             name=f"{plan.strategy} ({plan.lists})",
             parts={family: us / 1000 for family, us in planned_times_us(plan).items()},
             casts=plan.cast_us / 1000,
-            text=f"{plan.predicted_us / 1000:,.2f} ms, {plan.speedup:.2f}x FP32"
-            + ("" if us is None else f"; measured {us / 1000:,.2f} ms"),
+            text=f"{'' if us is None else 'predicted '}{plan.predicted_us / 1000:,.2f} ms, "
+            f"{plan.speedup:.2f}x FP32" + ("" if us is None else f"; measured {us / 1000:,.2f} ms"),
             mark=None if us is None else us / 1000,
         )
         for plan, us in zip(plans, known_us, strict=True)
@@ -338,7 +338,7 @@ def _summary(row: BenchRow, beyond: int) -> str:
         verdict += f": {row.speedup.median:.2f}x ({row.speedup.low:.2f} to {row.speedup.high:.2f})"
     parts = [] if row.step_us is None else [f"{row.step_us.median / 1000:.3g} ms"]
     if beyond:
-        parts.append(f"{beyond} steps beyond the edge")
+        parts.append(f"{beyond} step{'s' * (beyond > 1)} beyond the edge")
     return "\n".join([verdict, ", ".join(parts)]).rstrip()
 
 

@@ -49,6 +49,7 @@ def name_of(given: Imported, options: Options) -> str:
     parts = (
         *(options.device, options.lists, options.strategy, options.low, options.keep_fp32),
         *(options.min_gain, options.may_pad, options.pad_threshold_us),
+        *(["flat weights"] if options.flat_weights else []),
     )
     text = "\n".join(map(str, parts))
     return f"{given.digest}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.json"

@@ -1,14 +1,16 @@
 """What to decide with: everything that the user, or a caller, may choose."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.devices.device import Device
 from campo_onnx.errors import UsageError
+from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.precision import Precision
+from campo_onnx.optimize.flat_weights import FlatWeights
 from campo_onnx.optimize.oplists import OpLists
 from campo_onnx.optimize.reason import Verdict
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, strategy_called
@@ -49,6 +51,10 @@ class Options:
     forbidden, released
         What data says (:mod:`campo_onnx.data_safety`): nodes that would break, with the
         reason, and tainted nodes that are shown harmless.
+    flat_weights
+        Finds the weights that the session keeps in one buffer and casts at once to FP16, as
+        :func:`campo_onnx.training.low_weights.flat_weights` does for a session with an update of its own;
+        None where each weight has its own Cast.
 
     Raises
     ------
@@ -71,6 +77,7 @@ class Options:
     ranges: Mapping[str, DeclaredRange] = field(default_factory=lambda: MappingProxyType({}))
     forbidden: Mapping[str, Verdict] = field(default_factory=lambda: MappingProxyType({}))
     released: frozenset[str] = frozenset()
+    flat_weights: Callable[[GraphView], FlatWeights] | None = None
 
     def __post_init__(self) -> None:
         strategy_called(self.strategy)

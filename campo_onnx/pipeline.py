@@ -132,6 +132,7 @@ def problem_of(imported: Imported, options: Options) -> Problem:
         fixed={**options.forbidden, **fixed},
         costs=_costs(view, ports, options),
         digest=imported.digest,
+        flat=options.flat_weights(view) if options.flat_weights and low is Precision.FP16 else None,
     )
 
 

@@ -21,6 +21,29 @@ def visible(text: str) -> str:
     )
 
 
+_BASES = {
+    "datasheet": "estimate from public figures",
+    "model": "predicted from a calibration",
+    "measure": "predicted from measured nodes",
+}
+
+
+def cost_basis(source: str) -> str:
+    """Say what predicted times rest on.
+
+    Parameters
+    ----------
+    source
+        A plan's source of costs.
+
+    Examples
+    --------
+    >>> cost_basis("datasheet")
+    'estimate from public figures'
+    """
+    return _BASES.get(source, source)
+
+
 def duration(us: float) -> str:
     """Write microseconds in the unit that suits them.
 

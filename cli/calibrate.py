@@ -22,6 +22,7 @@ from .options import (
     ThreadsOption,
     Use,
     check_one_form,
+    complete_calibrated,
     existing,
 )
 from .render.console import print_json, print_note, progressing, set_loudness
@@ -60,6 +61,7 @@ def calibrate(
         typer.Option(
             "--ops",
             metavar="OP,OP,...",
+            autocompletion=complete_calibrated,
             help="Only these operators.",
             show_default=False,
             rich_help_panel=DECISION,
@@ -68,6 +70,7 @@ def calibrate(
     shapes: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=9,
             help="Shapes per operator; by default 40 with --quick and 400 without. A third is held out for "
             "testing.",

@@ -55,7 +55,11 @@ CheckRangeOption = Annotated[
 def check(
     mixed: Annotated[
         Path | None,
-        typer.Argument(help="The mixed-precision step (.onnx), or a folder of such.", show_default=False),
+        typer.Argument(
+            metavar="MIXED",
+            help="The mixed-precision step (.onnx), or a folder of such.",
+            show_default=False,
+        ),
     ] = None,
     against: Annotated[
         Path | None,
@@ -99,6 +103,7 @@ def check(
     max_drift: Annotated[
         float | None,
         typer.Option(
+            metavar="ERROR",
             help="Largest relative error of the loss and of each gradient, emulated.  "
             "[default: 0.01, in BF16 0.08]",
             show_default=False,
@@ -108,6 +113,7 @@ def check(
     min_speedup: Annotated[
         float | None,
         typer.Option(
+            metavar="RATIO",
             help="Smallest predicted speed-up over FP32.  [default: 1.0]",
             show_default=False,
             rich_help_panel=LIMITS,
@@ -115,7 +121,12 @@ def check(
     ] = None,
     max_casts: Annotated[
         int | None,
-        typer.Option(help="Most Casts that may be inserted.", show_default=False, rich_help_panel=LIMITS),
+        typer.Option(
+            metavar="N",
+            help="Most Casts that may be inserted.",
+            show_default=False,
+            rich_help_panel=LIMITS,
+        ),
     ] = None,
     keep_fp32: Annotated[
         list[str] | None,
@@ -136,6 +147,7 @@ def check(
     device: Annotated[
         str | None,
         typer.Option(
+            metavar="NAME|FILE",
             autocompletion=complete_devices,
             help="The device to predict for. By default the baseline's, else the one that the mixed file was "
             "made for.",

@@ -9,7 +9,16 @@ import typer
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.errors import UsageError
 
-from .evidence import CostsOption, ExecutionOption, ProfileOption, Running, check_device, opened_target
+from .evidence import (
+    CostsOption,
+    ExecutionOption,
+    FlatWeightsOption,
+    ProfileOption,
+    Running,
+    check_device,
+    flat_weights_finder,
+    opened_target,
+)
 from .notes import report_unmatched
 from .options import (
     AN_INPUT,
@@ -25,6 +34,7 @@ from .options import (
     ModelArgument,
     PlotOption,
     PrecisionOption,
+    QuietOption,
     ReportOption,
     StoreOption,
     check_one_form,
@@ -34,7 +44,7 @@ from .options import (
 )
 from .render.bench import print_written
 from .render.comparison import headline, print_comparison
-from .render.console import INTERRUPTED, print_json, working
+from .render.console import INTERRUPTED, print_json, set_loudness, working
 from .render.table import TableFormat
 from .verification import check_verifiable, drifting, measured_strategies
 
@@ -73,6 +83,7 @@ def compare(
     ] = False,
     costs: CostsOption = CostSource.AUTO,
     execution: ExecutionOption = Running.STREAM,
+    flat_weights: FlatWeightsOption = False,
     profile: ProfileOption = None,
     store: StoreOption = None,
     margin_us: MarginOption = 1000.0,
@@ -97,6 +108,7 @@ def compare(
         list[Emulated] | None,
         typer.Option(
             "--drift",
+            metavar="planned|dfp16",
             help="Also emulate every plan on the CPU, and show how far its worst output is from FP32's: in "
             "the low precision `planned`, or in dynamic fixed point (`dfp16`), which is a study and runs on "
             "no device here. May be repeated.",
@@ -118,6 +130,7 @@ def compare(
     report: ReportOption = None,
     form: FormatOption = TableFormat.TEXT,
     json: JsonOption = False,
+    quiet: QuietOption = False,
     force: ForceOption = False,
 ) -> None:
     """Compare the strategies on one training step: casts, predicted step, speed-up.
@@ -140,6 +153,7 @@ def compare(
     from campo_onnx.options import Options
     from campo_onnx.report.page import check_report
 
+    set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)
     check_model(model)
     check_device(device)
@@ -163,6 +177,7 @@ def compare(
             margin_us=margin_us,
             low=Precision(precision),
             keep_fp32=tuple(keep_fp32 or ()),
+            flat_weights=flat_weights_finder(flat_weights),
             dims=dimensions(dim),
             costs=target.costs,
             evidence=target.evidence,

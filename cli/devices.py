@@ -15,6 +15,7 @@ def devices(
     name: Annotated[
         str | None,
         typer.Argument(
+            metavar="NAME",
             help="Show this device in full: sources, assumptions, calibrations.",
             show_default=False,
             autocompletion=complete_devices,

@@ -1,6 +1,6 @@
 """What ``optimize`` and ``compare`` plan with: the device, and where its costs come from."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from campo_onnx.calibrate.calibration import Calibration
     from campo_onnx.costs.evidence import Evidence
     from campo_onnx.devices.device import Device
+    from campo_onnx.ir.view import GraphView
     from campo_onnx.measure.profile import Profile
     from campo_onnx.measure.store import Store
+    from campo_onnx.optimize.flat_weights import FlatWeights
 
 CALIBRATION_SUFFIX = ".json"
 
@@ -62,6 +64,15 @@ ExecutionOption = Annotated[
         rich_help_panel=COSTS,
     ),
 ]
+FlatWeightsOption = Annotated[
+    bool,
+    typer.Option(
+        "--flat-weights",
+        help="The step will run in a training session that updates the weights itself: they lie in one "
+        "buffer, and where most are read in FP16, one Cast makes all of them.",
+        rich_help_panel=COSTS,
+    ),
+]
 ProfileOption = Annotated[
     Path | None,
     typer.Option(
@@ -97,6 +108,13 @@ def check_device(name: str) -> None:
             raise UsageError(f"the calibration {name} does not exist", remedy="Check the path of --device.")
     elif name != "auto":
         device(name)
+
+
+def flat_weights_finder(wanted: bool) -> "Callable[[GraphView], FlatWeights] | None":
+    """Say how weights that lie in one buffer are found, where they do."""
+    from campo_onnx.training.low_weights import flat_weights
+
+    return flat_weights if wanted else None
 
 
 @contextmanager

@@ -8,7 +8,15 @@ import typer
 
 from campo_onnx.errors import UsageError
 
-from .options import AN_INPUT, ForceOption, FormatOption, JsonOption, ReportOption, check_one_form
+from .options import (
+    AN_INPUT,
+    ForceOption,
+    FormatOption,
+    JsonOption,
+    ReportOption,
+    check_one_form,
+    complete_nodes,
+)
 from .render.bench import print_written
 from .render.console import print_json
 from .render.plan import print_decision, print_decisions
@@ -22,11 +30,16 @@ _MOST_IMPORTANT = 10
 
 def explain(
     plan: Annotated[
-        Path, typer.Argument(help="A plan, written by `campo-onnx optimize --plan`.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="PLAN", help="A plan, written by `campo-onnx optimize --plan`.", show_default=False
+        ),
     ],
     node: Annotated[
         str | None,
         typer.Argument(
+            metavar="NODE",
+            autocompletion=complete_nodes,
             help="Name of a node. Without it, the decisions with the largest effect.",
             show_default=False,
         ),

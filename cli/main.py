@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from campo_onnx import __version__
 from campo_onnx.errors import CampoError, UsageError
@@ -39,20 +39,27 @@ _NOT_SLIM = ("polars", "safetensors")
 _PARSE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 
-def _without_flag_types(params: list[Any]) -> list[Any]:
-    """Options that take no value show none: Typer would write <bool> beside them."""
+def _without_python_types(params: list[Any]) -> list[Any]:
+    """Show no Python types: Typer would write <bool> beside flags, and <list[Path]> beside arguments."""
     for param in params:
         if isinstance(param, TyperOption) and param.is_flag:
             param.metavar = ""
+        elif isinstance(param, TyperArgument) and hasattr(param, "display_type_rich"):
+            param.display_type_rich = _no_type  # type: ignore[method-assign]
     return params
 
 
+def _no_type(ctx: Any) -> str:
+    """An argument's name says what it is."""
+    return ""
+
+
 class Command(TyperCommand):
-    """A command whose help shows no type beside flags."""
+    """A command whose help shows no Python types."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return its options and arguments."""
-        return _without_flag_types(super().get_params(ctx))
+        return _without_python_types(super().get_params(ctx))
 
 
 class Commands(TyperGroup):
@@ -60,7 +67,7 @@ class Commands(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return its options."""
-        return _without_flag_types(super().get_params(ctx))
+        return _without_python_types(super().get_params(ctx))
 
 
 app = typer.Typer(

@@ -10,7 +10,16 @@ from campo_onnx.costs.evidence import CostSource
 from campo_onnx.errors import UsageError
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, STRATEGIES, strategy_called
 
-from .evidence import CostsOption, ExecutionOption, ProfileOption, Running, check_device, opened_target
+from .evidence import (
+    CostsOption,
+    ExecutionOption,
+    FlatWeightsOption,
+    ProfileOption,
+    Running,
+    check_device,
+    flat_weights_finder,
+    opened_target,
+)
 from .notes import note_what_surprises, report_unmatched, surprises
 from .options import (
     AN_INPUT,
@@ -91,6 +100,7 @@ def optimize(
     ] = DEFAULT_STRATEGY,
     costs: CostsOption = CostSource.AUTO,
     execution: ExecutionOption = Running.STREAM,
+    flat_weights: FlatWeightsOption = False,
     profile: ProfileOption = None,
     store: StoreOption = None,
     margin_us: MarginOption = 1000.0,
@@ -278,6 +288,7 @@ def optimize(
             min_gain=min_gain,
             low=Precision.FP16 if precision == AUTO else Precision(precision),
             keep_fp32=tuple(keep_fp32 or ()),
+            flat_weights=flat_weights_finder(flat_weights),
             dims=dimensions(dim),
             costs=target.costs,
             evidence=target.evidence,

@@ -71,8 +71,31 @@ def complete_providers(incomplete: str) -> list[str]:
     return [name for name in ("auto", "cpu", "cuda") if name.startswith(incomplete)]
 
 
+def complete_calibrated(incomplete: str) -> list[str]:
+    """Operators that a calibration times, for the shell's completion; several are separated by commas."""
+    from campo_onnx.calibrate.run import full_workload
+
+    done, comma, last = incomplete.rpartition(",")
+    return [f"{done}{comma}{op}" for op in full_workload("cuda").ops if op.startswith(last)]
+
+
+def complete_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Nodes of the plan that stands before, for the shell's completion."""
+    from campo_onnx.errors import CampoError
+    from campo_onnx.files import read_bytes
+    from campo_onnx.optimize.plan import Plan
+
+    path = Path(str(ctx.params.get("plan")))
+    try:
+        plan = Plan.from_json(read_bytes(path, title=str(path)), title=str(path))
+    except CampoError:
+        return []
+    return [node for node in plan.decision if node.startswith(incomplete)]
+
+
 ModelArgument = Annotated[
-    Path, typer.Argument(help="The exported FP32 training step (.onnx).", show_default=False)
+    Path,
+    typer.Argument(metavar="MODEL", help="The exported FP32 training step (.onnx).", show_default=False),
 ]
 DimOption = Annotated[
     list[str] | None,

@@ -33,7 +33,10 @@ from .render.table import TableFormat
 def profile(
     model: ModelArgument,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Where to write the table (parquet).", show_default=False)
+        Path,
+        typer.Option(
+            "-o", "--output", metavar="FILE.parquet", help="Where to write the table.", show_default=False
+        ),
     ],
     dim: DimOption = None,
     inputs: Annotated[
@@ -48,7 +51,8 @@ def profile(
     ] = None,
     device: RunOnOption = "auto",
     steps: Annotated[
-        int, typer.Option(min=1, max=1000, help="Training steps to time.", rich_help_panel=MEASURE)
+        int,
+        typer.Option(metavar="N", min=1, max=1000, help="Training steps to time.", rich_help_panel=MEASURE),
     ] = 10,
     threads: ThreadsOption = 0,
     kernel_trace: Annotated[

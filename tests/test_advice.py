@@ -6,6 +6,7 @@ import pytest
 
 from campo_onnx import Options, device, oplists, optimize_model
 from campo_onnx.advice import advice
+from campo_onnx.optimize.oplists import with_overrides
 
 CHAIN = """
     agraph (float[B,1024] x, float[1024,1024] a, float[1024,1024] b) => (float[B,1024] y)
@@ -55,3 +56,22 @@ def test_defaults(model_text):
     """Without options: this machine's GPU or an H200, and the lists campo."""
     plan = optimize_model(model_text(CHAIN.replace("B", "4096"))).plan
     assert (plan.strategy, plan.lists, plan.source) == ("optimal", "campo", "datasheet")
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "not_said"),
+    [
+        (
+            {"lists": with_overrides(oplists("campo"), deny=("MatMul",))},
+            "is in operators on the deny list",
+            "",
+        ),
+        ({"min_gain": 0.99}, "99.0% is asked for. --min-gain 0 takes", "No node may"),
+        ({"device": device("cpu")}, "with --device", "batch"),
+    ],
+)
+def test_the_cause_is_said(model_text, options, change, said, not_said):
+    there = replace(options, dims={"B": 65536}, **change)
+    told = " ".join(advice(optimize_model(model_text(CHAIN), there), there, patience_s=60))
+    assert said in told
+    assert not not_said or not_said not in told

@@ -132,7 +132,7 @@ def test_many_steps_are_thinned_out() -> None:
 def test_disturbed_steps_are_counted_at_the_edge() -> None:
     figure = draw_bench(result(a=(*np.linspace(1000, 1010, 99), 90_000.0)), title="t")
     assert drawn_times_ms(figure).max() < 2
-    assert "1 steps beyond the edge" in texts(figure)
+    assert "1 step beyond the edge" in texts(figure)
 
 
 @pytest.mark.parametrize("samples", [{"a": ()}, {"a": (5.0,)}, {"a": (7.0, 7.0, 7.0), "b": ()}])

@@ -7,22 +7,19 @@ Runs until it says that all is done; killed, it goes on where it was. Writes res
 
 import argparse
 import gc
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from benchmarks.models import by_hand, exactness, from_diffusers, from_timm, from_transformers, with_torch
 from benchmarks.models.case import Case
-from benchmarks.pages import made, publish
+from benchmarks.pages import commit, made, publish
 from benchmarks.steps import Call, Records, Step, StepError, add_arguments, call_of, drive
 from campo_onnx.errors import UnsupportedModelError
 
 _WARMED: list[bool] = []
-_PROJECT = Path(__file__).parent.parent.parent
 _CODE = ("campo_onnx", "benchmarks/models")
 _PACKAGES = ("torch", "transformers", "timm", "diffusers", "jax", "flax", "equinox", "optax")
 
@@ -59,19 +56,6 @@ def _measured(draw: Callable[[int], Case], framework: exactness.Framework) -> di
         gc.collect()
 
 
-@cache
-def commit() -> str:
-    """Name the last commit that changed the code the table is of, with a + where files differ from it."""
-
-    def git(*arguments: str) -> str:
-        found = subprocess.run(
-            ["git", *arguments, "--", *_CODE], cwd=_PROJECT, capture_output=True, text=True, check=False
-        )
-        return found.stdout.strip()
-
-    return git("log", "-1", "--format=%h") + ("+" if git("status", "--porcelain") else "")
-
-
 def steps() -> list[Step]:
     """Give one step for each configuration; a result of other code does not count."""
     families: Mapping[str, tuple[Mapping[str, Callable[[], Case]], Callable[..., Any]]] = {
@@ -81,7 +65,7 @@ def steps() -> list[Step]:
         "transformers": (from_transformers.CASES, _torch_case),
         **_jax_families(),
     }
-    asked = {"commit": commit()}
+    asked = {"commit": commit(*_CODE)}
     return [
         Step(name=f"{family.replace(' ', '_')}.{name}", work=partial(work, build), seconds=20.0, asked=asked)
         for family, (cases, work) in families.items()
@@ -107,7 +91,7 @@ def collect(records: Records) -> dict[str, Any]:
         rows.append({"family": family.replace("_", " "), "model": model, **result})
     return {
         "made": made(*_PACKAGES),
-        "commit": commit(),
+        "commit": commit(*_CODE),
         "rows": rows,
         "limit": exactness.LIMIT,
         "draws": exactness.DRAWS,

@@ -115,7 +115,9 @@ def bench(
     with _meter(machine) as gpu:
         memory = memory_meter(machine, gpu)
         load = partial(load_graphs, buffers=buffers, machine=machine, memory=memory, cuda_graph=cuda_graph)
+        began = time.monotonic()
         loaded = load(graphs)
+        load_s = time.monotonic() - began
         is_apart = len(graphs) > 1 and any(failure.is_memory for failure in loaded.failures.values())
         if is_apart:
             loaded.steps.clear()  # which frees their memory
@@ -128,7 +130,7 @@ def bench(
         blocks = 0 if gpu.problem or not energy else BLOCKS * len(loaded.steps)
         progress = _Progress(on_progress, total_rounds(schedule), blocks, gpu.sm_clock_mhz)
         if on_loaded is not None:
-            on_loaded(_seconds(loaded, schedule))
+            on_loaded(_seconds(loaded, schedule, load_s=load_s, pauses=_pause(machine) is not None))
         time_one = partial(time_rounds, pause=_pause(machine))
         if is_apart:
             by_name = {graph.name: graph for graph in graphs}
@@ -230,10 +232,13 @@ def _meter(machine: Machine) -> AbstractContextManager[GpuMeter]:
     return nullcontext(GpuMeter(problem="only NVIDIA GPUs report it"))
 
 
-def _seconds(loaded: Loaded, schedule: Schedule) -> float:
-    """Guess how long all rounds will take."""
-    seconds = sum(loaded.step_s.values()) * total_rounds(schedule)
-    return seconds if schedule.budget_s is None else min(seconds, schedule.budget_s)
+def _seconds(loaded: Loaded, schedule: Schedule, *, load_s: float, pauses: bool) -> float:
+    """Guess how long all rounds will take, with pauses between steps, and loading anew for each run."""
+    round_s = sum(step_s + pauses * _PAUSE_S for step_s in loaded.step_s.values())
+    rounds_s = round_s * total_rounds(schedule)
+    if schedule.budget_s is not None:
+        rounds_s = min(rounds_s, schedule.budget_s)
+    return rounds_s + (min(RUNS, schedule.rounds) - 1) * load_s
 
 
 def _pause(machine: Machine) -> Callable[[], None] | None:
@@ -278,7 +283,7 @@ def _rows(
     if baseline_us:
         tolerance = resolvable(tolerance, median_interval(baseline_us).median)
     rows = []
-    moved = {graph.name: traffic(graph.imported.view).total for graph in graphs}
+    counted = {graph.name: traffic(graph.imported.view) for graph in graphs}
     for name in (graph.name for graph in graphs):
         samples_us = rounds.samples_us.get(name, ())
         step_us = interval_over_runs(samples_us, rounds_per_run) if samples_us else None
@@ -302,8 +307,9 @@ def _rows(
                 samples_per_s=batch / step_us.median * 1e6 if batch and step_us else None,
                 energy_j=median_interval(joules) if joules else None,
                 peak_bytes=loaded.peak_bytes.get(name),
-                launches=moved[name].launches,
-                moved_bytes=moved[name].moved_bytes,
+                launches=counted[name].total.launches,
+                moved_bytes=counted[name].total.moved_bytes,
+                alive_bytes=counted[name].peak_bytes,
                 failure=failure.text,
                 failure_code=failure.exit_code,
             )

@@ -57,12 +57,14 @@ class BenchRow:
     energy_j
         Energy the whole GPU drew per step, in joules.
     peak_bytes
-        Memory that a step needs, its inputs and outputs included.
+        Memory that a step was seen to need, its inputs and outputs included: what ONNX Runtime's arena holds.
     tensor_pipe_share
         Share of the step in which the tensor cores were busy.
     launches, moved_bytes
         Kernels of the graph, and what they read and write in memory, counted
         (:func:`campo_onnx.optimize.traffic.traffic`).
+    alive_bytes
+        Most memory that its tensors take at a time, counted likewise, with nothing computed in place.
     failure
         What went wrong; ``""`` if nothing did.
     failure_code
@@ -79,6 +81,7 @@ class BenchRow:
     tensor_pipe_share: float | None = None
     launches: int | None = None
     moved_bytes: float | None = None
+    alive_bytes: float | None = None
     failure: str = ""
     failure_code: int = 0
 

@@ -166,26 +166,27 @@ def reduce(g: Graph, op_type: str, x: Value, axes: Sequence[int], *, keepdims: b
     magnitude = g.producer(x, "Abs")
     if op_type == "ReduceSum" and magnitude is not None:
         return g.op("ReduceL1", magnitude.inputs[0], g.integers(sorted(axes)), keepdims=int(keepdims))
-    if op_type == "ReduceSum" and g.target == "cpu" and _is_long_sum_of_rows(x, sorted(axes)):
-        return _summed_in_parts(g, x, len(axes), keepdims=keepdims)
+    if op_type == "ReduceSum" and g.target == "cpu" and (runs := _runs_of_rows(x, sorted(axes))) > 1:
+        return _summed_in_parts(g, x, len(axes), runs, keepdims=keepdims)
     return g.op(op_type, x, g.integers(sorted(axes)), keepdims=int(keepdims))
 
 
-def _is_long_sum_of_rows(x: Value, axes: Sequence[int]) -> bool:
-    first = list(range(len(axes)))
-    return axes == first and len(axes) < x.rank and math.prod(x.shape[axis] for axis in axes) >= _MANY_ROWS
+def _runs_of_rows(x: Value, axes: Sequence[int]) -> int:
+    """Into how many runs the rows of a long sum over the first axes are parted; 1 for any other sum."""
+    rows = math.prod(x.shape[axis] for axis in axes)
+    if axes != list(range(len(axes))) or len(axes) == x.rank or rows < _MANY_ROWS:
+        return 1
+    return max(n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0)
 
 
-def _summed_in_parts(g: Graph, x: Value, count: int, *, keepdims: bool) -> Value:
+def _summed_in_parts(g: Graph, x: Value, count: int, runs: int, *, keepdims: bool) -> Value:
     """Sum over the first axes: runs of rows, then the sums of those.
 
     The runs are as long as there are runs of them, or nearly: 1,024 roundings in a row become 32 and 32.
     """
     rows, rest = math.prod(x.shape[:count]), x.shape[count:]
-    runs = max(n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0)
-    parts = reshape(g, x, (runs, rows // runs, *rest))
-    sums = g.op("ReduceSum", parts, g.integers([1]), keepdims=0)
-    total = g.op("ReduceSum", sums, g.integers([0]), keepdims=0)
+    sums = reduce(g, "ReduceSum", reshape(g, x, (runs, rows // runs, *rest)), [1], keepdims=False)
+    total = reduce(g, "ReduceSum", sums, [0], keepdims=False)
     return reshape(g, total, (1,) * count + rest) if keepdims else total
 
 

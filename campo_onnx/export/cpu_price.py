@@ -14,13 +14,15 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Operand, Shape, Signature
 from campo_onnx.ops.work import HOST_ONLY
 
-_FLOPS_PER_US = 165e3
+_GEMM_FLOPS_PER_US = 190e3
+_CONV_FLOPS_PER_US = 165e3
 _BYTES_PER_US = 20e3
 _NODE_US = 3.0
-_ROW_US = 4e-3  # of beginning to copy another piece of memory
+_ROW_US = 6e-3  # of beginning to copy another piece of memory
 _ELEMENT_US = 1e-3  # of moving elements one by one, on one thread
 _IMAGE_US = 10.0  # of dealing an image out to the threads
 _GROUP_US = 0.15
+_SUM_US = 0.03  # of beginning another row of sums
 
 
 def node_us(signature: Signature) -> float:
@@ -30,6 +32,7 @@ def node_us(signature: Signature) -> float:
         return 1.0
     attributes = signature.attributes
     inputs, result = [_shape(operand) for operand in signature.inputs], _shape(signature.outputs[0])
+    moved_us = moved_bytes(signature, ports_of(signature, Precision.FP16), None) / _BYTES_PER_US
     match signature.op.op_type:
         case "Conv":
             return _NODE_US + _conv_us(inputs[1], result, attributes)
@@ -38,14 +41,16 @@ def node_us(signature: Signature) -> float:
         case "Transpose":
             return _NODE_US + _transpose_us(result, attributes["perm"])
         case "Gather":
-            return _NODE_US + _copied_us(result, math.prod(inputs[0][attributes.get("axis", 0) + 1 :]))
+            row = math.prod(inputs[0][attributes.get("axis", 0) + 1 :])
+            return _NODE_US + _copied_us(result, row) / 2  # on all threads
         case "Slice" if len(inputs) > 4:
             return _NODE_US + _copied_us(result, 1)
         case "Pad" | "Slice" | "Concat":
             return _NODE_US + _copied_us(result, result[-1])
-    products = sum(gemm.flops * (1 + 6 / gemm.n) / _FLOPS_PER_US for gemm in work.gemms)
-    ports = ports_of(signature, Precision.FP16)
-    return _NODE_US + (products or moved_bytes(signature, ports, None) / _BYTES_PER_US)
+        case "ReduceSum":
+            return _NODE_US + moved_us + math.prod(result[:-1]) * _SUM_US
+    products = sum(gemm.flops * (1 + 6 / gemm.n) / _GEMM_FLOPS_PER_US for gemm in work.gemms)
+    return _NODE_US + (products or moved_us)
 
 
 def _shape(operand: Operand | None) -> Shape:
@@ -74,14 +79,16 @@ def _conv_us(kernel: Shape, result: Shape, attributes: Mapping[str, Any]) -> flo
     batch, filters, *sizes = result
     positions, seen = math.prod(sizes), math.prod(kernel[1:])
     gathered = batch * groups * seen * positions
-    products = 2.0 * batch * filters * seen * (positions + 6) / _FLOPS_PER_US
     if groups > 1:
+        products = 2.0 * batch * filters * seen * (positions + 6) / _CONV_FLOPS_PER_US
         return products + gathered * 0.25e-3 + batch * groups * _GROUP_US
-    products += batch * _IMAGE_US / 2
+    products = 2.0 * batch * (filters + 4) * seen * (positions + 6) / _CONV_FLOPS_PER_US
     if math.prod(kernel[2:]) == 1 and max(attributes.get("strides", [1])) == 1:
-        return products
+        return products + batch * _IMAGE_US / 10
+    if filters <= positions:
+        return products + batch * _IMAGE_US / 2
     # The patches of small images are made on one thread.
-    return products + (gathered * 1.5e-3 + batch * _IMAGE_US / 2 if filters > positions else 0)
+    return products + gathered * _ELEMENT_US + batch * _IMAGE_US
 
 
 def _conv_transpose_us(image: Shape, kernel: Shape, attributes: Mapping[str, Any]) -> float:
@@ -89,7 +96,7 @@ def _conv_transpose_us(image: Shape, kernel: Shape, attributes: Mapping[str, Any
     batch, filters, *sizes = image
     positions, made = math.prod(sizes), math.prod(kernel[1:])
     added = batch * groups * made * positions  # on one thread
-    products = 2.0 * batch * filters * made * (positions + 14) / _FLOPS_PER_US
+    products = 2.0 * batch * filters * made * (positions + 14) / _CONV_FLOPS_PER_US
     if groups > 1:
         return products + added * 0.4e-3 + batch * groups * 0.2
     return products + added * 1e-4 + added / sizes[-1] * 3e-3 + batch * 8.0

@@ -65,6 +65,7 @@ def bias_dropouts(
         Makes a constant.
     """
     readers, producer = _readers(nodes), {v.name: node for node in nodes for v in node.outputs}
+    seen: set[str] = set()
     replaced: dict[str, Node | None] = {}
 
     def only(value: Value | None, op_type: str) -> Node | None:
@@ -75,13 +76,15 @@ def bias_dropouts(
         return made if made is not None and made.op_type == op_type and made.outputs[0] is value else None
 
     for node in nodes:
+        seen.update(v.name for v in node.inputs if v is not None)
         if not _adds_alike(node):
             continue
         first, second = node.inputs
         dropout, residual = only(second, DROPOUT), first
         if dropout is None:
             dropout, residual = only(first, DROPOUT), second
-        if dropout is None or not dropout.outputs[0].rank:
+        # Who reads the mask must come behind the sum.
+        if dropout is None or not dropout.outputs[0].rank or any(v.name in seen for v in dropout.outputs[1:]):
             continue
         x, *choices = dropout.inputs
         assert x is not None  # a dropout always names what it drops of

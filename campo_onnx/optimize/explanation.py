@@ -4,10 +4,13 @@ from collections.abc import Iterator, Sequence
 
 from campo_onnx.optimize.plan import Decision, Plan
 from campo_onnx.optimize.reason import Reason
+from campo_onnx.wording import duration
 
 _NAMED = 3  # neighbours that a sentence names
 
 _REMEDIES = {
+    Reason.LOSS: "No option changes this: the loss is FP32 under every strategy.",
+    Reason.WEIGHT_UPDATE: "No option changes this: updates are FP32 under every strategy.",
     Reason.USER: "Leave that --keep-fp32 out to let costs decide.",
     Reason.KERNEL: "Another device, provider or precision may have a kernel.",
     Reason.OVERFLOW: "bf16 has the range of FP32; or export with a smaller constant.",
@@ -17,6 +20,8 @@ _REMEDIES = {
     Reason.VALUE_UNDERFLOW: "bf16 has the range of FP32.",
     Reason.VALUE_ROUNDING: "--range tells how far apart the values of an input are.",
     Reason.SQUARES: "--inputs FILE.npz or --range tells the size of what comes in.",
+    Reason.LONG_SUM: "bf16 has the range of FP32.",
+    Reason.SCALED_SUM: "bf16 has the range of FP32.",
     Reason.UNSCALED: "Divide by the loss scale later, in the weight update.",
     Reason.GRADIENT_PRODUCT: "Export the step with a loss scale, as campo_onnx.export does.",
     Reason.DATA_BUDGET: "A larger --budget would let it go.",
@@ -58,8 +63,8 @@ def _gain(decision: Decision, plan: Plan) -> str:
     if round(decision.gain_us, 1) == 0:
         return f"{low} gains nothing here, and saves the casts that FP32 would need."
     if decision.gain_us < 0:
-        return f"{low} costs {_us(-decision.gain_us)} here, and saves the casts that FP32 would need."
-    return f"{low} gains {_us(decision.gain_us)} here ({_us(decision.fp32_us)} in FP32)."
+        return f"{low} costs {duration(-decision.gain_us)} here, and saves the casts that FP32 would need."
+    return f"{low} gains {duration(decision.gain_us)} here ({duration(decision.fp32_us)} in FP32)."
 
 
 def _casts(decision: Decision, plan: Plan) -> Iterator[str]:
@@ -70,7 +75,7 @@ def _casts(decision: Decision, plan: Plan) -> Iterator[str]:
     shared = [cast for cast in own if cast.producer != decision.node and len(cast.consumers) > 1]
     others = dict.fromkeys(use.node for cast in shared for use in cast.consumers if use.node != decision.node)
     total = f"Its {len(own)} casts take" if len(own) > 1 else "Its cast takes"
-    price = f"{total} {_us(sum(cast.cast_us for cast in own))}"
+    price = f"{total} {duration(sum(cast.cast_us for cast in own))}"
     if not shared:
         yield f"{price}; no other node shares {'them' if len(own) > 1 else 'it'}."
         return
@@ -82,16 +87,16 @@ def _foregone(decision: Decision, plan: Plan) -> str:
     low = plan.low.value.upper()
     casts_us = decision.other_cast_us or 0.0
     gains = (
-        f"{low} would gain {_us(decision.gain_us)} here"
+        f"{low} would gain {duration(decision.gain_us)} here"
         if round(decision.gain_us, 1) > 0
-        else f"{low} would take {_us(-decision.gain_us)} longer here"
+        else f"{low} would take {duration(-decision.gain_us)} longer here"
         if round(decision.gain_us, 1) < 0
         else f"{low} takes as long as FP32 here"
     )
     if not casts_us:
         return f"{gains}; casts would stay as they are."
     return f"{gains}; alone in {low}, {'casts' if casts_us > 0 else 'fewer casts'} would " + (
-        f"cost {_us(casts_us)} more." if casts_us > 0 else f"save {_us(-casts_us)}."
+        f"cost {duration(casts_us)} more." if casts_us > 0 else f"save {duration(-casts_us)}."
     )
 
 
@@ -101,15 +106,19 @@ def _change(decision: Decision, plan: Plan) -> Iterator[str]:
         casts_us, low = decision.other_cast_us, plan.low.value.upper()
         if decision.is_lowered:
             lost_us = decision.gain_us + casts_us
-            because = f", {_us(casts_us)} of it for casts" if casts_us > 0 else ""
-            if lost_us >= 0:
-                yield f"With this node alone in FP32 the step would be {_us(lost_us)} longer{because}."
+            because = f", {duration(casts_us)} of it for casts" if casts_us > 0 else ""
+            if round(lost_us, 1) == 0:
+                yield "With this node alone in FP32 the step would take just as long."
+            elif lost_us > 0:
+                yield f"With this node alone in FP32 the step would be {duration(lost_us)} longer{because}."
         else:
             lost_us = casts_us - decision.gain_us
-            if lost_us > 0:
+            if lost_us <= 0:
+                yield f"With this node alone in {low} the step would take just as long, so it stays FP32."
+            else:
                 yield (
-                    f"It would be {low} if that gained {_us(lost_us)} more here, or if its neighbours were "
-                    f"{low} and shared the casts."
+                    f"It would be {low} if that gained {duration(lost_us)} more here, or if its neighbours "
+                    f"were {low} and shared the casts."
                 )
     if (remedy := _REMEDIES.get(decision.decided_by)) is not None:
         yield remedy.format_map(decision.facts)
@@ -118,7 +127,3 @@ def _change(decision: Decision, plan: Plan) -> Iterator[str]:
 def _listed(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_NAMED])
     return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more nodes"
-
-
-def _us(us: float) -> str:
-    return f"{us / 1000:,.2f} ms" if abs(us) >= 1000 else f"{us:,.1f} us"

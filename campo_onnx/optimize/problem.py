@@ -15,6 +15,7 @@ from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.casts import CastSite, cast_sites
 from campo_onnx.optimize.classify import Classification
+from campo_onnx.optimize.flat_weights import FlatWeights
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.reason import Verdict
 
@@ -87,6 +88,8 @@ class Problem:
     cast_factors
         What a Cast of a tensor costs in Casts, where that is not one: two where differentiating
         the graph adds another.
+    flat
+        Weights that the session casts at once where most are read low; None where each has its own Cast.
 
     Raises
     ------
@@ -103,6 +106,7 @@ class Problem:
     digest: str
     padding: Padding | None = None
     cast_factors: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    flat: FlatWeights | None = None
 
     def __post_init__(self) -> None:
         for name in ("ports", "fixed", "cast_factors"):
@@ -158,16 +162,47 @@ class Problem:
         """Existing Casts that nobody needs any more."""
         return frozenset(cast.node for site in self.sites.values() for cast in site.dropped(low))
 
-    def predicted_us(self, low: frozenset[str]) -> float:
+    @property
+    def flat_cast_us(self) -> float:
+        """Time of the one Cast of all weights; 0 where there is no such Cast."""
+        return 0.0 if self.flat is None else self.costs.cast.cast_us(self.flat.elements)
+
+    def has_flat_cast(self, site: CastSite) -> bool:
+        """Whether a new low version of a tensor can be part of the one that all weights have."""
+        is_given = site.producer is None and site.existing is None
+        return self.flat is not None and site.tensor in self.flat.sizes and is_given
+
+    def flat_casts(self, low: frozenset[str]) -> tuple[CastSite, ...]:
+        """Weights that are read low and need no Cast of their own, as all are cast at once."""
+        if self.flat is None:
+            return ()
+        found = [s for s in map(self.sites.get, self.flat.sizes) if s is not None and self.has_flat_cast(s)]
+        cast = tuple(site for site in found if site.new_cast(low) is not None)
+        return cast if self.flat.are_cast_at_once([site.tensor for site in cast]) else ()
+
+    def predicted_us(self, low: frozenset[str], *, at_once: bool | None = None) -> float:
         """Predicted step when exactly the nodes in `low` are low: nodes plus casts.
 
         Summed exactly and rounded once, so that the order of the parts decides nothing.
+
+        Parameters
+        ----------
+        low
+            Names of nodes.
+        at_once
+            Whether weights are cast at once; None for what the session does.
         """
+        flat = self.flat_casts(low) if at_once is None else ()
+        is_flat = bool(flat) if at_once is None else at_once
         parts_us = [cost.low_us if name in low else cost.fp32_us for name, cost in self.costs.nodes.items()]
+        is_paid = False
         for site in self.sites.values():
-            parts_us.append(site.new_cast_us(low))
+            if is_flat and self.has_flat_cast(site):
+                is_paid |= site.new_cast(low) is not None
+            else:
+                parts_us.append(site.new_cast_us(low))
             parts_us += [-cast.cast_us for cast in site.dropped(low)]
-        return math.fsum(parts_us)
+        return math.fsum([*parts_us, self.flat_cast_us if is_paid else 0.0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from campo_onnx.ops.refusal import Refusal, Refused
+from campo_onnx.wording import duration
 
 Fact: TypeAlias = str | int | float
 """A number or a name that a sentence speaks of."""
@@ -184,33 +185,32 @@ class Reason(Enum):
     WIDEST_INPUT = "widest-input", "runs in the widest type of its inputs", "its inputs are FP32 there"
     MARGIN_FP32 = (
         "margin-fp32",
-        "FP32 is faster by {lead_us:.1f} us",
+        "FP32 is faster by {lead_us:time}",
         "FP32 is faster by more than the margin",
     )
     MARGIN_LOW = (
         "margin-low",
-        "FP32 is not faster by {margin_us:g} us ({low} gains {gain_us:.1f} us)",
+        "FP32 is not faster by as much as {margin_us:time} ({low} {gain_us:gains})",
     )
-    TRAVERSE_1_LOW = "traverse-1-low", "gains {gain_us:.1f} us, its casts cost {cast_us:.1f} us"
+    TRAVERSE_1_LOW = "traverse-1-low", "{gain_us:gains}; its casts cost {cast_us:time}"
     TRAVERSE_1_FP32 = (
         "traverse-1-fp32",
-        "would gain only {gain_us:.1f} us, its casts cost {cast_us:.1f} us",
+        "would {gain_us:gain}; its casts would cost {cast_us:time}",
         "casts would cost more than low precision gains",
     )
     TRAVERSE_4_LOW = (
         "traverse-4-low",
-        "gains {gain_us:.1f} us in a group of {nodes} clear nodes, casts change by {cast_us:+.1f} us",
+        "{gain_us:gains} in a group of {nodes} clear nodes; casts change by {cast_us:+.1f} us",
     )
     TRAVERSE_4_FP32 = (
         "traverse-4-fp32",
-        "would gain only {gain_us:.1f} us in a group of {nodes} clear nodes, "
-        "casts change by {cast_us:+.1f} us",
+        "would {gain_us:gain} in a group of {nodes} clear nodes; casts would change by {cast_us:+.1f} us",
         "casts would cost more than low precision gains",
     )
-    CUT_LOW = "cut-low", "gains {gain_us:.1f} us; {low} gives the shortest step overall"
+    CUT_LOW = "cut-low", "{gain_us:gains}; {low} gives the shortest step overall"
     CUT_FP32 = (
         "cut-fp32",
-        "would gain {gain_us:.1f} us, less than the casts it needs; FP32 gives the shortest step overall",
+        "would {gain_us:gain}; FP32 gives the shortest step overall, casts counted",
         "casts would cost more than low precision gains",
     )
 
@@ -244,8 +244,32 @@ class Reason(Enum):
         return _fields(self.sentence) | _fields(self.summary)
 
 
+class _Microseconds(float):
+    """A time, which templates show as ``time``, or as what a node ``gain``s."""
+
+    def __format__(self, form: str) -> str:
+        if form == "time":
+            return duration(self)
+        if form not in ("gain", "gains"):
+            return super().__format__(form)
+        s = form.removeprefix("gain")
+        if round(self, 1) == 0:
+            return f"gain{s} nothing"
+        return f"gain{s} {duration(self)}" if self > 0 else f"lose{s} {duration(-self)}"
+
+
 REFUSED = MappingProxyType({refused: Reason[refused.name] for refused in Refused})
 """The reason that each refusal of an operator is in a plan."""
+
+
+NO_FACTS: Mapping[str, Fact] = MappingProxyType({})
+
+
+def _unchanging(facts: Mapping[str, Fact]) -> Mapping[str, Fact]:
+    """Copy facts, unless they are another verdict's: a large plan says the same of most nodes."""
+    if isinstance(facts, MappingProxyType):
+        return facts
+    return MappingProxyType(dict(facts)) if facts else NO_FACTS
 
 
 @cache
@@ -276,13 +300,13 @@ class Verdict:
     """
 
     decided_by: Reason
-    facts: Mapping[str, Fact] = field(default_factory=lambda: MappingProxyType({}))
+    facts: Mapping[str, Fact] = field(default_factory=lambda: NO_FACTS)
 
     def __post_init__(self) -> None:
         if self.facts.keys() != self.decided_by.fact_names:
             expected = ", ".join(sorted(self.decided_by.fact_names)) or "none"
             raise ValueError(f"{self.decided_by.value} takes these facts: {expected}")
-        object.__setattr__(self, "facts", MappingProxyType(dict(self.facts)))
+        object.__setattr__(self, "facts", _unchanging(self.facts))
 
     @classmethod
     def refused(cls, refusal: Refusal) -> "Verdict":
@@ -292,9 +316,12 @@ class Verdict:
     @property
     def reason(self) -> str:
         """The whole sentence."""
-        return self.decided_by.sentence.format_map(self.facts)
+        return self.decided_by.sentence.format_map(self._shown())
 
     @property
     def summary(self) -> str:
         """The line of a report that such nodes are summed up under."""
-        return self.decided_by.summary.format_map(self.facts)
+        return self.decided_by.summary.format_map(self._shown())
+
+    def _shown(self) -> Mapping[str, Fact]:
+        return {k: _Microseconds(fact) if k.endswith("_us") else fact for k, fact in self.facts.items()}

@@ -124,7 +124,12 @@ def planned_step(problem: Problem, plan: Plan) -> Step:
     dropped = {cast.node for cast in plan.dropped}
     ops: list[StepOp] = []
     inserted: dict[str, list[StepOp]] = {}
+    flat = frozenset(site.tensor for site in problem.flat_casts(plan.low_nodes))
+    if flat:
+        ops.append(_flat_cast(problem, plan))
     for cast in plan.casts:
+        if cast.tensor in flat:
+            continue
         inserted.setdefault(cast.producer, []).append(_cast(view, cast.tensor, plan.low, cast.dst, existing))
     ops.extend(inserted.get("", ()))
     for node in view.nodes:
@@ -177,6 +182,20 @@ def _cast(
         reads=(source,),
         writes=(target,),
         moved=moved_by_cast(view, tensor, low),
+        is_view=False,
+    )
+
+
+def _flat_cast(problem: Problem, plan: Plan) -> StepOp:
+    """Cast all weights that lie in one buffer, those that nobody reads low too."""
+    assert problem.flat is not None  # or no weight was cast so
+    width = Precision.FP32.itemsize_bytes + plan.low.itemsize_bytes
+    return StepOp(
+        node="",
+        op=CAST,
+        reads=tuple((name, False) for name in problem.flat.sizes),
+        writes=tuple((name, True) for name in problem.flat.sizes),
+        moved=Moved(launches=1, moved_bytes=float(width * problem.flat.elements)),
         is_view=False,
     )
 

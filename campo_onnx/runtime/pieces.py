@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
@@ -20,6 +19,7 @@ from campo_onnx.files import temporary_folder
 from campo_onnx.ir.shapes import TensorTypes, infer
 from campo_onnx.ir.sort import outer_reads
 from campo_onnx.ops.signature import itemsize_bytes
+from campo_onnx.runtime.installed import ort
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.run import run
 from campo_onnx.runtime.sessions import RUNTIME_ERRORS, open_session, ort_value

@@ -31,8 +31,11 @@ RUNTIME_ERRORS = (
 )
 """What ONNX Runtime raises when it refuses to load or run a model."""
 
+_CODES = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Fatal error: )?")
 _NOT_REGISTERED = re.compile(r"(?P<op>\S+)\(-?\d+\) is not a registered function/op")
 _ATEN = "org.pytorch.aten"
+_MICROSOFT = "com.microsoft"
+_SPIN_US = "100"  # longer than most nodes of a step take on one thread
 _ERRORS_ONLY = 3
 _QUIET = 4
 _TYPES = {
@@ -112,7 +115,8 @@ def open_session(
     holds_memory
         Whether memory that was freed is held for the next run; for a single run it need not be.
     spins
-        Whether threads of a CPU that have nothing to do wait for work at full speed.
+        Whether threads of a CPU that have nothing to do wait for work at full speed until the next run;
+        otherwise for a moment, and never between runs.
 
     Raises
     ------
@@ -121,7 +125,8 @@ def open_session(
     """
     options = _options_for(machine, folder, trace_to)
     if not spins:
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
     if not holds_memory:
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     name = ORT_NAME[machine.provider]
@@ -149,17 +154,17 @@ def open_session(
 
 
 def is_of_training_build(op: str) -> bool:
-    """Whether an operator, as ``domain:name``, has kernels in ONNX Runtime's training build only.
+    """Whether an operator, as ``domain:name``, that a release does not know is one of the training build's.
 
     Examples
     --------
-    >>> is_of_training_build("com.microsoft:ConvGrad")
-    True
-    >>> is_of_training_build("org.pytorch.aten:ATen"), is_of_training_build("my.domain:Fancy")
-    (True, False)
+    >>> is_of_training_build("com.microsoft:ConvGrad"), is_of_training_build("org.pytorch.aten:ATen")
+    (True, True)
+    >>> is_of_training_build("com.microsoft:Fancy"), is_of_training_build("my.domain:Fancy")
+    (False, False)
     """
     domain, _, name = op.rpartition(":")
-    return domain == _ATEN or bool(spec(OpKey(domain, name)).training_kernels)
+    return domain == _ATEN or (domain == _MICROSOFT and spec(OpKey(domain, name)).is_known)
 
 
 def _options_for(machine: Machine, folder: Path | None, trace_to: Path | None = None) -> ort.SessionOptions:
@@ -334,4 +339,6 @@ def ort_value(array: NDArray[Any]) -> ort.OrtValue:
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """The first line of an error of ONNX Runtime's, without the codes in front of it."""
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return _CODES.sub("", line) or line

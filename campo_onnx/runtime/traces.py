@@ -13,11 +13,11 @@ from statistics import median
 from typing import Any
 
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from campo_onnx.errors import UsageError
 from campo_onnx.files import temporary_folder
+from campo_onnx.runtime.installed import ort
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.sessions import bind, open_session
 from campo_onnx.runtime.timing import Timing, timing_of

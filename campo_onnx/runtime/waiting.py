@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 
-import onnxruntime as ort
+from campo_onnx.runtime.installed import ort
 
 _SMALL = 1 << 16  # not worth a file
 

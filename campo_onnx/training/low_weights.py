@@ -3,14 +3,45 @@
 import onnx
 from onnx import TensorProto, helper
 
+from campo_onnx.errors import UsageError
 from campo_onnx.export import step_naming
 from campo_onnx.export.graph import IR_VERSION
-from campo_onnx.training.flat_state import ROW, FlatLayout
+from campo_onnx.ir.view import GraphView
+from campo_onnx.optimize.flat_weights import FlatWeights
+from campo_onnx.training.flat_state import ROW, FlatLayout, flat_layout
 
 MASTER, LOW = "master", "low"
-_FEWEST = 2  # one Cast is one Cast either way
-_LEAST_SHARE = 0.5
-"""Share of the flat buffer from which on it pays to cast all of it: a Cast takes its time by the byte."""
+
+
+def flat_weights(view: GraphView) -> FlatWeights:
+    """Find the weights that a session with an update of its own keeps in one buffer.
+
+    Parameters
+    ----------
+    view
+        The graph.
+
+    Raises
+    ------
+    UsageError
+        If the graph updates its weights itself, or gives no gradients: no such session takes it.
+    """
+    gradients = {step_naming.differentiated(name) for name in view.outputs}
+    trained = {step_naming.parameter(name) for name in gradients if name is not None}
+    shapes = {name: view.tensors[name].shape for name in view.inputs if name in trained}
+    known = {name: shape for name, shape in shapes.items() if shape is not None}
+    if not known or any(step_naming.next_value(name) in view.outputs for name in known):
+        raise UsageError(
+            "no weights lie in one buffer",
+            why="the graph updates them itself, or no output is called grad.X or scaled_grad.X after an "
+            "input param.X",
+            remedy="Export the step without an optimizer, or leave out --flat-weights.",
+        )
+    return _weights_of(flat_layout(known))
+
+
+def _weights_of(layout: FlatLayout) -> FlatWeights:
+    return FlatWeights(sizes={name: place.rows * ROW for name, place in layout.slices.items()})
 
 
 def with_low_weights(model: onnx.ModelProto, layout: FlatLayout) -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -38,8 +69,7 @@ def with_low_weights(model: onnx.ModelProto, layout: FlatLayout) -> tuple[onnx.M
             casts.setdefault(node.input[0], node)
     outputs = {value.name for value in model.graph.output}
     kept = {given: node for given, node in casts.items() if node.output[0] not in outputs}
-    rows = sum(layout.slices[names[given]].rows for given in kept)
-    if len(kept) < _FEWEST or rows < _LEAST_SHARE * layout.rows:
+    if not _weights_of(layout).are_cast_at_once([names[given] for given in kept]):
         return model, {}
     changed = onnx.ModelProto()
     changed.CopyFrom(model)

@@ -43,7 +43,12 @@ class WholeStep:
     ) -> None:
         self._interface, self._machine, self._cuda_graph = interface, machine, cuda_graph
         self._session = open_session(
-            imported.model, machine, folder=imported.folder, cuda_graph=cuda_graph, strict=cuda_graph
+            imported.model,
+            machine,
+            folder=imported.folder,
+            cuda_graph=cuda_graph,
+            strict=cuda_graph,
+            spins=False,
         )
         self._side = 0  # which of its two copies is the state
         self._state = {name: self._two_copies(name, value) for name, value in state.items()}

@@ -8,6 +8,8 @@ from .console import escape, print_note, stderr, stdout
 from .table import Cell, Column, Table, TableFormat
 from .units import duration, gigabytes, verdict_style
 
+_RATIO = len("1.021 (0.945 to 1.103)")
+
 if TYPE_CHECKING:
     from campo_onnx.bench.result import BenchResult, BenchRow, Interval
 
@@ -67,7 +69,9 @@ def _table(result: "BenchResult") -> Table:
         shown.append((Column(title="samples/s", key="samples_per_s", is_number=True, rank=4), _samples))
     if is_compared:
         title = f"x {rows[0].name}, 95 % interval"
-        shown.append((Column(title=title, key="speedup", is_number=True, may_break=True), _ratio))
+        shown.append(
+            (Column(title=title, key="speedup", is_number=True, may_break=True, least=_RATIO), _ratio)
+        )
     shown.append((Column(title="verdict", key="verdict"), _verdict))
     if any(row.launches is not None for row in rows):
         shown.append((Column(title="launches", key="launches", is_number=True, rank=8), _launches))
@@ -77,6 +81,8 @@ def _table(result: "BenchResult") -> Table:
         shown.append((Column(title="energy", key="energy_j", is_number=True, rank=3), _energy))
     if any(row.peak_bytes is not None for row in rows):
         shown.append((Column(title="memory", key="peak_bytes", is_number=True, rank=5), _memory))
+    if any(row.alive_bytes is not None for row in rows):
+        shown.append((Column(title="tensors at most", key="alive_bytes", is_number=True, rank=10), _alive))
     if any(row.tensor_pipe_share is not None for row in rows):
         title, key = "tensor cores", "tensor_pipe_share"
         shown.append((Column(title=title, key=key, is_number=True, rank=6), _share))
@@ -140,6 +146,10 @@ def _energy(row: "BenchRow") -> Cell:
 
 def _memory(row: "BenchRow") -> Cell:
     return Cell("-") if row.peak_bytes is None else Cell(f"{row.peak_bytes / 2**20:,.0f} MiB", row.peak_bytes)
+
+
+def _alive(row: "BenchRow") -> Cell:
+    return Cell("-") if row.alive_bytes is None else Cell(gigabytes(row.alive_bytes), row.alive_bytes)
 
 
 def _share(row: "BenchRow") -> Cell:

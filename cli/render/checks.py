@@ -4,6 +4,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from campo_onnx.wording import cost_basis
+
 from .console import escape, stderr, stdout, visible, without_commands
 from .table import Cell, Column, Table, TableFormat
 from .units import duration
@@ -25,7 +27,7 @@ def print_verdicts(checked: Sequence["Verdicts"], form: TableFormat = TableForma
         title = f"{verdicts.mixed} against {verdicts.against}"
         if verdicts.device:
             runs = " captured as a CUDA graph" if verdicts.captured else ""
-            title += f", {verdicts.device}{runs} ({verdicts.costs})"
+            title += f", {verdicts.device}{runs} ({cost_basis(verdicts.costs)})"
         console.print(escape(title), style="bold")
         if verdicts.error is not None:
             console.print(escape(str(verdicts.error)), style="bold red")

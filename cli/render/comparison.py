@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from campo_onnx.wording import cost_basis
+
 from .console import escape, print_note, stdout
 from .table import Cell, Column, Table, TableFormat
 from .units import duration, gigabytes, verdict_style
@@ -15,9 +17,8 @@ if TYPE_CHECKING:
 
 def headline(plan: "Plan") -> str:
     """Say what predictions are for and what they rest on."""
-    known = "estimates from public figures" if plan.source == "datasheet" else plan.source
     runs = " captured as a CUDA graph" if plan.captured else ""
-    return f"{plan.device}{runs} ({known}), {plan.low.value}"
+    return f"{plan.device}{runs} ({cost_basis(plan.source)}), {plan.low.value}"
 
 
 def print_comparison(comparison: "Comparison", *, plot: Path | None, form: TableFormat) -> None:

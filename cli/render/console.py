@@ -20,6 +20,7 @@ from typing import Any, TextIO, cast
 from rich.console import Console
 from rich.markup import escape as escape_markup
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
 
 from campo_onnx.errors import UsageError
 from campo_onnx.wording import visible as visible
@@ -163,6 +164,18 @@ def stdout() -> Console:
 def stderr() -> Console:
     """Everything that is not a result goes here."""
     return Console(file=cast(TextIO, _Lines(sys.stderr)), highlight=False, soft_wrap=True, emoji=False)
+
+
+def print_table(table: RichTable, console: Console | None = None) -> None:
+    """Print a table; in a pipe without the blanks that fill its lines up."""
+    console = console or stdout()
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    lines = (line.rstrip(" ") for line in captured.get().removesuffix("\n").split("\n"))
+    console.out("\n".join(lines), highlight=False)
 
 
 def print_line(text: str) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from campo_onnx.wording import cost_basis
+
 from .console import escape, is_verbose, stdout
 from .table import Cell, Column, Table, TableFormat, facts_table
 from .units import duration, gigabytes
@@ -89,10 +91,9 @@ def _print_written(written: Sequence[Path]) -> None:
 
 
 def _headline(plan: "Plan") -> str:
-    known = "estimate from public figures" if plan.source == "datasheet" else plan.source
     runs = " captured as a CUDA graph" if plan.captured else ""
     how = f"strategy {plan.strategy}, lists {plan.lists}, {plan.low.value}"
-    return escape(f"{plan.device}{runs} ({known}), {how}")
+    return escape(f"{plan.device}{runs} ({cost_basis(plan.source)}), {how}")
 
 
 def _totals(report: "Report", given: "Traffic", planned: "Traffic") -> list[tuple[str, str]]:
@@ -224,7 +225,7 @@ def print_decisions(
     table = Table(
         (
             Column(title="node", key="node", may_break=True, least=32),
-            Column(title="operator", key="op_type", may_break=True),
+            Column(title="operator", key="op_type", may_break=True, rank=1),
             Column(title="class", key="op_class", rank=4),
             Column(title="runs in", key="precision"),
             Column(title="fp32", key="fp32_us", is_number=True, rank=2),
@@ -232,7 +233,7 @@ def print_decisions(
             Column(title="gain", key="gain_us", is_number=True),
             Column(title="casts", key="cast_us", is_number=True, rank=3),
             Column(title="", key="decided_by", csv_only=True),
-            Column(title="why", key="reason", may_break=True),
+            Column(title="why", key="reason", may_break=True, least=28),
         )
     )
     for d in decisions:

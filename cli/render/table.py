@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from .console import escape, print_document, stdout, visible
+from .console import escape, print_document, print_table, stdout, visible
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
@@ -111,7 +111,7 @@ class Table:
             case TableFormat.TEXT:
                 console = stdout()
                 shown, left_out = self.for_width(console.width)
-                console.print(shown)
+                print_table(shown, console)
                 if left_out:
                     console.print(
                         f"Left out at {console.width} columns: {', '.join(left_out)}. "
@@ -190,7 +190,7 @@ def facts_table(rows: Sequence[tuple[str, str]], *, console: Console | None = No
     table.add_column(overflow="fold")
     for name, value in rows:
         table.add_row(escape(name), escape(value))
-    (console or stdout()).print(table)
+    print_table(table, console)
 
 
 def visible_lines(text: str) -> str:

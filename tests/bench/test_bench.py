@@ -16,6 +16,7 @@ from campo_onnx.bench.result import FORMAT, Outcome
 from campo_onnx.bench.rounds import time_rounds
 from campo_onnx.errors import DeviceUnavailableError, ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir.importer import import_model
+from campo_onnx.optimize.traffic import traffic
 from campo_onnx.runtime.providers import machine
 
 CPU = machine("cpu", 1)
@@ -76,6 +77,9 @@ def test_real_graphs_run(graphs) -> None:
         14,
     )  # after the two steps of loading, one round of warm-up in each of six runs
     assert result.rounds_per_run == (2, 2, 1, 1, 1, 1)
+    counted = [traffic(graph.imported.view) for graph in graphs]
+    assert [row.alive_bytes for row in result.rows] == [each.peak_bytes for each in counted]
+    assert all(row.alive_bytes for row in result.rows)
 
 
 def test_speed_ups_are_told_apart(graphs, staged) -> None:

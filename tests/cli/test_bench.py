@@ -163,6 +163,9 @@ def test_a_graph_for_the_training_build_gets_the_right_advice(program, capsys) -
     sizes = [f"--dim={name}=4" for name in ("mask_dim0", "ids_dim1", "lab_dim0", "lab_dim1")]
     assert program(DATA / "bert_optimized_training.onnx", *sizes, *QUICK) == 4
     assert "needs a training build of ONNX Runtime: org.pytorch.aten:ATen" in capsys.readouterr().err
+    assert program(DATA / "ort/gated_training_opset15.onnx", *QUICK) == 4
+    advice = "needs a training build of ONNX Runtime: com.microsoft:SoftmaxCrossEntropyLossInternal"
+    assert advice in capsys.readouterr().err
 
 
 def test_graphs_of_another_interface(program, capsys) -> None:

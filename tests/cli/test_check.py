@@ -64,7 +64,7 @@ def test_a_plan_for_a_captured_graph_is_checked_as_one(program, check, capsys):
         assert graph["captured"]
         assert gain["value"] == pytest.approx(planned["fp32_us"] / planned["predicted_us"])
     assert check(*SOUND, "--baseline", "plan.json") == 0
-    assert "v100 captured as a CUDA graph (datasheet)" in capsys.readouterr().out
+    assert "v100 captured as a CUDA graph (estimate from public figures)" in capsys.readouterr().out
 
 
 # --- what it prints ---
@@ -73,7 +73,7 @@ def test_a_plan_for_a_captured_graph_is_checked_as_one(program, check, capsys):
 def test_a_table_for_people(check, capsys):
     assert check(*SOUND, "--baseline", "plan.json") == 0
     printed = capsys.readouterr()
-    assert re.search(r"mixed\.onnx against mlp\.onnx.*v100.*datasheet", printed.out)
+    assert re.search(r"mixed\.onnx against mlp\.onnx.*v100 .estimate from public figures", printed.out)
     assert re.findall(r"^  (\w+) +(?:passed|not asked)", printed.out, re.MULTILINE) == RULES
     assert "failed" not in printed.out
     assert "::" not in printed.out

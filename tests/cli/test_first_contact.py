@@ -1,5 +1,7 @@
 """What a newcomer meets: defaults, quiet and dry runs, the order of errors, and what to do next."""
 
+import json
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -61,3 +63,34 @@ def test_unchanged_says_why_and_what_next(optimize, capsys):
     assert "(unchanged)" in printed
     assert "The step is launch-bound at this size" in printed
     assert "The file has fixed sizes" in printed
+
+
+@pytest.mark.parametrize(
+    "command", ["optimize", "compare", "explain", "devices", "profile", "bench", "check"]
+)
+def test_help_shows_no_types_of_python(program, command, capsys):
+    assert program(command, "--help") == 0
+    printed = capsys.readouterr().out
+    assert not re.findall(r"<(?:bool|path|str|int|float|list)\b.*?>", printed)
+
+
+@pytest.mark.parametrize(
+    ("words", "last", "found"),
+    [
+        (("optimize", "--device"), "h", ["h100", "h200"]),
+        (("optimize", "--strategy"), "t", ["torch-amp", "tf-amp"]),
+        (("calibrate", "--ops"), "Gemm,MatM", ["Gemm,MatMul"]),
+        (("explain", "plan.json"), "node_mm", None),
+    ],
+)
+def test_values_are_completed(optimize, program, words, last, found, monkeypatch, capsys):
+    if "plan.json" in words:
+        assert optimize(MLP, "--device", "v100", "-o", "m.onnx", "--plan", "plan.json", "-q") == 0
+        plan = json.loads(Path("plan.json").read_text())
+        found = [d["node"] for d in plan["decisions"] if d["node"].startswith(last)]
+        assert found
+    monkeypatch.setenv("_CAMPO_ONNX_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(("campo-onnx", *words, last)))
+    monkeypatch.setenv("COMP_CWORD", str(len(words) + 1))
+    program()
+    assert sorted(capsys.readouterr().out.split()) == sorted(found)

@@ -115,6 +115,7 @@ def test_a_pipe_cuts_nothing(program, capsys, monkeypatch):
     piped = capsys.readouterr().out
     assert "Left out" not in piped
     assert "tensors at most" in piped
+    assert not [line for line in piped.splitlines() if line != line.rstrip()]
 
 
 def test_every_table_as_csv(program, capsys):

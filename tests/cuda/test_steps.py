@@ -3,17 +3,24 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
+from campo_onnx import Options, device, oplists, optimize_model
 from campo_onnx.export.optimizers import AdamW
 from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import VIEW_NODE
 from campo_onnx.measure.one_node import chain_model, one_node_view
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.providers import Machine
-from campo_onnx.runtime.sessions import bind, open_session
+from campo_onnx.runtime.sessions import bind, open_session, optimized_nodes
+from campo_onnx.training.flat_state import flat_layout
+from campo_onnx.training.gradient_interface import gradient_interface
+from campo_onnx.training.low_weights import flat_weights, with_low_weights
 from campo_onnx.training.session import TrainingSession
 from campo_onnx.training.step_interface import step_interface
 from campo_onnx.training.weight_update import WeightUpdate
@@ -30,7 +37,10 @@ from campo_onnx.errors import CampoError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.sessions import bind, open_session
+from campo_onnx.runtime.sessions import bind, open_session, optimized_nodes
+from campo_onnx.training.flat_state import flat_layout
+from campo_onnx.training.gradient_interface import gradient_interface
+from campo_onnx.training.low_weights import flat_weights, with_low_weights
 given = import_model(Path(sys.argv[1]))
 try:
     step = bind(open_session(given.model, machine("cuda")), synthesize(given.view), "cuda")
@@ -138,3 +148,29 @@ def test_a_session_with_a_flat_update_steps(cuda_graph: bool, stub: Stub) -> Non
     assert counts["replays" if cuda_graph else "launches"] > 0
     assert counts["up"] <= 2 * len(session.interface.feeds), "only the batch and settings go to the device"
     assert set(session.state()) >= {"param.w", "opt.m.w", "opt.v.w"}
+
+
+def test_what_is_planned_for_a_flat_session_is_what_runs(cuda: Machine, stub: Stub, tmp_path: Path) -> None:
+    """The Casts of the gradient graph that runs, and one more of all weights, are the planned ones."""
+    path = ROOT / "tests" / "cuda" / "data" / "attention_step.onnx"
+    free = replace(device("v100"), launch_us=1e-6, host_us=1e-6)  # so that a small graph goes low as well
+    options = Options(device=free, lists=oplists("campo"), flat_weights=flat_weights)
+    planned = optimize_model(path, options)
+    assert len(planned.plan.low_nodes) > 50
+    feeds = synthesize(planned.imported.view)
+    update = WeightUpdate(optimizer=AdamW())
+    interface = gradient_interface(planned.imported.view, update)
+    changed, taken = with_low_weights(planned.model, flat_layout(interface.shapes()))
+    casts = [node for node in optimized_nodes(changed, cuda) if node.op_type == "Cast"]
+    assert len(casts) + 1 == planned.planned_traffic.casts.launches
+    assert len(casts) + len(taken) == len([n for n in planned.model.graph.node if n.op_type == "Cast"])
+    mixed = tmp_path / "mixed.onnx"
+    onnx.save(planned.model, mixed)
+    zeros = {name: np.zeros(spec.shape, spec.numpy_dtype) for name, spec in interface.step.state.items()}
+    state = {name: feeds.get(name, value) for name, value in zeros.items()}
+    session = TrainingSession(mixed, state, update=update, settings={"lr": 1e-3}, provider="cuda")
+    given = {name: feeds[name] for name in interface.step.feeds if name in feeds and name != "loss_scale"}
+    session.step(given)
+    stub.reset()
+    session.step(given)
+    assert stub.counts()["launches"] > len(casts)

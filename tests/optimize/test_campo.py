@@ -46,15 +46,15 @@ def test_every_free_node_learns_which_traverse_decided(problem_from):
 
 def test_traverse_1_says_what_the_casts_cost(problem_from):
     reasons = traverse_1(problem_from(STEP)).verdicts
-    assert reasons["a1"].reason == "gains 5.0 us, its casts cost 3.0 us"
+    assert reasons["a1"].reason == "gains 5.0 us; its casts cost 3.0 us"
     reasons = traverse_1(problem_from(STEP, cast_us=2)).verdicts
-    assert reasons["a2"].reason == "would gain only 5.0 us, its casts cost 6.0 us"
+    assert reasons["a2"].reason == "would gain 5.0 us; its casts would cost 6.0 us"
 
 
 def test_traverse_4_says_how_the_casts_change(problem_from):
     problem = problem_from(STEP)
     verdicts = traverse_4(problem, frozenset({"a1"}), frozenset({"i2"})).verdicts
-    assert verdicts["c1"].reason == "gains 5.0 us in a group of 1 clear nodes, casts change by +0.0 us"
+    assert verdicts["c1"].reason == "gains 5.0 us in a group of 1 clear nodes; casts change by +0.0 us"
 
 
 def test_a_group_that_pays_only_beside_another_group(problem_from):

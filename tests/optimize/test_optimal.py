@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.ir.view import FLOAT, TensorKind
+from campo_onnx.optimize.flat_weights import FlatWeights
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.passes import taint
 from campo_onnx.optimize.reason import Reason
@@ -198,9 +199,7 @@ def test_verdicts_tell_the_cut_from_lists_and_taint(problem_from):
         "i": Reason.DOWNSTREAM_OF_DENY,
     }
     assert verdicts["a"].reason == "gains 5.0 us; FP16 gives the shortest step overall"
-    assert verdicts["c"].reason == (
-        "would gain -2.0 us, less than the casts it needs; FP32 gives the shortest step overall"
-    )
+    assert verdicts["c"].reason == ("would lose 2.0 us; FP32 gives the shortest step overall, casts counted")
 
 
 def test_a_large_graph_is_cut_exactly_by_its_own_certificate(random_problem):
@@ -212,3 +211,19 @@ def test_a_large_graph_is_cut_exactly_by_its_own_certificate(random_problem):
     assert assignment.low
     gap_us = problem.predicted_us(assignment.low) - assignment.lower_bound_us
     assert 0 <= gap_us + 1e-6 <= rounding_us(problem) + 1e-6
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 1 << 30))
+def test_weights_that_are_cast_at_once_never_cost_more(random_problem, seed):
+    rng = random.Random(seed)
+    apart = random_problem(rng, most_nodes=8)
+    weights = {t.name: t.elements for t in apart.view.tensors.values() if t.kind is TensorKind.INPUT}
+    problem = replace(apart, flat=FlatWeights(sizes=weights))
+    free = free_nodes(problem)
+    answer = optimal(problem)
+    found_us, other_us = (problem.predicted_us(a.low) for a in (answer, optimal(apart)))
+    assert found_us <= other_us + rounding_us(problem)
+    subsets = range(1 << len(free)) if len(free) <= 8 else ()
+    every_us = [problem.predicted_us(frozenset(n for i, n in enumerate(free) if m >> i & 1)) for m in subsets]
+    assert answer.lower_bound_us <= min([found_us, *every_us]) + rounding_us(problem)

@@ -18,6 +18,7 @@ from momentum_step import (
 
 from campo_onnx.errors import CheckpointError, ModelError, UnsupportedModelError, UsageError
 from campo_onnx.export.optimizers import SGD, AdamW, Momentum
+from campo_onnx.runtime import sessions
 from campo_onnx.training.loss_scaler import LossScaler
 from campo_onnx.training.program import Program
 from campo_onnx.training.session import TrainingSession
@@ -248,3 +249,19 @@ def test_a_group_without_parameters_is_refused() -> None:
     groups = (ParameterGroup(parameters=("nothing",)),)
     with pytest.raises(UsageError, match=r"no parameter is left for the group nothing.*Parameters: w\."):
         session(WeightUpdate(optimizer=SGD(), groups=groups))
+
+
+def test_threads_leave_the_cores_to_others_between_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    make = sessions.session_options
+
+    def seen(*arguments: Any, **options: Any) -> Any:
+        opened.append(make(*arguments, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(sessions, "session_options", seen)
+    session()
+    TrainingSession(step_model(), first_state(), settings={"lr": LR}, provider="cpu", threads=2)
+    stops = [options.get_session_config_entry("session.force_spinning_stop") for options in opened]
+    assert stops == ["1"] * len(opened)
+    assert len(stops) >= 3

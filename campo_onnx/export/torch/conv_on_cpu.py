@@ -12,12 +12,13 @@ product of the whole batch has neither limit. The forms, of which :func:`cheapes
 """
 
 import math
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 
-from campo_onnx.devices.device import Device
-from campo_onnx.export.cheapest import cheapest
+from campo_onnx.devices import datasheet
+from campo_onnx.export.cheapest import Form, cheapest
 from campo_onnx.export.compact import elementwise, pad, reduce, reshape, transpose
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.products import gemm, matmul
@@ -29,40 +30,53 @@ _LARGEST_INDEX = 1 << 16
 
 
 def forward(
-    g: Graph, x: Value, weight: Value, bias: Value | None, geometry: Geometry, result: tuple[int, ...],
-    device: Device,
-) -> Value:  # fmt: skip
+    g: Graph, x: Value, weight: Value, bias: Value | None, geometry: Geometry, result: tuple[int, ...]
+) -> Value:
     """Convolve an image into one of shape `result`."""
-    forms = {
-        "conv": partial(_conv, geometry=geometry),
-        "patches": partial(_from_patches, geometry=geometry, result=result),
-    }
-    if geometry.groups > 1:
-        return forms["conv"](g, x, weight, bias)
-    return forms[cheapest(g, forms, (x, weight), device)](g, x, weight, bias)
+    forms = forward_forms(weight.shape, geometry, result)
+    return _cheapest(g, forms, x, weight)(g, x, weight, bias)
 
 
 def transposed(
-    g: Graph, gradient: Value, weight: Value, bias: Value | None, geometry: Geometry, shape: tuple[int, ...],
-    device: Device,
-) -> Value:  # fmt: skip
+    g: Graph, gradient: Value, weight: Value, bias: Value | None, geometry: Geometry, shape: tuple[int, ...]
+) -> Value:
     """Give the gradient of what was convolved, of this shape; a transposed convolution is the same."""
-    forms = {"transpose": partial(input_gradient, geometry=geometry, shape=shape)}
-    axes = axes_of(shape, gradient.shape, weight.shape, geometry)
-    taps = math.prod(weight.shape[2:])
-    if max(geometry.strides) == 1 and min(reach - p for reach, p in _margins(axes)) >= 0:
-        forms["flipped"] = partial(_flipped, geometry=geometry, axes=axes)
-        if geometry.groups == 1:
-            forms["patches"] = partial(_turned_patches, axes=axes, shape=shape)
-    if geometry.groups == 1 and taps == 1 and max(geometry.strides) == 1 and not any(geometry.pads):
-        forms["product"] = partial(_one_tap, shape=shape)
-    elif geometry.groups == 1 and _candidates(axes) * math.prod(shape[2:]) <= _LARGEST_INDEX:
-        forms["spread"] = partial(_spread, axes=axes, shape=shape)
-    name = cheapest(g, forms, (gradient, weight), device)
-    found = forms[name](g, gradient, weight)
+    forms = transposed_forms(gradient.shape, weight.shape, geometry, shape)
+    found = _cheapest(g, forms, gradient, weight)(g, gradient, weight)
     if bias is None:
         return found
     return elementwise(g, "Add", found, reshape(g, bias, (1, bias.elements, *[1] * (len(shape) - 2))))
+
+
+def _cheapest(g: Graph, forms: Mapping[str, Form], image: Value, weight: Value) -> Form:
+    return forms[cheapest(g, forms, (image, weight), datasheet.device("cpu"))]
+
+
+def forward_forms(weight: tuple[int, ...], geometry: Geometry, result: tuple[int, ...]) -> dict[str, Form]:
+    """Give the forms of a convolution with a weight of this shape."""
+    forms: dict[str, Form] = {"conv": partial(_conv, geometry=geometry)}
+    if geometry.groups == 1:
+        forms["patches"] = partial(_from_patches, geometry=geometry, result=result)
+    return forms
+
+
+def transposed_forms(
+    gradient: tuple[int, ...], weight: tuple[int, ...], geometry: Geometry, shape: tuple[int, ...]
+) -> dict[str, Form]:
+    """Give the forms of a transposed convolution from an image of the first shape to one of the last."""
+    forms: dict[str, Form] = {"transpose": partial(input_gradient, geometry=geometry, shape=shape)}
+    axes = axes_of(shape, gradient, weight, geometry)
+    is_single = math.prod(weight[2:]) == 1 and not any(geometry.pads)
+    is_dense = max(geometry.strides) == 1
+    if is_dense and min(reach - p for reach, p in _margins(axes)) >= 0:
+        forms["flipped"] = partial(_flipped, geometry=geometry, axes=axes)
+        if geometry.groups == 1:
+            forms["patches"] = partial(_turned_patches, axes=axes, shape=shape)
+    if geometry.groups == 1 and is_single and is_dense:
+        forms["product"] = partial(_one_tap, shape=shape)
+    elif geometry.groups == 1 and _candidates(axes) * math.prod(shape[2:]) <= _LARGEST_INDEX:
+        forms["spread"] = partial(_spread, axes=axes, shape=shape)
+    return forms
 
 
 def _conv(g: Graph, x: Value, weight: Value, bias: Value | None = None, *, geometry: Geometry) -> Value:
@@ -75,7 +89,7 @@ def _from_patches(
 ) -> Value:  # fmt: skip
     outputs, channels, taps = weight.shape[0], weight.shape[1], math.prod(weight.shape[2:])
     axes = axes_of(x.shape, result, weight.shape, geometry)
-    columns = seen(g, x, [axis.of_input(turned=False) for axis in axes])
+    columns = seen(g, x, [axis.of_input(turned=False) for axis in axes], pads_last=True)
     # The smaller of the two is turned as the other lies.
     if columns.shape[0] < outputs:
         columns = channels_first(g, columns, taps)
@@ -124,7 +138,7 @@ def _turned_patches(
     g: Graph, gradient: Value, weight: Value, *, axes: list[Axis], shape: tuple[int, ...]
 ) -> Value:  # fmt: skip
     outputs, channels, taps = weight.shape[0], weight.shape[1], math.prod(weight.shape[2:])
-    columns = seen(g, gradient, [axis.of_gradient(turned=True) for axis in axes])
+    columns = seen(g, gradient, [axis.of_gradient(turned=True) for axis in axes], pads_last=True)
     turned = transpose(g, reshape(g, weight, (outputs, channels, taps)), [2, 0, 1])
     return _channels_second(g, gemm(g, columns, reshape(g, turned, (taps * outputs, channels))), shape)
 

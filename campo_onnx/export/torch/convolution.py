@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from campo_onnx.devices import datasheet
 from campo_onnx.devices.device import Device
 from campo_onnx.export.compact import sum_per_channel
 from campo_onnx.export.graph import Graph
@@ -27,14 +28,17 @@ def _convolution(
 ) -> Value:  # fmt: skip
     count = weight.rank - 2
     geometry = _geometry(count, stride, padding, dilation, groups)
-    if device.provider == "cpu" and transposed:
-        return conv_on_cpu.transposed(g, x, weight, bias, geometry, expected.shape, device)
-    if device.provider == "cpu":
-        return conv_on_cpu.forward(g, x, weight, bias, geometry, expected.shape, device)
+    if _is_for_cpu(g, device):
+        on_cpu = conv_on_cpu.transposed if transposed else conv_on_cpu.forward
+        return on_cpu(g, x, weight, bias, geometry, expected.shape)
     if transposed:
         extra = pair(output_padding, count)
         return g.op("ConvTranspose", x, weight, bias, output_padding=extra, **geometry.attributes)
     return g.op("Conv", x, weight, bias, **geometry.attributes)
+
+
+def _is_for_cpu(g: Graph, device: Device) -> bool:
+    return g.target == "cpu" or (g.target != "cuda" and device.provider == "cpu")
 
 
 def _geometry(
@@ -52,10 +56,11 @@ def _convolution_backward(
 ) -> tuple[Value | None, ...]:  # fmt: skip
     geometry = _geometry(weight.rank - 2, stride, padding, dilation, groups)
     of_input = of_weight = of_bias = None
-    if wanted[0] and transposed and device.provider == "cpu":
-        of_input = conv_on_cpu.forward(g, gradient, weight, None, geometry, x.shape, device)
-    elif wanted[0] and device.provider == "cpu":
-        of_input = conv_on_cpu.transposed(g, gradient, weight, None, geometry, x.shape, device)
+    if _is_for_cpu(g, device):
+        device = datasheet.device("cpu")
+    if wanted[0] and _is_for_cpu(g, device):
+        on_cpu = conv_on_cpu.forward if transposed else conv_on_cpu.transposed
+        of_input = on_cpu(g, gradient, weight, None, geometry, x.shape)
     elif wanted[0] and transposed:
         of_input = g.op("Conv", gradient, weight, **geometry.attributes)
     elif wanted[0]:

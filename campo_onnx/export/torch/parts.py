@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name everyone knows)
 
+from campo_onnx.export.torch.packed import pack
+
 aten = torch.ops.aten
 
 
@@ -167,6 +169,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     F.adaptive_max_pool2d: _adaptive_max_pool2d,
     F.embedding_bag: _embedding_bag,
     F.grid_sample: _grid_sample,
+    torch._VF._pack_padded_sequence: pack,
     torch.cdist: _cdist,
     torch.histc: _histc,
     torch.Tensor.histc: _histc,

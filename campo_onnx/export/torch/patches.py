@@ -136,11 +136,18 @@ def flat_images(g: Graph, image: Value) -> Value:
     return reshape(g, image, (*image.shape[:2], math.prod(image.shape[2:])))
 
 
-def seen(g: Graph, image: Value, readings: Sequence[Reading]) -> Value:
-    """Lay what the taps see of an image side by side: (positions, taps and channels)."""
+def seen(g: Graph, image: Value, readings: Sequence[Reading], *, pads_last: bool = False) -> Value:
+    """Lay what the taps see of an image side by side: (positions, taps and channels).
+
+    Zeros are added before channels become the last axis, or behind that, where rows are longer.
+    """
     batch, channels = image.shape[:2]
-    before, after = ([0, 0, *ends] for ends in ([r.before for r in readings], [r.after for r in readings]))
-    image = transpose(g, pad(g, image, before, after), [0, *range(2, image.rank), 1])
+    before, after = [r.before for r in readings], [r.after for r in readings]
+    perm = [0, *range(2, image.rank), 1]
+    if pads_last:
+        image = pad(g, transpose(g, image, perm), (0, *before, 0), (0, *after, 0))
+    else:
+        image = transpose(g, pad(g, image, (0, 0, *before), (0, 0, *after)), perm)
     sizes = image.shape[1:-1]
     positions = math.prod(len(r.first) for r in readings)
     taps = math.prod(len(r.offsets) for r in readings)

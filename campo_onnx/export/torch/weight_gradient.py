@@ -97,16 +97,17 @@ def _on_cpu(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometr
     """Multiply (outputs, positions) by (positions, channels and taps); all taps move along the input."""
     if math.prod(shape[2:]) == 1 and not any(geometry.pads):
         return reshape(g, _pointwise(g, _strided(g, x, gradient, geometry), gradient), shape)
-    outputs, channels, taps = shape[0], shape[1], math.prod(shape[2:])
+    outputs, channels, *taps = shape
     axes = axes_of(x.shape, gradient.shape, shape, geometry)
-    columns = seen(g, x, [axis.of_input(turned=False) for axis in axes])
+    columns = seen(g, x, [axis.of_input(turned=False) for axis in axes], pads_last=True)
     positions = columns.shape[0]
     # Not transposed inside the product, where that takes twice as long.
     rows = reshape(g, transpose(g, flat_images(g, gradient), [1, 0, 2]), (outputs, positions))
     if positions < outputs:  # the smaller of the two is laid out as weights are
-        return reshape(g, matmul(g, rows, channels_first(g, columns, taps)), shape)
-    apart = reshape(g, matmul(g, rows, columns), (outputs, taps, channels))
-    return reshape(g, transpose(g, apart, [0, 2, 1]), shape)
+        return reshape(g, matmul(g, rows, channels_first(g, columns, math.prod(taps))), shape)
+    apart = reshape(g, matmul(g, rows, columns), (outputs, *taps, channels))
+    # The last node, since a Reshape that makes an output of the graph is a copy.
+    return transpose(g, apart, [0, len(taps) + 1, *range(1, len(taps) + 1)])
 
 
 def _by_images(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> Value:

@@ -1,0 +1,214 @@
+"""Packed sequences: recurrent layers on sequences of different lengths, written with masks.
+
+How many rows a packed sequence has depends on its lengths, and a graph has no sizes that depend on data. So
+it stays padded here, and behind a sequence's end the state of a layer stays as it was. Recurrent layers and
+``pad_packed_sequence`` take that; anything else would see the padding and is refused.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name everyone knows)
+
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.export.torch.place import place_of_frame
+
+_REMEDY = (
+    "Unpack first, pad_packed_sequence(y, total_length=...), and mask what is behind the end of a sequence."
+)
+
+
+class _Longest(int):
+    """The padded length, where that of the longest sequence is asked for."""
+
+
+class _Part:
+    """Stands in for a tensor of a PackedSequence, and answers what recurrent layers ask."""
+
+    def __init__(self, rows: torch.Tensor, lengths: torch.Tensor) -> None:
+        self.rows, self.lengths = rows, lengths
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _refuse(f"reads {name!r} of a packed sequence")
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        known = _KNOWN.get(func)
+        if known is None:
+            _refuse(f"calls {getattr(func, '__name__', func)} on a packed sequence")
+        return known(*args, **(kwargs or {}))
+
+
+def _refused(name: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any) -> NoReturn:
+        _refuse(f"computes with a packed sequence ({name.strip('_')})")
+
+    return refuse
+
+
+# Operators are looked up in the class, where no other name is asked for.
+for _operator in ("add", "sub", "mul", "truediv", "matmul", "pow", "floordiv", "mod"):
+    for _name in (f"__{_operator}__", f"__r{_operator}__"):
+        setattr(_Part, _name, _refused(_name))
+for _name in ("__getitem__", "__len__", "__iter__", "__neg__", "__gt__", "__lt__", "__ge__", "__le__"):
+    setattr(_Part, _name, _refused(_name))
+
+
+class Rows(_Part):
+    """The elements, padded: (positions, batch, ...)."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the elements."""
+        return self.rows.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.rows.device
+
+    def dim(self) -> int:
+        """Count the axes of a packed tensor."""
+        return self.rows.dim() - 1
+
+    def size(self, axis: int) -> int:
+        """Give the size of an axis that does not depend on lengths."""
+        if axis % self.dim() == 0:
+            _refuse("reads how many rows a packed sequence has")
+        return self.rows.size(axis % self.dim() + 1)
+
+
+class Sizes(_Part):
+    """How many sequences are left at each position."""
+
+    device = torch.device("cpu")
+
+    def __getitem__(self, position: Any) -> int:
+        if position != 0:
+            _refuse("reads how many sequences are left at a position")
+        return self.rows.size(1)
+
+    def size(self, axis: int = 0) -> int:
+        """Give the length of the longest sequence, which is not known."""
+        return _Longest(self.rows.size(0))
+
+
+def _refuse(what: str) -> NoReturn:
+    frame, place = sys._getframe(1), ""
+    while frame is not None and not place:
+        place, frame = place_of_frame(frame), frame.f_back  # type: ignore[assignment]
+    raise UnsupportedModelError(
+        f"{place or 'the module'} {what}",
+        why="that depends on the lengths, and a graph has no sizes that depend on data",
+        remedy=_REMEDY,
+    )
+
+
+def pack(input: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[Rows, Sizes]:
+    """Stand in for ``torch._VF._pack_padded_sequence``."""
+    rows = input.transpose(0, 1) if batch_first else input
+    lengths = lengths.to(rows.device)
+    return Rows(rows, lengths), Sizes(rows, lengths)
+
+
+def _padded(
+    rows: Rows, sizes: Sizes, batch_first: bool, padding: float, length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if isinstance(length, _Longest):
+        _refuse("pads a packed sequence to the length of the longest one")
+    y = torch.where(_valid(rows), rows.rows, torch.full_like(rows.rows, padding))
+    more = length - y.shape[0]
+    if more:
+        y = torch.cat([y, y.new_full((more, *y.shape[1:]), padding)])
+    return y.transpose(0, 1) if batch_first else y, rows.lengths
+
+
+def _valid(rows: Rows) -> torch.Tensor:
+    position = torch.arange(rows.rows.shape[0], device=rows.device)
+    valid = position.unsqueeze(1) < rows.lengths.unsqueeze(0)
+    return valid.view(*valid.shape, *[1] * (rows.rows.dim() - 2))
+
+
+State = tuple[torch.Tensor, ...]
+Cell = Callable[[torch.Tensor, torch.Tensor, State, Sequence[torch.Tensor]], State]
+
+
+def _lstm_cell(x: torch.Tensor, h: torch.Tensor, state: State, projection: Sequence[torch.Tensor]) -> State:
+    i, f, g, o = (x + h).chunk(4, -1)
+    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    y = o.sigmoid() * c.tanh()
+    return F.linear(y, projection[0]) if projection else y, c
+
+
+def _gru_cell(x: torch.Tensor, h: torch.Tensor, state: State, _: Sequence[torch.Tensor]) -> State:
+    (xr, xz, xn), (hr, hz, hn) = x.chunk(3, -1), h.chunk(3, -1)
+    z, n = (xz + hz).sigmoid(), (xn + (xr + hr).sigmoid() * hn).tanh()
+    return (n + z * (state[0] - n),)
+
+
+def _tanh_cell(x: torch.Tensor, h: torch.Tensor, state: State, _: Sequence[torch.Tensor]) -> State:
+    return ((x + h).tanh(),)
+
+
+def _relu_cell(x: torch.Tensor, h: torch.Tensor, state: State, _: Sequence[torch.Tensor]) -> State:
+    return ((x + h).relu(),)
+
+
+def _recurrent(cell: Cell, single: bool) -> Callable[..., Any]:
+    def layers(
+        rows: Rows, sizes: Sizes, first: Any, weights: Sequence[torch.Tensor], biased: bool, count: int,
+        dropout: float, training: bool, bidirectional: bool,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        directions = 2 if bidirectional else 1
+        each = len(weights) // (count * directions)
+        given: State = (first,) if single else tuple(first)
+        valid, x = _valid(rows), rows.rows
+        last: list[State] = []
+        for layer in range(count):
+            made = []
+            for direction in range(directions):
+                at = layer * directions + direction
+                own = weights[at * each : (at + 1) * each]
+                y, state = _run(cell, x, valid, tuple(s[at] for s in given), own, biased, direction == 1)
+                made.append(y)
+                last.append(state)
+            x = torch.cat(made, -1)
+            if layer + 1 < count:
+                x = F.dropout(x, dropout, training)
+        states = tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+        return (Rows(x, rows.lengths), *states)
+
+    return layers
+
+
+def _run(
+    cell: Cell, x: torch.Tensor, valid: torch.Tensor, state: State, weights: Sequence[torch.Tensor],
+    biased: bool, is_reversed: bool,
+) -> tuple[torch.Tensor, State]:  # fmt: skip
+    """Run one layer in one direction; a sequence that has ended, or not yet begun, keeps its state."""
+    of_x, of_h = weights[:2]
+    bias_x, bias_h = weights[2:4] if biased else (None, None)
+    projection = weights[4 if biased else 2 :]
+    read = F.linear(x, of_x, bias_x)
+    made: dict[int, torch.Tensor] = {}
+    positions = range(len(x))
+    for t in reversed(positions) if is_reversed else positions:
+        new = cell(read[t], F.linear(state[0], of_h, bias_h), state, projection)
+        state = tuple(torch.where(valid[t], n, old) for n, old in zip(new, state, strict=True))
+        made[t] = state[0]
+    return torch.stack([made[t] for t in positions]), state
+
+
+_KNOWN: Mapping[Any, Callable[..., Any]] = {
+    torch._VF._pad_packed_sequence: _padded,
+    torch._VF.lstm: _recurrent(_lstm_cell, single=False),
+    torch._VF.gru: _recurrent(_gru_cell, single=True),
+    torch._VF.rnn_tanh: _recurrent(_tanh_cell, single=True),
+    torch._VF.rnn_relu: _recurrent(_relu_cell, single=True),
+}
