@@ -6,6 +6,7 @@ DOCS_VENV := .venv-docs
 FRAMEWORKS_VENV := .venv-frameworks
 MODELS_VENV := .venv-models
 JAX_LIBRARIES := flax==0.12.8 equinox==0.13.8 optax==0.2.8
+TRAINER := transformers==5.23.0 accelerate==1.15.0
 ORT_VENV := .venv-ortmodule
 CLUSTER_VENV := .venv-cluster
 ORT_BIN := $(ORT_VENV)/bin
@@ -63,11 +64,12 @@ test-frameworks: $(FRAMEWORKS_VENV)/.installed
 zoo: $(FRAMEWORKS_VENV)/.installed
 	$(FRAMEWORKS_VENV)/bin/python -m benchmarks.zoo.export zoo_out
 
-# Models of transformers, timm, diffusers, flax and equinox, exported and held against FP64 (benchmarks/models):
+# Models of transformers, timm, diffusers, flax and equinox, exported and compiled, held against FP64 (benchmarks/models):
 # half an hour of one core; stopped, it goes on where it was. Torch is the exporter's; timm and torchvision come
 # without dependencies, which would bring another one.
 models: $(MODELS_VENV)/.installed
 	$(MODELS_VENV)/bin/python -m benchmarks.models --limit-s 14400
+	$(MODELS_VENV)/bin/python -m benchmarks.models.compiled --limit-s 14400
 
 # The paper's evaluation (benchmarks/campo_eval.py); run again until it says that all is done.
 campo-eval: $(FRAMEWORKS_VENV)/.installed
@@ -112,14 +114,14 @@ $(FRAMEWORKS_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(FRAMEWORKS_VENV)
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet torch==2.13.0
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --editable ".[test,torch,jax]"
-	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet $(JAX_LIBRARIES)
+	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet $(JAX_LIBRARIES) $(TRAINER)
 	@touch $@
 
 $(MODELS_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(MODELS_VENV)
 	$(MODELS_VENV)/bin/python -m pip install --quiet torch==2.13.0
 	$(MODELS_VENV)/bin/python -m pip install --quiet --editable ".[test,torch,jax,benchmarks]"
-	$(MODELS_VENV)/bin/python -m pip install --quiet transformers==5.23.0 diffusers==0.42.1 $(JAX_LIBRARIES)
+	$(MODELS_VENV)/bin/python -m pip install --quiet $(TRAINER) diffusers==0.42.1 $(JAX_LIBRARIES)
 	$(MODELS_VENV)/bin/python -m pip install --quiet --no-deps timm==1.0.31 torchvision==0.28.0
 	@touch $@
 

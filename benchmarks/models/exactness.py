@@ -9,7 +9,7 @@ takes the other side of a ReLU in one of them. So errors are medians over severa
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,28 +100,72 @@ def measured(draw: Callable[[int], Case], framework: Framework) -> dict[str, Any
         draws.append(_Draw(case, framework.feeds(case, model), *trained))
     own = _by_name(each.errors(each.single) for each in draws)
     found = _by_name(each.errors(ours.trained(each.feeds)) for each in draws)
-    ratios = _ratios(found, own)
-    worst = _worst(ratios)
-    single_draws = [
-        max(_ratio(found[key][n], own[key][n]) for key in _gradients(found)) for n in range(DRAWS)
-    ]
     feeds = draws[0].feeds
     row = {
         "nodes": len(model.graph.node),
-        "gradients": len(_gradients(found)),
         "export_s": export_s,
+        **_held_against(found, own),
+        **_planned(model, feeds, ours.once(feeds), here),
+    }
+    if max(_ratios(found, own).values()) > LIMIT:
+        row["above"] = _explained(draws, own, framework, here)
+    return row
+
+
+def compared(
+    draw: Callable[[int], Case], framework: Framework, train: Callable[[Case], Trained]
+) -> dict[str, Any]:
+    """Hold another way of training in FP32 against the framework's; where it is above the limit, others too.
+
+    Parameters
+    ----------
+    draw
+        Gives a case with weights and a batch of its own.
+    framework
+        What trains in FP64 and in FP32.
+    train
+        The other way. A gradient that it gives and the framework does not must be zero.
+    """
+    row = _compared(draw, framework, train)
+    if _highest(row) > LIMIT:
+        others = {name: _compared(draw, framework, other) for name, other in framework.others.items()}
+        row["above"] = {name: _highest(other) for name, other in others.items()}
+    return row
+
+
+def _highest(row: Mapping[str, Any]) -> float:
+    return max(row["loss_ratio"], row["gradient_ratio"], row["steps_ratio"])
+
+
+def _compared(
+    draw: Callable[[int], Case], framework: Framework, train: Callable[[Case], Trained]
+) -> dict[str, Any]:
+    found, own = [], []
+    for number in range(DRAWS):
+        case = draw(number)
+        start = {f"param.{n}": p.detach().numpy().copy() for n, p in case.module.named_parameters()}
+        exact, single = (framework.train(case, is_exact) for is_exact in (True, False))
+        made = train(case)
+        kept = {n: g for n, g in made.gradients.items() if n in exact.gradients or g.any()}
+        own.append(_errors(single, exact, start))
+        found.append(_errors(replace(made, gradients=kept), exact, start))
+    return _held_against(_by_name(found), _by_name(own))
+
+
+def _held_against(found: Mapping[str, NDArray[Any]], own: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    ratios = _ratios(found, own)
+    gradients = [name for name in found if name not in (_LOSS, _WEIGHTS)]
+    worst = max(gradients, key=lambda name: ratios[name])
+    return {
+        "gradients": len(gradients),
         "loss_ratio": ratios[_LOSS],
         "gradient_error": float(np.median(found[worst])),
         "gradient_ratio": ratios[worst],
         "worst": worst,
-        "single_draws": single_draws,
+        "single_draws": [max(_ratio(found[key][n], own[key][n]) for key in gradients) for n in range(DRAWS)],
         "steps_error": float(np.median(found[_WEIGHTS])),
         "steps_ratio": ratios[_WEIGHTS],
-        **_planned(model, feeds, ours.once(feeds), here),
     }
-    if max(ratios.values()) > LIMIT:
-        row["above"] = _explained(draws, own, framework, here)
-    return row
 
 
 def _explained(
@@ -150,14 +194,6 @@ def _by_name(errors: Iterable[Mapping[str, float]]) -> dict[str, NDArray[Any]]:
 
 def _ratios(found: Mapping[str, NDArray[Any]], own: Mapping[str, NDArray[Any]]) -> dict[str, float]:
     return {name: float(_ratio(np.median(errors), np.median(own[name]))) for name, errors in found.items()}
-
-
-def _gradients(errors: Mapping[str, Any]) -> list[str]:
-    return [name for name in errors if name not in (_LOSS, _WEIGHTS)]
-
-
-def _worst(ratios: Mapping[str, float]) -> str:
-    return max(_gradients(ratios), key=lambda name: ratios[name])
 
 
 def _ratio(ours: float, own: float) -> float:

@@ -1,6 +1,7 @@
 """Cases trained in torch itself, and exported from it."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,18 +23,23 @@ def _in_torch(case: Case, is_exact: bool) -> Trained:
     module = copy.deepcopy(case.module)
     module = module.double() if is_exact else module
     inputs, targets = ({n: cast(v) for n, v in each.items()} for each in (case.inputs, case.targets))
+    return trained(module, lambda: case.loss(module(**inputs), **targets))
+
+
+def trained(module: torch.nn.Module, loss_of: Callable[[], torch.Tensor]) -> Trained:
+    """Train a module with gradient descent and momentum, from the weights that it has."""
     optimizer = torch.optim.SGD(module.parameters(), RATE, momentum=MOMENTUM)
     first: tuple[float, Arrays] | None = None
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = case.loss(module(**inputs), **targets)
+        loss = loss_of()
         loss.backward()
         if first is None:
             found = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
             first = float(loss), {n: gradient.detach().numpy().copy() for n, gradient in found.items()}
         optimizer.step()
     assert first is not None
-    weights = {n: p.detach().numpy() for n, p in module.named_parameters() if n in first[1]}
+    weights = {n: p.detach().numpy().copy() for n, p in module.named_parameters() if n in first[1]}
     return Trained(loss=first[0], gradients=first[1], weights=weights)
 
 

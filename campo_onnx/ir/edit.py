@@ -5,7 +5,8 @@ value metadata, optional types, or attributes that are not text. So it is given 
 everything else of an unchanged node or tensor comes back from the given model, byte for byte.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -40,8 +41,66 @@ def read_instead(node: gs.Node, position: int, tensor: gs.Tensor) -> None:
     list.append(tensor.outputs, node)
 
 
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """One node of an edited graph: what it reads and makes.
+
+    Parameters
+    ----------
+    name
+        The node's.
+    inputs, outputs
+        Names of tensors.
+    added
+        The node itself where the given graph has none of that name.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    added: onnx.NodeProto | None
+
+
+def take_apart(
+    topology: gs.Graph, given: Container[str], tensors: Iterable[gs.Tensor] = ()
+) -> tuple[Wiring, ...]:
+    """Say how the nodes of an edited graph are connected, in order, and empty it.
+
+    graphsurgeon's nodes, tensors and lists hold each other, some two kilobytes a node. Unless they are
+    emptied, they wait for Python's collector while the model is built and checked beside them.
+
+    Parameters
+    ----------
+    topology
+        The graph.
+    given
+        Names of the nodes that were in it before it was edited.
+    tensors
+        Tensors that its nodes may not read any more.
+    """
+    added = gs.Graph(nodes=[node for node in topology.nodes if node.name not in given])
+    exported = {node.name: node for node in gs.export_onnx(added, do_type_check=False).graph.node}
+    wirings = tuple(
+        Wiring(
+            node.name,
+            tuple(tensor.name for tensor in node.inputs),
+            tuple(tensor.name for tensor in node.outputs),
+            exported.get(node.name),
+        )
+        for node in topology.nodes
+    )
+    for node in topology.nodes:
+        for tensor in (*node.inputs, *node.outputs):
+            vars(tensor).clear()
+        vars(node).clear()
+    for tensor in tensors:
+        vars(tensor).clear()
+    topology.nodes.clear()
+    return wirings
+
+
 def model_of(
-    topology: gs.Graph,
+    wirings: Iterable[Wiring],
     given: onnx.ModelProto,
     *,
     retyped: Mapping[str, str],
@@ -50,12 +109,12 @@ def model_of(
     initializers: Iterable[TensorProto],
     dropped: frozenset[str],
 ) -> onnx.ModelProto:
-    """Export an edited topology as a full model.
+    """Write an edited topology as a full model.
 
     Parameters
     ----------
-    topology
-        The edited graph.
+    wirings
+        The nodes of the edited graph.
     given
         The model it came from; not changed.
     retyped
@@ -69,13 +128,12 @@ def model_of(
     dropped
         Given initializers that are left out.
     """
-    bare = gs.export_onnx(topology, do_type_check=False).graph
+    given_nodes = {node.name: node for node in given.graph.node}
     model = onnx.ModelProto()
     _copy_without_graph(given, model)
     graph = model.graph
-    given_nodes = {node.name: node for node in given.graph.node}
-    for node in bare.node:
-        graph.node.append(_restored(node, given_nodes.get(node.name), attributes.get(node.name, {})))
+    for wiring in wirings:
+        _write(wiring, graph.node.add(), given_nodes.get(wiring.name), attributes.get(wiring.name, {}))
     for field in ("input", "output", "quantization_annotation", "sparse_initializer", "metadata_props"):
         getattr(graph, field).extend(getattr(given.graph, field))
     graph.name, graph.doc_string = given.graph.name, given.graph.doc_string
@@ -105,20 +163,21 @@ def _copy_without_graph(given: onnx.ModelProto, model: onnx.ModelProto) -> None:
             setattr(model, field.name, value)
 
 
-def _restored(
-    node: onnx.NodeProto, given: onnx.NodeProto | None, attributes: Mapping[str, int | TensorProto]
-) -> onnx.NodeProto:
+def _write(
+    wiring: Wiring,
+    node: onnx.NodeProto,
+    given: onnx.NodeProto | None,
+    attributes: Mapping[str, int | TensorProto],
+) -> None:
     if given is None:
-        return node
-    restored = onnx.NodeProto()
-    restored.CopyFrom(given)
-    del restored.input[:]
-    del restored.output[:]
-    restored.input.extend(node.input)
-    restored.output.extend(node.output)
+        assert wiring.added is not None
+        node.CopyFrom(wiring.added)
+        return
+    node.CopyFrom(given)
+    node.input[:] = wiring.inputs
+    node.output[:] = wiring.outputs
     if attributes:
         kept = [a for a in given.attribute if a.name not in attributes]
-        del restored.attribute[:]
-        restored.attribute.extend(kept)
-        restored.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in attributes.items())
-    return restored
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        node.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in attributes.items())

@@ -6,10 +6,11 @@ Nothing else changes, so the model can be written back as the user knows it.
 
 import hashlib
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -162,7 +163,7 @@ def import_model(
 
 
 def data_files_of(path: Path) -> frozenset[Path]:
-    """Files beside a model that hold its tensors; none for a file that is no model."""
+    """Files beside a model that hold its tensors; none for a file that is not a model."""
     try:
         return data_files(_load(path), path.resolve().parent)
     except CampoError:
@@ -197,7 +198,7 @@ def check_model(path: Path) -> None:
     Raises
     ------
     UsageError
-        If it does not exist, cannot be read, or is no file.
+        If it does not exist, cannot be read, or is not a file.
     ModelError
         If it is larger than any model file.
     """
@@ -239,8 +240,9 @@ def _view_of(model: onnx.ModelProto, types: shapes.TensorTypes) -> GraphView:
         return TensorKind.CONSTANT if name in constants else TensorKind.ACTIVATION
 
     is_input = frozenset(inputs)
+    shared = _Shared(types.dtypes)
     return GraphView(
-        nodes=tuple(_node_of(node) for node in graph.node),
+        nodes=tuple(_node_of(node, shared) for node in graph.node),
         tensors={
             name: TensorInfo(
                 name=name,
@@ -258,14 +260,43 @@ def _view_of(model: onnx.ModelProto, types: shapes.TensorTypes) -> GraphView:
     )
 
 
-def _node_of(node: onnx.NodeProto) -> OpNode:
+class _Shared:
+    """Names, operators and attributes that are one object wherever they occur: protobuf makes each anew."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = {name: name for name in names}
+        self._ops: dict[OpKey, OpKey] = {}
+        self._attributes: dict[tuple[bytes, ...], Mapping[str, Any]] = {}
+
+    def named(self, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(self._names.setdefault(name, name) for name in names)
+
+    def op(self, node: onnx.NodeProto) -> OpKey:
+        made = OpKey(node.domain, node.op_type)
+        return self._ops.setdefault(made, made)
+
+    def attributes(self, node: onnx.NodeProto) -> Mapping[str, Any]:
+        held = [a for a in node.attribute if _has_value_here(a)]
+        if any(a.HasField("t") for a in held):  # a tensor may be large
+            return _attributes(held)
+        key = tuple(a.SerializeToString() for a in held)
+        if key not in self._attributes:
+            self._attributes[key] = _attributes(held)
+        return self._attributes[key]
+
+
+def _attributes(held: Iterable[onnx.AttributeProto]) -> Mapping[str, Any]:
+    return MappingProxyType({attribute.name: _attribute_value(attribute) for attribute in held})
+
+
+def _node_of(node: onnx.NodeProto, shared: _Shared) -> OpNode:
     return OpNode(
         name=node.name,
-        op=OpKey(node.domain, node.op_type),
-        inputs=tuple(node.input),
-        outputs=tuple(node.output),
+        op=shared.op(node),
+        inputs=shared.named(node.input),
+        outputs=shared.named(node.output),
         captures=outer_reads(node),
-        attributes={a.name: _attribute_value(a) for a in node.attribute if _has_value_here(a)},
+        attributes=shared.attributes(node),
     )
 
 

@@ -27,14 +27,13 @@ from campo_onnx.ir.check import hide_in_bodies, is_unsafe_to_infer
 from campo_onnx.ir.constants import constants_of, is_external
 from campo_onnx.ir.dims import bind_type, check_dims, static_shape
 from campo_onnx.ir.gradient_names import differentiated_tensor
+from campo_onnx.ir.onnx_inference import HIDDEN, infer_types
 from campo_onnx.ir.sort import outer_reads
 from campo_onnx.ops.facts import output_types
 from campo_onnx.ops.fold import INTEGERS, Value, fold, is_small, may_fold
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.signature import Shape, Signature, TensorType, operands
-
-_HIDDEN = "campo_onnx.hidden"  # a domain that ONNX's inference passes over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,15 +127,16 @@ class _Known:
 
 
 def _infer_globally(model: ModelProto, known: _Known) -> None:
-    slim = _slim_copy(model, known)
+    payload = _slim_copy(model, known).SerializeToString()
     try:
-        inferred = onnx.shape_inference.infer_shapes(slim, data_prop=True, strict_mode=False)
+        wanted = [t for node in model.graph.node for t in node.output if t and t not in known.types]
+        found = infer_types(payload, known.types, wanted)
     except InferenceError as error:
         raise ModelError(
             "ONNX cannot infer the shapes of the model", why=_readable(error), remedy=_CHECK_REMEDY
         ) from error
-    for info in inferred.graph.value_info:
-        known.record(info.name, info.type)
+    for name, inferred in found.items():
+        known.record(name, inferred)
 
 
 def _slim_copy(model: ModelProto, known: _Known) -> ModelProto:
@@ -145,7 +145,7 @@ def _slim_copy(model: ModelProto, known: _Known) -> ModelProto:
     # From IR 4 on an initializer need not be an input as well.
     slim = ModelProto(ir_version=max(model.ir_version, 4), graph=GraphProto(name=graph.name))
     slim.opset_import.extend(known.opset_imports)
-    slim.opset_import.add(domain=_HIDDEN, version=1)
+    slim.opset_import.add(domain=HIDDEN, version=1)
     constants = constants_of(graph)
     for name, tensor in constants.items():
         known.record(name, onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims))
@@ -167,8 +167,8 @@ def _slim_copy(model: ModelProto, known: _Known) -> ModelProto:
             copy = slim.graph.node.add()
             copy.CopyFrom(node)
             if is_unsafe_to_infer(node):
-                copy.domain = _HIDDEN  # resolved below, once it is known what it reads
-            hide_in_bodies(copy, _HIDDEN)
+                copy.domain = HIDDEN  # resolved below, once it is known what it reads
+            hide_in_bodies(copy, HIDDEN)
     return slim
 
 
@@ -243,13 +243,13 @@ def _infer_by_schema(node: NodeProto, schema: OpSchema, known: _Known) -> Mappin
     values = {name: known.values[name] for name in node.input if name in known.values}
     shown = NodeProto()
     shown.CopyFrom(node)
-    hide_in_bodies(shown, _HIDDEN)
+    hide_in_bodies(shown, HIDDEN)
     return onnx.shape_inference.infer_node_outputs(
         schema,
         shown,
         types,
         input_data={name: onnx.numpy_helper.from_array(value) for name, value in values.items()},
-        opset_imports=[*known.opset_imports, onnx.helper.make_opsetid(_HIDDEN, 1)],
+        opset_imports=[*known.opset_imports, onnx.helper.make_opsetid(HIDDEN, 1)],
     )
 
 

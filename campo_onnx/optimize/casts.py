@@ -17,6 +17,7 @@ from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 
 _CAST = OpKey("", "Cast")
+_NONE_US: Mapping[str, float] = MappingProxyType({})  # one object for the many sites without a given Cast
 
 
 class CastKind(Enum):
@@ -116,11 +117,12 @@ class CastSite:
     existing: ExistingVersion | None = None
     retyped: str | None = None
     cast_us: float
-    existing_us: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    existing_us: Mapping[str, float] = field(default_factory=lambda: _NONE_US)
     casts: tuple[PossibleCast, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "existing_us", MappingProxyType(dict(self.existing_us)))
+        if self.existing_us is not _NONE_US:
+            object.__setattr__(self, "existing_us", MappingProxyType(dict(self.existing_us)))
         object.__setattr__(self, "casts", tuple(self._possible()))
 
     def _possible(self) -> Iterator[PossibleCast]:
@@ -221,7 +223,7 @@ def cast_sites(
                 existing=version,
                 retyped=follows.get(tensor) if version is None else None,
                 cast_us=costs.cast.cast_us(info.elements or 0) * factors.get(tensor, 1.0),
-                existing_us={name: costs.nodes[name].fp32_us for name in _can_go(version, view)},
+                existing_us={name: costs.nodes[name].fp32_us for name in _can_go(version, view)} or _NONE_US,
             )
     return MappingProxyType(sites)
 

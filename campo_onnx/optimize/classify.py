@@ -58,7 +58,8 @@ def classify(view: GraphView, lists: OpLists, update: frozenset[str]) -> Classif
     update
         Nodes of the weight update (:func:`campo_onnx.optimize.safety.weight_update`).
     """
-    classes = {node.name: NodeClass(op_class=lists.class_of(node.op)) for node in view.nodes}
+    by_op = {op: NodeClass(op_class=lists.class_of(op)) for op in {node.op for node in view.nodes}}
+    classes = {node.name: by_op[node.op] for node in view.nodes}
     contained: frozenset[Use] = frozenset()
     from_patterns: dict[str, NodeClass] = {}
     for name in lists.patterns:

@@ -16,7 +16,7 @@ from campo_onnx.ir.view import Use
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.plan_file import decode, encode, plan_format
-from campo_onnx.optimize.reason import Fact, Reason, Verdict
+from campo_onnx.optimize.reason import NO_FACTS, Fact, Reason, Verdict
 from campo_onnx.optimize.values.ranges import DeclaredRange
 
 
@@ -57,7 +57,7 @@ class Decision:
     op_class: OpClass
     precision: Precision | None
     decided_by: Reason
-    facts: Mapping[str, Fact] = field(default_factory=lambda: MappingProxyType({}))
+    facts: Mapping[str, Fact] = field(default_factory=lambda: NO_FACTS)
     fp32_us: float
     gain_us: float
     cast_us: float

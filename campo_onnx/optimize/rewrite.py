@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -9,7 +10,7 @@ from onnx import TensorProto
 
 from campo_onnx.errors import PlanMismatchError
 from campo_onnx.ir.convert import converted
-from campo_onnx.ir.edit import model_of, read_instead, topology_of
+from campo_onnx.ir.edit import Wiring, model_of, read_instead, take_apart, topology_of
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.sort import fresh, sort_nodes
 from campo_onnx.ir.stamp import Stamp, structure_digest, write_stamp
@@ -45,20 +46,14 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
         If the plan was made for another graph, or what it says does not hold together.
     """
     plan.check_fits(imported)
-    work = _Rewriting(imported, plan)
-    given = list(work.graph.nodes)
-    for node in given:
-        work.execute(node)
-    work.check_done()
-    insert_pads(work, plan.pads, plan.only_padded)
-    work.graph.nodes[:] = work.nodes
+    edited = _edited(imported, plan)
     model = model_of(
-        work.graph,
+        edited.nodes,
         imported.model,
-        retyped=work.retyped,
-        dtype=work.low.onnx_dtype,
-        attributes=work.attributes,
-        initializers=work.initializers,
+        retyped=edited.retyped,
+        dtype=plan.low.onnx_dtype,
+        attributes=edited.attributes,
+        initializers=edited.initializers,
         dropped=frozenset(c.tensor for c in plan.constants if not c.keeps_fp32),
     )
     sort_nodes(model.graph)  # an existing Cast that gained earlier consumers moves up
@@ -78,6 +73,25 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
     return model
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Edited:
+    """What is to be written, by names alone."""
+
+    nodes: Sequence[Wiring]
+    retyped: Mapping[str, str]  # low tensor's name to its FP32 name
+    attributes: Mapping[str, Mapping[str, int | TensorProto]]
+    initializers: Sequence[TensorProto]
+
+
+def _edited(imported: Imported, plan: Plan) -> _Edited:
+    work = _Rewriting(imported, plan)
+    for node in list(work.graph.nodes):
+        work.execute(node)
+    work.check_done()
+    insert_pads(work, plan.pads, plan.only_padded)
+    return work.result()
+
+
 class _Rewriting:
     """One run of :func:`rewrite`: the topology being edited and what was added to it."""
 
@@ -88,9 +102,9 @@ class _Rewriting:
         self.constants = imported.constants
         self.graph = topology_of(imported.model.graph)
         self.nodes: list[gs.Node] = []
-        self.attributes: dict[str, Mapping[str, int | TensorProto]] = {}
+        self._attributes: dict[str, Mapping[str, int | TensorProto]] = {}
         self.initializers: list[TensorProto] = []
-        self.retyped: dict[str, str] = {}  # low tensor's name to its FP32 name
+        self._retyped: dict[str, str] = {}
         self._plan = plan
         self._tensors = self.graph.tensors()
         self._low_tensor: dict[str, gs.Tensor] = {}
@@ -139,7 +153,7 @@ class _Rewriting:
         if decision.attribute:
             given = self.view.node[node.name].attributes.get(decision.attribute)
             value = low_attribute(given, Ports(attribute=decision.attribute), self.low)
-            self.attributes[node.name] = {decision.attribute: value}
+            self._attributes[node.name] = {decision.attribute: value}
         if node.name in self._dropped:
             self._drop(self._dropped[node.name])
         elif node.name not in self._left_out:
@@ -173,7 +187,7 @@ class _Rewriting:
         elif isinstance(source, LowConstant) and name not in self._low_tensor:
             low = self._new_low_tensor(name)
             if name not in self.constants:
-                raise _incoherent(f"{name!r} is to be converted in the file, and is no constant")
+                raise _incoherent(f"{name!r} is to be converted in the file, and is not a constant")
             self.initializers.append(converted(self.constants[name], low.name, self.low, self.folder))
         elif isinstance(source, PlannedCast) and name not in self._low_tensor:
             self._insert_cast(self._tensors[name], self._new_low_tensor(name), self.low)
@@ -197,7 +211,7 @@ class _Rewriting:
             low.inputs.clear()
         else:
             low = self.new_tensor(f"{name}_{self.low.value}")
-            self.retyped[low.name] = name
+            self._retyped[low.name] = name
         self._low_tensor[name] = low
         return low
 
@@ -244,8 +258,18 @@ class _Rewriting:
             if name not in there:
                 raise _incoherent(f"{name!r} is an output of the graph, and nothing makes it")
 
+    def result(self) -> _Edited:
+        """Hand over what was made; nothing else can be done afterwards."""
+        self.graph.nodes[:] = self.nodes
+        return _Edited(
+            nodes=take_apart(self.graph, self.view.node, self._tensors.values()),
+            retyped=self._retyped,
+            attributes=self._attributes,
+            initializers=self.initializers,
+        )
+
 
 def _incoherent(why: str) -> PlanMismatchError:
     return PlanMismatchError(
-        "the plan cannot be executed", why=why, remedy="Plan the model again; plans are not for editing."
+        "the plan cannot be executed", why=why, remedy="Plan the model again; plans cannot be edited."
     )

@@ -16,7 +16,7 @@ _OPS = ("Relu", "MatMul", "Cast", "If", "Loop", "Scan", "Constant", "Reshape", "
 def protobuf(path: Path, rng: random.Random) -> str:
     """Break a model in place; returns how."""
     model = onnx.load(path, load_external_data=False)
-    ways = [_change_message] * 4 + [_point_outside, _nest, _rename]
+    ways = [_change_message] * 4 + [_point_outside, _nest, _rename, _enlarge]
     done = [rng.choice(ways)(model, rng) for _ in range(rng.choice((1, 1, 2, 5)))]
     path.write_bytes(model.SerializeToString())
     return ", ".join(done)
@@ -122,6 +122,28 @@ def _rename(model: onnx.ModelProto, rng: random.Random) -> str:
         node.input[:] = [text if name == old else name for name in node.input]
         node.output[:] = [text if name == old else name for name in node.output]
     return "tensor renamed"
+
+
+def _enlarge(model: onnx.ModelProto, rng: random.Random) -> str:
+    """Claim another size, everywhere the same; or add arithmetic on one long dimension."""
+    graph = model.graph
+    size = rng.choice((1_000_000_000, 10**12, *HOSTILE_INTS))
+    if rng.random() < 0.3:
+        graph.input.add(name="long").type.tensor_type.elem_type = (kind := rng.choice((1, 7, 10)))
+        graph.input[-1].type.tensor_type.shape.dim.add(dim_value=size)
+        graph.node.add(op_type=rng.choice(("Mul", "Add", "Sub")), input=["long", "long"], output=["longer"])
+        graph.node.add(op_type="Cast", input=["longer"], output=["cast"]).attribute.add(
+            name="to", type=onnx.AttributeProto.INT, i=8 - kind if kind != 10 else 1
+        )
+        return f"{size} elements"
+    declared = (*graph.input, *graph.output, *graph.value_info)
+    dims = [dim for value in declared for dim in value.type.tensor_type.shape.dim if dim.dim_value]
+    if dims:
+        given = rng.choice(dims).dim_value
+        for dim in dims:
+            if dim.dim_value == given:
+                dim.dim_value = size
+    return f"sizes of {size}"
 
 
 def _change_repeated(values: Any, rng: random.Random) -> str:

@@ -10,6 +10,12 @@ USER_CALIBRATION = "data/campo-onnx/calibrations/h200-fp16.json"
 RANDOM_GRAPHS = tuple(f"graph-{number}.onnx" for number in range(6))
 """Graphs of :mod:`tests.random_graphs`: more kinds of operators, types and bodies than steps have."""
 
+GIVEN_ONES, MIXED_ONES = "graphs/given", "graphs/mixed"
+"""Folders of graphs, and of what was made of them."""
+
+CHECK_ALL = f"check {MIXED_ONES} --against {GIVEN_ONES} --device v100 --min-speedup 0"
+"""A check of the folders."""
+
 _OPTIMIZE = "optimize %% -o out.onnx --device v100"
 
 # By file: the commands that read it and run no graph, and those that do. %% stands for it.
@@ -31,7 +37,16 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         f"{_OPTIMIZE} --strategy tf-amp --range lr=0:1 --report out.html --verbose",
         "check tiny_mixed.onnx --against %% --device v100 --range x=-1:1 --report out.html",
         "compare %% --device v100 --format markdown --plot out.svg --report out.html",
+        f"{_OPTIMIZE} --dry-run --json --strict --allow Relu --infer Sub --deny Greater --keep-fp32 w.*",
+        f"{_OPTIMIZE} --flat-weights --no-pads --min-gain 0 --strict --clear Where --report out.html",
+        "compare %% --device h200 --precision bf16 --flat-weights --strict --keep-fp32 MatMul --format csv",
     ),
+    f"{GIVEN_ONES}/a.onnx": (f"{CHECK_ALL} --results new.jsonl --github", f"{CHECK_ALL} --json"),
+    f"{MIXED_ONES}/b.onnx": (
+        f"{CHECK_ALL} --results new.jsonl --junit out.xml --format csv",
+        f"{CHECK_ALL} --results results.jsonl --report out.html --strict --format markdown",
+    ),
+    "results.jsonl": (f"{CHECK_ALL} --results %% --github", f"{CHECK_ALL} --results %% --json"),
     "branches.onnx": (
         f"{_OPTIMIZE} --plan out.json",
         "compare %% --device v100",
@@ -117,7 +132,10 @@ RUNNING: dict[str, tuple[str, ...]] = {
         "optimize %% -o out.onnx --device v100 --simplify",
         "optimize %% -o out.onnx --device cpu --verify --verify-steps 6 --report out.html",
         "compare %% --device cpu --costs datasheet --measure --steps 6 --report out.html",
+        "compare %% --device v100 --drift planned --drift dfp16 --inputs batch.npz --report out.html",
+        "bench %% --device cpu --steps 6 --threads 1 --format csv --fail-if-slower",
     ),
+    f"{MIXED_ONES}/a.onnx": (f"{CHECK_ALL} --workers 2 --results new.jsonl",),
     "branches.onnx": ("optimize %% -o out.onnx --device v100 --simplify",),
     "outside.onnx": ("optimize %% -o out.onnx --device v100 --simplify --plan out.json",),
     "graph-4.onnx": ("optimize %% -o out.onnx --device v100 --simplify",),
@@ -130,6 +148,7 @@ RUNNING: dict[str, tuple[str, ...]] = {
         "optimize tiny.onnx -o out.onnx --device v100 --inputs %% --report out.html",
         "check tiny_mixed.onnx --against tiny.onnx --device v100 --inputs %%",
         "bench tiny.onnx --device cpu --steps 6 --threads 1 --inputs %%",
+        "compare tiny.onnx --device v100 --drift planned --inputs %% --format csv",
         "profile tiny.onnx -o out.parquet --device cpu --steps 1 --threads 1 --inputs %%",
     ),
     "profile.parquet": ("compare tiny.onnx --device cal.json --profile %%",),
@@ -142,7 +161,7 @@ RUNNING: dict[str, tuple[str, ...]] = {
 }
 
 OUTPUTS = re.compile(
-    r"out\.(onnx|json|xml|html|parquet|svg)|out\.onnx\.[0-9a-f]{16}\.data|new\.sqlite|plans/[0-9a-f-]+\.json"
+    r"out\.(onnx|json|xml|html|parquet|svg)|out\.onnx\.[0-9a-f]{16}\.data|new\.(sqlite|jsonl)|plans/[0-9a-f-]+\.json"
     r"|demo/(bert_layer\.onnx|bert_layer\.mixed\.onnx|plan\.json)"
 )
 """What commands may write."""

@@ -16,6 +16,7 @@ DOCUMENTED = frozenset({0, 2, 3, 4, 5, 6, 7, 8, 9})
 _STORE = re.compile(
     r"(store|new|cache/campo-onnx/timings)\.sqlite(-wal|-shm|-journal|\.damaged-\d+(-wal|-shm)?)?"
 )
+_VERDICTS = "results.jsonl"  # those on one graph stay when another one is refused
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -51,21 +52,24 @@ def violations(case: Case, outcome: Outcome, before: dict[str, str], folder: Pat
     errors = [line for line in outcome.err.splitlines() if line.startswith("error:")]
     if outcome.code in DOCUMENTED - {0} and len(errors) != 1 and "bench" not in case.command:
         found.append(f"{len(errors)} messages")
-    found += _of_files(outcome, before, folder)
+    found += _of_files(case, outcome, before, folder)
     found += _of_print(case, outcome)
-    if outcome.code == 0 and case.words[0] in ("optimize", "apply", "keep"):
+    writes = case.words[0] in ("optimize", "apply", "keep") and "--dry-run" not in case.words
+    if outcome.code == 0 and writes:
         given = case.words[1 if case.words[0] == "optimize" else 2]
         found += _of_model(folder / given, folder / "out.onnx")
     return found
 
 
-def _of_files(outcome: Outcome, before: dict[str, str], folder: Path) -> list[str]:
+def _of_files(case: Case, outcome: Outcome, before: dict[str, str], folder: Path) -> list[str]:
     after = digests(folder)
     found = [f"{name} is lost" for name in before if name not in after and not _STORE.fullmatch(name)]
     found += [
         f"{name} was changed"
         for name in before
-        if after.get(name, before[name]) != before[name] and not _STORE.fullmatch(name)
+        if after.get(name, before[name]) != before[name]
+        and not _STORE.fullmatch(name)
+        and not (name == _VERDICTS and (case.file != _VERDICTS or outcome.code in (0, 9)))
     ]
     new = [name for name in after if name not in before and not _STORE.fullmatch(name)]
     # A check that fails has a report, and so has a benchmark of graphs that do not run.
@@ -75,7 +79,7 @@ def _of_files(outcome: Outcome, before: dict[str, str], folder: Path) -> list[st
     return found + (_of_page(page.read_text(encoding="utf-8")) if page.exists() else [])
 
 
-_OF_FAILURES = re.compile(r"out\.(xml|json|html)")
+_OF_FAILURES = re.compile(r"out\.(xml|json|html)|new\.jsonl")
 
 
 class _Elements(HTMLParser):

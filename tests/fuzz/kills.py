@@ -48,7 +48,6 @@ COMMANDS = (
 
 AT_RANDOM = "killed at random"
 _TRIES, _TOO_SHORT = 3, "every node was too short to be timed"
-_MOST_EVENTS = 25  # of a command; where there are more, these are drawn from them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +98,12 @@ class Range:
             raise RuntimeError(f"{command}: {outcome.code} {outcome.err}")
         self._new, self._seconds, self._code = states(self._folder), outcome.seconds, outcome.code
 
-    def events(self, fault: Fault, rng: random.Random) -> list[int]:
-        """Numbers of the calls that are to meet a fault: all, or a choice of them."""
+    def events(self, fault: Fault, rng: random.Random, most: int) -> list[int]:
+        """Numbers of the calls that are to meet a fault: all, or so many that are drawn from them."""
         self._begin()
         self._run(first=self._trap.at(1 << 40, fault))
         every = range(self._trap.seen)
-        return list(every) if len(every) <= _MOST_EVENTS else sorted(rng.sample(every, _MOST_EVENTS))
+        return list(every) if len(every) <= most else sorted(rng.sample(every, most))
 
     def at(self, event: int, fault: Fault) -> Shot | None:
         """Let a call meet a fault; None if the command came to its end before it."""
@@ -177,7 +176,7 @@ def shots(
     place = Range(command, given.out / "sound", work)
     for fault in Fault:
         name = fault.name.lower().replace("_", " ")
-        for event in place.events(fault, rng):
+        for event in place.events(fault, rng, given.calls):
             if (command, name, event) not in done and (shot := place.at(event, fault)):
                 yield shot
     for number in range(given.random):
@@ -192,6 +191,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.kills", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--seed", type=int, default=0, help="of the times, and of the choice of calls")
+    parser.add_argument("--calls", type=int, default=25, help="calls of each command that meet a fault")
     parser.add_argument("--random", type=int, default=25, help="kills at random times, of each command")
     parser.add_argument("--only", help="commands that begin with this")
     parser.add_argument("--bare", action="store_true", help="without a profile and a store to begin with")

@@ -73,6 +73,18 @@ def _json(path: Path, rng: random.Random) -> str:
     return ", ".join(done)
 
 
+def _lines(path: Path, rng: random.Random) -> str:
+    """Change one of several documents, a line each."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    at = rng.randrange(len(lines))
+    document = json.loads(lines[at])
+    done = _change_plain(document, rng)
+    lines[at] = _dumped(document)
+    text = "\n".join(lines) + rng.choice(("\n", "\n", ""))
+    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+    return done
+
+
 def _sign(document: dict[str, Any]) -> None:
     """Give a plan the digest of what it now says, as somebody with this source could."""
     del document["decisions_digest"]
@@ -250,6 +262,7 @@ def _checksum_of(facts: dict[str, Any], data: bytes, header: dict[str, Any]) -> 
 _STRUCTURAL = {
     ".onnx": protobuf,
     ".json": _json,
+    ".jsonl": _lines,
     ".toml": _toml,
     ".npz": _npz,
     ".parquet": _parquet,

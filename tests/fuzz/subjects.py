@@ -17,7 +17,7 @@ from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.training.session import TrainingSession
-from tests.fuzz.cases import RANDOM_GRAPHS, USER_CALIBRATION
+from tests.fuzz.cases import CHECK_ALL, GIVEN_ONES, MIXED_ONES, RANDOM_GRAPHS, USER_CALIBRATION
 from tests.fuzz.sandbox import Bounds, in_child, run
 from tests.random_graphs.generate import random_graph
 
@@ -88,6 +88,7 @@ against = "tiny.onnx"
 baseline = "tiny_plan.json"
 inputs = ["batch.npz"]
 max_casts = 100
+ranges = { lr = [0, 1] }
 """
 
 
@@ -111,11 +112,20 @@ def make_folder(folder: Path, *, bare: bool = False) -> None:
     arrays = {name: np.float32(rng.standard_normal(shape)) for name, shape in batch.items()}
     np.savez(folder / "batch.npz", **arrays)
     in_child(lambda: _save_checkpoint(folder, arrays))
+    for name in (GIVEN_ONES, MIXED_ONES):
+        (folder / name).mkdir(parents=True)
+    for name in ("a.onnx", "b.onnx"):
+        shutil.copy(folder / "tiny.onnx", folder / GIVEN_ONES / name)
     commands = [
+        *(
+            f"optimize {GIVEN_ONES}/{name} -o {MIXED_ONES}/{name} --device v100 --strategy tf-amp"
+            for name in ("a.onnx", "b.onnx")
+        ),
         "optimize step.onnx -o mixed.onnx --device v100 --plan plan.json",
         "optimize tiny.onnx -o tiny_mixed.onnx --device v100 --strategy tf-amp --plan tiny_plan.json",
         "optimize tiny.onnx -o tiny_graph.onnx --device v100 --strategy tf-amp --execution graph "
         "--plan graph_plan.json",
+        f"{CHECK_ALL} --results results.jsonl",
     ]
     if not bare:
         commands += [

@@ -3,7 +3,7 @@
 import onnx
 import pytest
 
-from campo_onnx.ir.edit import model_of, topology_of
+from campo_onnx.ir.edit import model_of, take_apart, topology_of
 
 RICH = """<ir_version: 9, opset_import: ["": 20, "com.microsoft": 1], producer_name: "exporter",
     producer_version: "1.2", model_version: 7, doc_string: "a model">
@@ -30,7 +30,7 @@ def rich():
     return model
 
 
-def through(model, **changes):
+def through(model, topology=None, **changes):
     settings = {
         "retyped": {},
         "dtype": 10,
@@ -38,7 +38,8 @@ def through(model, **changes):
         "initializers": (),
         "dropped": frozenset(),
     } | changes
-    return model_of(topology_of(model.graph), model, **settings)
+    given = {node.name for node in model.graph.node}
+    return model_of(take_apart(topology or topology_of(model.graph), given), model, **settings)
 
 
 def test_an_unchanged_model_comes_back_equal(rich):
@@ -70,9 +71,7 @@ def test_real_models_come_back_equal(request, stem):
 def test_a_new_tensor_is_described_like_the_one_it_is_a_version_of(rich):
     topology = topology_of(rich.graph)
     topology.nodes[0].outputs[0].name = "h_low"
-    made = model_of(
-        topology, rich, retyped={"h_low": "h"}, dtype=10, attributes={}, initializers=(), dropped=frozenset()
-    )
+    made = through(rich, topology, retyped={"h_low": "h"})
     (info,) = [value for value in made.graph.value_info if value.name == "h_low"]
     assert info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
     assert info.type.tensor_type.shape == rich.graph.value_info[0].type.tensor_type.shape
@@ -89,11 +88,9 @@ def test_attributes_are_replaced_by_name():
 
 
 def test_initializers_that_are_dropped_go_and_all_others_stay(rich):
-    topology = topology_of(rich.graph)
-    topology.nodes[0].inputs[1].name = "w_low"
     low = onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(rich.graph.initializer[0]), "w_low")
     for dropped, left in ((frozenset(), {"w", "w_low", "unread"}), (frozenset({"w"}), {"w_low", "unread"})):
-        made = model_of(
-            topology, rich, retyped={}, dtype=10, attributes={}, initializers=[low], dropped=dropped
-        )
+        topology = topology_of(rich.graph)
+        topology.nodes[0].inputs[1].name = "w_low"
+        made = through(rich, topology, initializers=[low], dropped=dropped)
         assert {t.name for t in made.graph.initializer} == left

@@ -1,6 +1,6 @@
 """What a session can run of a traced graph: tensors in, tensors out, nothing random.
 
-Results that are no tensor, or an argument as it is, never reach ONNX; they are handed through here.
+Results that are not tensors, or an argument as it is, never reach ONNX; they are handed through here.
 """
 
 import operator
@@ -18,6 +18,7 @@ from campo_onnx.export.target import Target
 from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import Origin, mark
 from campo_onnx.export.torch.translate import translate
+from campo_onnx.integrations.torch_compile.checks import CHECKS, Check, lift_checks
 from campo_onnx.integrations.torch_compile.layout import Layout
 from campo_onnx.integrations.torch_compile.random_inputs import Draw, is_lifted, is_random, lift_random
 from campo_onnx.integrations.torch_compile.tracing import OPSET, TABLE
@@ -113,6 +114,8 @@ class FlatGraph:
         What the graph computes.
     results
         How the results of a call come about.
+    checks
+        What it computes for torch to check, before anything else is done with the results.
     """
 
     gm: torch.fx.GraphModule
@@ -122,6 +125,7 @@ class FlatGraph:
     arguments: int
     outputs: tuple[Tensor, ...]
     results: tuple[Result, ...]
+    checks: tuple[Check, ...] = ()
 
     @cached_property
     def device(self) -> torch.device:
@@ -175,7 +179,9 @@ def flatten(
     graph = gm.graph
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     position = {n: _position(n, arguments) for n in placeholders}
+    messages = lift_checks(graph)
     results, outputs = _take_results_apart(graph, position)
+    results, checked = results[: len(results) - len(messages)], results[len(results) - len(messages) :]
     inputs = [_as_stored(graph, n, _input_name(n, names)) for n in placeholders]
     graph.eliminate_dead_code()
     for node in graph.nodes:
@@ -188,6 +194,7 @@ def flatten(
         arguments=arguments,
         outputs=tuple(outputs),
         results=tuple(results),
+        checks=tuple(map(Check, checked, messages)),
     )
 
 
@@ -291,7 +298,8 @@ def _some(names: Sequence[str], most: int = 3) -> str:
 
 def refuse_untranslatable(gm: torch.fx.GraphModule) -> None:
     """Refuse a graph that has nodes which no session can run, all in one message."""
-    nodes = [n for n in gm.graph.nodes if n.op == "call_function" and not is_translatable(n)]
+    calls = [n for n in gm.graph.nodes if n.op == "call_function" and n.target not in CHECKS]
+    nodes = [n for n in calls if not is_translatable(n)]
     found = sorted({str(n.target) for n in nodes if n.target is not operator.getitem})
     if not nodes:
         return

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from campo_onnx.integrations.torch_compile.checks import raise_failed
 from campo_onnx.integrations.torch_compile.concrete import Sizes, Symbols, concrete_graph
 from campo_onnx.integrations.torch_compile.flat import FlatGraph, result_of
 from campo_onnx.integrations.torch_compile.planning import Planned
@@ -40,6 +41,7 @@ class Piece:
         if self._session is not None:
             self._session.run(list(map(address, stored)), list(map(address, made)))
         outputs = [t.layout.restored(x) for t, x in zip(self.flat.outputs, made, strict=True)]
+        raise_failed(self.flat.checks, lambda result: result_of(result, given, outputs))
         return [result_of(result, given, outputs) for result in self.flat.results]
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from campo_onnx.integrations.torch_compile.checks import raise_failed
 from campo_onnx.integrations.torch_compile.cut import Cut, cut
 from campo_onnx.integrations.torch_compile.flat import Argument, FlatGraph, Made, Result, Tensor, result_of
 from campo_onnx.integrations.torch_compile.handoff import Kept, slots_of, total_bytes
@@ -56,7 +57,9 @@ class TrainingStep:
         self._gradients = flat.results[forward_results:]
         self._position = {t.name: p for t, p in zip(flat.inputs, flat.positions, strict=True)}
         self._layout = {t.name: t.layout for t in (*flat.inputs, *flat.outputs)}
-        self._written, self._computed = (_made(half, flat) for half in (self._results, self._gradients))
+        self._checked = [check.result for check in flat.checks]
+        self._written = _made([*self._results, *self._checked], flat)
+        self._computed = _made(self._gradients, flat)
         self.cut = self._cut(weights if kept is None else frozenset(kept.arguments))
         self.kept = kept or self._found_kept()
         own = {n for n, p in self._position.items() if p in self.kept.arguments}
@@ -85,7 +88,7 @@ class TrainingStep:
         positions = [self._position[n] for n in self.cut.kept if n in self._position]
         positions += [g.position for g in self._gradients if isinstance(g, Argument)]
         place = {t.name: i for i, t in enumerate(self.flat.outputs)}
-        written = {t.name for t in self._written}
+        written = {t.name for t in _made(self._results, self.flat)}
         return Kept(
             arguments=tuple(dict.fromkeys(p for p in positions if p < self._primals)),
             results=tuple(place[n] for n in self.cut.kept if n in written),
@@ -146,6 +149,7 @@ class TrainingStep:
             slots = (base + self.slots[name].first for name in self._slots_written)
             half.session.run(read_at, [*map(address, made), *slots])
         outputs = {t.name: x for t, x in zip(self._written, made, strict=True)}
+        raise_failed(self.flat.checks, lambda result: self._results_of([result], given, outputs)[0])
         kept = [given[p] for p in self.kept.arguments]
         kept += [outputs[self.flat.outputs[place].name] for place in self.kept.results]
         return self._results_of(self._results, given, outputs), [*kept, buffer]

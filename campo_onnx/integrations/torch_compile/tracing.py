@@ -46,8 +46,13 @@ class _TakenApart(TorchFunctionMode):
 
 @contextmanager
 def _in_parts() -> Iterator[None]:
-    """Let attention be traced as products and a softmax, and backward passes run twice if told to."""
-    with sdpa_kernel(SDPBackend.MATH), torch._functorch.config.patch(donated_buffer=False), _TakenApart():
+    """Let attention be traced as products and a softmax, and backward passes run twice if told to.
+
+    oneDNN's recurrent layers are single operations without parts; off, they are unrolled.
+    """
+    without_onednn = torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)
+    twice = torch._functorch.config.patch(donated_buffer=False)
+    with sdpa_kernel(SDPBackend.MATH), twice, without_onednn, _TakenApart():
         yield
 
 

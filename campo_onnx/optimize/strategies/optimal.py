@@ -3,10 +3,11 @@
 Yes is low, no is FP32. A node pays what low precision would gain on it while it is FP32, and every
 Cast is paid while it is there (:class:`campo_onnx.optimize.casts.PossibleCast`). Whether a low
 product is padded is another choice of the same cut. What stays FP32
-for ever (deny, taint, missing kernels, graph inputs and outputs) is no choice.
+for ever (deny, taint, missing kernels, graph inputs and outputs) is not a choice.
 """
 
 import math
+from functools import cache
 
 from campo_onnx.optimize.casts import CastKind
 from campo_onnx.optimize.minimum_cut import Cut, Network
@@ -31,8 +32,7 @@ def optimal(problem: Problem) -> Assignment:
     """
     verdicts = listed_verdicts(problem)
     tainted = taint(problem.view, problem.classification)
-    for name in tainted:
-        verdicts[name] = Verdict(decided_by=Reason.DOWNSTREAM_OF_DENY)
+    verdicts |= dict.fromkeys(tainted, Verdict(decided_by=Reason.DOWNSTREAM_OF_DENY))
     free = [
         node.name
         for node in problem.view.nodes
@@ -42,13 +42,17 @@ def optimal(problem: Problem) -> Assignment:
     padding = problem.padding
     may_be_padded = {} if padding is None else padding.gains_us
     padded = frozenset(name for name in may_be_padded if padded_choice(name) in cut.yes)
+
+    @cache  # nodes alike share one
+    def verdict(gain_us: float, is_low: bool) -> Verdict:
+        if is_low:
+            low = problem.low.value.upper()
+            return Verdict(decided_by=Reason.CUT_LOW, facts={"gain_us": gain_us, "low": low})
+        return Verdict(decided_by=Reason.CUT_FP32, facts={"gain_us": gain_us})
+
     for name in free:
         gain_us = problem.costs.nodes[name].gain_us + (may_be_padded[name] if name in padded else 0.0)
-        verdicts[name] = (
-            Verdict(decided_by=Reason.CUT_LOW, facts={"gain_us": gain_us, "low": problem.low.value.upper()})
-            if name in cut.yes
-            else Verdict(decided_by=Reason.CUT_FP32, facts={"gain_us": gain_us})
-        )
+        verdicts[name] = verdict(gain_us, name in cut.yes)
     return Assignment(
         low=cut.yes & frozenset(free),
         verdicts={k: v for k, v in verdicts.items() if problem.is_free(k)},

@@ -1,0 +1,41 @@
+"""Checks of the data within a graph: a session gives what they look at, and torch raises the error."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+aten = torch.ops.aten
+
+CHECKS = frozenset({aten._assert_async.default, aten._assert_async.msg})
+"""Operations without a result, which raise an error where a truth value is false."""
+
+
+class Check(NamedTuple):
+    """What must be true, by its place among what a graph gives, and what is said otherwise."""
+
+    result: Any
+    message: str
+
+
+def lift_checks(graph: torch.fx.Graph) -> list[str]:
+    """Let a graph give what is checked, behind its results; return what each check says."""
+    nodes = [node for node in graph.nodes if node.op == "call_function" and node.target in CHECKS]
+    output = graph.output_node()
+    results = output.args[0] if isinstance(output.args[0], list | tuple) else (output.args[0],)
+    output.args = ((*results, *(node.args[0] for node in nodes)),)
+    for node in nodes:
+        graph.erase_node(node)
+    return [str(node.args[1]) if len(node.args) > 1 else "a check failed" for node in nodes]
+
+
+def raise_failed(checks: Sequence[Check], value_of: Callable[[Any], torch.Tensor]) -> None:
+    """Raise the error of the first check that fails; on CUDA it surfaces as eager's does.
+
+    Raises
+    ------
+    RuntimeError
+        With the message of the check.
+    """
+    for check in checks:
+        torch._assert_async(value_of(check.result), check.message)
