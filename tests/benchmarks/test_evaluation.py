@@ -3,6 +3,7 @@
 import doctest
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ class TestPredicted:
         assert missed_us > rows["fp32"]["step_us"] - rows["optimal"]["step_us"]
 
     def test_rows(self) -> None:
-        rows = predicted.with_ratios(predicted.predict(STEP, "v100", list(labels.STRATEGIES)))
+        rows = predicted.with_ratios(rows_of_step())
         assert list(rows) == list(labels.STRATEGIES)
         assert rows["fp32"]["speedup"] == 1.0
         assert rows["fp32"]["casts"] == 0
@@ -250,10 +251,14 @@ class TestNodeTimes:
         assert [*found.values()] == [4, 1, 2, 0]
 
 
+@cache
+def rows_of_step() -> dict[str, Any]:
+    return predicted.predict(STEP, "v100", list(labels.STRATEGIES))
+
+
 def records(folder: Path) -> Records:
     """What a call leaves that could not convert or time everything."""
-    found = Records(folder=folder)
-    rows = predicted.predict(STEP, "v100", list(labels.STRATEGIES))
+    found, rows = Records(folder=folder), rows_of_step()
     facts = {"seconds": 1.0, "finished_at": "2026-01-02", "load_average": [0.5, 0.0, 0.0]}
     interval = {"median": 2000.0, "low": 1000.0, "high": 3000.0}
     speedup = {"median": 1.5, "low": 1.4, "high": 1.6}
@@ -323,12 +328,12 @@ class TestPage:
 
     def test_pictures_are_the_same_bytes_every_time(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
-        data = collect.collect(records(tmp_path))
-        for name in ("a", "b"):
-            (tmp_path / name).mkdir()
-            assert len(collect.draw(data, tmp_path / name)) == 5
-        for path in (tmp_path / "a").iterdir():
-            assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+        assert len(collect.draw(collect.collect(records(tmp_path)), tmp_path)) == 5
+        for draw, how in ((figures.dots, {"logarithmic": True}), (figures.stacked, {})):
+            for name in ("a", "b"):
+                values = {"VGG-16": {"campo": 1.5, "optimal": 2.0}, "AlexNet": {"campo": 1.0, "optimal": 3.0}}
+                draw(values, ["campo", "optimal"], tmp_path / name, title="t", axis="x", **how)
+            assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
     def test_curves_are_drawn(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
