@@ -50,6 +50,14 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_is_given_back() -> Iterator[None]:
+    """Undo what the program does at its end: it gives Ctrl-C to the process, which here goes on."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
 Arrays = Mapping[str, NDArray[Any]]
 
 FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}

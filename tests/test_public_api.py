@@ -37,7 +37,7 @@ def test_an_unknown_name_is_an_attribute_error():
 SAME_BEFORE_AND_AFTER = """
 import os, sys, traceback
 from importlib import import_module
-import onnx_graphsurgeon, scipy.sparse.csgraph
+import msgspec, onnx.reference, onnx_graphsurgeon, platformdirs, scipy.sparse.csgraph, tomllib
 import campo_onnx
 
 def check(name):

@@ -1,7 +1,9 @@
 """Write the graphs of the accuracy experiment: training steps, and the networks alone for evaluation.
 
-Run ``python -m benchmarks.data.make`` (needs torch). Weights are inputs of every graph, so that the files
-hold none and do not depend on a random start.
+    python -m benchmarks.data.make [--out FOLDER]
+
+Needs PyTorch. Weights are inputs of every graph, so that the files hold none and do not depend on a random
+start: what is written is the same every time, to the byte. Why it is not what lies here, README.md says.
 """
 
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from benchmarks.pages import arguments
 from campo_onnx.export import step_naming
 from campo_onnx.export.torch import export_training_step
 from campo_onnx.ir.exporter import export_model
@@ -104,18 +107,18 @@ def batch(size: int) -> tuple[Tensors, Tensors]:
     return {"images": torch.empty(size, PIXELS)}, {"labels": torch.zeros(size, dtype=torch.long)}
 
 
-def write_step(name: str, module: nn.Module, loss: Callable[..., torch.Tensor]) -> None:
+def write_step(name: str, module: nn.Module, loss: Callable[..., torch.Tensor], folder: Path) -> None:
     """Export a training step with momentum and loss scaling."""
-    path = HERE / f"{name}_step.onnx"
+    path = folder / f"{name}_step.onnx"
     export_training_step(module, loss, *batch(BATCH), optimizer="momentum", opset=OPSET, path=path)
 
 
-def write_network(name: str, module: nn.Module) -> None:
+def write_network(name: str, module: nn.Module, folder: Path) -> None:
     """Export a network in evaluation: cut out of a step that gives its logits as well."""
     step = export_training_step(module.eval(), with_logits, *batch(HELD_OUT), loss_scale=False, opset=OPSET)
     inputs = [value.name for value in step.graph.input if not value.name.startswith("target.")]
     network = onnx.utils.Extractor(step).extract_model(inputs, [step_naming.output("logits")])
-    export_model(network, HERE / f"{name}_eval.onnx")
+    export_model(network, folder / f"{name}_eval.onnx")
 
 
 def small_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -125,10 +128,13 @@ def small_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     """Write every file."""
+    parser = arguments(__doc__)
+    parser.add_argument("--out", type=Path, default=HERE, help="where to; beside this script by default")
+    folder = parser.parse_args().out
     for name, build in (("mlp", Mlp), ("cnn", Cnn), ("transformer", Transformer)):
-        write_step(name, build(), cross_entropy)
-        write_network(name, build())
-    write_step("mlp_small_loss", Mlp(), small_loss)
+        write_step(name, build(), cross_entropy, folder)
+        write_network(name, build(), folder)
+    write_step("mlp_small_loss", Mlp(), small_loss, folder)
 
 
 if __name__ == "__main__":

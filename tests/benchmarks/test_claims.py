@@ -90,8 +90,13 @@ def test_the_page_of_traffic() -> None:
         "peak_bytes": {"fp32": found.peak_bytes, "planned": found.peak_bytes},
         "step_ms": {name: {"fp32": 2.0, "planned": 1.0} for name in ("v100", "a100", "h200")},
     }
-    page = render("traffic", {"made": made(), "device": "V100", "rows": [row]})
-    assert f"| mlp | {found.total.launches} | {found.total.launches} |" in page
+    row["before"] = {
+        "total": {"launches": 7 * found.total.launches, "moved_bytes": 1e9},
+        "step_ms": {name: {"fp32": 3.0, "planned": 2.5} for name in ("v100", "a100", "h200")},
+    }
+    page = render("traffic", {"made": made(), "device": "V100", "before": "abc", "rows": [row]})
+    assert f"| mlp | {7 * found.total.launches} | {found.total.launches} | {found.total.launches} |" in page
+    assert "| 3.0 / 2.5 | 2.0 / 1.0 | 3.0 / 2.5 | 2.0 / 1.0 |" in page
 
 
 class TestExport:

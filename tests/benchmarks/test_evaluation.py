@@ -1,7 +1,9 @@
 """The pieces of the evaluation: predictions, converted graphs, measured steps, single nodes, the page."""
 
 import doctest
+import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +149,7 @@ class TestPredicted:
         assert missed_us > rows["fp32"]["step_us"] - rows["optimal"]["step_us"]
 
     def test_rows(self) -> None:
-        rows = predicted.with_ratios(predicted.predict(STEP, "v100", list(labels.STRATEGIES)))
+        rows = predicted.with_ratios(rows_of_step())
         assert list(rows) == list(labels.STRATEGIES)
         assert rows["fp32"]["speedup"] == 1.0
         assert rows["fp32"]["casts"] == 0
@@ -249,10 +251,14 @@ class TestNodeTimes:
         assert [*found.values()] == [4, 1, 2, 0]
 
 
+@cache
+def rows_of_step() -> dict[str, Any]:
+    return predicted.predict(STEP, "v100", list(labels.STRATEGIES))
+
+
 def records(folder: Path) -> Records:
     """What a call leaves that could not convert or time everything."""
-    found = Records(folder=folder)
-    rows = predicted.predict(STEP, "v100", list(labels.STRATEGIES))
+    found, rows = Records(folder=folder), rows_of_step()
     facts = {"seconds": 1.0, "finished_at": "2026-01-02", "load_average": [0.5, 0.0, 0.0]}
     interval = {"median": 2000.0, "low": 1000.0, "high": 3000.0}
     speedup = {"median": 1.5, "low": 1.4, "high": 1.6}
@@ -322,12 +328,12 @@ class TestPage:
 
     def test_pictures_are_the_same_bytes_every_time(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
-        data = collect.collect(records(tmp_path))
-        for name in ("a", "b"):
-            (tmp_path / name).mkdir()
-            assert len(collect.draw(data, tmp_path / name)) == 5
-        for path in (tmp_path / "a").iterdir():
-            assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+        assert len(collect.draw(collect.collect(records(tmp_path)), tmp_path)) == 5
+        for draw, how in ((figures.dots, {"logarithmic": True}), (figures.stacked, {})):
+            for name in ("a", "b"):
+                values = {"VGG-16": {"campo": 1.5, "optimal": 2.0}, "AlexNet": {"campo": 1.0, "optimal": 3.0}}
+                draw(values, ["campo", "optimal"], tmp_path / name, title="t", axis="x", **how)
+            assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
     def test_curves_are_drawn(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
@@ -351,3 +357,21 @@ def test_steps_follow_the_command_line(tmp_path: Path) -> None:
 
 def test_examples() -> None:
     assert doctest.testmod(stepped).failed == 0
+
+
+def test_what_was_measured_before_stays_with_its_version(tmp_path: Path) -> None:
+    before = {"versions": {"campo-onnx": "0.1"}, "date": "2026-01-01"}
+    page = tmp_path / "campo_eval.json"
+    data = {"made": {"versions": {"campo-onnx": "0.2"}}, "measured": {"cpu": {"of": "new"}}, "peers": []}
+    assert campo_eval.with_published(data, page) == data
+    published = {
+        "made": before,
+        "measured": {"cpu": {}, "cuda": {"rows": 1}},
+        "peers": [2],
+        "peer_errors": [3],
+    }
+    page.write_text(json.dumps(published), encoding="utf-8")
+    found = campo_eval.with_published(data, page)
+    assert found["measured"] == {"cpu": {"of": "new"}, "cuda": {"of": {"campo-onnx": "0.1"}, "rows": 1}}
+    assert (found["peers"], found["peer_errors"], found["peers_of"]) == ([2], [3], before)
+    assert campo_eval.with_published(data | {"peers": [4]}, page)["peers"] == [4]

@@ -32,7 +32,7 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
             with pytest.raises(SystemExit) as left:
                 run()
         finally:
-            signal.signal(signal.SIGINT, handler)  # at its end the program gives Ctrl-C to the process
+            signal.signal(signal.SIGINT, handler)  # of one test, that may call it again
         return int(left.value.code or 0)
 
     return call

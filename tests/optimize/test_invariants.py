@@ -1,6 +1,7 @@
 """What holds of every strategy on every graph, whatever the costs."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,8 @@ COST_AWARE = ["campo", "optimal"]
 KEEP_TAINT = ["campo", "optimal", "tf-amp"]
 EVERY = sorted(set(STRATEGIES) - {"fp32"})  # which decides nothing
 
-draws = given(rng=st.randoms(use_true_random=False))
+# A seed a graph: drawing every choice through hypothesis would cost more than what is tested.
+draws = given(rng=st.integers(0, 2**32 - 1).map(Random))
 thrifty = settings(max_examples=60, deadline=None, derandomize=True)
 
 
