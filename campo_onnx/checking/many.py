@@ -14,7 +14,7 @@ from campo_onnx import errors
 from campo_onnx.checking.check import check
 from campo_onnx.checking.policy import Pair, Policy
 from campo_onnx.checking.verdict import Verdicts
-from campo_onnx.codec import from_plain, to_plain
+from campo_onnx.codec import DecodeError, from_plain, to_plain
 from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.ir.importer import data_files_of
 from campo_onnx.scale.local import LocalPool
@@ -48,6 +48,9 @@ def check_all(
         limits, has changed. By default nothing is kept.
     """
     keys = [f"{number}" if results is None else key_of(pair) for number, pair in enumerate(pairs)]
+    for key in keys:
+        if results is not None and key in results:
+            _refuse_others(results[key], results.path)
     here = os.getcwd()
     tasks = [
         Task(key=key, function=check_pair, arguments=(pair, here))
@@ -58,6 +61,18 @@ def check_all(
         _failed(pair, outcomes[key].failure) if outcomes[key].failure else from_row(outcomes[key].value)
         for key, pair in zip(keys, pairs, strict=True)
     )
+
+
+def _refuse_others(value: Any, path: Path | None) -> None:
+    """Make sure that a kept result is one of a check, before anything is done that rests on it."""
+    try:
+        from_row(value)
+    except (DecodeError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"the results {path} hold something else than verdicts",
+            why=str(error),
+            remedy="Name another file, or take it away.",
+        ) from None
 
 
 def pairs_in(mixed: Path, against: Path, policy: Policy) -> tuple[Pair, ...]:
@@ -148,8 +163,13 @@ def from_row(row: Mapping[str, Any]) -> Verdicts:
     verdicts = from_plain(_numbers({**row, "error": None}), Verdicts)
     if (error := row["error"]) is None:
         return verdicts
-    kind: type[CampoError] = getattr(errors, error["kind"])
-    return replace(verdicts, error=kind(error["what"], why=error["why"], remedy=error["remedy"]))
+    kind = getattr(errors, error["kind"])
+    texts = [error[part] for part in ("what", "why", "remedy")]
+    if not (
+        isinstance(kind, type) and issubclass(kind, CampoError) and all(isinstance(t, str) for t in texts)
+    ):
+        raise TypeError(f"{error['kind']!r} is no error of campo-onnx")
+    return replace(verdicts, error=kind(texts[0], why=texts[1], remedy=texts[2]))
 
 
 def _finite(plain: Any) -> Any:

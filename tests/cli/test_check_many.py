@@ -1,5 +1,6 @@
 """``campo-onnx check`` of two folders: by one process, kept results, and what cannot be combined."""
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +29,20 @@ def test_folders_and_results(program, tmp_path, capsys):
         assert len(Path("rows.jsonl").read_text().splitlines()) == 2
     assert check("--results", "mixed/a.onnx") == 2
     assert "mixed/a.onnx, line 1 is not a result of campo-onnx" in capsys.readouterr().err
+    refuse_edited(check, Path("rows.jsonl"), capsys)
     assert check("--baseline", "plan.json") == 2
     assert "--baseline cannot be combined with folders" in capsys.readouterr().err
     assert check("--cluster", "auto", "--workers", "2") == 2
     assert "both --workers and --cluster ADDRESS are given" in capsys.readouterr().err
+
+
+def refuse_edited(check, path, capsys):
+    """Kept verdicts that somebody edited: one message, and the file stays as it is."""
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    error = next(row["value"]["error"] for row in (first, second) if row["value"]["error"])
+    for value in (7, first["value"] | {"error": error | {"kind": "errno"}}, first["value"] | {"device": []}):
+        text = "".join(f"{json.dumps(row)}\n" for row in (first | {"value": value}, second))
+        path.write_text(text)
+        assert check("--results", str(path)) == 2
+        assert "rows.jsonl hold something else than verdicts" in capsys.readouterr().err
+        assert path.read_text() == text
