@@ -13,6 +13,7 @@ the variants: ``full``, or ``small``, which a CPU steps in tens of milliseconds.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -200,6 +201,19 @@ def command_line() -> argparse.ArgumentParser:
     return parser
 
 
+def with_published(data: dict[str, Any], page: Path) -> dict[str, Any]:
+    """Keep what was measured and converted before, dated, where nothing newer is on record."""
+    if not page.exists():
+        return data
+    published = json.loads(page.read_text(encoding="utf-8"))
+    made = published["made"]
+    measured = {
+        provider: {"of": made["versions"]} | found for provider, found in published["measured"].items()
+    }
+    kept = {"peers_of": made} | {key: published[key] for key in published if key.startswith("peer")}
+    return data | {"measured": measured | data["measured"]} | ({} if data["peers"] else kept)
+
+
 def main() -> int:
     """Do what is not done yet, and write the page."""
     parser = command_line()
@@ -214,8 +228,8 @@ def main() -> int:
     call = call_of(options)
 
     def write(records: Records) -> tuple[Path, ...]:
-        data = collect(records)
         options.out.mkdir(parents=True, exist_ok=True)
+        data = with_published(collect(records), options.out / "campo_eval.json")
         return (*publish("campo_eval", data, options.out), *draw(data, options.out))
 
     return drive(steps_of(asked, call.records), call, options, write)

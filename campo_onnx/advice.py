@@ -88,7 +88,7 @@ def _denied(plan: Plan) -> Iterator[str]:
         share = (sum(times_us.values()) + after_us) / plan.fp32_us
         yield (
             f"{share:.0%} of the step's time is in operators on the deny list, and downstream of them: "
-            f"{', '.join(largest)}. --allow, --infer or other --lists would let them go."
+            f"{', '.join(largest)}. --allow, --infer or other --lists would let them run low."
         )
 
 

@@ -128,7 +128,7 @@ def measure_safety(
     if not batches:
         raise UsageError("safety on data needs a batch", remedy="Give one with --inputs batch.npz.")
     for feeds in batches:
-        _refuse_unfinite(feeds, "the batch", "is no number")
+        _refuse_unfinite(feeds, "the batch", "is not a number")
     here = machine("cpu")
     given = seeded(imported.model)
     tell("running the FP32 step")

@@ -69,7 +69,7 @@ def replacing_all(
     Raises
     ------
     UsageError
-        If a file cannot be written, or its place is taken by something that is no file.
+        If a file cannot be written, or its place is taken by something that is not a file.
     """
     current = targets[0]
     failures: tuple[type[Exception], ...] = (OSError, *also)
@@ -270,5 +270,5 @@ def make_folder(folder: Path, *, remedy: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"the folder {folder} cannot be made", why=error.strerror or str(error), remedy=remedy
+            f"the folder {folder} cannot be created", why=error.strerror or str(error), remedy=remedy
         ) from None

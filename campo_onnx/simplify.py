@@ -119,6 +119,6 @@ def _check_values(given: Imported, made: Imported) -> None:
             same = np.allclose(value, expected, rtol=0, atol=TOLERANCE * (largest or 1.0), equal_nan=True)
         if not same:
             raise CheckFailedError(
-                f"the simplified graph computes another {name!r} than the given one",
+                f"the simplified graph computes a different {name!r} than the given one",
                 remedy="Leave out --simplify, and please report it.",
             )

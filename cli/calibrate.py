@@ -254,7 +254,9 @@ def _machine_in(store: Path, device: str) -> "Machine":
     from campo_onnx.measure.store import Store
 
     if not store.is_file():
-        raise UsageError(f"there is no file {store}", remedy="Name the timings.sqlite that came back.")
+        raise UsageError(
+            f"there is no file {store}", remedy="Name the timings.sqlite of the machine that measured."
+        )
     with Store(store) as timings:
         found = {one: n for one, n in timings.machines().items() if device in ("auto", one.provider)}
     if not found:
@@ -268,5 +270,8 @@ def _machine_in(store: Path, device: str) -> "Machine":
         f"ONNX Runtime {chosen.ort})."
     )
     if len(found) > 1:
-        print_note(f"{store} holds timings of {len(found)} machines; these are most. Choose with --device.")
+        print_note(
+            f"{store} holds timings of {len(found)} machines; the one with the most is used. "
+            "Choose with --device."
+        )
     return chosen

@@ -45,8 +45,8 @@ CheckRangeOption = Annotated[
     typer.Option(
         "--range",
         metavar="NAME=LOW:HIGH",
-        help="Lowest and highest value of a graph input, beside those the baseline relies on: what is "
-        "generated lies within. Repeatable.",
+        help="Lowest and highest value of a graph input, in addition to those the baseline relies "
+        "on; generated values lie within it. Repeatable.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -57,7 +57,7 @@ def check(
         Path | None,
         typer.Argument(
             metavar="MIXED",
-            help="The mixed-precision step (.onnx), or a folder of such.",
+            help="The mixed-precision step (.onnx), or a folder of them.",
             show_default=False,
         ),
     ] = None,
@@ -66,7 +66,7 @@ def check(
         typer.Option(
             "--against",
             metavar="MODEL",
-            help="The FP32 step that it was made from; of a folder, the folder with files of the same names.",
+            help="The FP32 step it was made from; for a folder, the folder with files of the same names.",
             show_default=False,
             rich_help_panel=INPUT,
         ),
@@ -171,8 +171,8 @@ def check(
         Path | None,
         typer.Option(
             metavar="FILE.jsonl",
-            help="Keep the verdicts on each graph there, as soon as they are in. Of a later run with the "
-            "same file, only what is new or changed is checked.",
+            help="Save each verdict in this file as soon as it is known; a later run with the "
+            "same file checks only what is new or has changed.",
             show_default=False,
             rich_help_panel=SCALE,
         ),

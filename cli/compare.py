@@ -110,8 +110,8 @@ def compare(
             "--drift",
             metavar="planned|dfp16",
             help="Also emulate every plan on the CPU, and show how far its worst output is from FP32's: in "
-            "the low precision `planned`, or in dynamic fixed point (`dfp16`), which is a study and runs on "
-            "no device here. May be repeated.",
+            "the low precision `planned`, or in dynamic fixed point (`dfp16`), for study only: "
+            "no device here runs it. Repeatable.",
             show_default=False,
             rich_help_panel=VERIFICATION,
         ),
@@ -135,8 +135,8 @@ def compare(
 ) -> None:
     """Compare the strategies on one training step: casts, predicted step, speed-up.
 
-    With --measure also the measured step of each, with --drift its error. No model is written. Ctrl-C stops
-    --measure early: the rounds until then are shown, and the exit code is 130.
+    --measure adds the measured step of each, --drift its error. No model is written. Ctrl-C stops --measure
+    early: the rounds until then are shown, and the exit code is 130.
 
     Example: `campo-onnx compare bert.onnx --device v100`
     """

@@ -204,7 +204,7 @@ def _of_captured(costs: CostSource) -> CostSource:
 
 def _captured(device: "Device") -> "Device":
     if device.provider != "cuda":
-        raise UsageError("--execution graph needs a GPU", why=f"{device.name} captures no CUDA graphs")
+        raise UsageError("--execution graph needs a GPU", why=f"{device.name} cannot capture CUDA graphs")
     captured = device.captured
     print_note(
         f"Planning for a captured CUDA graph: a launch counts {captured.launch_us:g} us instead of "

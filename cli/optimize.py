@@ -129,8 +129,8 @@ def optimize(
             metavar="SHARE",
             min=0.0,
             max=1.0,
-            help="For cost-aware strategies: share of the step that must be predicted to be saved. Below it "
-            "the step stays FP32, since costs are not known more precisely.",
+            help="For cost-aware strategies: the share of the step that must be predicted to be saved; below "
+            "it the step stays FP32, since costs are not known more precisely.",
             rich_help_panel=DECISION,
         ),
     ] = 0.01,
@@ -175,7 +175,8 @@ def optimize(
         bool,
         typer.Option(
             "--simplify",
-            help="First let ONNX Runtime's optimizer clean the graph up, by rules of every provider, and "
+            help="First let ONNX Runtime's optimizer clean the graph up, by rules that hold on "
+            "every provider, and "
             "check that the result has the same inputs and outputs and computes the same on made-up values.",
             rich_help_panel=SAFETY,
         ),

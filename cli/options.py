@@ -251,7 +251,7 @@ ClusterOption = Annotated[
         "--cluster",
         metavar="ADDRESS",
         help="Work on a Ray cluster: HOST:PORT, `auto` for the one that runs here, or `local` to start one "
-        "for the time being. Its machines see the files under the same paths.",
+        "for this run. Its machines see the files under the same paths.",
         show_default=False,
         rich_help_panel=SCALE,
     ),
@@ -263,7 +263,7 @@ JsonOption = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="Print one JSON document instead; an error is such a document, too.",
+        help="Print one JSON document instead; an error is a JSON document, too.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -271,7 +271,7 @@ FormatOption = Annotated[
     TableFormat,
     typer.Option(
         "--format",
-        help="How to print the table: `csv` has full precision and one unit a column, `markdown` goes into "
+        help="How to print the table: `csv` has full precision and one unit per column, `markdown` goes into "
         "an issue.",
         rich_help_panel=OUTPUT,
     ),

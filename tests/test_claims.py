@@ -20,7 +20,7 @@ def row_about(what):
 
 
 def test_predictions_of_fp16_times():
-    found, row = result("calibration_cpu"), row_about("predicted FP16 times against measured ones")
+    found, row = result("calibration_cpu"), row_about("accuracy of predicted FP16 times")
     entries = found["calibrations"][0]["rows"]
     shapes = sum(entry["shapes"] for entry in entries)
     accuracy = sum(entry["shapes"] * entry["chosen"] for entry in entries) / shapes

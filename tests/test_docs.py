@@ -34,9 +34,10 @@ from campo_onnx.runtime.providers import Machine
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = ROOT / "docs" / "commands.md"
+WALK = ROOT / "docs" / "first-ten-minutes.md"  # shows mistakes too; tests/test_first_minutes.py
 PAGES = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
-    *sorted(path for path in (ROOT / "docs").glob("*.md") if path != COMMANDS),
+    *sorted(path for path in (ROOT / "docs").glob("*.md") if path not in (COMMANDS, WALK)),
 ]
 FRAMEWORKS = {"torch", "jax", "onnxscript"}
 BLOCK = re.compile(

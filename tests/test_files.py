@@ -131,7 +131,7 @@ def test_making_a_folder(tmp_path: Path) -> None:
     make_folder(tmp_path / "a" / "b", remedy="")
     make_folder(tmp_path / "a" / "b", remedy="")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"b cannot be made: Not a directory\. Name another\."):
+    with pytest.raises(UsageError, match=r"b cannot be created: Not a directory\. Name another\."):
         make_folder(tmp_path / "file" / "b", remedy="Name another.")
 
 

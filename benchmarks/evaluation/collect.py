@@ -50,6 +50,7 @@ def collect(records: Records) -> Data:
         "predicted": {name: {"models": rows, "summary": summary(rows)} for name, rows in predicted.items()},
         "measured": {p: found for p in PROVIDERS if (found := _measured(records, p)) is not None},
         "peers": peers,
+        "peers_of": made(),
         "peer_errors": errors_of(peers),
     }
 
@@ -102,6 +103,7 @@ def _measured(records: Records, provider: str) -> Data | None:
     return {
         **{key: newest[key] for key in alike},
         "planned_for_title": device(newest["planned_for"]).title,
+        "of": made()["versions"],
         **{key: last[key] for key in ("machine", "measured_at", "energy_from", "memory_from")},
         "load_average": max(facts["load_average"][0] for facts in parts),
         "batch": {facts["asked"]["model"]: facts["result"]["batch"] for facts in parts},

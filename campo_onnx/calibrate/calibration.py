@@ -174,7 +174,7 @@ class Calibration:
         Raises
         ------
         ProfileError
-            If it is no calibration, damaged, or of a newer version.
+            If it is not a calibration, damaged, or of a newer version.
         """
         return FORMAT.decode(text, title)
 
@@ -205,6 +205,6 @@ def load_calibration(path: Path) -> Calibration:
     UsageError
         If it does not exist or may not be read.
     ProfileError
-        If it is no calibration, damaged, or of a newer version.
+        If it is not a calibration, damaged, or of a newer version.
     """
     return FORMAT.load(path)

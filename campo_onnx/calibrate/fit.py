@@ -159,7 +159,7 @@ def fit_cast(elements: Sequence[int], cast_us: Sequence[float], *, relative: boo
     if len(elements) < _FEWEST_CASTS:
         raise ProfileError(
             "the cost of Casts cannot be fitted",
-            why=f"{len(elements)} of them have a time above zero, and it takes {_FEWEST_CASTS}",
+            why=f"{len(elements)} of them have a time above zero, and {_FEWEST_CASTS} are needed",
             remedy="Measure them again: name another file with --store.",
         )
     r_us, c_i_us = _solve(

@@ -8,6 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from campo_onnx.checking.verdict import Status, Verdict, Verdicts
+from campo_onnx.errors import CampoError
 
 FORMAT_VERSION = 1
 """Version of the JSON document; raised when a reader of the old one would misread the new one."""
@@ -38,9 +39,15 @@ def _graph(verdicts: Verdicts) -> dict[str, Any]:
         "device": verdicts.device,
         "costs": verdicts.costs,
         "captured": verdicts.captured,
-        "error": None if error is None else {"exit_code": error.exit_code, "message": str(error)},
+        "error": None if error is None else _error(error),
         "rules": [_rule(verdict) for verdict in verdicts.verdicts],
     }
+
+
+def _error(error: CampoError) -> dict[str, Any]:
+    """Tell an error as every command does with --json."""
+    parts = {"what": error.what, "why": error.why, "remedy": error.remedy}
+    return {"kind": type(error).__name__, "exit_code": error.exit_code, "message": str(error), **parts}
 
 
 def _rule(verdict: Verdict) -> dict[str, Any]:

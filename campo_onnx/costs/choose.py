@@ -93,7 +93,7 @@ def _found(device: Device, precision: Precision, source: CostSource) -> Calibrat
             f"the calibration {refused.file} does not fit",
             why=refused.refusal,
             remedy="Make it again with campo-onnx calibrate --force, or pass the file itself as "
-            "--device FILE to take it all the same.",
+            "--device FILE to use it anyway.",
         )
     return None
 

@@ -133,7 +133,7 @@ def read_catalogue(folder: Traversable) -> Catalogue:
         sheet = sheets[name]
         if sheet.assumptions not in tables:
             raise ProfileError(
-                f"device {name!r} uses assumptions {sheet.assumptions!r}, which there are none of",
+                f"device {name!r} uses assumptions {sheet.assumptions!r}, which do not exist",
                 remedy=f"Choose among {', '.join(tables)}.",
             )
         table = tables[sheet.assumptions]

@@ -143,7 +143,7 @@ class Device:
         if self.compute_capability is None and any(tensor_peaks):
             self._refuse("only a CUDA device has tensor cores")
         if self.compute_capability is not None and self.compute_capability < AMPERE and any(tensor_peaks[1:]):
-            self._refuse("tensor cores know TF32 and BF16 from compute capability 8.0 on")
+            self._refuse("TF32 and BF16 need compute capability 8.0 or newer")
         if self.fp16_tensor_flops_per_s is not None and self.fp16_flops_per_s is None:
             self._refuse("it has FP16 tensor cores, but no FP16 arithmetic")
         if self.tf32_default and self.tf32_flops_per_s is None:

@@ -20,6 +20,9 @@ from campo_onnx.ops.registry import spec
 from campo_onnx.ops.signature import Signature, operands
 from campo_onnx.ops.spec import Family
 
+_ROOM_BYTES = 1 << 30
+"""Largest tensor that a form for a CPU may make, where another makes none so large."""
+
 Name = TypeVar("Name", bound=str)
 Form = Callable[..., Value]
 """``(graph, *values) -> value``."""
@@ -39,7 +42,11 @@ def cheapest(g: Graph, forms: Mapping[Name, Form], values: Sequence[Value], devi
     device
         Whose figures count.
     """
-    return min(forms, key=lambda name: _price(g, forms[name], values, device).time_us)
+    prices = {name: _price(g, form, values, device) for name, form in forms.items()}
+    if device.provider == "cpu":
+        room_bytes = max(_ROOM_BYTES, min(price.largest_bytes for price in prices.values()))
+        prices = {name: price for name, price in prices.items() if price.largest_bytes <= room_bytes}
+    return min(prices, key=lambda name: prices[name].time_us)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

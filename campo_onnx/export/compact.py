@@ -134,7 +134,7 @@ def scaled(g: Graph, x: Value, scale: float) -> Value:
 
 
 def _is(x: Value, number: float) -> bool:
-    """Whether `x` is exactly `number`: near is not enough, an epsilon of 1e-8 is no zero."""
+    """Whether `x` is exactly `number`: near is not enough, an epsilon of 1e-8 is not zero."""
     return x.constant is not None and bool(np.all(x.constant == number))
 
 

@@ -96,7 +96,7 @@ def external_data(tensor: TensorProto, folder: Path | None) -> ExternalData:
 
 
 def data_path(location: str, folder: Path) -> Path | None:
-    """Where a model in `folder` keeps what lies at `location`; None if that is no path inside the folder."""
+    """Where a model in `folder` keeps what lies at `location`; None if that is outside the folder."""
     if not location:
         return None
     try:

@@ -163,7 +163,7 @@ def import_model(
 
 
 def data_files_of(path: Path) -> frozenset[Path]:
-    """Files beside a model that hold its tensors; none for a file that is no model."""
+    """Files beside a model that hold its tensors; none for a file that is not a model."""
     try:
         return data_files(_load(path), path.resolve().parent)
     except CampoError:
@@ -198,7 +198,7 @@ def check_model(path: Path) -> None:
     Raises
     ------
     UsageError
-        If it does not exist, cannot be read, or is no file.
+        If it does not exist, cannot be read, or is not a file.
     ModelError
         If it is larger than any model file.
     """

@@ -197,7 +197,7 @@ def read_profile(path: Path) -> Profile:
     UsageError
         If the file does not exist.
     ProfileError
-        If it is no profile, damaged, or of a newer version.
+        If it is not a profile, damaged, or of a newer version.
     """
     if not os.path.isfile(path):
         raise UsageError(f"the profile {path} does not exist", remedy=FORMAT.remedy)
@@ -224,5 +224,7 @@ def read_profile(path: Path) -> Profile:
         raise foreign from None
     times = table["fp32_us"].drop_nulls().abs()
     if not (times <= LONGEST_US).all():  # NaN is above every number here
-        raise ProfileError(f"{path} is damaged", why="a time in it is none", remedy=FORMAT.remedy)
+        raise ProfileError(
+            f"{path} is damaged", why="a time in it is not a valid number", remedy=FORMAT.remedy
+        )
     return Profile(table=table, **{field.name: getattr(facts, field.name) for field in fields(facts)})

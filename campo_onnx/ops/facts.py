@@ -158,7 +158,7 @@ def axes_of(signature: Signature) -> tuple[str, ...] | None:
     -------
     tuple or None
         One letter an axis, as :mod:`campo_onnx.ops.gemms` has them; None for a node that zeros at
-        the ends of its axes would change, or that is no single product.
+        the ends of its axes would change, or that is not a single product.
     """
     form = _form(signature, current())
     try:

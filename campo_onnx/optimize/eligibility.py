@@ -48,7 +48,7 @@ def fixed_nodes(
     Raises
     ------
     UsageError
-        If a regular expression is invalid or takes too long, or a range is declared for what is no input.
+        If a regular expression is invalid or takes too long, or a range is declared for what is not an input.
     """
     view = imported.view
     names = dict.fromkeys(text for node in view.nodes for text in (node.name, node.op.label))

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 
-from campo_onnx.errors import UsageError
+from campo_onnx.errors import UsageError, did_you_mean
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import REGISTRY
 from campo_onnx.ops.spec import Family
@@ -113,7 +113,7 @@ def preset(name: str) -> OpLists:
     """
     names = preset_names()
     if name not in names:
-        raise UsageError(f"unknown op lists {name!r}", remedy=suggestion(name, names))
+        raise UsageError(f"unknown op lists {name!r}", remedy=did_you_mean(name, names))
     return _presets()[name]
 
 

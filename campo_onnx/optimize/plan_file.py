@@ -54,7 +54,7 @@ def decode(text: str | bytes, title: str, form: Format[P]) -> P:
     if document["format_version"] > 1 and written != _digest(document):
         raise PlanMismatchError(
             f"{title} was changed after it was written",
-            why="what it decides is not what its digest was taken of",
+            why="its decisions do not match its digest",
             remedy="Plan the model again; --keep-fp32 and the op lists change what is decided.",
         )
     return plan

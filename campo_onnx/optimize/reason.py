@@ -76,18 +76,18 @@ class Reason(Enum):
     )
     VALUE_OVERFLOW = (
         "value-overflow",
-        "{tensor!r} reaches {value:.4g}, which overflows {low}; it comes from {source!r}",
+        "{tensor!r} reaches {value:.4g}, which overflows {low}{source:it comes}",
         "a value that overflows",
     )
     VALUE_UNDERFLOW = (
         "value-underflow",
-        "{tensor!r} gets as small as {value:.4g}, too small for {low}; it comes from {source!r}",
+        "{tensor!r} gets as small as {value:.4g}, too small for {low}{source:it comes}",
         "a value the low precision loses",
     )
     VALUE_ROUNDING = (
         "value-rounding",
-        "the values of {tensor!r} lie so close to {value:.4g} that {low} hardly tells them apart; that comes "
-        "from {source!r}",
+        "the values of {tensor!r} lie so close to {value:.4g} that {low} hardly tells them apart"
+        "{source:that comes}",
         "values too close together for the low precision",
     )
     LOGARITHM = (
@@ -258,6 +258,15 @@ class _Microseconds(float):
         return f"gain{s} {duration(self)}" if self > 0 else f"lose{s} {duration(-self)}"
 
 
+class _Origin(str):
+    """The tensor that a value comes from; nothing is said where that is the tensor spoken of."""
+
+    __slots__ = ()
+
+    def __format__(self, what: str) -> str:
+        return f"; {what} from {str(self)!r}" if self else ""
+
+
 REFUSED = MappingProxyType({refused: Reason[refused.name] for refused in Refused})
 """The reason that each refusal of an operator is in a plan."""
 
@@ -324,4 +333,7 @@ class Verdict:
         return self.decided_by.summary.format_map(self._shown())
 
     def _shown(self) -> Mapping[str, Fact]:
-        return {k: _Microseconds(fact) if k.endswith("_us") else fact for k, fact in self.facts.items()}
+        shown = {k: _Microseconds(fact) if k.endswith("_us") else fact for k, fact in self.facts.items()}
+        if "source" in shown and shown["source"] == shown.get("tensor"):
+            shown["source"] = ""
+        return shown | {k: _Origin(fact) for k, fact in shown.items() if k == "source"}

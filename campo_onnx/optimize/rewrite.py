@@ -187,7 +187,7 @@ class _Rewriting:
         elif isinstance(source, LowConstant) and name not in self._low_tensor:
             low = self._new_low_tensor(name)
             if name not in self.constants:
-                raise _incoherent(f"{name!r} is to be converted in the file, and is no constant")
+                raise _incoherent(f"{name!r} is to be converted in the file, and is not a constant")
             self.initializers.append(converted(self.constants[name], low.name, self.low, self.folder))
         elif isinstance(source, PlannedCast) and name not in self._low_tensor:
             self._insert_cast(self._tensors[name], self._new_low_tensor(name), self.low)
@@ -271,5 +271,5 @@ class _Rewriting:
 
 def _incoherent(why: str) -> PlanMismatchError:
     return PlanMismatchError(
-        "the plan cannot be executed", why=why, remedy="Plan the model again; plans are not for editing."
+        "the plan cannot be executed", why=why, remedy="Plan the model again; plans cannot be edited."
     )

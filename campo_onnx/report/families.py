@@ -10,7 +10,7 @@ from campo_onnx.optimize.plan import Decision, Plan
 from campo_onnx.optimize.traffic import Moved, Traffic
 
 CASTS = "casts"
-"""Casts of the given graph and those that a plan inserts; they are no family of operators."""
+"""Casts of the given graph and those that a plan inserts; they are not a family of operators."""
 
 _CAST = OpKey("", "Cast")
 

@@ -1,6 +1,6 @@
 """Inputs for a graph: made up so that it runs as it would on data, or read from a file.
 
-An index beyond its table, a negative variance or a mask that is no mask would stop a step or make
+An index beyond its table, a negative variance or a mask that is not one would stop a step or make
 it take another path. So what each input is read for is traced through the graph.
 """
 
@@ -276,7 +276,7 @@ def _has_root(node: OpNode, view: GraphView, reach: int = 3) -> bool:
 
 
 def index_bound(node: OpNode, position: int, view: GraphView) -> int | None:
-    """Size of what an input of a node is an index into; None when it is no index.
+    """Size of what an input of a node is an index into; None when it is not an index.
 
     Parameters
     ----------

@@ -101,7 +101,7 @@ def onnxruntime() -> ModuleType:
     module, problem, remedy = _loaded()
     if problem or module is None:
         raise DeviceUnavailableError(
-            problem, remedy=f"{remedy}. Planning from public figures (--costs datasheet) needs none."
+            problem, remedy=f"{remedy}. Planning from public figures (--costs datasheet) works without it."
         )
     return module
 

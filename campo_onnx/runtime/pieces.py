@@ -136,7 +136,7 @@ def _dims(model: ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict[str, int
 def _groups(nodes: list[NodeProto], known: TensorTypes, most_bytes: int) -> list[list[NodeProto]]:
     """Cut where a piece has made enough, and nothing but tensors is handed on."""
     last_read = {tensor: i for i, node in enumerate(nodes) for tensor in _reads(node)}
-    whole_until = 0  # up to here something that is no tensor is still to be read
+    whole_until = 0  # up to here something that is not a tensor is still to be read
     groups: list[list[NodeProto]] = [[]]
     made_bytes = 0
     for index, node in enumerate(nodes):
@@ -249,7 +249,7 @@ class _Run:
                 self._waiting.make_room(index + 1)
             except OSError as error:
                 raise UsageError(
-                    "a large step is run in pieces, and what waits between them finds no room on disk",
+                    "a large step is run in pieces, and there is no room on disk for what waits between them",
                     why=str(error),
                     remedy="Let the environment variable TMPDIR name a folder with more room.",
                 ) from None

@@ -42,7 +42,9 @@ class Timing:
         """Refuse what no clock shows. A difference of two times may be negative."""
         are_times = abs(self.median_us) <= LONGEST_US and 0 <= self.spread_us <= LONGEST_US
         if not are_times or self.repeats < 0:
-            raise ValueError(f"{self.median_us} +- {self.spread_us} us of {self.repeats} repeats is no time")
+            raise ValueError(
+                f"{self.median_us} +- {self.spread_us} us of {self.repeats} repeats is not a time"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ class RayPool:
                 found[node["NodeID"]] = self._ray.get(asked[node["NodeID"]], timeout=_PROBE_S)
             except self._ray.exceptions.RayError as error:
                 raise DeviceUnavailableError(
-                    f"the node {_title(node)} of the Ray cluster does no work",
+                    f"the node {_title(node)} of the Ray cluster does not respond",
                     why=_last_line(error),
                     remedy="Look at it with `ray status`, or take it out of the cluster.",
                 ) from None
@@ -193,7 +193,7 @@ def _refuse_silence(address: str) -> None:
     if not (colon and host and port.isdecimal()) or "/" in host:
         raise UsageError(
             f"{address!r} is not the address of a Ray cluster",
-            remedy="Give HOST:PORT (`ray start --head` says it), auto, or local.",
+            remedy="Give HOST:PORT (`ray start --head` prints it), auto, or local.",
         )
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()

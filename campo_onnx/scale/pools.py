@@ -28,14 +28,14 @@ def pool_for(
         If the number is not positive; or see :class:`campo_onnx.scale.cluster.RayPool`.
     """
     if workers < 1:
-        raise UsageError(f"{workers} workers are asked for", remedy="Give 1 or more.")
+        raise UsageError(f"{workers} workers were asked for", remedy="Give 1 or more.")
     if not cluster:
         return LocalPool(workers)
     from campo_onnx.scale.cluster import LOCAL, RayPool
 
     if workers > 1 and cluster != LOCAL:
         raise UsageError(
-            "--workers and --cluster ADDRESS are given",
+            "both --workers and --cluster ADDRESS are given",
             remedy="Leave one out: a cluster has its own workers.",
         )
 

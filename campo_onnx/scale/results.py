@@ -148,6 +148,6 @@ class Results(Mapping[str, Any]):
             raise UsageError(
                 f"{title} is not a result of campo-onnx",
                 why=why,
-                remedy="Name another file, or take it away.",
+                remedy="Name another file, or remove it.",
             )
         self._values.setdefault(row["key"], row["value"])

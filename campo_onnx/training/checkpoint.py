@@ -70,7 +70,7 @@ def load_checkpoint(source: Path) -> Checkpoint:
     UsageError
         If the file does not exist.
     CheckpointError
-        If it is torn or damaged, by as little as a bit, or is no checkpoint of ours.
+        If it is torn or damaged, by as little as a bit, or not a checkpoint of ours.
     """
     refuse_special(source)
     try:
@@ -80,7 +80,7 @@ def load_checkpoint(source: Path) -> Checkpoint:
     except FileNotFoundError:
         raise UsageError(f"the checkpoint {source} does not exist", remedy="Check its path.") from None
     except (OSError, SafetensorError, ValueError, TypeError, LookupError, AttributeError) as error:
-        # The last four: a type that numpy has not, a name that is no path.
+        # The last four: a type that numpy has not, a name that is not a path.
         raise CheckpointError(
             f"the checkpoint {source} cannot be read",
             why=f"it is torn, damaged or of another format ({error})",

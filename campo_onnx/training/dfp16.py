@@ -113,7 +113,7 @@ def emulate_dfp16(
         if is_low_dtype(value.type.tensor_type.elem_type):
             raise UnsupportedModelError(
                 f"{value.name!r} enters or leaves the graph in low precision",
-                why="nothing outside has dynamic fixed point",
+                why="nothing outside the graph uses dynamic fixed point",
                 remedy="Keep the interface in FP32, as campo-onnx does.",
             )
     work = _Fixing(emulated, dims or {}, rounding=rounding, chain=chain, shift=shift)

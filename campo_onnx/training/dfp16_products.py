@@ -78,7 +78,7 @@ def blocks_of(node: NodeProto, shapes: Sequence[tuple[int | str | None, ...] | N
             if summed // groups * kernel > chain:
                 raise UnsupportedModelError(
                     f"node {node.name!r} is a convolution in groups whose sums are longer than {chain}",
-                    remedy="Keep it in FP32, or let chain be longer.",
+                    remedy="Keep it in FP32, or give a longer chain.",
                 )
             length = summed
         else:

@@ -126,7 +126,9 @@ class FlatUpdate:
         """
         if self._is_torn:
             raise ModelError(
-                "the weights are of two updates", why="the last one failed", remedy="Restore a checkpoint."
+                "the weights are a mix of two updates",
+                why="the last one failed",
+                remedy="Restore a checkpoint.",
             )
 
     def add(self, further: FlatBuffer) -> None:

@@ -73,7 +73,7 @@ def gradient_interface(
     gradients = gradients_of(found)
     if not gradients:
         raise UsageError(
-            "the graph gives no gradients",
+            "the graph returns no gradients",
             why="no output is called grad.X or scaled_grad.X after an input param.X",
             remedy="Export the step without an optimizer.",
         )

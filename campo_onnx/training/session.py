@@ -34,7 +34,7 @@ class StepResult:
     step
         Its number; the first is 1. Skipped steps count.
     metrics
-        Outputs that are no state, by name: the loss, and what else the graph returns.
+        Outputs that are not state, by name: the loss, and what else the graph returns.
     skipped
         Whether a gradient overflowed, so that the state stayed as it was.
     updated

@@ -155,7 +155,7 @@ def step_interface(
     if gradients_of(interface) and not any(map(step_naming.is_parameter, interface.next_value)):
         raise UsageError(
             "the graph gives gradients and updates no parameter",
-            remedy="Say how to update: update=WeightUpdate(optimizer=AdamW()), say.",
+            remedy="Say how to update, for example update=WeightUpdate(optimizer=AdamW()).",
         )
     if not interface.next_value:
         raise UnsupportedModelError(

@@ -1,6 +1,7 @@
 """The pieces of the evaluation: predictions, converted graphs, measured steps, single nodes, the page."""
 
 import doctest
+import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -356,3 +357,21 @@ def test_steps_follow_the_command_line(tmp_path: Path) -> None:
 
 def test_examples() -> None:
     assert doctest.testmod(stepped).failed == 0
+
+
+def test_what_was_measured_before_stays_with_its_version(tmp_path: Path) -> None:
+    before = {"versions": {"campo-onnx": "0.1"}, "date": "2026-01-01"}
+    page = tmp_path / "campo_eval.json"
+    data = {"made": {"versions": {"campo-onnx": "0.2"}}, "measured": {"cpu": {"of": "new"}}, "peers": []}
+    assert campo_eval.with_published(data, page) == data
+    published = {
+        "made": before,
+        "measured": {"cpu": {}, "cuda": {"rows": 1}},
+        "peers": [2],
+        "peer_errors": [3],
+    }
+    page.write_text(json.dumps(published), encoding="utf-8")
+    found = campo_eval.with_published(data, page)
+    assert found["measured"] == {"cpu": {"of": "new"}, "cuda": {"of": {"campo-onnx": "0.1"}, "rows": 1}}
+    assert (found["peers"], found["peer_errors"], found["peers_of"]) == ([2], [3], before)
+    assert campo_eval.with_published(data | {"peers": [4]}, page)["peers"] == [4]

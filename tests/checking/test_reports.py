@@ -42,7 +42,8 @@ def test_json_is_one_document_with_the_documented_keys():
     keys = {"name", "mixed", "against", "passed", "device", "costs", "captured", "error", "rules"}
     assert bad.keys() == stranger.keys() == good.keys() == keys
     assert [graph["passed"] for graph in (bad, stranger, good)] == [False, False, True]
-    assert stranger["error"] == {"exit_code": 7, "message": "not it."}
+    parts = {"what": "not it", "why": "", "remedy": ""}
+    assert stranger["error"] == {"kind": "PlanMismatchError", "exit_code": 7, "message": "not it.", **parts}
     assert bad["rules"][1] == {
         "rule": "drift",
         "status": "failed",

@@ -31,4 +31,4 @@ def test_folders_and_results(program, tmp_path, capsys):
     assert check("--baseline", "plan.json") == 2
     assert "--baseline cannot be combined with folders" in capsys.readouterr().err
     assert check("--cluster", "auto", "--workers", "2") == 2
-    assert "--workers and --cluster ADDRESS are given" in capsys.readouterr().err
+    assert "both --workers and --cluster ADDRESS are given" in capsys.readouterr().err

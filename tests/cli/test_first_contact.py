@@ -39,7 +39,7 @@ def test_by_default_it_is_written_beside_the_model(optimize, tmp_path, capsys):
         (("step.onnx", "--device", "c.json", "-o", "-"), "the calibration c.json does not exist"),
         (("step.onnx", "--device", "v100", "-o", "-"), "the output - would be standard output"),
         (("step.onnx", "--device", "v100", "-q", "-v"), "--quiet and --verbose contradict"),
-        (("step.onnx", "--device", "cpu", "--execution", "graph"), "captures no CUDA graphs"),
+        (("step.onnx", "--device", "cpu", "--execution", "graph"), "cannot capture CUDA graphs"),
         (("step.onnx", "--costs", "model", "--execution", "graph"), "cannot be combined with --costs model"),
     ],
 )

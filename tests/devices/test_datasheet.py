@@ -140,7 +140,7 @@ def test_adding_a_device_is_adding_its_file(folder: Path) -> None:
         ("sm_count = 58", 'sm_count = "58"', "sm_count: expected `int`, got `str`"),
         ("sm_count = 58", "sm_cuont = 58", "sm_cuont: unknown field, did you mean 'sm_count'"),
         ("sm_count = 58", "sm_count = 0", "device 'l4' is inconsistent: sm_count is 0"),
-        ('"ampere_and_later"', '"ampere"', "uses assumptions 'ampere', which there are none of"),
+        ('"ampere_and_later"', '"ampere"', "uses assumptions 'ampere', which do not exist"),
         ('driver_names = ["L4"]', "", "a CUDA device has driver_names"),
         ("source = ", 'source = "" #', "figures need a source"),
         ("sm_count = 58", "sm_count", "it is not TOML"),

@@ -1,5 +1,6 @@
 """Every form of a convolution and of its gradients that a step for a CPU may be written in, against torch."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -77,3 +78,12 @@ def test_large_images_are_convolved_and_small_ones_multiplied() -> None:
     deep = operators(nn.Conv2d(256, 256, 3, padding=1), (8, 256, 4, 4))
     assert not deep & {"Conv", "ConvTranspose"}
     assert {"MatMul", "Gather"} <= deep
+
+
+def test_patches_of_large_images_are_not_all_made_at_once() -> None:
+    image = (64, 64, 112, 112)
+    with torch.device("meta"):
+        module, x = Behind(nn.Conv2d(64, 64, 3, padding=1), image), torch.empty(image)
+    model = export_training_step(module, weighted_sum, x, target="cpu")
+    shapes = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.value_info]
+    assert max(4 * math.prod(shape) for shape in shapes) <= 1 << 30

@@ -182,10 +182,13 @@ def hooks(self: Any, y: Any) -> Any:
     return self.linear(y)
 
 
-_AGAIN = r"test_never_wrong.py:\d+ does something else when the step runs again"
+_AGAIN = r"test_never_wrong.py:\d+ does something different when the step runs again"
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
-    "attribute": (grows, r"forward changes plain, and the next step would be another one.*register_buffer"),
+    "attribute": (
+        grows,
+        r"forward changes plain, so the next step would be a different one.*register_buffer",
+    ),
     "cache": (remembers, r"forward changes cache"),
     "counter": (counts, r"forward changes count"),
     "constant": (

@@ -49,6 +49,6 @@ def test_copies_stay_within_memory_and_reason() -> None:
     [(math.nan, 0, 1), (math.inf, 0, 1), (1, -1, 1), (1, math.nan, 1), (1, 0, -1)],
 )
 def test_what_no_clock_shows(median_us: float, spread_us: float, repeats: int) -> None:
-    with pytest.raises(ValueError, match="is no time"):
+    with pytest.raises(ValueError, match="is not a time"):
         Timing(median_us=median_us, spread_us=spread_us, repeats=repeats)
     assert Timing(median_us=-0.1, spread_us=0.0, repeats=1).median_us == -0.1  # a difference may be

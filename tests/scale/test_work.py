@@ -79,7 +79,7 @@ def test_a_worker_that_is_killed_costs_the_task_it_was_at(tmp_path, noted):
 
 
 def test_workers_must_be_asked_for_sensibly():
-    with pytest.raises(UsageError, match="0 workers are asked for"):
+    with pytest.raises(UsageError, match="0 workers were asked for"):
         pool_for(0)
-    with pytest.raises(UsageError, match="--workers and --cluster ADDRESS are given"):
+    with pytest.raises(UsageError, match="both --workers and --cluster ADDRESS are given"):
         pool_for(2, "auto")

@@ -176,7 +176,7 @@ def test_weights_of_a_failed_update_are_refused_until_a_checkpoint(
     ("model", "error", "why"),
     [
         (step_model(), UsageError, "updates its parameters itself"),
-        (gradient_model(("grad.w", "g.w")), UsageError, "gives no gradients"),
+        (gradient_model(("grad.w", "g.w")), UsageError, "returns no gradients"),
         (
             gradient_model(
                 ("float[3, 1] grad.w", "float[1, 3] grad.w"),

@@ -35,7 +35,7 @@ def export_training_step(
     ----------
     loss
         ``loss(parameters, **inputs)``, a scalar; what ``jax.value_and_grad`` takes. Or a pair of it and a
-        dictionary of arrays that the step shall give besides: ``{"accuracy": a}`` is ``output.accuracy``.
+        dictionary of further arrays that the step returns: ``{"accuracy": a}`` is ``output.accuracy``.
     parameters
         A pytree of FP32 arrays, or of ``jax.ShapeDtypeStruct``. A leaf at ``["dense"]["kernel"]``
         is the input ``param.dense.kernel`` and the output ``grad.dense.kernel``.
@@ -106,7 +106,7 @@ def export_function(
     opset: int = 20,
     path: str | Path | None = None,
 ) -> onnx.ModelProto:
-    """Write any function of a pytree, an optimizer's step say, as a graph of standard operators.
+    """Write any function of a pytree, such as an optimizer's step, as a graph of standard operators.
 
     Parameters
     ----------
@@ -150,18 +150,18 @@ def export_function(
 
 
 def _loss_and_outputs(found: Any) -> tuple[Any, dict[str, Any]]:
-    """Tell the loss from what the step shall give besides: a loss may return both."""
+    """Tell the loss from what else the step returns: a loss may return both."""
     shown: dict[str, Any] = {}
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping):
         found, shown = found[0], dict(found[1])
     if not hasattr(found, "dtype") and not isinstance(found, int | float):
         raise UsageError(
             f"the loss is not a scalar but {type(found).__name__}",
-            remedy="Return the scalar alone, or (loss, {'logits': logits}) where the step shall give more.",
+            remedy="Return the scalar alone, or (loss, {'logits': logits}) if the step should return more.",
         )
     if jnp.shape(found):
         raise UsageError(
             f"the loss is not a scalar but of shape {jnp.shape(found)}",
-            remedy="Reduce it, with .mean() say.",
+            remedy="Reduce it, for example with .mean().",
         )
     return found, shown

@@ -15,7 +15,7 @@ def names_of(tree: Any) -> Sequence[str]:
 
 
 def check_arrays(tree: Any) -> None:
-    """Refuse what is no array in a tree.
+    """Refuse what is not an array in a tree.
 
     Raises
     ------

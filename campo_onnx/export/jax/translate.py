@@ -82,7 +82,7 @@ def _refuse_key(what: str) -> None:
     raise UnsupportedModelError(
         f"{what} is made of a random key",
         why="ONNX Runtime draws numbers of its own, and a graph has no keys",
-        remedy="Leave keys out of what the step returns, in flax by nnx.state(x, nnx.Not(nnx.RngState)).",
+        remedy="Leave keys out of what the step returns, in flax with nnx.state(x, nnx.Not(nnx.RngState)).",
     )
 
 

@@ -55,7 +55,7 @@ def export_training_step(
         What is trained. Parameters are FP32; they may live on the ``meta`` device.
     loss
         ``loss(module(*inputs), *targets)``, a scalar; or a pair of it and a dictionary of tensors that the
-        step shall give besides, such as logits or an accuracy.
+        step returns as well, such as logits or an accuracy.
     example_inputs, example_targets
         Tensors of the batch's types and shapes, whose values do not matter; by position or, in a mapping, by
         name. They may be nested. What is not a tensor (None, numbers, strings) becomes part of the graph.
@@ -146,8 +146,8 @@ def export_evaluation(
     """Write the loss of a module in evaluation mode, and what the loss returns besides.
 
     The graph reads ``param.X`` and ``buf.X`` as a training step does, so that it runs on what
-    :meth:`~campo_onnx.training.session.TrainingSession.state` gives. A batch of another size, the
-    last one of an epoch say, takes another file.
+    :meth:`~campo_onnx.training.session.TrainingSession.state` gives. A batch of another size,
+    such as the last one of an epoch, takes another file.
 
     Parameters and errors are those of :func:`export_training_step`. The module's mode is afterwards as
     it was.
@@ -191,7 +191,7 @@ def _check_options(optimizer: Any, opset: int, conv_weight_gradient: str, target
     if optimizer is not None and not isinstance(optimizer, str | Optimizer):
         raise UsageError(
             f"{type(optimizer).__name__} is not an optimizer of campo_onnx.export.torch",
-            remedy="Pass campo_onnx.export.torch.Adam(beta1=0.9), say, not one of torch.optim.",
+            remedy="Pass campo_onnx.export.torch.Adam(beta1=0.9), for example, not one of torch.optim.",
         )
     if conv_weight_gradient not in FORMS:
         raise UsageError(

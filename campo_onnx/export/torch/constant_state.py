@@ -43,7 +43,7 @@ def refuse_constant_state(
                 raise UnsupportedModelError(
                     f"a parameter or buffer of shape {tuple(tensor.shape)} is read that is not the module's",
                     why="it would become a constant in the graph, which training never changes",
-                    remedy="Register it: modules in a list belong into nn.ModuleList, parameters likewise.",
+                    remedy="Register it: modules of a list in nn.ModuleList, parameters in nn.ParameterList.",
                 )
             roots[node] = f"a tensor of shape {tuple(tensor.shape)} that is not a buffer"
         elif node.op == "call_function":

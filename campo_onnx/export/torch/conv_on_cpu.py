@@ -9,6 +9,7 @@ product of the whole batch has neither limit. The forms, of which :func:`cheapes
 - ``"patches"``: what the taps see of each position, gathered, times the weight.
 - ``"spread"``: each position times the weight, and what reaches a pixel gathered and summed: the fewest
   operations where the strides are not one.
+- ``"product"``: with one tap, the weight times the image as it lies.
 """
 
 import math

@@ -40,7 +40,7 @@ class Masks:
         if known is None:
             raise UnsupportedModelError(
                 "a part with dropout is run several times under activation checkpointing",
-                why="which mask it had cannot be told when it is run again",
+                why="there is no way to tell which mask it had when it is run again",
                 remedy="Turn checkpointing off there, or set the dropout in it to 0.",
             )
         return x * known

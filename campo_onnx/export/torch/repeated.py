@@ -84,8 +84,8 @@ def refuse_another_run(first: Recorded, run_again: Callable[[], Recorded]) -> No
 
 def _refuse(place: str) -> None:
     raise UnsupportedModelError(
-        f"{place or 'the step'} does something else when the step runs again",
-        why="what it keeps outside the module, or draws, would be in the graph as it was once",
+        f"{place or 'the step'} does something different when the step runs again",
+        why="what it keeps outside the module, or draws, would stay in the graph as it was this once",
         remedy="Keep it in a buffer, and draw with torch.rand. A cache may be filled by one run before the "
         "export; one that this export has filled holds no data: clear it.",
     )

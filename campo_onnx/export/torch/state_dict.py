@@ -49,7 +49,7 @@ def first_state(state_dict: Mapping[str, torch.Tensor], model: onnx.ModelProto) 
         raise UsageError(
             "the state dict does not fit the training step",
             why="; ".join(problems[:3]) + more,
-            remedy="Give that of the module the step was exported from.",
+            remedy="Give the state dict of the module that the step was exported from.",
         )
     return found
 

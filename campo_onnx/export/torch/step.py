@@ -186,7 +186,7 @@ def _differentiated(loss: torch.Tensor, parameters: Sequence[torch.Tensor]) -> S
 
 
 def _loss_and_outputs(found: Any) -> tuple[Any, Tensors]:
-    """Tell the loss from what the step shall give besides: a loss may return both."""
+    """Tell the loss from what else the step returns: a loss may return both."""
     if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
         return found, {}
     outputs = {
@@ -283,8 +283,8 @@ def _check_loss(loss: Any, *, is_trained: bool) -> None:
             if isinstance(loss, torch.Tensor)
             else type(loss).__name__
         )
-        reduced = "Reduce it, with .mean() say, so that loss(output, *targets) has no dimensions."
-        several = "Return the scalar alone, or (loss, {'logits': logits}) where the step shall give more."
+        reduced = "Reduce it, for example with .mean(), so that loss(output, *targets) has no dimensions."
+        several = "Return the scalar alone, or (loss, {'logits': logits}) if the step should return more."
         raise UsageError(
             f"the loss is not a scalar but {found}",
             remedy=reduced if isinstance(loss, torch.Tensor) else several,

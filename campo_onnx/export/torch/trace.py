@@ -190,7 +190,7 @@ def _refuse_dice(trace_again: Callable[[], Any], dice: Dice) -> None:
     if place:
         raise UnsupportedModelError(
             f"{place} draws a random number in Python",
-            why="the graph would have the outcome of one draw for ever",
+            why="the graph would keep the outcome of one draw forever",
             remedy="Draw it with torch.rand, and choose with torch.where.",
         )
 
@@ -205,7 +205,7 @@ def _refuse_another_step(
         is_another = True
     if is_another:
         raise UnsupportedModelError(
-            f"forward changes {', '.join(changes[:3])}, and the next step would be another one",
+            f"forward changes {', '.join(changes[:3])}, so the next step would be a different one",
             why="only parameters and buffers keep their values from step to step in a graph",
             remedy="Register tensors that change with register_buffer, and take counting out of forward.",
         )

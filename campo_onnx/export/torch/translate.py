@@ -170,5 +170,5 @@ def _arguments(node: torch.fx.Node, read: Read) -> tuple[Any, Any]:
 
 def _expected(meta: torch.Tensor) -> Expected:
     if meta.dtype not in DTYPES:
-        raise UnsupportedModelError(f"a tensor of type {meta.dtype} has no place in a training step")
+        raise UnsupportedModelError(f"a tensor of type {meta.dtype} cannot be part of a training step")
     return Expected(dtype=DTYPES[meta.dtype], shape=tuple(int(n) for n in meta.shape))

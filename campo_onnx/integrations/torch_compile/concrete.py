@@ -50,7 +50,7 @@ class Symbols:
             elif isinstance(meta, torch.SymInt):
                 _note(found, meta, (position, None))
             elif not isinstance(meta, int):
-                raise UnsupportedModelError(f"an argument is a {type(meta).__name__}, which is no size")
+                raise UnsupportedModelError(f"an argument is a {type(meta).__name__}, which is not a size")
             used |= {s for n in numbers if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
         if missing := used - found.keys():
             raise UnsupportedModelError(f"no input has the size {', '.join(sorted(map(str, missing)))}")
@@ -110,7 +110,7 @@ def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> 
             graph.output_node().meta = dict(node.meta)
             continue
         if node.op not in ("placeholder", "get_attr", "call_function"):
-            raise UnsupportedModelError(f"the graph calls {node.target}, which is no operation")
+            raise UnsupportedModelError(f"the graph calls {node.target}, which is not an operation")
         meta = getattr(gm, node.target) if node.op == "get_attr" else node.meta.get("val")
         value = _static(meta, known, mode)
         if isinstance(value, int | float):

@@ -1,6 +1,6 @@
 """What a session can run of a traced graph: tensors in, tensors out, nothing random.
 
-Results that are no tensor, or an argument as it is, never reach ONNX; they are handed through here.
+Results that are not tensors, or an argument as it is, never reach ONNX; they are handed through here.
 """
 
 import operator

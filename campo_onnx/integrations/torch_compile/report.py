@@ -126,7 +126,7 @@ def report(model: Any = None) -> Report:
     Raises
     ------
     UsageError
-        If it is no module.
+        If it is not a module.
 
     Examples
     --------
@@ -140,7 +140,8 @@ def report(model: Any = None) -> Report:
         chosen = [compiled for compiled in COMPILED.values() if compiled.reads(tensors)]
     else:
         raise UsageError(
-            f"{type(model).__name__} is no module", remedy="Pass the model, or nothing for everything."
+            f"{type(model).__name__} is not a module",
+            remedy="Pass the model, or nothing to report on every model.",
         )
     left = [name for compiled in chosen for name in _left(compiled)]
     return Report(

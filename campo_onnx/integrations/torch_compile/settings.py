@@ -69,7 +69,7 @@ class Settings:
         if not isinstance(self.sessions, int) or self.sessions < 1:
             raise UsageError(f"sessions is {self.sessions!r}", why="at least one must be kept")
         if isinstance(self.keep_fp32, str):
-            raise UsageError("keep_fp32 is one text", remedy="Give a list of regular expressions.")
+            raise UsageError("keep_fp32 is a single string", remedy="Give a list of regular expressions.")
         low = [p.value for p in low_precisions()]
         given = self.precision.value if isinstance(self.precision, Precision) else str(self.precision)
         if given not in low:

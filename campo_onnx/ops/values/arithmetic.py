@@ -6,7 +6,7 @@ from dataclasses import replace
 from campo_onnx.ops.values.range import INFINITY, UNKNOWN, ValueRange, from_integers, made, source_of
 
 LARGE = 2.0**14
-"""From here on a value is no activation."""
+"""From here on a value is not an activation."""
 
 GUARD = 2.0**-7
 """A positive constant below this, added to something unknown, keeps it from vanishing."""

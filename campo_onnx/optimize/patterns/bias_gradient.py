@@ -61,7 +61,7 @@ def _only_leaves(tensor: str, view: GraphView, update: frozenset[str]) -> bool:
 
 
 def _unscales(node: OpNode, position: int, view: GraphView) -> bool:
-    """Whether a node divides a gradient by the loss scale: a scalar that is no constant."""
+    """Whether a node divides a gradient by the loss scale: a scalar that is not a constant."""
     if node.op not in (OpKey("", "Div"), OpKey("", "Mul")):
         return False
     other = node.inputs[1 - position]

@@ -1,4 +1,4 @@
-"""Random sources: they keep their FP32 draws, and what they draw is no unsafe value."""
+"""Random sources: they keep their FP32 draws, and what they draw is not unsafe."""
 
 from campo_onnx.ir.view import GraphView, Use
 from campo_onnx.ops.key import OpKey

@@ -3,7 +3,7 @@
 Yes is low, no is FP32. A node pays what low precision would gain on it while it is FP32, and every
 Cast is paid while it is there (:class:`campo_onnx.optimize.casts.PossibleCast`). Whether a low
 product is padded is another choice of the same cut. What stays FP32
-for ever (deny, taint, missing kernels, graph inputs and outputs) is no choice.
+for ever (deny, taint, missing kernels, graph inputs and outputs) is not a choice.
 """
 
 import math

@@ -29,7 +29,7 @@ def unknown_masks(
 
     Such an input is in all likelihood a mask, and often -3.4e38: a row that is masked throughout
     would be minus infinity everywhere in FP16, and NaN behind the softmax. An input that is
-    trained (an output of the graph has its shape) is no mask, nor is one that is computed with first, as
+    trained (an output of the graph has its shape) is not a mask, nor is one that is computed with first, as
     in (1 - mask) * -10000: there the constants tell.
 
     Parameters

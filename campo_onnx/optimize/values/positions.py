@@ -65,7 +65,7 @@ def exact_integers(view: GraphView, ranges: Mapping[str, ValueRange], low: Preci
         if not tensor or not view.is_float32(tensor):
             return False
         known = ranges.get(tensor, UNKNOWN)
-        differs = known.varies or known.lowest != known.highest  # one constant factor is no position
+        differs = known.varies or known.lowest != known.highest  # one constant factor is not a position
         return known.from_integers and differs and known.bound > limit * min(known.step, 1.0)
 
     needed.update(t for t in view.outputs if is_counted(t))

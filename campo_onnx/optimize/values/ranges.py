@@ -58,7 +58,7 @@ def value_ranges(
     Raises
     ------
     UsageError
-        If a range is declared for something that is no input of the graph.
+        If a range is declared for something that is not an input of the graph.
     """
     view = imported.view
     unknown = [name for name in declared if name not in view.inputs]
@@ -224,7 +224,7 @@ def _is_floor(node: OpNode) -> bool:
 
 
 def _through(node: OpNode, view: GraphView) -> str:
-    """The input of a view; of a maximum, the one that is no constant."""
+    """The input of a view; of a maximum, the one that is not a constant."""
     varying: Sequence[str] = [t for t in node.inputs if view.tensors[t].kind is not TensorKind.CONSTANT]
     return varying[0] if varying else node.inputs[0]
 

@@ -104,7 +104,7 @@ def adds_up(node: OpNode, ranges: Mapping[str, ValueRange]) -> bool:
 
 
 def summed_input(node: OpNode, view: GraphView) -> str | None:
-    """What a node sums over many values; None where it is no such sum."""
+    """What a node sums over many values; None where it is not such a sum."""
     if node.op in _SCATTERS:
         return node.inputs[2] if node.attributes.get("reduction") in ("add", b"add") else None
     return node.inputs[0] if node.op in SUMS and _is_sum(node, view) else None
