@@ -152,6 +152,15 @@ def test_two_writers_share_a_file(tmp_path: Path) -> None:
         assert len(store) == 100
 
 
+def test_a_store_is_made_once_by_several_at_a_time(tmp_path: Path) -> None:
+    def make(_: int) -> None:
+        for number in range(40):
+            Store(tmp_path / f"{number}.sqlite").close()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(make, range(4)))
+
+
 def damaged(path: Path, where: str) -> None:
     with Store(path) as store:
         for i in range(500):
