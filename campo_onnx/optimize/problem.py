@@ -127,6 +127,12 @@ class Problem:
         """Every tensor around which Casts may be needed, by name."""
         return cast_sites(self.view, self.ports, self.costs, self.low, self.cast_factors)
 
+    def offering(self, padding: Padding) -> "Problem":
+        """The same with something to pad, which changes no Cast: sites are listed once."""
+        offered = replace(self, padding=padding)
+        vars(offered)["sites"] = self.sites
+        return offered
+
     @property
     def with_pads_in_costs(self) -> "Problem":
         """The same with products at what they take padded, for strategies that know of no padding.

@@ -119,9 +119,7 @@ def _with_gains(decisions: Iterable[Decision], pads: Iterable[PlannedPad]) -> tu
 def with_padding(problem: Problem, device: Device, limits: PadLimits = NO_LIMITS) -> Problem:
     """Tell a strategy what may be padded, and what that gains and costs."""
     free = [name for name, ports in problem.ports.items() if not ports.refusal and problem.is_free(name)]
-    return replace(
-        problem, padding=_Links(problem, _candidates(problem, free, device, limits)).padding(limits)
-    )
+    return problem.offering(_Links(problem, _candidates(problem, free, device, limits)).padding(limits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
