@@ -56,13 +56,15 @@ def advice(optimized: Optimized, options: Options, *, patience_s: float = PATIEN
             "No node may run in low precision: lists, safety rules or missing kernels keep all of them in "
             "FP32; the table says which.",
         )
+    denied = tuple(_denied(plan))
     computes = options.device.computes_in(options.low)
+    sizes_matter = computes and not denied  # what a list holds, it holds at any size
     return (
         *too_little,
-        *_denied(plan),
+        *denied,
         *(_launches(optimized, options) if computes else ()),
         *(_captured(optimized.imported, options, until) if computes else ()),
-        *(_batches(optimized.imported, options, until) if computes else ()),
+        *(_batches(optimized.imported, options, until) if sizes_matter else ()),
         *_devices(optimized.imported, options, until),
     )
 

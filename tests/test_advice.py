@@ -64,7 +64,7 @@ def test_defaults(model_text):
         (
             {"lists": with_overrides(oplists("campo"), deny=("MatMul",))},
             "is in operators on the deny list",
-            "",
+            "batch",
         ),
         ({"min_gain": 0.99}, "99.0% is asked for. --min-gain 0 takes", "No node may"),
         ({"device": device("cpu")}, "with --device", "batch"),

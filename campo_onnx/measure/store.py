@@ -290,6 +290,7 @@ def _damage(path: Path) -> str:
         return "its header is gone"
     try:
         with closing(_open(path)) as connection:
+            connection.execute("BEGIN")  # one look: another process may be making the store
             (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -357,12 +358,26 @@ def _bound_time(connection: sqlite3.Connection) -> None:
     connection.set_progress_handler(is_late, _STEPS)
 
 
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Choose the journal; SQLite itself does not wait here for others who make the same store."""
+    end_s = time.monotonic() + _WAIT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end_s:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
 def _connect(path: Path | None) -> sqlite3.Connection:
     if path is None:
         connection = sqlite3.connect(":memory:", isolation_level=None)
     else:
         connection = _open(path)
-        connection.execute("PRAGMA journal_mode = WAL")
+        _write_ahead(connection)
         connection.execute("PRAGMA synchronous = NORMAL")  # a kill loses nothing; a power cut the last rows
     is_new = connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION_ID,)
     if is_new:  # at once: a kill in between would leave tables without the number that says whose they are

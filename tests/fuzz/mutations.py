@@ -80,8 +80,8 @@ def _lines(path: Path, rng: random.Random) -> str:
     document = json.loads(lines[at])
     done = _change_plain(document, rng)
     lines[at] = _dumped(document)
-    text = "\n".join(lines) + rng.choice(("\n", "\n", ""))
-    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+    # Half a last line is what a kill leaves, and is cut off; one that is whole stays.
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="surrogatepass")
     return done
 
 
