@@ -1,14 +1,14 @@
 """Whether training in mixed precision is as accurate as in FP32: the Campo paper's Table 3 in small.
 
-    python -m benchmarks.accuracy [--seeds 40] [--formats-seeds 10] [--workers 2]
+    python -m benchmarks.accuracy [--seeds 40] [--formats-seeds 5] [--workers 2]
 
 A multilayer perceptron, a convolutional network and a transformer learn scikit-learn's digits (1,797
 images of 8 x 8) with SGD and momentum, from the same starting points and batches in FP32 and in mixed
 precision. Without a GPU the mixed graphs are emulated: FP32 arithmetic, every FP16 tensor rounded to FP16.
 A second page has the low formats beside each other: FP16, BF16 and dynamic fixed point (DFP-16).
 
-Needs scikit-learn. A seed takes about 15 seconds of one core, and two minutes more where it is one of the
-formats'. What is trained is kept below ``--work``: run it again and it goes on. Writes results/accuracy.json
+Needs scikit-learn. A seed takes about half a minute of one core, and a minute and a half more where it is one
+of the formats'. What is trained is kept below ``--work``: run it again and it goes on. Writes results/accuracy.json
 and .md, accuracy_loss.svg, formats.json and .md. The graphs in ``data/`` are described in ``data/README.md``.
 """
 
@@ -48,7 +48,7 @@ from campo_onnx.scale.pools import pool_for
 from campo_onnx.scale.results import Results
 from campo_onnx.scale.work import Task, run
 
-SEEDS, FORMATS_SEEDS = 40, 10
+SEEDS, FORMATS_SEEDS = 40, 5
 BY_FORMAT = {"fp32": "FP32", "optimal": "FP16"} | {name: how.title for name, how in FORMATS.items()}
 """Low formats by how they are trained; FP16 is that of the exact plan."""
 
