@@ -131,8 +131,11 @@ def _nbytes(tensor: TensorProto) -> int:
 
 
 def chunks(tensor: TensorProto, folder: Path | None) -> Iterator[NDArray[Any]]:
-    """Read a constant piece by piece, flattened; external data is mapped, never loaded whole."""
-    flat = _mapped(tensor, folder) if is_external(tensor) else _array(tensor).reshape(-1)
+    """Read a constant piece by piece, flattened; external data is mapped, a piece at a time."""
+    if is_external(tensor):
+        yield from _mapped(tensor, folder)
+        return
+    flat = _array(tensor).reshape(-1)
     for start in range(0, flat.size, _CHUNK_ELEMENTS):
         yield flat[start : start + _CHUNK_ELEMENTS]
 
@@ -158,12 +161,14 @@ def read_small(tensors: Iterable[TensorProto], folder: Path) -> None:
         del tensor.external_data[:]
 
 
-def _mapped(tensor: TensorProto, folder: Path | None) -> NDArray[Any]:
+def _mapped(tensor: TensorProto, folder: Path | None) -> Iterator[NDArray[Any]]:
+    """Map pieces: what was read of a mapping counts as memory of the process until it ends."""
     data = external_data(tensor, folder)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    if not data.length_bytes:
-        return np.empty(0, dtype)  # an empty file cannot be mapped
-    return np.memmap(data.path, dtype, "r", data.offset_bytes, (data.length_bytes // dtype.itemsize,))
+    elements = data.length_bytes // dtype.itemsize
+    for start in range(0, elements, _CHUNK_ELEMENTS):
+        offset_bytes = data.offset_bytes + start * dtype.itemsize
+        yield np.memmap(data.path, dtype, "r", offset_bytes, (min(_CHUNK_ELEMENTS, elements - start),))
 
 
 def _array(tensor: TensorProto) -> NDArray[Any]:
