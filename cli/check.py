@@ -267,7 +267,7 @@ def check(
         else:
             pairs = (Pair(name=str(mixed), mixed=mixed, against=against, policy=limits),)
     _check_places(junit, report, pairs, existing(policy, lists, device), force=force)
-    if len(pairs) == 1:
+    if len(pairs) == 1 and results is None and not cluster:
         with working(f"checking {pairs[0].name}"):
             checked = check_all(pairs)
     else:

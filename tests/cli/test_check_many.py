@@ -29,6 +29,19 @@ def test_folders_and_results(program, tmp_path, capsys):
         assert len(Path("rows.jsonl").read_text().splitlines()) == 2
     assert check("--results", "mixed/a.onnx") == 2
     assert "mixed/a.onnx, line 1 is not a result of campo-onnx" in capsys.readouterr().err
+    one = (
+        "check",
+        "mixed/a.onnx",
+        "--against",
+        "fp32/a.onnx",
+        "--min-speedup",
+        "0",
+        "--results",
+        "one.jsonl",
+    )
+    assert program(*one) == 0
+    assert len(Path("one.jsonl").read_text().splitlines()) == 1
+    capsys.readouterr()
     refuse_edited(check, Path("rows.jsonl"), capsys)
     assert check("--baseline", "plan.json") == 2
     assert "--baseline cannot be combined with folders" in capsys.readouterr().err
