@@ -7,9 +7,10 @@ images of 8 x 8) with SGD and momentum, from the same starting points and batche
 precision. Without a GPU the mixed graphs are emulated: FP32 arithmetic, every FP16 tensor rounded to FP16.
 A second page has the low formats beside each other: FP16, BF16 and dynamic fixed point (DFP-16).
 
-Needs scikit-learn. A seed takes about half a minute of one core, and a minute and a half more where it is one
-of the formats'. What is trained is kept below ``--work``: run it again and it goes on. Writes results/accuracy.json
-and .md, accuracy_loss.svg, formats.json and .md. The graphs in ``data/`` are described in ``data/README.md``.
+Needs scikit-learn. A seed takes about half a minute of one core, and a minute and a half more where it is
+one of the formats'. What is trained is kept below ``--work``: run it again and it goes on. Writes
+results/accuracy.json and .md, accuracy_loss.svg, formats.json and .md. The graphs in ``data/`` are described
+in ``data/README.md``.
 """
 
 from collections.abc import Iterable
