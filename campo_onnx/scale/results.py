@@ -23,7 +23,7 @@ class Results(Mapping[str, Any]):
     """The results in one file.
 
     A line is written in one go by the one process that has the file open. A kill can leave half of the last
-    line behind, which is cut off when the file is opened again, and a full disk likewise.
+    line behind, and a full disk likewise: it is cut off when the next result is written, not before.
 
     Parameters
     ----------
@@ -47,8 +47,7 @@ class Results(Mapping[str, Any]):
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             self._lock()
-            self._size = self._read(path)
-            os.ftruncate(self._file, self._size)
+            self._size, self._has_newline = self._read(path)
         except OSError as error:
             self.close()
             raise UsageError(
@@ -100,8 +99,10 @@ class Results(Mapping[str, Any]):
 
     def _append(self, line: bytes) -> None:
         assert self._file is not None  # add() has asked
-        left = line
+        left = line if self._has_newline else b"\n" + line
+        size = self._size + len(left)
         try:
+            os.ftruncate(self._file, self._size)
             while left:
                 left = left[os.write(self._file, left) :]
         except OSError as error:
@@ -111,7 +112,7 @@ class Results(Mapping[str, Any]):
                 why=error.strerror or str(error),
                 remedy=_REMEDY.format(kept=len(self._values)),
             ) from None
-        self._size += len(line)
+        self._size, self._has_newline = size, True
 
     def _lock(self) -> None:
         """Keep other processes out: two would do the same work twice."""
@@ -126,16 +127,19 @@ class Results(Mapping[str, Any]):
                 remedy="Wait for its end, or name another file.",
             ) from None
 
-    def _read(self, path: Path) -> int:
-        """Read the lines that are whole; give the bytes they take."""
+    def _read(self, path: Path) -> tuple[int, bool]:
+        """Read the lines that are whole; give the bytes they take, and whether a newline ends the last."""
         size = 0
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n") and line[: len(_BEGINS)] == _BEGINS[: len(line)]:
-                    break  # a kill, or a full disk, cut it short
+                has_newline = line.endswith(b"\n")
+                if not has_newline and _is_cut(line):
+                    break
                 self._take(line, f"{path}, line {number}")
                 size += len(line)
-        return size
+                if not has_newline:
+                    return size, False
+        return size, True
 
     def _take(self, line: bytes, title: str) -> None:
         try:
@@ -151,3 +155,14 @@ class Results(Mapping[str, Any]):
                 remedy="Name another file, or remove it.",
             )
         self._values.setdefault(row["key"], row["value"])
+
+
+def _is_cut(line: bytes) -> bool:
+    """Whether a kill, or a full disk, left only the beginning of one of our lines."""
+    if line[: len(_BEGINS)] != _BEGINS[: len(line)]:
+        return False
+    try:
+        from_json(line)
+    except DecodeError:
+        return True
+    return False

@@ -34,12 +34,24 @@ def test_a_line_that_a_kill_cut_short_is_done_again(tmp_path):
         results.add("a", 1)
         results.add("b", 2)
     whole = path.read_bytes()
-    for size in range(len(whole) // 2 + 1, len(whole)):
+    for size in range(len(whole) // 2 + 1, len(whole) - 1):
         path.write_bytes(whole[:size])
         with Results(path) as results:
             assert dict(results) == {"a": 1}
+            assert path.read_bytes() == whole[:size]  # who only reads changes nothing
             results.add("b", 2)
         assert path.read_bytes() == whole
+
+
+def test_a_whole_line_without_its_newline_is_kept(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"key": "a", "value": 1}')
+    with Results(path) as results:
+        assert dict(results) == {"a": 1}
+        assert path.read_text() == '{"key": "a", "value": 1}'
+        results.add("b", 2)
+        results.add("c", 3)
+    assert keys_in(path) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("text", ["hello", "hello\n", '{"key": "a"}\n', '{"key": 1, "value": 2}\n', "\n"])
