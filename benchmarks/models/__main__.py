@@ -9,18 +9,18 @@ import argparse
 import gc
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from benchmarks.models import by_hand, exactness, from_diffusers, from_timm, from_transformers, with_torch
 from benchmarks.models.case import Case
-from benchmarks.pages import commit, made, publish
+from benchmarks.models.table import Families, collected, steps_of
+from benchmarks.pages import publish
 from benchmarks.steps import Call, Records, Step, StepError, add_arguments, call_of, drive
 from campo_onnx.errors import UnsupportedModelError
 
 _WARMED: list[bool] = []
-_CODE = ("campo_onnx", "benchmarks/models")
 _PACKAGES = ("torch", "transformers", "timm", "diffusers", "jax", "flax", "equinox", "optax")
 
 
@@ -57,20 +57,15 @@ def _measured(draw: Callable[[int], Case], framework: exactness.Framework) -> di
 
 
 def steps() -> list[Step]:
-    """Give one step for each configuration; a result of other code does not count."""
-    families: Mapping[str, tuple[Mapping[str, Callable[[], Case]], Callable[..., Any]]] = {
+    """Give one step for each configuration."""
+    families: Families = {
         "by hand": (by_hand.CASES, _torch_case),
         "diffusers": (from_diffusers.CASES, _torch_case),
         "timm": (from_timm.CASES, _torch_case),
         "transformers": (from_transformers.CASES, _torch_case),
         **_jax_families(),
     }
-    asked = {"commit": commit(*_CODE)}
-    return [
-        Step(name=f"{family.replace(' ', '_')}.{name}", work=partial(work, build), seconds=20.0, asked=asked)
-        for family, (cases, work) in families.items()
-        for name, build in cases.items()
-    ]
+    return steps_of(families)
 
 
 def _jax_families() -> dict[str, Any]:
@@ -81,22 +76,7 @@ def _jax_families() -> dict[str, Any]:
 
 def collect(records: Records) -> dict[str, Any]:
     """Put together what is on record."""
-    rows = []
-    for step in steps():
-        known = records.find(step.name)
-        if known is None or known["asked"] != step.asked_now({}):
-            continue
-        family, _, model = step.name.partition(".")
-        result = known.get("result") or {"failed": known["failure"]}
-        rows.append({"family": family.replace("_", " "), "model": model, **result})
-    return {
-        "made": made(*_PACKAGES),
-        "commit": commit(*_CODE),
-        "rows": rows,
-        "limit": exactness.LIMIT,
-        "draws": exactness.DRAWS,
-        "device": exactness.PLANNED_FOR,
-    }
+    return {**collected(steps(), records, *_PACKAGES), "device": exactness.PLANNED_FOR}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,24 +11,16 @@ import gc
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks.models import by_hand, exactness, from_diffusers, from_timm, from_transformers, with_torch
 from benchmarks.models.case import Case
-from benchmarks.pages import arguments, commit, made, publish
+from benchmarks.models.table import collected, steps_of
+from benchmarks.pages import arguments, publish
 from benchmarks.steps import Call, Records, Step, StepError, add_arguments, call_of, drive
 from campo_onnx.integrations.torch_compile import campo_onnx, report
-
-_CODE = ("campo_onnx", "benchmarks/models")
-_FAMILIES = {
-    "by hand": by_hand.CASES,
-    "diffusers": from_diffusers.CASES,
-    "timm": from_timm.CASES,
-    "transformers": from_transformers.CASES,
-}
 
 
 def _compiled(build: Callable[[], Case], _: Call) -> dict[str, Any]:
@@ -59,37 +51,19 @@ def _compiled(build: Callable[[], Case], _: Call) -> dict[str, Any]:
 
 
 def steps() -> list[Step]:
-    """Give one step for each configuration; a result of other code does not count."""
-    asked = {"commit": commit(*_CODE)}
-    return [
-        Step(
-            name=f"{family.replace(' ', '_')}.{name}",
-            work=partial(_compiled, build),
-            seconds=20.0,
-            asked=asked,
-        )
-        for family, cases in _FAMILIES.items()
-        for name, build in cases.items()
-    ]
+    """Give one step for each configuration."""
+    families = {
+        "by hand": by_hand.CASES,
+        "diffusers": from_diffusers.CASES,
+        "timm": from_timm.CASES,
+        "transformers": from_transformers.CASES,
+    }
+    return steps_of({family: (cases, _compiled) for family, cases in families.items()})
 
 
 def collect(records: Records) -> dict[str, Any]:
     """Put together what is on record."""
-    rows = []
-    for step in steps():
-        known = records.find(step.name)
-        if known is None or known["asked"] != step.asked_now({}):
-            continue
-        family, _, model = step.name.partition(".")
-        result = known.get("result") or {"failed": known["failure"]}
-        rows.append({"family": family.replace("_", " "), "model": model, **result})
-    return {
-        "made": made("torch", "transformers", "timm", "diffusers"),
-        "commit": commit(*_CODE),
-        "rows": rows,
-        "limit": exactness.LIMIT,
-        "draws": exactness.DRAWS,
-    }
+    return collected(steps(), records, "torch", "transformers", "timm", "diffusers")
 
 
 def main(given: Sequence[str] | None = None) -> int:

@@ -181,15 +181,12 @@ def _reaching(axes: list[Axis]) -> np.ndarray:
     exists = np.ones((1, 1), bool)
     for axis in axes:
         numbers, which, found = axis.reaching()
-        shape = (place.shape[0] * axis.size, place.shape[1] * numbers.shape[1])
-
-        def joined(before: np.ndarray, own: np.ndarray, factor: int, shape: tuple[int, int]) -> np.ndarray:
-            both = before[:, None, :, None] * factor + own[None, :, None, :]
-            return both.reshape(shape)
-
-        place = joined(place, numbers, axis.result, shape)
-        tap = joined(tap, which, axis.taps, shape)
-        exists = (exists[:, None, :, None] & found[None, :, None, :]).reshape(shape)
+        place = np.add.outer(place * axis.result, numbers)
+        tap = np.add.outer(tap * axis.taps, which)
+        exists = np.logical_and.outer(exists, found)
+        # Pixels of both axes come before the taps that reach them.
+        shape = (place.shape[0] * axis.size, -1)
+        place, tap, exists = (a.transpose(0, 2, 1, 3).reshape(shape) for a in (place, tap, exists))
     return np.where(exists, place * taps + tap, positions * taps)
 
 
