@@ -3,20 +3,24 @@
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
 from campo_onnx.scale.pools import pool_for
 
-SLOWLY = """
+STUCK = """
 import os, time
 from pathlib import Path
 
-def slow(folder, name):
-    with (Path(folder) / name).open("a") as file:
+def stuck_at_first(folder, name, is_stuck):
+    path = Path(folder) / name
+    with path.open("a") as file:
         file.write(f"{os.getpid()}\\n")
-    time.sleep(1.0)
+    while is_stuck and len(path.read_text().split()) == 1:  # until it is killed, and begun again
+        time.sleep(0.01)
     return name
 """
 
@@ -25,7 +29,7 @@ def slow(folder, name):
 def home(tmp_path_factory):
     """A folder of modules that workers find."""
     folder = tmp_path_factory.mktemp("modules")
-    (folder / "slowly.py").write_text(SLOWLY)
+    (folder / "stuck.py").write_text(STUCK)
     sys.path.insert(0, str(folder))
     yield folder
     sys.path.remove(str(folder))
@@ -34,7 +38,7 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="session")
 def pool(home):
     pytest.importorskip("ray")
-    with pool_for(2, "local", needs=("campo_onnx", "slowly")) as opened:
+    with pool_for(2, "local", needs=("campo_onnx", "stuck")) as opened:
         yield opened
 
 
@@ -53,27 +57,39 @@ def environment(tmp_path):
     return {**os.environ, "PYTHONPATH": paths, "XDG_DATA_HOME": str(tmp_path)}
 
 
-def workers_at_work(home):
-    """Processes of this cluster that are at a task: they know the folder of modules."""
+def workers(home):
+    """Processes of this cluster's workers: they know the folder of modules."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        try:
+        with suppress(OSError):  # it has ended
             is_ours = os.fsencode(home) in (process / "environ").read_bytes()
-            if is_ours and (process / "cmdline").read_bytes().startswith(b"ray::call"):
-                found.append(int(process.name))
-        except OSError:  # it has ended
-            continue
+            if is_ours and (process / "cmdline").read_bytes().startswith(b"ray::"):
+                found.append(process)
     return found
 
 
 @pytest.fixture
 def kill_a_worker(home):
-    """Kill a worker that is at a task; whether there was one."""
+    """Begin to wait, beside the test, for a worker that is at a task, and kill it; gives who was killed."""
+    killed, begun, ended = [], Event(), Event()
 
-    def kill():
-        for pid in workers_at_work(home)[:1]:
-            os.kill(pid, signal.SIGKILL)
-            return True
-        return False
+    def watch():
+        begun.wait()
+        while not killed and not ended.is_set():
+            # A task may be over in a few milliseconds: processes are looked at more often than listed.
+            for process in workers(home) * 20:
+                with suppress(OSError):
+                    if not killed and (process / "cmdline").read_bytes().startswith(b"ray::call"):
+                        os.kill(int(process.name), signal.SIGKILL)
+                        killed.append(process.name)
 
-    return kill
+    def begin():
+        begun.set()
+        return killed
+
+    thread = Thread(target=watch)
+    thread.start()
+    yield begin
+    ended.set()
+    begun.set()
+    thread.join()

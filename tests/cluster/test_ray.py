@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import chdir
+from contextlib import chdir, suppress
 from pathlib import Path
 
 import pytest
@@ -70,20 +70,23 @@ def test_checks_are_those_of_one_process(pool, folders, pairs, alone, tmp_path, 
 
 
 def test_a_killed_worker_costs_the_task_it_was_at(pool, home, tmp_path):
-    import slowly
+    import stuck
 
     names = [f"task{i}" for i in range(8)]
-    tasks = [Task(key=name, function=slowly.slow, arguments=(str(tmp_path), name)) for name in names]
+    tasks = [
+        Task(key=name, function=stuck.stuck_at_first, arguments=(str(tmp_path), name, name == "task2"))
+        for name in names
+    ]
     killed = []
 
     def kill_one(done, total):
-        if done == 3 and not killed:
-            deadline = time.monotonic() + 30
+        if done == 3:
+            deadline = time.monotonic() + 60
             while not killed and time.monotonic() < deadline:
-                running = [n for n in names if (tmp_path / n).exists() and n not in results]
-                if running:
-                    killed.append(running[0])
-                    os.kill(int((tmp_path / running[0]).read_text().split()[-1]), signal.SIGKILL)
+                with suppress(OSError, IndexError):  # not begun, or about to be
+                    pid = int((tmp_path / "task2").read_text().split()[0])
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append("task2")
 
     with Results(tmp_path / "rows.jsonl") as results:
         outcomes = run(tasks, pool, results, kill_one)
