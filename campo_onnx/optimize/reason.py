@@ -286,6 +286,13 @@ def _fields(template: str) -> frozenset[str]:
     return frozenset(name for _, name, _, _ in Formatter().parse(template) if name)
 
 
+@cache
+def _numbers(reason: Reason) -> frozenset[str]:
+    """The facts that templates show with digits or units."""
+    parts = (*Formatter().parse(reason.sentence), *Formatter().parse(reason.summary))
+    return frozenset(name for _, name, form, _ in parts if name and form and name != "source")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Why one node has its precision.
@@ -300,7 +307,7 @@ class Verdict:
     Raises
     ------
     ValueError
-        If the facts are not those the sentence speaks of.
+        If the facts are not those the sentence speaks of, or one is text where that has a number.
 
     Examples
     --------
@@ -315,6 +322,9 @@ class Verdict:
         if self.facts.keys() != self.decided_by.fact_names:
             expected = ", ".join(sorted(self.decided_by.fact_names)) or "none"
             raise ValueError(f"{self.decided_by.value} takes these facts: {expected}")
+        for name in _numbers(self.decided_by):
+            if isinstance(self.facts[name], str):
+                raise ValueError(f"{self.decided_by.value} takes a number for {name}, not text")
         object.__setattr__(self, "facts", _unchanging(self.facts))
 
     @classmethod

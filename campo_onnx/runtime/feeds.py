@@ -8,6 +8,7 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
@@ -94,14 +95,18 @@ def synthesize(
     Raises
     ------
     UnsupportedModelError
-        If an input has no static shape, or a type nothing can be made up for.
+        If an input has no static shape, a type nothing can be made up for, or does not fit into memory.
     """
     generator = np.random.default_rng(seed)
     scale = spread or Spread()
-    made = {name: _value(view.tensors[name], view, generator, scale) for name in view.inputs}
+    made: Feeds = {}
+    for name in view.inputs:
+        with _in_memory(view.tensors[name]):
+            made[name] = _value(view.tensors[name], view, generator, scale)
     for name, (lowest, highest) in within.items():
         if name in made:
-            made[name] = _between(lowest, highest, made[name], generator)
+            with _in_memory(view.tensors[name]):
+                made[name] = _between(lowest, highest, made[name], generator)
     return made
 
 
@@ -213,6 +218,8 @@ def _value(info: TensorInfo, view: GraphView, generator: np.random.Generator, sp
         )
     wanted = _wanted(view, info.name)
     dtype = helper.tensor_dtype_to_np_dtype(info.dtype)
+    if math.prod(info.shape) * dtype.itemsize > ARRAY_LIMIT_BYTES:
+        raise _too_large(info, f"more than {ARRAY_LIMIT_BYTES:,} bytes")
     if info.dtype == TensorProto.BOOL:
         return generator.integers(0, 2, info.shape).astype(bool)
     if np.issubdtype(dtype, np.integer):
@@ -227,6 +234,22 @@ def _value(info: TensorInfo, view: GraphView, generator: np.random.Generator, sp
     drawn = generator.standard_normal(info.shape, dtype=np.float32)
     drawn *= spread.weights
     return drawn.astype(dtype, copy=False)
+
+
+@contextmanager
+def _in_memory(info: TensorInfo) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError:
+        raise _too_large(info, "more memory than there is") from None
+
+
+def _too_large(info: TensorInfo, than: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"no value can be made up for the input {info.name!r}",
+        why=f"its shape {info.shape} takes {than}",
+        remedy="Set smaller dimensions: --dim NAME=SIZE, or export the model with a smaller batch.",
+    )
 
 
 def _wanted(view: GraphView, tensor: str) -> _Wanted:

@@ -10,7 +10,7 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.plan import Plan
 from campo_onnx.optimize.planning import make_plan
-from campo_onnx.optimize.reason import Reason
+from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.strategies.optimal import optimal
 
@@ -201,3 +201,8 @@ def test_random_plans_survive_json(random_problem, name):
         plan = make_plan(problem, STRATEGIES[name].decide(problem), strategy=name, lists="")
         assert Plan.from_json(plan.to_json()) == plan
         assert replace(plan, strategy="other") != plan
+
+
+def test_text_in_place_of_a_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="cut-low takes a number for gain_us, not text"):
+        Verdict(decided_by=Reason.CUT_LOW, facts={"gain_us": "much", "low": "FP16"})

@@ -83,6 +83,23 @@ def test_onehot_depth() -> None:
     assert synthesize(view)["ids"].max() == 10
 
 
+@pytest.mark.parametrize("shape", [(2**62,), (2**31, 2**31), (16, 2**30)])
+def test_inputs_beyond_all_memory_are_refused(shape: tuple[int, ...]) -> None:
+    view = graph({"x": (F, shape)}, ("Relu", ["x"], "y", shape))
+    with pytest.raises(UnsupportedModelError, match=r"for the input 'x': its shape \(\d+.* takes more than"):
+        synthesize(view)
+
+
+def test_what_the_machine_has_no_memory_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("campo_onnx.runtime.feeds._value", fails)
+    view = graph({"x": (F, (4,))}, ("Relu", ["x"], "y", (4,)))
+    with pytest.raises(UnsupportedModelError, match="takes more memory than there is"):
+        synthesize(view)
+
+
 def test_masks_are_zeros_and_ones() -> None:
     view = graph(
         {"mask": (B, (40,)), "flags": (INT, (40,))}, ("Where", ["mask", "flags", "flags"], "y", (40,))
