@@ -322,9 +322,8 @@ class Verdict:
         if self.facts.keys() != self.decided_by.fact_names:
             expected = ", ".join(sorted(self.decided_by.fact_names)) or "none"
             raise ValueError(f"{self.decided_by.value} takes these facts: {expected}")
-        for name in _numbers(self.decided_by):
-            if isinstance(self.facts[name], str):
-                raise ValueError(f"{self.decided_by.value} takes a number for {name}, not text")
+        if text := [name for name in _numbers(self.decided_by) if isinstance(self.facts[name], str)]:
+            raise ValueError(f"{self.decided_by.value} takes a number for {text[0]}, not text")
         object.__setattr__(self, "facts", _unchanging(self.facts))
 
     @classmethod
