@@ -26,7 +26,7 @@ def inline_functions(model: ModelProto) -> ModelProto:
     if any(_is_of_another_opset(function, model) for function in model.functions):
         try:
             return _inlined_and_converted(model)
-        except (RuntimeError, onnx.shape_inference.InferenceError):
+        except (RuntimeError, ValueError, MemoryError, onnx.shape_inference.InferenceError):
             pass  # no conversion for an operator in it, or a type that cannot be told
     return onnx.inliner.inline_local_functions(model)
 

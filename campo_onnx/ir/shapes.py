@@ -131,7 +131,7 @@ def _infer_globally(model: ModelProto, known: _Known) -> None:
     try:
         wanted = [t for node in model.graph.node for t in node.output if t and t not in known.types]
         found = infer_types(payload, known.types, wanted)
-    except InferenceError as error:
+    except (InferenceError, ValueError, MemoryError) as error:  # the latter two: what its C++ throws
         raise ModelError(
             "ONNX cannot infer the shapes of the model", why=_readable(error), remedy=_CHECK_REMEDY
         ) from error

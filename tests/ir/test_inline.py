@@ -79,6 +79,16 @@ def test_what_cannot_be_converted_stays_a_function():
     assert len(imported.model.functions) == 1
 
 
+@pytest.mark.parametrize("error", [ValueError("vector::reserve"), MemoryError()])
+def test_what_onnx_fails_at_in_another_way_stays_a_function(monkeypatch, error):
+    def fails(_):
+        raise error
+
+    given = model("c = Add(a, a) b = Relu(c)", function_opset=18)
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", fails)
+    assert [node.op_type for node in inline_functions(given).graph.node] == ["F", "F"]
+
+
 def test_what_cannot_be_converted_and_is_invalid_is_refused():
     # Gelu came with opset 20, so a model of 18 cannot hold it.
     with pytest.raises(ModelError, match="imports version 20 whereas model imports version 18"):
