@@ -81,7 +81,7 @@ def pairs_in(mixed: Path, against: Path, policy: Policy) -> tuple[Pair, ...]:
     Raises
     ------
     UsageError
-        If one of them is no folder, or there is no graph.
+        If one of them is not a folder, or holds no graph.
     """
     for folder, other in ((mixed, against), (against, mixed)):
         if not folder.is_dir():
@@ -168,7 +168,7 @@ def from_row(row: Mapping[str, Any]) -> Verdicts:
     if not (
         isinstance(kind, type) and issubclass(kind, CampoError) and all(isinstance(t, str) for t in texts)
     ):
-        raise TypeError(f"{error['kind']!r} is no error of campo-onnx")
+        raise TypeError(f"{error['kind']!r} is not an error of campo-onnx")
     return replace(verdicts, error=kind(texts[0], why=texts[1], remedy=texts[2]))
 
 

@@ -95,7 +95,7 @@ def synthesize(
     Raises
     ------
     UnsupportedModelError
-        If an input has no static shape, a type nothing can be made up for, or does not fit into memory.
+        If an input has no static shape, has a type without made-up values, or does not fit into memory.
     """
     generator = np.random.default_rng(seed)
     scale = spread or Spread()

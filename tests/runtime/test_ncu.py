@@ -63,7 +63,7 @@ def test_a_row_per_kernel() -> None:
     ]
     assert kernels[1].grid == "(16, 8, 1)"
     assert kernels[1].values == {DURATION: 3000.0, BYTES: 1048576.0, TENSOR_PIPE: 80.5}
-    assert kernels[5].values == {DURATION: 2000.0, BYTES: 64.0}  # n/a is no number
+    assert kernels[5].values == {DURATION: 2000.0, BYTES: 64.0}  # n/a is not a number
 
 
 def test_scaled_units() -> None:

@@ -105,7 +105,7 @@ def test_an_input_with_gaps_is_copied_by_each_pass_that_reads_it(runs: list[Run]
     with profile(use_kineto=False) as backward:
         y.backward(gradient)
     assert (copies(forward), copies(backward)) == (1, 1)
-    # The same elements in another order are no copy: the graph is told how they lie.
+    # The same elements in another order are not a copy: the graph is told how they lie.
     turned = torch.randn(4, 3).t()
     call(turned)
     with profile(use_kineto=False) as forward:

@@ -80,7 +80,7 @@ def test_a_flat_buffer_that_is_mostly_read_in_fp32_is_not_cast() -> None:
     assert with_low_weights(STEP, layout) == (STEP, {})
 
 
-# Products large enough to pay for Casts; a bias that is small, and an input that is no weight.
+# Products large enough to pay for Casts; a bias that is small, and an input that is not a weight.
 LAYERS = """
     <ir_version: 10, opset_import: ["" : 20]>
     g (float[512,1024] x, float[1024,1024] "param.w", float[1024,1024] "param.v", float[1024] "param.b")

@@ -1,12 +1,13 @@
 """Packed sequences: recurrent layers on sequences of different lengths, written with masks.
 
-How many rows a packed sequence has depends on its lengths, and a graph has no sizes that depend on data. So
+How many rows a packed sequence has depends on its lengths, and sizes in a graph cannot depend on data. So
 it stays padded here, and behind a sequence's end the state of a layer stays as it was. Recurrent layers and
 ``pad_packed_sequence`` take that; anything else would see the padding and is refused.
 """
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -100,12 +101,13 @@ class Sizes(_Part):
 
 
 def _refuse(what: str) -> NoReturn:
-    frame, place = sys._getframe(1), ""
+    frame: FrameType | None = sys._getframe(1)
+    place = ""
     while frame is not None and not place:
-        place, frame = place_of_frame(frame), frame.f_back  # type: ignore[assignment]
+        place, frame = place_of_frame(frame), frame.f_back
     raise UnsupportedModelError(
         f"{place or 'the module'} {what}",
-        why="that depends on the lengths, and a graph has no sizes that depend on data",
+        why="that depends on the lengths, and sizes in a graph cannot depend on data",
         remedy=_REMEDY,
     )
 
