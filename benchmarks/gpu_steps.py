@@ -68,16 +68,15 @@ def sweep_alignment(session: Session, call: Call) -> list[dict[str, Any]]:
 
 
 def weight_gradient(session: Session, call: Call) -> list[dict[str, Any]]:
-    """Weight gradient of a 3x3 convolution: one Conv with kernels as large as images, or nine products."""
+    """Weight gradient of a 3x3 convolution: a Conv with kernels as large as images, or nine products."""
     shapes = [(2, 4, 8)] if session.on_cpu else [(64, 64, 56), (64, 128, 28), (64, 256, 14), (64, 512, 7)]
     rows = []
     for done, (batch, channels, size) in enumerate(shapes, start=1):
-        image = (channels, batch, size, size)
         as_conv = make_signature(
             OpKey("", "Conv"),
-            inputs=[(FLOAT, image), (FLOAT, image)],
-            outputs=[(FLOAT, (channels, channels, 3, 3))],
-            attributes={"kernel_shape": [size, size], "pads": [1] * 4},
+            inputs=[(FLOAT, (1, batch, channels, size, size)), (FLOAT, (channels, batch, 1, size, size))],
+            outputs=[(FLOAT, (1, channels, channels, 3, 3))],
+            attributes={"kernel_shape": [1, size, size], "pads": [0, 1, 1] * 2},
         )
         product = matmul(channels, batch * size * size, channels)
         rows.append(

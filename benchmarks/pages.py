@@ -87,11 +87,6 @@ def cell(text: object) -> str:
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
-def seconds(value: float | None) -> str:
-    """Write a time in seconds."""
-    return "not run" if value is None else f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
-
-
 def head(columns: Sequence[str], left: int = 1) -> str:
     """Begin a table whose first `left` columns hold text, and the others figures.
 
@@ -122,7 +117,7 @@ def render(claim: str, data: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"number": number, "interval": interval, "cell": cell, "seconds": seconds}
+    environment.filters |= {"number": number, "interval": interval, "cell": cell}
     environment.globals |= {"head": head, "line": line}
     page = environment.get_template(f"{claim}.md.j2").render(**data)
     note = data.get("transcribed")

@@ -52,22 +52,34 @@ def without_excess(
 
 
 def ours(path: Path, threads: int) -> Facts:
-    """Time our step, without its update, as it is and then node by node; the largest operators by name."""
+    """Time our step, without its update, as it is and then node by node; the largest operators by name.
+
+    It is the graph as a session runs it, with parameters in the order in which it reads them.
+    """
     from campo_onnx.ir.importer import import_model
     from campo_onnx.runtime.feeds import synthesize
     from campo_onnx.runtime.providers import machine
     from campo_onnx.runtime.sessions import bind, open_session
     from campo_onnx.runtime.traces import trace
+    from campo_onnx.training.gradient_interface import gradient_interface
+    from campo_onnx.training.weight_order import kept_as_read
+    from campo_onnx.training.weight_update import WeightUpdate
 
-    imported, here = import_model(path), machine("cpu", threads)
+    given, here = import_model(path), machine("cpu", threads)
+    parameters = gradient_interface(given.view, WeightUpdate(optimizer=None)).parameters()
+    imported = import_model(kept_as_read(given.model, given.view, parameters)[0])
     feeds = synthesize(imported.view)
     step = bind(open_session(imported.model, here, spins=False), feeds, here.provider)
     graph_ms = _median_ms(step)
     found = trace(imported.model, feeds, here, steps=STEPS, spins=False)
     times_ms: Counter[str] = Counter()
     counts: Counter[str] = Counter()
-    for node, timing in found.nodes.items():
-        op_type = imported.view.node[node].op.op_type
+    for name, timing in found.nodes.items():
+        node = imported.view.node[name]
+        op_type = node.op.op_type
+        if op_type in PRODUCTS and any(tensor in imported.constants for tensor in node.inputs):
+            # It moves elements, as a product with zeros and ones does, or sums them: none of the network's.
+            op_type = f"{op_type} by a constant"
         times_ms[op_type] += timing.median_us / 1e3
         counts[op_type] += 1
     by_op = Counter(without_excess(times_ms, counts, graph_ms))

@@ -150,7 +150,9 @@ def run_steps(
     One that fails for a reason of the input or the machine is on record as failed, and the others go
     on. So is one that fails unexpectedly, but it ends the call: an error of CUDA stays with the process.
     """
+    unmatched = set(only)
     for step in steps:
+        unmatched = {pattern for pattern in unmatched if not fnmatch(step.name, pattern)}
         if not is_chosen(step.name, only):
             continue
         if missing := [need for need in step.needs if call.result(need) is None]:
@@ -170,6 +172,8 @@ def run_steps(
         if "traceback" in facts:
             say("run the same command again to go on with the next step")
             return False
+    for pattern in sorted(unmatched):
+        say(f"no step is called {pattern}; --plan lists them")
     return True
 
 

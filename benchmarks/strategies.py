@@ -5,13 +5,13 @@
 Writes results/strategies.json and .md. All figures are estimates from public figures of the devices.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.evaluation.predicted import missed_us
 from benchmarks.pages import arguments, made, publish
 from campo_onnx import Options, Plan, device, oplists, optimize_model
 
@@ -38,15 +38,6 @@ def rows_of(path: Path) -> Iterator[Row]:
                 "casts": {name: len(plan.casts) for name, plan in plans.items()},
                 "refused": refused(plans["campo"], plans["tf-amp"]),
             }
-
-
-def missed_us(plan: Plan, low: Collection[str]) -> Counter[str]:
-    """Sum up by reason what FP16 would gain on nodes that a plan leaves in FP32 and another does not."""
-    found: Counter[str] = Counter()
-    for decision in plan.decisions:
-        if decision.node in low and decision.node not in plan.low_nodes:
-            found[decision.decided_by.value] += decision.gain_us
-    return found
 
 
 def refused(campo: Plan, tf_amp: Plan) -> Row | None:

@@ -25,7 +25,7 @@ from campo_onnx.optimize.problem import Problem
 CAST = "Cast"
 OPERATORS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
 """What the paper's MatMul, Conv2D, Conv2DBackpropFilter and Conv2DBackpropInput are in these graphs: weight
-gradients of convolutions are matrix products, data gradients are transposed convolutions."""
+gradients of convolutions are matrix products or convolutions, data gradients are transposed convolutions."""
 
 _CASTS, _LARGEST_CAST_ELEMENTS = 12, 1 << 22
 

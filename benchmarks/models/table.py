@@ -1,35 +1,79 @@
-"""One step for each configuration of a family of models, and the rows of what is on record."""
+"""A table of models: one step for each configuration of each family, and the page of what is on record."""
 
+import gc
+import sys
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from benchmarks.models import exactness
+from benchmarks.models import by_hand, exactness, from_diffusers, from_timm, from_transformers
 from benchmarks.models.case import Case
-from benchmarks.pages import commit, made
-from benchmarks.steps import Call, Records, Step
+from benchmarks.pages import arguments, commit, made, publish
+from benchmarks.steps import Call, Records, Step, StepError, add_arguments, call_of, drive
+from campo_onnx.errors import UnsupportedModelError
 
-Families: TypeAlias = Mapping[str, tuple[Mapping[str, Callable[[], Case]], Callable[..., Any]]]
-"""By name, the cases of a family and what is done with one: ``work(build, call)``."""
+Row: TypeAlias = dict[str, Any]
+Build: TypeAlias = Callable[[], Case]
+Families: TypeAlias = Mapping[str, tuple[Mapping[str, Build], Callable[[Build], Row]]]
+"""By name, the cases of a family, and what makes the row of one."""
 
 _CODE = ("campo_onnx", "benchmarks/models")
+
+
+def of_torch(row: Callable[[Build], Row]) -> Families:
+    """Give the families of torch."""
+    from_timm.without_kernels_of_torchvision()
+    families = {
+        "by hand": by_hand.CASES,
+        "diffusers": from_diffusers.CASES,
+        "timm": from_timm.CASES,
+        "transformers": from_transformers.CASES,
+    }
+    return {family: (cases, row) for family, cases in families.items()}
+
+
+def drawn(build: Build) -> Callable[[int], Case]:
+    """Give what builds a case of torch with weights and a batch of its own."""
+    import torch
+
+    def draw(number: int) -> Case:
+        torch.manual_seed(number)
+        return build()
+
+    return draw
 
 
 def steps_of(families: Families) -> list[Step]:
     """Give one step for each configuration; a result of other code does not count."""
     asked = {"commit": commit(*_CODE)}
-
-    def step(family: str, name: str, work: Callable[[Call], Any]) -> Step:
-        return Step(name=f"{family.replace(' ', '_')}.{name}", work=work, seconds=20.0, asked=asked)
-
     return [
-        step(family, name, partial(work, build))
-        for family, (cases, work) in families.items()
+        Step(
+            name=f"{family.replace(' ', '_')}.{name}",
+            work=partial(_work, row, build),
+            seconds=20.0,
+            asked=asked,
+        )
+        for family, (cases, row) in families.items()
         for name, build in cases.items()
     ]
 
 
-def collected(steps: list[Step], records: Records, *packages: str) -> dict[str, Any]:
+def _work(row: Callable[[Build], Row], build: Build, _: Call) -> Row:
+    warnings.simplefilter("ignore")
+    try:
+        return row(build)
+    except UnsupportedModelError as error:
+        return {"refused": str(error)}
+    except Exception as error:  # one model must not end the table
+        said = next(iter(str(error).splitlines()), "")
+        raise StepError(f"{type(error).__name__}: {said}") from error
+    finally:
+        gc.collect()
+
+
+def collected(steps: list[Step], records: Records, *packages: str) -> Row:
     """Put together what is on record, with the versions of these packages."""
     rows = []
     for step in steps:
@@ -42,7 +86,22 @@ def collected(steps: list[Step], records: Records, *packages: str) -> dict[str, 
     return {
         "made": made(*packages),
         "commit": commit(*_CODE),
+        "device": exactness.PLANNED_FOR,
         "rows": rows,
         "limit": exactness.LIMIT,
         "draws": exactness.DRAWS,
     }
+
+
+def make(claim: str, doc: str | None, work: str, families: Families, *packages: str) -> None:
+    """Do what is left to do of a table, write its page when it is whole, and end with the exit code."""
+    parser = arguments(doc)
+    add_arguments(parser, work)
+    options = parser.parse_args()
+    steps = steps_of(families)
+
+    def write(records: Records) -> tuple[Path, ...]:
+        found = collected(steps, records, *packages)
+        return publish(claim, found) if len(found["rows"]) == len(steps) else ()
+
+    sys.exit(drive(steps, call_of(options), options, write))

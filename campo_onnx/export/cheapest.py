@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from campo_onnx.devices.device import Device
-from campo_onnx.devices.roofline import TILE, node_time
+from campo_onnx.devices.roofline import TILE, gemm_rate, node_time, utilization
 from campo_onnx.export.cpu_price import node_us
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.value import Node, Value
@@ -76,14 +76,19 @@ def _price(g: Graph, form: Form, values: Sequence[Value], device: Device) -> Pri
 def _time(signature: Signature, device: Device) -> float:
     if device.provider == "cpu":
         return node_us(signature)
-    found = node_time(signature, ports_of(signature, Precision.FP16), device, Precision.FP32).time_us
+    # The step is planned behind this, so what a form takes in FP16 counts as much.
+    return sum(_time_in(signature, device, precision) for precision in (Precision.FP32, Precision.FP16))
+
+
+def _time_in(signature: Signature, device: Device, precision: Precision) -> float:
+    found = node_time(signature, ports_of(signature, Precision.FP16), device, precision).time_us
     if spec(signature.op).family is not Family.CONVOLUTION:
         return found
     # Libraries split long sums of products, but not of convolutions: a small result fills few processors.
     gemm = work_of(signature).gemms[0]
     tiles = math.ceil(gemm.m / TILE) * math.ceil(gemm.n / TILE) * gemm.batch
-    used = min(1.0, tiles / device.sm_count)
-    return max(found, gemm.flops / (device.fp32_flops_per_s * device.efficiency.cuda_cores * used) * 1e6)
+    used = min(1.0, tiles / device.sm_count) / utilization(gemm, device.sm_count)
+    return max(found, gemm.flops / (gemm_rate(gemm, device, precision)[0] * used) * 1e6)
 
 
 def _signature(node: Node, opset: int) -> Signature:

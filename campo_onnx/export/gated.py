@@ -1,5 +1,7 @@
 """Sums whose terms are scaled by a number a row, in as few passes as the target has operators for."""
 
+from collections.abc import Sequence
+
 from campo_onnx.export.compact import elementwise, full, reshape
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.value import Value
@@ -12,16 +14,49 @@ def gated_add(g: Graph, x: Value, y: Value, gate: Value) -> Value:
     return elementwise(g, "Add", x, elementwise(g, "Mul", y, gate))
 
 
-def add_product(g: Graph, x: Value, y: Value, z: Value) -> Value:
-    """Give ``x + y * z`` for tensors of one shape; on CUDA in one pass.
+_LONGEST_ROW = 4096
+"""Elements of a row, where its length may be chosen: hidden sizes are what the kernel is written for."""
 
-    Its kernel of GatedAdd finds an element's gate by a division: rows of one element cost no more than
-    long ones. That of a CPU goes row by row.
+
+def may_mix(g: Graph) -> bool:
+    """Whether :func:`mixed` pays: on a CPU its kernel takes ten times as long as those that it replaces."""
+    return g.target == "cuda" and g.may_use("HyperConnectionPostMix")
+
+
+def mixed(g: Graph, x: Value, share: Value | float, y: Value, gate: Value) -> Value:
+    """Give ``x * share + y * gate`` in one pass.
+
+    The kernel mixes streams of a hyper-connection and adds a branch; here there is one stream.
+
+    Parameters
+    ----------
+    g
+        The graph, for whose target this pays.
+    x, y
+        Tensors of one shape.
+    share
+        A number, or one for each row: for all axes but the last.
+    gate
+        One for each row, or of the shape of `x` and `y`.
     """
-    if g.target != "cuda" or not g.may_use("GatedAdd"):
-        return elementwise(g, "Add", x, elementwise(g, "Mul", y, z))
-    columns = (reshape(g, v, (v.elements, 1)) for v in (x, y, z))
-    return reshape(g, g.op("com.microsoft:GatedAdd", *columns), x.shape)
+    by_row = isinstance(share, Value) or gate.shape != x.shape
+    length = x.shape[-1] if by_row else _length_of_rows(x.shape)
+    rows = x.elements // length
+    streams, branch = (reshape(g, v, (rows, length)) for v in (x, y))
+    gates = reshape(g, gate, (rows, 1) if gate.elements == rows else (rows, 1, length))
+    number = share if isinstance(share, Value) else full(g, (rows, 1, 1), share, x.dtype)
+    shares = reshape(g, number, (rows, 1, 1))
+    made = g.op("com.microsoft:HyperConnectionPostMix", streams, branch, gates, shares, num_branches=1)
+    return reshape(g, made, x.shape)
+
+
+def _length_of_rows(shape: Sequence[int]) -> int:
+    length = 1
+    for n in reversed(shape):
+        if length > 1 and length * n > _LONGEST_ROW:
+            break
+        length *= n
+    return length
 
 
 def affine_rows(g: Graph, x: Value, scale: Value, shift: Value) -> Value:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
+from campo_onnx.export.endings import ending_in_computation
 from campo_onnx.export.one_pass import bias_dropouts, sums
 from campo_onnx.export.target import Target, may_use
 from campo_onnx.export.tidy import merged_pairs, splits, without_unread
@@ -229,7 +230,8 @@ class Graph:
         outputs = {name: self._own(value, name, outputs) for name, value in outputs.items()}
         names = {value.name: name for name, value in outputs.items()}
         outside = frozenset(names)
-        needed = merged_pairs(self._needed(outputs.values()), outside)
+        needed = ending_in_computation(self._needed(outputs.values()), outside, self.integers)
+        needed = merged_pairs(needed, outside)
         if self.target == "cuda":
             needed = sums(bias_dropouts(needed, outside, self.constant), outside)
         needed = without_unread(splits(needed, self.integers), outside)

@@ -3,10 +3,26 @@
 The learning rate is an input of the graph, so that it can be scheduled; the rest is constant.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
+
+from campo_onnx.errors import UsageError
+
+_BELOW: Mapping[str, float] = MappingProxyType(
+    {"beta1": 1.0, "beta2": 1.0, "eps": math.inf, "momentum": math.inf, "weight_decay": math.inf}
+)
+
+
+def _check(optimizer: Any) -> None:
+    """Refuse settings that torch refuses, or that leave no finite weights."""
+    for name, limit in _BELOW.items():
+        number = getattr(optimizer, name, 0.0)
+        if not 0 <= number < limit:
+            bound = f"and below {limit:g}" if limit < math.inf else "and finite"
+            raise UsageError(f"{name} is {number:g}", remedy=f"It must be 0 or more, {bound}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,10 +33,18 @@ class SGD:
     ----------
     weight_decay
         Added to the gradient, times the parameter.
+
+    Raises
+    ------
+    UsageError
+        If a number is out of range; likewise below.
     """
 
     slots: ClassVar[tuple[str, ...]] = ()
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +65,9 @@ class Momentum:
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +90,9 @@ class Adam:
     eps: float = 1e-8
     weight_decay: float = 0.0
 
+    def __post_init__(self) -> None:
+        _check(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW:
@@ -81,6 +111,9 @@ class AdamW:
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +135,9 @@ class LAMB:
     beta2: float = 0.999
     eps: float = 1e-6
     weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check(self)
 
 
 Optimizer: TypeAlias = SGD | Momentum | Adam | AdamW | LAMB

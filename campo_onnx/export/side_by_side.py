@@ -66,7 +66,8 @@ def side_by_side(g: Graph, outputs: Mapping[str, Value], names: Sequence[str]) -
     groups: dict[_Key, _Group] = {}
     for name in names:
         tree = _tree(g, outputs[name], outputs[name].shape)
-        if tree.leaf is None:
+        # Of a number by itself a Split gives a vector, and a Reshape that makes an output is a copy.
+        if tree.leaf is None and outputs[name].rank == 1:
             group = groups.setdefault((outputs[name].dtype, tree.key), _Group())
             group.names.append(name)
             group.trees.append(tree)

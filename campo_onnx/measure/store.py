@@ -230,7 +230,7 @@ class Store:
         """Turn what the operating system and SQLite refuse into one error with a remedy."""
         try:
             yield
-        except (sqlite3.Error, OSError, DecodeError) as error:
+        except (sqlite3.Error, OSError, DecodeError, UnicodeDecodeError) as error:
             raise ProfileError(
                 f"the measurement store {self.path} cannot be used",
                 why=str(error),
@@ -298,7 +298,7 @@ def _damage(path: Path) -> str:
             (active,) = connection.execute(_ACTIVE).fetchone()
     except sqlite3.OperationalError:
         raise  # locked or unreadable: not damage
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # a message that cites bytes of the file
         return str(error)
     if verdict != "ok":
         return str(verdict).splitlines()[-1]

@@ -17,6 +17,9 @@ from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.signature import Signature
 
+RELEASE = "1.31"
+"""The release of ONNX Runtime that the table is of."""
+
 
 class _Kernel(NamedTuple):
     since: int
@@ -93,6 +96,17 @@ def never_loads(signature: Signature, provider: str) -> bool:
         and signature.opset >= _BATCH_NORMALIZATION_TRAINS_SINCE
         and bool(signature.attribute("training_mode", 0))
     )
+
+
+def is_in_release(op: OpKey) -> bool:
+    """Whether the release that the table was read from has kernels of `op`, on any provider.
+
+    Examples
+    --------
+    >>> is_in_release(OpKey("com.microsoft", "GatedAdd")), is_in_release(OpKey("com.microsoft", "ConvGrad"))
+    (True, False)
+    """
+    return any(known == op for _, known in _kernels())
 
 
 def runs(op: OpKey, opset: int, provider: str, precision: Precision) -> bool:

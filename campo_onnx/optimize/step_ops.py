@@ -63,7 +63,8 @@ class StepOp:
     moved
         Its kernel, and what that reads and writes; nothing for one that only gives bytes another name.
     is_view
-        Whether its first result is its first input under another shape.
+        Whether its first result is its first input under another shape; not so where it is an output of
+        the graph, for which the runtime copies.
     """
 
     node: str
@@ -109,17 +110,18 @@ class Step:
 
 def step_of(view: GraphView) -> Step:
     """List the operations of a graph as it stands."""
+    results = _results(view)
     return Step(
-        ops=tuple(_op(view, node.name, Ports(), None, {}) for node in view.nodes),
+        ops=tuple(_op(view, node.name, Ports(), None, {}, results) for node in view.nodes),
         sizes={(name, False): info.nbytes for name, info in view.tensors.items()},
         given=_given(view),
-        results=frozenset((name, False) for name in view.outputs),
+        results=results,
     )
 
 
 def planned_step(problem: Problem, plan: Plan) -> Step:
     """List the operations of a step as it is planned; a padded product has its own size."""
-    view = problem.view
+    view, results = problem.view, _results(problem.view)
     existing = {cast.tensor: cast.low_tensor for cast in (*plan.reused, *plan.dropped)}
     dropped = {cast.node for cast in plan.dropped}
     ops: list[StepOp] = []
@@ -135,15 +137,18 @@ def planned_step(problem: Problem, plan: Plan) -> Step:
     for node in view.nodes:
         if node.name not in dropped:
             low = plan.low if node.name in plan.low_nodes else None
-            ops.append(_op(view, node.name, problem.ports[node.name], low, existing))
+            ops.append(_op(view, node.name, problem.ports[node.name], low, existing, results))
         ops.extend(inserted.get(node.name, ()))
     sizes = {(name, False): info.nbytes for name, info in view.tensors.items()}
     sizes |= {
         (name, True): float((info.elements or 0) * plan.low.itemsize_bytes)
         for name, info in view.tensors.items()
     }
-    results = frozenset((name, False) for name in view.outputs)
     return Step(ops=tuple(ops), sizes=sizes, given=_given(view), results=results)
+
+
+def _results(view: GraphView) -> frozenset[Version]:
+    return frozenset((name, False) for name in view.outputs)
 
 
 def _given(view: GraphView) -> frozenset[Version]:
@@ -152,11 +157,18 @@ def _given(view: GraphView) -> frozenset[Version]:
 
 
 def _op(
-    view: GraphView, name: str, ports: Ports, low: Precision | None, existing: Mapping[str, str]
+    view: GraphView,
+    name: str,
+    ports: Ports,
+    low: Precision | None,
+    existing: Mapping[str, str],
+    results: frozenset[Version],
 ) -> StepOp:
     node, signature = view.node[name], view.signature(name)
     low_inputs, low_outputs = (ports.low_inputs, ports.low_outputs) if low is not None else ((), ())
-    kind = work_of(signature).kind
+    writes = tuple(_version(t, i in low_outputs, existing) for i, t in enumerate(node.outputs) if t)
+    is_view = work_of(signature).kind is WorkKind.VIEW
+    is_copy = is_view and writes[0] in results
     return StepOp(
         node=name,
         op=node.op,
@@ -164,10 +176,15 @@ def _op(
             *(_version(t, i in low_inputs, existing) for i, t in enumerate(node.inputs) if t),
             *((t, False) for t in node.captures),
         ),
-        writes=tuple(_version(t, i in low_outputs, existing) for i, t in enumerate(node.outputs) if t),
-        moved=moved_by(signature, ports, low),
-        is_view=kind is WorkKind.VIEW,
+        writes=writes,
+        moved=_copied(view, node.outputs[0]) if is_copy else moved_by(signature, ports, low),
+        is_view=is_view and not is_copy,
     )
+
+
+def _copied(view: GraphView, tensor: str) -> Moved:
+    """Count a view that is an output of the graph: outputs have buffers of their own, so it is a copy."""
+    return Moved(launches=1, moved_bytes=2.0 * view.tensors[tensor].nbytes)
 
 
 def _cast(

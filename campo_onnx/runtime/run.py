@@ -1,5 +1,6 @@
 """Running a graph once, and values that stay on a device between runs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from campo_onnx.errors import ModelError
+from campo_onnx.errors import ModelError, UnsupportedModelError
 from campo_onnx.runtime.installed import ort
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.sessions import RUNTIME_ERRORS, open_session
+
+_MOST_ELEMENTS = 1 << 48
 
 
 def run(
@@ -58,7 +61,18 @@ def on_device(array: NDArray[Any], machine: Machine) -> ort.OrtValue:
 
 
 def empty_on_device(shape: Sequence[int], dtype: int, machine: Machine) -> ort.OrtValue:
-    """Make room on the device for a tensor of a ``TensorProto.DataType``."""
+    """Make room on the device for a tensor of a ``TensorProto.DataType``.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If it has more elements than can be addressed; ONNX Runtime would write a line of its own as well.
+    """
+    if math.prod(shape) > _MOST_ELEMENTS:
+        raise UnsupportedModelError(
+            f"an input or output of shape {list(shape)} fits into no memory",
+            remedy="Export the step for a batch of the size that is trained with.",
+        )
     return ort.OrtValue.ortvalue_from_shape_and_type(list(shape), int(dtype), machine.provider, 0)
 
 

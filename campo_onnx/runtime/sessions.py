@@ -17,6 +17,7 @@ from onnx import TensorProto
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.files import temporary_folder
+from campo_onnx.ops.kernels import RELEASE, is_in_release
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.runtime.installed import ort
@@ -143,7 +144,7 @@ def open_session(
             model.SerializeToString(), options, providers=[provider], enable_fallback=0
         )
     except RUNTIME_ERRORS as error:
-        raise _refused(error) from None
+        raise refused(error) from None
     if strict and (elsewhere := placed_elsewhere(assignments(session), machine.provider)):
         first = elsewhere[0]
         raise UnsupportedModelError(
@@ -163,8 +164,8 @@ def is_of_training_build(op: str) -> bool:
     >>> is_of_training_build("com.microsoft:Fancy"), is_of_training_build("my.domain:Fancy")
     (False, False)
     """
-    domain, _, name = op.rpartition(":")
-    return domain == _ATEN or (domain == _MICROSOFT and spec(OpKey(domain, name)).is_known)
+    key = OpKey.parse(op)
+    return key.domain == _ATEN or (key.domain == _MICROSOFT and spec(key).is_known)
 
 
 def _options_for(machine: Machine, folder: Path | None, trace_to: Path | None = None) -> ort.SessionOptions:
@@ -174,8 +175,16 @@ def _options_for(machine: Machine, folder: Path | None, trace_to: Path | None = 
     return options
 
 
-def _refused(error: Exception) -> UnsupportedModelError:
-    if (unknown := _NOT_REGISTERED.search(str(error))) and is_of_training_build(unknown["op"]):
+def refused(error: Exception) -> UnsupportedModelError:
+    """Say why ONNX Runtime does not load a graph, and what to do."""
+    unknown = _NOT_REGISTERED.search(str(error))
+    if unknown and unknown["op"].startswith(_MICROSOFT) and is_in_release(OpKey.parse(unknown["op"])):
+        return UnsupportedModelError(
+            f"ONNX Runtime {ort.__version__} is too old for the graph",
+            why=f"it has no {unknown['op']}, which release {RELEASE} has",
+            remedy='Install a newer one, or export the step with target="standard".',
+        )
+    if unknown and is_of_training_build(unknown["op"]):
         return UnsupportedModelError(
             "the graph needs a training build of ONNX Runtime",
             why=f"{unknown['op']} has no kernel in the inference build that is installed",
@@ -261,7 +270,7 @@ def _written_by_runtime(
             try:
                 ort.InferenceSession(given, options, providers=providers, enable_fallback=0)
             except RUNTIME_ERRORS:
-                raise _refused(error) from None
+                raise refused(error) from None
             raise OSError(_first_line(error)) from None
         return onnx.load(written, load_external_data=False)
 

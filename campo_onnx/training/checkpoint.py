@@ -38,12 +38,15 @@ class Checkpoint:
         Steps taken so far, skipped ones included.
     scaler
         The loss scaler, or None without one.
+    updates
+        Updates so far, skipped ones included; None in files of earlier versions.
     """
 
     state: Mapping[str, NDArray[Any]]
     signature: str
     steps: int
     scaler: LossScaler | None
+    updates: int | None = None
 
 
 def save_checkpoint(checkpoint: Checkpoint, target: Path) -> None:
@@ -54,7 +57,12 @@ def save_checkpoint(checkpoint: Checkpoint, target: Path) -> None:
     UsageError
         If it cannot be written; an existing file is then as it was.
     """
-    facts = _Facts(signature=checkpoint.signature, steps=checkpoint.steps, scaler=checkpoint.scaler)
+    facts = _Facts(
+        signature=checkpoint.signature,
+        steps=checkpoint.steps,
+        scaler=checkpoint.scaler,
+        updates=checkpoint.updates,
+    )
     metadata = {"format": _FORMAT, **facts.as_metadata()}
     metadata[_CHECKSUM] = _checksum(metadata, checkpoint.state)
     remedy = "Training goes on unchanged, and an earlier checkpoint of this name is kept."
@@ -106,7 +114,11 @@ def load_checkpoint(source: Path) -> Checkpoint:
             f"the checkpoint {source} is damaged", why=str(error), remedy=_EARLIER
         ) from None
     return Checkpoint(
-        state=MappingProxyType(state), signature=facts.signature, steps=facts.steps, scaler=facts.scaler
+        state=MappingProxyType(state),
+        signature=facts.signature,
+        steps=facts.steps,
+        scaler=facts.scaler,
+        updates=facts.updates,
     )
 
 
@@ -117,6 +129,7 @@ class _Facts:
     signature: str
     steps: int
     scaler: LossScaler | None = None
+    updates: int | None = None
 
     def as_metadata(self) -> dict[str, str]:
         """Each fact as JSON, the signature as it is."""

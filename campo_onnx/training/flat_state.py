@@ -25,10 +25,16 @@ So slices are aligned far beyond what any kernel asks for, and norms of single t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """Where one parameter lies: the first element of its first row, and its shape."""
+    """Where one parameter lies: the first element of its first row, its shape, and its axes as they lie."""
 
     first: int
     shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """Its shape as it lies."""
+        return tuple(self.shape[axis] for axis in self.order)
 
     @property
     def elements(self) -> int:
@@ -85,14 +91,16 @@ class FlatLayout:
         """Lay arrays into a flat tensor; what lies between them is zero."""
         flat = np.zeros(self.rows * ROW, np.float32)
         for name, place in self.slices.items():
-            flat[place.first : place.first + place.elements] = arrays[name].reshape(-1)
+            flat[place.first : place.first + place.elements] = arrays[name].transpose(place.order).reshape(-1)
         return flat
 
     def unpacked(self, flat: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """Give each parameter's part of a flat tensor, without a copy."""
+        """Give each parameter's part of a flat tensor, without a copy: with the strides it has there."""
         flat = flat.reshape(-1)
         return {
-            name: flat[place.first : place.first + place.elements].reshape(place.shape)
+            name: in_order(
+                flat[place.first : place.first + place.elements].reshape(place.stored), place.order
+            )
             for name, place in self.slices.items()
         }
 
@@ -102,7 +110,16 @@ class FlatLayout:
         return np.repeat(np.arange(len(rows)), rows)
 
 
-def flat_layout(shapes: Mapping[str, tuple[int, ...]], groups: Sequence[ParameterGroup] = ()) -> FlatLayout:
+def in_order(array: NDArray[Any], order: Sequence[int]) -> NDArray[Any]:
+    """View an array whose axes lie in this order as it was before."""
+    return array.transpose(np.argsort(order))
+
+
+def flat_layout(
+    shapes: Mapping[str, tuple[int, ...]],
+    groups: Sequence[ParameterGroup] = (),
+    orders: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+) -> FlatLayout:
     """Lay parameters one after the other, group by group.
 
     Parameters
@@ -112,6 +129,8 @@ def flat_layout(shapes: Mapping[str, tuple[int, ...]], groups: Sequence[Paramete
     groups
         A parameter belongs to the first group that holds it; the rest come first, as a segment of
         their own.
+    orders
+        In which order the axes of a parameter lie, by name; as in its shape where none is given.
 
     Raises
     ------
@@ -139,7 +158,9 @@ def flat_layout(shapes: Mapping[str, tuple[int, ...]], groups: Sequence[Paramete
         names = tuple(name for name in shapes if owner[name] is own)
         first_row = row
         for name in names:
-            slices[name] = Slice(first=row * ROW, shape=shapes[name])
+            shape = shapes[name]
+            order = orders.get(name, tuple(range(len(shape))))
+            slices[name] = Slice(first=row * ROW, shape=shape, order=order)
             row += slices[name].rows
         if names:
             segments.append(Segment(group=own, parameters=names, first_row=first_row, rows=row - first_row))

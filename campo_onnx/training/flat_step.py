@@ -14,12 +14,14 @@ from campo_onnx.runtime.buffers import FlatBuffer
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.run import empty_on_device, from_device, on_device, run_bound
 from campo_onnx.runtime.sessions import open_session
-from campo_onnx.training.flat_state import ROW, flat_layout
+from campo_onnx.training.flat_state import ROW, flat_layout, in_order
 from campo_onnx.training.flat_update import FlatUpdate
 from campo_onnx.training.gradient_interface import GradientInterface
 from campo_onnx.training.low_weights import LOW, MASTER, cast_model, with_low_weights
+from campo_onnx.training.pool_places import with_compared_places
 from campo_onnx.training.program import Program
 from campo_onnx.training.runner import Arrays, Outcome, Ran
+from campo_onnx.training.weight_order import kept_as_read
 from campo_onnx.training.weight_update import WeightUpdate
 
 GRAD_NORM = "grad_norm"
@@ -63,8 +65,11 @@ class FlatStep:
     ) -> None:
         self._interface, self._machine, self._cuda_graph = interface, machine, cuda_graph
         self._accumulate = update.accumulate
-        self._layout = flat_layout(interface.shapes(), update.groups)
         step = interface.step
+        model, self._kept = kept_as_read(imported.model, imported.view, interface.parameters())
+        trained = {n: step_naming.parameter(n) for n in interface.gradients}
+        orders = {n: self._kept[given].order for n, given in trained.items() if given in self._kept}
+        self._layout = flat_layout(interface.shapes(), update.groups, orders)
         has_check = step_naming.GRADS_FINITE in step.metrics or step_naming.LOSS_SCALE not in step.feeds
         self._update = FlatUpdate(
             update, self._layout, machine, is_scaled=interface.is_scaled, checks_finite=not has_check
@@ -73,7 +78,9 @@ class FlatStep:
         self._further = (
             FlatBuffer(self._layout.rows * ROW, _FLOAT, machine) if update.accumulate > 1 else None
         )
-        model, self._low = with_low_weights(imported.model, self._layout)
+        if machine.provider == "cpu":
+            model = with_compared_places(model, imported.view)
+        model, self._low = with_low_weights(model, self._layout)
         self._low_weights: FlatBuffer | None = None
         if self._low:
             self._low_weights = FlatBuffer(self._layout.rows * ROW, int(TensorProto.FLOAT16), machine)
@@ -88,7 +95,9 @@ class FlatStep:
         flat = {name_of(name) for name_of in self._roles for name in self._layout.slices}
         others = {n: value for n, value in state.items() if n not in flat and n != step_naming.STEP}
         self._frozen = {
-            n: on_device(value, machine) for n, value in others.items() if n not in step.next_value
+            n: on_device(self._as_kept(n, value), machine)
+            for n, value in others.items()
+            if n not in step.next_value
         }
         # The state, what the window has made of it so far, and what the next step makes of that.
         copies = 3 if update.accumulate > 1 else 2
@@ -160,9 +169,11 @@ class FlatStep:
         found: Arrays = {}
         for name_of, buffer in self._roles.items():
             parts = self._layout.unpacked(buffer.read())
-            found |= {name_of(name): part for name, part in parts.items()}
+            found |= {name_of(name): np.asarray(part, order="C") for name, part in parts.items()}
         for name, value in (self._frozen | self._buffers[self._side]).items():
-            found[name] = from_device(value)
+            kept = self._kept.get(name)
+            array = from_device(value)
+            found[name] = array if kept is None else np.asarray(in_order(array, kept.order), order="C")
         if step_naming.STEP in self._interface.step.state:
             found[step_naming.STEP] = np.asarray(self._update.count, np.int64)
         return {name: found[name] for name in self._interface.step.state}
@@ -172,9 +183,13 @@ class FlatStep:
         for name_of, buffer in self._roles.items():
             buffer.write(self._layout.packed({name: state[name_of(name)] for name in self._layout.slices}))
         for name, value in (self._frozen | self._buffers[self._side]).items():
-            value.update_inplace(np.ascontiguousarray(state[name]))
+            value.update_inplace(self._as_kept(name, state[name]))
         self._update.begin(int(state.get(step_naming.STEP, np.int64(0))))
         self._taken = 0
+
+    def _as_kept(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
+        kept = self._kept.get(name)
+        return np.asarray(value if kept is None else value.transpose(kept.order), order="C")
 
     def _differentiate(self) -> Arrays:
         """Compute the gradients of one step and add them to the window's."""
@@ -205,11 +220,12 @@ class FlatStep:
         further = self._further
         gradients = self._update.gradients if is_first or further is None else further
         for name, output in self._interface.gradients.items():
-            place = self._layout.slices[name]
-            self._update.weights.bind_input(binding, step_naming.parameter(name), place.shape, place.first)
-            gradients.bind_output(binding, output, place.shape, place.first)
+            place, given = self._layout.slices[name], step_naming.parameter(name)
+            made = self._kept[given].gradient_shape if given in self._kept else place.shape
+            self._update.weights.bind_input(binding, given, place.stored, place.first)
+            gradients.bind_output(binding, output, made, place.first)
             if name in self._low and self._low_weights is not None:
-                self._low_weights.bind_input(binding, self._low[name], place.shape, place.first)
+                self._low_weights.bind_input(binding, self._low[name], place.stored, place.first)
         for name, value in (self._frozen | self._buffers[source] | self._feeds).items():
             binding.bind_ortvalue_input(name, value)
         for name, value in self._buffers[target].items():

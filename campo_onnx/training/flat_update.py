@@ -1,19 +1,19 @@
 """The update of flat tensors: their memory, and the small graphs that run on it."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
 from campo_onnx.errors import ModelError
 from campo_onnx.export import step_naming
 from campo_onnx.export.optimizers import LAMB, Optimizer
-from campo_onnx.export.target import Target
+from campo_onnx.export.target import target_here
 from campo_onnx.runtime.buffers import FlatBuffer
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.training import updates
@@ -29,18 +29,8 @@ runs, and 112 ms in one. On a GPU what bounds the memory for intermediate result
 """
 
 _FLOAT = int(TensorProto.FLOAT)
-
-
-_GATED_SINCE = (1, 31)
-"""The first release of ONNX Runtime that has GatedAdd, as far as is known."""
-
-
-def _target(machine: Machine) -> Target:
-    """Say what updates may be written with here."""
-    release = tuple(int(part) for part in re.findall(r"\d+", machine.ort)[:2])
-    if release < _GATED_SINCE:
-        return "standard"
-    return "cuda" if machine.provider == "cuda" else "onnxruntime"
+_SMALL = 2.0**-64
+"""Makes gradients whose squares overflow FP32 small enough; a power of two rounds nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +69,7 @@ class FlatUpdate:
     ) -> None:
         self.count = 0
         self._update, self._layout, self._machine = update, layout, machine
-        self._is_torn, self._target = False, _target(machine)
+        self._is_torn, self._target = False, target_here(machine.provider, machine.ort)
         self.weights, self.gradients = self._flat(), self._flat()
         self._slots = {slot: self._flat() for slot in update.slots}
         self._average = None if update.average_decay is None else self._flat()
@@ -144,9 +134,24 @@ class FlatUpdate:
         """Look at all gradients together; `inverse` is the factor that unscales and averages them."""
         if not self._checks:
             return Checked(finite=True, norm=None)
+        checked = self._checked(inverse)
+        if checked.norm is not None and np.isinf(checked.norm) and checked.finite:
+            # Gradients were finite and their squares were not: an update would multiply those by zero.
+            self._times(_SMALL)
+            checked = self._checked(inverse / _SMALL)
+        return checked
+
+    def _checked(self, inverse: float) -> Checked:
         self._check.run({updates.INVERSE: inverse} if self._update.clip_norm is not None else {})
         finite = self._check.read(updates.FINITE)
         return Checked(finite=finite is None or bool(finite), norm=self._check.read(updates.NORM))
+
+    def _times(self, factor: float) -> None:
+        """Multiply all gradients."""
+        program = Program(updates.scaling_model(self._layout.rows), self._machine)
+        program.reads(updates.GRADIENT, self.gradients)
+        program.writes(updates.new(updates.GRADIENT), self.gradients)
+        program.run({updates.GRAD_SCALE: factor})
 
     def run(self, lr: float, inverse: float) -> None:
         """Update weights and optimizer state in place.
@@ -161,11 +166,7 @@ class FlatUpdate:
         for segment, program in self._programs:
             optimizer, group = self._update.optimizer_of(segment.group), segment.group
             rate = lr * (group.lr_scale if group is not None else 1.0)
-            numbers = (
-                {}
-                if optimizer is None
-                else updates.update_numbers(optimizer, rate, self.count + 1, self._target)
-            )
+            numbers = {} if optimizer is None else updates.update_numbers(optimizer, rate, self.count + 1)
             program.run({**numbers, **scale})
         if self._average is not None:
             self._averaging.run({})

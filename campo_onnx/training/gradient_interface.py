@@ -39,6 +39,12 @@ class GradientInterface:
         """Shapes of the parameters that are trained."""
         return {name: self.step.state[step_naming.parameter(name)].shape for name in self.gradients}
 
+    def parameters(self) -> dict[str, str | None]:
+        """Inputs that hold parameters, with the output that holds the gradient; None for frozen ones."""
+        frozen = [n for n in self.step.state if step_naming.is_parameter(n) and n not in self.step.next_value]
+        trained = {step_naming.parameter(name): output for name, output in self.gradients.items()}
+        return dict.fromkeys(frozen) | trained
+
 
 def gradient_interface(
     view: GraphView,

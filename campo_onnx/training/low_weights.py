@@ -81,7 +81,7 @@ def with_low_weights(model: onnx.ModelProto, layout: FlatLayout) -> tuple[onnx.M
     del changed.graph.value_info[:]
     changed.graph.value_info.extend(infos)
     for given, node in kept.items():
-        shape = layout.slices[names[given]].shape
+        shape = layout.slices[names[given]].stored
         changed.graph.input.append(
             helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT16, list(shape))
         )

@@ -135,7 +135,7 @@ class TrainingSession:
         self._schedules = {n: value for n, value in (settings or {}).items() if callable(value)}
         fixed = {n: value for n, value in (settings or {}).items() if not callable(value)}
         self._window = 1 if update is None else update.accumulate
-        self._steps = 0
+        self._steps = self._updates = 0  # skipped ones included
         self._settings = self._checked_feeds(fixed)
         self._settings |= self._scheduled()
         batch = (spec.shape for name, spec in self.interface.feeds.items() if name not in self._settings)
@@ -180,9 +180,11 @@ class TrainingSession:
         if missing := [name for name in self.interface.feeds if name not in feeds]:
             raise UsageError(f"the batch lacks {', '.join(missing)}", remedy=self._expected_feeds())
         ran = self._runner.run(feeds)
-        if self._scaler is not None and ran.outcome is not Outcome.ACCUMULATED:
-            self._scaler = self._scaler.updated(finite=ran.outcome is Outcome.UPDATED)
         self._steps += 1
+        if ran.outcome is not Outcome.ACCUMULATED:
+            self._updates += 1
+            if self._scaler is not None:
+                self._scaler = self._scaler.updated(finite=ran.outcome is Outcome.UPDATED)
         return StepResult(
             step=self._steps,
             metrics=MappingProxyType(ran.metrics),
@@ -267,6 +269,7 @@ class TrainingSession:
                 state=self.state(),
                 signature=self.interface.signature,
                 steps=self._steps,
+                updates=self._updates,
                 scaler=self._scaler,
             ),
             Path(path),
@@ -294,10 +297,11 @@ class TrainingSession:
             )
         self._runner.load(found.state)
         self._scaler, self._steps = found.scaler, found.steps
+        self._updates = found.steps // self._window if found.updates is None else found.updates
 
     def _scheduled(self) -> dict[str, NDArray[Any]]:
-        count = self._steps // self._window
-        return self._checked_feeds({name: float(value(count)) for name, value in self._schedules.items()})
+        values = {name: float(value(self._updates)) for name, value in self._schedules.items()}
+        return self._checked_feeds(values)
 
     def _checked_scaler(self, scaler: LossScaler | None) -> LossScaler | None:
         if LOSS_SCALE not in self.interface.feeds:

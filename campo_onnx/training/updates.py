@@ -2,7 +2,8 @@
 
 What depends on the learning rate and the count of updates is a handful of numbers, computed here in double
 and fed, so that the graph holds only passes over memory: 2 nodes for SGD, 13 for AdamW, whatever the network.
-Where ONNX Runtime has GatedAdd (``x + y * number`` in one pass), a sum of two terms is one node.
+Where ONNX Runtime has GatedAdd (``x + y * number`` in one pass), a sum of two terms is one node; on CUDA also
+where both have a factor.
 New state may be written over the old: each element is read before the node that replaces it.
 """
 
@@ -14,8 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from campo_onnx.export.compact import reshape
-from campo_onnx.export.gated import affine_rows, gated_add
+from campo_onnx.export.gated import gated_add, may_mix, mixed
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.optimizers import LAMB, SGD, Adam, AdamW, Momentum, Optimizer
 from campo_onnx.export.target import Target
@@ -29,7 +29,6 @@ GRAD_SCALE = "grad_scale"
 FURTHER, AVERAGE = "further", "average"
 INVERSE, FINITE, NORM = "inverse", "finite", "norm"
 _CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm
-_LEAST_RATE = 1e-30  # a rate of 0 divides
 _OPSET = 20
 _FLOAT = int(TensorProto.FLOAT)
 
@@ -75,19 +74,17 @@ def update_model(
     results: dict[str, Value] = {}
     match optimizer:
         case SGD():
-            kept = g.mul(weight, g.number("decay")) if optimizer.weight_decay else weight
-            step = g.number("step")
-            results[PARAMETER] = g.plus(kept, gradient, step if scale is None else g.mul(step, scale))
+            kept, step = g.number("decay") if optimizer.weight_decay else None, g.number("step")
+            results[PARAMETER] = g.sum(weight, kept, gradient, step if scale is None else g.mul(step, scale))
         case Momentum():
-            gradient = gradient if scale is None else g.mul(gradient, scale)
-            gradient = g.plus(gradient, weight, optimizer.weight_decay)
-            results["mom"] = mom = g.plus(gradient, slots["mom"], optimizer.momentum)
-            direction = g.plus(gradient, mom, optimizer.momentum) if optimizer.nesterov else mom
-            results[PARAMETER] = g.plus(weight, direction, g.number("step"))
+            if optimizer.weight_decay:
+                gradient, scale = g.sum(gradient, scale, weight, optimizer.weight_decay), None
+            results["mom"] = mom = g.sum(gradient, scale, slots["mom"], optimizer.momentum)
+            direction = g.sum(gradient, scale, mom, optimizer.momentum) if optimizer.nesterov else mom
+            results[PARAMETER] = g.sum(weight, None, direction, g.number("step"))
         case Adam() | AdamW() | LAMB():
             if isinstance(optimizer, Adam) and optimizer.weight_decay:
-                gradient = gradient if scale is None else g.mul(gradient, scale)
-                gradient, scale = g.plus(gradient, weight, optimizer.weight_decay), None
+                gradient, scale = g.sum(gradient, scale, weight, optimizer.weight_decay), None
             _update_moments(g, optimizer, gradient, scale, slots, results)
             results[PARAMETER] = _adam_step(g, optimizer, weight, results, tensor_of_row)
     return g.model(results)
@@ -104,10 +101,10 @@ def _update_moments(
     """Move the moments towards the gradient and its square; what unscales it is a factor on each."""
     one, two = optimizer.beta1, optimizer.beta2
     share = g.share(1 - one, scale)
-    results["m"] = g.plus(g.times(slots["m"], one), gradient, share)
+    results["m"] = g.sum(slots["m"], one, gradient, share)
     square = g.mul(gradient, gradient)
     share = g.share(1 - two, None if scale is None else g.mul(scale, scale))
-    results["v"] = g.plus(g.times(slots["v"], two), square, share)
+    results["v"] = g.sum(slots["v"], two, square, share)
 
 
 def _adam_step(
@@ -119,25 +116,15 @@ def _adam_step(
 ) -> Value:
     """Step along m / (sqrt(v) + eps), the bias corrections left to numbers."""
     root = g.op("Sqrt", moments["v"])
-    if _divides_by_step(optimizer, g.target):
-        # -(sqrt(v) + eps) / rate in one pass: then the weight decay is the gate of the last.
-        back = g.affine(root, g.number("slope"), g.number("level"))
-        return g.plus(g.op("Div", moments["m"], back), weight, g.number("decay"))
     direction = g.op("Div", moments["m"], g.add(root, g.number("eps")))
     step = g.number("step")
     if isinstance(optimizer, LAMB):
         assert tensor_of_row is not None  # the layout has it for every segment
-        direction = g.plus(g.mul(direction, g.number("correction")), weight, optimizer.weight_decay)
+        direction = g.sum(direction, g.number("correction"), weight, optimizer.weight_decay)
         ratio = _trust_ratio(g, weight, direction, tensor_of_row)
-        return g.add(weight, g.mul(direction, g.mul(ratio, step)))
+        return g.sum(weight, None, direction, g.mul(ratio, step))
     has_decay = isinstance(optimizer, AdamW) and optimizer.weight_decay
-    kept = g.mul(weight, g.number("decay")) if has_decay else weight
-    return g.plus(kept, direction, step)
-
-
-def _divides_by_step(optimizer: Optimizer, target: Target) -> bool:
-    """Whether the learning rate is in the divisor; on a CPU the node that puts it there takes too long."""
-    return target == "cuda" and isinstance(optimizer, AdamW) and bool(optimizer.weight_decay)
+    return g.sum(weight, g.number("decay") if has_decay else None, direction, step)
 
 
 def _trust_ratio(g: "_Flat", weight: Value, direction: Value, tensor_of_row: NDArray[np.int64]) -> Value:
@@ -156,9 +143,7 @@ def _trust_ratio(g: "_Flat", weight: Value, direction: Value, tensor_of_row: NDA
     return g.op("Reshape", g.op("Gather", ratio, index, axis=0), g.integers([-1, 1]))
 
 
-def update_numbers(
-    optimizer: Optimizer, lr: float, count: int, target: Target = "standard"
-) -> Mapping[str, float]:
+def update_numbers(optimizer: Optimizer, lr: float, count: int) -> Mapping[str, float]:
     """Compute what an update is fed besides tensors.
 
     Parameters
@@ -169,8 +154,6 @@ def update_numbers(
         Learning rate.
     count
         The number of this update, from 1 on.
-    target
-        Where the update was written to run.
     """
     match optimizer:
         case SGD(weight_decay=decay):
@@ -179,9 +162,6 @@ def update_numbers(
             return _numbers(step=-lr)
     first, root = 1 - optimizer.beta1**count, (1 - optimizer.beta2**count) ** 0.5
     correction, eps = root / first, optimizer.eps * root
-    if _divides_by_step(optimizer, target):
-        slope = -1 / max(lr * correction, _LEAST_RATE)
-        return _numbers(slope=slope, level=slope * eps, decay=1 - lr * optimizer.weight_decay)
     match optimizer:
         case LAMB():
             return _numbers(step=-lr, correction=correction, eps=eps)
@@ -209,8 +189,7 @@ def scaling_model(rows: int) -> onnx.ModelProto:
 def averaging_model(rows: int, decay: float, target: Target = "standard") -> onnx.ModelProto:
     """Write ``new_average = decay * average + (1 - decay) * param``."""
     g = _Flat(rows, target)
-    kept = g.times(g.tensor(AVERAGE), decay)
-    return g.model({AVERAGE: g.plus(kept, g.tensor(PARAMETER), 1 - decay)})
+    return g.model({AVERAGE: g.sum(g.tensor(AVERAGE), decay, g.tensor(PARAMETER), 1 - decay)})
 
 
 def check_model(rows: int, *, clip_norm: float | None, finite: bool) -> onnx.ModelProto:
@@ -272,31 +251,28 @@ class _Flat:
     def mul(self, a: Value, b: Value) -> Value:
         return self.op("Mul", a, b)
 
-    def times(self, a: Value, number: float) -> Value:
-        return self.mul(a, self.scalar(number, _FLOAT))
+    def sum(self, a: Value, of_a: Value | float | None, b: Value, of_b: Value | float) -> Value:
+        """Give ``a * of_a + b * of_b``: numbers that are fed, or one a row, or known; None for no factor."""
+        share = None if of_a is None else self._value(of_a)
+        kept = a if share is None else self.mul(a, share)
+        if isinstance(of_b, float) and of_b == 0:
+            return kept
+        factor = self._value(of_b)
+        if share is not None and may_mix(self._graph):
+            return mixed(self._graph, a, self._of_rows(share), b, self._of_rows(factor))
+        if self.target == "standard":
+            return self.add(kept, self.mul(b, factor))
+        return gated_add(self._graph, kept, b, self._of_rows(factor))
 
-    def plus(self, a: Value, b: Value, factor: Value | float) -> Value:
-        """Give ``a + factor * b`` for a number that is fed, or one that is known."""
-        if isinstance(factor, float | int):
-            if factor == 0:
-                return a
-            factor = self.scalar(factor, _FLOAT)
-        gate = self.op("Expand", factor, self.integers([self._rows, 1])) if factor.rank == 0 else factor
-        return (
-            gated_add(self._graph, a, b, gate)
-            if self.target != "standard"
-            else self.add(a, self.mul(b, factor))
-        )
+    def _value(self, number: Value | float) -> Value:
+        return number if isinstance(number, Value) else self.scalar(number, _FLOAT)
+
+    def _of_rows(self, number: Value) -> Value:
+        return number if number.rank else self.op("Expand", number, self.integers([self._rows, 1]))
 
     def share(self, number: float, scale: Value | None) -> Value | float:
         """Give a known number times one that is fed, if there is one."""
-        return number if scale is None else self.times(scale, number)
-
-    def affine(self, x: Value, slope: Value, level: Value) -> Value:
-        """Give ``x * slope + level`` for two numbers, in one pass: as one channel of a normalization."""
-        row = reshape(self._graph, x, (1, x.elements))
-        numbers = (reshape(self._graph, v, (1, 1)) for v in (slope, level))
-        return reshape(self._graph, affine_rows(self._graph, row, *numbers), x.shape)
+        return number if scale is None else self.mul(scale, self.scalar(number, _FLOAT))
 
     def model(self, results: Mapping[str, Value], *, rename: bool = True) -> onnx.ModelProto:
         outputs = {new(name) if rename else name: value for name, value in results.items()}

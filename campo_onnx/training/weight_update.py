@@ -46,6 +46,12 @@ class ParameterGroup:
                 ) from None
         if not (math.isfinite(self.lr_scale) and self.lr_scale >= 0):
             raise UsageError(f"lr_scale is {self.lr_scale:g}", remedy="It must be 0 or more, and finite.")
+        if self.weight_decay is not None and not (
+            math.isfinite(self.weight_decay) and self.weight_decay >= 0
+        ):
+            raise UsageError(
+                f"weight_decay is {self.weight_decay:g}", remedy="It must be 0 or more, and finite."
+            )
 
     def holds(self, name: str) -> bool:
         """Whether a parameter belongs to the group."""
@@ -97,8 +103,10 @@ class WeightUpdate:
             )
         if self.clip_norm is not None and not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
             raise UsageError(f"clip_norm is {self.clip_norm:g}", remedy="It must be positive and finite.")
-        if self.accumulate < 1:
-            raise UsageError(f"accumulate is {self.accumulate}", remedy="It must be 1 or more.")
+        if not isinstance(self.accumulate, int) or self.accumulate < 1:
+            raise UsageError(
+                f"accumulate is {self.accumulate}", remedy="It must be a whole number, 1 or more."
+            )
         if self.average_decay is not None and not 0 <= self.average_decay < 1:
             raise UsageError(f"average_decay is {self.average_decay:g}", remedy="It must be in [0, 1).")
 

@@ -10,6 +10,7 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.run import empty_on_device, from_device, on_device, run_bound
 from campo_onnx.runtime.sessions import open_session
+from campo_onnx.training.pool_places import with_compared_places
 from campo_onnx.training.runner import Arrays, Outcome, Ran
 from campo_onnx.training.step_interface import StepInterface, TensorSpec
 
@@ -42,8 +43,11 @@ class WholeStep:
         cuda_graph: bool,
     ) -> None:
         self._interface, self._machine, self._cuda_graph = interface, machine, cuda_graph
+        model = imported.model
+        if machine.provider == "cpu":
+            model = with_compared_places(model, imported.view)
         self._session = open_session(
-            imported.model,
+            model,
             machine,
             folder=imported.folder,
             cuda_graph=cuda_graph,

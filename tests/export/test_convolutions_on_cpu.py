@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed (make test-f
 from against_torch import TOLERANCE, weighted_sum, worst_deviation  # noqa: E402
 from torch import nn  # noqa: E402
 
-from campo_onnx.export.torch import conv_on_cpu, export_training_step  # noqa: E402
+from campo_onnx.export.torch import conv_on_cpu, export_training_step, patches, weight_gradient  # noqa: E402
 
 IMAGE = (2, 4, 10, 9)
 CONVOLUTIONS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
@@ -55,14 +55,17 @@ class Behind(nn.Module):
         return self.convolution(self.factor * x)
 
 
-@pytest.mark.parametrize("form", ["patches", "spread", "flipped", "product"])
+@pytest.mark.parametrize("form", ["patches", "spread", "flipped", "product", "selected", "unfolded"])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_forms(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv_on_cpu, "cheapest", preferring(form))
+    monkeypatch.setattr(patches, "_FEW", patches.LARGEST_INDEX)
+    monkeypatch.setattr(weight_gradient, "_FEWEST_OUTPUTS", 1)
+    for chooser in (conv_on_cpu, weight_gradient):
+        monkeypatch.setattr(chooser, "cheapest", preferring(form))
     build, image = CONVOLUTIONS[name]
     torch.manual_seed(0)
     module, x = Behind(build(), image), torch.randn(image)
-    options = {"device": "cpu", "target": "onnxruntime", "conv_weight_gradient": "matmul"}
+    options = {"device": "cpu", "target": "onnxruntime"}  # of weights "matmul", the first, or what is wanted
     assert worst_deviation(module, weighted_sum, [x], [], **options) < TOLERANCE
 
 
@@ -75,9 +78,11 @@ def operators(module: Any, image: tuple[int, ...]) -> set[str]:
 
 def test_large_images_are_convolved_and_small_ones_multiplied() -> None:
     assert operators(nn.Conv2d(32, 32, 3, padding=1), (2, 32, 40, 40)) & {"Conv", "ConvTranspose"} == {"Conv"}
-    deep = operators(nn.Conv2d(256, 256, 3, padding=1), (8, 256, 4, 4))
-    assert not deep & {"Conv", "ConvTranspose"}
-    assert {"MatMul", "Gather"} <= deep
+    for size, is_gathered in ((6, True), (3, False)):
+        deep = operators(nn.Conv2d(256, 256, 3, padding=1), (8, 256, size, size))
+        assert not deep & {"Conv", "ConvTranspose"}
+        assert "MatMul" in deep
+        assert ("Gather" in deep) == is_gathered
 
 
 def test_patches_of_large_images_are_not_all_made_at_once() -> None:

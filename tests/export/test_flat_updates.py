@@ -148,7 +148,7 @@ def test_ten_updates_are_torchs(name: str, scaling: str, clip_norm: float | None
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_update_is_torchs_in_every_form(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The CPU provider has all operators of both; a first step at a rate of 0 moves nothing.
-    monkeypatch.setattr(flat_update, "_target", lambda machine: target)
+    monkeypatch.setattr(flat_update, "target_here", lambda provider, release: target)
     module = Weighted()
     first = {n: p.detach().numpy().copy() for n, p in module.named_parameters()}
     optimizer, reference_of = OPTIMIZERS[name]
@@ -219,6 +219,26 @@ def test_an_update_in_several_runs_is_the_same(
             training.step(feeds(training, gradients(step)))
     one, several = in_one.state(), in_several.state()
     assert all(np.array_equal(one[name], several[name]) for name in one)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_gradients_whose_squares_overflow_are_clipped_as_any_others(name: str) -> None:
+    """1e14 is finite, and so is 1e14 times the scale; the square of that is not."""
+    module = Weighted()
+    first = {n: p.detach().numpy().copy() for n, p in module.named_parameters()}
+    optimizer, make = OPTIMIZERS[name]
+    update, reference = WeightUpdate(optimizer=optimizer, clip_norm=1.0), make(module.parameters(), lr=LR)
+    training = session(module, update, scaler=LossScaler(), unscale=False)
+    for step, size in enumerate((1.0, 1e14, 1.0)):
+        batch = [size * gradient for gradient in gradients(step)]
+        result = training.step(feeds(training, batch))
+        assert result.updated
+        for parameter, gradient in zip(module.parameters(), batch, strict=True):
+            parameter.grad = gradient.clone()
+        norm = torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        assert result.metrics[GRAD_NORM] == pytest.approx(norm.item(), rel=1e-5)
+        reference.step()
+    assert_like(training, module, first)
 
 
 @pytest.mark.parametrize("unscale", [True, False], ids=["in_the_graph", "left_to_the_update"])

@@ -55,6 +55,11 @@ def clips(self: Any, y: Any) -> Any:
     return y
 
 
+def pads_beyond_the_stride(self: Any, y: Any) -> Any:
+    """ONNX Runtime takes such a graph, and fails when it runs."""
+    return nn.functional.conv_transpose1d(y[None], torch.ones(4, 2, 2), output_padding=1, dilation=2)
+
+
 def registers(self: Any, y: Any) -> Any:
     self.register_buffer("late", y.detach())
     return y
@@ -217,6 +222,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "gradient": (runs_backward, r"backward pass that adds to the gradient of 'linear.weight'"),
     "hook": (hooks, r"forward puts a hook on parameter 'linear.weight'"),
     "assertion": (asserts, r"the step fails at .*test_never_wrong.py:\d+ .*AssertionError"),
+    "output_padding": (pads_beyond_the_stride, r"output_padding that is not smaller than the stride"),
     "operation": (
         untranslated,
         r"no translation for aten._linalg_det.default \(in .*test_never_wrong.py:\d+\)",

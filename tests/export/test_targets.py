@@ -154,7 +154,7 @@ def test_sums_of_many_rows_are_as_exact_as_torchs_on_a_cpu() -> None:
         return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
     errors = {}
-    for target in ("standard", "cpu"):
+    for target in ("standard", "cpu", "cuda"):
         step = export_training_step(layer, lambda y, g: (y * g).sum(), x, gradient, target=target)
         feeds = {
             "param.weight": layer.weight,
@@ -167,7 +167,7 @@ def test_sums_of_many_rows_are_as_exact_as_torchs_on_a_cpu() -> None:
         loaded = session(step, _LEVEL.ORT_ENABLE_ALL)
         (found,) = loaded.run(["grad.bias"], {n: given[n] for n in names})
         errors[target] = error(found)
-    assert errors["cpu"] < 2 * error(gradient.sum(0).numpy()) < errors["standard"]
+    assert max(errors["standard"], errors["cpu"]) < 2 * error(gradient.sum(0).numpy()) < errors["cuda"]
 
 
 def test_one_mask_serves_all_rectifiers_whose_results_are_joined() -> None:

@@ -85,6 +85,21 @@ def test_a_state_dict_goes_in_and_comes_out() -> None:
     Network().load_state_dict(found)
 
 
+def test_buffers_that_are_not_persistent_come_from_the_module() -> None:
+    module = nn.BatchNorm1d(6)
+    module.register_buffer("running_mean", torch.zeros(6), persistent=False)
+    model = export_training_step(module, lambda y: y.square().mean(), BATCH[0])
+    with pytest.raises(UsageError, match=r"it lacks 'running_mean'.*the module itself"):
+        first_state(module.state_dict(), model)
+    state = first_state(module, model)
+    assert state.keys() == {f"param.{name}" for name in ("weight", "bias")} | {
+        "buf.running_mean", "buf.running_var", "buf.num_batches_tracked"
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="this one has no running_mean"):
+        state_dict_of(state, module.state_dict())
+    assert state_dict_of(state, module).keys() == module.state_dict().keys()
+
+
 def test_the_last_batch_of_an_epoch_has_a_session_of_its_own() -> None:
     module = Network()
     sizes = {16: session(module, WeightUpdate(optimizer=Momentum()))}
@@ -120,6 +135,9 @@ def test_a_state_dict_of_another_model_changes_nothing() -> None:
     wide = module.state_dict() | {"head.bias": torch.zeros(7)}
     with pytest.raises(UsageError, match=r"'head\.bias' is float32\[7\], not float32\[5\]"):
         first_state(wide, model)
+    low = {name: value.bfloat16() for name, value in module.state_dict().items()}
+    with pytest.raises(UsageError, match=r"'first\.weight' is bfloat16\[6, 6\], not float32\[6, 6\]"):
+        first_state(low, model)
     training = session(module, WeightUpdate(optimizer=SGD()))
     before = training.state()
     with pytest.raises(UsageError, match=r"no state param\.0\.weight"):

@@ -16,6 +16,7 @@ import torch
 from benchmarks import export as jobs
 from benchmarks.zoo import export as zoo
 from campo_onnx.export.torch import Adam, AdamW, Momentum
+from campo_onnx.ir.importer import import_model
 from tests.export import against_torch
 from tests.export.against_torch import TOLERANCE, deviation, feeds_of, replayed, run, with_masks
 
@@ -102,8 +103,18 @@ def test_a_model_at_full_size_needs_no_memory(tmp_path: Path) -> None:
 
 
 def test_torchs_own_exporter_is_given_the_same_step() -> None:
-    found = jobs.by_torch_onnx(jobs.Job(kind="stock", model="alexnet", batch=2))
+    found = jobs.by_torch_onnx("alexnet")
     assert found["nodes"] or found["refused"].startswith("aten.")
+
+
+@pytest.mark.parametrize(
+    ("form", "kind"), [("conv", jobs.CONVOLUTION), ("matmul", jobs.PRODUCT), ("images", jobs.IMAGES)]
+)
+def test_the_form_of_a_weight_gradient_is_seen_in_the_file(form: str, kind: str) -> None:
+    step = zoo.export("dcgan_discriminator", 8, optimizer=None, weight_gradient=form, unscale=False)
+    found = jobs.forms("dcgan_discriminator", import_model(step).view)
+    # Four layers with strides and one without, each run on real and on made-up images.
+    assert found == {"4 x 4": {kind: 2}, "4 x 4, stride 2": {kind: 8}}
 
 
 def wrong(model: onnx.ModelProto, kind: str) -> onnx.ModelProto:

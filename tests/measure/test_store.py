@@ -148,12 +148,14 @@ def damaged(path: Path, where: str) -> None:
         content = content[: len(content) // 2]
     elif where == "middle":
         content[len(content) // 2 : len(content) // 2 + 8192] = os.urandom(8192)
+    elif where == "names":
+        content = content.replace(b"NOT NULL,", b"NOT NUL\xe9,", 1)
     else:
         content[:100] = os.urandom(100)
     path.write_bytes(bytes(content))
 
 
-@pytest.mark.parametrize("where", ["tail", "middle", "header"])
+@pytest.mark.parametrize("where", ["tail", "middle", "header", "names"])
 def test_damage_is_set_aside_with_a_notice(tmp_path: Path, where: str) -> None:
     path = tmp_path / "t.sqlite"
     damaged(path, where)

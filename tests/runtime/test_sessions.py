@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.sessions import Assignment, assignments, bind, open_session, placed_elsewhere
+from campo_onnx.runtime.sessions import Assignment, assignments, bind, open_session, placed_elsewhere, refused
 
 HERE = machine("cpu", threads=1)
 
@@ -90,3 +90,18 @@ def test_no_session_falls_back_to_another_provider(monkeypatch: pytest.MonkeyPat
     assert words["providers"] == [
         ("CUDAExecutionProvider", {"enable_cuda_graph": "1", "arena_extend_strategy": "kSameAsRequested"})
     ]
+
+
+NOT_REGISTERED = "[ONNXRuntimeError] : 10 : INVALID_GRAPH : {}(-1) is not a registered function/op"
+
+
+@pytest.mark.parametrize(
+    ("op", "said"),
+    [
+        ("com.microsoft:GatedAdd", "too old"),
+        ("com.microsoft:ConvGrad", "training build"),
+        ("Fancy", "cannot load"),
+    ],
+)
+def test_an_operator_that_is_not_registered(op: str, said: str) -> None:
+    assert said in str(refused(RuntimeError(NOT_REGISTERED.format(op))))

@@ -17,7 +17,7 @@ from momentum_step import (
 )
 
 from campo_onnx.errors import CheckpointError, ModelError, UnsupportedModelError, UsageError
-from campo_onnx.export.optimizers import SGD, AdamW, Momentum
+from campo_onnx.export.optimizers import SGD, Adam, AdamW, Momentum
 from campo_onnx.runtime import sessions
 from campo_onnx.training.loss_scaler import LossScaler
 from campo_onnx.training.program import Program
@@ -131,6 +131,29 @@ def test_within_a_window_the_state_is_that_before_it(tmp_path: Path) -> None:
     assert again[1].updated
 
 
+def test_schedules_count_updates_whatever_became_of_windows(tmp_path: Path) -> None:
+    """One that was begun and forgotten is none, and those of a checkpoint may have been longer."""
+    asked: list[int] = []
+
+    def rate(count: int) -> float:
+        asked.append(count)
+        return 0.1
+
+    four = session(WeightUpdate(optimizer=SGD(), accumulate=4), settings={"lr": rate})
+    for _ in range(3):
+        four.step(batch())
+    four.load_state({})
+    for _ in range(4):
+        four.step(batch())
+    assert set(asked) == {0}
+    four.save(tmp_path / "a.safetensors")
+    two = session(WeightUpdate(optimizer=SGD(), accumulate=2), settings={"lr": rate})
+    two.restore(tmp_path / "a.safetensors")
+    asked.clear()
+    two.step(batch())
+    assert asked == [1]
+
+
 def test_a_gradient_graph_that_fails_in_a_window_costs_that_step_alone() -> None:
     failing = (
         "buf_out.seen = Add(buf.seen, one)",
@@ -237,7 +260,11 @@ def test_a_static_scale_and_none() -> None:
         (lambda: WeightUpdate(optimizer=SGD(), average_decay=1.0), "average_decay is 1"),
         (lambda: ParameterGroup(parameters=("(",)), r"the pattern '\('"),
         (lambda: ParameterGroup(parameters="bias"), "Give a tuple"),  # type: ignore[arg-type]
+        (lambda: WeightUpdate(optimizer=SGD(), accumulate=1.5), "accumulate is 1.5"),  # type: ignore[arg-type]
         (lambda: ParameterGroup(parameters=("bias",), lr_scale=-1.0), "lr_scale is -1"),
+        (lambda: ParameterGroup(parameters=("bias",), weight_decay=float("nan")), "weight_decay is nan"),
+        (lambda: Adam(beta1=1.0), "beta1 is 1.*below 1"),
+        (lambda: Momentum(momentum=float("inf")), "momentum is inf.*finite"),
     ],
 )
 def test_settings_out_of_range(made: Any, why: str) -> None:

@@ -29,7 +29,6 @@ from campo_onnx.export.value import Value
 _INT64 = int(TensorProto.INT64)
 _INT32 = int(TensorProto.INT32)
 _BOOL = int(TensorProto.BOOL)
-_LONG_SUM = 512
 
 
 def _broadcast(
@@ -51,20 +50,6 @@ def _transposed(g: Graph, expected: Expected, x: Value, *, permutation: Sequence
 
 def _reduced(op_type: str, g: Graph, expected: Expected, x: Value, *, axes: Sequence[int], **_: Any) -> Value:
     return reduce(g, op_type, x, axes, keepdims=False) if axes else x
-
-
-def _summed(g: Graph, expected: Expected, x: Value, *, axes: Sequence[int], **_: Any) -> Value:
-    """Sum; a long sum over several leading axes in two, as even as they can be.
-
-    ONNX Runtime's CPU provider adds what lies along leading axes one after the other, and what rounds off
-    grows with their number; the second sum reads next to nothing.
-    """
-    sizes = [x.shape[axis] for axis in axes]
-    if tuple(axes) == tuple(range(len(axes))) and len(axes) < x.rank and math.prod(sizes) >= _LONG_SUM:
-        at = min(range(len(axes)), key=lambda n: math.prod(sizes[:n]) + math.prod(sizes[n:]))
-        if at:
-            x, axes = reduce(g, "ReduceSum", x, axes[at:], keepdims=False), axes[:at]
-    return _reduced("ReduceSum", g, expected, x, axes=axes)
 
 
 def _reduced_bool(
@@ -254,7 +239,7 @@ TRANSLATIONS: Table = table(
     ("reduce_min", partial(_reduced, "ReduceMin")),
     ("reduce_or", partial(_reduced_bool, "ReduceMax")),
     ("reduce_prod", partial(_reduced, "ReduceProd")),
-    ("reduce_sum", _summed),
+    ("reduce_sum", partial(_reduced, "ReduceSum")),
     ("reshape", _reshaped),
     ("rev", _reversed),
     ("scatter-add", _scatter_added),

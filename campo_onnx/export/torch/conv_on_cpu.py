@@ -9,6 +9,7 @@ product of the whole batch has neither limit. The forms, of which :func:`cheapes
 - ``"patches"``: what the taps see of each position, gathered, times the weight.
 - ``"spread"``: each position times the weight, and what reaches a pixel gathered and summed: the fewest
   operations where the strides are not one.
+- ``"selected"``: the last two for small images: what would be gathered is a product with zeros and ones.
 - ``"product"``: with one tap, the weight times the image as it lies.
 """
 
@@ -23,18 +24,26 @@ from campo_onnx.export.cheapest import Form, cheapest
 from campo_onnx.export.compact import elementwise, pad, reduce, reshape, transpose
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.products import gemm, matmul
-from campo_onnx.export.torch.patches import Axis, Geometry, axes_of, channels_first, flat_images, seen
+from campo_onnx.export.torch.patches import (
+    LARGEST_INDEX,
+    Axis,
+    Geometry,
+    axes_of,
+    channels_first,
+    flat_images,
+    is_small,
+    seen,
+    selected,
+    selection,
+)
 from campo_onnx.export.value import Value
-
-_LARGEST_INDEX = 1 << 16
-"""Numbers in a constant index; images for which it would be larger are not gathered pixel by pixel."""
 
 
 def forward(
     g: Graph, x: Value, weight: Value, bias: Value | None, geometry: Geometry, result: tuple[int, ...]
 ) -> Value:
     """Convolve an image into one of shape `result`."""
-    forms = forward_forms(weight.shape, geometry, result)
+    forms = forward_forms(x.shape, weight.shape, geometry, result)
     return _cheapest(g, forms, x, weight)(g, x, weight, bias)
 
 
@@ -53,11 +62,16 @@ def _cheapest(g: Graph, forms: Mapping[str, Form], image: Value, weight: Value) 
     return forms[cheapest(g, forms, (image, weight), datasheet.device("cpu"))]
 
 
-def forward_forms(weight: tuple[int, ...], geometry: Geometry, result: tuple[int, ...]) -> dict[str, Form]:
-    """Give the forms of a convolution with a weight of this shape."""
+def forward_forms(
+    image: tuple[int, ...], weight: tuple[int, ...], geometry: Geometry, result: tuple[int, ...]
+) -> dict[str, Form]:
+    """Give the forms of a convolution of an image of the first shape into one of the last."""
     forms: dict[str, Form] = {"conv": partial(_conv, geometry=geometry)}
     if geometry.groups == 1:
         forms["patches"] = partial(_from_patches, geometry=geometry, result=result)
+        axes = axes_of(image, result, weight, geometry)
+        if is_small(axes):
+            forms["selected"] = partial(_from_selected, axes=axes, result=result)
     return forms
 
 
@@ -75,8 +89,10 @@ def transposed_forms(
             forms["patches"] = partial(_turned_patches, axes=axes, shape=shape)
     if geometry.groups == 1 and is_single and is_dense:
         forms["product"] = partial(_one_tap, shape=shape)
-    elif geometry.groups == 1 and _candidates(axes) * math.prod(shape[2:]) <= _LARGEST_INDEX:
+    elif geometry.groups == 1 and _candidates(axes) * math.prod(shape[2:]) <= LARGEST_INDEX:
         forms["spread"] = partial(_spread, axes=axes, shape=shape)
+        if is_small(axes):
+            forms["selected"] = partial(_spread_selected, axes=axes, shape=shape)
     return forms
 
 
@@ -99,6 +115,13 @@ def _from_patches(
         turned = transpose(g, reshape(g, weight, (outputs, channels, taps)), [0, 2, 1])
         matrix = reshape(g, turned, (outputs, taps * channels))
     return _channels_second(g, gemm(g, columns, transpose(g, matrix, [1, 0]), bias), result)
+
+
+def _from_selected(
+    g: Graph, x: Value, weight: Value, bias: Value | None = None, *, axes: list[Axis], result: tuple[int, ...]
+) -> Value:
+    matrix = reshape(g, weight, (weight.shape[0], math.prod(weight.shape[1:])))
+    return _channels_second(g, gemm(g, selected(g, x, axes), transpose(g, matrix, [1, 0]), bias), result)
 
 
 def _channels_second(g: Graph, rows: Value, shape: tuple[int, ...]) -> Value:
@@ -166,6 +189,19 @@ def _spread(g: Graph, gradient: Value, weight: Value, *, axes: list[Axis], shape
     each = reshape(g, each, (batch, (positions + 1) * taps, channels))
     reaching = g.op("Gather", each, g.constant(_reaching(axes).astype(np.int32)), axis=1)
     return _channels_second(g, reduce(g, "ReduceSum", reaching, [2], keepdims=False), shape)
+
+
+def _spread_selected(
+    g: Graph, gradient: Value, weight: Value, *, axes: list[Axis], shape: tuple[int, ...]
+) -> Value:
+    outputs, channels, taps = weight.shape[0], weight.shape[1], math.prod(weight.shape[2:])
+    batch, positions = gradient.shape[0], math.prod(gradient.shape[2:])
+    rows = reshape(g, transpose(g, flat_images(g, gradient), [0, 2, 1]), (batch * positions, outputs))
+    each = matmul(g, rows, reshape(g, weight, (outputs, channels * taps)))
+    each = reshape(g, each, (batch, positions, channels, taps))
+    reaching = selection(axes).transpose(0, 2, 1)[None].astype(gradient.numpy_dtype)
+    placed = g.op("MatMul", each, g.constant(reaching))
+    return reshape(g, reduce(g, "ReduceSum", placed, [1], keepdims=False), shape)
 
 
 def _taps_first(g: Graph, rows: Value, taps: int) -> Value:

@@ -17,7 +17,7 @@ from campo_onnx.export.torch.conv_on_cpu import input_gradient
 from campo_onnx.export.torch.operands import aten, pair
 from campo_onnx.export.torch.patches import Geometry
 from campo_onnx.export.torch.weight_gradient import WeightGradient, weight_gradient
-from campo_onnx.export.translation import Expected, Translation, table
+from campo_onnx.export.translation import Expected, Translation, UntranslatableError, table
 from campo_onnx.export.value import Value
 
 
@@ -28,6 +28,9 @@ def _convolution(
 ) -> Value:  # fmt: skip
     count = weight.rank - 2
     geometry = _geometry(count, stride, padding, dilation, groups)
+    if transposed and any(o >= s for o, s in zip(pair(output_padding, count), geometry.strides, strict=True)):
+        # ONNX Runtime has no kernel for it, and the gradient would be convolved to a larger image.
+        raise UntranslatableError("output_padding that is not smaller than the stride")
     if _is_for_cpu(g, device):
         on_cpu = conv_on_cpu.transposed if transposed else conv_on_cpu.forward
         return on_cpu(g, x, weight, bias, geometry, expected.shape)

@@ -8,9 +8,8 @@ import torch
 from onnx import TensorProto
 
 from campo_onnx.export.compact import cast, elementwise, expand, full, scaled
-from campo_onnx.export.gated import add_product
+from campo_onnx.export.gated import may_mix, mixed
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.torch.joined import first_input, joined_rectified
 from campo_onnx.export.torch.operands import DTYPES, FLOATS, aten, operand
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
@@ -50,11 +49,12 @@ def _mul(g: Graph, expected: Expected, a: Any, b: Any) -> Value:
 def _div_mode(g: Graph, expected: Expected, a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
     if rounding_mode is None:
         return _binary("Div", g, expected, a, b)
+    if expected.dtype in FLOATS and rounding_mode == "floor":
+        # Not the floor of a quotient, which rounds: 0.5 holds 0.1, as FP32 has it, four times.
+        whole = _binary("Sub", g, expected, a, _remainder(g, expected, a, b))
+        return g.op("Round", _binary("Div", g, expected, whole, b))
     if expected.dtype in FLOATS:
-        quotient = _binary("Div", g, expected, a, b)
-        return (
-            elementwise(g, "Floor", quotient) if rounding_mode == "floor" else _trunc(g, expected, quotient)
-        )
+        return _trunc(g, expected, _binary("Div", g, expected, a, b))
     a, b = operand(g, a, expected.dtype), operand(g, b, expected.dtype)
     if (
         rounding_mode == "floor"
@@ -84,19 +84,6 @@ def _trunc(g: Graph, expected: Expected, x: Value) -> Value:
     return elementwise(g, "Mul", elementwise(g, "Sign", x), elementwise(g, "Floor", elementwise(g, "Abs", x)))
 
 
-def _relu(g: Graph, expected: Expected, x: Value) -> Value:
-    # Providers have kernels of Relu for floating point alone.
-    return _unary("Relu", g, expected, x) if x.is_float else elementwise(g, "Max", x, g.scalar(0, x.dtype))
-
-
-def _hardtanh_backward(
-    g: Graph, expected: Expected, gradient: Value, x: Value, low: float = -1, high: float = 1
-) -> Value:
-    above = elementwise(g, "Greater", x, g.scalar(low, x.dtype))
-    inside = elementwise(g, "And", above, elementwise(g, "Less", x, g.scalar(high, x.dtype)))
-    return elementwise(g, "Where", inside, gradient, g.scalar(0, gradient.dtype))
-
-
 def _compared(op_type: str, negate: bool, g: Graph, expected: Expected, a: Value, b: Any) -> Value:
     dtype = a.dtype
     if isinstance(b, Value):
@@ -115,13 +102,6 @@ def _where(g: Graph, expected: Expected, condition: Value, a: Any, b: Any) -> Va
     return elementwise(
         g, "Where", cast(g, condition, _BOOL), operand(g, a, expected.dtype), operand(g, b, expected.dtype)
     )
-
-
-def _clamp(g: Graph, expected: Expected, x: Value, low: Any = None, high: Any = None) -> Value:
-    x = operand(g, x, expected.dtype)
-    if low is not None:
-        x = elementwise(g, "Max", x, operand(g, low, expected.dtype))
-    return x if high is None else elementwise(g, "Min", x, operand(g, high, expected.dtype))
 
 
 def _pow(g: Graph, expected: Expected, base: Any, exponent: Any) -> Value:
@@ -159,10 +139,6 @@ def _expm1(g: Graph, expected: Expected, x: Value) -> Value:
     return elementwise(g, "Mul", elementwise(g, "Tanh", half), tail)
 
 
-def _leaky_relu(g: Graph, expected: Expected, x: Value, slope: float = 0.01) -> Value:
-    return g.op("LeakyRelu", x, alpha=float(slope))
-
-
 def _elu(
     g: Graph, expected: Expected, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1
 ) -> Value:
@@ -170,24 +146,6 @@ def _elu(
     low = elementwise(g, "Mul", grown, g.scalar(alpha * scale, x.dtype))
     high = elementwise(g, "Mul", x, g.scalar(scale, x.dtype))
     return elementwise(g, "Where", elementwise(g, "Greater", x, g.scalar(0, x.dtype)), high, low)
-
-
-def _leaky_relu_backward(
-    g: Graph, expected: Expected, gradient: Value, x: Value, slope: float, is_result: bool
-) -> Value:
-    scaled = elementwise(g, "Mul", gradient, g.scalar(slope, x.dtype))
-    return elementwise(g, "Where", elementwise(g, "Greater", x, g.scalar(0, x.dtype)), gradient, scaled)
-
-
-def _threshold_backward(g: Graph, expected: Expected, gradient: Value, x: Value, threshold: float) -> Value:
-    whole = joined_rectified(g, gradient, x) if threshold == 0 else None
-    if whole is not None:
-        # The branches of a block end in a Concat: what masks its gradient masks those of all of them.
-        cut, joined = whole
-        masked = _threshold_backward(g, expected, first_input(cut), joined, threshold)
-        return g.op("Slice", masked, *cut.inputs[1:], **cut.attributes)
-    passes = elementwise(g, "Greater", x, g.scalar(threshold, x.dtype))
-    return elementwise(g, "Where", passes, gradient, g.scalar(0, gradient.dtype))
 
 
 def _gelu(g: Graph, expected: Expected, x: Value, *, approximate: str = "none") -> Value:
@@ -217,11 +175,11 @@ def _gelu_backward(
     # With s = x / sqrt(2): (1 + erf(s) + s * 2 / sqrt(pi) * exp(-s * s)) / 2. The constant goes into the
     # exponent, and the half comes last: a product that follows takes it along.
     s, level = times(x, number(math.sqrt(0.5))), math.log(2 / math.sqrt(math.pi))
-    if g.target == "cuda":
-        # With e ** -t in one node, which on a CPU takes longer than what it saves.
-        bell = g.op("Pow", number(math.exp(-1)), add_product(g, full(g, x.shape, -level, x.dtype), s, s))
-        rest = add_product(g, elementwise(g, "Erf", s), s, bell)
-        return scaled(g, add_product(g, gradient, gradient, rest), 0.5)
+    if may_mix(g):
+        # All times sqrt(pi) / 2, which leaves no constant at the exponential; e ** -t is one node.
+        share, bell = math.sqrt(math.pi) / 2, g.op("Pow", number(math.exp(-1)), times(s, s))
+        rest = mixed(g, elementwise(g, "Erf", s), share, s, bell)
+        return scaled(g, mixed(g, gradient, share, gradient, rest), 0.5 / share)
     exponent = elementwise(g, "Sub", number(level), times(s, s))
     erf = elementwise(g, "Add", elementwise(g, "Erf", s), one)
     doubled = elementwise(g, "Add", erf, times(s, elementwise(g, "Exp", exponent)))
@@ -300,23 +258,14 @@ TRANSLATIONS: Table = table(
     (aten.isnan.default, lambda g, e, x: elementwise(g, "IsNaN", x)),
     (aten.isinf.default, lambda g, e, x: elementwise(g, "IsInf", x)),
     (aten.where.self, _where),
-    (aten.clamp.default, _clamp),
-    (aten.clamp.Tensor, _clamp),
-    (aten.clamp_min.default, _clamp),
     ((aten.fmod.Tensor, aten.fmod.Scalar), _fmod),
     ((aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor), _remainder),
     ((aten.floor_divide.default, aten.floor_divide.Scalar), _floor_divide),
-    (aten.relu.default, _relu),
     (aten.trunc.default, _trunc),
-    (aten.hardtanh.default, lambda g, e, x, low=-1, high=1: _clamp(g, e, x, low, high)),
-    (aten.hardtanh_backward.default, _hardtanh_backward),
     (aten.rsqrt.default, _rsqrt),
     (aten.log1p.default, _log1p),
     (aten.expm1.default, _expm1),
     (aten.elu.default, _elu),
-    (aten.leaky_relu.default, _leaky_relu),
-    (aten.leaky_relu_backward.default, _leaky_relu_backward),
-    (aten.threshold_backward.default, _threshold_backward),
     (aten.gelu.default, _gelu),
     (aten.gelu_backward.default, _gelu_backward),
     (aten.sigmoid_backward.default, _sigmoid_backward),

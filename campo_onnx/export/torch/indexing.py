@@ -61,7 +61,10 @@ def _scatter_add(g: Graph, expected: Expected, x: Value, dim: int, index: Value,
 def _scattered(
     g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Any, reduction: str | None
 ) -> Value:
-    updates = expand(g, operand(g, source, x.dtype), index.shape)
+    updates = operand(g, source, x.dtype)
+    if updates.rank == index.rank:  # torch lets the index be shorter
+        updates = crop(g, updates, [0] * index.rank, index.shape)
+    updates = expand(g, updates, index.shape)
     return g.op("ScatterElements", x, index, updates, axis=dim % x.rank, reduction=reduction)
 
 

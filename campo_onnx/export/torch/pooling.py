@@ -1,7 +1,7 @@
 """Pooling and resampling, with their gradients."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from campo_onnx.export.compact import full, reshape
+from campo_onnx.export.compact import elementwise, full, reshape
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.operands import aten, pair
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
@@ -25,29 +25,60 @@ def _max_pool(
     count = len(expected.shape) - 2
     if x.rank != len(expected.shape) or count < 1:
         raise UntranslatableError("an image without batch or channels")
+    y, place = g.ops("MaxPool", x, outputs=2, **_window(count, kernel, stride, padding, dilation, ceil_mode))
+    # ONNX numbers the elements of the whole tensor, torch those of one channel of an image.
+    return y, elementwise(g, "Mod", place, g.scalar(math.prod(x.shape[2:]), place.dtype))
+
+
+def _window(
+    count: int, kernel: Sequence[int], stride: Sequence[int], padding: int | Sequence[int],
+    dilation: int | Sequence[int], ceil_mode: bool,
+) -> dict[str, Any]:  # fmt: skip
     pads = pair(padding, count)
-    # ONNX counts the indices over the whole tensor, torch over one image: only our own gradient
-    # reads them, and a flat index is what it wants.
-    return g.ops(
-        "MaxPool",
-        x,
-        outputs=2,
-        kernel_shape=pair(kernel, count),
-        strides=pair(stride, count) if stride else pair(kernel, count),
-        pads=[*pads, *pads],
-        dilations=pair(dilation, count),
-        ceil_mode=int(ceil_mode),
-    )
+    return {
+        "kernel_shape": pair(kernel, count),
+        "strides": pair(stride, count) if stride else pair(kernel, count),
+        "pads": [*pads, *pads],
+        "dilations": pair(dilation, count),
+        "ceil_mode": int(ceil_mode),
+    }
+
+
+def _are_tiles(window: Mapping[str, Any], image: Sequence[int]) -> bool:
+    """Whether windows lie side by side and cover the image, so that each element is in one of them."""
+    sizes = window["kernel_shape"]
+    fit = all(n % size == 0 for n, size in zip(image, sizes, strict=True))
+    return fit and window["strides"] == sizes and not any(window["pads"]) and set(window["dilations"]) == {1}
 
 
 def _max_pool_backward(
-    g: Graph, expected: Expected, gradient: Value, x: Value, kernel: Any, stride: Any, padding: Any,
-    dilation: Any, ceil_mode: bool, indices: Value,
+    g: Graph, expected: Expected, gradient: Value, x: Value, kernel: Sequence[int], stride: Sequence[int],
+    padding: int | Sequence[int], dilation: int | Sequence[int], ceil_mode: bool, indices: Value,
 ) -> Value:  # fmt: skip
+    window = _window(x.rank - 2, kernel, stride, padding, dilation, ceil_mode)
+    place = _place_in_tensor(g, x, indices)
+    are_tiles = _are_tiles(window, x.shape[2:])
+    if g.target == "cpu" and are_tiles:
+        # It puts values in their places, where ScatterElements adds them to zeros made before.
+        return g.op("MaxUnpool", gradient, place, **{n: window[n] for n in ("kernel_shape", "strides")})
     zeros = full(g, (x.elements,), 0, gradient.dtype)
-    flat = reshape(g, indices, (indices.elements,))
+    flat = reshape(g, place, (place.elements,))
     source = reshape(g, gradient, (gradient.elements,))
-    return reshape(g, g.op("ScatterElements", zeros, flat, source, axis=0, reduction="add"), x.shape)
+    # Where no two gradients meet in a place, a GPU need not add them atomically.
+    reduction = None if are_tiles else "add"
+    return reshape(g, g.op("ScatterElements", zeros, flat, source, axis=0, reduction=reduction), x.shape)
+
+
+def _place_in_tensor(g: Graph, x: Value, indices: Value) -> Value:
+    """Number the elements of the whole tensor: as the forward pass did before it counted as torch does."""
+    taken = g.producer(indices, "Mod")
+    place = taken.inputs[0] if taken is not None else None
+    made = g.source(place) if place is not None else None
+    if place is not None and made is not None and made.op_type == "MaxPool":
+        return place
+    images, size = math.prod(x.shape[:2]), math.prod(x.shape[2:])
+    first = np.arange(images, dtype=np.int64).reshape(*x.shape[:2], *[1] * (x.rank - 2)) * size
+    return elementwise(g, "Add", indices, g.constant(first))
 
 
 def _avg_pool(
@@ -83,6 +114,13 @@ def _avg_pool_backward(
     padding: int | Sequence[int], ceil_mode: bool, count_include_pad: bool, divisor_override: int | None,
 ) -> Value:  # fmt: skip
     count = max(2, len(kernel))
+    sizes, pads = pair(kernel, count), pair(padding, count)
+    counts_all = count_include_pad or not any(pads)
+    if set(pair(stride, count) if stride else sizes) == {1} and counts_all and divisor_override is None:
+        # Each element is read by as many windows as a window has elements: it is an average again.
+        ends = [size - 1 - width for size, width in zip(sizes, pads, strict=True)]
+        attributes = {"kernel_shape": sizes, "strides": [1] * count, "count_include_pad": 1}
+        return g.op("AveragePool", gradient, pads=[*ends, *ends], **attributes)
     matrices = _average_matrices(
         x.shape[-count:],
         gradient.shape[-count:],

@@ -19,7 +19,7 @@ from campo_onnx.export.compact import (
     scaled,
     swap_last_two,
 )
-from campo_onnx.export.gated import gated_add
+from campo_onnx.export.gated import gated_add, may_mix, mixed
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.products import PRODUCTS
 from campo_onnx.export.torch.operands import aten, axes_of, operand
@@ -219,6 +219,10 @@ def _softmax_backward(
     """Give ``y * (g - sum(g * y))``."""
     gradient, scale = scale_apart(g, gradient)
     weighing = _weighing(g, gradient, y) if dim % y.rank == y.rank - 1 else None
+    if weighing is not None and may_mix(g):
+        total = scaled(g, weighing.row_sums(g), -1.0)
+        of_input = mixed(g, y, total, weighing.gradient, weighing.weights)
+        return scaled(g, of_input, scale * weighing.kept)
     if weighing is not None and g.may_use("GatedAdd"):
         weighted = elementwise(g, "Mul", weighing.gradient, weighing.weights)
         total = scaled(g, weighing.row_sums(g), -1.0)

@@ -12,14 +12,16 @@ from campo_onnx.errors import UsageError
 from campo_onnx.export import step_naming
 
 
-def first_state(state_dict: Mapping[str, torch.Tensor], model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
+def first_state(
+    state_dict: Mapping[str, torch.Tensor] | torch.nn.Module, model: onnx.ModelProto
+) -> dict[str, NDArray[Any]]:
     """Give every parameter and buffer that a training step reads, by the name of its input.
 
     Parameters
     ----------
     state_dict
-        ``module.state_dict()``. What the step does not read is left out: second names of tied weights,
-        buffers that nothing uses.
+        ``module.state_dict()``, or the module, which has buffers that are not persistent as well. What the
+        step does not read is left out: second names of tied weights, buffers that nothing uses.
     model
         The exported step, or the mixed one made of it.
 
@@ -28,34 +30,44 @@ def first_state(state_dict: Mapping[str, torch.Tensor], model: onnx.ModelProto) 
     UsageError
         If an entry is missing, or has another shape or type than the input.
     """
+    given = _tensors(state_dict)
     found: dict[str, NDArray[Any]] = {}
     problems: list[str] = []
     for value in model.graph.input:
         name = step_naming.stored(value.name)
         if name is None:
             continue
-        if name not in state_dict:
+        if name not in given:
             problems.append(f"it lacks {name!r}")
             continue
-        array = state_dict[name].detach().cpu().numpy()
-        tensor = value.type.tensor_type
-        shape = tuple(dim.dim_value for dim in tensor.shape.dim)
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        if (array.shape, array.dtype) != (shape, dtype):
-            problems.append(f"{name!r} is {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}")
-        found[value.name] = np.array(array)
+        tensor, wanted = given[name].detach(), value.type.tensor_type
+        shape = tuple(dim.dim_value for dim in wanted.shape.dim)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(wanted.elem_type)
+        there = str(tensor.dtype).removeprefix("torch.")
+        if (tuple(tensor.shape), there) != (shape, dtype.name):
+            problems.append(f"{name!r} is {there}{list(tensor.shape)}, not {dtype}{list(shape)}")
+        elif not problems:
+            found[value.name] = np.array(tensor.cpu().numpy())
     if problems:
         more = f"; and {len(problems) - 3} more" if problems[3:] else ""
         raise UsageError(
             "the state dict does not fit the training step",
             why="; ".join(problems[:3]) + more,
-            remedy="Give the state dict of the module that the step was exported from.",
+            remedy="Give that of the module that the step was exported from, or, for buffers that are not "
+            "persistent, the module itself.",
         )
     return found
 
 
+def _tensors(given: Mapping[str, torch.Tensor] | torch.nn.Module) -> Mapping[str, torch.Tensor]:
+    """Give all that a step may read of a module: its state dict has no buffers that are not persistent."""
+    if not isinstance(given, torch.nn.Module):
+        return given
+    return {**dict(given.named_buffers(remove_duplicate=False)), **given.state_dict()}
+
+
 def state_dict_of(
-    state: Mapping[str, NDArray[Any]], like: Mapping[str, torch.Tensor]
+    state: Mapping[str, NDArray[Any]], like: Mapping[str, torch.Tensor] | torch.nn.Module
 ) -> dict[str, torch.Tensor]:
     """Give a session's weights and buffers as a ``state_dict``.
 
@@ -64,8 +76,9 @@ def state_dict_of(
     state
         What :meth:`campo_onnx.training.session.TrainingSession.state` returns.
     like
-        ``state_dict()`` of the module: says which entries there are. Tied weights get the same value
-        under each of their names; an entry that the step does not read is as it is there.
+        ``state_dict()`` of the module, or the module where the step reads buffers that are not persistent:
+        says which entries there are. Tied weights get the same value under each of their names; an entry
+        that the step does not read is as it is there.
 
     Raises
     ------
@@ -73,12 +86,14 @@ def state_dict_of(
         If the state holds a parameter or buffer that the module does not have.
     """
     own = {name: value for key, value in state.items() if (name := step_naming.stored(key)) is not None}
-    if unknown := [name for name in own if name not in like]:
+    known = _tensors(like)
+    if unknown := [name for name in own if name not in known]:
         raise UsageError("the state is another module's", why=f"this one has no {', '.join(unknown[:3])}")
-    names = {_address(like[name]): name for name in own}
+    names = {_address(known[name]): name for name in own}
     found = {}
-    for name, tensor in like.items():
-        source = name if name in own else names.get(_address(tensor))
+    for name, tensor in (like.state_dict() if isinstance(like, torch.nn.Module) else like).items():
+        is_tensor = isinstance(tensor, torch.Tensor)  # a module may keep other things there
+        source = name if name in own else names.get(_address(tensor)) if is_tensor else None
         found[name] = tensor if source is None else torch.from_numpy(np.array(own[source]))
     return found
 

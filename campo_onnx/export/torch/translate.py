@@ -15,6 +15,7 @@ from campo_onnx.export import step_naming
 from campo_onnx.export.target import Target
 from campo_onnx.export.torch import (
     batch_norm,
+    clipped,
     elementwise,
     indexing,
     layout,
@@ -23,6 +24,7 @@ from campo_onnx.export.torch import (
     normalization,
     pooling,
     random,
+    rectifier,
     reduction,
 )
 from campo_onnx.export.torch.convolution import translations as convolution
@@ -38,6 +40,7 @@ DEVICE = "v100"
 _OUTERMOST = "the outermost module"
 _FAMILIES = (
     batch_norm,
+    clipped,
     elementwise,
     indexing,
     layout,
@@ -46,6 +49,7 @@ _FAMILIES = (
     normalization,
     pooling,
     random,
+    rectifier,
     reduction,
 )
 

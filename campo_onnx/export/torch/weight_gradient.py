@@ -1,7 +1,7 @@
 """The gradient of a convolution's weight, in three forms.
 
-- ``"conv"``: a convolution of the input with the output's gradient as kernel, batch and channels
-  swapped. One node, but its kernel is as large as an image.
+- ``"conv"``: a convolution of the input with the output's gradient, as large as an image, as kernel
+  (:mod:`campo_onnx.export.torch.gradient_as_kernel`).
 - ``"matmul"``: the input as each tap of the kernel sees it, times the output's gradient. More nodes,
   but the work is one matrix product, the shape tensor cores are made for.
 - ``"images"``: the same with a product for each image, the results summed: nothing is transposed.
@@ -9,7 +9,8 @@
 The last two never repeat more than it must. A tap that moves along an axis by steps of one may as well
 move the gradient the other way: of a 3 by 3 kernel, three taps go to each side, so that six copies are
 made instead of nine. And a kernel of one tap needs no copies at all. On a CPU ``"matmul"`` copies for
-all taps nevertheless, and lays the product out such that nothing large is transposed.
+all taps nevertheless, and lays the product out such that nothing large is transposed; there, what the taps
+see may also be selected or unfolded by products and convolutions with zeros and ones.
 """
 
 import itertools
@@ -19,19 +20,22 @@ from functools import partial
 from typing import Literal, TypeAlias, get_args
 
 from campo_onnx.devices.device import Device
-from campo_onnx.devices.roofline import TILE
 from campo_onnx.export.cheapest import cheapest
-from campo_onnx.export.compact import crop, pad, reduce, reshape, swap_last_two, transpose
+from campo_onnx.export.compact import crop, reduce, reshape, swap_last_two, transpose
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.products import gemm, matmul
+from campo_onnx.export.torch.gradient_as_kernel import by_convolution
 from campo_onnx.export.torch.patches import (
     Axis,
     Geometry,
     axes_of,
     channels_first,
     flat_images,
+    is_small,
     seen,
     seen_in_place,
+    selected,
+    unfolded,
 )
 from campo_onnx.export.value import Value
 
@@ -39,6 +43,9 @@ WeightGradient: TypeAlias = Literal["auto", "matmul", "images", "conv"]
 """A form; ``"auto"`` takes for each layer the one that is predicted to be fastest."""
 
 FORMS: tuple[str, ...] = get_args(WeightGradient)
+
+_FEWEST_OUTPUTS = 16
+"""A product of fewer rows for each image is slower than its price on a CPU (a third of the speed with 12)."""
 
 
 def weight_gradient(
@@ -65,20 +72,27 @@ def weight_gradient(
     device
         For which ``"auto"`` chooses.
     """
-    parts = _parts(g, x, shape, geometry, device)
     forms = {
         "matmul": partial(
             _by_matmul if device.provider == "cuda" else _on_cpu, shape=shape, geometry=geometry
         ),
         "images": partial(_by_images, shape=shape, geometry=geometry),
-        "conv": partial(_by_conv, shape=shape, geometry=geometry, parts=parts),
+        "conv": partial(by_convolution, shape=shape, geometry=geometry, device=device),
     }
     if geometry.groups > 1:
         form = "conv"
     if form == "auto":
-        # Gathering elements instead of rows of channels is slow on a CPU.
-        tried = forms if g.target == "cuda" else {name: forms[name] for name in ("matmul", "conv")}
-        form = cheapest(g, tried, (x, gradient), device)
+        if g.target != "cuda":  # gathering elements instead of rows of channels is slow on a CPU
+            del forms["images"]
+        if device.provider == "cuda" and math.prod(shape[2:]) == 1:
+            del forms["conv"]  # all that one tap takes is a product, which no library is slow at
+        if device.provider == "cpu":
+            axes = axes_of(x.shape, gradient.shape, shape, geometry)
+            if is_small(axes):
+                forms["selected"] = partial(_by_selection, shape=shape, axes=axes)
+            if shape[0] >= _FEWEST_OUTPUTS and g.may_use("FusedMatMul"):
+                forms["unfolded"] = partial(_by_unfolding, shape=shape, axes=axes)
+        form = cheapest(g, forms, (x, gradient), device)
     return forms[form](g, x, gradient)
 
 
@@ -108,6 +122,23 @@ def _on_cpu(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometr
     apart = reshape(g, matmul(g, rows, columns), (outputs, *taps, channels))
     # The last node, since a Reshape that makes an output of the graph is a copy.
     return transpose(g, apart, [0, len(taps) + 1, *range(1, len(taps) + 1)])
+
+
+def _by_selection(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], axes: list[Axis]) -> Value:
+    """Multiply (outputs, positions) by (positions, channels and taps), which a product selects."""
+    columns = selected(g, x, axes)
+    rows = transpose(g, flat_images(g, gradient), [1, 0, 2])
+    return reshape(g, matmul(g, reshape(g, rows, (shape[0], columns.shape[0])), columns), shape)
+
+
+def _by_unfolding(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], axes: list[Axis]) -> Value:
+    """Multiply (outputs, positions) by (positions, channels and taps) for each image, and sum.
+
+    What the taps see is made axis by axis, by convolutions of each channel with zeros and ones: of images of
+    few channels, such as a network's first, that takes less than to gather rows of channels.
+    """
+    columns = unfolded(g, x, axes)
+    return reshape(g, _summed_products(g, flat_images(g, gradient), flat_images(g, columns)), shape)
 
 
 def _by_images(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> Value:
@@ -182,54 +213,3 @@ def _pointwise(g: Graph, x: Value, gradient: Value) -> Value:
     if channels <= outputs or g.may_use("FusedMatMul"):
         return _summed_products(g, gradient, x)
     return transpose(g, _summed_products(g, x, gradient), [1, 0])
-
-
-def _parts(g: Graph, x: Value, shape: tuple[int, ...], geometry: Geometry, device: Device) -> int:
-    """Say in how many parts to convolve the batch, so that a small result fills the device."""
-    if g.target != "cuda" or geometry.groups > 1:
-        return 1
-    tiles = math.ceil(math.prod(shape[1:]) / TILE) * math.ceil(shape[0] / TILE)
-    parts = 1
-    while parts * tiles < device.sm_count and x.shape[0] % (2 * parts) == 0:
-        parts *= 2
-    return parts
-
-
-def _by_conv(
-    g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry, parts: int = 1
-) -> Value:
-    """Convolve the input with the gradient: batch and channels swap, and so do stride and dilation.
-
-    Parts of the batch are groups of the convolution, and their results are summed.
-    """
-    spatial, groups = list(range(2, x.rank)), geometry.groups
-    batch, channels = x.shape[:2]
-    split = reshape(g, x, (batch, groups, channels // groups, *x.shape[2:]))
-    turned = transpose(g, split, [2, 1, 0, *(axis + 1 for axis in spatial)])
-    image = reshape(g, turned, (channels // groups, groups * batch, *x.shape[2:]))
-    # The end is padded, or cropped where no stride reached, so that as many taps come out as there are.
-    ends = tuple(
-        (k - 1) * d + (o - 1) * s + 1 - n - p
-        for k, d, o, s, n, p in zip(
-            shape[2:], geometry.dilations, gradient.shape[2:], geometry.strides, x.shape[2:], geometry.pads,
-            strict=True,
-        )
-    )  # fmt: skip
-    image = pad(g, image, (0,) * x.rank, (0, 0, *(min(0, end) for end in ends)))
-    outputs = gradient.shape[1]
-    apart = reshape(g, gradient, (parts, batch // parts, *gradient.shape[1:]))
-    kernel = transpose(g, apart, [0, 2, 1, *(axis + 1 for axis in spatial)])
-    taps = g.op(
-        "Conv",
-        image,
-        reshape(g, kernel, (parts * outputs, batch // parts, *gradient.shape[2:])),
-        strides=list(geometry.dilations),
-        dilations=list(geometry.strides),
-        pads=[*geometry.pads, *(max(0, end) for end in ends)],
-        group=groups * parts,
-    )
-    if parts > 1:
-        taps = reduce(
-            g, "ReduceSum", reshape(g, taps, (shape[1], parts, outputs, *shape[2:])), [1], keepdims=False
-        )
-    return transpose(g, taps, [1, 0, *spatial])

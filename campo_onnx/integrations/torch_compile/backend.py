@@ -15,10 +15,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from campo_onnx.errors import CampoError, UnsupportedModelError
 from campo_onnx.export.translate import UntranslatedUseError
 from campo_onnx.integrations.torch_compile.fallback import InPieces, InTorch
-from campo_onnx.integrations.torch_compile.flat import flatten, refuse_untranslatable
+from campo_onnx.integrations.torch_compile.flat import flatten, provider_of, refuse_untranslatable
 from campo_onnx.integrations.torch_compile.joint import JointGraph, opaque_call
 from campo_onnx.integrations.torch_compile.planning import plan_graph
-from campo_onnx.integrations.torch_compile.sessions import provider_of
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.integrations.torch_compile.single import Piece, SizedGraph
 from campo_onnx.integrations.torch_compile.tracing import boxed, traced

@@ -14,7 +14,7 @@ import onnx
 import torch
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.target import Target
+from campo_onnx.export.target import target_here
 from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import Origin, mark
 from campo_onnx.export.torch.translate import translate
@@ -22,6 +22,12 @@ from campo_onnx.integrations.torch_compile.checks import CHECKS, Check, lift_che
 from campo_onnx.integrations.torch_compile.layout import Layout
 from campo_onnx.integrations.torch_compile.random_inputs import Draw, is_lifted, is_random, lift_random
 from campo_onnx.integrations.torch_compile.tracing import OPSET, TABLE
+from campo_onnx.runtime.installed import onnxruntime
+
+
+def provider_of(device: torch.device) -> str:
+    """Say which execution provider works where tensors are."""
+    return "cuda" if device.type == "cuda" else "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +160,7 @@ class FlatGraph:
         UnsupportedModelError
             If an operation, or the way it is used, has no translation.
         """
-        target: Target = "cpu" if self.device.type == "cpu" else "standard"
+        target = target_here(provider_of(self.device), onnxruntime().__version__)
         inputs, outputs = ([t.name for t in tensors] for tensors in (self.inputs, self.outputs))
         return translate(self.gm, inputs, outputs, TABLE, opset=OPSET, target=target)
 

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from campo_onnx.integrations.torch_compile.concrete import Sizes, Symbols, concrete_graph
-from campo_onnx.integrations.torch_compile.flat import Made, flatten, refuse_untranslatable
+from campo_onnx.integrations.torch_compile.flat import Made, flatten, provider_of, refuse_untranslatable
 from campo_onnx.integrations.torch_compile.handoff import Kept
 from campo_onnx.integrations.torch_compile.planning import plan_graph
-from campo_onnx.integrations.torch_compile.sessions import provider_of
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.integrations.torch_compile.step import TrainingStep
 

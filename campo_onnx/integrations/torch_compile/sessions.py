@@ -6,15 +6,10 @@ import onnx
 import torch
 from onnx import helper
 
-from campo_onnx.integrations.torch_compile.flat import Tensor
+from campo_onnx.integrations.torch_compile.flat import Tensor, provider_of
 from campo_onnx.ir.importer import Imported
 from campo_onnx.runtime.addresses import AddressedSession, Place
 from campo_onnx.runtime.providers import machine
-
-
-def provider_of(device: torch.device) -> str:
-    """Say which execution provider works where tensors are."""
-    return "cuda" if device.type == "cuda" else "cpu"
 
 
 def part_of(

@@ -71,6 +71,16 @@ def gated_add(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     return (arithmetic.added(x, arithmetic.multiplied(y, gate, is_square=is_square)),)
 
 
+def mixed(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """``x * number + y * gate`` of one stream; a sum of several is not followed."""
+    if signature.attribute("num_branches", 0) != 1:
+        return (UNKNOWN,)
+    x, y, gate = (r or UNKNOWN for r in inputs[:3])
+    number = exactly(1.0) if len(inputs) < 4 else inputs[3] or UNKNOWN
+    kept = arithmetic.multiplied(x, number)
+    return (arithmetic.added(kept, arithmetic.multiplied(y, gate, is_square=_same_operand(signature, 1, 2))),)
+
+
 def mul(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Products, or squares where both inputs are the same tensor."""
     a, b = inputs[0] or UNKNOWN, inputs[1] or UNKNOWN

@@ -11,8 +11,7 @@ from campo_onnx.optimize.patterns.findings import Finding, Findings
 def gelu(view: GraphView, update: frozenset[str]) -> Findings:
     """Find Exp(-c * x * x), which lies in (0, 1], and Exp(a - c * x * x) for an `a` of at most 1.
 
-    Pow(a, c * x * x) for an `a` in (0, 1] is the same, and so is Pow(a, b + x * x) in one node where a**b is
-    no larger than e.
+    Pow(a, c * x * x) for an `a` in (0, 1] is the same.
 
     Where the square overflows to infinity the result is the zero it would have been anyway.
     """
@@ -36,27 +35,7 @@ def _decays(power: OpNode, view: GraphView) -> bool:
     base = view.values.get(power.inputs[0])
     if base is None or not bool(np.all((base > 0) & (base <= 1))):
         return False
-    shift = _shift_of_square(power.inputs[1], view)
-    if shift is not None:
-        return bool(np.all(base**shift <= np.e))
     return _is_minus_square(power.inputs[1], view, negative=True)
-
-
-def _shift_of_square(tensor: str, view: GraphView) -> float | None:
-    """Give the number that one node adds a square to, whatever shape it gives them."""
-    node = view.producer.get(_unshaped(tensor, view))
-    if node is None or node.op != OpKey("com.microsoft", "GatedAdd") or node.inputs[1] != node.inputs[2]:
-        return None
-    made = view.producer.get(_unshaped(node.inputs[0], view))
-    if made is None or made.op != OpKey("", "ConstantOfShape"):
-        return None
-    return float(np.ravel(made.attributes.get("value", np.zeros(1)))[0])
-
-
-def _unshaped(tensor: str, view: GraphView) -> str:
-    while (node := view.producer.get(tensor)) is not None and node.op == OpKey("", "Reshape"):
-        tensor = node.inputs[0]
-    return tensor
 
 
 def _is_minus_square(tensor: str, view: GraphView, *, negative: bool) -> bool:

@@ -1,6 +1,7 @@
 """Softmax, fused or in pieces: its exponentials and its result are bounded by 1."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from campo_onnx.ir.view import GraphView, OpNode, Use
 from campo_onnx.ops.key import OpKey
@@ -10,7 +11,19 @@ from campo_onnx.optimize.op_class import OpClass
 from campo_onnx.optimize.patterns.findings import Finding, Findings
 
 _SOFTMAX = frozenset({OpKey("", "Softmax"), OpKey("com.microsoft", "BiasSoftmax")})
-_GATED_ADD = OpKey("com.microsoft", "GatedAdd")
+
+
+class _Places(NamedTuple):
+    """Where an operator that adds tensors reads the weights, and their factor of each row."""
+
+    weights: int
+    factor: int
+
+
+_ADDED = {
+    OpKey("com.microsoft", "GatedAdd"): _Places(1, 2),
+    OpKey("com.microsoft", "HyperConnectionPostMix"): _Places(0, 3),
+}
 
 _KEEPS_ALL = frozenset({Movement.VIEW, Movement.REPEAT})
 
@@ -53,10 +66,11 @@ def _row_sums(weights: str, view: GraphView) -> Iterator[tuple[Use, OpNode]]:
             consumer = view.node[use.node]
             if spec(consumer.op).movement is Movement.VIEW or consumer.op == OpKey("", "Where"):
                 pending.append(consumer.outputs[0])
-            elif consumer.op == _GATED_ADD and use.position == 1:  # g * y + y * -sum
-                total = _sum_behind(consumer.inputs[2], view)
+            elif consumer.op in _ADDED and use.position == _ADDED[consumer.op].weights:  # g * y + y * -sum
+                place = _ADDED[consumer.op].factor
+                total = _sum_behind(consumer.inputs[place], view)
                 if total is not None:
-                    yield Use(node=consumer.name, position=2), total
+                    yield Use(node=consumer.name, position=place), total
             elif consumer.op == OpKey("", "Mul"):
                 shift = view.producer.get(consumer.inputs[1 - use.position])
                 total = _sum_behind(shift.inputs[1], view) if shift and shift.op == OpKey("", "Sub") else None

@@ -76,6 +76,19 @@ def test_the_sum_of_a_row_in_the_gradient_of_attention(read, tail, is_found):
     assert (Use("s", 1) in findings.contained) == is_found
 
 
+@pytest.mark.parametrize(
+    ("node", "position"),
+    [("GatedAdd(m, p, r)", 2), ("HyperConnectionPostMix<num_branches = 1>(p, g, w, r)", 3)],
+)
+def test_the_sum_of_a_row_as_the_factor_of_a_fused_sum(read, node, position):
+    text = f"""(float[4,8] x, float[4,8] g, float[4,8] o) => (float[4,8] y) <int64[1] axis = {{1}}> {{
+        [p] p = Softmax(x) [w] w = Mul(o, o) [t] r = ReduceSum(w, axis) [m] m = Mul(g, p)
+        [s] y = com.microsoft.{node} }}"""
+    findings = softmax(read(text).view, frozenset())
+    assert [*findings.classes] == ["t"]
+    assert Use("s", position) in findings.contained
+
+
 def test_attention_probabilities_do_not_taint_what_they_weigh(problem_from):
     text = """(float[4,8] q, float[8,4] k, float[4,6] v) => (float[4,6] y) {
         [scores] s = MatMul(q, k)

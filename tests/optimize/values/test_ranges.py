@@ -34,7 +34,7 @@ def ranges(body, outputs="float[4,8] y", constants=None, declared=None, inputs=X
 UNARY = (
     *("Abs", "Ceil", "Clip", "Cos", "Erf", "Exp", "Floor", "Gelu", "HardSwish", "Identity", "LogSoftmax"),
     *("Mish", "Neg", "ReduceMax", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softmax", "Softsign", "Tanh"),
-    "Trilu",
+    *("ThresholdedRelu", "Trilu"),
 )
 BINARY = ("Add", "Div", "Max", "Mean", "Min", "Mul", "Sub", "Sum")
 SUMS = ("CumSum", "ReduceL1", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare", "MatMul", "Gemm")
@@ -45,6 +45,8 @@ def node_of(op):
         return f"y = {op}(x, z)"
     if op == "Clip":
         return "y = Clip(x, least)"
+    if op == "ThresholdedRelu":
+        return "y = ThresholdedRelu<alpha=-3.0>(x)"
     if op == "CumSum":
         return "y = CumSum(x, axis)"
     if op == "MatMul":
@@ -172,3 +174,12 @@ def test_a_product_of_moved_batches_has_as_many_terms_as_are_summed():
     inputs = "float[40,2,8] x, float[2,40,3] z"
     found = ranges(f"p = Sigmoid(x) q = Sigmoid(z) {body}", "float[2,8,3] y", inputs=inputs)
     assert found["y"].highest == 40.0
+
+
+@pytest.mark.parametrize(("streams", "highest"), [(1, 2 * 3 + 1 * 5), (2, np.inf)])
+def test_a_mix_of_one_stream_is_a_sum_of_two_terms(streams, highest):
+    share, gate = np.full((4, streams, streams), 3.0, np.float32), np.full((4, streams), 5.0, np.float32)
+    constants = {"a": np.full((4, 8 * streams), 2.0, np.float32), "c": gate, "s": share}
+    body = f"y = com.microsoft.HyperConnectionPostMix<num_branches = {streams}>(a, p, c, s)"
+    found = ranges(f"p = Sigmoid(x) {body}", f"float[4,{8 * streams}] y", constants=constants)
+    assert found["y"].highest == highest

@@ -1,0 +1,66 @@
+"""Functions of straight pieces: what is cut off at bounds, and activations made of that."""
+
+from typing import Any
+
+import numpy as np
+
+from campo_onnx.export.compact import elementwise, scaled
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.torch.operands import aten, operand
+from campo_onnx.export.translation import Expected, Table, table
+from campo_onnx.export.value import Value
+
+_BOUND = 3.0
+"""Where the hard sigmoid of torch is flat from, on both sides."""
+
+
+def _clamp(g: Graph, expected: Expected, x: Value, low: Any = None, high: Any = None) -> Value:
+    x = operand(g, x, expected.dtype)
+    if low is not None:
+        x = elementwise(g, "Max", x, operand(g, low, expected.dtype))
+    return x if high is None else elementwise(g, "Min", x, operand(g, high, expected.dtype))
+
+
+def _hardtanh_backward(
+    g: Graph, expected: Expected, gradient: Value, x: Value, low: float = -1, high: float = 1
+) -> Value:
+    above = elementwise(g, "Greater", x, g.scalar(low, x.dtype))
+    inside = elementwise(g, "And", above, elementwise(g, "Less", x, g.scalar(high, x.dtype)))
+    return elementwise(g, "Where", inside, gradient, g.scalar(0, gradient.dtype))
+
+
+def _hardsigmoid(g: Graph, expected: Expected, x: Value) -> Value:
+    return g.op("HardSigmoid", x, alpha=0.5 / _BOUND, beta=0.5)
+
+
+def _hardsigmoid_backward(g: Graph, expected: Expected, gradient: Value, x: Value) -> Value:
+    inside = elementwise(g, "Less", elementwise(g, "Abs", x), g.scalar(_BOUND, x.dtype))
+    passed = elementwise(g, "Where", inside, gradient, g.scalar(0, gradient.dtype))
+    return scaled(g, passed, 0.5 / _BOUND)
+
+
+def _hardswish(g: Graph, expected: Expected, x: Value) -> Value:
+    return elementwise(g, "Mul", x, _hardsigmoid(g, expected, x))
+
+
+def _hardswish_backward(g: Graph, expected: Expected, gradient: Value, x: Value) -> Value:
+    # The slope is the hard sigmoid, and x / 6 more between the bounds. ThresholdedRelu keeps what is
+    # above a bound, and nothing else: two are half as long as comparisons and Where on a CPU.
+    right = g.op("ThresholdedRelu", x, alpha=-_BOUND)
+    below = float(np.nextafter(_BOUND, 0, dtype=np.float32))
+    between = elementwise(g, "Sub", right, g.op("ThresholdedRelu", right, alpha=below))
+    slope = elementwise(g, "Add", _hardsigmoid(g, expected, x), scaled(g, between, 0.5 / _BOUND))
+    return elementwise(g, "Mul", gradient, slope)
+
+
+TRANSLATIONS: Table = table(
+    (aten.clamp.default, _clamp),
+    (aten.clamp.Tensor, _clamp),
+    (aten.clamp_min.default, _clamp),
+    (aten.hardtanh.default, lambda g, e, x, low=-1, high=1: _clamp(g, e, x, low, high)),
+    (aten.hardtanh_backward.default, _hardtanh_backward),
+    (aten.hardsigmoid.default, _hardsigmoid),
+    (aten.hardsigmoid_backward.default, _hardsigmoid_backward),
+    (aten.hardswish.default, _hardswish),
+    (aten.hardswish_backward.default, _hardswish_backward),
+)

@@ -1,0 +1,225 @@
+"""Parameters kept in the order in which a graph reads them and makes their gradients.
+
+A step may transpose a weight before its products and the gradient after its own. For an update, which treats
+all elements of a tensor alike, that makes no difference: a session that owns both keeps each parameter with
+its axes in the order that takes the fewest Transposes, and its gradient in the shape that a product has (a
+Reshape that makes an output of a graph is a copy). Outside the session both are as the graph declares them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, helper, numpy_helper
+
+from campo_onnx.ir.view import GraphView
+from campo_onnx.training.axis_order import Axes, Reading, Term, Tracer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """How a session keeps a parameter.
+
+    Parameters
+    ----------
+    order
+        The parameter's axes in the order in which they lie.
+    gradient_shape
+        Shape of the output that holds its gradient, in the same order.
+    """
+
+    order: tuple[int, ...]
+    gradient_shape: tuple[int, ...]
+
+
+def kept_as_read(
+    model: onnx.ModelProto, view: GraphView, gradients: Mapping[str, str | None]
+) -> tuple[onnx.ModelProto, dict[str, Kept]]:
+    """Declare parameters and gradients as the graph reads and makes them.
+
+    Parameters
+    ----------
+    model, view
+        The graph; not changed.
+    gradients
+        By input that holds a parameter: the output that holds its gradient, or None.
+
+    Returns
+    -------
+    onnx.ModelProto
+        The same computation with other shapes of inputs and outputs, and fewer Transposes and Reshapes.
+    dict
+        How a parameter is kept, by input; those that stay as they are declared are not there.
+    """
+    shapes = {name: view.shape(name) or () for name in gradients}
+    sizes = {name: {i: n for i, n in enumerate(shape) if n > 1} for name, shape in shapes.items()}
+    readings = {
+        name: found for name in sizes if (found := Tracer(view=view, sizes=sizes[name]).readings(name))
+    }
+    taken = frozenset(node for found in readings.values() for reading in found for node in reading.between)
+    edits = _Edits(model=model, view=view)
+    kept: dict[str, Kept] = {}
+    for name, found in readings.items():
+        tracer = Tracer(view=view, sizes=sizes[name], taken=taken)
+        how = _keep(edits, tracer, name, found, gradients[name])
+        if how is not None:
+            kept[name] = how
+    return (edits.applied() if kept else model), kept
+
+
+def _keep(
+    edits: "_Edits", tracer: Tracer, name: str, readings: Sequence[Reading], output: str | None
+) -> Kept | None:
+    view, declared = tracer.view, tuple(tracer.sizes)
+    shape = view.shape(name) or ()
+    gradient = None
+    if output is not None:
+        # What else reads a gradient wants it as it is declared.
+        gradient = tracer.gradient(output) if output not in view.consumers else None
+        if gradient is None or view.shape(output) != shape:
+            return None
+    wanted = [axes for reading in readings for axes in set(reading.axes.values())]
+    wanted += [] if gradient is None else [term.axes for term in gradient.leaves()]
+    best = min([declared, *wanted], key=lambda axes: sum(other != axes for other in wanted))
+    order = (*best, *(axis for axis in range(len(shape)) if axis not in best))
+    if best == declared:
+        order = tuple(range(len(shape)))
+    stored = tuple(shape[axis] for axis in order)
+    if best != declared:
+        for reading in readings:
+            edits.read(reading, order, shape)
+        edits.declare(name, stored)
+    gradient_shape = stored
+    if gradient is not None and output is not None:
+        if gradient.node is None and gradient.axes == best:
+            gradient_shape = edits.rename(gradient, output)
+        elif best != declared:
+            edits.write(gradient, output, order, shape)
+    if stored == shape == gradient_shape and best == declared:
+        return None
+    return Kept(order=order, gradient_shape=gradient_shape)
+
+
+@dataclass(kw_only=True)
+class _Edits:
+    """Changes to a graph, made at once.
+
+    Parameters
+    ----------
+    model, view
+        The graph before them.
+    """
+
+    model: onnx.ModelProto
+    view: GraphView
+    _before: dict[str, list[NodeProto]] = field(default_factory=dict)  # what is put before a node
+    _gone: set[str] = field(default_factory=set)
+    _inputs: dict[tuple[str, str], str] = field(default_factory=dict)  # by node and what it read
+    _outputs: dict[str, str] = field(default_factory=dict)
+    _shapes: dict[str, Sequence[int]] = field(default_factory=dict)
+    _constants: list[onnx.TensorProto] = field(default_factory=list)
+
+    def declare(self, name: str, shape: Sequence[int]) -> None:
+        """Give an input or output of the graph another shape."""
+        self._shapes[name] = shape
+
+    def read(self, reading: Reading, order: Sequence[int], shape: Sequence[int]) -> None:
+        """Make what is read of a parameter that lies in another order."""
+        root = reading.root
+        self._gone |= reading.between
+        self._shapes[root] = [shape[axis] for axis in order]
+        turned: dict[Axes, str] = {tuple(axis for axis in order if shape[axis] > 1): root}
+        for node in self.view.nodes:
+            tensor = node.outputs[0] if node.name in reading.between else root
+            if tensor not in reading.axes or (tensor == root and node.name not in reading.readers):
+                continue
+            lies = reading.axes[tensor]
+            if lies not in turned:
+                to = _in_full(lies, shape)
+                turned[lies] = f"{root}/{'_'.join(map(str, to))}"
+                self._put(node.name, "Transpose", [root], turned[lies], perm=[order.index(i) for i in to])
+            if tensor != root:
+                self._reshape(node.name, turned[lies], tensor, self.view.shape(tensor) or ())
+            elif turned[lies] != root:
+                self._inputs[node.name, root] = turned[lies]
+
+    def rename(self, gradient: Term, output: str) -> tuple[int, ...]:
+        """Let the tensor that a gradient is made of be the output; gives its shape."""
+        if gradient.tensor != output:
+            self._gone |= set(gradient.between)
+            self._outputs[gradient.tensor] = output
+            self.declare(output, self.view.shape(gradient.tensor) or ())
+        return self.view.shape(gradient.tensor) or ()
+
+    def write(self, gradient: Term, output: str, order: Sequence[int], shape: Sequence[int]) -> None:
+        """Make a gradient that lies in another order."""
+        self._gone |= set(gradient.nodes())
+        self.declare(output, [shape[axis] for axis in order])
+        self._term(self.view.producer[output].name, gradient, output, order, shape)
+
+    def _term(self, place: str, term: Term, output: str, order: Sequence[int], shape: Sequence[int]) -> str:
+        axes = tuple(axis for axis in order if shape[axis] > 1)
+        if term.node is not None:
+            given = [
+                name if each is None else self._term(place, each, f"{output}/{i}", order, shape)
+                for i, (name, each) in enumerate(zip(term.node.inputs, term.terms, strict=True))
+            ]
+            made = NodeProto()
+            made.CopyFrom(self._protos[term.node.name])
+            made.input[:], made.output[:] = given, [output]
+            self._before.setdefault(place, []).append(made)
+        elif term.axes == axes:
+            self._reshape(place, term.tensor, output, [shape[axis] for axis in order])
+        else:
+            lies = _in_full(term.axes, shape)
+            self._reshape(place, term.tensor, f"{output}/apart", [shape[axis] for axis in lies])
+            perm = [lies.index(axis) for axis in order]
+            self._put(place, "Transpose", [f"{output}/apart"], output, perm=perm)
+        return output
+
+    @cached_property
+    def _protos(self) -> dict[str, NodeProto]:
+        return {node.name: node for node in self.model.graph.node}
+
+    def _put(self, place: str, op_type: str, inputs: Sequence[str], output: str, **attributes: Any) -> None:
+        made = helper.make_node(op_type, inputs, [output], name=f"{output}/{op_type}", **attributes)
+        self._before.setdefault(place, []).append(made)
+
+    def _reshape(self, place: str, tensor: str, output: str, shape: Sequence[int]) -> None:
+        self._constants.append(numpy_helper.from_array(np.asarray(shape, np.int64), f"{output}/shape"))
+        self._put(place, "Reshape", [tensor, f"{output}/shape"], output)
+
+    def applied(self) -> onnx.ModelProto:
+        """Make them."""
+        changed = onnx.ModelProto()
+        changed.CopyFrom(self.model)
+        graph = changed.graph
+        given, nodes = list(graph.node), []
+        for node in given:
+            nodes += self._before.get(node.name, [])
+            if node.name not in self._gone:
+                node.input[:] = [self._inputs.get((node.name, name), name) for name in node.input]
+                node.output[:] = [self._outputs.get(name, name) for name in node.output]
+                nodes.append(node)
+        del graph.node[:]
+        graph.node.extend(nodes)
+        graph.initializer.extend(self._constants)
+        made = {name for node in nodes for name in node.output} - self._shapes.keys()
+        infos = [info for info in graph.value_info if info.name in made]
+        del graph.value_info[:]
+        graph.value_info.extend(infos)
+        for info in (*graph.input, *graph.output):
+            if info.name in self._shapes:
+                dtype = info.type.tensor_type.elem_type
+                info.CopyFrom(helper.make_tensor_value_info(info.name, dtype, self._shapes[info.name]))
+        return changed
+
+
+def _in_full(axes: Axes, shape: Sequence[int]) -> tuple[int, ...]:
+    """Put in the axes of size 1: where they were if the order is as declared, else behind."""
+    if list(axes) == sorted(axes):
+        return tuple(range(len(shape)))
+    return (*axes, *(axis for axis in range(len(shape)) if axis not in axes))

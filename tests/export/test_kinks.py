@@ -1,0 +1,92 @@
+"""Functions with kinks, against torch on inputs that lie on them: equal maxima, zeros, bounds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
+
+import against_torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402, N812
+from against_torch import TOLERANCE, worst_deviation  # noqa: E402
+from torch import nn  # noqa: E402
+
+from campo_onnx.export.torch import export_training_step  # noqa: E402
+
+_LEVEL = onnxruntime.GraphOptimizationLevel
+IMAGE = (2, 3, 12, 8)
+
+
+class Shifted(nn.Module):
+    """Add a parameter of zeros, whose gradient is that of every element."""
+
+    def __init__(self, function: Callable[[Any], Any], shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shift, self.function = nn.Parameter(torch.zeros(shape)), function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x + self.shift)
+
+
+def two_pools(x: Any) -> Any:
+    y = F.relu(x)
+    return F.max_pool2d(y, 2) * F.max_pool2d(y, 3, 2, 1) * F.avg_pool2d(y, 2)
+
+
+def mean(y: Any) -> Any:
+    """A loss whose gradient differs from element to element, far from 0 itself."""
+    return (y * torch.linspace(0.5, 1.5, y.numel()).reshape(y.shape)).mean()
+
+
+FUNCTIONS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
+    "tiles": (lambda x: F.max_pool2d(x, 2), IMAGE),
+    "rectified_tiles": (lambda x: F.max_pool2d(F.relu(x), 2), IMAGE),
+    "large_tiles": (lambda x: F.max_pool2d(F.relu(x), (3, 4)), IMAGE),
+    "many_tiles": (lambda x: F.max_pool2d(F.relu(x), 2), (4, 8, 64, 64)),
+    "rest": (lambda x: F.max_pool2d(F.relu(x), 2), (2, 3, 7, 9)),
+    "overlapping": (lambda x: F.max_pool2d(F.relu(x), 3, 2, 1), IMAGE),
+    "dilated": (lambda x: F.max_pool2d(F.relu(x), 2, dilation=2), IMAGE),
+    "half_windows": (lambda x: F.max_pool2d(F.relu(x), 2, 2, 1), IMAGE),
+    "two_pools": (two_pools, IMAGE),
+    "one_axis": (lambda x: F.max_pool1d(F.relu(x), 2), (2, 3, 10)),
+    "three_axes": (lambda x: F.max_pool3d(F.relu(x), 2), (2, 3, 4, 6, 2)),
+    "hard_swish": (lambda x: F.hardswish(x), (40, 50)),
+    "hard_sigmoid": (lambda x: F.hardsigmoid(x), (8, 30, 1, 1)),
+    "relu6": (lambda x: F.relu6(x * 2), (8, 30, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("target", ["standard", "cpu"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients_on_kinks(name: str, target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, shape = FUNCTIONS[name]
+    x = torch.randint(-3, 4, shape).float()
+    for level in (_LEVEL.ORT_DISABLE_ALL, _LEVEL.ORT_ENABLE_ALL):
+        monkeypatch.setattr(against_torch, "session", lambda model, level=level: session(model, level))
+        assert worst_deviation(Shifted(function, shape), mean, [x], [], target=target) < TOLERANCE
+
+
+def session(model: Any, level: Any) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level, options.intra_op_num_threads = level, 2
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def test_bounds_are_hit_to_the_last_bit() -> None:
+    below, above = (float(np.nextafter(np.float32(3), np.float32(end))) for end in (0, 9))
+    x = torch.tensor([[-above, -3.0, -below, 0.0, below, 3.0, above]])
+    for function in (F.hardswish, F.hardsigmoid):
+        assert worst_deviation(Shifted(function, x.shape), mean, [x], []) < TOLERANCE
+
+
+def test_a_rectifier_in_front_of_a_pool_is_told_from_the_maxima() -> None:
+    module = Shifted(lambda x: F.max_pool2d(F.relu(x), 3, 2, 1), IMAGE)
+    model = export_training_step(module, mean, torch.zeros(IMAGE), loss_scale=False)
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.value_info}
+    masks = [shapes[n.output[0]] for n in model.graph.node if n.op_type == "Where"]
+    assert masks == [[2, 3, 6, 4]]

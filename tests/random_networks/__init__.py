@@ -1,0 +1,1 @@
+"""Random small networks of torch, whose exported steps are held against torch in double."""

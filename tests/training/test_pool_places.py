@@ -1,0 +1,54 @@
+"""Places of maxima found by comparing, against those of ONNX Runtime's MaxPool."""
+
+import numpy as np
+import onnx
+import pytest
+
+from campo_onnx.ir.importer import import_model
+from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.run import run
+from campo_onnx.training.pool_places import with_compared_places
+
+TILES = "kernel_shape=[2,2], strides=[2,2]"
+
+
+def pool(shape, attributes=TILES, opset=20, outputs="y, place"):
+    after = [(shape[2]) // 2, (shape[3]) // 2]
+    image, result = ",".join(map(str, shape)), ",".join(map(str, [*shape[:2], *after]))
+    return onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : {opset}]> g (float[{image}] x)'
+        f" => (float[{result}] y, int64[{result}] place) {{ {outputs} = MaxPool<{attributes}>(x) }}"
+    )
+
+
+def compared(model):
+    imported = import_model(model)
+    return with_compared_places(imported.model, imported.view)
+
+
+def test_of_several_maxima_the_first_is_the_place():
+    shape = (3, 5, 64, 80)
+    model = pool(shape)
+    x = np.random.default_rng(0).integers(-2, 2, shape).astype(np.float32)
+    x[0, 0], x[1, 1, 10:20], x[2, 3, :4] = -np.inf, np.inf, -0.0
+    x[2, 4, -2:, -2:] = [[0, 1], [2, 3]]
+    changed = compared(model)
+    assert "Equal" in {node.op_type for node in changed.graph.node}
+    here = machine("cpu", 2)
+    expected, found = run(model, {"x": x}, here), run(changed, {"x": x}, here)
+    assert all(np.array_equal(found[name], expected[name]) for name in ("y", "place"))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pool((1, 2, 6, 8)),
+        pool((4, 8, 65, 64)),
+        pool((4, 8, 64, 64), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
+        pool((4, 8, 64, 64), f"{TILES}, storage_order=1"),
+        pool((4, 8, 64, 64), opset=12),
+    ],
+    ids=["small", "odd", "overlapping", "by_columns", "old"],
+)
+def test_other_pools_stay_as_they_are(model):
+    assert compared(model).graph.node == import_model(model).model.graph.node
