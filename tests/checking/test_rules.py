@@ -14,6 +14,7 @@ from campo_onnx.checking.verdict import Status
 from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.exporter import export_model
+from campo_onnx.ir.stamp import read_stamp, write_stamp
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.oplists import preset
 from campo_onnx.optimize.plan import Plan
@@ -294,3 +295,14 @@ def test_an_error_in_one_graph_leaves_the_others_checked(made, tmp_path):
     assert isinstance(found[0].error, UsageError)
     assert [v.passed for v in found] == [False, True]
     assert steps == [(0, 2), (1, 2), (2, 2)]
+
+
+def test_gain_names_the_plans_own_prediction_where_only_that_would_pass(step, edit):
+    def measured(model):
+        stamp = read_stamp(model)
+        write_stamp(model, replace(stamp, fp32_us=300.0, predicted_us=100.0))
+
+    edit(measured)
+    assert "predicted 3x, from measured times" in checked(step, min_speedup=2.5)["gain"].reason
+    assert "measured" not in checked(step, min_speedup=3.5)["gain"].reason
+    assert "measured" not in checked(step, min_speedup=2.5, device=device("h100"))["gain"].reason

@@ -121,6 +121,7 @@ def test_a_graph_is_planned_for_the_gpu_that_is_here_and_checked(cuda: Machine, 
     answer = run(*words, folder=tmp_path, gpu=KNOWN_GPU)
     assert answer.returncode == 0, answer.stderr
     assert "Planning for this machine's NVIDIA" in answer.stdout + answer.stderr
-    words = ("check", str(mixed), "--against", GRAPH, "--max-drift", "1")
+    # Its times are the stubs', so the step may hold anything; the check's are the public figures of an H100.
+    words = ("check", str(mixed), "--against", GRAPH, "--max-drift", "1", "--min-speedup", "0")
     answer = run(*words, folder=tmp_path, gpu=KNOWN_GPU)
     assert answer.returncode == 0, answer.stdout + answer.stderr
