@@ -1,9 +1,11 @@
 """Operators of exported steps against torch eager: the loss, every gradient, every buffer."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
@@ -38,6 +40,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "avg_pool_by_one_of_inside": (lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False), (2, 3, 8, 7)),
     "avg_pool_ceil": (lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True), (2, 3, 8, 8)),
     "avg_pool_inside": (lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), (2, 3, 8, 7)),
+    "adaptive_avg_pool_of_larger_maps": (lambda x: F.adaptive_avg_pool2d(x, (5, 7)), (2, 3, 11, 13)),
     "bilinear": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (2, 3, 4, 5)),
     "broadcast": (lambda x: x[:, :1] * x - x.mean(0, keepdim=True) / (1 + x[:1] ** 2), (4, 5)),
     "cat_split": (lambda x: torch.cat([part**2 for part in x.split([1, 4], 1)][::-1], 1), (3, 5)),
@@ -91,6 +94,13 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 def test_functions(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
     module = Function(function, *shape)
     assert worst_deviation(module, weighted_sum, [torch.randn(shape)], []) < TOLERANCE
+
+
+def test_the_average_of_small_maps_is_one_product_each_way(tmp_path: Path) -> None:
+    path = tmp_path / "pool.onnx"
+    module = nn.Sequential(nn.Conv2d(3, 3, 1, groups=3), nn.AdaptiveAvgPool2d((6, 5)))
+    export_training_step(module, weighted_sum, [torch.randn(2, 3, 2, 3)], [], path=path)
+    assert [node.op_type for node in onnx.load(path).graph.node].count("MatMul") == 2
 
 
 CONVOLUTIONS = {
