@@ -41,6 +41,19 @@ def mean(y: Any) -> Any:
     return (y * torch.linspace(0.5, 1.5, y.numel()).reshape(y.shape)).mean()
 
 
+PICTURE = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+GRID = (2, 3, 4, 2)
+
+
+def sampled(**options: Any) -> Callable[[Any], Any]:
+    """Sample a picture where a third of the places are whole, or on the border."""
+    return lambda grid: F.grid_sample(PICTURE, grid / 2, **options)
+
+
+def in_bags(words: list[Any], *rest: Any, **options: Any) -> Callable[[Any], Any]:
+    return lambda table: F.embedding_bag(torch.tensor(words), table, *rest, mode="max", **options)
+
+
 FUNCTIONS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
     "tiles": (lambda x: F.max_pool2d(x, 2), IMAGE),
     "rectified_tiles": (lambda x: F.max_pool2d(F.relu(x), 2), IMAGE),
@@ -56,6 +69,13 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
     "hard_swish": (lambda x: F.hardswish(x), (40, 50)),
     "hard_sigmoid": (lambda x: F.hardsigmoid(x), (8, 30, 1, 1)),
     "relu6": (lambda x: F.relu6(x * 2), (8, 30, 1, 1)),
+    "whole_places": (sampled(align_corners=True), GRID),
+    "halves": (sampled(align_corners=False), GRID),
+    "border": (sampled(padding_mode="border", align_corners=True), GRID),
+    "halves_on_border": (sampled(padding_mode="border", align_corners=False), GRID),
+    "bags": (in_bags([[0, 1, 2], [3, 3, 1]]), (4, 6)),
+    "padded_bags": (in_bags([[0, 1, 2], [1, 1, 1]], padding_idx=1), (4, 6)),
+    "bags_by_offset": (in_bags([0, 1, 2, 3, 1], torch.tensor([0, 0, 2, 5])), (4, 6)),
 }
 
 
@@ -90,3 +110,13 @@ def test_a_rectifier_in_front_of_a_pool_is_told_from_the_maxima() -> None:
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.value_info}
     masks = [shapes[n.output[0]] for n in model.graph.node if n.op_type == "Where"]
     assert masks == [[2, 3, 6, 4]]
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border"])
+def test_the_grid_of_nearest_places_has_a_gradient_of_zero_that_updates_see(padding: str) -> None:
+    """Without one, the weights behind the grid would not decay."""
+    module = Shifted(sampled(mode="nearest", padding_mode=padding, align_corners=False), GRID)
+    model = export_training_step(module, mean, torch.zeros(GRID), loss_scale=False)
+    found = against_torch.run(model, against_torch.feeds_of(model, module, [torch.zeros(GRID)]))
+    assert found["grad.shift"].shape == GRID
+    assert not found["grad.shift"].any()

@@ -45,16 +45,22 @@ def _grid_sample(
             if align_corners
             else ((grid[..., axis] + 1) * size - 1) / 2
         )
-        places.append(place.clamp(0, size - 1) if padding_mode == "border" else place)
+        if padding_mode == "border":  # on the border itself torch's gradient is zero, that of clamp is not
+            inside = (place > 0) & (place < size - 1)
+            place = torch.where(inside, place, place.detach().clamp(0, size - 1))
+        places.append(place)
     if mode == "nearest":
-        return _looked_up(input, [place.round().detach() for place in places])
+        # The grid has a gradient, which is zero: weights behind it decay all the same.
+        nothing = grid.masked_fill(torch.ones((), dtype=torch.bool), 0).sum(-1)
+        return _looked_up(input, [place.round().detach() for place in places]) + nothing.unsqueeze(1)
     x, y = places
     left, top = x.floor().detach(), y.floor().detach()
     total = torch.zeros((), dtype=input.dtype)
-    for dx in (0, 1):
-        for dy in (0, 1):
-            weight = (1 - (x - left - dx).abs()) * (1 - (y - top - dy).abs())
-            total = total + _looked_up(input, [left + dx, top + dy]) * weight.unsqueeze(1)
+    # Differences as they are: their magnitudes would have no slope at whole places.
+    for dx, by_x in enumerate((left + 1 - x, x - left)):
+        for dy, by_y in enumerate((top + 1 - y, y - top)):
+            weight = (by_x * by_y).unsqueeze(1)
+            total = total + _looked_up(input, [left + dx, top + dy]) * weight
     return total
 
 
@@ -103,13 +109,27 @@ def _embedding_bag(
     wide = bags.unsqueeze(1).expand_as(rows)
     zeros = torch.zeros((count, rows.shape[1]), dtype=rows.dtype)
     if mode == "max":
-        rows = rows.masked_fill((counts == 0).unsqueeze(1), -math.inf)
-        return zeros.scatter_reduce(0, wide, rows, "amax", include_self=False)
+        return _largest_of_bags(rows, wide, (counts > 0).unsqueeze(1), zeros)
     total = zeros.scatter_add(0, wide, rows * counts.unsqueeze(1))
     if mode == "sum":
         return total
     number = torch.zeros(count, dtype=rows.dtype).scatter_add(0, bags, counts)
     return total / number.clamp(min=1).unsqueeze(1)
+
+
+def _largest_of_bags(
+    rows: torch.Tensor, bags: torch.Tensor, counts: torch.Tensor, zeros: torch.Tensor
+) -> torch.Tensor:
+    """Take the largest element of each bag; of equal ones the first, which alone gets the gradient."""
+    number = rows.shape[0]
+    known = rows.detach().masked_fill(~counts, -math.inf)
+    largest = zeros.scatter_reduce(0, bags, known, "amax", include_self=False)
+    is_largest = (known == largest.gather(0, bags)) & counts
+    place = torch.arange(number).unsqueeze(1).expand_as(rows)
+    place = torch.where(is_largest, place, number)
+    first = torch.full(zeros.shape, number).scatter_reduce(0, bags, place, "amin")
+    found = rows.gather(0, first.clamp(max=number - 1))
+    return torch.where(first < number, found, zeros)
 
 
 def _adaptive_max_pool2d(input: torch.Tensor, output_size: Any, return_indices: bool = False) -> torch.Tensor:
