@@ -33,6 +33,19 @@ def test_redundant_nodes_go_and_the_result_stays() -> None:
     onnx.checker.check_model(found.model, full_check=True)
 
 
+def test_zeros_around_an_image_are_not_what_a_max_pool_pads_with() -> None:
+    graph = """
+        <ir_version: 10, opset_import: ["": 20]>
+        step (float[1,1,4,4] x) => (float[1,1,5,5] y)
+        <int64[8] widths = {0,0,1,1,0,0,1,1}, float zero = {0}> {
+            padded = Pad (x, widths, zero)
+            y = MaxPool <kernel_shape = [2, 2]> (padded)
+        }
+    """
+    found = simplify(onnx.parser.parse_model(graph))
+    assert [node.op_type for node in found.model.graph.node] == ["Pad", "MaxPool"]
+
+
 def test_a_graph_that_draws_is_not_run() -> None:
     text = GRAPH.replace("copy = Identity (product)", "copy = Dropout (product)")
     assert not simplify(onnx.parser.parse_model(text)).was_run

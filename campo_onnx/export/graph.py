@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from campo_onnx.export.endings import ending_in_computation
 from campo_onnx.export.one_pass import bias_dropouts, sums
 from campo_onnx.export.target import Target, may_use
-from campo_onnx.export.tidy import merged_pairs, splits, without_unread
+from campo_onnx.export.tidy import merged_pairs, pads_of_their_own, splits, without_unread
 from campo_onnx.export.value import Node, Value
 from campo_onnx.ops.facts import output_types
 from campo_onnx.ops.key import MICROSOFT, OpKey
@@ -235,6 +235,7 @@ class Graph:
         if self.target == "cuda":
             needed = sums(bias_dropouts(needed, outside, self.constant), outside)
         needed = without_unread(splits(needed, self.integers), outside)
+        needed = pads_of_their_own(needed, self.integers)
         read = {v.name: v for made in needed for v in made.inputs if v is not None}
         graph = onnx.GraphProto(name="training_step")
         for made in needed:

@@ -63,6 +63,47 @@ def without_unread(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node]
     return fewer
 
 
+def pads_of_their_own(nodes: Sequence[Node], constant: Callable[[Sequence[int]], Value]) -> list[Node]:
+    """Keep ONNX Runtime from fusing zeros around an image with the pool that reads them.
+
+    Its optimizer (1.31) makes them the pool's own padding. That of a MaxPool is lower than any number, so
+    maxima below zero come out wrong; and padding as wide as the window is refused when the graph is loaded.
+    It leaves a Pad that names its axes as it is.
+
+    Parameters
+    ----------
+    nodes
+        Nodes in topological order.
+    constant
+        Makes a vector of integers.
+    """
+    pools = {node.inputs[0].name: node for node in nodes if _is_pool(node) and node.inputs[0] is not None}
+    apart: list[Node] = []
+    for node in nodes:
+        pool = pools.get(node.outputs[0].name)
+        if pool is not None and node.op_type == "Pad" and len(node.inputs) <= 3 and _fuses_badly(node, pool):
+            axes = constant(range(node.outputs[0].rank))
+            node = replace(node, inputs=(*node.inputs, *[None] * (3 - len(node.inputs)), axes))
+        apart.append(node)
+    return apart
+
+
+def _is_pool(node: Node) -> bool:
+    return node.op_type in ("MaxPool", "AveragePool")
+
+
+def _fuses_badly(pad: Node, pool: Node) -> bool:
+    if pool.op_type == "MaxPool":
+        return len(pool.outputs) == 1  # one that also gives places is not fused
+    widths, kernel = pad.inputs[1], pool.attributes["kernel_shape"]
+    if widths is None or widths.constant is None:
+        return True
+    rank, own = pad.outputs[0].rank, pool.attributes.get("pads") or [0] * 2 * len(kernel)
+    before, after = widths.constant[rank - len(kernel) : rank], widths.constant[2 * rank - len(kernel) :]
+    wide = zip((*before, *after), own, (*kernel, *kernel), strict=True)
+    return any(width + more >= size for width, more, size in wide)
+
+
 def splits(nodes: Sequence[Node], constant: Callable[[Sequence[int]], Value]) -> list[Node]:
     """Write slices that share a tensor out among them as one Split, which reads it once.
 

@@ -37,6 +37,8 @@ _NOT_REGISTERED = re.compile(r"(?P<op>\S+)\(-?\d+\) is not a registered function
 _ATEN = "org.pytorch.aten"
 _MICROSOFT = "com.microsoft"
 _SPIN_US = "100"  # longer than most nodes of a step take on one thread
+_WRONG_RULES = ["Pad_Fusion"]
+"""Zeros around an image become the padding of a MaxPool, which is lower than any number."""
 _ERRORS_ONLY = 3
 _QUIET = 4
 _TYPES = {
@@ -258,17 +260,27 @@ def _written_by_runtime(
     model: onnx.ModelProto, machine: Machine, options: ort.SessionOptions
 ) -> onnx.ModelProto:
     """Load a model, and read back what ONNX Runtime's optimizer made of it."""
+    given = model.SerializeToString()
+
+    def load() -> None:
+        ort.InferenceSession(
+            given,
+            options,
+            providers=[ORT_NAME[machine.provider]],
+            enable_fallback=0,
+            disabled_optimizers=_WRONG_RULES,
+        )
+
     with temporary_folder() as scratch:
         written = scratch / "optimized.onnx"
         options.optimized_model_filepath = str(written)
-        given, providers = model.SerializeToString(), [ORT_NAME[machine.provider]]
         try:
-            ort.InferenceSession(given, options, providers=providers, enable_fallback=0)
+            load()
         except RUNTIME_ERRORS as error:
             # A full disk and a model that is refused raise the same; only the second does without the file.
             options.optimized_model_filepath = ""
             try:
-                ort.InferenceSession(given, options, providers=providers, enable_fallback=0)
+                load()
             except RUNTIME_ERRORS:
                 raise refused(error) from None
             raise OSError(_first_line(error)) from None
