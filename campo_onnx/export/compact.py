@@ -12,7 +12,7 @@ import numpy as np
 from onnx import numpy_helper
 
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.value import Value
+from campo_onnx.export.value import Value, reshape_attributes
 
 
 def reshape(g: Graph, x: Value, shape: Sequence[int]) -> Value:
@@ -25,7 +25,7 @@ def reshape(g: Graph, x: Value, shape: Sequence[int]) -> Value:
     uniform = g.producer(x, "ConstantOfShape")
     if uniform is not None:
         return g.op("ConstantOfShape", g.integers(shape), **uniform.attributes)
-    return g.op("Reshape", x, g.integers(shape))
+    return g.op("Reshape", x, g.integers(shape), **reshape_attributes(shape))
 
 
 def transpose(g: Graph, x: Value, perm: Sequence[int]) -> Value:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from campo_onnx.export.value import Node, Value
+from campo_onnx.export.value import Node, Value, reshape_attributes
 
 _SCALED = frozenset({"Mul", "Div"})
 
@@ -39,9 +39,9 @@ def ending_in_computation(
         if made is not None and is_inside and _shape_before(made, result) is not None:
             wanted[source.name] = result
         else:
-            inputs = (source, constant(result.shape))
+            inputs, attributes = (source, constant(result.shape)), reshape_attributes(result.shape)
             written.append(
-                Node(op_type="Reshape", inputs=inputs, outputs=(result,), attributes={}, name=name)
+                Node(op_type="Reshape", inputs=inputs, outputs=(result,), attributes=attributes, name=name)
             )
 
     for node in reversed(nodes):

@@ -9,7 +9,7 @@ from campo_onnx.export.value import Value
 
 def gated_add(g: Graph, x: Value, y: Value, gate: Value) -> Value:
     """Give ``x + y * gate`` for a gate of one number a row: of all axes but the last."""
-    if g.may_use("GatedAdd"):
+    if g.may_use("GatedAdd", x):
         return g.op("com.microsoft:GatedAdd", x, y, gate)
     return elementwise(g, "Add", x, elementwise(g, "Mul", y, gate))
 
@@ -18,9 +18,12 @@ _LONGEST_ROW = 4096
 """Elements of a row, where its length may be chosen: hidden sizes are what the kernel is written for."""
 
 
-def may_mix(g: Graph) -> bool:
-    """Whether :func:`mixed` pays: on a CPU its kernel takes ten times as long as those that it replaces."""
-    return g.target == "cuda" and g.may_use("HyperConnectionPostMix")
+def may_mix(g: Graph, x: Value) -> bool:
+    """Whether :func:`mixed` pays for tensors like `x`.
+
+    On a CPU its kernel takes ten times as long as those that it replaces.
+    """
+    return g.target == "cuda" and g.may_use("HyperConnectionPostMix", x)
 
 
 def mixed(g: Graph, x: Value, share: Value | float, y: Value, gate: Value) -> Value:

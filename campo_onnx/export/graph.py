@@ -28,6 +28,8 @@ IR_VERSION = 10
 MAX_FOLDED_BYTES = 1 << 17
 """Constant computations up to this size are done at export; larger ones would only swell the file."""
 
+_MICROSOFT_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+
 
 @dataclass(kw_only=True)
 class Graph:
@@ -135,9 +137,13 @@ class Graph:
             return self._fold(node, inputs)
         return self._append(op_type, inputs, types, attributes)
 
-    def may_use(self, op_type: str) -> bool:
-        """Whether ONNX Runtime's operator `op_type` may be written."""
-        return may_use(self.target, op_type)
+    def may_use(self, op_type: str, *operands: Value) -> bool:
+        """Whether ONNX Runtime's operator `op_type` may be written, for these tensors where they are given.
+
+        Its own operators take floating-point numbers of at most 32 bits, and several fail on empty tensors.
+        """
+        fit = all(x.elements > 0 and x.dtype in _MICROSOFT_FLOATS for x in operands)
+        return fit and may_use(self.target, op_type)
 
     def _append(
         self,

@@ -24,7 +24,7 @@ def matmul(g: Graph, a: Value, b: Value) -> Value:
         return _with_vectors(g, a, b)
     (a, of_a), (b, of_b) = (_scale_worth_moving(g, x, a.shape[-2] * b.shape[-1]) for x in (a, b))
     scale = of_a * of_b
-    if g.may_use("FusedMatMul"):
+    if g.may_use("FusedMatMul", a, b):
         return _fused(g, a, b, scale)
     return scaled(g, _batched(g, a, b), scale)
 
@@ -42,7 +42,7 @@ def _with_vectors(g: Graph, a: Value, b: Value) -> Value:
 
 def _scale_worth_moving(g: Graph, x: Value, result: int) -> tuple[Value, float]:
     """Leave a factor to the product, or to its result (of so many elements a matrix) if that is smaller."""
-    is_free = g.may_use("FusedMatMul")
+    is_free = g.may_use("FusedMatMul", x)
     return scale_apart(g, x) if is_free or x.shape[-2] * x.shape[-1] > result else (x, 1.0)
 
 

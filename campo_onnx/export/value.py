@@ -1,7 +1,7 @@
 """The tensors and nodes of a graph under construction."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,11 @@ class Node:
     outputs: tuple[Value, ...]
     attributes: Mapping[str, Any]
     name: str
+
+
+def reshape_attributes(shape: Sequence[int]) -> dict[str, Any]:
+    """Give the attributes of a Reshape: without ``allowzero``, a size of 0 means that of the input."""
+    return {"allowzero": 1} if 0 in shape else {}
 
 
 def dtype_of(dtype: Any) -> int:

@@ -258,7 +258,7 @@ class _Flat:
         if isinstance(of_b, float) and of_b == 0:
             return kept
         factor = self._value(of_b)
-        if share is not None and may_mix(self._graph):
+        if share is not None and may_mix(self._graph, a):
             return mixed(self._graph, a, self._of_rows(share), b, self._of_rows(factor))
         if self.target == "standard":
             return self.add(kept, self.mul(b, factor))

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed (make test-f
 
 import against_torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402, N812
-from against_torch import TOLERANCE, worst_deviation  # noqa: E402
+from against_torch import TOLERANCE, feeds_of, run, worst_deviation  # noqa: E402
 from torch import nn  # noqa: E402
 
 from campo_onnx.export.torch import export_training_step  # noqa: E402
@@ -102,6 +102,34 @@ def test_bounds_are_hit_to_the_last_bit() -> None:
     x = torch.tensor([[-above, -3.0, -below, 0.0, below, 3.0, above]])
     for function in (F.hardswish, F.hardsigmoid):
         assert worst_deviation(Shifted(function, x.shape), mean, [x], []) < TOLERANCE
+
+
+def test_hard_swish_of_infinity() -> None:
+    x = torch.tensor([[np.inf, 1.0, -4.0]])
+    module = Shifted(lambda x: F.hardswish(x).clamp(max=9), x.shape)
+    model = export_training_step(module, mean, x, loss_scale=False)
+    mean(module(x)).backward()
+    found = run(model, feeds_of(model, module, [x]))["grad.shift"]
+    np.testing.assert_allclose(found, module.shift.grad, rtol=TOLERANCE)
+
+
+FINITE = (0.0, -0.0, 0.5, -0.5, 0.1, -3.7, 5.0, -7.0, 2.0, 1e-25, -1e-25, 1.5e-25)
+NUMBERS = [*FINITE, np.inf, -np.inf, np.nan]
+
+
+@pytest.mark.parametrize("function", [torch.floor_divide, torch.remainder, torch.fmod])
+def test_quotients_and_remainders_of_zero_infinity_and_small_numbers(function: Callable[..., Any]) -> None:
+    a, b = torch.cartesian_prod(*[torch.tensor(NUMBERS)] * 2).T
+    module = Shifted(lambda x: x, ())
+
+    def loss(one: Any, a: Any, b: Any) -> Any:
+        return one, {"whole": function(a, b), "by_number": function(a, 0.1), "by_negative": function(a, -3.0)}
+
+    model = export_training_step(module, loss, [torch.ones(())], [a, b], loss_scale=False)
+    found = run(model, feeds_of(model, module, [torch.ones(()), a, b]))
+    expected = loss(None, a, b)[1]
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[f"output.{name}"], values, rtol=TOLERANCE)
 
 
 def test_a_rectifier_in_front_of_a_pool_is_told_from_the_maxima() -> None:

@@ -11,9 +11,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed (make test-f
 
 import against_torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402, N812
-from against_torch import TOLERANCE, weighted_sum, worst_deviation  # noqa: E402
+from against_torch import TOLERANCE, Function, weighted_sum, worst_deviation  # noqa: E402
 from torch import nn  # noqa: E402
 
+from campo_onnx.export.target import TARGETS  # noqa: E402
 from campo_onnx.export.torch import export_training_step  # noqa: E402
 from campo_onnx.ir.importer import import_model  # noqa: E402
 from campo_onnx.optimize.traffic import traffic  # noqa: E402
@@ -119,6 +120,37 @@ def test_every_gradient_is_torchs(case: str, target: Any, monkeypatch: pytest.Mo
     for level in LEVELS:
         monkeypatch.setattr(against_torch, "session", lambda model, level=level: session(model, level))
         assert worst_deviation(module, weighted_sum, inputs, [], target=target) < TOLERANCE
+
+
+class Doubles(nn.Module):
+    """A part in double precision."""
+
+    def __init__(self, *, activates: bool) -> None:
+        super().__init__()
+        self.inner, self.activates = nn.Linear(4, 4), activates
+
+    def forward(self, x: Any) -> Any:
+        y = self.inner(x).double()
+        y = (y @ y.transpose(-1, -2) / 3).softmax(-1) @ y
+        y = F.max_pool2d(F.gelu(y) if self.activates else y, 2)
+        return y.float()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_doubles_meet_no_operator_without_a_kernel_for_them(target: Any) -> None:
+    x = torch.randn(2, 3, 6, 4)
+    assert worst_deviation(Doubles(activates=False), weighted_sum, [x], [], target=target) < TOLERANCE
+    model = export_training_step(Doubles(activates=True), weighted_sum, x, target=target)
+    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.value_info}
+    read = [types.get(name) for node in model.graph.node if node.domain for name in node.input]
+    assert onnx.TensorProto.DOUBLE not in read
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(2, 0, 3), (0,)])
+def test_empty_tensors(shape: tuple[int, ...], target: Any) -> None:
+    module = Function(lambda x: F.gelu(x).softmax(-1).reshape(shape[::-1]), *shape)
+    assert worst_deviation(module, weighted_sum, [torch.randn(shape)], [], target=target) == 0
 
 
 def session(model: onnx.ModelProto, level: Any) -> onnxruntime.InferenceSession:

@@ -149,8 +149,10 @@ def test_convolutions(convolution: Callable[[], Any], weight_gradient: dict[str,
     [
         (lambda: nn.Conv1d(3, 4, 5, 2, 2, 2), (2, 3, 20)),
         (lambda: nn.Conv3d(2, 3, (2, 3, 1), (1, 2, 1), 1), (2, 2, 5, 6, 4)),
+        (lambda: nn.Conv2d(2, 3, 1, (5, 1), (1, 0)), (2, 2, 1, 4)),
+        (lambda: nn.Conv3d(1, 3, (1, 2, 1), (5, 1, 1), (2, 2, 0), (1, 2, 2)), (4, 1, 1, 1, 7)),
     ],
-    ids=["1d", "3d"],
+    ids=["1d", "3d", "padding_only", "far_in_the_padding"],
 )
 def test_convolutions_of_other_ranks(
     convolution: Callable[[], Any], shape: tuple[int, ...], weight_gradient: dict[str, Any]

@@ -4,6 +4,7 @@ import math
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from onnx import TensorProto
 
@@ -50,9 +51,7 @@ def _div_mode(g: Graph, expected: Expected, a: Any, b: Any, *, rounding_mode: st
     if rounding_mode is None:
         return _binary("Div", g, expected, a, b)
     if expected.dtype in FLOATS and rounding_mode == "floor":
-        # Not the floor of a quotient, which rounds: 0.5 holds 0.1, as FP32 has it, four times.
-        whole = _binary("Sub", g, expected, a, _remainder(g, expected, a, b))
-        return g.op("Round", _binary("Div", g, expected, whole, b))
+        return _floor_of_quotient(g, operand(g, a, expected.dtype), operand(g, b, expected.dtype))
     if expected.dtype in FLOATS:
         return _trunc(g, expected, _binary("Div", g, expected, a, b))
     a, b = operand(g, a, expected.dtype), operand(g, b, expected.dtype)
@@ -61,6 +60,28 @@ def _div_mode(g: Graph, expected: Expected, a: Any, b: Any, *, rounding_mode: st
     ):  # ONNX's quotient of integers rounds to zero, its remainder has the divisor's sign
         a = elementwise(g, "Sub", a, elementwise(g, "Mod", a, b))
     return elementwise(g, "Div", a, b)
+
+
+def _floor_of_quotient(g: Graph, a: Value, b: Value) -> Value:
+    """Say how often `b` fits into `a`; what is divided by zero is infinite.
+
+    Not the floor of a quotient, which rounds: 0.5 holds 0.1, as FP32 has it, four times.
+    """
+    rest = g.op("Mod", a, b, fmod=1)
+    whole = g.op("Round", elementwise(g, "Div", elementwise(g, "Sub", a, rest), b))
+    below = elementwise(g, "Sub", whole, g.scalar(1, whole.dtype))
+    floor = elementwise(g, "Where", _has_other_sign(g, rest, b), below, whole)
+    if b.constant is not None and np.all(b.constant):
+        return floor
+    is_zero = elementwise(g, "Equal", b, g.scalar(0, b.dtype))
+    return elementwise(g, "Where", is_zero, elementwise(g, "Div", a, b), floor)
+
+
+def _has_other_sign(g: Graph, rest: Value, divisor: Value) -> Value:
+    """Say where a remainder that has the sign of what was divided has not that of the divisor."""
+    # Not of the product of both: where they are small that is zero.
+    turned = elementwise(g, "Mul", rest, elementwise(g, "Sign", divisor))
+    return elementwise(g, "Less", turned, g.scalar(0, rest.dtype))
 
 
 def _floor_divide(g: Graph, expected: Expected, a: Any, b: Any) -> Value:
@@ -73,8 +94,7 @@ def _remainder(g: Graph, expected: Expected, a: Any, b: Any) -> Value:
         return elementwise(g, "Mod", a, b)
     # As C's fmod, which is exact, but with the sign of the divisor.
     rest = g.op("Mod", a, b, fmod=1)
-    differs = elementwise(g, "Less", elementwise(g, "Mul", rest, b), g.scalar(0, rest.dtype))
-    return elementwise(g, "Where", differs, elementwise(g, "Add", rest, b), rest)
+    return elementwise(g, "Where", _has_other_sign(g, rest, b), elementwise(g, "Add", rest, b), rest)
 
 
 def _trunc(g: Graph, expected: Expected, x: Value) -> Value:
@@ -175,7 +195,7 @@ def _gelu_backward(
     # With s = x / sqrt(2): (1 + erf(s) + s * 2 / sqrt(pi) * exp(-s * s)) / 2. The constant goes into the
     # exponent, and the half comes last: a product that follows takes it along.
     s, level = times(x, number(math.sqrt(0.5))), math.log(2 / math.sqrt(math.pi))
-    if may_mix(g):
+    if may_mix(g, x):
         # All times sqrt(pi) / 2, which leaves no constant at the exponential; e ** -t is one node.
         share, bell = math.sqrt(math.pi) / 2, g.op("Pow", number(math.exp(-1)), times(s, s))
         rest = mixed(g, elementwise(g, "Erf", s), share, s, bell)

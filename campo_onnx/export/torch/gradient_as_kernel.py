@@ -14,7 +14,7 @@ from functools import partial
 from campo_onnx.devices.device import Device
 from campo_onnx.devices.roofline import TILE
 from campo_onnx.export.cheapest import cheapest
-from campo_onnx.export.compact import pad, reduce, reshape, transpose
+from campo_onnx.export.compact import full, pad, reduce, reshape, transpose
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.patches import Geometry
 from campo_onnx.export.value import Value
@@ -36,6 +36,8 @@ def by_convolution(
             strict=True,
         )
     ]  # fmt: skip
+    if any(n + end <= 0 for n, end in zip(x.shape[2:], ends, strict=True)):
+        return full(g, shape, 0, x.dtype)  # the taps read nothing but the padding before the image
     x = pad(g, x, (0,) * x.rank, (0, 0, *(min(0, end) for end in ends)))
     pads = [*geometry.pads, *(max(0, end) for end in ends)]
     if g.target != "cuda" or spatial == _MOST_AXES:

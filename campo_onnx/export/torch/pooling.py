@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from onnx import TensorProto
 
 from campo_onnx.export.compact import elementwise, full, reshape
 from campo_onnx.export.graph import Graph
@@ -62,8 +63,9 @@ def _max_pool_backward(
     window = _window(x.rank - 2, kernel, stride, padding, dilation, ceil_mode)
     place = _place_in_tensor(g, x, indices)
     are_tiles = _are_tiles(window, x.shape[2:])
-    if g.target == "cpu" and are_tiles:
-        # It puts values in their places, where ScatterElements adds them to zeros made before.
+    if g.target == "cpu" and are_tiles and gradient.dtype != TensorProto.DOUBLE:
+        # It puts values in their places, where ScatterElements adds them to zeros made before. Of doubles
+        # there is no kernel.
         return g.op("MaxUnpool", gradient, place, **{n: window[n] for n in ("kernel_shape", "strides")})
     zeros = full(g, (x.elements,), 0, gradient.dtype)
     flat = reshape(g, place, (place.elements,))

@@ -184,7 +184,7 @@ def _masked(g: Graph, x: Value) -> tuple[Value, Value, bool] | None:
     It may have one row for the last of the other axes together (inner), or for the first of them.
     """
     added = g.producer(x, "Add")
-    if added is None or not g.may_use("BiasSoftmax"):
+    if added is None or not g.may_use("BiasSoftmax", x):
         return None
     for scores, mask in (added.inputs, added.inputs[::-1]):
         if scores is None or mask is None or scores.shape != x.shape or mask.elements >= x.elements:
@@ -219,11 +219,11 @@ def _softmax_backward(
     """Give ``y * (g - sum(g * y))``."""
     gradient, scale = scale_apart(g, gradient)
     weighing = _weighing(g, gradient, y) if dim % y.rank == y.rank - 1 else None
-    if weighing is not None and may_mix(g):
+    if weighing is not None and may_mix(g, y):
         total = scaled(g, weighing.row_sums(g), -1.0)
         of_input = mixed(g, y, total, weighing.gradient, weighing.weights)
         return scaled(g, of_input, scale * weighing.kept)
-    if weighing is not None and g.may_use("GatedAdd"):
+    if weighing is not None and g.may_use("GatedAdd", y):
         weighted = elementwise(g, "Mul", weighing.gradient, weighing.weights)
         total = scaled(g, weighing.row_sums(g), -1.0)
         return scaled(g, gated_add(g, weighted, y, total), scale * weighing.kept)
@@ -233,7 +233,7 @@ def _softmax_backward(
         return scaled(g, of_input, scale)
     weighted = elementwise(g, "Mul", gradient, y)
     total = reduce(g, "ReduceSum", weighted, [dim % y.rank], keepdims=True)
-    if dim % y.rank == y.rank - 1 and g.may_use("GatedAdd"):
+    if dim % y.rank == y.rank - 1 and g.may_use("GatedAdd", y):
         return scaled(g, gated_add(g, weighted, y, elementwise(g, "Neg", total)), scale)
     return scaled(g, elementwise(g, "Sub", weighted, elementwise(g, "Mul", y, total)), scale)
 

@@ -90,7 +90,7 @@ def weight_gradient(
             axes = axes_of(x.shape, gradient.shape, shape, geometry)
             if is_small(axes):
                 forms["selected"] = partial(_by_selection, shape=shape, axes=axes)
-            if shape[0] >= _FEWEST_OUTPUTS and g.may_use("FusedMatMul"):
+            if shape[0] >= _FEWEST_OUTPUTS and g.may_use("FusedMatMul", x):
                 forms["unfolded"] = partial(_by_unfolding, shape=shape, axes=axes)
         form = cheapest(g, forms, (x, gradient), device)
     return forms[form](g, x, gradient)
@@ -210,6 +210,6 @@ def _pointwise(g: Graph, x: Value, gradient: Value) -> Value:
             for image in (x, gradient)
         )
         return gemm(g, rows, transpose(g, columns, [1, 0]))
-    if channels <= outputs or g.may_use("FusedMatMul"):
+    if channels <= outputs or g.may_use("FusedMatMul", x):
         return _summed_products(g, gradient, x)
     return transpose(g, _summed_products(g, x, gradient), [1, 0])

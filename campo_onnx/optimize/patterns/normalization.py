@@ -11,6 +11,8 @@ import numpy as np
 
 from campo_onnx.ir.view import GraphView, OpNode, Use
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Movement
 from campo_onnx.optimize.op_class import OpClass
 from campo_onnx.optimize.patterns.findings import Finding, Findings
 
@@ -105,8 +107,15 @@ def _vectors_of(tensors: list[str], most: int, view: GraphView) -> set[str]:
 
 def _first_reduced(node: OpNode, view: GraphView) -> str:
     """What a reduction reduces; of one in stages, what the first reduces."""
-    tensor = node.inputs[0]
+    tensor = _behind_views(node.inputs[0], view)
     while (producer := view.producer.get(tensor)) is not None and producer.op in _LINEAR:
+        tensor = _behind_views(producer.inputs[0], view)
+    return tensor
+
+
+def _behind_views(tensor: str, view: GraphView) -> str:
+    """Return what `tensor` is in another shape: a long sum in stages reads its terms as rows of rows."""
+    while (producer := view.producer.get(tensor)) and spec(producer.op).movement is Movement.VIEW:
         tensor = producer.inputs[0]
     return tensor
 

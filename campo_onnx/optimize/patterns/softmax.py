@@ -66,8 +66,7 @@ def _row_sums(weights: str, view: GraphView) -> Iterator[tuple[Use, OpNode]]:
             consumer = view.node[use.node]
             if spec(consumer.op).movement is Movement.VIEW or consumer.op == OpKey("", "Where"):
                 pending.append(consumer.outputs[0])
-            elif consumer.op in _ADDED and use.position == _ADDED[consumer.op].weights:  # g * y + y * -sum
-                place = _ADDED[consumer.op].factor
+            elif (place := _factor_of(consumer, use)) is not None:  # g * y + y * -sum
                 total = _sum_behind(consumer.inputs[place], view)
                 if total is not None:
                     yield Use(node=consumer.name, position=place), total
@@ -76,6 +75,17 @@ def _row_sums(weights: str, view: GraphView) -> Iterator[tuple[Use, OpNode]]:
                 total = _sum_behind(shift.inputs[1], view) if shift and shift.op == OpKey("", "Sub") else None
                 if shift is not None and total is not None:
                     yield Use(node=shift.name, position=1), total
+
+
+def _factor_of(consumer: OpNode, use: Use) -> int | None:
+    """Return where a node that adds tensors reads the factor of each row of what it uses there, if it does.
+
+    The factor may be left out. Of several streams it is a matrix that mixes them.
+    """
+    places = _ADDED.get(consumer.op)
+    if places is None or use.position != places.weights or len(consumer.inputs) <= places.factor:
+        return None
+    return places.factor if consumer.attributes.get("num_branches", 1) == 1 else None
 
 
 def _sum_behind(tensor: str, view: GraphView) -> OpNode | None:

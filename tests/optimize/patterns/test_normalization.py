@@ -37,6 +37,22 @@ def test_layer_normalization(read, square):
     )
 
 
+@pytest.mark.parametrize("square", ["Mul(x, x)", "Pow(x, two)"])
+def test_squares_of_rows_that_are_summed_in_runs(read, square):
+    """A long sum over rows is written as one of runs of rows, then of those."""
+    text = f"""(float[512,8] x) => (float[512,8] y) <int64[1] first = {{0}}, int64[1] second = {{1}},
+        int64[3] runs = {{16, 32, 8}}, float two = {{2.0}}, float n = {{512.0}}> {{
+        [square] q = {square}
+        [shape] r = Reshape(q, runs)
+        [part] p = ReduceSum<keepdims = 0>(r, second)
+        [sum] s = ReduceSum<keepdims = 0>(p, first)
+        [mean] m = Div(s, n)
+        [root] d = Sqrt(m)
+        [norm] y = Div(x, d)
+    }}"""
+    assert found(read, text) == ({"square": DENY, "part": DENY, "sum": DENY}, {Use("norm", 1)})
+
+
 def test_the_gradient_of_layer_normalization(read):
     text = f"""(float[4,8] dy, float[4,8] h, float[4,1] rstd) => (float[4,8] dx) {CONSTANTS} {{
         [a] a = ReduceSum(dy, last)

@@ -89,6 +89,23 @@ def test_the_sum_of_a_row_as_the_factor_of_a_fused_sum(read, node, position):
     assert Use("s", position) in findings.contained
 
 
+@pytest.mark.parametrize(
+    "node",
+    [
+        "HyperConnectionPostMix<num_branches = 1>(p, g, w)",  # without the factor
+        "HyperConnectionPostMix<num_branches = 2>(p, g, w, r)",  # a matrix, which mixes two streams
+        "GatedAdd(p, m, r)",  # the factor of the other tensor
+    ],
+)
+def test_a_fused_sum_without_a_factor_of_the_weights(read, node):
+    text = f"""(float[4,8] x, float[4,8] g, float[4,8] o) => (float[4,8] y) <int64[1] axis = {{1}}> {{
+        [p] p = Softmax(x) [w] w = Mul(o, o) [t] r = ReduceSum(w, axis) [m] m = Mul(g, g)
+        [s] y = com.microsoft.{node} }}"""
+    findings = softmax(read(text).view, frozenset())
+    assert [*findings.classes] == []
+    assert findings.contained == {Use("s", 0)}
+
+
 def test_attention_probabilities_do_not_taint_what_they_weigh(problem_from):
     text = """(float[4,8] q, float[8,4] k, float[4,6] v) => (float[4,6] y) {
         [scores] s = MatMul(q, k)
