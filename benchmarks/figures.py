@@ -96,9 +96,13 @@ Panels = Mapping[str, Mapping[str, Sequence[float]]]
 
 @contextmanager
 def _panels(
-    panels: Panels, path: Path, height: float, points: Callable[[Sequence[float]], Sequence[Any]]
+    panels: Panels,
+    path: Path,
+    height: float,
+    points: Callable[[Sequence[float]], Sequence[Any]],
+    free: str,
 ) -> Iterator[list[Any]]:
-    """Draw diagrams of curves, two in a row; give their axes, and write them."""
+    """Draw diagrams of curves, two in a row; give their axes, and write them, legends in a free corner."""
     rows = (len(panels) + 1) // 2
     with _figure(path, _WIDTH_IN * 1.3, height * rows) as figure:
         every = [figure.add_subplot(rows, 2, position) for position in range(1, len(panels) + 1)]
@@ -110,12 +114,15 @@ def _panels(
             axes.grid(color="#dddddd", linewidth=0.6)
         yield every
         for axes in every:
-            axes.legend(frameon=False)
+            # Where to is said: matplotlib looks for a place and warns of the time that took.
+            axes.legend(loc=free, frameon=False)
 
 
 def curves(panels: Panels, path: Path, *, axis: str, steps: str) -> None:
     """Draw diagrams of curves with a logarithmic vertical axis."""
-    with _panels(panels, path, 2.9, lambda values: (range(1, len(values) + 1), values)) as every:
+    with _panels(
+        panels, path, 2.9, lambda values: (range(1, len(values) + 1), values), "upper right"
+    ) as every:
         for axes in every:
             axes.set_yscale("log")
             axes.set(xlabel=steps, ylabel=axis)
@@ -128,7 +135,7 @@ def distributions(panels: Panels, path: Path, *, axis: str) -> None:
     def shares(quantiles: Sequence[float]) -> Sequence[Any]:
         return quantiles, [100 * i / (len(quantiles) - 1) for i in range(len(quantiles))]
 
-    with _panels(panels, path, 2.7, shares) as every:
+    with _panels(panels, path, 2.7, shares, "lower right") as every:
         for axes in every:
             axes.axvline(1, color="#555555", linewidth=0.8)
             axes.yaxis.set_major_formatter(PercentFormatter())

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, parser
 
@@ -26,6 +27,12 @@ from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.options import Options
 from campo_onnx.pipeline import problem_of
+
+# The same examples every time, however long one takes: a test that fails on one machine fails on all.
+settings.register_profile(
+    "campo", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("campo")
 
 
 def pytest_configure() -> None:

@@ -222,7 +222,7 @@ class TestGpuSession:
         assert sum(step.seconds for step in gpu_session.steps_of(session, full=False)) < 30 * 60
 
     def test_a_session_on_a_cpu_and_its_page(self, session: Session) -> None:
-        call = Call(records=Records(folder=session.folder), deadline=Deadline.after(600))
+        call = Call(records=Records(folder=session.folder), deadline=Deadline.after(36000))
         steps = gpu_session.steps_of(session, full=False)
         quick = ["facts", "provider", "launches", "weight_gradient", "step_mlp", "counters"]
         assert run_steps(steps, call, only=quick, say=lambda line: None)

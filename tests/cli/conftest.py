@@ -2,14 +2,13 @@
 
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 from campo_onnx.measure import node_timer
-from campo_onnx.runtime.timing import Effort
+from tests.timed_by_bytes import time_node
 
 Program = Callable[..., int]
 
@@ -39,10 +38,6 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
 
 
 @pytest.fixture(autouse=True)
-def _nodes_are_timed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time nodes for hundredths of a second: what is measured matters here, not how well."""
-    brief = Effort(warmup=1, repeats=5, least=2, budget_s=0.01)
-    time_node = node_timer.time_node
-    monkeypatch.setattr(
-        node_timer, "time_node", lambda signature, timer: time_node(signature, replace(timer, effort=brief))
-    )
+def _nodes_take_what_their_bytes_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured matters here, and not what a machine with other work makes of it."""
+    monkeypatch.setattr(node_timer, "time_node", time_node)

@@ -84,9 +84,8 @@ def test_compare_measures_at_the_size_given(program, small, capsys):
     assert (same["casts"], same["measured_us"]) == (0, rows["fp32", "campo"]["measured_us"])
     assert rows["tf-amp", "tf115"]["casts"]
     changed = rows["tf-amp", "tf115"]
-    assert changed["measured_us"] != same["measured_us"]
     low, high = changed["measured_bounds"]
-    assert low <= changed["measured_speedup"] <= high
+    assert 0 < low <= changed["measured_speedup"] <= high
     assert changed["verdict"] in ("faster", "slower", "no difference")
     assert (same["measured_bounds"], same["verdict"]) == (None, "baseline")
     assert program(*words) == 0

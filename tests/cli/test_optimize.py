@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -220,20 +219,18 @@ def test_the_whole_process(tmp_path):
 def test_a_kill_leaves_nothing_behind(tmp_path):
     target = tmp_path / "out.onnx"
     target.write_text("precious")
-    slow = (
-        "import time\nfrom campo_onnx.ir import exporter\n"
-        "exporter.check_written = lambda *_: time.sleep(60)\n"
+    slow = (  # it is killed where the draft is written, and not looked through yet
+        "import os, signal, time\nfrom pathlib import Path\nfrom campo_onnx.ir import exporter\n"
+        "def killed(*_):\n"
+        f"    print(len(os.listdir({str(tmp_path)!r})), flush=True)\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    time.sleep(600)\n"
+        "exporter.check_written = killed\n"
     )
     words = program("optimize", MLP, "-o", target, "--device", "v100", "--force", first=slow)
-    process = subprocess.Popen(words, stderr=subprocess.PIPE)
-    for _ in range(400):
-        if len(list(tmp_path.iterdir())) > 1:
-            break
-        time.sleep(0.05)
-    assert len(list(tmp_path.iterdir())) > 1, "the draft never appeared"
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
-    assert process.returncode == 128 + signal.SIGTERM
+    answer = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert answer.stdout == "2\n", "there is no draft"
+    assert answer.returncode == 128 + signal.SIGTERM
     assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
     assert target.read_text() == "precious"
 

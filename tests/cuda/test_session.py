@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +40,12 @@ def records(work: Path) -> dict[str, dict[str, object]]:
     return {path.name.removesuffix(".step.json"): json.loads(path.read_text()) for path in found}
 
 
+def failure_of(facts: dict[str, object]) -> str:
+    """Why a step failed; but no time of the stubs means anything, also that one is too short to fit."""
+    failure = str(facts.get("failure", ""))
+    return "" if re.search("cannot be fitted|too short to be timed", failure) else failure
+
+
 @pytest.fixture(autouse=True)
 def _on_stubs(cuda: Machine) -> None:
     if not cuda.device.startswith(STUB):
@@ -60,7 +67,7 @@ def test_a_session_that_is_killed_ten_times_comes_to_its_end(tmp_path: Path) -> 
     assert said.rstrip().endswith("all done")
     found = records(tmp_path)
     assert set(found) == set(STEPS.split(","))
-    assert [facts["failure"] for facts in found.values() if "failure" in facts] == []
+    assert {name: failure_of(facts) for name, facts in found.items() if failure_of(facts)} == {}
     with tarfile.open(tmp_path / "session_cuda.tar.gz") as archive:
         names = {Path(name).name for name in archive.getnames()}
     assert {"timings.sqlite", "calibration_quick.step.json"} <= names
@@ -68,17 +75,16 @@ def test_a_session_that_is_killed_ten_times_comes_to_its_end(tmp_path: Path) -> 
 
 
 def test_a_step_that_ends_its_process_costs_that_step_only(tmp_path: Path) -> None:
-    running = session(tmp_path, steps="facts,calibration_quick,launches")
     mark = tmp_path / "session_cuda" / ".running"
-    mark.parent.mkdir(exist_ok=True)
+    mark.parent.mkdir()
     # As three processes leave it that ended within the step.
     mark.write_text(json.dumps({"step": "facts", "began_s": time.monotonic(), "deaths": 2}))
+    running = session(tmp_path, steps="facts,calibration_quick,launches")
     said, _ = running.communicate()
     assert running.returncode == 0, said
     found = records(tmp_path)
     assert "3 processes ended in it" in str(found["facts"]["failure"])
-    assert "result" in found["calibration_quick"]
-    assert "result" in found["launches"]
+    assert failure_of(found["calibration_quick"]) == failure_of(found["launches"]) == ""
 
 
 def test_nothing_of_the_stubs_gets_among_the_results() -> None:

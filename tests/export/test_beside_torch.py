@@ -30,7 +30,7 @@ def test_both_do_the_same_step(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     with Store(tmp_path / "timings.sqlite") as store:
         bench = NodeTimer(machine=here, store=store)
         session = Session(folder=tmp_path, bench=bench, device=device_of(here), graphs=(graph,))
-        call = Call(records=Records(folder=tmp_path), deadline=Deadline.after(300))
+        call = Call(records=Records(folder=tmp_path), deadline=Deadline.after(36000))
         found = gpu_torch.against_torch(graph, session, call)
     assert not found["failures"]
     assert {"fp32", gpu_torch.EAGER} <= set(found["rows"])
