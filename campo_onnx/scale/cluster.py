@@ -46,11 +46,13 @@ class RayPool:
 
     def __enter__(self) -> Self:
         self._ray = _imported()
+        is_somebody_elses = self._ray.is_initialized()
         try:
             self._connect()
             self._check_nodes()
         except BaseException:
-            self._ray.shutdown()
+            if not is_somebody_elses:
+                self._ray.shutdown()
             raise
         return self
 

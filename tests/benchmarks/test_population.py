@@ -1,9 +1,11 @@
 """The population's page, from rows as the command writes them; networks themselves need PyTorch."""
 
 import json
+from itertools import count
 
 import pytest
 
+from benchmarks.figures import curves, distributions
 from benchmarks.pages import render
 from benchmarks.population import page
 from benchmarks.population.page import publish_rows, summary
@@ -33,6 +35,15 @@ def made_up(number, *, slow=False):
         "product_flops": 1e12 / (number + 1), "pooling_share": 0.1,
         "devices": {"v100": device, "h200": device},
     }  # fmt: skip
+
+
+def test_a_slow_machine_draws_without_a_warning(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    seconds = count(step=10)
+    monkeypatch.setattr("time.perf_counter", lambda: next(seconds))  # a legend that looks for a place is slow
+    distributions({"a": {"v100": [1.0, 2.0, 4.0]}}, tmp_path / "a.svg", axis="speed-up")
+    curves({"a": {"v100": [4.0, 2.0, 1.0]}}, tmp_path / "b.svg", axis="loss", steps="step")
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_the_page_says_what_the_rows_say(tmp_path):

@@ -1,11 +1,16 @@
 """``campo-onnx optimize --verify``: what is written was measured, or is FP32."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+
+from campo_onnx.bench import bench as bench_module
+from campo_onnx.bench import loading
+from campo_onnx.bench.rounds import time_rounds
 
 DATA = Path(__file__).parent.parent / "data"
 BERT, MLP = DATA / "bert2_mlm_sdpa.onnx", DATA / "mlp.onnx"
@@ -18,8 +23,26 @@ def optimize(program, tmp_path):
     return lambda *words, model=BERT: (program("optimize", model, "-o", output, *words), output)
 
 
-def test_where_fp16_loses_fp32_is_written_and_exit_is_0(optimize, capsys):
-    # On a CPU FP16 runs between casts of ONNX Runtime's own.
+@pytest.fixture
+def slower_in_fp16(monkeypatch):
+    """Steps run; by the clock the mixed one takes 3 ms, and FP32 takes 2."""
+    now_s, open_step = 0.0, loading.open_step
+
+    def open_timed(graph, *args, **options):
+        run, note = open_step(graph, *args, **options)
+
+        def step():
+            nonlocal now_s
+            run()
+            now_s += 0.003 if graph.name == "fp16" else 0.002
+
+        return step, note
+
+    monkeypatch.setattr(loading, "open_step", open_timed)
+    monkeypatch.setattr(bench_module, "time_rounds", partial(time_rounds, clock=lambda: now_s))
+
+
+def test_where_fp16_loses_fp32_is_written_and_exit_is_0(optimize, slower_in_fp16, capsys):
     words = ("--device", "cpu", "--strategy", "tf-amp", "--costs", "datasheet")
     code, output = optimize(*words, "--verify", "--verify-steps", "8", "--json")
     out, err = capsys.readouterr()
@@ -28,7 +51,7 @@ def test_where_fp16_loses_fp32_is_written_and_exit_is_0(optimize, capsys):
     plan = json.loads(out)
     assert not plan["casts"]
     verified = [d for d in plan["decisions"] if d["decided_by"] == "verified-slower"]
-    assert verified[0]["facts"]["low_ms"] > 0
+    assert verified[0]["facts"]["low_ms"] == pytest.approx(3)
     given, written = onnx.load(BERT), onnx.load(output)
     assert [n.op_type for n in written.graph.node] == [n.op_type for n in given.graph.node]
 

@@ -3,9 +3,8 @@
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
-from pathlib import Path
-from threading import Event, Thread
 
 import pytest
 
@@ -22,7 +21,24 @@ def stuck_at_first(folder, name, is_stuck):
     while is_stuck and len(path.read_text().split()) == 1:  # until it is killed, and begun again
         time.sleep(0.01)
     return name
+
+def time_chunk(folder, stuck_at, *arguments):
+    # As a campaign does; whoever comes to the node `stuck_at` first waits there until it is killed.
+    from campo_onnx.calibrate import campaign
+
+    first = arguments[-1][0]
+    stuck_at_first(folder, f"chunk{first}", first == stuck_at)
+    return campaign.time_chunk(*arguments)
 """
+
+
+def kill_who_is_stuck(path):
+    """Wait until a process has written down that it is at a task, and kill it."""
+    while True:
+        with suppress(OSError, IndexError):  # not begun, or about to be
+            os.kill(int(path.read_text().split()[0]), signal.SIGKILL)
+            return
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")
@@ -55,41 +71,3 @@ def environment(tmp_path):
     """For commands that join the cluster: this process's modules, and a home of their own."""
     paths = os.pathsep.join(path for path in sys.path if path)
     return {**os.environ, "PYTHONPATH": paths, "XDG_DATA_HOME": str(tmp_path)}
-
-
-def workers(home):
-    """Processes of this cluster's workers: they know the folder of modules."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
-            is_ours = os.fsencode(home) in (process / "environ").read_bytes()
-            if is_ours and (process / "cmdline").read_bytes().startswith(b"ray::"):
-                found.append(process)
-    return found
-
-
-@pytest.fixture
-def kill_a_worker(home):
-    """Begin to wait, beside the test, for a worker that is at a task, and kill it; gives who was killed."""
-    killed, begun, ended = [], Event(), Event()
-
-    def watch():
-        begun.wait()
-        while not killed and not ended.is_set():
-            # A task may be over in a few milliseconds: processes are looked at more often than listed.
-            for process in workers(home) * 20:
-                with suppress(OSError):
-                    if not killed and (process / "cmdline").read_bytes().startswith(b"ray::call"):
-                        os.kill(int(process.name), signal.SIGKILL)
-                        killed.append(process.name)
-
-    def begin():
-        begun.set()
-        return killed
-
-    thread = Thread(target=watch)
-    thread.start()
-    yield begin
-    ended.set()
-    begun.set()
-    thread.join()

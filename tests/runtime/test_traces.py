@@ -38,6 +38,11 @@ def test_the_faster_half_of_the_steps_counts_for_nodes_and_step_alike() -> None:
     assert read.accounted == pytest.approx(160 / 170)
 
 
+def test_a_step_shorter_than_a_microsecond_is_read() -> None:
+    read = read_events([node("a", 0), *step(0)])
+    assert (read.step.median_us, read.nodes_us, read.accounted) == (0, 0, 0)
+
+
 def test_bodies_of_control_flow_are_no_steps() -> None:
     read = read_events([node("loop", 50), *step(60, 7, 8)])
     assert read.step.median_us == 60
