@@ -54,6 +54,8 @@ def expand(g: Graph, x: Value, shape: Sequence[int]) -> Value:
     """Broadcast to static dimensions."""
     if tuple(shape) == x.shape:
         return x
+    if 0 in shape:  # ONNX Runtime's Expand leaves an axis of one element as it is
+        return g.constant(np.zeros(shape, x.numpy_dtype))
     if x.constant is not None and x.elements == 1:
         return g.op("ConstantOfShape", g.integers(shape), value=x.constant.reshape(1))
     before = g.producer(x, "Expand")

@@ -147,7 +147,8 @@ def translate_step(
     optional_inputs
         Inputs that are left out when nothing reads them.
     unchanged
-        Outputs to leave out where they are what the input of this name is.
+        Outputs to leave out where they are what the input of this name is; where they are not, the input is
+        there, whether something reads it or not.
 
     Raises
     ------
@@ -167,8 +168,9 @@ def translate_step(
     outputs = {name: values[ref] for name, ref in step.outputs.items()}
     same = unchanged or {}
     changed = {name: value for name, value in outputs.items() if value.name != same.get(name)}
-    changed = side_by_side(g, changed, [name for name in changed if name in same])
-    return g.model(changed, optional_inputs=optional_inputs)
+    state = [name for name in changed if name in same]
+    kept = {same[name] for name in state}  # a session feeds what a step returns, also where nothing reads it
+    return g.model(side_by_side(g, changed, state), optional_inputs=optional_inputs - kept)
 
 
 def _translated(g: Graph, item: Operation, read: Read, table: Table, outermost: str) -> dict[int, Value]:

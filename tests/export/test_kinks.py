@@ -148,3 +148,18 @@ def test_the_grid_of_nearest_places_has_a_gradient_of_zero_that_updates_see(padd
     found = against_torch.run(model, against_torch.feeds_of(model, module, [torch.zeros(GRID)]))
     assert found["grad.shift"].shape == GRID
     assert not found["grad.shift"].any()
+
+
+class Headless(nn.Module):
+    """Add the sum of no rows, whose gradient is that of no row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(4, 6))
+
+    def forward(self, x: Any) -> Any:
+        return (self.table[:0].sum(0) + self.table.sum(0)) * x
+
+
+def test_a_sum_of_no_rows() -> None:
+    assert worst_deviation(Headless(), mean, [torch.randn(6)], []) < TOLERANCE

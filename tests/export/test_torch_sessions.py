@@ -265,3 +265,15 @@ def test_a_mixed_gradient_graph_trains_in_flat_steps() -> None:
     losses = [[result.loss for result in each.train([feeds()] * 60) if result.updated] for each in sessions]
     assert all(each[-1] < 0.7 * each[0] for each in losses)
     assert losses[1][-1] == pytest.approx(losses[0][-1], rel=0.05)
+
+
+def test_buffers_that_a_step_writes_and_does_not_read_are_state() -> None:
+    """The first of spectral norm's vectors: each step computes it from the second."""
+    module = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 5)))
+    found = session(module, WeightUpdate(optimizer=SGD()))
+    found.step({"input.input": BATCH[0].numpy(), "target.target": BATCH[1].numpy()})
+    module(BATCH[0])
+    name = "0.parametrizations.weight.0._u"
+    np.testing.assert_allclose(
+        found.state()[f"buf.{name}"], module.state_dict()[name].numpy(), rtol=1e-4, atol=1e-6
+    )

@@ -315,3 +315,23 @@ def test_weights_hidden_from_the_module_are_refused() -> None:
 
     with pytest.raises(UnsupportedModelError, match="ModuleList"):
         export_training_step(Hides(), weighted_sum, torch.ones(3, 4))
+
+
+class Slope(nn.Module):
+    """A network and its slope by the input."""
+
+    def __init__(self, *, asks: bool) -> None:
+        super().__init__()
+        self.body, self.asks = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)), asks
+
+    def forward(self, x: Any) -> Any:
+        if self.asks:
+            x.requires_grad_()
+        y = self.body(x)
+        return y + torch.autograd.grad(y.sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_forward_may_differentiate_by_its_input(asks: bool) -> None:
+    x = torch.randn(5, 2, requires_grad=not asks)
+    assert worst_deviation(Slope(asks=asks), nn.functional.mse_loss, [x], [torch.randn(5, 2)]) < TOLERANCE

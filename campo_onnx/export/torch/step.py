@@ -105,7 +105,7 @@ class Step:
         hooks = {n: list((p._backward_hooks or {}).values()) for n, p in self.trainable().items()}
 
         def run() -> _Found:
-            args, kwargs = self.inputs.filled(given)
+            args, kwargs = self.inputs.filled(_as_leaves(given, self.inputs.tensors))
             output = self.module(*args, **kwargs)
             set_origin(step_naming.LOSS)
             args, kwargs = self.targets.filled(given)
@@ -171,6 +171,15 @@ class _Found:
     gradients: Tensors
     finite: torch.Tensor | None
     buffers: Tensors
+
+
+def _as_leaves(given: Tensors, examples: Tensors) -> Tensors:
+    """Give inputs that may be differentiated by, as the examples; what forward asks for itself is forgotten.
+
+    A penalty on a gradient, or a differential equation, calls ``x.requires_grad_()`` in each step.
+    """
+    leaves = {name: given[name].detach().requires_grad_(x.requires_grad) for name, x in examples.items()}
+    return {**given, **leaves}
 
 
 def _differentiated(loss: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
