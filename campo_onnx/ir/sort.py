@@ -42,6 +42,13 @@ def fresh(stem: str, taken: set[str]) -> str:
     return f"{stem}_{number}"
 
 
+def tensor_names(graph: onnx.GraphProto) -> set[str]:
+    """List the tensors of a graph; those of bodies of nodes are not among them."""
+    given = {tensor.name for tensor in (*graph.input, *graph.initializer)}
+    given |= {sparse.values.name for sparse in graph.sparse_initializer}
+    return given | {name for node in graph.node for name in node.output if name}
+
+
 def sort_nodes(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> None:
     """Put the nodes of `graph` and of its bodies into topological order, in place.
 

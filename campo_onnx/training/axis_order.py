@@ -34,6 +34,11 @@ class Reading:
     between: frozenset[str]
     readers: frozenset[str]
 
+    def made_by(self, view: GraphView) -> frozenset[str]:
+        """Give the nodes whose results may come to lie otherwise: the Cast that makes the root, too."""
+        cast = view.producer.get(self.root)
+        return self.between if cast is None else self.between | {cast.name}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:

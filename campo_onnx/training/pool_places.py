@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from campo_onnx.ir.sort import name_nodes, tensor_names
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.key import OpKey
 
@@ -27,6 +28,10 @@ _RESIZE_OPSET = 13
 
 _EXACT = 1 << 24
 """Integers up to here are FP32 numbers."""
+
+_WIDEST = 1024
+"""Elements of a row. From 2,032 on ONNX Runtime has another kernel without places: to it the largest of minus
+infinities is the lowest number, and that of NaN too, so that an overflow would go unnoticed."""
 
 
 def with_compared_places(model: onnx.ModelProto, view: GraphView) -> onnx.ModelProto:
@@ -42,14 +47,21 @@ def with_compared_places(model: onnx.ModelProto, view: GraphView) -> onnx.ModelP
         return model
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
+    taken = tensor_names(changed.graph)
     nodes: list[NodeProto] = []
     for node in changed.graph.node:
         if node.name in pools:
-            nodes += _compared(node, view.shape(node.input[0]) or (), changed.graph.initializer)
+            stem = node.name
+            while any(name.startswith(f"{stem}/") for name in taken):
+                stem += "_"
+            # What it reads may be called otherwise in the model than in the view: a weight in another order.
+            shape = view.shape(view.node[node.name].inputs[0]) or ()
+            nodes += _compared(node, stem, shape, changed.graph.initializer)
         else:
             nodes.append(node)
     del changed.graph.node[:]
     changed.graph.node.extend(nodes)
+    name_nodes(changed.graph)
     return changed
 
 
@@ -62,14 +74,15 @@ def _is_slow(node: OpNode, view: GraphView) -> bool:
         and view.is_float32(node.inputs[0])
         and len(shape) == 4
         and shape[2] % 2 == shape[3] % 2 == 0
+        and shape[3] <= _WIDEST
         and math.prod(shape) >= _ELEMENTS
         and shape[2] * shape[3] < _EXACT
         and given == {**_OTHERS, **_WINDOW}
     )
 
 
-def _compared(pool: NodeProto, shape: Sequence[int], constants: Any) -> list[NodeProto]:
-    stem, x, (y, place) = pool.name, pool.input[0], pool.output
+def _compared(pool: NodeProto, stem: str, shape: Sequence[int], constants: Any) -> list[NodeProto]:
+    x, (y, place) = pool.input[0], pool.output
     images, size = shape[0] * shape[1], shape[2] * shape[3]
     ends = np.arange(size - 1, images * size, size, dtype=np.int64).reshape(*shape[:2], 1, 1)
     marks = np.arange(size - 1, -1, -1, dtype=np.float32).reshape(1, 1, *shape[2:])
@@ -80,7 +93,7 @@ def _compared(pool: NodeProto, shape: Sequence[int], constants: Any) -> list[Nod
         return f"{stem}/{kind}"
 
     def made(op_type: str, inputs: Sequence[str], output: str, **attributes: Any) -> NodeProto:
-        return helper.make_node(op_type, inputs, [output], name=f"{stem}/{output}/{op_type}", **attributes)
+        return helper.make_node(op_type, inputs, [output], **attributes)
 
     nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     return [

@@ -6,15 +6,16 @@ its axes in the order that takes the fewest Transposes, and its gradient in the 
 Reshape that makes an output of a graph is a copy). Outside the session both are as the graph declares them.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
+from campo_onnx.ir.sort import fresh, name_nodes, tensor_names
 from campo_onnx.ir.view import GraphView
 from campo_onnx.training.axis_order import Axes, Reading, Term, Tracer
 
@@ -59,7 +60,8 @@ def kept_as_read(
     readings = {
         name: found for name in sizes if (found := Tracer(view=view, sizes=sizes[name]).readings(name))
     }
-    taken = frozenset(node for found in readings.values() for reading in found for node in reading.between)
+    found_readings = (reading for found in readings.values() for reading in found)
+    taken = frozenset(node for reading in found_readings for node in reading.made_by(view))
     edits = _Edits(model=model, view=view)
     kept: dict[str, Kept] = {}
     for name, found in readings.items():
@@ -115,7 +117,8 @@ class _Edits:
 
     model: onnx.ModelProto
     view: GraphView
-    _before: dict[str, list[NodeProto]] = field(default_factory=dict)  # what is put before a node
+    _before: defaultdict[str, list[NodeProto]] = field(default_factory=lambda: defaultdict(list))
+    _after: defaultdict[str, list[NodeProto]] = field(default_factory=lambda: defaultdict(list))
     _gone: set[str] = field(default_factory=set)
     _inputs: dict[tuple[str, str], str] = field(default_factory=dict)  # by node and what it read
     _outputs: dict[str, str] = field(default_factory=dict)
@@ -136,13 +139,13 @@ class _Edits:
             tensor = node.outputs[0] if node.name in reading.between else root
             if tensor not in reading.axes or (tensor == root and node.name not in reading.readers):
                 continue
-            lies = reading.axes[tensor]
+            lies, before = reading.axes[tensor], self._before[node.name]
             if lies not in turned:
                 to = _in_full(lies, shape)
-                turned[lies] = f"{root}/{'_'.join(map(str, to))}"
-                self._put(node.name, "Transpose", [root], turned[lies], perm=[order.index(i) for i in to])
+                turned[lies] = self._new(f"{root}/{'_'.join(map(str, to))}")
+                before.append(_transpose(root, turned[lies], [order.index(i) for i in to]))
             if tensor != root:
-                self._reshape(node.name, turned[lies], tensor, self.view.shape(tensor) or ())
+                before.append(self._reshape(turned[lies], tensor, self.view.shape(tensor) or ()))
             elif turned[lies] != root:
                 self._inputs[node.name, root] = turned[lies]
 
@@ -158,39 +161,48 @@ class _Edits:
         """Make a gradient that lies in another order."""
         self._gone |= set(gradient.nodes())
         self.declare(output, [shape[axis] for axis in order])
-        self._term(self.view.producer[output].name, gradient, output, order, shape)
+        after = self._after[self.view.producer[output].name]
+        if gradient.tensor == output and gradient.node is None:
+            self._outputs[output] = self._new(f"{output}/made")
+            gradient = replace(gradient, tensor=self._outputs[output])
+        after += self._term(gradient, output, order, shape)
 
-    def _term(self, place: str, term: Term, output: str, order: Sequence[int], shape: Sequence[int]) -> str:
-        axes = tuple(axis for axis in order if shape[axis] > 1)
+    def _term(
+        self, term: Term, output: str, order: Sequence[int], shape: Sequence[int]
+    ) -> Iterator[NodeProto]:
         if term.node is not None:
-            given = [
-                name if each is None else self._term(place, each, f"{output}/{i}", order, shape)
-                for i, (name, each) in enumerate(zip(term.node.inputs, term.terms, strict=True))
-            ]
             made = NodeProto()
             made.CopyFrom(self._protos[term.node.name])
-            made.input[:], made.output[:] = given, [output]
-            self._before.setdefault(place, []).append(made)
-        elif term.axes == axes:
-            self._reshape(place, term.tensor, output, [shape[axis] for axis in order])
+            made.output[:] = [output]
+            for i, each in enumerate(term.terms):
+                if each is not None:
+                    made.input[i] = self._new(f"{output}/{i}")
+                    yield from self._term(each, made.input[i], order, shape)
+            yield made
+        elif term.axes == tuple(axis for axis in order if shape[axis] > 1):
+            yield self._reshape(term.tensor, output, [shape[axis] for axis in order])
         else:
-            lies = _in_full(term.axes, shape)
-            self._reshape(place, term.tensor, f"{output}/apart", [shape[axis] for axis in lies])
-            perm = [lies.index(axis) for axis in order]
-            self._put(place, "Transpose", [f"{output}/apart"], output, perm=perm)
-        return output
+            lies, apart = _in_full(term.axes, shape), self._new(f"{output}/apart")
+            yield self._reshape(term.tensor, apart, [shape[axis] for axis in lies])
+            yield _transpose(apart, output, [lies.index(axis) for axis in order])
 
     @cached_property
     def _protos(self) -> dict[str, NodeProto]:
         return {node.name: node for node in self.model.graph.node}
 
-    def _put(self, place: str, op_type: str, inputs: Sequence[str], output: str, **attributes: Any) -> None:
-        made = helper.make_node(op_type, inputs, [output], name=f"{output}/{op_type}", **attributes)
-        self._before.setdefault(place, []).append(made)
+    @cached_property
+    def _names(self) -> set[str]:
+        return tensor_names(self.model.graph)
 
-    def _reshape(self, place: str, tensor: str, output: str, shape: Sequence[int]) -> None:
-        self._constants.append(numpy_helper.from_array(np.asarray(shape, np.int64), f"{output}/shape"))
-        self._put(place, "Reshape", [tensor, f"{output}/shape"], output)
+    def _new(self, stem: str) -> str:
+        name = fresh(stem, self._names)
+        self._names.add(name)
+        return name
+
+    def _reshape(self, tensor: str, output: str, shape: Sequence[int]) -> NodeProto:
+        constant = numpy_helper.from_array(np.asarray(shape, np.int64), self._new(f"{output}/shape"))
+        self._constants.append(constant)
+        return helper.make_node("Reshape", [tensor, constant.name], [output])
 
     def applied(self) -> onnx.ModelProto:
         """Make them."""
@@ -199,13 +211,15 @@ class _Edits:
         graph = changed.graph
         given, nodes = list(graph.node), []
         for node in given:
-            nodes += self._before.get(node.name, [])
+            nodes += self._before[node.name]
             if node.name not in self._gone:
                 node.input[:] = [self._inputs.get((node.name, name), name) for name in node.input]
                 node.output[:] = [self._outputs.get(name, name) for name in node.output]
                 nodes.append(node)
+            nodes += self._after[node.name]
         del graph.node[:]
         graph.node.extend(nodes)
+        name_nodes(graph)
         graph.initializer.extend(self._constants)
         made = {name for node in nodes for name in node.output} - self._shapes.keys()
         infos = [info for info in graph.value_info if info.name in made]
@@ -223,3 +237,7 @@ def _in_full(axes: Axes, shape: Sequence[int]) -> tuple[int, ...]:
     if list(axes) == sorted(axes):
         return tuple(range(len(shape)))
     return (*axes, *(axis for axis in range(len(shape)) if axis not in axes))
+
+
+def _transpose(tensor: str, output: str, perm: Sequence[int]) -> NodeProto:
+    return helper.make_node("Transpose", [tensor], [output], perm=perm)

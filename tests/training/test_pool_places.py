@@ -39,16 +39,28 @@ def test_of_several_maxima_the_first_is_the_place():
     assert all(np.array_equal(found[name], expected[name]) for name in ("y", "place"))
 
 
+def test_names_that_the_graph_has_are_left_to_it():
+    model = pool((1, 4, 128, 128))
+    model.graph.node[0].name, made = "pool", model.graph.node.add(op_type="Neg", name="pool/largest/Resize")
+    made.input.append("x")
+    made.output.append("pool/largest")
+    model.graph.output.append(onnx.ValueInfoProto(name="pool/largest", type=model.graph.input[0].type))
+    x = np.random.default_rng(0).normal(size=(1, 4, 128, 128)).astype(np.float32)
+    expected, found = (run(m, {"x": x}, machine("cpu", 2)) for m in (model, compared(model)))
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
 @pytest.mark.parametrize(
     "model",
     [
         pool((1, 2, 6, 8)),
         pool((4, 8, 65, 64)),
+        pool((4, 8, 8, 2048)),
         pool((4, 8, 64, 64), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
         pool((4, 8, 64, 64), f"{TILES}, storage_order=1"),
         pool((4, 8, 64, 64), opset=12),
     ],
-    ids=["small", "odd", "overlapping", "by_columns", "old"],
+    ids=["small", "odd", "wide", "overlapping", "by_columns", "old"],
 )
 def test_other_pools_stay_as_they_are(model):
     assert compared(model).graph.node == import_model(model).model.graph.node

@@ -18,6 +18,7 @@ from campo_onnx.training.weight_order import kept_as_read
 from campo_onnx.training.weight_update import WeightUpdate
 
 W, FROZEN, LR = (4, 3, 1, 2), (3, 4), 0.1
+PATTERN = np.arange(24, dtype=np.float32).reshape(W) / 24
 
 # As around the products of a convolution: a weight (outputs, channels, 1, 2) read with its channels last, and
 # a gradient that is made so. "->" tells shapes of Reshapes, "[]" permutations.
@@ -25,6 +26,8 @@ READ = ["a = param.w -> 4 3 2", "b = a [0 2 1]", "c = b -> 4 6", "y = Gemm input
 FIXED = ["f = param.frozen [1 0]", "z = MatMul y f", "loss = ReduceSum z"]
 MADE = ["g = Cos c", "h = g -> 4 2 1 3", "i = h [0 3 2 1]"]
 SECOND = ["k = Sin c", "l = k -> 4 2 3", "m = l [0 2 1]", "n = m -> 4 3 1 2"]
+CAST = ["o = Cast param.w", "p = o -> 4 3 2", "q = p [0 2 1]", "most = ReduceMax q"]
+CAST_AGAIN = ["r = Cast param.w", "s = r -> 4 3 2", "t = s [0 2 1]", "least = ReduceMin t"]
 CASES: dict[str, tuple[int, list[str]]] = {  # with how many Transposes are left
     "one gradient": (0, [*READ, *FIXED, *MADE, "grad.w = Identity i"]),
     "two that are added": (0, [*READ, *FIXED, *MADE, *SECOND, "grad.w = Add i n"]),
@@ -42,6 +45,17 @@ CASES: dict[str, tuple[int, list[str]]] = {  # with how many Transposes are left
         1, [*READ, *FIXED, *MADE, "o = Sin param.w", "p = ReduceSum o", "grad.w = Identity i"]
     ),
     "scaled": (0, [*READ, *FIXED, *MADE, "j = Mul i half", "grad.w = Identity j"]),
+    "made as declared": (1, [*READ, *FIXED, *CAST, "sum = ReduceSum z", "grad.w = Mul pattern sum"]),
+    "made of a Cast of the weight": (
+        2, [*READ, *FIXED, *CAST, *CAST_AGAIN, "j = Cast param.w", "grad.w = Mul j half"]
+    ),
+    "names that the graph has": (
+        1,
+        [
+            *READ, *FIXED, *MADE, "param.w/0_1_2_3 = Sin param.w", "i/shape = ReduceSum param.w/0_1_2_3",
+            "grad.w/shape = ReduceMax c", "grad.w = Identity i",
+        ],
+    ),
 }  # fmt: skip
 KEPT_AS_DECLARED = {
     "a gradient that is read": [*READ, *FIXED, *MADE, "grad.w = Identity i", "most = ReduceMax grad.w"],
@@ -50,7 +64,8 @@ KEPT_AS_DECLARED = {
 
 
 def step_model(lines: list[str]) -> onnx.ModelProto:
-    nodes, constants = [], [numpy_helper.from_array(np.float32(0.5), "half")]
+    constants = [numpy_helper.from_array(a, n) for n, a in (("half", np.float32(0.5)), ("pattern", PATTERN))]
+    nodes = []
     for number, line in enumerate(lines):
         made, formula = line.split(" = ")
         name, attributes = f"n{number}", {}
@@ -64,7 +79,7 @@ def step_model(lines: list[str]) -> onnx.ModelProto:
         else:
             op_type, *inputs = formula.split()
             attributes = {"keepdims": 0} if op_type.startswith("Reduce") else {}
-            attributes |= {"transB": 1} if op_type == "Gemm" else {}
+            attributes |= {"Gemm": {"transB": 1}, "Cast": {"to": TensorProto.FLOAT}}.get(op_type, {})
         nodes.append(helper.make_node(op_type, inputs, [made], name=name, **attributes))
     read = {name for node in nodes for name in node.input}
     shapes = {"param.w": W, "param.frozen": FROZEN, "input.x": (8, 6)}
