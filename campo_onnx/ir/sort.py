@@ -44,7 +44,7 @@ def fresh(stem: str, taken: set[str]) -> str:
 
 def tensor_names(graph: onnx.GraphProto) -> set[str]:
     """List the tensors of a graph; those of bodies of nodes are not among them."""
-    given = {tensor.name for tensor in (*graph.input, *graph.initializer)}
+    given = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     given |= {sparse.values.name for sparse in graph.sparse_initializer}
     return given | {name for node in graph.node for name in node.output if name}
 

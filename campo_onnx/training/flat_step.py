@@ -66,7 +66,10 @@ class FlatStep:
         self._interface, self._machine, self._cuda_graph = interface, machine, cuda_graph
         self._accumulate = update.accumulate
         step = interface.step
-        model, self._kept = kept_as_read(imported.model, imported.view, interface.parameters())
+        parameters = interface.parameters()
+        if update.optimizer is None:  # others may ask for weights and gradients whose elements lie in order
+            parameters = {name: output for name, output in parameters.items() if output is None}
+        model, self._kept = kept_as_read(imported.model, imported.view, parameters)
         trained = {n: step_naming.parameter(n) for n in interface.gradients}
         orders = {n: self._kept[given].order for n, given in trained.items() if given in self._kept}
         self._layout = flat_layout(interface.shapes(), update.groups, orders)
@@ -139,7 +142,7 @@ class FlatStep:
             metrics[GRAD_NORM] = checked.norm
         if not (self._is_finite and checked.finite):
             return Ran(metrics=metrics, outcome=Outcome.SKIPPED)
-        self._update.run(lr, inverse)
+        self._update.run(lr, checked.inverse)
         self._side = self._latest
         return Ran(metrics=metrics, outcome=Outcome.UPDATED)
 

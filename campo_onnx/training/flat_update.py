@@ -1,5 +1,6 @@
 """The update of flat tensors: their memory, and the small graphs that run on it."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -29,16 +30,30 @@ runs, and 112 ms in one. On a GPU what bounds the memory for intermediate result
 """
 
 _FLOAT = int(TensorProto.FLOAT)
-_SMALL = 2.0**-64
-"""Makes gradients whose squares overflow FP32 small enough; a power of two rounds nothing."""
+_SMALL = 2.0**-96
+"""Makes gradients small enough whose squares overflow FP32 when they are added."""
+
+_LEAST_FACTOR = 2.0**-40
+"""Second moments take the square of what gradients are multiplied by, which FP32 has to hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What was asked of all gradients together; a norm only with clipping."""
+    """What was asked of all gradients together.
+
+    Parameters
+    ----------
+    finite
+        Whether they are finite, as far as that was asked.
+    norm
+        Their norm; only with clipping.
+    inverse
+        The factor that unscales and averages them, after this.
+    """
 
     finite: bool
     norm: NDArray[Any] | None
+    inverse: float
 
 
 class FlatUpdate:
@@ -131,20 +146,34 @@ class FlatUpdate:
         self._sum.run({})
 
     def check(self, inverse: float) -> Checked:
-        """Look at all gradients together; `inverse` is the factor that unscales and averages them."""
-        if not self._checks:
-            return Checked(finite=True, norm=None)
+        """Look at all gradients together; `inverse` is the factor that unscales and averages them.
+
+        Where their squares, or that of the factor, leave FP32, they are multiplied by a part of it here: by a
+        power of two, which rounds nothing.
+        """
         checked = self._checked(inverse)
-        if checked.norm is not None and np.isinf(checked.norm) and checked.finite:
-            # Gradients were finite and their squares were not: an update would multiply those by zero.
-            self._times(_SMALL)
-            checked = self._checked(inverse / _SMALL)
+        if checked.finite and checked.norm is not None and np.isinf(checked.norm):
+            checked = self._multiplied(checked, _SMALL)
+        factor = checked.inverse * self._share(checked.norm)
+        if checked.finite and factor > 0 and not _LEAST_FACTOR <= factor <= 1 / _LEAST_FACTOR:
+            checked = self._multiplied(checked, 2.0 ** math.floor(math.log2(factor)))
         return checked
 
     def _checked(self, inverse: float) -> Checked:
+        if not self._checks:
+            return Checked(finite=True, norm=None, inverse=inverse)
         self._check.run({updates.INVERSE: inverse} if self._update.clip_norm is not None else {})
-        finite = self._check.read(updates.FINITE)
-        return Checked(finite=finite is None or bool(finite), norm=self._check.read(updates.NORM))
+        finite, norm = self._check.read(updates.FINITE), self._check.read(updates.NORM)
+        return Checked(finite=finite is None or bool(finite), norm=norm, inverse=inverse)
+
+    def _share(self, norm: NDArray[Any] | None) -> float:
+        """Say how much clipping leaves of the gradients."""
+        clip = self._update.clip_norm
+        return 1.0 if clip is None or norm is None or not norm > clip else clip / float(norm)
+
+    def _multiplied(self, checked: Checked, factor: float) -> Checked:
+        self._times(factor)
+        return self._checked(checked.inverse / factor)
 
     def _times(self, factor: float) -> None:
         """Multiply all gradients."""

@@ -221,21 +221,26 @@ def test_an_update_in_several_runs_is_the_same(
     assert all(np.array_equal(one[name], several[name]) for name in one)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_gradients_whose_squares_overflow_are_clipped_as_any_others(name: str) -> None:
-    """1e14 is finite, and so is 1e14 times the scale; the square of that is not."""
+@pytest.mark.parametrize(
+    ("name", "size", "clip_norm"), [("sgd", 1e14, 1.0), ("adamw", 1e14, 1.0), ("adamw", 1e9, 1e-3)]
+)
+def test_squares_that_leave_fp32_change_nothing(name: str, size: float, clip_norm: float) -> None:
+    """Of gradients times the scale, which are finite themselves, and of the factor that clips them."""
     module = Weighted()
     first = {n: p.detach().numpy().copy() for n, p in module.named_parameters()}
     optimizer, make = OPTIMIZERS[name]
-    update, reference = WeightUpdate(optimizer=optimizer, clip_norm=1.0), make(module.parameters(), lr=LR)
+    update, reference = (
+        WeightUpdate(optimizer=optimizer, clip_norm=clip_norm),
+        make(module.parameters(), lr=LR),
+    )
     training = session(module, update, scaler=LossScaler(), unscale=False)
-    for step, size in enumerate((1.0, 1e14, 1.0)):
-        batch = [size * gradient for gradient in gradients(step)]
+    for step, factor in enumerate((1.0, size, 1.0)):
+        batch = [factor * gradient for gradient in gradients(step)]
         result = training.step(feeds(training, batch))
         assert result.updated
         for parameter, gradient in zip(module.parameters(), batch, strict=True):
             parameter.grad = gradient.clone()
-        norm = torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(module.parameters(), clip_norm)
         assert result.metrics[GRAD_NORM] == pytest.approx(norm.item(), rel=1e-5)
         reference.step()
     assert_like(training, module, first)

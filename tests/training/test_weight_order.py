@@ -165,14 +165,28 @@ def test_checkpoints_hold_parameters_as_declared(tmp_path: Path) -> None:
         np.testing.assert_array_equal(value, other.state()[name])
 
 
-def test_shared_weights_and_gradients_are_views_of_what_was_declared() -> None:
+def test_shared_weights_are_views_of_what_was_declared() -> None:
+    model = step_model(CASES["one gradient"][1])
+    training = session(model)
+    shared = training.shared()
+    np.testing.assert_array_equal(shared["param.w"], first_state()["param.w"])
+    training.step({"input.x": numbers(8, 6)})
+    expected = by_hand(model, 1)["param.w"]
+    np.testing.assert_allclose(shared["param.w"], expected, rtol=1e-6)
+    change = first_state()["param.w"] - np.float32(LR) * shared["grad.w"]
+    np.testing.assert_allclose(change, expected, rtol=1e-6)
+    shared["param.w"][1, 2] = 7
+    np.testing.assert_array_equal(training.state()["param.w"], shared["param.w"])
+
+
+def test_an_optimizer_from_elsewhere_finds_elements_in_order() -> None:
+    """LBFGS takes ``grad.view(-1)``."""
     model = step_model(CASES["one gradient"][1])
     training = TrainingSession(
         model, first_state(), update=WeightUpdate(optimizer=None), provider="cpu", threads=1
     )
     shared = training.shared()
+    assert all(array.flags.c_contiguous for array in shared.values())
     training.step({"input.x": numbers(8, 6)})
-    before = first_state()["param.w"]
-    np.testing.assert_array_equal(shared["param.w"], before)
-    shared["param.w"] -= np.float32(LR) * shared["grad.w"]
+    shared["param.w"].reshape(-1)[:] -= np.float32(LR) * shared["grad.w"].reshape(-1)
     np.testing.assert_allclose(training.state()["param.w"], by_hand(model, 1)["param.w"], rtol=1e-6)
