@@ -6,16 +6,15 @@ from campo_onnx.export.compact import elementwise, full, reshape
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.value import Value
 
+_LONGEST_ROW = 4096
+"""Elements of a row, where its length may be chosen: hidden sizes are what the kernel is written for."""
+
 
 def gated_add(g: Graph, x: Value, y: Value, gate: Value) -> Value:
     """Give ``x + y * gate`` for a gate of one number a row: of all axes but the last."""
     if g.may_use("GatedAdd", x):
         return g.op("com.microsoft:GatedAdd", x, y, gate)
     return elementwise(g, "Add", x, elementwise(g, "Mul", y, gate))
-
-
-_LONGEST_ROW = 4096
-"""Elements of a row, where its length may be chosen: hidden sizes are what the kernel is written for."""
 
 
 def may_mix(g: Graph, x: Value) -> bool:

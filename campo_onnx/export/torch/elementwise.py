@@ -55,9 +55,8 @@ def _div_mode(g: Graph, expected: Expected, a: Any, b: Any, *, rounding_mode: st
     if expected.dtype in FLOATS:
         return _trunc(g, expected, _binary("Div", g, expected, a, b))
     a, b = operand(g, a, expected.dtype), operand(g, b, expected.dtype)
-    if (
-        rounding_mode == "floor"
-    ):  # ONNX's quotient of integers rounds to zero, its remainder has the divisor's sign
+    if rounding_mode == "floor":
+        # ONNX's quotient of integers rounds to zero, its remainder has the divisor's sign.
         a = elementwise(g, "Sub", a, elementwise(g, "Mod", a, b))
     return elementwise(g, "Div", a, b)
 
