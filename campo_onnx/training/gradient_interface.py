@@ -76,7 +76,10 @@ def gradient_interface(
             "the graph updates its parameters itself",
             remedy="Leave out `update`, or export the step without an optimizer.",
         )
-    gradients = gradients_of(found)
+    frozen = {name for name, output in (pairs or {}).items() if output is None}
+    gradients = {
+        n: output for n, output in gradients_of(found).items() if step_naming.parameter(n) not in frozen
+    }
     if not gradients:
         raise UsageError(
             "the graph returns no gradients",

@@ -96,7 +96,8 @@ class StepInterface:
         Raises
         ------
         UsageError
-            If a parameter or buffer is missing, or a value is unknown or does not fit.
+            If a parameter or buffer is missing, a value is unknown or does not fit, or the count of updates
+            is negative.
         """
         averages = {n: p for n in self.state if n not in given and (p := step_naming.averaged(n)) in given}
         given = {**given, **{name: given[parameter] for name, parameter in averages.items() if parameter}}
@@ -110,10 +111,14 @@ class StepInterface:
                 why="; ".join(why),
                 remedy="Give a value for every parameter and buffer, by the name of its input.",
             )
-        return {
+        state = {
             name: spec.fitted(given[name]) if name in given else np.zeros(spec.shape, spec.numpy_dtype)
             for name, spec in self.state.items()
         }
+        if np.any(state.get(step_naming.STEP, 0) < 0):
+            count = int(state[step_naming.STEP])
+            raise UsageError(f"{step_naming.STEP!r} is {count}", remedy="It counts updates, from 0 on.")
+        return state
 
     def difference(self, found: Mapping[str, NDArray[Any]]) -> str:
         """Say how a state read from a file differs in names, types or shapes; ``""`` if it does not."""

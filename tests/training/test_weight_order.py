@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from campo_onnx.export.optimizers import SGD
+from campo_onnx.errors import UsageError
+from campo_onnx.export.optimizers import SGD, Adam
 from campo_onnx.ir.importer import import_model
 from campo_onnx.training.session import TrainingSession
 from campo_onnx.training.weight_order import kept_as_read
@@ -190,3 +191,31 @@ def test_an_optimizer_from_elsewhere_finds_elements_in_order() -> None:
     training.step({"input.x": numbers(8, 6)})
     shared["param.w"].reshape(-1)[:] -= np.float32(LR) * shared["grad.w"].reshape(-1)
     np.testing.assert_allclose(training.state()["param.w"], by_hand(model, 1)["param.w"], rtol=1e-6)
+
+
+def test_a_parameter_that_pairs_freeze_is_not_trained() -> None:
+    """Though the graph gives its gradient, which is an output like others then."""
+    lines = [*CASES["one gradient"][1], "q = Sin param.frozen", "grad.frozen = Identity q"]
+    model = step_model(lines)
+    del model.graph.output[-1].type.tensor_type.shape.dim[:]
+    for size in FROZEN:
+        model.graph.output[-1].type.tensor_type.shape.dim.add(dim_value=size)
+    training = TrainingSession(
+        model, first_state(), update=WeightUpdate(optimizer=SGD()), settings={"lr": LR}, provider="cpu",
+        pairs={"param.frozen": None},
+    )  # fmt: skip
+    result = training.step({"input.x": numbers(8, 6)})
+    after = training.state()
+    np.testing.assert_array_equal(after["param.frozen"], first_state()["param.frozen"])
+    np.testing.assert_allclose(result.metrics["grad.frozen"], np.sin(after["param.frozen"]), rtol=1e-5)
+    assert not np.array_equal(after["param.w"], first_state()["param.w"])
+
+
+def test_a_negative_count_of_updates_is_refused() -> None:
+    model = step_model(CASES["one gradient"][1])
+    training = TrainingSession(
+        model, first_state(), update=WeightUpdate(optimizer=Adam()), settings={"lr": LR}, provider="cpu"
+    )
+    with pytest.raises(UsageError, match="'step' is -1"):
+        training.load_state({"step": np.asarray(-1, np.int64)})
+    assert training.step({"input.x": numbers(8, 6)}).updated
