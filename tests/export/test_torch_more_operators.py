@@ -53,7 +53,25 @@ def grouped(x: Any) -> Any:
     return torch.cat([x[:2] @ weights[0], x[2:] @ weights[2]])
 
 
+SHAPES = {1: (2, 3, 7), 2: (2, 3, 7, 5), 3: (2, 3, 4, 5, 3)}
+
+
+def resampled(mode: str, rank: int, **options: Any) -> tuple[Callable[[Any], Any], tuple[int, ...]]:
+    return lambda x: F.interpolate(x, mode=mode, **options), SHAPES[rank]
+
+
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "nearest_1d": resampled("nearest", 1, size=11),
+    "nearest_3d": resampled("nearest", 3, scale_factor=(2, 0.5, 1.7)),
+    "nearest_exact_1d": resampled("nearest-exact", 1, scale_factor=0.6),
+    "nearest_exact_2d": resampled("nearest-exact", 2, size=(13, 4)),
+    "nearest_exact_3d": resampled("nearest-exact", 3, size=(6, 3, 5)),
+    "linear": resampled("linear", 1, scale_factor=1.7, align_corners=False),
+    "linear_corners": resampled("linear", 1, size=12, align_corners=True),
+    "trilinear": resampled("trilinear", 3, scale_factor=(2, 0.5, 1.7), align_corners=False),
+    "trilinear_corners": resampled("trilinear", 3, size=(6, 3, 5), align_corners=True),
+    "bicubic": resampled("bicubic", 2, scale_factor=(2.3, 0.7), align_corners=False),
+    "bicubic_corners": resampled("bicubic", 2, size=(13, 4), align_corners=True),
     "adaptive_max_pool": (lambda x: F.adaptive_max_pool2d(x, (3, 2)), (2, 3, 7, 4)),
     "adaptive_pool_turned": (lambda x: F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1), (2, 5, 4, 3)),
     "adaptive_pool_1d": (lambda x: F.adaptive_avg_pool1d(x.mT, 1) * F.adaptive_avg_pool1d(x, 2), (2, 4, 4)),

@@ -205,65 +205,83 @@ def _separable(g: Graph, x: Value, matrices: Sequence[Matrix]) -> Value:
     return x
 
 
+_LARGEST_MATRIX = 1 << 24
+
+
 def _interpolation(mode: str, n: int, m: int, scale: float | None, align_corners: bool | None) -> Matrix:
     """Give the matrix (outputs, inputs) of one axis by resampling the unit vectors."""
-    size = {"size": m} if scale is None else {"scale_factor": scale, "recompute_scale_factor": False}
-    unit = torch.eye(n, dtype=torch.float64)[None]
-    resampled = torch.nn.functional.interpolate(unit, mode=mode, align_corners=align_corners, **size)
+    if n * m > _LARGEST_MATRIX:
+        raise UntranslatableError(
+            f"an axis of {n} elements is resampled to {m}: a matrix of {n * m:,} numbers"
+        )
+    if mode == "bicubic":  # torch has it for two axes only; along the other there is one element
+        unit = torch.eye(n, dtype=torch.float64)[None, :, None]
+        sizes: dict[str, Any] = {"size": (1, m)} if scale is None else {"scale_factor": (1.0, scale)}
+    else:
+        unit = torch.eye(n, dtype=torch.float64)[None]
+        sizes = {"size": m} if scale is None else {"scale_factor": scale}
+    if scale is not None:
+        sizes["recompute_scale_factor"] = False
+    resampled = torch.nn.functional.interpolate(unit, mode=mode, align_corners=align_corners, **sizes)
     if resampled.shape[-1] != m:
         raise UntranslatableError(f"scale factor {scale} from {n} to {m}")
-    matrix: Matrix = resampled[0].T.numpy()
+    matrix: Matrix = resampled.reshape(n, m).T.numpy()
     return matrix
 
 
-def _nearest(
-    g: Graph, expected: Expected, x: Value, size: Any, scales_h: float | None = None,
-    scales_w: float | None = None,
+def _resampled(
+    mode: str, g: Graph, expected: Expected, x: Value, size: Any, *how: Any, **named: Any
+) -> Value:
+    return _separable(g, x, _resampling(mode, x.shape, expected.shape, how, named))
+
+
+def _resampled_backward(
+    mode: str, g: Graph, expected: Expected, gradient: Value, size: Any, input_size: Any, *how: Any,
+    **named: Any,
 ) -> Value:  # fmt: skip
-    return _separable(g, x, _nearest_matrices(x.shape, expected.shape, scales_h, scales_w))
+    matrices = _resampling(mode, expected.shape, gradient.shape, how, named)
+    return _separable(g, gradient, [matrix.T for matrix in matrices])
 
 
-def _nearest_backward(
-    g: Graph, expected: Expected, gradient: Value, size: Any, input_size: Any,
-    scales_h: float | None = None, scales_w: float | None = None,
-) -> Value:  # fmt: skip
-    rows, columns = _nearest_matrices(expected.shape, gradient.shape, scales_h, scales_w)
-    return _separable(g, gradient, (rows.T, columns.T))
+def _resampling(
+    mode: str, inputs: Sequence[int], outputs: Sequence[int], how: Sequence[Any], named: Mapping[str, Any]
+) -> list[Matrix]:
+    """Give the matrices of all axes.
+
+    Parameters
+    ----------
+    mode
+        As ``torch.nn.functional.interpolate`` calls it on one axis.
+    inputs, outputs
+        Shapes.
+    how, named
+        Where the mode has it, ``align_corners``; then the scale of each axis, as far as they are given.
+    """
+    given = [*how, *named.values()]
+    align_corners = given.pop(0) if mode in ("linear", "bicubic") else None
+    count = len(inputs) - 2
+    scales = [*given, *[None] * (count - len(given))]
+    return [
+        _interpolation(mode, inputs[2 + i], outputs[2 + i], scales[i], align_corners) for i in range(count)
+    ]
 
 
-def _nearest_matrices(
-    inputs: Sequence[int], outputs: Sequence[int], scales_h: float | None, scales_w: float | None
-) -> tuple[Matrix, Matrix]:
-    return (
-        _interpolation("nearest", inputs[-2], outputs[-2], scales_h, None),
-        _interpolation("nearest", inputs[-1], outputs[-1], scales_w, None),
-    )
-
-
-def _bilinear(
-    g: Graph, expected: Expected, x: Value, size: Any, align_corners: bool,
-    scales_h: float | None = None, scales_w: float | None = None,
-) -> Value:  # fmt: skip
-    return _separable(g, x, _bilinear_matrices(x.shape, expected.shape, align_corners, scales_h, scales_w))
-
-
-def _bilinear_backward(
-    g: Graph, expected: Expected, gradient: Value, size: Any, input_size: Any, align_corners: bool,
-    scales_h: float | None = None, scales_w: float | None = None,
-) -> Value:  # fmt: skip
-    rows, columns = _bilinear_matrices(expected.shape, gradient.shape, align_corners, scales_h, scales_w)
-    return _separable(g, gradient, (rows.T, columns.T))
-
-
-def _bilinear_matrices(
-    inputs: Sequence[int], outputs: Sequence[int], align_corners: bool, scales_h: float | None,
-    scales_w: float | None,
-) -> tuple[Matrix, Matrix]:  # fmt: skip
-    return (
-        _interpolation("linear", inputs[-2], outputs[-2], scales_h, align_corners),
-        _interpolation("linear", inputs[-1], outputs[-1], scales_w, align_corners),
-    )
-
+_RESAMPLINGS = {
+    "nearest": ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+    "nearest-exact": (
+        "_upsample_nearest_exact1d",
+        "_upsample_nearest_exact2d",
+        "_upsample_nearest_exact3d",
+    ),
+    "linear": ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"),
+    "bicubic": ("upsample_bicubic2d",),
+}
+_OF_RESAMPLING = [
+    (getattr(aten, f"{name}{suffix}").default, partial(translation, mode))
+    for mode, names in _RESAMPLINGS.items()
+    for name in names
+    for suffix, translation in (("", _resampled), ("_backward", _resampled_backward))
+]
 
 TRANSLATIONS: Table = table(
     (aten.max_pool2d_with_indices.default, _max_pool),
@@ -275,8 +293,5 @@ TRANSLATIONS: Table = table(
     ((aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default), _adaptive_avg_pool),
     (aten._adaptive_avg_pool2d_backward.default, partial(_adaptive_avg_pool_backward, 2)),
     (aten._adaptive_avg_pool3d_backward.default, partial(_adaptive_avg_pool_backward, 3)),
-    (aten.upsample_nearest2d.default, _nearest),
-    (aten.upsample_nearest2d_backward.default, _nearest_backward),
-    (aten.upsample_bilinear2d.default, _bilinear),
-    (aten.upsample_bilinear2d_backward.default, _bilinear_backward),
+    *_OF_RESAMPLING,
 )
