@@ -1,7 +1,6 @@
 """A person's way through the pages, in a real browser without a window (make test-report)."""
 
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.browser
 
 LAYER = Path(__file__).parent.parent.parent / "examples" / "bert_layer.onnx"
 OPTIONS = Options(device=device("v100"), lists=preset("campo"))
-MOST_BYTES, MOST_S = 5_000_000, 2.0
+MOST_BYTES = 5_000_000
 
 
 @pytest.fixture(scope="module")
@@ -282,16 +281,14 @@ def test_ten_thousand_nodes_open_at_once(visit, tmp_path) -> None:
     optimized = optimize(large_model(10_750), OPTIONS)
     text = page_of(optimized)
     assert len(text.encode()) < MOST_BYTES
-    times_s: list[float] = []
-    while len(times_s) < 5 and min(times_s, default=MOST_S) >= MOST_S:  # other work may disturb one
-        before = time.monotonic()
-        browser = visit(text)
-        times_s.append(time.monotonic() - before)
-    assert min(times_s) < MOST_S
+    browser = visit(text)
+    # What makes it quick: rows and parts of the map exist only where they are seen.
     assert js(browser, "return document.querySelectorAll('#decisions-table tr').length") < 100
     assert js(browser, "return document.querySelectorAll('#map-tree [role=treeitem]').length") < 5000
     js(browser, "document.getElementById('decisions-scroll').scrollTop = 1e9")
-    time.sleep(0.2)
+    browser.execute_async_script(  # the rows are drawn when the page hears of it: before the second frame
+        "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()));"
+    )
     assert js(
         browser, "return [...document.querySelectorAll('#decisions-table tr')].at(-2).ariaRowIndex"
     ) == str(len(optimized.plan.decisions) + 1)
