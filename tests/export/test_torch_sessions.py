@@ -126,6 +126,28 @@ def test_the_last_batch_of_an_epoch_has_a_session_of_its_own() -> None:
         sizes[16].step({name: value[:5] for name, value in feeds().items()})
 
 
+def test_buffers_in_bfloat16_are_state() -> None:
+    class Scaled(nn.Module):
+        scale: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(6, 5)
+            self.register_buffer("scale", torch.tensor([1.5, 0.1, 3, -2, 7], dtype=torch.bfloat16))
+            self.register_buffer("offset", torch.tensor(0.3, dtype=torch.bfloat16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(x) * self.scale.float() + self.offset.float()
+
+    module = Scaled()
+    x, target = torch.randn(4, 6), torch.tensor([0, 1, 2, 3])
+    model = export_training_step(module, F.cross_entropy, x, target, unscale=False)
+    state = first_state(module, model)
+    assert sum(value.dtype.name == "bfloat16" for value in state.values()) == 2
+    again = state_dict_of(state, module)
+    assert all(torch.equal(again[name], value) for name, value in module.state_dict().items())
+
+
 def test_a_state_dict_of_another_model_changes_nothing() -> None:
     module = Network()
     model = export_training_step(module, F.cross_entropy, *BATCH, unscale=False)

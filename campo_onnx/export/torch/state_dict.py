@@ -47,7 +47,7 @@ def first_state(
         if (tuple(tensor.shape), there) != (shape, dtype.name):
             problems.append(f"{name!r} is {there}{list(tensor.shape)}, not {dtype}{list(shape)}")
         elif not problems:
-            found[value.name] = np.array(tensor.cpu().numpy())
+            found[value.name] = _array(tensor.cpu(), dtype)
     if problems:
         more = f"; and {len(problems) - 3} more" if problems[3:] else ""
         raise UsageError(
@@ -94,8 +94,25 @@ def state_dict_of(
     for name, tensor in (like.state_dict() if isinstance(like, torch.nn.Module) else like).items():
         is_tensor = isinstance(tensor, torch.Tensor)  # a module may keep other things there
         source = name if name in own else names.get(_address(tensor)) if is_tensor else None
-        found[name] = tensor if source is None else torch.from_numpy(np.array(own[source]))
+        found[name] = tensor if source is None else _tensor(own[source])
     return found
+
+
+def _array(tensor: torch.Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Copy a tensor; torch gives NumPy no bfloat16, but its bits."""
+    is_bfloat16 = tensor.dtype == torch.bfloat16
+    return np.array(tensor.view(torch.int16).numpy().view(dtype) if is_bfloat16 else tensor.numpy())
+
+
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    """Copy an array; torch takes no bfloat16 of NumPy, but its bits."""
+    copied = np.array(array)
+    is_bfloat16 = copied.dtype.name == "bfloat16"
+    return (
+        torch.from_numpy(copied.view(np.int16)).view(torch.bfloat16)
+        if is_bfloat16
+        else torch.from_numpy(copied)
+    )
 
 
 def _address(tensor: torch.Tensor) -> tuple[Any, ...]:
