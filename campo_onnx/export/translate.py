@@ -182,7 +182,9 @@ def _translated(g: Graph, item: Operation, read: Read, table: Table, outermost: 
             try:
                 made = table[item.kind](g, item.expected[0], *args, **kwargs)
             except UntranslatableError as error:
-                raise UntranslatedUseError(f"{where} cannot be translated", why=str(error)) from error
+                raise UntranslatedUseError(
+                    f"{where} cannot be translated", why=str(error), remedy=error.remedy
+                ) from error
             except Exception as error:
                 said = f"{type(error).__name__}: {error}".partition("\n")[0]
                 raise UntranslatedUseError(

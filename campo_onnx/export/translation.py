@@ -9,7 +9,21 @@ from campo_onnx.export.value import Value
 
 
 class UntranslatableError(Exception):
-    """An operation is used in a way that has no translation; the message says in which."""
+    """An operation is used in a way that has no translation.
+
+    Parameters
+    ----------
+    why
+        In which.
+    remedy
+        What to do instead.
+    """
+
+    def __init__(
+        self, why: str, *, remedy: str = "Write that part with other operations, or report the operation."
+    ) -> None:
+        super().__init__(why)
+        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from campo_onnx.export import step_naming
 from campo_onnx.export.optimizers import BY_NAME, LAMB, SGD, Adam, AdamW, Momentum, Optimizer
 from campo_onnx.export.target import TARGETS, Target
 from campo_onnx.export.torch.arguments import arguments
+from campo_onnx.export.torch.complex_numbers import complex_refused
 from campo_onnx.export.torch.step import Step
 from campo_onnx.export.torch.trace import trace
 from campo_onnx.export.torch.translate import translate, translations
@@ -231,6 +232,8 @@ def _check_parameters(module: torch.nn.Module) -> None:
             raise UsageError(
                 f"parameter {name!r} has no shape yet", remedy="Run the lazy module once before exporting."
             )
+        if parameter.is_complex():
+            raise complex_refused(f"parameter {name!r}")
         if parameter.dtype != torch.float32:
             raise UnsupportedModelError(
                 f"parameter {name!r} is {parameter.dtype}",

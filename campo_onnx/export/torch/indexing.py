@@ -34,7 +34,7 @@ def _embedding_backward(
     by_frequency: bool,
 ) -> Value:  # fmt: skip
     if by_frequency:
-        raise UntranslatableError("scale_grad_by_freq=True")
+        raise UntranslatableError("scale_grad_by_freq=True", remedy="Leave it out.")
     flat = reshape(g, cast(g, indices, _INT64), (indices.elements,))
     rows = reshape(g, gradient, (indices.elements, gradient.shape[-1]))
     if padding >= 0:
@@ -121,9 +121,15 @@ def _flat_index(g: Graph, shape: Sequence[int], indices: Sequence[Value | None])
     given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
     first, last = given[0][0], given[-1][0] + 1
     if len(given) != last - first:
-        raise UntranslatableError("indices on axes apart from each other")
+        raise UntranslatableError(
+            "indices on axes apart from each other",
+            remedy="Move these axes next to each other with permute first.",
+        )
     if any(index.dtype == _BOOL for _, index in given):
-        raise UntranslatableError("a mask as an index, whose result has no static shape")
+        raise UntranslatableError(
+            "a mask as an index, whose result has no static shape",
+            remedy="Keep all elements, and choose with torch.where or multiply by the mask.",
+        )
     flat = g.scalar(0, _INT64)
     for axis, index in given:
         size, position = g.scalar(shape[axis], _INT64), cast(g, index, _INT64)
@@ -158,7 +164,10 @@ def _index_put(
 
 def _masked_put(g: Graph, x: Value, mask: Value, values: Value, accumulate: bool) -> Value:
     if values.elements != 1 or accumulate:
-        raise UntranslatableError("a mask as an index, with one value per hit")
+        raise UntranslatableError(
+            "a mask as an index, with one value per hit",
+            remedy="Give a value for every element, and choose with torch.where.",
+        )
     mask = reshape(g, mask, (*mask.shape, *[1] * (x.rank - mask.rank)))
     return elementwise(g, "Where", mask, reshape(g, cast(g, values, x.dtype), ()), x)
 

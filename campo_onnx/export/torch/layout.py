@@ -9,7 +9,7 @@ import numpy as np
 from campo_onnx.export.compact import concat, crop, expand, pad, reshape, transpose
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.operands import aten, axes_of
-from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
+from campo_onnx.export.translation import Expected, Table, table
 from campo_onnx.export.value import Value
 
 
@@ -52,10 +52,11 @@ def _slice(
 ) -> Value:  # fmt: skip
     dim %= x.rank
     first, last = _bounds(x.shape[dim], start, end)
-    return _sliced(g, x, dim, first, last, step)
+    return sliced(g, x, dim, first, last, step)
 
 
-def _sliced(g: Graph, x: Value, dim: int, first: int, last: int, step: int = 1) -> Value:
+def sliced(g: Graph, x: Value, dim: int, first: int, last: int, step: int = 1) -> Value:
+    """Slice one axis, within bounds and by a positive step."""
     starts, ends, steps = [0] * x.rank, list(x.shape), [1] * x.rank
     starts[dim], ends[dim], steps[dim] = first, last, step
     return crop(g, x, starts, ends, steps)
@@ -64,7 +65,7 @@ def _sliced(g: Graph, x: Value, dim: int, first: int, last: int, step: int = 1) 
 def _select(g: Graph, expected: Expected, x: Value, dim: int, index: int) -> Value:
     dim %= x.rank
     index %= x.shape[dim]
-    return reshape(g, _sliced(g, x, dim, index, index + 1), expected.shape)
+    return reshape(g, sliced(g, x, dim, index, index + 1), expected.shape)
 
 
 def _placed(g: Graph, x: Value, size: int, dim: int, first: int) -> Value:
@@ -82,7 +83,7 @@ def _slice_backward(
     first, _ = _bounds(sizes[dim], start, end)
     if step != 1:
         gradient = _spread(g, gradient, dim, step)
-        gradient = _sliced(g, gradient, dim, 0, min(gradient.shape[dim], sizes[dim] - first))
+        gradient = sliced(g, gradient, dim, 0, min(gradient.shape[dim], sizes[dim] - first))
     return _placed(g, gradient, sizes[dim], dim, first)
 
 
@@ -105,12 +106,31 @@ def _slice_scatter(
     g: Graph, expected: Expected, x: Value, source: Value, dim: int = 0, start: int | None = None,
     end: int | None = None, step: int = 1,
 ) -> Value:  # fmt: skip
-    if step != 1:
-        raise UntranslatableError("a step other than 1")
     dim %= x.rank
-    first, last = _bounds(x.shape[dim], start, end)
-    parts = [_sliced(g, x, dim, 0, first), source, _sliced(g, x, dim, last, x.shape[dim])]
-    return concat(g, parts, dim)
+    first, _ = _bounds(x.shape[dim], start, end)
+    return written_to_slice(g, x, source, dim, first, step)
+
+
+def written_to_slice(g: Graph, x: Value, source: Value, dim: int, first: int, step: int) -> Value:
+    """Replace every `step`-th element of an axis from `first` on, as many as `source` has."""
+    size, count = x.shape[dim], source.shape[dim]
+    if source.elements == 0:
+        return x
+    before = sliced(g, x, dim, 0, first)
+    if step == 1:
+        return concat(g, [before, source, sliced(g, x, dim, first + count, size)], dim)
+    # Each in front of those that stay between it and the next; behind the last there may be fewer.
+    rows = count if first + count * step <= size else count - 1
+    end = first + rows * step
+    behind = [sliced(g, source, dim, rows, count), sliced(g, x, dim, end + count - rows, size)]
+    if rows == 0:
+        return concat(g, [before, *behind], dim)
+    shape = (*x.shape[:dim], rows, step, *x.shape[dim + 1 :])
+    gaps = sliced(g, reshape(g, sliced(g, x, dim, first, end), shape), dim + 1, 1, step)
+    written = sliced(g, source, dim, 0, rows)
+    column = reshape(g, written, (*x.shape[:dim], rows, 1, *x.shape[dim + 1 :]))
+    mixed = reshape(g, concat(g, [column, gaps], dim + 1), (*x.shape[:dim], rows * step, *x.shape[dim + 1 :]))
+    return concat(g, [before, mixed, *behind], dim)
 
 
 def _select_scatter(g: Graph, expected: Expected, x: Value, source: Value, dim: int, index: int) -> Value:
@@ -125,7 +145,7 @@ def _split(g: Graph, expected: Expected, x: Value, sizes: int | Sequence[int], d
     if isinstance(sizes, int):
         sizes = [min(sizes, x.shape[dim] - first) for first in range(0, x.shape[dim], sizes)]
     ends = np.cumsum(sizes).tolist()
-    return [_sliced(g, x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return [sliced(g, x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
 def _unbind(g: Graph, expected: Expected, x: Value, dim: int = 0) -> list[Value]:

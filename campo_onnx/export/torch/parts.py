@@ -18,6 +18,8 @@ aten = torch.ops.aten
 
 
 def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: str = "") -> torch.Tensor:
+    if math.isinf(p):  # of several largest differences each has the whole gradient, and not its share
+        return torch.cdist(x1, x2, p)
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
 
 
@@ -156,6 +158,19 @@ def _adaptive_avg_pool(
     return operation(input, wanted)
 
 
+def _fill_diagonal(input: torch.Tensor, fill_value: float, wrap: bool = False) -> torch.Tensor:
+    """Write to the elements whose places are the same on all axes, by a mask."""
+    rank = input.dim()
+    if rank < 2 or (wrap and not input.is_contiguous()) or (rank > 2 and len(set(input.shape)) > 1):
+        return aten.fill_diagonal_(input, fill_value, wrap)
+    places = [torch.arange(n).reshape(-1, *[1] * (rank - 1 - axis)) for axis, n in enumerate(input.shape)]
+    rows = places[0] % (input.shape[1] + 1) if wrap and rank == 2 else places[0]
+    mask = rows == places[1]
+    for place in places[2:]:
+        mask = mask & (rows == place)
+    return input.masked_fill_(mask, fill_value)
+
+
 def _histc(input: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
     """Count the elements in each of `bins` intervals; those outside are not counted."""
     if min == max:
@@ -191,6 +206,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     F.grid_sample: _grid_sample,
     torch._VF._pack_padded_sequence: pack,
     torch.cdist: _cdist,
+    torch.Tensor.fill_diagonal_: _fill_diagonal,
     torch.histc: _histc,
     torch.Tensor.histc: _histc,
     **{

@@ -29,7 +29,7 @@ def _max_pool(
 ) -> tuple[Value, ...]:  # fmt: skip
     count = len(expected.shape) - 2
     if x.rank != len(expected.shape) or count < 1:
-        raise UntranslatableError("an image without batch or channels")
+        raise UntranslatableError("an image without batch or channels", remedy="Add the axis with unsqueeze.")
     y, place = g.ops("MaxPool", x, outputs=2, **_window(count, kernel, stride, padding, dilation, ceil_mode))
     # ONNX numbers the elements of the whole tensor, torch those of one channel of an image.
     return y, elementwise(g, "Mod", place, g.scalar(math.prod(x.shape[2:]), place.dtype))

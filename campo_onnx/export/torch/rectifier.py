@@ -17,6 +17,12 @@ def passed(g: Graph, gradient: Value, x: Value, threshold: float = 0.0) -> Value
     return elementwise(g, "Where", above, gradient, g.scalar(0, gradient.dtype))
 
 
+def _shrunk_backward(g: Graph, expected: Expected, gradient: Value, x: Value, threshold: float) -> Value:
+    """Give the gradient where `x` is further from zero than a threshold, or NaN."""
+    near = elementwise(g, "LessOrEqual", elementwise(g, "Abs", x), g.scalar(threshold, x.dtype))
+    return elementwise(g, "Where", near, g.scalar(0, gradient.dtype), gradient)
+
+
 def _relu(g: Graph, expected: Expected, x: Value) -> Value:
     x = operand(g, x, expected.dtype)
     # Providers have kernels of Relu for floating point alone.
@@ -73,5 +79,6 @@ TRANSLATIONS: Table = table(
     (aten.relu.default, _relu),
     (aten.leaky_relu.default, _leaky_relu),
     (aten.leaky_relu_backward.default, _leaky_relu_backward),
+    ((aten.softshrink_backward.default, aten.hardshrink_backward.default), _shrunk_backward),
     (aten.threshold_backward.default, _threshold_backward),
 )

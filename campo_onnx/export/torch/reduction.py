@@ -111,7 +111,10 @@ def _cumprod(g: Graph, expected: Expected, x: Value, dim: int, **_: Any) -> Valu
     x, dim = cast(g, x, expected.dtype), dim % max(x.rank, 1)
     n = x.shape[dim]
     if n > _LONGEST_RUN:
-        raise UntranslatableError(f"a running product of {n} elements")
+        raise UntranslatableError(
+            f"a running product of {n} elements",
+            remedy="Of positive numbers, take x.log().cumsum(dim).exp().",
+        )
     sees = np.tril(np.ones((n, n), bool)).reshape((n, n) + (1,) * (x.rank - dim - 1))
     wide = reshape(g, x, (*x.shape[:dim], 1, *x.shape[dim:]))
     seen = elementwise(g, "Where", g.constant(sees), wide, g.scalar(1, x.dtype))
@@ -128,7 +131,10 @@ def _var(
     biased = reduce(g, "ReduceMean", elementwise(g, "Mul", centered, centered), axes, keepdims=keepdim)
     freedom = count - (1 if correction is None else correction)
     if freedom <= 0:
-        raise UntranslatableError(f"the variance of {count} numbers with correction {correction}")
+        raise UntranslatableError(
+            f"the variance of {count} numbers with correction {correction}",
+            remedy="It is infinite or NaN; give correction=0 or more numbers.",
+        )
     return elementwise(g, "Mul", biased, g.scalar(count / freedom, x.dtype))
 
 
@@ -144,23 +150,19 @@ def _vector_norm(
     g: Graph, expected: Expected, x: Value, ord: float = 2, dim: Dims = None, keepdim: bool = False,
     *, dtype: Any = None,
 ) -> Value:  # fmt: skip
-    if ord not in (1, 2):
-        raise UntranslatableError(f"a norm of order {ord}")
-    op_type = "ReduceL1" if ord == 1 else "ReduceL2"
-    return g.op(op_type, operand(g, x, expected.dtype), g.integers(axes_of(x, dim)), keepdims=int(keepdim))
-
-
-def _topk(
-    g: Graph, expected: Expected, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> tuple[Value, ...]:  # fmt: skip
-    count = g.integers([k])
-    return g.ops("TopK", x, count, outputs=2, axis=dim % x.rank, largest=int(largest), sorted=int(sorted))
-
-
-def _sort(
-    g: Graph, expected: Expected, x: Value, dim: int = -1, descending: bool = False
-) -> tuple[Value, ...]:  # fmt: skip
-    return _topk(g, expected, x, x.shape[dim], dim, largest=descending)
+    x, axes = operand(g, x, expected.dtype), axes_of(x, dim)
+    if ord in (1, 2):
+        op_type = "ReduceL1" if ord == 1 else "ReduceL2"
+        return g.op(op_type, x, g.integers(axes), keepdims=int(keepdim))
+    if ord == 0:
+        counted = elementwise(g, "Not", elementwise(g, "Equal", x, g.scalar(0, x.dtype)))
+        return reduce(g, "ReduceSum", cast(g, counted, x.dtype), axes, keepdims=keepdim)
+    magnitude = elementwise(g, "Abs", x)
+    if math.isinf(ord):
+        return reduce(g, "ReduceMax" if ord > 0 else "ReduceMin", magnitude, axes, keepdims=keepdim)
+    powers = elementwise(g, "Pow", magnitude, g.scalar(ord, x.dtype))
+    total = reduce(g, "ReduceSum", powers, axes, keepdims=keepdim)
+    return elementwise(g, "Pow", total, g.scalar(1 / ord, x.dtype))
 
 
 def _cumsum(g: Graph, expected: Expected, x: Value, dim: int, **_: Any) -> Value:
@@ -372,8 +374,6 @@ TRANSLATIONS: Table = table(
     ((aten.prod.default, aten.prod.dim_int), _prod),
     (aten.cumprod.default, _cumprod),
     (aten.linalg_vector_norm.default, _vector_norm),
-    (aten.topk.default, _topk),
-    (aten.sort.default, _sort),
     (aten.var.correction, _var),
     (aten.var_mean.correction, _var_mean),
     (aten.cumsum.default, _cumsum),

@@ -16,17 +16,21 @@ from campo_onnx.export.target import Target
 from campo_onnx.export.torch import (
     batch_norm,
     clipped,
+    diagonals,
     elementwise,
     indexing,
     layout,
     linear,
     loss,
     normalization,
+    padding,
     pooling,
     random,
     rectifier,
     reduction,
+    sorting,
 )
+from campo_onnx.export.torch.complex_numbers import refuse_complex
 from campo_onnx.export.torch.convolution import translations as convolution
 from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import Origin, origin_of
@@ -41,16 +45,19 @@ _OUTERMOST = "the outermost module"
 _FAMILIES = (
     batch_norm,
     clipped,
+    diagonals,
     elementwise,
     indexing,
     layout,
     linear,
     loss,
     normalization,
+    padding,
     pooling,
     random,
     rectifier,
     reduction,
+    sorting,
 )
 
 
@@ -89,6 +96,7 @@ def translate(
     UnsupportedModelError
         If an operation, or the way it is used, has no translation.
     """
+    refuse_complex(traced, inputs)
     _refuse_unfit(traced, table)
     buffers = filter(step_naming.is_buffer, inputs)
     return translate_step(
