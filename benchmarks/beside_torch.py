@@ -49,7 +49,7 @@ _PROFILE = "profile\n"
 def case_of(name: str) -> "Case":
     """Build a network with its loss and a batch; the same numbers in every process."""
     import torch
-    import torch.nn.functional as F  # noqa: N812
+    import torch.nn.functional as F
     from torch import nn
 
     torch.manual_seed(0)

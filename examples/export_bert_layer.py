@@ -6,7 +6,7 @@ Run ``python examples/export_bert_layer.py`` (needs torch). Weights are inputs, 
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import nn
 
 from campo_onnx.export.torch import export_training_step

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.pages import arguments

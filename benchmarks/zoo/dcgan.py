@@ -5,7 +5,7 @@ generated images, and the generator's, through a discriminator that stays as it 
 """
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import nn
 
 

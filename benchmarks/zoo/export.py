@@ -17,7 +17,7 @@ from typing import Any
 
 import onnx
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.pages import arguments

@@ -1,7 +1,7 @@
 """Inception v3 of "Rethinking the Inception architecture for computer vision" (2016), with its side head."""
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import nn
 
 Kernel = int | tuple[int, int]

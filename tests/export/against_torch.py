@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-import torch.nn.functional as F  # noqa: E402, N812
-from torch import nn  # noqa: E402
+import torch.nn.functional as F
+from torch import nn
 
-from campo_onnx.export.torch import export_training_step  # noqa: E402
+from campo_onnx.export.torch import export_training_step
 
 TOLERANCE = 1e-5
 

@@ -10,11 +10,11 @@ from campo_onnx.errors import UsageError
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-from against_torch import TOLERANCE, deviation, feeds_of, run, weighted_sum  # noqa: E402
-from layers import Layer, X  # noqa: E402
-from torch import nn  # noqa: E402
+from against_torch import TOLERANCE, deviation, feeds_of, run, weighted_sum
+from layers import Layer, X
+from torch import nn
 
-from campo_onnx.export.torch import export_training_step  # noqa: E402
+from campo_onnx.export.torch import export_training_step
 
 
 def test_targets_by_name_go_by_name() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-from against_torch import TOLERANCE, weighted_sum, worst_deviation  # noqa: E402
-from torch import nn  # noqa: E402
+from against_torch import TOLERANCE, weighted_sum, worst_deviation
+from torch import nn
 
-from campo_onnx.export.torch import conv_on_cpu, export_training_step, patches, weight_gradient  # noqa: E402
+from campo_onnx.export.torch import conv_on_cpu, export_training_step, patches, weight_gradient
 
 IMAGE = (2, 4, 10, 9)
 CONVOLUTIONS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {

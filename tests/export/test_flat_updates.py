@@ -16,10 +16,10 @@ from campo_onnx.training.weight_update import ParameterGroup, WeightUpdate
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-import torch.nn.functional as F  # noqa: E402, N812
-from torch import nn  # noqa: E402
+import torch.nn.functional as F
+from torch import nn
 
-from campo_onnx.export.torch import export_training_step  # noqa: E402
+from campo_onnx.export.torch import export_training_step
 
 LR, STEPS, TOLERANCE = 0.05, 10, 1e-5
 SHAPES = {"fc.weight": (40, 30), "fc.bias": (40,), "norm.weight": (), "head.weight": (7, 5, 3)}

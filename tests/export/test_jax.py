@@ -15,10 +15,10 @@ from campo_onnx.training.weight_update import WeightUpdate
 
 jax = pytest.importorskip("jax", reason="jax is not installed (make test-frameworks installs it)")
 
-import jax.numpy as jnp  # noqa: E402
-from jax import lax  # noqa: E402
+import jax.numpy as jnp
+from jax import lax
 
-from campo_onnx.export.jax import export_function, export_training_step  # noqa: E402
+from campo_onnx.export.jax import export_function, export_training_step
 
 TOLERANCE = 1e-4
 

@@ -12,13 +12,13 @@ optax = pytest.importorskip("optax", reason="optax is not installed (make test-f
 pytest.importorskip("flax", reason="flax is not installed (make test-frameworks installs it)")
 eqx = pytest.importorskip("equinox", reason="equinox is not installed (make test-frameworks installs it)")
 
-import jax.numpy as jnp  # noqa: E402
-from flax import linen, nnx  # noqa: E402
-from flax.training.train_state import TrainState  # noqa: E402
+import jax.numpy as jnp
+from flax import linen, nnx
+from flax.training.train_state import TrainState
 
-from campo_onnx.errors import CampoError  # noqa: E402
-from campo_onnx.export.jax import export_function  # noqa: E402
-from campo_onnx.export.jax.names import names_of  # noqa: E402
+from campo_onnx.errors import CampoError
+from campo_onnx.export.jax import export_function
+from campo_onnx.export.jax.names import names_of
 
 X = np.random.default_rng(0).standard_normal((4, 6), dtype=np.float32)
 BATCH = {"x": X, "y": np.arange(4, dtype=np.int32) % 3}

@@ -9,14 +9,14 @@ jax = pytest.importorskip("jax", reason="jax is not installed (make test-framewo
 optax = pytest.importorskip("optax", reason="optax is not installed (make test-frameworks installs it)")
 nnx = pytest.importorskip("flax.nnx", reason="flax is not installed (make test-frameworks installs it)")
 
-import jax.numpy as jnp  # noqa: E402
+import jax.numpy as jnp
 
-from campo_onnx.errors import UsageError  # noqa: E402
-from campo_onnx.export.jax import export_function, export_training_step  # noqa: E402
-from campo_onnx.export.jax.state import first_state, tree_of  # noqa: E402
-from campo_onnx.export.optimizers import Momentum  # noqa: E402
-from campo_onnx.training.session import TrainingSession  # noqa: E402
-from campo_onnx.training.weight_update import ParameterGroup, WeightUpdate  # noqa: E402
+from campo_onnx.errors import UsageError
+from campo_onnx.export.jax import export_function, export_training_step
+from campo_onnx.export.jax.state import first_state, tree_of
+from campo_onnx.export.optimizers import Momentum
+from campo_onnx.training.session import TrainingSession
+from campo_onnx.training.weight_update import ParameterGroup, WeightUpdate
 
 RATE, DECAY = 0.1, 0.01
 GRAPH, PARAMETERS, _ = nnx.split(nnx.Linear(6, 3, rngs=nnx.Rngs(0)), nnx.Param, ...)

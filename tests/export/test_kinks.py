@@ -9,12 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-import against_torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402, N812
-from against_torch import TOLERANCE, feeds_of, run, worst_deviation  # noqa: E402
-from torch import nn  # noqa: E402
+import against_torch
+import torch.nn.functional as F
+from against_torch import TOLERANCE, feeds_of, run, worst_deviation
+from torch import nn
 
-from campo_onnx.export.torch import export_training_step  # noqa: E402
+from campo_onnx.export.torch import export_training_step
 
 _LEVEL = onnxruntime.GraphOptimizationLevel
 IMAGE = (2, 3, 12, 8)

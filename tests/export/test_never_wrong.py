@@ -16,11 +16,11 @@ from campo_onnx.errors import CampoError, UnsupportedModelError, UsageError
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-from against_torch import TOLERANCE, weighted_sum, worst_deviation  # noqa: E402
-from layers import Layer, X  # noqa: E402
-from torch import nn  # noqa: E402
+from against_torch import TOLERANCE, weighted_sum, worst_deviation
+from layers import Layer, X
+from torch import nn
 
-from campo_onnx.export.torch import export_training_step  # noqa: E402
+from campo_onnx.export.torch import export_training_step
 
 
 def exported(also: Callable[[Any, Any], Any], **options: Any) -> onnx.ModelProto:

@@ -9,12 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-import torch.nn.functional as F  # noqa: E402, N812
-from against_torch import TOLERANCE, feeds_of  # noqa: E402
-from torch import nn  # noqa: E402
+import torch.nn.functional as F
+from against_torch import TOLERANCE, feeds_of
+from torch import nn
 
-from campo_onnx.errors import UnsupportedModelError  # noqa: E402
-from campo_onnx.export.torch import export_training_step  # noqa: E402
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.export.torch import export_training_step
 
 _LEVEL = onnxruntime.GraphOptimizationLevel
 _INF = float("inf")

@@ -11,12 +11,12 @@ from campo_onnx.training.session import TrainingSession
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-import torch.nn.functional as F  # noqa: E402, N812
-from against_torch import TOLERANCE, deviation, feeds_of, run, weighted_sum, worst_deviation  # noqa: E402
-from layers import Layer, X  # noqa: E402
-from torch import nn  # noqa: E402
+import torch.nn.functional as F
+from against_torch import TOLERANCE, deviation, feeds_of, run, weighted_sum, worst_deviation
+from layers import Layer, X
+from torch import nn
 
-from campo_onnx.export.torch import export_evaluation, export_training_step  # noqa: E402
+from campo_onnx.export.torch import export_evaluation, export_training_step
 
 
 @pytest.mark.parametrize("scale", [False, True])

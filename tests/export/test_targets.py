@@ -9,15 +9,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-import against_torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402, N812
-from against_torch import TOLERANCE, Function, weighted_sum, worst_deviation  # noqa: E402
-from torch import nn  # noqa: E402
+import against_torch
+import torch.nn.functional as F
+from against_torch import TOLERANCE, Function, weighted_sum, worst_deviation
+from torch import nn
 
-from campo_onnx.export.target import TARGETS  # noqa: E402
-from campo_onnx.export.torch import export_training_step  # noqa: E402
-from campo_onnx.ir.importer import import_model  # noqa: E402
-from campo_onnx.optimize.traffic import traffic  # noqa: E402
+from campo_onnx.export.target import TARGETS
+from campo_onnx.export.torch import export_training_step
+from campo_onnx.ir.importer import import_model
+from campo_onnx.optimize.traffic import traffic
 
 _LEVEL = onnxruntime.GraphOptimizationLevel
 LEVELS = (_LEVEL.ORT_DISABLE_ALL, _LEVEL.ORT_ENABLE_ALL)

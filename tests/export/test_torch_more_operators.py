@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-import torch.nn.functional as F  # noqa: E402, N812
-from against_torch import (  # noqa: E402
+import torch.nn.functional as F
+from against_torch import (
     TOLERANCE,
     Function,
     feeds_of,
@@ -19,11 +19,11 @@ from against_torch import (  # noqa: E402
     worst,
     worst_deviation,
 )
-from torch import nn  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from campo_onnx.errors import UnsupportedModelError  # noqa: E402
-from campo_onnx.export.torch import export_training_step  # noqa: E402
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.export.torch import export_training_step
 
 PLACES = torch.tensor([[0, 2, 1], [1, 1, 1], [2, 0, 0], [0, 0, 1]])
 GRID = torch.rand(2, 3, 4, 2, generator=torch.Generator().manual_seed(0)) * 2.4 - 1.2

@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-import torch.nn.functional as F  # noqa: E402, N812
-from against_torch import (  # noqa: E402
+import torch.nn.functional as F
+from against_torch import (
     TOLERANCE,
     Function,
     Lookup,
@@ -22,9 +22,9 @@ from against_torch import (  # noqa: E402
     weighted_sum,
     worst_deviation,
 )
-from torch import nn  # noqa: E402
+from torch import nn
 
-from campo_onnx.export.torch import export_training_step, gradient_as_kernel  # noqa: E402
+from campo_onnx.export.torch import export_training_step, gradient_as_kernel
 
 
 def with_short_gradient(x: Any) -> Any:

@@ -9,11 +9,11 @@ from campo_onnx.errors import UnsupportedModelError
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-from against_torch import TOLERANCE, weighted_sum, worst_deviation  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence  # noqa: E402
+from against_torch import TOLERANCE, weighted_sum, worst_deviation
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from campo_onnx.export.torch import export_training_step  # noqa: E402
+from campo_onnx.export.torch import export_training_step
 
 LENGTHS, LONGEST = torch.tensor([3, 4, 1, 3]), 5
 

@@ -18,11 +18,11 @@ from campo_onnx.training.weight_update import ParameterGroup, WeightUpdate
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-import torch.nn.functional as F  # noqa: E402, N812
-from torch import nn  # noqa: E402
+import torch.nn.functional as F
+from torch import nn
 
-from campo_onnx.export.torch import export_training_step  # noqa: E402
-from campo_onnx.export.torch.state_dict import first_state, state_dict_of  # noqa: E402
+from campo_onnx.export.torch import export_training_step
+from campo_onnx.export.torch.state_dict import first_state, state_dict_of
 
 BATCH = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 5
 

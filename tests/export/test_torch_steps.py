@@ -13,8 +13,8 @@ from campo_onnx.ir.importer import import_model
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-import torch.nn.functional as F  # noqa: E402, N812
-from against_torch import (  # noqa: E402
+import torch.nn.functional as F
+from against_torch import (
     TOLERANCE,
     Arrays,
     Function,
@@ -26,9 +26,9 @@ from against_torch import (  # noqa: E402
     weighted_sum,
     worst_deviation,
 )
-from torch import nn  # noqa: E402
+from torch import nn
 
-from campo_onnx.export.torch import SGD, Adam, AdamW, Momentum, export_training_step  # noqa: E402
+from campo_onnx.export.torch import SGD, Adam, AdamW, Momentum, export_training_step
 
 
 def small_net() -> Any:

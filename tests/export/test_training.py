@@ -14,10 +14,10 @@ from campo_onnx.training.session import TrainingSession
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-import torch.nn.functional as F  # noqa: E402, N812
-from torch import nn  # noqa: E402
+import torch.nn.functional as F
+from torch import nn
 
-from campo_onnx.export.torch import export_training_step  # noqa: E402
+from campo_onnx.export.torch import export_training_step
 
 LR, STEPS = 0.003, 10
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everyone knows)
+import torch.nn.functional as F
 from torch import nn
 
 from tests.random_networks.drawing import Apply, Dice, Draw, functions, one_of

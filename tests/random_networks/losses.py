@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everyone knows)
+import torch.nn.functional as F
 
 from tests.random_networks.drawing import Dice
 

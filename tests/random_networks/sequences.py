@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everyone knows)
+import torch.nn.functional as F
 from torch import nn
 
 from tests.random_networks.drawing import Apply, Dice, Draw, one_of

@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from campo_onnx.integrations.torch_compile import campo_onnx  # noqa: E402
+from campo_onnx.integrations.torch_compile import campo_onnx
 
 STRICT = {"fallback": "error"}
 

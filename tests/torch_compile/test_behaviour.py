@@ -11,12 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-import torch.nn.functional as F  # noqa: E402, N812
-from against_eager import compiled, convolutions, distance, gradients, perceptron, worst_of_steps  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
+import torch.nn.functional as F
+from against_eager import compiled, convolutions, distance, gradients, perceptron, worst_of_steps
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from campo_onnx.integrations.torch_compile import campo_onnx, report  # noqa: E402
+from campo_onnx.integrations.torch_compile import campo_onnx, report
 
 ROUNDING = 2e-6
 

@@ -6,11 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-from against_eager import Attention, Encoder, compiled, convolutions, perceptron  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.autograd.profiler import profile  # noqa: E402
+from against_eager import Attention, Encoder, compiled, convolutions, perceptron
+from torch import nn
+from torch.autograd.profiler import profile
 
-from campo_onnx.runtime.addresses import AddressedSession  # noqa: E402
+from campo_onnx.runtime.addresses import AddressedSession
 
 Run = tuple[dict[str, int], dict[str, int]]
 

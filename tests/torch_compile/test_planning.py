@@ -9,13 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-from against_eager import Encoder, compiled  # noqa: E402
-from onnx import ModelProto  # noqa: E402
+from against_eager import Encoder, compiled
+from onnx import ModelProto
 
-from campo_onnx import kept_plans  # noqa: E402
-from campo_onnx.integrations.torch_compile import report  # noqa: E402
-from campo_onnx.integrations.torch_compile.cut import cut, kept_bytes  # noqa: E402
-from campo_onnx.ir.importer import import_model  # noqa: E402
+from campo_onnx import kept_plans
+from campo_onnx.integrations.torch_compile import report
+from campo_onnx.integrations.torch_compile.cut import cut, kept_bytes
+from campo_onnx.ir.importer import import_model
 
 
 def trained(folder: Path) -> Any:

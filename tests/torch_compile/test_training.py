@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
-from against_eager import (  # noqa: E402
+from against_eager import (
     Attention,
     Encoder,
     convolutions,

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everyone knows)
+import torch.nn.functional as F
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export.torch.place import place_of_frame

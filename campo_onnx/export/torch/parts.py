@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everyone knows)
+import torch.nn.functional as F
 
 from campo_onnx.export.torch.packed import pack
 

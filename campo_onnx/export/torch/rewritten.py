@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everyone knows)
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode

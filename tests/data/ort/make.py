@@ -13,13 +13,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "integrations"))
 FOLDER, OPSET = Path(sys.argv[1]), int(sys.argv[2])
 os.environ["ORTMODULE_ONNX_OPSET_VERSION"] = str(OPSET)
 
-import onnx  # noqa: E402
-import torch  # noqa: E402
-import torch_shim  # noqa: E402, F401  # first, so that ORTModule meets the PyTorch it expects
-from onnxruntime.training import artifacts  # noqa: E402
-from onnxruntime.training.ortmodule import DebugOptions, LogLevel, ORTModule  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
+import onnx
+import torch
+import torch_shim  # noqa: F401  # first, so that ORTModule meets the PyTorch it expects
+from onnxruntime.training import artifacts
+from onnxruntime.training.ortmodule import DebugOptions, LogLevel, ORTModule
+from torch import nn
+from torch.nn import functional as F
 
 
 class Encoder(nn.Module):
