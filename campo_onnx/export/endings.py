@@ -3,11 +3,10 @@
 An output has a buffer of its own, so that a Reshape that makes one is a copy; elsewhere it is free.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from campo_onnx.export.value import Node, Value, reshape_attributes
+from campo_onnx.export.value import Node, Value, readers_of, reshape_attributes
 
 _SCALED = frozenset({"Mul", "Div"})
 
@@ -26,7 +25,7 @@ def ending_in_computation(
     constant
         Makes a vector of integers.
     """
-    readers = Counter(v.name for node in nodes for v in node.inputs if v is not None)
+    readers = readers_of(nodes)
     producer = {node.outputs[0].name: node for node in nodes}
     wanted: dict[str, Value] = {}  # what shall be computed in place of a value: the same, reshaped
     written: list[Node] = []  # from the last to the first

@@ -4,13 +4,12 @@ What shows only when the graph is whole: that nothing else reads the sums in bet
 many passes as the Adds that it replaces.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from campo_onnx.export.value import Node, Value
+from campo_onnx.export.value import Node, Value, readers_of
 
 DROPOUT, BIAS_DROPOUT = "Dropout", "com.microsoft:BiasDropout"
 _MOST_TERMS = 8
@@ -27,7 +26,7 @@ def sums(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node]:
     outputs
         Tensors that are read outside.
     """
-    readers = _readers(nodes)
+    readers = readers_of(nodes)
     terms: dict[str, tuple[Value, ...]] = {}
     replaced: dict[str, Node | None] = {}
     for node in nodes:
@@ -64,7 +63,7 @@ def bias_dropouts(
     constant
         Makes a constant.
     """
-    readers, producer = _readers(nodes), {v.name: node for node in nodes for v in node.outputs}
+    readers, producer = readers_of(nodes), {v.name: node for node in nodes for v in node.outputs}
     seen: set[str] = set()
     replaced: dict[str, Node | None] = {}
 
@@ -103,10 +102,6 @@ def bias_dropouts(
             outputs=(node.outputs[0], *dropout.outputs[1:]),
         )
     return _with(nodes, replaced)
-
-
-def _readers(nodes: Sequence[Node]) -> Counter[str]:
-    return Counter(v.name for node in nodes for v in node.inputs if v is not None)
 
 
 def _adds_alike(node: Node) -> bool:

@@ -1,11 +1,10 @@
 """What shows only when the graph is whole: which node consumes what, so which pairs can be one."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from campo_onnx.export.one_pass import BIAS_DROPOUT
-from campo_onnx.export.value import Node, Value
+from campo_onnx.export.value import Node, Value, readers_of
 
 
 def merged_pairs(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node]:
@@ -21,7 +20,7 @@ def merged_pairs(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node]:
     outputs
         Tensors that are read outside.
     """
-    consumers = Counter(v.name for node in nodes for v in node.inputs if v is not None)
+    consumers = readers_of(nodes)
     by_input = {node.inputs[0].name: node for node in nodes if node.inputs and node.inputs[0] is not None}
     merged: list[Node] = []
     dropped: set[str] = set()

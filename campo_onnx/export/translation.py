@@ -9,12 +9,12 @@ from campo_onnx.export.value import Value
 
 
 class UntranslatableError(Exception):
-    """An operation is used in a way that has no translation.
+    """An operation is used in a way that cannot be translated.
 
     Parameters
     ----------
     why
-        In which.
+        Which way that is.
     remedy
         What to do instead.
     """

@@ -1,6 +1,7 @@
 """The tensors and nodes of a graph under construction."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,11 @@ class Node:
     outputs: tuple[Value, ...]
     attributes: Mapping[str, Any]
     name: str
+
+
+def readers_of(nodes: Sequence[Node]) -> Counter[str]:
+    """Count how often each tensor is read, by name."""
+    return Counter(v.name for node in nodes for v in node.inputs if v is not None)
 
 
 def reshape_attributes(shape: Sequence[int]) -> dict[str, Any]:

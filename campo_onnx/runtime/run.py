@@ -15,6 +15,7 @@ from campo_onnx.runtime.providers import Machine
 from campo_onnx.runtime.sessions import RUNTIME_ERRORS, open_session
 
 _MOST_ELEMENTS = 1 << 48
+"""Of a tensor; more bytes than this no processor addresses."""
 
 
 def run(

@@ -157,6 +157,7 @@ def read_events(events: list[dict[str, Any]], *, skip: int = 0) -> Trace:
     return Trace(
         nodes={name: timing_of(_of_steps(times, kept, len(whole))) for name, times in nodes.items()},
         step=timing_of([whole[i] for i in kept]),
+        # A step shorter than a tick of the clock, a microsecond, reads as zero.
         accounted=median(_sum_of_step(nodes, i, len(whole)) / max(whole[i], 1.0) for i in kept),
     )
 

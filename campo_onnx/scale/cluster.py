@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -46,14 +47,12 @@ class RayPool:
 
     def __enter__(self) -> Self:
         self._ray = _imported()
-        is_somebody_elses = self._ray.is_initialized()
-        try:
+        with ExitStack() as undone:
+            if not self._ray.is_initialized():  # a cluster that was joined before stays joined
+                undone.callback(self._ray.shutdown)
             self._connect()
             self._check_nodes()
-        except BaseException:
-            if not is_somebody_elses:
-                self._ray.shutdown()
-            raise
+            undone.pop_all()
         return self
 
     def __exit__(

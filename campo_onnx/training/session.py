@@ -236,8 +236,8 @@ class TrainingSession:
         """Give weights and gradients where they lie on the CPU, ``param.X`` and ``grad.X``, without a copy.
 
         What changes them changes the session. Gradients are those of the last update, unscaled and
-        averaged only if the update has no optimizer. Only then are all arrays contiguous, too: an
-        optimizer of the session keeps weights in the order in which the graph reads them.
+        averaged only if the update has no optimizer. With one, arrays may be strided: the session then keeps
+        weights in the order in which the graph reads them.
 
         Raises
         ------

@@ -44,14 +44,9 @@ class ParameterGroup:
                 raise UsageError(
                     f"the pattern {pattern!r} of a parameter group cannot be read", why=str(error)
                 ) from None
-        if not (math.isfinite(self.lr_scale) and self.lr_scale >= 0):
-            raise UsageError(f"lr_scale is {self.lr_scale:g}", remedy="It must be 0 or more, and finite.")
-        if self.weight_decay is not None and not (
-            math.isfinite(self.weight_decay) and self.weight_decay >= 0
-        ):
-            raise UsageError(
-                f"weight_decay is {self.weight_decay:g}", remedy="It must be 0 or more, and finite."
-            )
+        for name, number in (("lr_scale", self.lr_scale), ("weight_decay", self.weight_decay)):
+            if number is not None and not (math.isfinite(number) and number >= 0):
+                raise UsageError(f"{name} is {number:g}", remedy="It must be 0 or more, and finite.")
 
     def holds(self, name: str) -> bool:
         """Whether a parameter belongs to the group."""

@@ -229,7 +229,7 @@ def test_a_kill_leaves_nothing_behind(tmp_path):
     )
     words = program("optimize", MLP, "-o", target, "--device", "v100", "--force", first=slow)
     answer = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert answer.stdout == "2\n", "there is no draft"
+    assert answer.stdout == "2\n", "the draft lies beside the old file when it is killed"
     assert answer.returncode == 128 + signal.SIGTERM
     assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
     assert target.read_text() == "precious"

@@ -29,8 +29,11 @@ def _convolution(
     count = weight.rank - 2
     geometry = _geometry(count, stride, padding, dilation, groups)
     if transposed and any(o >= s for o, s in zip(pair(output_padding, count), geometry.strides, strict=True)):
-        # ONNX Runtime has no kernel for it, and the gradient would be convolved to a larger image.
-        raise UntranslatableError("output_padding that is not smaller than the stride")
+        # ONNX Runtime has no kernel for it, and the gradient would come out for a larger image.
+        raise UntranslatableError(
+            "output_padding that is not smaller than the stride",
+            remedy="Give less of it, and pad the result with torch.nn.functional.pad.",
+        )
     if _is_for_cpu(g, device):
         on_cpu = conv_on_cpu.transposed if transposed else conv_on_cpu.forward
         return on_cpu(g, x, weight, bias, geometry, expected.shape)

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from campo_onnx.export.compact import cast, elementwise, expand, full, scaled
 from campo_onnx.export.gated import may_mix, mixed
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.torch.operands import DTYPES, FLOATS, aten, operand
+from campo_onnx.export.torch.operands import FLOATS, aten, operand, promoted
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
 
@@ -104,17 +104,9 @@ def _trunc(g: Graph, expected: Expected, x: Value) -> Value:
 
 
 def _compared(op_type: str, negate: bool, g: Graph, expected: Expected, a: Value, b: Any) -> Value:
-    dtype = a.dtype
-    if isinstance(b, Value):
-        dtype = DTYPES[torch.promote_types(_torch_dtype(a), _torch_dtype(b))] if b.dtype != dtype else dtype
-    elif isinstance(b, float) and dtype not in FLOATS:
-        dtype = DTYPES[torch.float32]
+    dtype = promoted(a, b)
     result = elementwise(g, op_type, operand(g, a, dtype), operand(g, b, dtype))
     return elementwise(g, "Not", result) if negate else result
-
-
-def _torch_dtype(x: Value) -> torch.dtype:
-    return next(t for t, dtype in DTYPES.items() if dtype == x.dtype)
 
 
 def _where(g: Graph, expected: Expected, condition: Value, a: Any, b: Any) -> Value:

@@ -127,7 +127,7 @@ def _flat_index(g: Graph, shape: Sequence[int], indices: Sequence[Value | None])
         )
     if any(index.dtype == _BOOL for _, index in given):
         raise UntranslatableError(
-            "a mask as an index, whose result has no static shape",
+            "a Boolean mask as an index: how many elements it takes depends on the data",
             remedy="Keep all elements, and choose with torch.where or multiply by the mask.",
         )
     flat = g.scalar(0, _INT64)
@@ -165,7 +165,7 @@ def _index_put(
 def _masked_put(g: Graph, x: Value, mask: Value, values: Value, accumulate: bool) -> Value:
     if values.elements != 1 or accumulate:
         raise UntranslatableError(
-            "a mask as an index, with one value per hit",
+            "a Boolean mask as an index, with a value for each element that it takes",
             remedy="Give a value for every element, and choose with torch.where.",
         )
     mask = reshape(g, mask, (*mask.shape, *[1] * (x.rank - mask.rank)))

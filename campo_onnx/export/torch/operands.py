@@ -38,6 +38,17 @@ def operand(g: Graph, x: Value | complex, dtype: int) -> Value:
     return g.scalar(x, dtype)
 
 
+def promoted(x: Value, other: Value | complex) -> int:
+    """Give the type in which torch compares a tensor with another, or with a Python number."""
+    if isinstance(other, Value):
+        return DTYPES[torch.promote_types(_torch_dtype(x), _torch_dtype(other))]
+    return DTYPES[torch.float32] if isinstance(other, float) and x.dtype not in FLOATS else x.dtype
+
+
+def _torch_dtype(x: Value) -> torch.dtype:
+    return next(t for t, dtype in DTYPES.items() if dtype == x.dtype)
+
+
 def axes_of(x: Value, dim: int | Sequence[int] | None) -> list[int]:
     """Give axes as sorted numbers from 0 on; None and an empty list mean all."""
     dims = [dim] if isinstance(dim, int) else list(dim or ())

@@ -58,7 +58,7 @@ def _grid_sample(
     x, y = places
     left, top = x.floor().detach(), y.floor().detach()
     total = torch.zeros((), dtype=input.dtype)
-    # Differences as they are: their magnitudes would have no slope at whole places.
+    # Signed distances: where a place is a whole pixel, that of an absolute value would have no slope.
     for dx, by_x in enumerate((left + 1 - x, x - left)):
         for dy, by_y in enumerate((top + 1 - y, y - top)):
             weight = (by_x * by_y).unsqueeze(1)

@@ -64,8 +64,7 @@ def _max_pool_backward(
     place = _place_in_tensor(g, x, indices)
     are_tiles = _are_tiles(window, x.shape[2:])
     if g.target == "cpu" and are_tiles and gradient.dtype != TensorProto.DOUBLE:
-        # It puts values in their places, where ScatterElements adds them to zeros made before. Of doubles
-        # there is no kernel.
+        # One pass: ScatterElements adds to a tensor of zeros that is written first. Doubles have no kernel.
         return g.op("MaxUnpool", gradient, place, **{n: window[n] for n in ("kernel_shape", "strides")})
     zeros = full(g, (x.elements,), 0, gradient.dtype)
     flat = reshape(g, place, (place.elements,))
@@ -206,13 +205,15 @@ def _separable(g: Graph, x: Value, matrices: Sequence[Matrix]) -> Value:
 
 
 _LARGEST_MATRIX = 1 << 24
+"""Numbers in the constant that resamples one axis: 64 MiB of the file."""
 
 
 def _interpolation(mode: str, n: int, m: int, scale: float | None, align_corners: bool | None) -> Matrix:
     """Give the matrix (outputs, inputs) of one axis by resampling the unit vectors."""
     if n * m > _LARGEST_MATRIX:
         raise UntranslatableError(
-            f"an axis of {n} elements is resampled to {m}: a matrix of {n * m:,} numbers"
+            f"an axis of {n:,} elements is resampled to {m:,} by a constant matrix of {n * m:,} numbers",
+            remedy="Resample before the step, or by a shorter axis at a time.",
         )
     if mode == "bicubic":  # torch has it for two axes only; along the other there is one element
         unit = torch.eye(n, dtype=torch.float64)[None, :, None]

@@ -6,7 +6,7 @@ from onnx import TensorProto
 
 from campo_onnx.export.compact import cast, elementwise, full, reduce, reshape
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.torch.operands import aten, operand
+from campo_onnx.export.torch.operands import aten, operand, promoted
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
 
@@ -15,6 +15,7 @@ _SMALL = frozenset(int(t) for t in (TensorProto.BOOL, TensorProto.INT8, TensorPr
 """Types that providers do not sort."""
 
 _MOST_COMPARISONS = 1 << 26
+"""Of elements with boundaries: each is a byte of memory, and eight where they are counted."""
 
 
 def _topk(
@@ -45,7 +46,7 @@ def _stable_sort(
 def _bucketize(
     g: Graph, expected: Expected, x: Any, boundaries: Value, *, out_int32: bool = False, right: bool = False
 ) -> Value:
-    return _places(g, expected, boundaries, operand(g, x, boundaries.dtype), right)
+    return _places(g, expected, boundaries, x, right)
 
 
 def _searchsorted(
@@ -54,11 +55,13 @@ def _searchsorted(
 ) -> Value:  # fmt: skip
     if sorter is not None:
         sequence = g.op("GatherElements", sequence, sorter, axis=sequence.rank - 1)
-    return _places(g, expected, sequence, operand(g, x, sequence.dtype), right or side == "right")
+    return _places(g, expected, sequence, x, right or side == "right")
 
 
-def _places(g: Graph, expected: Expected, sequence: Value, x: Value, right: bool) -> Value:
+def _places(g: Graph, expected: Expected, sequence: Value, x: Any, right: bool) -> Value:
     """Count the boundaries before each element: all of them are looked at."""
+    dtype = promoted(sequence, x)
+    sequence, x = operand(g, sequence, dtype), operand(g, x, dtype)
     count = sequence.shape[-1]
     if x.elements * count > _MOST_COMPARISONS:
         raise UntranslatableError(

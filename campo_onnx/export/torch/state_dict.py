@@ -60,7 +60,7 @@ def first_state(
 
 
 def _tensors(given: Mapping[str, torch.Tensor] | torch.nn.Module) -> Mapping[str, torch.Tensor]:
-    """Give all that a step may read of a module: its state dict has no buffers that are not persistent."""
+    """Give every parameter and buffer; a module's state dict lacks the buffers that are not persistent."""
     if not isinstance(given, torch.nn.Module):
         return given
     return {**dict(given.named_buffers(remove_duplicate=False)), **given.state_dict()}
@@ -107,12 +107,9 @@ def _array(tensor: torch.Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
     """Copy an array; torch takes no bfloat16 of NumPy, but its bits."""
     copied = np.array(array)
-    is_bfloat16 = copied.dtype.name == "bfloat16"
-    return (
-        torch.from_numpy(copied.view(np.int16)).view(torch.bfloat16)
-        if is_bfloat16
-        else torch.from_numpy(copied)
-    )
+    if copied.dtype.name == "bfloat16":
+        return torch.from_numpy(copied.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(copied)
 
 
 def _address(tensor: torch.Tensor) -> tuple[Any, ...]:
