@@ -12,10 +12,10 @@ import onnx
 
 from benchmarks.pages import arguments, made, publish
 from campo_onnx import Options, device, oplists
-from campo_onnx.auto_precision import choose_precision
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.values.loss_scale import loss_scaling
+from campo_onnx.planning.auto_precision import choose_precision
 
 DEVICES = ("v100", "a100", "h200")
 """One without BF16, and two with it."""

@@ -90,9 +90,9 @@ def export_case(name: str, folder: Path) -> None:
 
 def our_step(name: str, path: Path) -> Callable[[], float]:
     """Load the step, and give what runs it and returns the loss."""
-    from campo_onnx.export import step_naming
     from campo_onnx.export.optimizers import BY_NAME
     from campo_onnx.export.torch.state_dict import first_state
+    from campo_onnx.step import naming as step_naming
     from campo_onnx.training.session import TrainingSession
     from campo_onnx.training.weight_update import WeightUpdate
 

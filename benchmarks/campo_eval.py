@@ -32,10 +32,10 @@ from benchmarks.pages import RESULTS, arguments, publish
 from benchmarks.steps import Call, Records, Step, add_arguments, call_of, drive
 from benchmarks.zoo import NOT_ON_RTX2080TI, TITLES
 from campo_onnx import CampoError, device
-from campo_onnx.devices.detect import device_of
+from campo_onnx.hardware.detect import device_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
-from campo_onnx.runtime.providers import Machine, choose_provider, machine
+from campo_onnx.runtime.onnxruntime.providers import Machine, choose_provider, machine
 
 FULL, FULL_2080TI, SMALL = "full", "full-rtx2080ti", "small"
 EFFORT = Effort(steps=50, budget_s=60.0)

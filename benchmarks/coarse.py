@@ -30,9 +30,9 @@ from benchmarks.zoo import NOT_ON_RTX2080TI, TITLES
 from benchmarks.zoo.export import ZOO
 from campo_onnx import Device, Options, device, oplists
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.optimize.op_class import OpClass
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.pipeline import decide, problem_of
+from campo_onnx.optimize.lists.op_class import OpClass
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.planning.pipeline import decide, problem_of
 
 DEVICES = ("v100", "rtx2080ti")
 """The paper's."""

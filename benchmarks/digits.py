@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from campo_onnx import Options, Plan, Precision, device, oplists
 from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.emulation.dfp16 import Rounding, emulate_dfp16
+from campo_onnx.emulation.numerics import emulate
 from campo_onnx.ir.importer import import_model
-from campo_onnx.optimize.overrides import unmatched
-from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.pipeline import decide, problem_of
-from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.run import run
-from campo_onnx.training.dfp16 import Rounding, emulate_dfp16
+from campo_onnx.optimize.lists.overrides import unmatched
+from campo_onnx.optimize.plan.rewrite import rewrite
+from campo_onnx.planning.pipeline import decide, problem_of
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.run import run
 from campo_onnx.training.loss_scaler import LossScaler
-from campo_onnx.training.numerics import emulate
 from campo_onnx.training.session import TrainingSession
 
 DATA = Path(__file__).parent / "data"

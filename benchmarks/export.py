@@ -26,10 +26,10 @@ import onnxruntime as ort
 from benchmarks.pages import arguments, made, publish
 from benchmarks.steps import Call, Facts, Records, Step, add_arguments, call_of, drive, in_own_process
 from benchmarks.zoo import CONVOLUTIONAL, TITLES
-from campo_onnx.export import step_naming
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.optimize.traffic import traffic
+from campo_onnx.step import naming as step_naming
 
 if TYPE_CHECKING:
     import torch

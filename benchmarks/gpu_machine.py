@@ -27,9 +27,9 @@ from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature, make_signature
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.ncu import LIMIT_S, count, tensor_pipe_share
-from campo_onnx.runtime.providers import ORT_NAME
-from campo_onnx.runtime.sessions import assignments, bind, open_session, placed_elsewhere
+from campo_onnx.runtime.onnxruntime.ncu import LIMIT_S, count, tensor_pipe_share
+from campo_onnx.runtime.onnxruntime.providers import ORT_NAME
+from campo_onnx.runtime.onnxruntime.sessions import assignments, bind, open_session, placed_elsewhere
 from campo_onnx.runtime.timing import Effort, measure
 
 _STEP_EFFORT = Effort(warmup=2, repeats=10, least=3, budget_s=20.0)

@@ -54,10 +54,10 @@ from campo_onnx import CampoError, Device, Precision, device
 from campo_onnx.calibrate.calibration import Calibration, Scores, load_calibration
 from campo_onnx.calibrate.catalog import file_name
 from campo_onnx.calibrate.fit import METHODS, PAPER_ACCURACY
-from campo_onnx.devices.detect import device_of
+from campo_onnx.hardware.detect import device_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store, default_path
-from campo_onnx.runtime.providers import Machine, choose_provider, cuda_problem, machine
+from campo_onnx.runtime.onnxruntime.providers import Machine, choose_provider, cuda_problem, machine
 
 _ABSENT = Machine(provider="cuda", device="not here", driver="", cuda="", ort="", tf32=False, threads=0)
 

@@ -24,7 +24,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature, make_signature
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.ncu import LIMIT_S, count
+from campo_onnx.runtime.onnxruntime.ncu import LIMIT_S, count
 
 _LARGEST_SWEEP = 64  # sizes of casts: a full calibration measures more, and is a step of its own
 _BENCH = Effort(steps=50, budget_s=60.0)

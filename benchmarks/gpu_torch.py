@@ -24,7 +24,7 @@ from campo_onnx.bench.statistics import median_interval, paired_speedup
 from campo_onnx.errors import CampoError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.runtime.feeds import Feeds, synthesize
-from campo_onnx.runtime.sessions import bind, open_session
+from campo_onnx.runtime.onnxruntime.sessions import bind, open_session
 from campo_onnx.runtime.timing import GPU_SPIN_S
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from campo_onnx.integrations.backward import with_backward
 from campo_onnx.integrations.ortmodule import Attached, attach
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.pipeline import problem_of
+from campo_onnx.planning.pipeline import problem_of
 
 ALLOW = ["MatMul", "Gemm", "Conv"]
 STRATEGIES = ("optimal", "campo", "tf-amp")

@@ -58,9 +58,9 @@ def ours(path: Path, threads: int) -> Facts:
     """
     from campo_onnx.ir.importer import import_model
     from campo_onnx.runtime.feeds import synthesize
-    from campo_onnx.runtime.providers import machine
-    from campo_onnx.runtime.sessions import bind, open_session
-    from campo_onnx.runtime.traces import trace
+    from campo_onnx.runtime.onnxruntime.providers import machine
+    from campo_onnx.runtime.onnxruntime.sessions import bind, open_session
+    from campo_onnx.runtime.onnxruntime.traces import trace
     from campo_onnx.training.gradient_interface import gradient_interface
     from campo_onnx.training.weight_order import kept_as_read
     from campo_onnx.training.weight_update import WeightUpdate

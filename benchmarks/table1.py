@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.pages import made, publish
 from campo_onnx import Precision, device
-from campo_onnx.devices.roofline import cast_us_per_element, node_time
+from campo_onnx.hardware.roofline import cast_us_per_element, node_time
 from campo_onnx.ir.view import FLOAT
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports

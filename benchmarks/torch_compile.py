@@ -36,8 +36,8 @@ from benchmarks.pages import RESULTS, arguments, commit, made, publish
 from benchmarks.small_trainings import BATCH, CASES, Case, batches, data_of
 from benchmarks.steps import Records, Step, add_arguments, call_of, drive
 from campo_onnx.integrations.torch_compile import campo_onnx, report
-from campo_onnx.runtime.addresses import AddressedSession
-from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.onnxruntime.addresses import AddressedSession
+from campo_onnx.runtime.onnxruntime.providers import machine
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 STEPS, SHOWN = 100, 10

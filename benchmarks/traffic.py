@@ -23,7 +23,7 @@ from campo_onnx import Options, device, oplists, optimize_model
 from campo_onnx.export.optimizers import BY_NAME
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.traffic import Moved, Traffic, traffic
-from campo_onnx.pipeline import Optimized
+from campo_onnx.planning.pipeline import Optimized
 from campo_onnx.training import updates
 from campo_onnx.training.flat_state import ROW
 from campo_onnx.training.flat_update import ROWS_A_RUN

@@ -16,9 +16,9 @@ from benchmarks.pages import arguments, made, publish
 from campo_onnx import Options, Plan, device, oplists
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize import eligibility
-from campo_onnx.optimize.reason import Reason
+from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.values.verdicts import value_verdicts
-from campo_onnx.pipeline import decide, problem_of
+from campo_onnx.planning.pipeline import decide, problem_of
 
 _WITHOUT = frozenset({Reason.OVERFLOW, Reason.UNDERFLOW, Reason.SCALAR_INPUT})
 _OF_VALUES = frozenset(

@@ -13,17 +13,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from campo_onnx.devices.datasheet import device
-    from campo_onnx.devices.device import Device
     from campo_onnx.errors import CampoError
+    from campo_onnx.hardware.datasheet import device
+    from campo_onnx.hardware.device import Device
     from campo_onnx.ir.exporter import export_model
     from campo_onnx.ops.precision import Precision
-    from campo_onnx.optimize.list_file import resolve as oplists
-    from campo_onnx.optimize.oplists import OpLists
-    from campo_onnx.optimize.plan import Plan
-    from campo_onnx.options import Options
-    from campo_onnx.pipeline import Optimized
-    from campo_onnx.pipeline import optimize as optimize_model
+    from campo_onnx.optimize.lists.list_file import resolve as oplists
+    from campo_onnx.optimize.lists.oplists import OpLists
+    from campo_onnx.optimize.plan.plan import Plan
+    from campo_onnx.planning.options import Options
+    from campo_onnx.planning.pipeline import Optimized
+    from campo_onnx.planning.pipeline import optimize as optimize_model
 
 
 def _read_only(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
@@ -42,16 +42,16 @@ except PackageNotFoundError:  # run from a source tree that is not installed, as
 # Where each public name lives. Loaded on first use, so that `import campo_onnx` stays light.
 _HOME = {
     "CampoError": "campo_onnx.errors:CampoError",
-    "Device": "campo_onnx.devices.device:Device",
-    "OpLists": "campo_onnx.optimize.oplists:OpLists",
-    "Optimized": "campo_onnx.pipeline:Optimized",
-    "Options": "campo_onnx.options:Options",
-    "Plan": "campo_onnx.optimize.plan:Plan",
+    "Device": "campo_onnx.hardware.device:Device",
+    "OpLists": "campo_onnx.optimize.lists.oplists:OpLists",
+    "Optimized": "campo_onnx.planning.pipeline:Optimized",
+    "Options": "campo_onnx.planning.options:Options",
+    "Plan": "campo_onnx.optimize.plan.plan:Plan",
     "Precision": "campo_onnx.ops.precision:Precision",
-    "device": "campo_onnx.devices.datasheet:device",
+    "device": "campo_onnx.hardware.datasheet:device",
     "export_model": "campo_onnx.ir.exporter:export_model",
-    "oplists": "campo_onnx.optimize.list_file:resolve",
-    "optimize_model": "campo_onnx.pipeline:optimize",
+    "oplists": "campo_onnx.optimize.lists.list_file:resolve",
+    "optimize_model": "campo_onnx.planning.pipeline:optimize",
 }
 
 __all__ = [

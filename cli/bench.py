@@ -155,11 +155,11 @@ def bench(
     from campo_onnx.bench.bench import bench as run_bench
     from campo_onnx.bench.graphs import check_same_interface, read_graphs
     from campo_onnx.bench.meters import with_tensor_pipe
-    from campo_onnx.charts import draw_bench, save_figure
     from campo_onnx.files import write_text
     from campo_onnx.ir.exporter import check_not_read
+    from campo_onnx.report.charts import draw_bench, save_figure
     from campo_onnx.runtime.feeds import read_feeds
-    from campo_onnx.runtime.providers import choose_provider, machine
+    from campo_onnx.runtime.onnxruntime.providers import choose_provider, machine
 
     set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)
@@ -216,10 +216,10 @@ def _check_request(
     models: list[Path], device: str, plot: Path | None, targets: list[Path], *, force: bool
 ) -> None:
     """Check what can be checked before anything is read."""
-    from campo_onnx.charts import check_plot
     from campo_onnx.ir.exporter import check_destination
     from campo_onnx.ir.importer import check_model
-    from campo_onnx.runtime.providers import ORT_NAME
+    from campo_onnx.report.charts import check_plot
+    from campo_onnx.runtime.onnxruntime.providers import ORT_NAME
 
     for model in models:
         check_model(model)

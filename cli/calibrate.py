@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from campo_onnx.calibrate.run import Workload
     from campo_onnx.measure.store import Execution
     from campo_onnx.ops.precision import Precision
-    from campo_onnx.runtime.providers import Machine
+    from campo_onnx.runtime.onnxruntime.providers import Machine
 
 
 def calibrate(
@@ -124,15 +124,15 @@ def calibrate(
     """
     from campo_onnx.calibrate.catalog import file_name, make_folder, user_folder
     from campo_onnx.calibrate.run import calibrate as run_calibration
-    from campo_onnx.devices.detect import device_of
     from campo_onnx.errors import UsageError
     from campo_onnx.files import write_text
+    from campo_onnx.hardware.detect import device_of
     from campo_onnx.ir.exporter import check_destination, check_not_read
     from campo_onnx.measure.counters import counters_of
     from campo_onnx.measure.node_timer import NodeTimer
     from campo_onnx.measure.store import Execution, Store, default_path
     from campo_onnx.ops.precision import Precision
-    from campo_onnx.runtime.providers import choose_provider, machine
+    from campo_onnx.runtime.onnxruntime.providers import choose_provider, machine
 
     set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)
@@ -211,8 +211,8 @@ def _on_cluster(
     from campo_onnx.calibrate.campaign import campaign, kinds_in
     from campo_onnx.calibrate.catalog import file_name, make_folder, user_folder
     from campo_onnx.calibrate.run import calibrate as run_calibration
-    from campo_onnx.devices.detect import device_of
     from campo_onnx.files import write_text
+    from campo_onnx.hardware.detect import device_of
     from campo_onnx.ir.exporter import check_destination
     from campo_onnx.measure.node_timer import NodeTimer
     from campo_onnx.measure.store import Store

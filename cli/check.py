@@ -206,12 +206,12 @@ def check(
 
     Example: `campo-onnx check mixed.onnx --against step.onnx --baseline plan.json`
     """
-    from campo_onnx.checking.many import check_all, pairs_in
+    from campo_onnx.checking.batch import check_all, pairs_in
     from campo_onnx.checking.policy import Pair, Policy, load_policy
     from campo_onnx.checking.reports import to_annotations, to_json, to_junit
-    from campo_onnx.devices.datasheet import device as device_called
     from campo_onnx.files import write_text
-    from campo_onnx.optimize.list_file import resolve
+    from campo_onnx.hardware.datasheet import device as device_called
+    from campo_onnx.optimize.lists.list_file import resolve
     from campo_onnx.scale.pools import pool_for
     from campo_onnx.scale.results import Results
 

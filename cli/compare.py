@@ -142,15 +142,15 @@ def compare(
     """
     import json as json_format
 
-    from campo_onnx.charts import check_plot, draw_plans, save_figure
-    from campo_onnx.comparison import compare as run_comparison
     from campo_onnx.files import write_text
     from campo_onnx.ir.exporter import check_destination, check_not_read
     from campo_onnx.ir.importer import check_model
     from campo_onnx.ops.precision import Precision
-    from campo_onnx.optimize.list_file import resolve
-    from campo_onnx.optimize.oplists import preset
-    from campo_onnx.options import Options
+    from campo_onnx.optimize.lists.list_file import resolve
+    from campo_onnx.optimize.lists.oplists import preset
+    from campo_onnx.planning.comparison import compare as run_comparison
+    from campo_onnx.planning.options import Options
+    from campo_onnx.report.charts import check_plot, draw_plans, save_figure
     from campo_onnx.report.page import check_report
 
     set_loudness(quiet=quiet)

@@ -34,8 +34,8 @@ def devices(
     Example: `campo-onnx devices h200`
     """
     from campo_onnx.calibrate.knowledge import FORMAT_VERSION, known_devices
-    from campo_onnx.devices.datasheet import device
     from campo_onnx.errors import ProfileError
+    from campo_onnx.hardware.datasheet import device
     from campo_onnx.measure.store import Store, default_path
 
     check_one_form(json=json, form=form)

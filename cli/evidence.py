@@ -18,7 +18,7 @@ from .render.console import print_note, print_warning, progressing
 if TYPE_CHECKING:
     from campo_onnx.calibrate.calibration import Calibration
     from campo_onnx.costs.evidence import Evidence
-    from campo_onnx.devices.device import Device
+    from campo_onnx.hardware.device import Device
     from campo_onnx.ir.view import GraphView
     from campo_onnx.measure.profile import Profile
     from campo_onnx.measure.store import Store
@@ -101,7 +101,7 @@ def check_device(name: str) -> None:
     UsageError
         If there is not.
     """
-    from campo_onnx.devices.datasheet import device
+    from campo_onnx.hardware.datasheet import device
 
     if name.endswith(CALIBRATION_SUFFIX):
         if not Path(name).is_file():
@@ -128,9 +128,9 @@ def opened_target(
 ) -> Iterator[Target]:
     """Find the device (a name, ``auto``, or a calibration file) and open the files that costs come from."""
     from campo_onnx.costs.evidence import Evidence
-    from campo_onnx.devices.detect import resolve_device
+    from campo_onnx.hardware.detect import resolve_device
     from campo_onnx.runtime.gpu import visible_gpu
-    from campo_onnx.runtime.installed import runtime_problem
+    from campo_onnx.runtime.onnxruntime.installed import runtime_problem
 
     if profile is not None and costs in (CostSource.DATASHEET, CostSource.MEASURE):
         raise UsageError(

@@ -23,7 +23,7 @@ from .render.plan import print_decision, print_decisions
 from .render.table import TableFormat
 
 if TYPE_CHECKING:
-    from campo_onnx.optimize.plan import Decision
+    from campo_onnx.optimize.plan.plan import Decision
 
 _MOST_IMPORTANT = 10
 
@@ -63,8 +63,8 @@ def explain(
     from campo_onnx.codec import to_json, to_plain
     from campo_onnx.files import read_bytes, write_text
     from campo_onnx.ir.exporter import check_destination, check_not_read
-    from campo_onnx.optimize.explanation import explained
-    from campo_onnx.optimize.plan import Plan
+    from campo_onnx.optimize.plan.explanation import explained
+    from campo_onnx.optimize.plan.plan import Plan
     from campo_onnx.report.page import check_report
 
     check_one_form(json=json, form=form)

@@ -11,9 +11,9 @@ from .render.plan import recorded
 
 if TYPE_CHECKING:
     from campo_onnx.ir.view import GraphView
-    from campo_onnx.optimize.oplists import OpLists
-    from campo_onnx.options import Options
-    from campo_onnx.pipeline import Optimized
+    from campo_onnx.optimize.lists.oplists import OpLists
+    from campo_onnx.planning.options import Options
+    from campo_onnx.planning.pipeline import Optimized
 
 
 def report_unmatched(
@@ -44,7 +44,7 @@ def report_unmatched(
     UsageError
         If `strict`, for the first.
     """
-    from campo_onnx.optimize.overrides import unmatched
+    from campo_onnx.optimize.lists.overrides import unmatched
 
     given = {option: texts or [] for option, texts in operators.items()}
     for sentence in unmatched(view, operators=given, keep_fp32=keep_fp32 or (), lists=lists):

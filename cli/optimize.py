@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from campo_onnx.bench.result import BenchResult
-    from campo_onnx.options import Options
-    from campo_onnx.pipeline import Optimized
+    from campo_onnx.planning.options import Options
+    from campo_onnx.planning.pipeline import Optimized
 
 
 class SafetyMode(StrEnum):
@@ -250,10 +250,10 @@ def optimize(
     from campo_onnx.ir.exporter import check_not_read, export_with
     from campo_onnx.ir.importer import check_model, data_files_of
     from campo_onnx.ops.precision import Precision
-    from campo_onnx.optimize.list_file import resolve
-    from campo_onnx.optimize.oplists import with_overrides
-    from campo_onnx.options import Options
-    from campo_onnx.pipeline import optimize as run_pipeline
+    from campo_onnx.optimize.lists.list_file import resolve
+    from campo_onnx.optimize.lists.oplists import with_overrides
+    from campo_onnx.planning.options import Options
+    from campo_onnx.planning.pipeline import optimize as run_pipeline
 
     set_loudness(quiet=quiet, verbose=verbose)
     check_model(model)
@@ -362,7 +362,7 @@ def default_output(model: Path) -> Path:
 
 
 def _advice(optimized: "Optimized", options: "Options") -> tuple[str, ...]:
-    from campo_onnx.advice import advice
+    from campo_onnx.planning.advice import advice
 
     if optimized.plan.low_nodes:
         return ()

@@ -42,7 +42,7 @@ class Use(StrEnum):
 
 def complete_devices(incomplete: str) -> list[str]:
     """Names of devices, for the shell's completion."""
-    from campo_onnx.devices.datasheet import devices
+    from campo_onnx.hardware.datasheet import devices
 
     return [name for name in ("auto", *devices()) if name.startswith(incomplete)]
 
@@ -56,7 +56,7 @@ def complete_strategies(incomplete: str) -> list[str]:
 
 def complete_lists(incomplete: str) -> list[str]:
     """Names of preset lists, for the shell's completion."""
-    from campo_onnx.optimize.oplists import preset_names
+    from campo_onnx.optimize.lists.oplists import preset_names
 
     return [name for name in preset_names() if name.startswith(incomplete)]
 
@@ -83,7 +83,7 @@ def complete_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
     """Nodes of the plan that stands before, for the shell's completion."""
     from campo_onnx.errors import CampoError
     from campo_onnx.files import read_bytes
-    from campo_onnx.optimize.plan import Plan
+    from campo_onnx.optimize.plan.plan import Plan
 
     path = Path(str(ctx.params.get("plan")))
     try:

@@ -11,7 +11,7 @@ from .render.checks import print_data_safety
 from .render.console import print_note, working
 
 if TYPE_CHECKING:
-    from campo_onnx.options import Options
+    from campo_onnx.planning.options import Options
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def cleaned_up(model: Path, dim: list[str] | None, *, wanted: bool) -> Iterator[
     if not wanted:
         yield model
         return
-    from campo_onnx.simplify import simplified_file
+    from campo_onnx.emulation.simplify import simplified_file
 
     with working(f"simplifying {model.name}"), simplified_file(model, dimensions(dim)) as (path, found):
         how = "run beside it" if found.was_run else "not run beside it, since it draws random numbers"
@@ -41,7 +41,7 @@ def with_measured_ranges(model: Path, options: "Options", inputs: list[Path]) ->
 
 def with_chosen_precision(model: Path, options: "Options") -> "Options":
     """Choose between the low precisions, and say why."""
-    from campo_onnx.auto_precision import choose_precision
+    from campo_onnx.planning.auto_precision import choose_precision
 
     with working(f"choosing a low precision for {model.name} on {options.device.name}"):
         choice = choose_precision(model, options)
@@ -51,10 +51,10 @@ def with_chosen_precision(model: Path, options: "Options") -> "Options":
 
 def with_data_safety(model: Path, options: "Options", inputs: list[Path], budget: float | None) -> "Options":
     """Find out on batches which nodes would break, and which are harmless."""
-    from campo_onnx.data_safety import measure_safety
+    from campo_onnx.emulation.data_safety import measure_safety
+    from campo_onnx.emulation.drift import most_drift
     from campo_onnx.ir.importer import import_model
     from campo_onnx.runtime.feeds import read_feeds
-    from campo_onnx.training.drift import most_drift
 
     imported = import_model(model, options.dims)
     batches = [read_feeds(path, imported.view) for path in inputs]

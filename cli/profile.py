@@ -79,7 +79,7 @@ def profile(
 
     Example: `campo-onnx profile bert.onnx -o bert.parquet --dim batch=8`
     """
-    from campo_onnx.devices.detect import device_of
+    from campo_onnx.hardware.detect import device_of
     from campo_onnx.ir.exporter import check_destination, check_not_read
     from campo_onnx.ir.importer import check_model, import_model
     from campo_onnx.measure.node_timer import NodeTimer
@@ -87,7 +87,7 @@ def profile(
     from campo_onnx.measure.profiler import take_profile
     from campo_onnx.measure.store import Store, default_path
     from campo_onnx.runtime.feeds import read_feeds, synthesize
-    from campo_onnx.runtime.providers import choose_provider, machine
+    from campo_onnx.runtime.onnxruntime.providers import choose_provider, machine
 
     set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)

@@ -13,11 +13,11 @@ from .options import VERIFICATION
 from .render.console import progressing, working
 
 if TYPE_CHECKING:
-    from campo_onnx.comparison import Comparison
-    from campo_onnx.devices.device import Device
-    from campo_onnx.options import Options
-    from campo_onnx.pipeline import Optimized
-    from campo_onnx.verify import Verification
+    from campo_onnx.bench.verify import Verification
+    from campo_onnx.hardware.device import Device
+    from campo_onnx.planning.comparison import Comparison
+    from campo_onnx.planning.options import Options
+    from campo_onnx.planning.pipeline import Optimized
 
 REPAIRS = 3
 
@@ -90,9 +90,9 @@ def verified(
 ) -> "Verification":
     """Measure a result, and repair it if asked to, on the batch in `inputs` or a generated one."""
     from campo_onnx.bench.bench import bench
+    from campo_onnx.bench.verify import verify
     from campo_onnx.costs.choose import this_machine
     from campo_onnx.runtime.feeds import read_feeds
-    from campo_onnx.verify import verify
 
     feeds = read_feeds(inputs[0], optimized.imported.view) if inputs else None
     machine = this_machine(options.device)
@@ -104,8 +104,8 @@ def verified(
 def measured_strategies(comparison: "Comparison", options: "Options", *, steps: int) -> "Comparison":
     """Measure every strategy's graph against FP32."""
     from campo_onnx.bench.bench import bench
+    from campo_onnx.bench.verify import measured
     from campo_onnx.costs.choose import this_machine
-    from campo_onnx.verify import measured
 
     machine = this_machine(options.device)
     with progressing(f"measuring strategies on {machine.device}") as advance:
@@ -117,7 +117,7 @@ def drifting(
     comparison: "Comparison", numerics: "Sequence[str]", *, inputs: Path | None, dims: "Mapping[str, int]"
 ) -> "Comparison":
     """Emulate every strategy's graph, on the batch in `inputs` or a generated one."""
-    from campo_onnx.comparison_drift import Numerics, with_drift
+    from campo_onnx.emulation.comparison_drift import Numerics, with_drift
     from campo_onnx.runtime.feeds import read_feeds
 
     feeds = None if inputs is None else read_feeds(inputs, comparison.imported.view)

@@ -12,10 +12,10 @@ from pathlib import Path
 from PIL import Image
 from selenium import webdriver
 
-from campo_onnx.devices.datasheet import device
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.options import Options
-from campo_onnx.pipeline import optimize
+from campo_onnx.hardware.datasheet import device
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import optimize
 from campo_onnx.report.plan_page import plan_page
 
 ROOT = Path(__file__).parent.parent

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx.emulation.numerics import emulate
 from campo_onnx.export.jax import export_function
-from campo_onnx.runtime.providers import choose_provider
+from campo_onnx.runtime.onnxruntime.providers import choose_provider
 from campo_onnx.training.loss_scaler import LossScaler
-from campo_onnx.training.numerics import emulate
 from campo_onnx.training.session import TrainingSession
 
 ROWS, WIDTH = 1024, 1024

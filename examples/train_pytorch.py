@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx.emulation.numerics import emulate
 from campo_onnx.export.torch import Adam, export_training_step
-from campo_onnx.runtime.providers import choose_provider
-from campo_onnx.training.numerics import emulate
+from campo_onnx.runtime.onnxruntime.providers import choose_provider
 from campo_onnx.training.session import TrainingSession
 
 ROWS = 1024

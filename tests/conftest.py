@@ -16,17 +16,17 @@ from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, parser
 
-from campo_onnx.devices.datasheet import device
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.optimize.planning import make_plan
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.optimize.plan.assemble import make_plan
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.plan.reason import Reason, Verdict
+from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Assignment, Problem
-from campo_onnx.optimize.reason import Reason, Verdict
-from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.options import Options
-from campo_onnx.pipeline import problem_of
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import problem_of
 
 # The same examples every time, however long one takes: a test that fails on one machine fails on all.
 settings.register_profile(

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.frameworks import agreement as compared
 from benchmarks.frameworks import roles
-from campo_onnx.optimize.patterns.findings import Finding
+from campo_onnx.optimize.lists.patterns.findings import Finding
 
 LARGE_FLOPS = 1e8
 """Below it a product takes about as long as its launch, and its neighbours' casts decide about it."""

@@ -21,25 +21,18 @@ ROOMS = (
     "campo_onnx.ops",
     "campo_onnx.ir",
     "campo_onnx.runtime",
-    "campo_onnx.devices",
+    "campo_onnx.hardware",
     "campo_onnx.measure",
     "campo_onnx.calibrate",
     "campo_onnx.costs",
     "campo_onnx.optimize",
-    "campo_onnx.options",
-    "campo_onnx.pipeline",
-    "campo_onnx.auto_precision",
-    "campo_onnx.comparison",
-    "campo_onnx.advice",
-    "campo_onnx.kept_plans",
+    "campo_onnx.lowering",
+    "campo_onnx.planning",
+    "campo_onnx.step",
     "campo_onnx.export",
+    "campo_onnx.emulation",
     "campo_onnx.training",
-    "campo_onnx.data_safety",
-    "campo_onnx.comparison_drift",
-    "campo_onnx.simplify",
     "campo_onnx.bench",
-    "campo_onnx.verify",
-    "campo_onnx.charts",
     "campo_onnx.integrations",
     "campo_onnx.checking",
     "campo_onnx.report",
@@ -48,15 +41,15 @@ ROOMS = (
 
 # Who may import a package that is heavy or belongs to one room only.
 HOMES = {
-    "onnx_graphsurgeon": ("campo_onnx.ir.edit", "campo_onnx.optimize.rewrite"),
-    "onnxruntime": ("campo_onnx.runtime.installed",),  # which says what is missing
+    "onnx_graphsurgeon": ("campo_onnx.ir.edit", "campo_onnx.optimize.plan.rewrite"),
+    "onnxruntime": ("campo_onnx.runtime.onnxruntime.installed",),  # which says what is missing
     "pynvml": ("campo_onnx.runtime",),
     "ray": ("campo_onnx.scale.cluster",),
-    "matplotlib": ("campo_onnx.charts",),
+    "matplotlib": ("campo_onnx.report.charts",),
     "jinja2": ("campo_onnx.report",),
     "rich": ("cli.render", "campo_onnx.training.display"),
     "typer": ("cli",),
-    "torch": ("campo_onnx.export.torch", "campo_onnx.integrations", "campo_onnx.runtime.kineto"),
+    "torch": ("campo_onnx.export.torch", "campo_onnx.integrations", "campo_onnx.runtime.onnxruntime.kineto"),
     "jax": ("campo_onnx.export.jax",),
 }
 
@@ -124,15 +117,15 @@ def test_imports_stay_in_order(imported: dict[str, set[str]], rule: Callable[...
 
 
 def test_disorder_is_told() -> None:
-    assert wrong_ways("campo_onnx.ir.view", {"campo_onnx.pipeline", "campo_onnx.ops.key"}) == [
-        "campo_onnx.ir.view imports campo_onnx.pipeline, which stands above it"
+    assert wrong_ways("campo_onnx.ir.view", {"campo_onnx.planning.pipeline", "campo_onnx.ops.key"}) == [
+        "campo_onnx.ir.view imports campo_onnx.planning.pipeline, which stands above it"
     ]
     assert wrong_ways("campo_onnx.attic", {"campo_onnx.errors"})
     assert strangers("campo_onnx.ir.view", {"onnxruntime.capi", "numpy"}) == [
         "campo_onnx.ir.view imports onnxruntime.capi"
     ]
-    assert strangers("campo_onnx.runtime.sessions", {"onnxruntime"})
-    assert not strangers("campo_onnx.runtime.installed", {"onnxruntime"})
+    assert strangers("campo_onnx.runtime.onnxruntime.sessions", {"onnxruntime"})
+    assert not strangers("campo_onnx.runtime.onnxruntime.installed", {"onnxruntime"})
 
 
 def loaded_after(statement: str, *, whole: bool = False) -> set[str]:
@@ -160,7 +153,7 @@ def test_importing_the_package_is_light() -> None:
 
 def test_planning_does_without_statistics() -> None:
     loaded = loaded_after(
-        "import campo_onnx.pipeline, campo_onnx.costs.choose, campo_onnx.verify", whole=True
+        "import campo_onnx.planning.pipeline, campo_onnx.costs.choose, campo_onnx.bench.verify", whole=True
     )
     assert not {"scipy.stats", "scipy.optimize"} & loaded
 

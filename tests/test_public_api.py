@@ -42,7 +42,7 @@ import campo_onnx
 
 def check(name):
     before = getattr(campo_onnx, name)
-    import_module("campo_onnx.pipeline")
+    import_module("campo_onnx.planning.pipeline")
     module, _, attribute = campo_onnx._HOME[name].partition(":")
     after = getattr(import_module(module), attribute)
     assert before is after is getattr(campo_onnx, name), after
@@ -71,7 +71,7 @@ def test_names_are_the_same_thing_before_and_after_their_room_is_loaded():
 
 def test_a_name_that_is_another_thing_is_told():
     program = SAME_BEFORE_AND_AFTER.replace(
-        'import_module("campo_onnx.pipeline")', "campo_onnx.__dict__[name] = 1"
+        'import_module("campo_onnx.planning.pipeline")', "campo_onnx.__dict__[name] = 1"
     )
     answer = subprocess.run([sys.executable, "-c", program, *PUBLIC[:2]], capture_output=True, text=True)
     assert answer.stderr.splitlines()[-1] == ", ".join(PUBLIC[:2])

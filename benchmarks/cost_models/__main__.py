@@ -39,8 +39,8 @@ from benchmarks.cost_models.curves import (
 from benchmarks.pages import arguments, made, publish
 from campo_onnx.calibrate.fit import PAPER_ACCURACY, Sample
 from campo_onnx.calibrate.samples import samples_of
-from campo_onnx.devices.detect import device_of
 from campo_onnx.files import write_text
+from campo_onnx.hardware.detect import device_of
 
 FEWEST = 250
 """Samples below which an operator is left out."""

@@ -20,7 +20,7 @@ from campo_onnx.calibrate.fit import (
     select,
 )
 from campo_onnx.calibrate.op_model import OpModel
-from campo_onnx.devices.device import Device
+from campo_onnx.hardware.device import Device
 from campo_onnx.measure.events import events_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.ops.signature import Signature

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.pages import arguments
-from campo_onnx.export import step_naming
 from campo_onnx.export.torch import export_training_step
 from campo_onnx.ir.exporter import export_model
+from campo_onnx.step import naming as step_naming
 
 HERE = Path(__file__).parent
 OPSET = 20

@@ -19,8 +19,8 @@ from campo_onnx.ir.view import FLOAT
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.safety import loss, weight_update
-from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.sessions import open_session
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.sessions import open_session
 
 _FLOATS = frozenset({FLOAT, TensorProto.FLOAT16})
 _CAST = OpKey("", "Cast")

@@ -12,8 +12,8 @@ from benchmarks.evaluation.strategies import options_for
 from campo_onnx import optimize_model
 from campo_onnx.calibrate.fit import model_accuracy
 from campo_onnx.calibrate.samples import cast_samples
-from campo_onnx.devices.device import Device
 from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.hardware.device import Device
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.one_node import standalone
 from campo_onnx.ops.facts import ports_of

@@ -18,7 +18,7 @@ from benchmarks.evaluation.strategies import (
 )
 from benchmarks.zoo import NOT_ON_RTX2080TI
 from campo_onnx import Plan, device, oplists, optimize_model
-from campo_onnx.comparison import ComparisonRow, compare
+from campo_onnx.planning.comparison import ComparisonRow, compare
 
 Row = dict[str, Any]
 Rows = Mapping[str, Row]

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from campo_onnx.calibrate.calibration import Calibration
 from campo_onnx.calibrate.catalog import file_name, shipped_folder
-from campo_onnx.comparison import BASELINE, ROWS
 from campo_onnx.costs.evidence import CostSource, Evidence
-from campo_onnx.devices.device import Device
+from campo_onnx.hardware.device import Device
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.options import Options
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.planning.comparison import BASELINE, ROWS
+from campo_onnx.planning.options import Options
 
 
 def label_of(strategy: str, lists: str) -> str:

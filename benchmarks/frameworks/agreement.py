@@ -15,9 +15,9 @@ from typing import Any
 from benchmarks.frameworks.roles import LAYOUT, PRODUCT, Role, roles_of
 from benchmarks.pages import made, publish
 from campo_onnx import Options, Plan, Precision, device, oplists, optimize_model
-from campo_onnx.optimize.plan import Decision
-from campo_onnx.optimize.reason import Reason
-from campo_onnx.optimize.report import report_of
+from campo_onnx.optimize.plan.plan import Decision
+from campo_onnx.optimize.plan.reason import Reason
+from campo_onnx.optimize.plan.report import report_of
 
 GRAPHS = Path(__file__).parents[2] / "tests" / "data" / "frameworks"
 NETWORKS = ("mlp", "cnn", "attention")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from campo_onnx.ir.view import GraphView, OpNode, Use
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.work import HOST_ONLY, WorkKind
-from campo_onnx.optimize.oplists import OpLists
-from campo_onnx.optimize.patterns.findings import Finding
+from campo_onnx.optimize.lists.oplists import OpLists
+from campo_onnx.optimize.lists.patterns.findings import Finding
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.safety import loss, weight_update
 

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from benchmarks.models.case import Case
 from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx.emulation.numerics import emulate
 from campo_onnx.export.optimizers import Momentum
-from campo_onnx.runtime.providers import Machine, machine
-from campo_onnx.runtime.run import run
-from campo_onnx.runtime.sessions import open_session
-from campo_onnx.training.numerics import emulate
+from campo_onnx.runtime.onnxruntime.providers import Machine, machine
+from campo_onnx.runtime.onnxruntime.run import run
+from campo_onnx.runtime.onnxruntime.sessions import open_session
 from campo_onnx.training.session import TrainingSession
 from campo_onnx.training.weight_update import WeightUpdate
 

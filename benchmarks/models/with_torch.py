@@ -10,9 +10,9 @@ import torch
 
 from benchmarks.models.case import Case
 from benchmarks.models.exactness import MOMENTUM, RATE, STEPS, Arrays, Framework, Trained
-from campo_onnx.export import step_naming
 from campo_onnx.export.torch import export_training_step
 from campo_onnx.export.torch.arguments import arguments
+from campo_onnx.step import naming as step_naming
 
 
 def _in_torch(case: Case, is_exact: bool) -> Trained:

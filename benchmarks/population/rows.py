@@ -20,15 +20,15 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Family
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.optimize.planning import make_plan
+from campo_onnx.optimize.plan.assemble import make_plan
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.plan.reason import Reason, Verdict
+from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Assignment, Problem
-from campo_onnx.optimize.reason import Reason, Verdict
-from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.traffic import traffic
-from campo_onnx.pipeline import decide, problem_of
-from campo_onnx.runtime.providers import machine
+from campo_onnx.planning.pipeline import decide, problem_of
+from campo_onnx.runtime.onnxruntime.providers import machine
 
 FIGURES = ("predicted_us", "casts", "cast_us", "low_nodes", "pads")
 _MEASURED = (ALL_FP16, "tf-amp", "fine-grained", "campo", OPTIMAL)
@@ -147,7 +147,7 @@ def all_fp16(problem: Problem) -> Assignment:
 
 
 def price(problem: Problem, low: frozenset[str]) -> Row:
-    """Price an answer as :func:`campo_onnx.optimize.planning.make_plan` does, without the plan."""
+    """Price an answer as :func:`campo_onnx.optimize.plan.assemble.make_plan` does, without the plan."""
     casts = [cast for site in problem.sites.values() if (cast := site.new_cast(low)) is not None]
     return {
         "predicted_us": problem.predicted_us(low),

@@ -13,8 +13,8 @@ from pathlib import Path
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.traffic import traffic
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.sessions import bind, open_session
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.sessions import bind, open_session
 
 _FIELDS = 9
 _PEAK = 8  # among what the stub counts, as tests/cuda/conftest.py names it

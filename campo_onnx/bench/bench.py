@@ -10,7 +10,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from campo_onnx.bench.apart import time_runs_apart
 from campo_onnx.bench.failure import Failure, failure_of
 from campo_onnx.bench.graphs import Graph, batch_size, check_same_interface
 from campo_onnx.bench.loading import FIRST_STEPS, Buffers, Loaded, load_graphs
@@ -34,12 +33,13 @@ from campo_onnx.bench.statistics import (
     resolvable,
     verdict,
 )
+from campo_onnx.bench.subprocess_timing import time_runs_apart
 from campo_onnx.errors import CampoError, DeviceUnavailableError, UsageError
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.optimize.traffic import traffic
 from campo_onnx.runtime.nvml import GpuMeter, gpu_meter
-from campo_onnx.runtime.providers import Machine
-from campo_onnx.runtime.sessions import RUNTIME_ERRORS
+from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.onnxruntime.sessions import RUNTIME_ERRORS
 from campo_onnx.runtime.timing import GPU_SPIN_S
 
 TOLERANCE = 0.01

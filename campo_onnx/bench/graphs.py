@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView, TensorInfo
-from campo_onnx.training.step_interface import paired_interface
+from campo_onnx.step.interface import paired_interface
 
 _SUFFIX = ".onnx"
 

@@ -14,11 +14,16 @@ from campo_onnx.bench.meters import MemoryMeter
 from campo_onnx.errors import CampoError, UnsupportedModelError, UsageError
 from campo_onnx.ir.view import GraphView
 from campo_onnx.runtime.feeds import Feeds, synthesize
-from campo_onnx.runtime.providers import Machine
-from campo_onnx.runtime.run import empty_on_device, on_device, run_bound
-from campo_onnx.runtime.sessions import RUNTIME_ERRORS, assignments, open_session, placed_elsewhere
+from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.onnxruntime.run import empty_on_device, on_device, run_bound
+from campo_onnx.runtime.onnxruntime.sessions import (
+    RUNTIME_ERRORS,
+    assignments,
+    open_session,
+    placed_elsewhere,
+)
 from campo_onnx.runtime.timing import Step
-from campo_onnx.training.step_interface import TensorSpec
+from campo_onnx.step.interface import TensorSpec
 
 FIRST_STEPS = 2
 """Steps after which a graph holds all the memory that it will: the second may plan its buffers anew."""

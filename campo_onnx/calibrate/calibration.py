@@ -9,12 +9,12 @@ from types import MappingProxyType
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel
 from campo_onnx.codec import Format
-from campo_onnx.devices.device import Device
 from campo_onnx.errors import ProfileError
+from campo_onnx.hardware.device import Device
 from campo_onnx.measure.events import EVENTS, STATIC_EVENTS
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.onnxruntime.providers import Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

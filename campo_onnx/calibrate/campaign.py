@@ -21,7 +21,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
-from campo_onnx.runtime.providers import Machine, choose_provider, machine
+from campo_onnx.runtime.onnxruntime.providers import Machine, choose_provider, machine
 from campo_onnx.runtime.timing import Timing
 from campo_onnx.scale.cluster import RayPool
 from campo_onnx.scale.work import Task, run

@@ -10,11 +10,11 @@ from pathlib import Path
 from campo_onnx import files
 from campo_onnx.calibrate.calibration import Calibration, load_calibration
 from campo_onnx.calibrate.quality import doubt
-from campo_onnx.devices.datasheet import matching
+from campo_onnx.hardware.datasheet import matching
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.installed import runtime_problem
-from campo_onnx.runtime.providers import choose_provider, cores, cuda_problem, machine
+from campo_onnx.runtime.onnxruntime.installed import runtime_problem
+from campo_onnx.runtime.onnxruntime.providers import choose_provider, cores, cuda_problem, machine
 
 
 class Origin(StrEnum):

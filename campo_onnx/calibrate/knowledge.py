@@ -6,12 +6,12 @@ from typing import Any
 
 from campo_onnx.calibrate.catalog import Found, found_calibrations
 from campo_onnx.codec import to_plain
-from campo_onnx.devices.datasheet import Assumption, assumptions, devices, matching
-from campo_onnx.devices.device import Device
 from campo_onnx.errors import CampoError
+from campo_onnx.hardware.datasheet import Assumption, assumptions, devices, matching
+from campo_onnx.hardware.device import Device
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.precision import low_precisions
-from campo_onnx.runtime.providers import cpu_name
+from campo_onnx.runtime.onnxruntime.providers import cpu_name
 
 FORMAT_VERSION = 1
 """Version of the JSON document."""

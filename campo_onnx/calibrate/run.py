@@ -24,9 +24,9 @@ from campo_onnx.calibrate.fit import (
 from campo_onnx.calibrate.layers import QUICK_OPS, SAMPLED_OPS
 from campo_onnx.calibrate.op_model import OpModel, TimeModel
 from campo_onnx.calibrate.samples import OPSET, Sampling, cast_samples, samples_of
-from campo_onnx.devices.device import Device, DeviceKind
-from campo_onnx.devices.roofline import node_time
 from campo_onnx.errors import ProfileError, UnsupportedModelError
+from campo_onnx.hardware.device import Device, DeviceKind
+from campo_onnx.hardware.roofline import node_time
 from campo_onnx.measure.counters import Counted
 from campo_onnx.measure.events import events_of, static_events
 from campo_onnx.measure.node_timer import VIEW_NODE, NodeTimer, NotStoredError

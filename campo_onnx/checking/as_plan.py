@@ -6,10 +6,10 @@ from campo_onnx.checking.context import CheckContext, context_of
 from campo_onnx.checking.policy import Pair
 from campo_onnx.errors import CampoError
 from campo_onnx.ir.importer import import_model
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.optimize.planning import make_plan
+from campo_onnx.optimize.plan.assemble import make_plan
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.problem import Assignment, Problem
-from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.traffic import Traffic, traffic
 
 

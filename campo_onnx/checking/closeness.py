@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 from campo_onnx.checking.context import CheckContext
 from campo_onnx.checking.verdict import Finding, Status, failed, listed, not_checked, passed
+from campo_onnx.emulation.drift import Reference, most_drift
+from campo_onnx.emulation.numerics import emulate, seeded, without_underflow
 from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.optimize.values.loss_scale import loss_scaling, low_gradients
 from campo_onnx.runtime.feeds import read_feeds, synthesize
-from campo_onnx.runtime.pieces import run_in_pieces
-from campo_onnx.runtime.providers import machine
-from campo_onnx.training.drift import Reference, most_drift
-from campo_onnx.training.numerics import emulate, seeded, without_underflow
+from campo_onnx.runtime.onnxruntime.chunked_run import run_in_pieces
+from campo_onnx.runtime.onnxruntime.providers import machine
 
 _LOSS_SCALE = 1024.0  # of generated inputs
 _ROUNDING_AND_LAYERS = 2.0  # what is given is rounded, and what every layer makes of it

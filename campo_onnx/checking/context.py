@@ -7,23 +7,23 @@ from pathlib import Path
 
 from campo_onnx.checking.changes import Changes, changes_between
 from campo_onnx.checking.policy import Policy
-from campo_onnx.devices.datasheet import devices
-from campo_onnx.devices.detect import resolve_device
-from campo_onnx.devices.device import Device
-from campo_onnx.devices.roofline import copy_us, node_time
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.files import read_bytes as read_file
+from campo_onnx.hardware.datasheet import devices
+from campo_onnx.hardware.detect import resolve_device
+from campo_onnx.hardware.device import Device
+from campo_onnx.hardware.roofline import copy_us, node_time
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
-from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.values.ranges import DeclaredRange
-from campo_onnx.options import Options
-from campo_onnx.pipeline import problem_of
-from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.sessions import open_session
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import problem_of
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.sessions import open_session
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 from campo_onnx.codec import DecodeError, from_plain, from_toml
-from campo_onnx.devices.datasheet import device as device_called
-from campo_onnx.devices.device import Device
 from campo_onnx.errors import UsageError
 from campo_onnx.files import read_bytes
-from campo_onnx.optimize.list_file import resolve
-from campo_onnx.optimize.oplists import OpLists, preset
+from campo_onnx.hardware.datasheet import device as device_called
+from campo_onnx.hardware.device import Device
+from campo_onnx.optimize.lists.list_file import resolve
+from campo_onnx.optimize.lists.oplists import OpLists, preset
 from campo_onnx.optimize.values.ranges import DeclaredRange
 
 DEFAULT_MIN_SPEEDUP = 1.0
@@ -28,7 +28,7 @@ class Policy:
     ----------
     max_drift
         Largest relative L2 error of the loss, a gradient or any other output; None takes what the low
-        precision allows (:func:`campo_onnx.training.drift.most_drift`).
+        precision allows (:func:`campo_onnx.emulation.drift.most_drift`).
     min_speedup
         Smallest predicted FP32 step over predicted mixed step.
     max_casts

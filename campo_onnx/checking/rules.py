@@ -11,8 +11,8 @@ from campo_onnx.checking.closeness import drift
 from campo_onnx.checking.context import CheckContext
 from campo_onnx.checking.verdict import Finding, failed, listed, not_asked, not_checked, passed
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.oplists import OpClass
-from campo_onnx.optimize.reason import Reason
+from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.safety import protected
 
 _CERTAIN = frozenset({Reason.USER, Reason.OVERFLOW, Reason.VALUE_OVERFLOW})

@@ -10,15 +10,15 @@ from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.costs.measured import measured_costs
 from campo_onnx.costs.predicted import CostModel
 from campo_onnx.costs.table import CostTable
-from campo_onnx.devices import datasheet
-from campo_onnx.devices.device import Device
 from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, UsageError
+from campo_onnx.hardware import datasheet
+from campo_onnx.hardware.device import Device
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.providers import Machine, choose_provider, machine
+from campo_onnx.runtime.onnxruntime.providers import Machine, choose_provider, machine
 
 if TYPE_CHECKING:  # it needs polars, which a slim install has not
     from campo_onnx.measure.profile import Profile

@@ -6,8 +6,8 @@ from functools import cache
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable, NodeCost
-from campo_onnx.devices.device import Device
-from campo_onnx.devices.roofline import Estimate, cast_us_per_element, node_time
+from campo_onnx.hardware.device import Device
+from campo_onnx.hardware.roofline import Estimate, cast_us_per_element, node_time
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports

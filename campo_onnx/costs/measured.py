@@ -8,8 +8,8 @@ from campo_onnx.calibrate.samples import cast_samples
 from campo_onnx.costs.estimated import CONSTANT, estimate
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable, NodeCost
-from campo_onnx.devices.device import Device
 from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.hardware.device import Device
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.one_node import standalone

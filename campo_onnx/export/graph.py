@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
+from campo_onnx.export.cuda_fusions import bias_dropouts, sums
 from campo_onnx.export.endings import ending_in_computation
-from campo_onnx.export.one_pass import bias_dropouts, sums
+from campo_onnx.export.peepholes import merged_pairs, pads_of_their_own, splits, without_unread
 from campo_onnx.export.target import Target, may_use
-from campo_onnx.export.tidy import merged_pairs, pads_of_their_own, splits, without_unread
 from campo_onnx.export.value import Node, Value
 from campo_onnx.ops.facts import output_types
 from campo_onnx.ops.key import MICROSOFT, OpKey

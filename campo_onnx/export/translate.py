@@ -13,8 +13,8 @@ import onnx
 from numpy.typing import NDArray
 
 from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.export.batched_small_ops import side_by_side
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.side_by_side import side_by_side
 from campo_onnx.export.target import Target
 from campo_onnx.export.translation import Expected, Table, UntranslatableError
 from campo_onnx.export.value import Value

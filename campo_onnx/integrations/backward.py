@@ -11,8 +11,8 @@ from dataclasses import replace
 from campo_onnx.costs.table import NodeCost
 from campo_onnx.ir.gradient_names import differentiated_node, gradient_of, summed_tensor
 from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.optimize.plan.reason import REFUSED, Reason, Verdict
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.reason import REFUSED, Reason, Verdict
 
 
 def owners(forward: GraphView, gradient: GraphView) -> Mapping[str, str | None]:

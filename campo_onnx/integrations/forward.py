@@ -8,10 +8,10 @@ import onnx
 
 from campo_onnx.integrations.backward import with_backward
 from campo_onnx.ir.importer import import_model
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.options import Options
-from campo_onnx.pipeline import decide, problem_of
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.plan.rewrite import rewrite
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import decide, problem_of
 
 
 @dataclass(frozen=True, kw_only=True)

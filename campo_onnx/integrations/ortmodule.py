@@ -13,15 +13,15 @@ from typing import Any
 
 import onnx
 
-from campo_onnx.devices.detect import resolve_device
-from campo_onnx.devices.device import Device
 from campo_onnx.errors import DeviceUnavailableError, UsageError
+from campo_onnx.hardware.detect import resolve_device
+from campo_onnx.hardware.device import Device
 from campo_onnx.integrations.forward import PlannedGraph, plan_forward
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.list_file import resolve
-from campo_onnx.optimize.oplists import OpLists
+from campo_onnx.optimize.lists.list_file import resolve
+from campo_onnx.optimize.lists.oplists import OpLists
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, strategy_called
-from campo_onnx.options import Options
+from campo_onnx.planning.options import Options
 
 SUPPORTED_VERSION = "1.19"
 """The ONNX Runtime whose ORTModule is known; 1.19.2 is the last release with a training build."""

@@ -7,8 +7,8 @@ so they exist everywhere, also for a device that is not there; each stands for o
 import math
 from collections.abc import Mapping
 
-from campo_onnx.devices.device import Device
-from campo_onnx.devices.roofline import utilization
+from campo_onnx.hardware.device import Device
+from campo_onnx.hardware.roofline import utilization
 from campo_onnx.ops.facts import moved_bytes, work_of
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.signature import Signature

@@ -16,8 +16,8 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.signature import FLOAT, Signature, make_signature
 from campo_onnx.ops.work import HOST_ONLY
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.providers import Machine
-from campo_onnx.runtime.sessions import bind, open_session
+from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.onnxruntime.sessions import bind, open_session
 from campo_onnx.runtime.timing import GPU_SPIN_S, Effort, Step, Timing, copies_for, measure, slope
 
 GIB = 2**30

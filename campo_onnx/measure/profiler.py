@@ -14,8 +14,8 @@ from typing import Any
 import polars as pl
 from numpy.typing import NDArray
 
-from campo_onnx.devices.device import Device
 from campo_onnx.errors import DeviceUnavailableError, UnsupportedModelError
+from campo_onnx.hardware.device import Device
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import OpNode
 from campo_onnx.measure.counters import Counted, counters_of
@@ -25,11 +25,11 @@ from campo_onnx.measure.one_node import standalone
 from campo_onnx.measure.profile import SCHEMA, MeasuredBy, Profile
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.signature import Signature
-from campo_onnx.runtime.kernel_trace import Joined, disagreement
-from campo_onnx.runtime.kineto import record
-from campo_onnx.runtime.sessions import bind, open_session
+from campo_onnx.runtime.onnxruntime.kernel_trace import Joined, disagreement
+from campo_onnx.runtime.onnxruntime.kineto import record
+from campo_onnx.runtime.onnxruntime.sessions import bind, open_session
+from campo_onnx.runtime.onnxruntime.traces import trace
 from campo_onnx.runtime.timing import Effort, Timing, measure
-from campo_onnx.runtime.traces import trace
 
 _CONSTANT = OpKey("", "Constant")
 _NOTHING = Timing(median_us=0.0, spread_us=0.0, repeats=0)

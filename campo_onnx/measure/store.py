@@ -22,7 +22,7 @@ from typing import Self
 from campo_onnx.codec import DecodeError, from_json, from_plain, to_plain
 from campo_onnx.errors import ProfileError
 from campo_onnx.files import cache_folder
-from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.onnxruntime.providers import Machine
 from campo_onnx.runtime.timing import Timing
 
 _MAGIC = b"SQLite format 3\0"

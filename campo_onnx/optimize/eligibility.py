@@ -11,7 +11,7 @@ from campo_onnx.ops.precision import Precision, is_low_dtype
 from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.schema import has_cast_to
 from campo_onnx.optimize.name_patterns import matching, pattern_of
-from campo_onnx.optimize.reason import Reason, Verdict
+from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.optimize.values.verdicts import value_verdicts
 

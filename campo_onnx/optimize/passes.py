@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 
 from campo_onnx.ir.view import GraphView, OpNode
-from campo_onnx.optimize.classify import Classification
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.lists.classify import Classification
+from campo_onnx.optimize.lists.oplists import OpClass
 
 _GRAY = (OpClass.INFER, OpClass.CLEAR)
 

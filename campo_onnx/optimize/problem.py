@@ -14,10 +14,10 @@ from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.casts import CastSite, cast_sites
-from campo_onnx.optimize.classify import Classification
 from campo_onnx.optimize.flat_weights import FlatWeights
-from campo_onnx.optimize.oplists import OpClass
-from campo_onnx.optimize.reason import Verdict
+from campo_onnx.optimize.lists.classify import Classification
+from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.plan.reason import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

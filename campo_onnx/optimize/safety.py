@@ -6,8 +6,8 @@ from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Family
-from campo_onnx.optimize.oplists import OpClass, OpLists
-from campo_onnx.optimize.reason import Reason
+from campo_onnx.optimize.lists.oplists import OpClass, OpLists
+from campo_onnx.optimize.plan.reason import Reason
 
 _ELEMENTWISE = frozenset(
     OpKey("", op)

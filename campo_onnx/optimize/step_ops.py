@@ -17,7 +17,7 @@ from campo_onnx.ops.registry import spec
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.spec import Family
 from campo_onnx.ops.work import HOST_ONLY, WorkKind
-from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.problem import Problem
 
 CAST = OpKey("", "Cast")

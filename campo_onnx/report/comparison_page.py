@@ -1,7 +1,7 @@
 """The report of a comparison: every strategy on one graph."""
 
-from campo_onnx.comparison import Comparison
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY
+from campo_onnx.planning.comparison import Comparison
 from campo_onnx.report.costs import provenance
 from campo_onnx.report.decisions import columns
 from campo_onnx.report.page import Page, render

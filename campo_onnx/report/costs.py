@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from campo_onnx.costs.evidence import CostSource
-from campo_onnx.devices.datasheet import Assumption, assumptions, devices
-from campo_onnx.optimize.plan import Plan
+from campo_onnx.hardware.datasheet import Assumption, assumptions, devices
+from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.problem import Problem
 
 MEANINGS: Mapping[CostSource, str] = {

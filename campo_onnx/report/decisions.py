@@ -11,10 +11,10 @@ from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.registry import spec
-from campo_onnx.optimize.explanation import explained
-from campo_onnx.optimize.plan import Decision, Plan
+from campo_onnx.optimize.plan.explanation import explained
+from campo_onnx.optimize.plan.plan import Decision, Plan
+from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.reason import Reason
 from campo_onnx.optimize.step_ops import Moved, moved_by, moved_by_cast
 from campo_onnx.report.modules import module_tree
 from campo_onnx.wording import visible

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from campo_onnx.bench.result import BenchResult
-from campo_onnx.charts import Bar, draw_bars, draw_bench, draw_plans, light_and_dark, planned_times_us
-from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.traffic import Traffic
+from campo_onnx.report.charts import Bar, draw_bars, draw_bench, draw_plans, light_and_dark, planned_times_us
 from campo_onnx.wording import duration, gigabytes
 
 

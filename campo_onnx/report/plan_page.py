@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from campo_onnx.bench.result import BenchResult
-from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.plan.report import Report, report_of
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.report import Report, report_of
 from campo_onnx.optimize.traffic import Traffic
 from campo_onnx.report.costs import provenance
 from campo_onnx.report.decisions import columns

@@ -33,7 +33,7 @@ class Checkpoint:
         State tensors by the name of their graph input.
     signature
         Digest of names, types and shapes of the state, see
-        :attr:`campo_onnx.training.step_interface.StepInterface.signature`.
+        :attr:`campo_onnx.step.interface.StepInterface.signature`.
     steps
         Steps taken so far, skipped ones included.
     scaler

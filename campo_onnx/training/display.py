@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from campo_onnx.export.step_naming import LOSS
+from campo_onnx.step.naming import LOSS
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from campo_onnx.errors import ModelError, UsageError
-from campo_onnx.export import step_naming
 from campo_onnx.ir.importer import Imported
-from campo_onnx.runtime.buffers import FlatBuffer
-from campo_onnx.runtime.providers import Machine
-from campo_onnx.runtime.run import empty_on_device, from_device, on_device, run_bound
-from campo_onnx.runtime.sessions import open_session
+from campo_onnx.runtime.onnxruntime.buffers import FlatBuffer
+from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.onnxruntime.run import empty_on_device, from_device, on_device, run_bound
+from campo_onnx.runtime.onnxruntime.sessions import open_session
+from campo_onnx.step import naming as step_naming
 from campo_onnx.training.flat_state import ROW, flat_layout, in_order
 from campo_onnx.training.flat_update import FlatUpdate
 from campo_onnx.training.gradient_interface import GradientInterface

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from campo_onnx.errors import ModelError
-from campo_onnx.export import step_naming
 from campo_onnx.export.optimizers import LAMB, Optimizer
 from campo_onnx.export.target import target_here
-from campo_onnx.runtime.buffers import FlatBuffer
-from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.onnxruntime.buffers import FlatBuffer
+from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.step import naming as step_naming
 from campo_onnx.training import updates
 from campo_onnx.training.flat_state import ROW, FlatLayout, Segment
 from campo_onnx.training.program import Program

@@ -7,10 +7,10 @@ from types import MappingProxyType
 from onnx import TensorProto
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
-from campo_onnx.export import step_naming
 from campo_onnx.export.optimizers import counts_updates
 from campo_onnx.ir.view import GraphView
-from campo_onnx.training.step_interface import StepInterface, TensorSpec, gradients_of, paired_interface
+from campo_onnx.step import naming as step_naming
+from campo_onnx.step.interface import StepInterface, TensorSpec, gradients_of, paired_interface
 from campo_onnx.training.weight_update import WeightUpdate
 
 _FLOAT = int(TensorProto.FLOAT)
@@ -61,7 +61,7 @@ def gradient_interface(
     update
         What happens to the gradients.
     pairs, constants
-        As in :func:`~campo_onnx.training.step_interface.step_interface`.
+        As in :func:`~campo_onnx.step.interface.step_interface`.
 
     Raises
     ------

@@ -4,10 +4,10 @@ import onnx
 from onnx import TensorProto, helper
 
 from campo_onnx.errors import UsageError
-from campo_onnx.export import step_naming
 from campo_onnx.export.graph import IR_VERSION
 from campo_onnx.ir.view import GraphView
 from campo_onnx.optimize.flat_weights import FlatWeights
+from campo_onnx.step import naming as step_naming
 from campo_onnx.training.flat_state import ROW, FlatLayout, flat_layout
 
 MASTER, LOW = "master", "low"

@@ -7,10 +7,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from campo_onnx.runtime.buffers import FlatBuffer
-from campo_onnx.runtime.providers import Machine
-from campo_onnx.runtime.run import empty_on_device, from_device, on_device, run_bound
-from campo_onnx.runtime.sessions import open_session
+from campo_onnx.runtime.onnxruntime.buffers import FlatBuffer
+from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.onnxruntime.run import empty_on_device, from_device, on_device, run_bound
+from campo_onnx.runtime.onnxruntime.sessions import open_session
 
 
 class Program:

@@ -11,16 +11,16 @@ import onnx
 from numpy.typing import NDArray
 
 from campo_onnx.errors import CheckpointError, UnsupportedModelError, UsageError
-from campo_onnx.export.step_naming import GRADS_FINITE, LOSS, LOSS_SCALE
 from campo_onnx.ir.importer import import_model
-from campo_onnx.runtime.providers import choose_provider, machine
+from campo_onnx.runtime.onnxruntime.providers import choose_provider, machine
+from campo_onnx.step.interface import Feed, step_interface
+from campo_onnx.step.naming import GRADS_FINITE, LOSS, LOSS_SCALE
 from campo_onnx.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from campo_onnx.training.flat_step import FlatStep
 from campo_onnx.training.gradient_interface import GradientInterface, gradient_interface
 from campo_onnx.training.loss_scaler import LossScaler
 from campo_onnx.training.runner import Outcome, Runner
 from campo_onnx.training.schedules import Schedule
-from campo_onnx.training.step_interface import Feed, step_interface
 from campo_onnx.training.weight_update import WeightUpdate
 from campo_onnx.training.whole_step import WholeStep
 
@@ -76,7 +76,7 @@ class TrainingSession:
     ----------
     model
         A training step: path or model. On a CPU pass ``emulate(model)`` of a mixed graph, since
-        the CPU provider does not round as the graph says (:mod:`campo_onnx.training.numerics`).
+        the CPU provider does not round as the graph says (:mod:`campo_onnx.emulation.numerics`).
     state
         First value of every parameter and buffer by input name. Optimizer state starts at zero
         where none is given.
@@ -91,7 +91,7 @@ class TrainingSession:
     scaler
         How the loss scale moves; the dynamic default if the graph has the input ``loss_scale``.
     pairs
-        State to pair otherwise than by name, see :mod:`campo_onnx.training.step_interface`.
+        State to pair otherwise than by name, see :mod:`campo_onnx.step.interface`.
     dims
         Sizes of symbolic dimensions.
     threads

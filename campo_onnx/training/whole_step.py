@@ -5,14 +5,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from campo_onnx.export.step_naming import GRADS_FINITE
 from campo_onnx.ir.importer import Imported
-from campo_onnx.runtime.providers import Machine
-from campo_onnx.runtime.run import empty_on_device, from_device, on_device, run_bound
-from campo_onnx.runtime.sessions import open_session
+from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.onnxruntime.run import empty_on_device, from_device, on_device, run_bound
+from campo_onnx.runtime.onnxruntime.sessions import open_session
+from campo_onnx.step.interface import StepInterface, TensorSpec
+from campo_onnx.step.naming import GRADS_FINITE
 from campo_onnx.training.pool_places import with_compared_places
 from campo_onnx.training.runner import Arrays, Outcome, Ran
-from campo_onnx.training.step_interface import StepInterface, TensorSpec
 
 
 class WholeStep:

@@ -12,7 +12,7 @@ from .units import duration
 
 if TYPE_CHECKING:
     from campo_onnx.checking.verdict import Verdicts
-    from campo_onnx.data_safety import DataSafety
+    from campo_onnx.emulation.data_safety import DataSafety
 
 _STATUS_STYLES = {"passed": "green", "failed": "bold red", "not checked": "yellow", "not asked": "dim"}
 
@@ -70,7 +70,7 @@ def print_annotations(text: str, *, beside_a_document: bool) -> None:
 
 def print_data_safety(found: "DataSafety", budget: float) -> None:
     """Print how many nodes the data kept in FP32 and released, and the effect."""
-    from campo_onnx.optimize.reason import Reason
+    from campo_onnx.optimize.plan.reason import Reason
 
     console = stderr()
     worst = max(found.drift_after, key=lambda name: found.drift_after[name])

@@ -10,9 +10,9 @@ from .table import Cell, Column, Table, TableFormat
 from .units import duration, gigabytes, verdict_style
 
 if TYPE_CHECKING:
-    from campo_onnx.comparison import Comparison, ComparisonRow, Drift
-    from campo_onnx.optimize.plan import Plan
+    from campo_onnx.optimize.plan.plan import Plan
     from campo_onnx.optimize.traffic import Traffic
+    from campo_onnx.planning.comparison import Comparison, ComparisonRow, Drift
 
 
 def headline(plan: "Plan") -> str:

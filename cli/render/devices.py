@@ -10,7 +10,7 @@ from .units import tflops
 if TYPE_CHECKING:
     from campo_onnx.calibrate.catalog import Found
     from campo_onnx.calibrate.knowledge import Knowledge
-    from campo_onnx.devices.device import Device
+    from campo_onnx.hardware.device import Device
 
 
 def print_devices(known: Sequence["Knowledge"], form: TableFormat = TableFormat.TEXT) -> None:

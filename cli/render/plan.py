@@ -12,10 +12,10 @@ from .units import duration, gigabytes
 
 if TYPE_CHECKING:
     from campo_onnx.ir.stamp import Stamp
-    from campo_onnx.optimize.plan import Decision, Plan, PlannedCast, PlannedPad
-    from campo_onnx.optimize.report import Report
+    from campo_onnx.optimize.plan.plan import Decision, Plan, PlannedCast, PlannedPad
+    from campo_onnx.optimize.plan.report import Report
     from campo_onnx.optimize.traffic import Moved, Traffic
-    from campo_onnx.pipeline import Optimized
+    from campo_onnx.planning.pipeline import Optimized
 
 _OPS_SHOWN = 12
 _MOVED_SHOWN = 6
@@ -23,7 +23,7 @@ _MOVED_SHOWN = 6
 
 def print_optimized(optimized: "Optimized", *, written: Sequence[Path], advice: Sequence[str]) -> None:
     """Print what was decided; of a graph that was optimized before, where it was written."""
-    from campo_onnx.optimize.report import report_of
+    from campo_onnx.optimize.plan.report import report_of
 
     if optimized.was_optimized_before:
         _print_written(written)

@@ -6,7 +6,7 @@ from .console import escape, stderr
 from .units import duration
 
 if TYPE_CHECKING:
-    from campo_onnx.verify import Attempt, Verification
+    from campo_onnx.bench.verify import Attempt, Verification
 
 
 def print_verification(verification: "Verification") -> None:

@@ -10,9 +10,9 @@ from campo_onnx.bench import meters
 from campo_onnx.bench.meters import BLOCK_S, BLOCKS, energy_samples, memory_meter, with_tensor_pipe
 from campo_onnx.bench.result import BenchResult, BenchRow, Outcome
 from campo_onnx.errors import DeviceUnavailableError, UsageError
-from campo_onnx.runtime.ncu import TENSOR_PIPE
 from campo_onnx.runtime.nvml import GpuMeter
-from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.onnxruntime.ncu import TENSOR_PIPE
+from campo_onnx.runtime.onnxruntime.providers import machine
 
 CPU = machine("cpu", 1)
 POWER_W = {"a": 400.0, "b": 250.0}

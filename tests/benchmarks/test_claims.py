@@ -24,12 +24,12 @@ from benchmarks.gpu_session import forms_of
 from benchmarks.pages import made, render
 from benchmarks.steps import Call, Deadline, Records, run_steps
 from benchmarks.zoo import TITLES
-from campo_onnx.devices.detect import device_of
+from campo_onnx.hardware.detect import device_of
 from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
 from campo_onnx.optimize.traffic import traffic
-from campo_onnx.runtime.providers import Machine, machine
+from campo_onnx.runtime.onnxruntime.providers import Machine, machine
 
 DATA = Path(__file__).parents[1] / "data"
 MLP = DATA / "mlp.onnx"

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.cost_models import collect, curves
 from campo_onnx.calibrate.fit import Sample
-from campo_onnx.devices.detect import device_of
+from campo_onnx.hardware.detect import device_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
 from campo_onnx.runtime.timing import Timing

@@ -19,8 +19,8 @@ from benchmarks.zoo import TITLES
 from campo_onnx import Plan, device, optimize_model
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.ir.importer import import_model
-from campo_onnx.optimize.reason import Reason
-from campo_onnx.runtime.providers import machine
+from campo_onnx.optimize.plan.reason import Reason
+from campo_onnx.runtime.onnxruntime.providers import machine
 
 ROOT = Path(__file__).parents[2]
 STEP = ROOT / "benchmarks" / "data" / "mlp_step.onnx"

@@ -22,16 +22,16 @@ from campo_onnx.calibrate.knowledge import Knowledge, known_devices
 from campo_onnx.calibrate.op_model import OpModel, TimeModel
 from campo_onnx.costs.choose import costs_for
 from campo_onnx.costs.evidence import CostSource
-from campo_onnx.devices.datasheet import assumptions, device, devices
-from campo_onnx.devices.detect import device_of
 from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
+from campo_onnx.hardware.datasheet import assumptions, device, devices
+from campo_onnx.hardware.detect import device_of
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.store import Execution, Store, TimingKey
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.providers import Machine, machine
+from campo_onnx.runtime.onnxruntime.providers import Machine, machine
 from campo_onnx.runtime.timing import Timing
 
 DATA = Path(__file__).parent.parent / "data"

@@ -13,9 +13,9 @@ from campo_onnx.calibrate.run import Workload, calibrate
 from campo_onnx.calibrate.samples import Sampling, samples_of
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.predicted import CostModel
-from campo_onnx.devices.datasheet import device as datasheet_device
-from campo_onnx.devices.device import DeviceKind
 from campo_onnx.errors import ProfileError, UsageError
+from campo_onnx.hardware.datasheet import device as datasheet_device
+from campo_onnx.hardware.device import DeviceKind
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.events import EVENTS, events_of
@@ -26,7 +26,7 @@ from campo_onnx.ops.facts import moved_bytes, ports_of, work_of
 from campo_onnx.ops.ports import Ports, lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
-from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.onnxruntime.providers import Machine
 from campo_onnx.runtime.timing import Timing
 
 DATA = Path(__file__).parent.parent / "data"

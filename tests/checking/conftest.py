@@ -12,12 +12,12 @@ from campo_onnx.checking.check import check
 from campo_onnx.checking.policy import Policy
 from campo_onnx.checking.rules import RULES, VALID
 from campo_onnx.checking.verdict import Status
-from campo_onnx.devices.datasheet import device
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.options import Options
-from campo_onnx.pipeline import optimize
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import optimize
 
 NAMES = [VALID, *(rule.name for rule in RULES)]
 

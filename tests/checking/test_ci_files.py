@@ -15,13 +15,13 @@ import numpy as np
 import onnx
 import pytest
 
-from campo_onnx.checking.many import check_all
+from campo_onnx.checking.batch import check_all
 from campo_onnx.checking.policy import load_policy
-from campo_onnx.devices.datasheet import device
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.options import Options
-from campo_onnx.pipeline import optimize
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import optimize
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "scripts" / "ci_check.sh"

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.checking.many import check_all, from_row, key_of, pairs_in, to_row
+from campo_onnx.checking.batch import check_all, from_row, key_of, pairs_in, to_row
 from campo_onnx.checking.policy import Pair, Policy
 from campo_onnx.checking.verdict import Verdict, Verdicts, failed, not_checked
-from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import PlanMismatchError, UsageError
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.options import Options
-from campo_onnx.pipeline import optimize
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import optimize
 from campo_onnx.scale.results import Results
 
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"

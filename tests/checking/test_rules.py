@@ -7,19 +7,19 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from campo_onnx.checking.batch import check_all
 from campo_onnx.checking.check import check
-from campo_onnx.checking.many import check_all
 from campo_onnx.checking.policy import Pair, Policy
 from campo_onnx.checking.verdict import Status
-from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import UsageError
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.stamp import read_stamp, write_stamp
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.options import Options
-from campo_onnx.pipeline import optimize
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import optimize
 from tests.checking.conftest import checked, red
 
 

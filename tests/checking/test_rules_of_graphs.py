@@ -12,15 +12,15 @@ from campo_onnx.checking import closeness
 from campo_onnx.checking.check import check
 from campo_onnx.checking.policy import Policy
 from campo_onnx.checking.verdict import Status
-from campo_onnx.devices.datasheet import device
+from campo_onnx.emulation.drift import Reference
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.oplists import preset
+from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.values.ranges import DeclaredRange
-from campo_onnx.options import Options
-from campo_onnx.pipeline import optimize
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import optimize
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.training.drift import Reference
 from tests.checking.conftest import Step, checked, red
 
 # --- graphs of every origin ---

@@ -10,12 +10,12 @@ from xml.etree import ElementTree
 import onnx
 import pytest
 
-from campo_onnx.devices.datasheet import device
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.options import Options
-from campo_onnx.pipeline import optimize
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import optimize
 
 ROOT = Path(__file__).parent.parent.parent
 DATA = ROOT / "tests" / "data"

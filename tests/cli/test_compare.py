@@ -9,13 +9,13 @@ import onnx
 import pytest
 
 from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx.emulation.dfp16 import emulate_dfp16
+from campo_onnx.emulation.numerics import relative_l2, run
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.providers import machine
-from campo_onnx.training.dfp16 import emulate_dfp16
-from campo_onnx.training.numerics import relative_l2, run
+from campo_onnx.runtime.onnxruntime.providers import machine
 
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 ROW_KEYS = {
@@ -95,7 +95,7 @@ def test_compare_measures_at_the_size_given(program, small, capsys):
 
 
 def test_strategies_are_measured_only_where_the_device_is(program, capsys, monkeypatch):
-    monkeypatch.setattr("campo_onnx.runtime.providers.cuda_problem", lambda: "no GPU answers")
+    monkeypatch.setattr("campo_onnx.runtime.onnxruntime.providers.cuda_problem", lambda: "no GPU answers")
     assert program("compare", MLP, "--device", "v100", "--costs", "datasheet", "--measure") == 8
     assert "no GPU answers" in capsys.readouterr().err
 

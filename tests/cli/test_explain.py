@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.devices.datasheet import device
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.options import Options
-from campo_onnx.pipeline import optimize
+from campo_onnx.hardware.datasheet import device
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import optimize
 
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 

@@ -175,7 +175,7 @@ def test_a_bug_is_code_1_and_a_short_message(optimize, tmp_path, monkeypatch, ca
     def bug(*_):
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("campo_onnx.pipeline.rewrite", bug)
+    monkeypatch.setattr("campo_onnx.planning.pipeline.rewrite", bug)
     assert optimize(MLP, "-o", "out.onnx", "--device", "v100") == 1
     printed = capsys.readouterr().err
     assert printed.startswith("bug: ZeroDivisionError: division by zero")
@@ -187,7 +187,7 @@ def test_a_bug_is_code_1_and_a_short_message(optimize, tmp_path, monkeypatch, ca
 def test_a_bug_with_traceback_on_request(monkeypatch, tmp_path):
     (script,) = entry_points(group="console_scripts", name="campo-onnx")
     monkeypatch.setenv("CAMPO_ONNX_TRACEBACK", "1")
-    monkeypatch.setattr("campo_onnx.pipeline.rewrite", lambda *_: 1 / 0)
+    monkeypatch.setattr("campo_onnx.planning.pipeline.rewrite", lambda *_: 1 / 0)
     monkeypatch.setattr(
         "sys.argv", ["campo-onnx", "optimize", str(MLP), "-o", str(tmp_path / "o"), "--device", "v100"]
     )

@@ -65,7 +65,7 @@ def test_existing_file_is_kept(run, tmp_path: Path) -> None:
 
 
 def test_cuda_that_is_not_there(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from campo_onnx.runtime.providers import cuda_problem
+    from campo_onnx.runtime.onnxruntime.providers import cuda_problem
 
     if not cuda_problem():
         pytest.skip("this machine has a CUDA provider")

@@ -103,7 +103,7 @@ def test_misuse_is_said_before_anything_happens(optimize, capsys, words, code, m
 
 
 def test_a_device_that_is_not_here_cannot_verify(optimize, capsys, monkeypatch):
-    monkeypatch.setattr("campo_onnx.runtime.providers.cuda_problem", lambda: "no GPU answers")
+    monkeypatch.setattr("campo_onnx.runtime.onnxruntime.providers.cuda_problem", lambda: "no GPU answers")
     code, output = optimize("--device", "v100", "--costs", "datasheet", "--verify", model=MLP)
     assert code == 8
     assert "no GPU answers" in capsys.readouterr().err

@@ -12,12 +12,12 @@ from campo_onnx.calibrate import campaign as campaign_module
 from campo_onnx.calibrate.campaign import CHUNK, campaign, kinds_in, nodes_of
 from campo_onnx.calibrate.run import Workload, calibrate
 from campo_onnx.calibrate.samples import Sampling
-from campo_onnx.devices.detect import device_of
 from campo_onnx.errors import DeviceUnavailableError, UnsupportedModelError
+from campo_onnx.hardware.detect import device_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Execution, Store
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.onnxruntime.providers import machine
 from tests.cluster.conftest import kill_who_is_stuck
 
 pytest.importorskip("ray")

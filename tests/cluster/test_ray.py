@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.checking.many import check_all, pairs_in, to_row
+from campo_onnx.checking.batch import check_all, pairs_in, to_row
 from campo_onnx.checking.policy import Policy
 from campo_onnx.checking.reports import to_json
-from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import DeviceUnavailableError, UsageError
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.options import Options
-from campo_onnx.pipeline import optimize
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import optimize
 from campo_onnx.scale.pools import pool_for
 from campo_onnx.scale.results import Results
 from campo_onnx.scale.work import Task, run

@@ -12,9 +12,9 @@ from campo_onnx.calibrate.run import Workload, calibrate
 from campo_onnx.calibrate.samples import Sampling
 from campo_onnx.costs.choose import costs_for, is_here, measured_costs
 from campo_onnx.costs.evidence import CostSource, Evidence
-from campo_onnx.devices.datasheet import device
-from campo_onnx.devices.detect import device_of
 from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, ProfileError, UsageError
+from campo_onnx.hardware.datasheet import device
+from campo_onnx.hardware.detect import device_of
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.measure import node_timer
 from campo_onnx.measure.node_timer import NodeTimer
@@ -25,7 +25,7 @@ from campo_onnx.ops.kernels import has_kernel
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.onnxruntime.providers import machine
 from tests.timed_by_bytes import time_node
 
 DATA = Path(__file__).parent.parent / "data"

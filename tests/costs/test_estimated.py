@@ -10,9 +10,9 @@ from onnx import TensorProto
 from campo_onnx.costs import estimated
 from campo_onnx.costs.estimated import estimate
 from campo_onnx.costs.table import CostTable
-from campo_onnx.devices.datasheet import device, devices
-from campo_onnx.devices.device import Device, DeviceKind, Efficiency
-from campo_onnx.devices.roofline import Estimate, gemm_rate, node_time
+from campo_onnx.hardware.datasheet import device, devices
+from campo_onnx.hardware.device import Device, DeviceKind, Efficiency
+from campo_onnx.hardware.roofline import Estimate, gemm_rate, node_time
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.gemms import GemmShape
 from campo_onnx.ops.key import OpKey

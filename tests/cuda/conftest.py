@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.runtime.providers import Machine, cuda_problem, machine
+from campo_onnx.runtime.onnxruntime.providers import Machine, cuda_problem, machine
 
 STUB = "STUB"
 _FIELDS = ("launches", "up", "down", "inside", "waits", "captures", "replays", "used_bytes", "peak_bytes")

@@ -13,8 +13,8 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ops.kernels import never_loads
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.providers import Machine
-from campo_onnx.runtime.sessions import bind, open_session, optimized_nodes
+from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.onnxruntime.sessions import bind, open_session, optimized_nodes
 from tests.conftest import DIMS
 from tests.cuda.conftest import graphs
 

@@ -16,13 +16,13 @@ from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import VIEW_NODE
 from campo_onnx.measure.one_node import chain_model, one_node_view
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.providers import Machine
-from campo_onnx.runtime.sessions import bind, open_session, optimized_nodes
+from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.onnxruntime.sessions import bind, open_session, optimized_nodes
+from campo_onnx.step.interface import step_interface
 from campo_onnx.training.flat_state import flat_layout
 from campo_onnx.training.gradient_interface import gradient_interface
 from campo_onnx.training.low_weights import flat_weights, with_low_weights
 from campo_onnx.training.session import TrainingSession
-from campo_onnx.training.step_interface import step_interface
 from campo_onnx.training.weight_update import WeightUpdate
 from tests.cuda.conftest import Stub
 from tests.training.momentum_step import LR, batch, first_state, gradient_model
@@ -36,8 +36,8 @@ from pathlib import Path
 from campo_onnx.errors import CampoError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.sessions import bind, open_session, optimized_nodes
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.sessions import bind, open_session, optimized_nodes
 from campo_onnx.training.flat_state import flat_layout
 from campo_onnx.training.gradient_interface import gradient_interface
 from campo_onnx.training.low_weights import flat_weights, with_low_weights

@@ -14,10 +14,10 @@ from benchmarks.steps import Call, Deadline, Records
 from benchmarks.zoo.export import ZOO
 from benchmarks.zoo.variants import SMALL, export_variant
 from campo_onnx.bench.rounds import Schedule
-from campo_onnx.devices.detect import device_of
+from campo_onnx.hardware.detect import device_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
-from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.onnxruntime.providers import machine
 
 
 @pytest.mark.parametrize("name", ["dcgan_generator", "resnet50"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from campo_onnx.export import step_naming
+from campo_onnx.step import naming as step_naming
 
 
 @pytest.mark.parametrize(

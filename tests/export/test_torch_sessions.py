@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx.emulation.numerics import emulate
 from campo_onnx.errors import UsageError
 from campo_onnx.export.optimizers import SGD, AdamW, Momentum
 from campo_onnx.training.loss_scaler import LossScaler
-from campo_onnx.training.numerics import emulate
 from campo_onnx.training.schedules import cosine, linear, stepped
 from campo_onnx.training.session import TrainingSession
 from campo_onnx.training.weight_update import ParameterGroup, WeightUpdate

@@ -52,8 +52,8 @@ def apply(plan: Path, model: Path) -> None:
     from campo_onnx.files import read_bytes
     from campo_onnx.ir.exporter import export_model
     from campo_onnx.ir.importer import import_model
-    from campo_onnx.pipeline import apply as execute
-    from campo_onnx.pipeline import problem_of
+    from campo_onnx.planning.pipeline import apply as execute
+    from campo_onnx.planning.pipeline import problem_of
 
     read = Plan.from_json(read_bytes(plan, title=str(plan)), title=str(plan))
     imported = import_model(model)
@@ -68,7 +68,7 @@ def keep(plan: Path, model: Path) -> None:
     from campo_onnx import Options, device, oplists
     from campo_onnx.ir.exporter import export_model
     from campo_onnx.ir.importer import import_model
-    from campo_onnx.kept_plans import name_of, planned_once
+    from campo_onnx.planning.kept_plans import name_of, planned_once
 
     imported = import_model(model)
     options = Options(device=device("v100"), lists=oplists("tf115"), strategy="tf-amp")

@@ -6,16 +6,16 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from campo_onnx.devices.datasheet import device
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.integrations.backward import owners, with_backward
 from campo_onnx.integrations.forward import plan_forward
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.oplists import preset
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.reason import Reason
-from campo_onnx.options import Options
-from campo_onnx.pipeline import problem_of
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import problem_of
 
 OPTIONS = Options(device=device("v100"), lists=preset("campo"), pads=False)
 

@@ -10,12 +10,12 @@ import onnx
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto
 
-from campo_onnx.devices.datasheet import device
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.options import Options
-from campo_onnx.pipeline import optimize
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import optimize
 
 DATA = Path(__file__).parent.parent / "data"
 GRAPHS = sorted(DATA.rglob("*training*.onnx"))  # those in ort/ are made by the make.py there

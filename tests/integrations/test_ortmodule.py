@@ -11,15 +11,15 @@ import pytest
 from onnx import TensorProto
 from ortmodule_steps import casts, error, gradients, manager_of, running
 
-from campo_onnx.devices.datasheet import device
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.integrations import ortmodule as integration
 from campo_onnx.integrations.ortmodule import attach
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.options import Options
-from campo_onnx.pipeline import optimize
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import optimize
 
 ROOT = Path(__file__).parent.parent.parent
 EAGER = replace(device("v100"), launch_us=1e-6, host_us=1e-6)  # small networks are worth rewriting
@@ -46,7 +46,7 @@ def emulate_rounding(module, attached):
     """Let the CPU provider, which erases FP16, round where the planned graph does."""
     import onnxruntime
 
-    from campo_onnx.training.numerics import emulate
+    from campo_onnx.emulation.numerics import emulate
 
     manager = manager_of(module)
     create, configure = manager._create_execution_agent, manager._get_session_config

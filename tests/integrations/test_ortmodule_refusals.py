@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from ortmodule_steps import casts, error, gradients, manager_of, running
 
-from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import DeviceUnavailableError, UsageError
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.integrations import ortmodule as integration
 from campo_onnx.integrations.ortmodule import attach
 from campo_onnx.ops.precision import Precision

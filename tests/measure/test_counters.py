@@ -11,8 +11,8 @@ from campo_onnx.calibrate.calibration import Calibration
 from campo_onnx.calibrate.run import Workload, calibrate
 from campo_onnx.calibrate.samples import Sampling, samples_of
 from campo_onnx.costs.predicted import CostModel
-from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import DeviceUnavailableError
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.measure.counters import COUNTERS, Counted, counters_of
 from campo_onnx.measure.node_timer import VIEW_NODE, NodeTimer
 from campo_onnx.measure.one_node import NODE, one_node_view
@@ -21,8 +21,8 @@ from campo_onnx.ops.facts import moved_bytes, ports_of
 from campo_onnx.ops.ports import Ports, lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
-from campo_onnx.runtime.ncu_table import DURATION
-from campo_onnx.runtime.providers import Machine, machine
+from campo_onnx.runtime.onnxruntime.ncu_table import DURATION
+from campo_onnx.runtime.onnxruntime.providers import Machine, machine
 from campo_onnx.runtime.timing import Timing
 
 GPU = Machine(

@@ -22,8 +22,8 @@ from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature, make_signature
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.sessions import bind, open_session
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.sessions import bind, open_session
 from campo_onnx.runtime.timing import Effort, Step, Timing, copies_for
 
 F = int(TensorProto.FLOAT)

@@ -8,8 +8,8 @@ import onnx
 import polars as pl
 import pytest
 
-from campo_onnx.devices.detect import device_of
 from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
+from campo_onnx.hardware.detect import device_of
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.measure import profiler
 from campo_onnx.measure.counters import COUNTERS
@@ -19,9 +19,9 @@ from campo_onnx.measure.profile import Profile, read_profile, write_profile
 from campo_onnx.measure.profiler import take_profile
 from campo_onnx.measure.store import Store
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.traces import Trace
 from campo_onnx.runtime.timing import Effort, Timing
-from campo_onnx.runtime.traces import Trace
 
 DATA = Path(__file__).parent.parent / "data"
 HERE = machine("cpu", threads=1)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import DeviceUnavailableError, UnsupportedModelError
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.measure import profiler as profiling
 from campo_onnx.measure.counters import COUNTERS, Counted
@@ -16,8 +16,8 @@ from campo_onnx.measure.one_node import standalone
 from campo_onnx.measure.profiler import Signatures, take_profile, trace_kernels
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.signature import Signature
-from campo_onnx.runtime.kernel_trace import Joined
-from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.onnxruntime.kernel_trace import Joined
+from campo_onnx.runtime.onnxruntime.providers import Machine
 from campo_onnx.runtime.timing import Timing
 
 DATA = Path(__file__).parent.parent / "data"

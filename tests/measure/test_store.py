@@ -17,7 +17,7 @@ import pytest
 from campo_onnx.errors import ProfileError
 from campo_onnx.measure import store as store_module
 from campo_onnx.measure.store import Execution, Store, TimingKey, default_path
-from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.onnxruntime.providers import Machine
 from campo_onnx.runtime.timing import Timing
 
 HERE = Machine(provider="cpu", device="a CPU", driver="", cuda="", ort="1.31.1", tf32=False, threads=2)
@@ -101,7 +101,7 @@ import time
 from pathlib import Path
 from typing import Any
 from campo_onnx.measure.store import Store, TimingKey
-from campo_onnx.runtime.providers import Machine
+from campo_onnx.runtime.onnxruntime.providers import Machine
 from campo_onnx.runtime.timing import Timing
 here = Machine(provider="cpu", device="a CPU", driver="", cuda="", ort="1.31.1", tf32=False, threads=2)
 with Store(Path(sys.argv[1])) as store:

@@ -74,11 +74,11 @@ def test_training_kernels_are_cuda_only():
 
 
 def test_a_missing_kernel_keeps_a_node_fp32_and_says_so(model_text):
-    from campo_onnx.devices.datasheet import device
+    from campo_onnx.hardware.datasheet import device
     from campo_onnx.ir.importer import import_model
-    from campo_onnx.optimize.oplists import preset
-    from campo_onnx.options import Options
-    from campo_onnx.pipeline import problem_of
+    from campo_onnx.optimize.lists.oplists import preset
+    from campo_onnx.planning.options import Options
+    from campo_onnx.planning.pipeline import problem_of
 
     model = model_text("""g (float[8,8] x, float[8,8] w) => (float[8,8] y) {
         h = MatMul(x, w) [soft] s = LogSoftmax(h) y = MatMul(s, w)

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from campo_onnx.devices.datasheet import device
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision, temporary_precision
@@ -16,8 +16,8 @@ from campo_onnx.ops.registry import also
 from campo_onnx.ops.signature import FLOAT, make_signature
 from campo_onnx.ops.spec import SAME_AS_FIRST, Family, FixedPorts, OpSpec
 from campo_onnx.ops.work import Stream
-from campo_onnx.optimize.oplists import preset, with_overrides
-from campo_onnx.pipeline import Options, optimize
+from campo_onnx.optimize.lists.oplists import preset, with_overrides
+from campo_onnx.planning.pipeline import Options, optimize
 
 TWICE = OpKey("toy.domain", "Twice")
 

@@ -10,7 +10,7 @@ from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.ports import NO_FP32, Ports, low_attribute
 from campo_onnx.ops.precision import Precision
-from campo_onnx.pipeline import problem_of
+from campo_onnx.planning.pipeline import problem_of
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from campo_onnx.devices.datasheet import device
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.facts import output_types, ports_of, work_of
 from campo_onnx.ops.key import OpKey
@@ -31,8 +31,8 @@ from campo_onnx.ops.values.propagate import propagated
 from campo_onnx.ops.values.range import exactly
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.ops.work import HOST_ONLY, Gemm, Stream, WorkKind
-from campo_onnx.optimize.oplists import OpClass, preset, with_overrides
-from campo_onnx.pipeline import Options, optimize
+from campo_onnx.optimize.lists.oplists import OpClass, preset, with_overrides
+from campo_onnx.planning.pipeline import Options, optimize
 
 DATA = Path(__file__).parent.parent / "data"
 GRAPHS = sorted(DATA.glob("*training*.onnx"))

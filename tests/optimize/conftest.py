@@ -19,13 +19,13 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.refusal import Refused
-from campo_onnx.optimize.classify import Classification, NodeClass, classify
 from campo_onnx.optimize.eligibility import fixed_nodes
-from campo_onnx.optimize.oplists import OpClass, OpLists, preset
-from campo_onnx.optimize.planning import make_plan
+from campo_onnx.optimize.lists.classify import Classification, NodeClass, classify
+from campo_onnx.optimize.lists.oplists import OpClass, OpLists, preset
+from campo_onnx.optimize.plan.assemble import make_plan
+from campo_onnx.optimize.plan.reason import Reason, Verdict
+from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.reason import Reason, Verdict
-from campo_onnx.optimize.rewrite import rewrite
 from campo_onnx.optimize.safety import protected, weight_update
 from campo_onnx.optimize.strategies import STRATEGIES
 

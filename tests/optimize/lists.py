@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from campo_onnx.ops.key import OpKey
-from campo_onnx.optimize.oplists import OpLists
+from campo_onnx.optimize.lists.oplists import OpLists
 
 DOC = Path(__file__).parents[2] / "docs" / "op-lists.md"
 

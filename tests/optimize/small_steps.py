@@ -8,9 +8,9 @@ import onnx.parser
 from onnx import numpy_helper
 
 from campo_onnx import Options, device, oplists, optimize_model
-from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.run import run
-from campo_onnx.training.numerics import emulate
+from campo_onnx.emulation.numerics import emulate
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.run import run
 
 STEADY = ("optimal", "campo", "fine-grained", "tf-amp", "torch-amp", "nvidia-amp")
 

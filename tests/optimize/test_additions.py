@@ -7,11 +7,12 @@ import pytest
 
 from campo_onnx import Options, device, oplists, optimize_model
 from campo_onnx.errors import UsageError
-from campo_onnx.optimize import patterns, strategies
-from campo_onnx.optimize.op_class import OpClass
-from campo_onnx.optimize.patterns.findings import Findings
+from campo_onnx.optimize import strategies
+from campo_onnx.optimize.lists import patterns
+from campo_onnx.optimize.lists.op_class import OpClass
+from campo_onnx.optimize.lists.patterns.findings import Findings
+from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.problem import Assignment
-from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.strategy import Strategy
 
 GRAPH = """g (float[64,64] x, float[64,64] w) => (float[64,64] y, float[64,64] z) {
@@ -64,8 +65,8 @@ def exponentials(view, update):
 
 def test_a_pattern_rule_is_found_by_its_name_and_planned_with(monkeypatch, model_text):
     rules = MappingProxyType({**patterns.PATTERN_RULES, "exponentials": exponentials})
-    monkeypatch.setattr("campo_onnx.optimize.classify.PATTERN_RULES", rules)
-    monkeypatch.setattr("campo_onnx.optimize.oplists.PATTERNS", tuple(rules))
+    monkeypatch.setattr("campo_onnx.optimize.lists.classify.PATTERN_RULES", rules)
+    monkeypatch.setattr("campo_onnx.optimize.lists.oplists.PATTERNS", tuple(rules))
     model, options = model_text(GRAPH), replace(OPTIONS, strategy="tf-amp")
     assert "e" not in optimize_model(model, options).plan.low_nodes
     lists = replace(options.lists, patterns=(*options.lists.patterns, "exponentials"))

@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from campo_onnx.optimize.planning import make_plan
-from campo_onnx.optimize.reason import Reason
+from campo_onnx.optimize.plan.assemble import make_plan
+from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.strategies.campo import campo, traverse_1, traverse_2, traverse_3, traverse_4
 
 

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from campo_onnx.optimize.classify import classify
-from campo_onnx.optimize.oplists import OpClass, preset
-from campo_onnx.optimize.patterns.bias_gradient import bias_gradient
-from campo_onnx.optimize.patterns.findings import Finding, Findings
-from campo_onnx.optimize.reason import Reason
+from campo_onnx.optimize.lists.classify import classify
+from campo_onnx.optimize.lists.oplists import OpClass, preset
+from campo_onnx.optimize.lists.patterns.bias_gradient import bias_gradient
+from campo_onnx.optimize.lists.patterns.findings import Finding, Findings
+from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.safety import weight_update
 from campo_onnx.optimize.strategies.optimal import optimal
 
@@ -87,7 +87,7 @@ def test_of_two_rules_the_more_careful_one_is_right_in_any_order(order, read, mo
         return lambda *_: Findings(classes={"n": (op_class, reason)})
 
     rules = {"careless": saying(OpClass.CLEAR, "moves"), "careful": saying(OpClass.INFER, "computes")}
-    monkeypatch.setattr("campo_onnx.optimize.classify.PATTERN_RULES", rules)
-    monkeypatch.setattr("campo_onnx.optimize.oplists.PATTERNS", tuple(rules))
+    monkeypatch.setattr("campo_onnx.optimize.lists.classify.PATTERN_RULES", rules)
+    monkeypatch.setattr("campo_onnx.optimize.lists.oplists.PATTERNS", tuple(rules))
     found = classify(view, replace(preset("campo"), patterns=order), frozenset()).classes["n"]
     assert (found.op_class, found.finding) == (OpClass.INFER, "computes")

@@ -5,7 +5,7 @@ from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.refusal import Refused
 from campo_onnx.optimize.eligibility import fixed_nodes
-from campo_onnx.optimize.reason import REFUSED, Reason, Verdict
+from campo_onnx.optimize.plan.reason import REFUSED, Reason, Verdict
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from campo_onnx import Options, device, oplists, optimize_model
 from campo_onnx.errors import PlanMismatchError, UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.optimize.reason import Reason
-from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.pipeline import apply, decide, problem_of
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.plan.reason import Reason
+from campo_onnx.optimize.plan.rewrite import rewrite
+from campo_onnx.planning.pipeline import apply, decide, problem_of
 
 DATA = Path(__file__).parents[1] / "data"
 BERT = DATA / "bert2_mlm_sdpa.onnx"

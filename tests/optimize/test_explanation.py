@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from campo_onnx import Options, device, oplists, optimize_model
-from campo_onnx.optimize.explanation import explained
-from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.plan.explanation import explained
+from campo_onnx.optimize.plan.plan import Plan
 
 BERT = Path(__file__).parent.parent.parent / "examples" / "bert_layer.onnx"
 
@@ -50,7 +50,7 @@ def test_sentences(optimized):
 def test_a_plan_of_version_2_can_be_explained(optimized):
     import json
 
-    from campo_onnx.optimize.plan_file import _digest
+    from campo_onnx.optimize.plan.plan_file import _digest
 
     document = json.loads(optimized.plan.to_json())
     document.pop("decisions_digest")

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.ir.view import GraphView, Use
 from campo_onnx.ops.ports import Ports
-from campo_onnx.optimize.classify import Classification
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.lists.classify import Classification
+from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.passes import taint
-from campo_onnx.optimize.planning import make_plan
+from campo_onnx.optimize.plan.assemble import make_plan
 from campo_onnx.optimize.strategies import STRATEGIES
 
 GOES_LOW = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR)

@@ -5,8 +5,8 @@ import pytest
 
 from campo_onnx.errors import UsageError
 from campo_onnx.ops.key import OpKey
-from campo_onnx.optimize.list_file import load, resolve
-from campo_onnx.optimize.oplists import PATTERNS, OpClass, preset
+from campo_onnx.optimize.lists.list_file import load, resolve
+from campo_onnx.optimize.lists.oplists import PATTERNS, OpClass, preset
 from tests.optimize.lists import DOC, differences, keys
 
 

@@ -9,7 +9,7 @@ import pytest
 from campo_onnx.errors import UsageError
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
-from campo_onnx.optimize.oplists import (
+from campo_onnx.optimize.lists.oplists import (
     PATTERNS,
     SAFETY_DENY,
     TABLES,

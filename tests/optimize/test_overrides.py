@@ -9,8 +9,8 @@ from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize import name_patterns
-from campo_onnx.optimize.op_class import OpClass
-from campo_onnx.optimize.overrides import unmatched
+from campo_onnx.optimize.lists.op_class import OpClass
+from campo_onnx.optimize.lists.overrides import unmatched
 
 GRAPH = """g (float[2,4] x, float[4,4] w) => (float[2,4] y) {
     [encoder_product] h = MatMul(x, w)

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from campo_onnx.ir.view import Use
-from campo_onnx.optimize.classify import Classification, NodeClass
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.lists.classify import Classification, NodeClass
+from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.passes import between, flood, taint
 
 LETTERS = {

@@ -7,10 +7,10 @@ import pytest
 
 from campo_onnx.errors import PlanMismatchError, UsageError
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.oplists import OpClass
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.optimize.planning import make_plan
-from campo_onnx.optimize.reason import Reason, Verdict
+from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.plan.assemble import make_plan
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.strategies.optimal import optimal
 

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from campo_onnx.optimize.casts import CastKind, CastSite, ExistingVersion, existing_versions
-from campo_onnx.optimize.planning import make_plan
+from campo_onnx.optimize.plan.assemble import make_plan
 from campo_onnx.optimize.strategies import STRATEGIES
 
 EXISTING = ExistingVersion(name="t16", cast="k", is_source=False)

@@ -3,15 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.devices.datasheet import device
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.optimize.planning import make_plan
-from campo_onnx.optimize.report import report_of
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.optimize.plan.assemble import make_plan
+from campo_onnx.optimize.plan.report import report_of
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.strategies.campo import campo
-from campo_onnx.options import Options
-from campo_onnx.pipeline import optimize
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import optimize
 
 GRAPH = """(float[2,8] x, float[8,8] w, float[8,4] v) => (float[2,4] y, float[2,8] z, int64[2] s) {
     [a1] t = MatMul(x, w)

@@ -8,7 +8,7 @@ import pytest
 
 from campo_onnx.errors import PlanMismatchError
 from campo_onnx.ir.stamp import read_stamp
-from campo_onnx.optimize.rewrite import rewrite
+from campo_onnx.optimize.plan.rewrite import rewrite
 
 
 def text_of(model):

@@ -1,7 +1,7 @@
 import pytest
 
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.optimize.reason import Reason
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.safety import earlier_versions, loss, protected, weight_update
 
 CAMPO = preset("campo")

@@ -1,4 +1,4 @@
-from campo_onnx.optimize.reason import Reason
+from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.strategies.tf_amp import tf_amp
 
 

@@ -10,9 +10,9 @@ from campo_onnx import Options, device, oplists, optimize_model
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Family, Movement
-from campo_onnx.optimize.rewrite import rewrite
+from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.traffic import Moved, planned_traffic, traffic
-from campo_onnx.pipeline import decide, problem_of
+from campo_onnx.planning.pipeline import decide, problem_of
 
 DATA = Path(__file__).parents[1] / "data"
 FREE = replace(device("v100"), launch_us=1e-6, host_us=1e-6)  # so that small graphs go low as well

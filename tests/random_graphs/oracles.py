@@ -11,10 +11,10 @@ from campo_onnx import Options, Plan, Precision, device, oplists
 from campo_onnx.costs.table import CostTable
 from campo_onnx.errors import CampoError, UnsupportedModelError
 from campo_onnx.ir.importer import import_model
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.passes import taint
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.pipeline import Optimized, apply, decide, problem_of
+from campo_onnx.planning.pipeline import Optimized, apply, decide, problem_of
 from tests.random_graphs.builder import RandomGraph, run
 from tests.random_graphs.raised import OracleError, Runner, gist, same_in_fp32
 from tests.random_graphs.reach import within_reach

@@ -9,7 +9,7 @@ import onnx
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
 from campo_onnx.ir.importer import Imported
-from campo_onnx.pipeline import Optimized
+from campo_onnx.planning.pipeline import Optimized
 from tests.random_graphs.builder import Array, RandomGraph
 
 Feeds = Mapping[str, Array]

@@ -7,10 +7,10 @@ import onnx
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from campo_onnx import Precision
+from campo_onnx.emulation.numerics import emulate
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.shapes import infer
-from campo_onnx.pipeline import Optimized
-from campo_onnx.training.numerics import emulate
+from campo_onnx.planning.pipeline import Optimized
 from tests.random_graphs.builder import Array, RandomGraph, captured
 from tests.random_graphs.raised import LOW_TYPES, Feeds, OracleError, Runner, raised, raised_interface, wide
 

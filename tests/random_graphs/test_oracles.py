@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto
 
 from campo_onnx import Precision
-from campo_onnx.pipeline import Optimized
+from campo_onnx.planning.pipeline import Optimized
 from tests.random_graphs import oracles
 from tests.random_graphs.builder import RandomGraph, run
 from tests.random_graphs.oracles import Setting, check

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from campo_onnx.comparison import compare
-from campo_onnx.devices.datasheet import device
-from campo_onnx.optimize.explanation import explained
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.options import Options
-from campo_onnx.pipeline import optimize
+from campo_onnx.hardware.datasheet import device
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.optimize.plan.explanation import explained
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.planning.comparison import compare
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import optimize
 from campo_onnx.report.comparison_page import comparison_page
 from campo_onnx.report.plan_page import plan_page
 from campo_onnx.wording import visible

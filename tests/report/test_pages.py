@@ -14,22 +14,22 @@ from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.checking.as_plan import as_plan
 from campo_onnx.checking.policy import Pair, Policy
 from campo_onnx.checking.verdict import Verdict, Verdicts, failed, not_checked, passed
-from campo_onnx.comparison import compare
 from campo_onnx.costs.evidence import CostSource
-from campo_onnx.devices.datasheet import device
 from campo_onnx.errors import UsageError
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.options import Options
-from campo_onnx.pipeline import optimize
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.planning.comparison import compare
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import optimize
 from campo_onnx.report import costs, page
 from campo_onnx.report.check_page import check_page
 from campo_onnx.report.comparison_page import comparison_page
 from campo_onnx.report.families import family_rows, whole_step
 from campo_onnx.report.page import check_report
 from campo_onnx.report.plan_page import plan_page
-from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.onnxruntime.providers import machine
 from campo_onnx.wording import duration, visible
 from tests.report import hostile
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from campo_onnx.runtime import installed
+from campo_onnx.runtime.onnxruntime import installed
 
 ROOT = Path(__file__).parent.parent.parent
 MLP = ROOT / "tests" / "data" / "mlp.onnx"

@@ -5,7 +5,15 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from campo_onnx.runtime.kernel_trace import Joined, Kernel, Launch, Window, align, disagreement, join
+from campo_onnx.runtime.onnxruntime.kernel_trace import (
+    Joined,
+    Kernel,
+    Launch,
+    Window,
+    align,
+    disagreement,
+    join,
+)
 
 US = 1_000  # nanoseconds
 EPOCH = 1_795_000_000_000_000_000

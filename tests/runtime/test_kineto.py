@@ -13,11 +13,11 @@ import pytest
 
 from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.ir.importer import import_model
-from campo_onnx.runtime import kineto
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.kernel_trace import Kernel, Launch, Window, disagreement, join
-from campo_onnx.runtime.kineto import MARKER, clock_offset_ns, read_trace, read_windows, record
-from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.onnxruntime import kineto
+from campo_onnx.runtime.onnxruntime.kernel_trace import Kernel, Launch, Window, disagreement, join
+from campo_onnx.runtime.onnxruntime.kineto import MARKER, clock_offset_ns, read_trace, read_windows, record
+from campo_onnx.runtime.onnxruntime.providers import machine
 
 DATA = Path(__file__).parent.parent / "data"
 BASE_NS = 1_790_857_026_000_000_000

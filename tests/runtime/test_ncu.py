@@ -9,10 +9,17 @@ import numpy as np
 import pytest
 
 from campo_onnx.errors import DeviceUnavailableError
-from campo_onnx.runtime import ncu, ncu_step
-from campo_onnx.runtime.ncu import METRICS, TENSOR_PIPE, command, count, explain, tensor_pipe_share
-from campo_onnx.runtime.ncu_table import DURATION, KernelCounters, divide, parse, totals
-from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.onnxruntime import ncu, ncu_step
+from campo_onnx.runtime.onnxruntime.ncu import (
+    METRICS,
+    TENSOR_PIPE,
+    command,
+    count,
+    explain,
+    tensor_pipe_share,
+)
+from campo_onnx.runtime.onnxruntime.ncu_table import DURATION, KernelCounters, divide, parse, totals
+from campo_onnx.runtime.onnxruntime.providers import machine
 
 DATA = Path(__file__).parent.parent / "data"
 BYTES = "dram__bytes_read.sum"
@@ -111,7 +118,7 @@ def test_the_command_keeps_caches_warm_and_clocks_alone() -> None:
     assert "--cache-control none --clock-control none" in line
     assert "--profile-from-start off" in line
     assert words[words.index("--metrics") + 1].split(",") == list(METRICS)
-    assert words[-5:] == ["-m", "campo_onnx.runtime.ncu_step", "--dim", "batch=8", "a.onnx"]
+    assert words[-5:] == ["-m", "campo_onnx.runtime.onnxruntime.ncu_step", "--dim", "batch=8", "a.onnx"]
     (names,) = [w for w in command("n", Path("o"), [], metrics=[TENSOR_PIPE], dims={}) if "," in w]
     assert names == f"{DURATION},{TENSOR_PIPE}"  # shares need their weights
 

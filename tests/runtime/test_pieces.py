@@ -6,14 +6,14 @@ import pytest
 from onnx import numpy_helper
 
 from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx.emulation.numerics import emulate
 from campo_onnx.errors import UsageError
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime import pieces
-from campo_onnx.runtime.pieces import Limits, run_in_pieces
-from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.run import run
-from campo_onnx.runtime.waiting import Waiting
-from campo_onnx.training.numerics import emulate
+from campo_onnx.runtime.onnxruntime import chunked_run as pieces
+from campo_onnx.runtime.onnxruntime.chunked_run import Limits, run_in_pieces
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.run import run
+from campo_onnx.runtime.onnxruntime.spill import Waiting
 
 CPU = machine("cpu")
 TINY = Limits(piece_bytes=1, held_bytes=0)

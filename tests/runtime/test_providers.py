@@ -9,8 +9,9 @@ import onnxruntime as ort
 import pytest
 
 from campo_onnx.errors import DeviceUnavailableError, UsageError
-from campo_onnx.runtime import gpu, providers
-from campo_onnx.runtime.providers import choose_provider, machine
+from campo_onnx.runtime import gpu
+from campo_onnx.runtime.onnxruntime import providers
+from campo_onnx.runtime.onnxruntime.providers import choose_provider, machine
 
 HAS_CUDA = "CUDAExecutionProvider" in ort.get_available_providers()
 

@@ -4,8 +4,8 @@ import onnx
 import pytest
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.run import empty_on_device, run_bound
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.run import empty_on_device, run_bound
 
 
 def test_room_that_no_memory_has_is_refused() -> None:

@@ -9,8 +9,15 @@ import pytest
 from onnx import TensorProto, helper
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.sessions import Assignment, assignments, bind, open_session, placed_elsewhere, refused
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.sessions import (
+    Assignment,
+    assignments,
+    bind,
+    open_session,
+    placed_elsewhere,
+    refused,
+)
 
 HERE = machine("cpu", threads=1)
 

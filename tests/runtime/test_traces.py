@@ -6,8 +6,8 @@ import pytest
 
 from campo_onnx.ir.importer import import_model
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.traces import read_events, trace
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.traces import read_events, trace
 
 DATA = Path(__file__).parent.parent / "data"
 

@@ -10,7 +10,7 @@ from against_eager import Attention, Encoder, compiled, convolutions, perceptron
 from torch import nn
 from torch.autograd.profiler import profile
 
-from campo_onnx.runtime.addresses import AddressedSession
+from campo_onnx.runtime.onnxruntime.addresses import AddressedSession
 
 Run = tuple[dict[str, int], dict[str, int]]
 

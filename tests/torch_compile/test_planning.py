@@ -12,10 +12,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed (make test-f
 from against_eager import Encoder, compiled
 from onnx import ModelProto
 
-from campo_onnx import kept_plans
 from campo_onnx.integrations.torch_compile import report
 from campo_onnx.integrations.torch_compile.cut import cut, kept_bytes
 from campo_onnx.ir.importer import import_model
+from campo_onnx.planning import kept_plans
 
 
 def trained(folder: Path) -> Any:

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
+from campo_onnx.emulation.dfp16 import Rounding, emulate_dfp16
 from campo_onnx.errors import UnsupportedModelError, UsageError
-from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.run import run
-from campo_onnx.training.dfp16 import Rounding, emulate_dfp16
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.run import run
 
 Array = NDArray[Any]
 

@@ -4,9 +4,9 @@ import numpy as np
 import onnx.parser
 import pytest
 
+from campo_onnx.emulation.drift import Reference
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.providers import machine
-from campo_onnx.training.drift import Reference
+from campo_onnx.runtime.onnxruntime.providers import machine
 
 CPU = machine("cpu")
 

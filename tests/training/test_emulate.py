@@ -5,10 +5,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, parser
 
+from campo_onnx.emulation.numerics import emulate, relative_l2, without_underflow
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.run import run
-from campo_onnx.training.numerics import emulate, relative_l2, without_underflow
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.run import run
 
 CPU = machine("cpu", 2)
 

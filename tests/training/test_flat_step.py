@@ -18,7 +18,7 @@ from momentum_step import (
 
 from campo_onnx.errors import CheckpointError, ModelError, UnsupportedModelError, UsageError
 from campo_onnx.export.optimizers import SGD, Adam, AdamW, Momentum
-from campo_onnx.runtime import sessions
+from campo_onnx.runtime.onnxruntime import sessions
 from campo_onnx.training.loss_scaler import LossScaler
 from campo_onnx.training.program import Program
 from campo_onnx.training.session import TrainingSession

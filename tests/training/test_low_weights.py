@@ -11,9 +11,9 @@ from campo_onnx.errors import UsageError
 from campo_onnx.export.optimizers import Momentum
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize import flat_weights
-from campo_onnx.optimize.rewrite import rewrite
+from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.traffic import planned_traffic
-from campo_onnx.pipeline import decide, problem_of
+from campo_onnx.planning.pipeline import decide, problem_of
 from campo_onnx.training import low_weights
 from campo_onnx.training.flat_state import flat_layout
 from campo_onnx.training.low_weights import with_low_weights

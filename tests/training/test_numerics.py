@@ -17,15 +17,15 @@ from onnx.reference import ReferenceEvaluator
 
 from campo_onnx import Options, Precision, device, oplists
 from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.emulation.numerics import drift, emulate, relative_l2
 from campo_onnx.ir.constants import constants_of
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.shapes import TensorTypes, infer
+from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.pipeline import decide, problem_of
-from campo_onnx.runtime.providers import machine
-from campo_onnx.runtime.run import run
-from campo_onnx.training.numerics import drift, emulate, relative_l2
+from campo_onnx.planning.pipeline import decide, problem_of
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.run import run
 
 DATA = Path(__file__).parent.parent / "data"
 GRAPHS = ("alexnet_like", "bert2_mlm_sdpa", "mlp", "resblocks")

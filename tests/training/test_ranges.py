@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from onnx import parser
 
+from campo_onnx.emulation.ranges import ranges_of
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.providers import machine
-from campo_onnx.training.ranges import ranges_of
+from campo_onnx.runtime.onnxruntime.providers import machine
 
 MODEL = """<ir_version: 10, opset_import: ["": 20]> g (float[4] x) => (float[4] y)
 <float two = {2.0}> { [double] h = Mul(x, two) [neg] y = Neg(h) }"""

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from campo_onnx.errors import UsageError
-from campo_onnx.export import step_naming
 from campo_onnx.export.jax.names import names_of
+from campo_onnx.step import naming as step_naming
 
 
 def first_state(parameters: Any, **others: Any) -> dict[str, NDArray[Any]]:

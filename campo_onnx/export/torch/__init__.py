@@ -7,10 +7,7 @@ from typing import Any, Literal
 import onnx
 import torch
 
-from campo_onnx.devices import datasheet
-from campo_onnx.devices.device import Device
 from campo_onnx.errors import UnsupportedModelError, UsageError
-from campo_onnx.export import step_naming
 from campo_onnx.export.optimizers import BY_NAME, LAMB, SGD, Adam, AdamW, Momentum, Optimizer
 from campo_onnx.export.target import TARGETS, Target
 from campo_onnx.export.torch.arguments import arguments
@@ -19,7 +16,10 @@ from campo_onnx.export.torch.step import Step
 from campo_onnx.export.torch.trace import trace
 from campo_onnx.export.torch.translate import translate, translations
 from campo_onnx.export.torch.weight_gradient import FORMS, WeightGradient
+from campo_onnx.hardware import datasheet
+from campo_onnx.hardware.device import Device
 from campo_onnx.ir.exporter import export_model
+from campo_onnx.step import naming as step_naming
 
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Momentum", "export_evaluation", "export_training_step"]
 
@@ -48,7 +48,7 @@ def export_training_step(
     The module is traced as it is: in training mode unless ``module.eval()`` was called, and in FP32, with
     autocast switched off meanwhile. Nothing of it changes. Its weights do not go into the file but are
     inputs of the graph; what they and all other inputs and outputs are called says
-    :mod:`campo_onnx.export.step_naming`.
+    :mod:`campo_onnx.step.naming`.
 
     Parameters
     ----------

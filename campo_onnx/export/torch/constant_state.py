@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export import step_naming
 from campo_onnx.export.torch.origin import origin_of
+from campo_onnx.step import naming as step_naming
 
 
 def refuse_constant_state(

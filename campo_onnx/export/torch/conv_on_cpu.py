@@ -19,9 +19,8 @@ from functools import partial
 
 import numpy as np
 
-from campo_onnx.devices import datasheet
-from campo_onnx.export.cheapest import Form, cheapest
 from campo_onnx.export.compact import elementwise, pad, reduce, reshape, transpose
+from campo_onnx.export.form_choice import Form, cheapest
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.products import gemm, matmul
 from campo_onnx.export.torch.patches import (
@@ -37,6 +36,7 @@ from campo_onnx.export.torch.patches import (
     selection,
 )
 from campo_onnx.export.value import Value
+from campo_onnx.hardware import datasheet
 
 
 def forward(

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from campo_onnx.devices import datasheet
-from campo_onnx.devices.device import Device
 from campo_onnx.export.compact import sum_per_channel
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch import conv_on_cpu
@@ -19,6 +17,8 @@ from campo_onnx.export.torch.patches import Geometry
 from campo_onnx.export.torch.weight_gradient import WeightGradient, weight_gradient
 from campo_onnx.export.translation import Expected, Translation, UntranslatableError, table
 from campo_onnx.export.value import Value
+from campo_onnx.hardware import datasheet
+from campo_onnx.hardware.device import Device
 
 
 def _convolution(

@@ -11,13 +11,13 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from campo_onnx.devices.device import Device
-from campo_onnx.devices.roofline import TILE
-from campo_onnx.export.cheapest import cheapest
 from campo_onnx.export.compact import full, pad, reduce, reshape, transpose
+from campo_onnx.export.form_choice import cheapest
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.patches import Geometry
 from campo_onnx.export.value import Value
+from campo_onnx.hardware.device import Device
+from campo_onnx.hardware.roofline import TILE
 
 _MOST_AXES = 3
 """Spatial axes that convolutions have kernels for."""

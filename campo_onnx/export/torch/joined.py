@@ -1,7 +1,7 @@
 """Tensors that are computed apart, joined, and whose gradients are slices of the gradient of the whole."""
 
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.tidy import part_of
+from campo_onnx.export.peepholes import part_of
 from campo_onnx.export.value import Node, Value
 
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from campo_onnx.export.compact import elementwise, full, reduce, reshape, sum_per_channel
-from campo_onnx.export.gated import affine_rows, gated_add
 from campo_onnx.export.graph import Graph
+from campo_onnx.export.scaled_sums import affine_rows, gated_add
 from campo_onnx.export.torch.batch_norm import along_channels, mul
 from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, table

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.torch.place import place_of_frame
+from campo_onnx.export.torch.source_location import place_of_frame
 
 _REMEDY = (
     "Unpack first, pad_packed_sequence(y, total_length=...), and mask what is behind the end of a sequence."

@@ -19,9 +19,9 @@ from campo_onnx.export.compact import (
     scaled,
     swap_last_two,
 )
-from campo_onnx.export.gated import gated_add, may_mix, mixed
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.products import PRODUCTS
+from campo_onnx.export.scaled_sums import gated_add, may_mix, mixed
 from campo_onnx.export.torch.operands import aten, axes_of, operand
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Node, Value

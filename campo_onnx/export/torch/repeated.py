@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export.torch.origin import current_origin
-from campo_onnx.export.torch.place import place_of_error
+from campo_onnx.export.torch.source_location import place_of_error
 
 _Done = tuple[Any, str, str]
 """An operation, its operands as text, and where in the user's code it is called."""

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from campo_onnx.errors import UsageError
-from campo_onnx.export import step_naming
+from campo_onnx.step import naming as step_naming
 
 
 def first_state(

@@ -11,12 +11,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten_with_path
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
-from campo_onnx.export import step_naming
 from campo_onnx.export.optimizers import Optimizer, counts_updates
 from campo_onnx.export.torch.arguments import Arguments, Tensors, path_part
+from campo_onnx.export.torch.function_overrides import RewrittenFunctions
 from campo_onnx.export.torch.origin import recorded_origins, set_origin
-from campo_onnx.export.torch.rewritten import RewrittenFunctions
 from campo_onnx.export.torch.update import new_count, updated
+from campo_onnx.step import naming as step_naming
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

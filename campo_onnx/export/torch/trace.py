@@ -24,14 +24,14 @@ from torch.utils.checkpoint import CheckpointError
 
 from campo_onnx.errors import CampoError, UnsupportedModelError
 from campo_onnx.export.torch.constant_state import refuse_constant_state
+from campo_onnx.export.torch.decompositions import OPERATIONS
+from campo_onnx.export.torch.function_overrides import DATA_DEPENDENT
+from campo_onnx.export.torch.module_guard import Dice, Kept
 from campo_onnx.export.torch.origin import current_origin
-from campo_onnx.export.torch.parts import OPERATIONS
-from campo_onnx.export.torch.place import place_of_change, place_of_error, place_of_frame
 from campo_onnx.export.torch.repeated import Recorded, refuse_another_run
-from campo_onnx.export.torch.rewritten import DATA_DEPENDENT
 from campo_onnx.export.torch.same import is_same
+from campo_onnx.export.torch.source_location import place_of_change, place_of_error, place_of_frame
 from campo_onnx.export.torch.step import Step
-from campo_onnx.export.torch.untouched import Dice, Kept
 
 aten = torch.ops.aten
 

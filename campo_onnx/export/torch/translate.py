@@ -8,10 +8,7 @@ from typing import Any
 import onnx
 import torch
 
-from campo_onnx.devices import datasheet
-from campo_onnx.devices.device import Device
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export import step_naming
 from campo_onnx.export.target import Target
 from campo_onnx.export.torch import (
     batch_norm,
@@ -37,6 +34,9 @@ from campo_onnx.export.torch.origin import Origin, origin_of
 from campo_onnx.export.torch.weight_gradient import WeightGradient
 from campo_onnx.export.translate import Constant, Operation, Read, TracedStep, refuse_unknown, translate_step
 from campo_onnx.export.translation import Expected, Table, merged
+from campo_onnx.hardware import datasheet
+from campo_onnx.hardware.device import Device
+from campo_onnx.step import naming as step_naming
 
 DEVICE = "v100"
 """For which forms are chosen where nobody says for which."""

@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
-from campo_onnx.devices.device import Device
-from campo_onnx.export.cheapest import cheapest
 from campo_onnx.export.compact import crop, reduce, reshape, swap_last_two, transpose
+from campo_onnx.export.form_choice import cheapest
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.products import gemm, matmul
 from campo_onnx.export.torch.gradient_as_kernel import by_convolution
@@ -38,6 +37,7 @@ from campo_onnx.export.torch.patches import (
     unfolded,
 )
 from campo_onnx.export.value import Value
+from campo_onnx.hardware.device import Device
 
 WeightGradient: TypeAlias = Literal["auto", "matmul", "images", "conv"]
 """A form; ``"auto"`` takes for each layer the one that is predicted to be fastest."""

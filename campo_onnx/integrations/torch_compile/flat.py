@@ -22,7 +22,7 @@ from campo_onnx.integrations.torch_compile.checks import CHECKS, Check, lift_che
 from campo_onnx.integrations.torch_compile.layout import Layout
 from campo_onnx.integrations.torch_compile.random_inputs import Draw, is_lifted, is_random, lift_random
 from campo_onnx.integrations.torch_compile.tracing import OPSET, TABLE
-from campo_onnx.runtime.installed import onnxruntime
+from campo_onnx.runtime.onnxruntime.installed import onnxruntime
 
 
 def provider_of(device: torch.device) -> str:

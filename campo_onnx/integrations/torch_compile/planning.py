@@ -7,12 +7,12 @@ from pathlib import Path
 import onnx
 from onnx import NodeProto, helper
 
+from campo_onnx.emulation.numerics import emulate
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.kept_plans import planned_once
 from campo_onnx.ops.key import MICROSOFT
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.training.numerics import emulate
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.planning.kept_plans import planned_once
 
 _HANDOVER = "handed_to_the_framework"
 

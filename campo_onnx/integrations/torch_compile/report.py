@@ -13,7 +13,7 @@ from campo_onnx.integrations.torch_compile.flat import provider_of
 from campo_onnx.integrations.torch_compile.planning import Planned
 from campo_onnx.integrations.torch_compile.single import Piece
 from campo_onnx.ops.precision import is_low_dtype
-from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

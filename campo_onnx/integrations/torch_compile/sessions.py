@@ -8,8 +8,8 @@ from onnx import helper
 
 from campo_onnx.integrations.torch_compile.flat import Tensor, provider_of
 from campo_onnx.ir.importer import Imported
-from campo_onnx.runtime.addresses import AddressedSession, Place
-from campo_onnx.runtime.providers import machine
+from campo_onnx.runtime.onnxruntime.addresses import AddressedSession, Place
+from campo_onnx.runtime.onnxruntime.providers import machine
 
 
 def part_of(

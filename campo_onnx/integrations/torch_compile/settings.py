@@ -5,15 +5,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from campo_onnx.devices import datasheet
-from campo_onnx.devices.detect import resolve_device
-from campo_onnx.devices.device import Device
 from campo_onnx.errors import UsageError, did_you_mean
+from campo_onnx.hardware import datasheet
+from campo_onnx.hardware.detect import resolve_device
+from campo_onnx.hardware.device import Device
 from campo_onnx.ops.precision import Precision, low_precisions
-from campo_onnx.optimize.list_file import resolve
-from campo_onnx.optimize.oplists import OpLists
+from campo_onnx.optimize.lists.list_file import resolve
+from campo_onnx.optimize.lists.oplists import OpLists
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, strategy_called
-from campo_onnx.options import Options
+from campo_onnx.planning.options import Options
 
 _FALLBACKS = ("torch", "error")
 
@@ -26,7 +26,7 @@ class Settings:
     ----------
     device
         Device to plan for: a name, ``"auto"`` for the one that the tensors are on, or a
-        :class:`~campo_onnx.devices.device.Device`.
+        :class:`~campo_onnx.hardware.device.Device`.
     strategy
         Name of a strategy.
     lists

@@ -12,7 +12,7 @@ from campo_onnx.integrations.torch_compile.flat import Argument, FlatGraph, Made
 from campo_onnx.integrations.torch_compile.handoff import Kept, slots_of, total_bytes
 from campo_onnx.integrations.torch_compile.planning import Planned
 from campo_onnx.integrations.torch_compile.sessions import address, allocated, open_part
-from campo_onnx.runtime.addresses import AddressedSession
+from campo_onnx.runtime.onnxruntime.addresses import AddressedSession
 
 
 class _Half(NamedTuple):

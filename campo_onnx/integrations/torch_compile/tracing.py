@@ -11,7 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from campo_onnx.export.torch.parts import FUNCTIONS, OPERATIONS
+from campo_onnx.export.torch.decompositions import FUNCTIONS, OPERATIONS
 from campo_onnx.export.torch.translate import translations
 
 OPSET = 20

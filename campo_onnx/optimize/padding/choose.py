@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from campo_onnx.devices.device import Device
-from campo_onnx.devices.roofline import copy_us, node_time, tensor_core_multiple
+from campo_onnx.hardware.device import Device
+from campo_onnx.hardware.roofline import copy_us, node_time, tensor_core_multiple
 from campo_onnx.ir.view import OpNode, Use
 from campo_onnx.ops.kernels import has_kernel
 from campo_onnx.ops.key import OpKey
@@ -21,7 +21,7 @@ from campo_onnx.optimize.casts import existing_versions
 from campo_onnx.optimize.minimum_cut import Network
 from campo_onnx.optimize.padding.alignment import Alignment, Axis, Ends, alignment_of
 from campo_onnx.optimize.padding.terms import padded_choice, pay_for_pads
-from campo_onnx.optimize.plan import Decision, PaddedTensor, Plan, PlannedPad
+from campo_onnx.optimize.plan.plan import Decision, PaddedTensor, Plan, PlannedPad
 from campo_onnx.optimize.problem import Padding, PossiblePad, Problem
 
 _Want: TypeAlias = tuple[str, Ends]  # a tensor, and what its consumers want it longer by

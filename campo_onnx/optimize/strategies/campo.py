@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterable
 
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.passes import between, neighbours, taint
+from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.problem import Assignment, Problem
-from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
 
 _GRAY = (OpClass.INFER, OpClass.CLEAR)

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from campo_onnx.ir.view import OpNode, TensorKind
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.problem import Assignment, Problem
-from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
 
 Follows = Callable[[OpNode, "Dispatched"], bool]

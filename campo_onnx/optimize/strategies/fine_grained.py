@@ -1,9 +1,9 @@
 """Fine-grained selection: both precisions of every node, low unless FP32 wins by a margin."""
 
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.passes import taint
+from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.problem import Assignment, Problem
-from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
 
 

@@ -1,7 +1,7 @@
 """Change nothing."""
 
+from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.problem import Assignment, Problem
-from campo_onnx.optimize.reason import Reason, Verdict
 
 
 def fp32(problem: Problem) -> Assignment:

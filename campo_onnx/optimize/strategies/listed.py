@@ -1,8 +1,8 @@
 """Verdicts that follow from the lists alone, whatever the strategy."""
 
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.reason import Reason, Verdict
 
 _REASON = {
     OpClass.DENY: Reason.DENY_LIST,

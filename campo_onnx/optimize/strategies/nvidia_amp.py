@@ -1,8 +1,8 @@
 """NVIDIA AMP: a whitelist, a blacklist, and everything else follows its input."""
 
 from campo_onnx.ir.view import OpNode
+from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.problem import Assignment, Problem
-from campo_onnx.optimize.reason import Reason
 from campo_onnx.optimize.strategies.dispatch import Dispatched, dispatch
 
 

@@ -10,12 +10,12 @@ import math
 from functools import cache
 
 from campo_onnx.optimize.casts import CastKind
+from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.minimum_cut import Cut, Network
-from campo_onnx.optimize.oplists import OpClass
 from campo_onnx.optimize.padding.terms import padded_choice, pay_for_pads
 from campo_onnx.optimize.passes import taint
+from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.problem import Assignment, Problem
-from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
 
 _MAY_BE_LOW = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR)

@@ -1,9 +1,9 @@
 """TF_AMP: TensorFlow's automatic mixed precision, the paper's baseline. Lists and paint, no costs."""
 
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.passes import between, flood, taint
+from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.problem import Assignment, Problem
-from campo_onnx.optimize.reason import Reason, Verdict
 from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
 
 

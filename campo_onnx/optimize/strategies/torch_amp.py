@@ -1,8 +1,8 @@
 """PyTorch AMP: three lists and a decision at every call; the rest takes the widest of its inputs."""
 
 from campo_onnx.ir.view import OpNode
+from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.problem import Assignment, Problem
-from campo_onnx.optimize.reason import Reason
 from campo_onnx.optimize.strategies.dispatch import Dispatched, dispatch
 
 

@@ -7,7 +7,7 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.reason import Fact, Reason, Verdict
+from campo_onnx.optimize.plan.reason import Fact, Reason, Verdict
 from campo_onnx.optimize.values.differences import cancelling_squares
 from campo_onnx.optimize.values.factors import shrunken_values
 from campo_onnx.optimize.values.gradient_sums import gradient_products_summed, scaled_gradients_summed

@@ -5,7 +5,7 @@ import pytest
 from campo_onnx.ir.constants import is_external
 from campo_onnx.optimize.padding.alignment import open_axes
 from campo_onnx.optimize.padding.choose import PadLimits, pad
-from campo_onnx.optimize.rewrite import rewrite
+from campo_onnx.optimize.plan.rewrite import rewrite
 from tests.optimize.padding.padded import GENEROUS, Pair
 
 

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from campo_onnx.devices.datasheet import device, devices
 from campo_onnx.errors import UsageError
+from campo_onnx.hardware.datasheet import device, devices
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.oplists import preset
+from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.padding import choose as tensor_cores
 from campo_onnx.optimize.padding.choose import PadLimits, pad, with_padding
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.optimize.rewrite import rewrite
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.strategies.optimal import optimal
-from campo_onnx.options import Options
-from campo_onnx.pipeline import decide, optimize, problem_of
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import decide, optimize, problem_of
 
 V100 = device("v100")
 

@@ -7,16 +7,16 @@ import numpy as np
 import onnx
 import pytest
 
+from campo_onnx.emulation.numerics import relative_l2
 from campo_onnx.ir import constants
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import import_model
-from campo_onnx.optimize.oplists import preset
-from campo_onnx.optimize.rewrite import rewrite
-from campo_onnx.options import Options
-from campo_onnx.pipeline import optimize
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.optimize.plan.rewrite import rewrite
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import optimize
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.run import run as run_once
-from campo_onnx.training.numerics import relative_l2
+from campo_onnx.runtime.onnxruntime.run import run as run_once
 from tests.optimize.padding.padded import (
     FREE_LAUNCH,
     GENEROUS,

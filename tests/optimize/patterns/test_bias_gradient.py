@@ -1,8 +1,8 @@
 import pytest
 
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.lists.patterns.bias_gradient import bias_gradient
 from campo_onnx.optimize.passes import taint
-from campo_onnx.optimize.patterns.bias_gradient import bias_gradient
 from campo_onnx.optimize.safety import weight_update
 
 

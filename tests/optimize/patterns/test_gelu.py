@@ -1,7 +1,7 @@
 import pytest
 
-from campo_onnx.optimize.oplists import OpClass
-from campo_onnx.optimize.patterns.gelu import gelu
+from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.lists.patterns.gelu import gelu
 
 HEAD = """(float[4] x, float[4] z) => (float[4] y)
           <float half = {0.5}, float minus_half = {-0.5},

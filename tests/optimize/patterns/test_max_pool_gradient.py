@@ -1,6 +1,6 @@
 from campo_onnx.ir.view import Use
-from campo_onnx.optimize.oplists import OpClass
-from campo_onnx.optimize.patterns.max_pool_gradient import max_pool_gradient
+from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.lists.patterns.max_pool_gradient import max_pool_gradient
 
 POOL = """(float[1, 2, 4, 4] x, float[8] g, float[32] zeros, int64[8] tokens) => (float[32] y)
 <int64[1] flat = {{-1}}> {{

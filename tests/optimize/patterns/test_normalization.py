@@ -3,9 +3,9 @@ from collections import Counter
 import pytest
 
 from campo_onnx.ir.view import Use
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.lists.patterns.normalization import normalization
 from campo_onnx.optimize.passes import taint
-from campo_onnx.optimize.patterns.normalization import normalization
 
 INFER, DENY = OpClass.INFER, OpClass.DENY
 CONSTANTS = """<int64[1] last = {-1}, int64[2] spatial = {0, 2}, float eps = {0.001}, float two = {2.0},

@@ -1,8 +1,8 @@
 import pytest
 
 from campo_onnx.ir.view import Use
-from campo_onnx.optimize.oplists import OpClass
-from campo_onnx.optimize.patterns.random import random
+from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.lists.patterns.random import random
 
 
 @pytest.mark.parametrize(

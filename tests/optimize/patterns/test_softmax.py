@@ -1,10 +1,10 @@
 import pytest
 
 from campo_onnx.ir.view import Use
-from campo_onnx.optimize.oplists import OpClass
+from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.lists.patterns.normalization import normalization
+from campo_onnx.optimize.lists.patterns.softmax import softmax
 from campo_onnx.optimize.passes import taint
-from campo_onnx.optimize.patterns.normalization import normalization
-from campo_onnx.optimize.patterns.softmax import softmax
 
 HEAD = """(float[4,8] x, float[4,8] z, float[4,1] c) => (float[4,8] y)
           <int64[1] axis = {1}, int64[2] shape = {4, 8}, int64[2] col = {4, 1}> {"""

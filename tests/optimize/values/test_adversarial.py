@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.plan import Plan
-from campo_onnx.optimize.reason import Reason
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.plan.reason import Reason
 from tests.optimize.small_steps import STEADY, both, mixed_of, model_of, reasons
 
 LARGE, SMALL = 400.0, 1e-4

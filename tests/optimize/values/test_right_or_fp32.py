@@ -6,7 +6,7 @@ Every case is small, so a device is made up on which low precision pays for ever
 import numpy as np
 import pytest
 
-from campo_onnx.optimize.plan import Plan
+from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.values.ranges import DeclaredRange
 from tests.optimize.small_steps import STEADY, both, mixed_of, model_of

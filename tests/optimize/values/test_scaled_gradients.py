@@ -5,7 +5,7 @@ import pytest
 from onnx import numpy_helper
 
 from campo_onnx.ops.precision import Precision
-from campo_onnx.optimize.reason import Reason
+from campo_onnx.optimize.plan.reason import Reason
 from tests.optimize.small_steps import STEADY, both, mixed_of, model_of, reasons
 
 SCALED = """[fc] h = MatMul(x, w) [mean] loss = ReduceMean<keepdims=0>(h)

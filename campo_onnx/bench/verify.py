@@ -1,0 +1,251 @@
+"""Plans measured on the device: one plan against FP32, or every strategy's plan side by side.
+
+:func:`verify` returns the mixed graph only if its step is measured faster than the FP32 step, and the
+FP32 graph otherwise. A plan that is not faster can be repaired: plan again with better costs, and
+measure again. First every node is timed on the device in both precisions; after that the measured step
+shows by how much the costs of low precision and its casts were underestimated.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from campo_onnx.bench.graphs import Graph
+from campo_onnx.bench.result import BenchResult, BenchRow, Outcome
+from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.costs.choose import costs_for
+from campo_onnx.costs.evidence import CostSource
+from campo_onnx.costs.table import CostTable
+from campo_onnx.errors import ModelError
+from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.plan.reason import Reason, Verdict
+from campo_onnx.optimize.plan.rewrite import rewrite
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.planning.comparison import Comparison
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import Optimized, apply, decide, stay_fp32
+
+Measure = Callable[[Sequence[Graph]], BenchResult]
+"""Times training steps in alternation; the others are compared with the first."""
+
+FP32 = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One plan, and its graph measured against FP32.
+
+    Parameters
+    ----------
+    optimized
+        The plan and its graph.
+    result
+        The measurement: FP32 first, then the mixed graph.
+    """
+
+    optimized: Optimized
+    result: BenchResult
+
+    @property
+    def row(self) -> BenchRow:
+        """The mixed graph's row."""
+        return self.result.rows[1]
+
+    @property
+    def wins(self) -> bool:
+        """Whether the whole confidence interval of its speed-up is on the faster side."""
+        return self.row.verdict is Outcome.FASTER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """All attempts, and the graph to use.
+
+    Parameters
+    ----------
+    attempts
+        Plans that were measured, in order; none where the first plan changes nothing.
+    returned
+        The attempt that was faster than FP32, or the FP32 graph.
+    """
+
+    attempts: tuple[Attempt, ...]
+    returned: Optimized
+
+    @property
+    def won(self) -> bool:
+        """Whether a mixed graph is returned."""
+        return bool(self.returned.plan.low_nodes)
+
+
+def verify(optimized: Optimized, options: Options, measure: Measure, *, repairs: int = 0) -> Verification:
+    """Measure a result against the FP32 graph it was made from.
+
+    Parameters
+    ----------
+    optimized
+        The result.
+    options
+        The options it was planned with.
+    measure
+        How to measure: :func:`campo_onnx.bench.bench.bench` on the plan's device.
+    repairs
+        How often to plan again when the mixed step is not faster.
+
+    Raises
+    ------
+    ModelError
+        If the FP32 graph itself does not run.
+    campo_onnx.errors.CampoError
+        If nodes cannot be timed for a repair.
+    """
+    if not optimized.plan.low_nodes:
+        return Verification(attempts=(), returned=optimized)
+    attempts = [_attempt(optimized, options, measure)]
+    if not options.chosen_strategy.is_cost_aware:
+        repairs = 0  # other costs would change nothing
+    while not attempts[-1].wins and len(attempts) <= repairs:
+        problem, plan = _replanned(attempts[-1], options)
+        if not plan.low_nodes or _key(plan) in {_key(tried.optimized.plan) for tried in attempts}:
+            break
+        attempts.append(_attempt(apply(plan, problem, optimized.imported), options, measure))
+    last = attempts[-1]
+    return Verification(
+        attempts=tuple(attempts), returned=last.optimized if last.wins else _in_fp32(last, options)
+    )
+
+
+def scaled_costs(costs: CostTable, plan: Plan, result: BenchResult) -> CostTable:
+    """Scale the costs of low precision and casts up to what the measured step implies.
+
+    Costs of nodes that the plan left in FP32 stay. The difference between the measured and the
+    predicted mixed step, both as multiples of the FP32 step, is attributed to low nodes, casts and
+    pads, in proportion to their predicted times.
+
+    Parameters
+    ----------
+    costs
+        The costs that the plan was made with.
+    plan
+        The plan, with at least one low node.
+    result
+        The measurement: FP32 first, then the mixed graph.
+    """
+    fp32, mixed = (row.step_us for row in result.rows[:2])
+    if fp32 is None or mixed is None:
+        return costs
+    low = plan.low_nodes
+    fp32_part_us = sum(d.fp32_us for d in plan.decisions if d.node not in low)
+    measured_us = mixed.median / fp32.median * plan.fp32_us
+    factor = max(1.0, (measured_us - fp32_part_us) / max(plan.predicted_us - fp32_part_us, 1e-9))
+    if factor == 1.0:
+        return costs
+    nodes = {
+        name: replace(cost, low_us=cost.low_us * factor, source=CostSource.SCALED)
+        for name, cost in costs.nodes.items()
+    }
+    cast = CastModel(r_us=costs.cast.r_us * factor, c_i_us=costs.cast.c_i_us * factor)
+    return replace(costs, source=CostSource.SCALED, nodes=nodes, cast=cast)
+
+
+def _attempt(optimized: Optimized, options: Options, measure: Measure) -> Attempt:
+    given = optimized.imported
+    mixed = replace(import_model(optimized.model, options.dims), folder=given.folder)
+    result = measure((Graph(name=FP32, imported=given), Graph(name=optimized.plan.low.value, imported=mixed)))
+    if result.interrupted:
+        raise KeyboardInterrupt  # an incomplete measurement decides nothing, and nothing is written
+    if result.rows[0].verdict is Outcome.FAILED:
+        raise ModelError(
+            "the FP32 graph does not run, so nothing can be verified", why=result.rows[0].failure
+        )
+    return Attempt(optimized=optimized, result=result)
+
+
+def _replanned(attempt: Attempt, options: Options) -> tuple[Problem, Plan]:
+    """Plan again, with better costs, after an attempt that was not faster."""
+    problem, plan = attempt.optimized.problem, attempt.optimized.plan
+    if problem.costs.source not in (CostSource.MEASURE, CostSource.SCALED):
+        costs = costs_for(
+            problem.view, problem.ports, options.device, options.low, CostSource.MEASURE, options.evidence
+        )
+        problem = replace(problem, costs=costs)
+        plan = decide(problem, attempt.optimized.imported, options)
+        if _key(plan) != _key(attempt.optimized.plan):
+            return problem, plan
+    problem = replace(problem, costs=scaled_costs(problem.costs, plan, attempt.result))
+    return problem, decide(problem, attempt.optimized.imported, options)
+
+
+def _in_fp32(attempt: Attempt, options: Options) -> Optimized:
+    fp32, mixed = attempt.result.rows[:2]
+    if fp32.step_us is None or mixed.step_us is None:
+        verdict = Verdict(
+            decided_by=Reason.VERIFIED_FAILING, facts={"low": options.low.value, "failure": mixed.failure}
+        )
+    else:
+        verdict = Verdict(
+            decided_by=Reason.VERIFIED_SLOWER,
+            facts={
+                "low": options.low.value,
+                "low_ms": mixed.step_us.median / 1000,
+                "fp32_ms": fp32.step_us.median / 1000,
+                "outcome": mixed.verdict.value,
+            },
+        )
+    problem, imported = attempt.optimized.problem, attempt.optimized.imported
+    # What was measured does not change what is proven of the predicted steps.
+    bound_us = attempt.optimized.plan.lower_bound_us
+    plan = replace(stay_fp32(problem, options, verdict), lower_bound_us=bound_us)
+    return apply(plan, problem, imported)
+
+
+def measured(comparison: Comparison, measure: Measure, dims: Mapping[str, int] | None = None) -> Comparison:
+    """Measure the step of every strategy; strategies with equal plans share one measurement.
+
+    Parameters
+    ----------
+    comparison
+        The strategies' plans.
+    measure
+        How to measure.
+    dims
+        Sizes of symbolic dimensions, as the strategies were compared with.
+    """
+    plans = {_key(row.plan): row.plan for row in reversed(comparison.rows)}
+    unchanged = _key(comparison.rows[0].plan)  # the strategy fp32
+    names = {key: f"{plan.strategy} {plan.lists}" for key, plan in plans.items()}
+    graphs = [Graph(name=names[unchanged], imported=comparison.imported)]
+    graphs += [
+        Graph(name=names[key], imported=_mixed(comparison.imported, plan, dims))
+        for key, plan in reversed(plans.items())
+        if key != unchanged
+    ]
+    result = measure(graphs)
+    found = {row.name: row for row in result.rows}
+    rows = []
+    for row in comparison.rows:
+        key = _key(row.plan)
+        timed = found[names[key]]
+        ratio = timed.speedup
+        speedup = None if ratio is None else ratio.median
+        if key == unchanged and timed.step_us is not None:
+            speedup = 1.0
+        rows.append(
+            replace(
+                row,
+                measured_us=None if timed.step_us is None else timed.step_us.median,
+                measured_speedup=speedup,
+                measured_bounds=None if ratio is None else (ratio.low, ratio.high),
+                verdict=timed.verdict.value,
+            )
+        )
+    return replace(comparison, rows=tuple(rows), interrupted=result.interrupted)
+
+
+def _key(plan: Plan) -> tuple[object, ...]:
+    """What makes two plans of one graph equal."""
+    return plan.low_nodes, plan.pads
+
+
+def _mixed(given: Imported, plan: Plan, dims: Mapping[str, int] | None) -> Imported:
+    return replace(import_model(rewrite(given, plan), dims), folder=given.folder)

@@ -1,0 +1,114 @@
+"""What rounding makes of every strategy's step: each plan emulated on the CPU, beside the FP32 step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from types import MappingProxyType
+
+import numpy as np
+import onnx
+
+from campo_onnx.emulation.dfp16 import emulate_dfp16
+from campo_onnx.emulation.drift import Arrays, Reference
+from campo_onnx.emulation.numerics import emulate, seeded
+from campo_onnx.errors import ModelError, UnsupportedModelError
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.plan.rewrite import rewrite
+from campo_onnx.optimize.safety import earlier_versions
+from campo_onnx.optimize.values.loss_scale import loss_scaling
+from campo_onnx.planning.comparison import Comparison, Drift
+from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.runtime.onnxruntime.chunked_run import run_in_pieces
+from campo_onnx.runtime.onnxruntime.providers import machine
+
+LOSS_SCALE = 1024.0
+"""Of generated inputs, where the graph scales its loss."""
+
+
+class Numerics(StrEnum):
+    """How the low nodes of a plan are taken to compute."""
+
+    PLANNED = "planned"
+    """In the low precision that was planned."""
+    DFP16 = "dfp16"
+    """In dynamic fixed point with 16 bits, which no device here has."""
+
+
+def with_drift(
+    comparison: Comparison,
+    numerics: Sequence[Numerics],
+    *,
+    feeds: Arrays | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> Comparison:
+    """Emulate every plan, and say how far it is from the FP32 step.
+
+    Parameters
+    ----------
+    comparison
+        Plans of one graph.
+    numerics
+        How low nodes compute.
+    feeds
+        A batch; generated where there is none.
+    dims
+        Sizes of symbolic dimensions.
+
+    Raises
+    ------
+    ModelError
+        If the FP32 step itself fails on the batch, or is not finite.
+    """
+    imported = comparison.imported
+    reference = Reference(
+        model=seeded(imported.model),
+        feeds=_generated(comparison) if feeds is None else feeds,
+        earlier=earlier_versions(imported.view),
+        machine=machine("cpu"),
+        folder=imported.folder,
+    )
+    for name, value in reference.outputs.items():
+        if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
+            raise ModelError(
+                f"the FP32 step is not finite in {name!r}",
+                why="what is not finite in FP32 says nothing about a lower precision",
+                remedy="Name a batch it is finite on, with --inputs.",
+            )
+    known: dict[object, Mapping[str, Drift]] = {}
+    rows = []
+    for row in comparison.rows:
+        plan = row.plan
+        decided = (plan.low_nodes, plan.pads)
+        if decided not in known:
+            mixed = rewrite(imported, plan)
+            known[decided] = MappingProxyType(
+                {_title(n, plan): _drift(mixed, n, reference, dims) for n in numerics}
+            )
+        rows.append(replace(row, drift=known[decided]))
+    return replace(comparison, rows=tuple(rows))
+
+
+def _title(numerics: Numerics, plan: Plan) -> str:
+    return plan.low.value if numerics is Numerics.PLANNED else numerics.value
+
+
+def _drift(
+    mixed: onnx.ModelProto, numerics: Numerics, reference: Reference, dims: Mapping[str, int] | None
+) -> Drift:
+    try:
+        emulated = emulate_dfp16(mixed, dims) if numerics is Numerics.DFP16 else emulate(mixed, dims)
+        actual = run_in_pieces(seeded(emulated), reference.feeds, reference.machine, folder=reference.folder)
+        errors = reference.drift_of(actual)
+    except (ModelError, UnsupportedModelError) as error:
+        return Drift(error=None, output="", why=str(error))
+    worst = max(errors, key=lambda name: errors[name], default="")
+    return Drift(error=errors.get(worst, 0.0), output=worst)
+
+
+def _generated(comparison: Comparison) -> Arrays:
+    view = comparison.imported.view
+    made = synthesize(view)
+    scale = loss_scaling(view).scale
+    if scale in made:
+        made[scale] = np.full_like(made[scale], LOSS_SCALE)
+    return made

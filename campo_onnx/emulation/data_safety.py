@@ -1,0 +1,308 @@
+"""Safety measured on data: forbid what breaks on real batches, release from taint what is harmless.
+
+Lists are blunt. They allow what may overflow on this network's values, and they forbid everything
+downstream of a deny node although its rounding may not be felt in any gradient.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from campo_onnx.emulation.drift import Reference, most_drift
+from campo_onnx.emulation.numerics import emulate, seeded
+from campo_onnx.emulation.ranges import Range, ranges_of
+from campo_onnx.errors import CheckFailedError, UsageError
+from campo_onnx.ir.importer import Imported
+from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.passes import neighbours, taint
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.plan.reason import Reason, Verdict
+from campo_onnx.optimize.plan.rewrite import rewrite
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.safety import earlier_versions
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import decide, problem_of
+from campo_onnx.runtime.onnxruntime.chunked_run import run_in_pieces
+from campo_onnx.runtime.onnxruntime.providers import machine
+
+Feeds = Mapping[str, NDArray[Any]]
+Progress = Callable[[str], None]
+Forbidden = Mapping[str, Verdict]
+
+LOST_MASS = 2.0**-11
+"""Share of a tensor's magnitude that may become zero: what FP16's own rounding loses."""
+
+MOST_TRIALS = 24
+"""Emulated steps the search for harmless releases may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSafety:
+    """What data says of a graph.
+
+    Parameters
+    ----------
+    forbidden
+        Nodes that would break, with the reason.
+    released
+        Tainted nodes that are shown harmless together.
+    ranges
+        Range of every tensor that was looked at.
+    drift_before, drift_after
+        Relative error of every output against FP32, with the lists' taint and with the releases.
+    gain_us
+        Predicted time that the releases save.
+    trials
+        Emulated steps it took.
+    """
+
+    forbidden: Mapping[str, Verdict]
+    released: frozenset[str]
+    ranges: Mapping[str, Range]
+    drift_before: Mapping[str, float]
+    drift_after: Mapping[str, float]
+    gain_us: float
+    trials: int
+
+    def applied_to(self, options: Options) -> Options:
+        """Options that plan with what was found."""
+        return replace(options, forbidden=self.forbidden, released=self.released)
+
+
+def measure_safety(
+    imported: Imported,
+    options: Options,
+    batches: Sequence[Feeds],
+    *,
+    budget: float | None = None,
+    tell: Progress = lambda _: None,
+) -> DataSafety:
+    """Run the FP32 step on real batches and decide by what each node computes there.
+
+    1. A node with an input or output that overflows, or of whose magnitude more than
+       :data:`LOST_MASS` becomes zero, is forbidden.
+    2. Where the mixed step, emulated, breaks the budget with the lists alone, more stays FP32: first
+       all that neither multiplies matrices nor convolves, then half after half of what does, the last
+       in the graph first.
+    3. Tainted nodes are released as far as every output stays within the budget. All of them together
+       are tried first, then halves; what is returned was tested together.
+
+    An output that is a new version of an input (a weight after the update) is measured by what the
+    step adds to it; see :class:`campo_onnx.emulation.drift.Reference`.
+
+    The loss, the weight update and graph inputs and outputs are never released.
+
+    Parameters
+    ----------
+    imported, options
+        The step, and how it would be planned.
+    batches
+        Values for every input, loss scale included.
+    budget
+        Relative error an output may have; None takes what the low precision allows
+        (:func:`campo_onnx.emulation.drift.most_drift`).
+    tell
+        Called with a sentence whenever a stage begins.
+
+    Raises
+    ------
+    UsageError
+        If the budget is not positive, there is no batch, or the FP32 step itself is not finite.
+    CheckFailedError
+        If not even the FP32 step keeps the budget when it is run again.
+    """
+    if budget is None:
+        budget = most_drift(options.low)
+    if not budget > 0:
+        raise UsageError(f"the error budget is {budget:g}", remedy="Give a positive one, such as 1e-2.")
+    if imported.stamp is not None:
+        raise UsageError(
+            "the model is a result of campo-onnx already",
+            why="its precision is decided",
+            remedy="Give the FP32 file it was made from.",
+        )
+    if not batches:
+        raise UsageError("safety on data needs a batch", remedy="Give one with --inputs batch.npz.")
+    for feeds in batches:
+        _refuse_unfinite(feeds, "the batch", "is not a number")
+    here = machine("cpu")
+    given = seeded(imported.model)
+    tell("running the FP32 step")
+    earlier = earlier_versions(imported.view)
+    references = [
+        Reference(model=given, feeds=feeds, earlier=earlier, machine=here, folder=imported.folder)
+        for feeds in batches
+    ]
+    for reference in references:
+        _refuse_unfinite(reference.outputs, "the FP32 step", "is not finite on this batch")
+    problem = problem_of(imported, options)
+    tell("recording ranges")
+    found = ranges_of(given, _reads_and_results(problem), batches, options.low, here)
+    forbidden: Forbidden = MappingProxyType(dict(_breaking(problem, found)))
+    search = _Search(imported, options, references, budget, tell)
+    forbidden, before, drift_before = search.within_budget(problem, forbidden)
+    cautious = replace(options, forbidden=forbidden, released=frozenset())
+    released, after, drift_after = search.best(
+        _groups(problem_of(imported, cautious)), forbidden, before, drift_before
+    )
+    return DataSafety(
+        forbidden=forbidden,
+        released=released,
+        ranges=MappingProxyType(found),
+        drift_before=MappingProxyType(drift_before),
+        drift_after=MappingProxyType(drift_after),
+        gain_us=before.predicted_us - after.predicted_us,
+        trials=search.trials,
+    )
+
+
+class _Search:
+    """Looks for what must stay FP32, and what may go low, for every output to keep the budget."""
+
+    def __init__(
+        self,
+        imported: Imported,
+        options: Options,
+        references: Sequence[Reference],
+        budget: float,
+        tell: Progress,
+    ) -> None:
+        self.trials = 0
+        self._imported, self._options = imported, options
+        self._references, self._budget, self._tell = references, budget, tell
+
+    def trial(self, forbidden: Forbidden, released: frozenset[str]) -> tuple[Plan, dict[str, float]]:
+        """Plan with `forbidden` and `released`, emulate the result, and compare every output."""
+        self.trials += 1
+        self._tell(f"emulating the mixed step, trial {self.trials}")
+        options = replace(self._options, forbidden=forbidden, released=released)
+        plan = decide(problem_of(self._imported, options), self._imported, options)
+        mixed = seeded(emulate(rewrite(self._imported, plan), self._options.dims))
+        worst: dict[str, float] = {}
+        for reference in self._references:
+            actual = run_in_pieces(mixed, reference.feeds, reference.machine, folder=self._imported.folder)
+            for name, error in reference.drift_of(actual).items():
+                worst[name] = max(worst.get(name, 0.0), error)
+        return plan, worst
+
+    def within_budget(
+        self, problem: Problem, forbidden: Forbidden
+    ) -> tuple[Forbidden, Plan, dict[str, float]]:
+        """Forbid more until the budget holds."""
+        plan, drift = self.trial(forbidden, frozenset())
+        products = [n.name for n in problem.view.nodes if problem.op_class(n.name) is OpClass.ALLOW]
+        kept = len(products)
+        worst = max(drift, key=lambda name: drift[name], default="")
+        while drift and drift[worst] > self._budget:
+            if not plan.low_nodes:
+                raise CheckFailedError(
+                    f"no mixed step keeps the error budget of {self._budget:g}",
+                    why=f"{worst!r} is off by {drift[worst]:.2g} with every node in FP32",
+                    remedy="Give a larger --budget.",
+                )
+            low = frozenset(products[:kept])
+            verdict = Verdict(decided_by=Reason.DATA_BUDGET)
+            more = {n.name: verdict for n in problem.view.nodes if n.name not in low}
+            forbidden = MappingProxyType({**more, **forbidden})
+            plan, drift = self.trial(forbidden, frozenset())
+            worst = max(drift, key=lambda name: drift[name])
+            kept //= 2
+        return forbidden, plan, drift
+
+    def best(
+        self,
+        groups: Sequence[frozenset[str]],
+        forbidden: Forbidden,
+        before: Plan,
+        drift_before: dict[str, float],
+    ) -> tuple[frozenset[str], Plan, dict[str, float]]:
+        """Add groups, many at once, as long as the budget holds."""
+        released: frozenset[str] = frozenset()
+        plan, drift = before, drift_before
+        pending = [list(groups)] if groups else []
+        while pending and self.trials < MOST_TRIALS:
+            candidates = pending.pop(0)
+            tried = released.union(*candidates)
+            tried_plan, tried_drift = self.trial(forbidden, tried)
+            if all(error <= self._budget for error in tried_drift.values()):
+                if tried_plan.predicted_us <= plan.predicted_us:
+                    released, plan, drift = tried, tried_plan, tried_drift
+            elif len(candidates) > 1:
+                half = len(candidates) // 2
+                pending += [candidates[:half], candidates[half:]]
+        return released, plan, drift
+
+
+def _reads_and_results(problem: Problem) -> Iterator[str]:
+    for node in problem.view.nodes:
+        if problem.is_free(node.name):
+            yield from _low_tensors(problem, node.name)
+
+
+def _low_tensors(problem: Problem, name: str) -> Iterator[str]:
+    node, ports = problem.view.node[name], problem.ports[name]
+    for index in sorted(ports.low_inputs):
+        yield node.inputs[index]
+    for index in sorted(ports.low_outputs):
+        yield node.outputs[index]
+
+
+def _breaking(problem: Problem, ranges: Mapping[str, Range]) -> Iterator[tuple[str, Verdict]]:
+    for node in problem.view.nodes:
+        if not problem.is_free(node.name):
+            continue
+        for tensor in _low_tensors(problem, node.name):
+            found = ranges[tensor]
+            if found.overflow_share > 0:
+                verdict = Verdict(
+                    decided_by=Reason.DATA_OVERFLOW,
+                    facts={"tensor": tensor, "value": found.largest, "low": problem.low.value},
+                )
+            elif found.lost_mass > LOST_MASS:
+                verdict = Verdict(
+                    decided_by=Reason.DATA_UNDERFLOW,
+                    facts={
+                        "tensor": tensor,
+                        "flushed_share": found.flushed_share,
+                        "lost_share": found.lost_mass,
+                        "low": problem.low.value,
+                    },
+                )
+            else:
+                continue
+            yield node.name, verdict
+            break
+
+
+def _groups(problem: Problem) -> list[frozenset[str]]:
+    """Connected groups of tainted free nodes, the most promising first."""
+    tainted = {name for name in taint(problem.view, problem.classification) if problem.is_free(name)}
+    groups: list[frozenset[str]] = []
+    seen: set[str] = set()
+    for node in problem.view.nodes:
+        if node.name in seen or node.name not in tainted:
+            continue
+        group, pending = {node.name}, [node]
+        while pending:
+            for other in neighbours(pending.pop(), problem.view):
+                if other.name in tainted and other.name not in group:
+                    group.add(other.name)
+                    pending.append(other)
+        seen |= group
+        groups.append(frozenset(group))
+    gains = problem.costs.nodes
+    return sorted(groups, key=lambda group: -sum(max(gains[name].gain_us, 0.0) for name in group))
+
+
+def _refuse_unfinite(arrays: Feeds, what: str, why: str) -> None:
+    for name, value in arrays.items():
+        if np.issubdtype(value.dtype, np.floating) and np.isnan(value).any():
+            raise UsageError(
+                f"{what} holds NaN in {name!r}",
+                why=f"a value {why}",
+                remedy="Give a batch that trains in FP32.",
+            )

@@ -1,0 +1,265 @@
+"""How far a mixed step is from the FP32 step, held against what matters and what FP32 itself knows."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+
+from campo_onnx.ops.precision import Precision
+from campo_onnx.runtime.onnxruntime.chunked_run import run_in_pieces
+from campo_onnx.runtime.onnxruntime.providers import Machine
+
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+Outputs: TypeAlias = Iterable[tuple[str, NDArray[Any]]]
+
+MOST_IN_FP16 = 1e-2
+"""Relative error that an output may have in FP16, unless told otherwise."""
+
+FEWER_BITS = 2.0**13
+"""FP16 has 13 bits fewer than FP32: what FP32 loses of an output, FP16 loses that many times over."""
+
+
+GRANTED = 10.0
+"""Against a limit of 1 % an output may lose a tenth of what FP16 has to lose of it: 10 times 1 %."""
+
+
+_DRAWS = 3
+
+
+def most_drift(low: Precision) -> float:
+    """Relative error that an output may have unless told otherwise: 1 % in FP16, 8 % in BF16.
+
+    Every rounding of BF16 is eight times that of FP16, and the error of an output with it; so is what FP32's
+    own error comes to, which :class:`Reference` counts in FP16's.
+
+    Examples
+    --------
+    >>> most_drift(Precision.BF16)
+    0.08
+    """
+    return MOST_IN_FP16 * 2.0 ** (Precision.FP16.fraction_bits - low.fraction_bits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """The FP32 step on one batch.
+
+    An output that is a new version of an input (a weight after its update) counts as what the step
+    adds to it: rounding is not small because a weight is large.
+
+    FP16 has 13 bits fewer than FP32, so what FP32 loses of an output, FP16 has to lose 8,192 times over: all
+    of the gradient of a key's bias, which is zero but for rounding, and much of the gradients of a
+    deep network at random weights. What FP32 loses shows when inputs change in their last bit. The
+    error of such an output is held against that loss, or against the size of all outputs of its kind.
+
+    Parameters
+    ----------
+    model
+        The FP32 graph, random nodes seeded.
+    feeds
+        The batch.
+    earlier
+        By output, the inputs that it may be a new version of
+        (:func:`campo_onnx.optimize.safety.earlier_versions`).
+    machine, folder
+        Where to run it, and where its external data lies.
+    """
+
+    model: onnx.ModelProto
+    feeds: Arrays
+    earlier: Mapping[str, tuple[str, ...]]
+    machine: Machine
+    folder: Path | None = None
+
+    @cached_property
+    def outputs(self) -> Arrays:
+        """What the step makes of the batch."""
+        return dict(run_in_pieces(self.model, self.feeds, self.machine, folder=self.folder))
+
+    @cached_property
+    def _base_of(self) -> Mapping[str, str]:
+        """The input that an output is a new version of: the closest one."""
+        found = {}
+        for output, names in self.earlier.items():
+            distance = {n: _size(self.outputs[output].astype(np.float64) - self.feeds[n]) for n in names}
+            found[output] = min(distance, key=lambda name: distance[name])
+        return found
+
+    @cached_property
+    def bases(self) -> Arrays:
+        """The old version of every output that is a new one."""
+        return {output: self.feeds[name] for output, name in self._base_of.items()}
+
+    @cached_property
+    def own_error(self) -> Mapping[str, float]:
+        """Relative error of FP32 itself, by output."""
+        changed, feeds = _with_weights_changed(self.model), _changed(self.feeds)
+        again = run_in_pieces(changed, feeds, self.machine, folder=self.folder)
+        return {
+            name: self._own(name, value, feeds) / self._sizes[name]
+            for name, value in again
+            if self._sizes.get(name)
+        }
+
+    def error_of_rounding(self, low: Precision) -> Mapping[str, float]:
+        """Relative error of the FP32 step where all it is given is moved by as much as `low` may round it.
+
+        A rectifier or a max pooling that chooses otherwise changes a gradient at once, however little the
+        values changed: what FP32 loses in its last bit does not show it. No mixed step can be better.
+
+        Parameters
+        ----------
+        low
+            The low precision.
+
+        Returns
+        -------
+        mapping
+            By floating-point output, the largest of a few draws; infinite where one is not finite.
+        """
+        worst: dict[str, float] = {}
+        step = 2.0 ** -(low.fraction_bits + 1)
+        for seed in range(_DRAWS):
+            changed = _with_weights_changed(self.model, step=step, seed=2 * seed + 1)
+            feeds = _changed(self.feeds, step=step, seed=2 * seed)
+            for name, value in run_in_pieces(changed, feeds, self.machine, folder=self.folder):
+                if size := self._sizes.get(name):
+                    error = self._own(name, value, feeds) / size if np.isfinite(value).all() else float("inf")
+                    worst[name] = max(worst.get(name, 0.0), error)
+        return worst
+
+    def _own(self, name: str, again: NDArray[Any], feeds: Arrays) -> float:
+        """How far an output, or what the step adds to it, moves; storing a large weight moves nothing."""
+        first = self.outputs[name].astype(np.float64)
+        moved = again.astype(np.float64) - first
+        if name not in self.bases:
+            return _size(moved)
+        base = self._base_of[name]
+        moved -= feeds[base].astype(np.float64) - self.feeds[base]
+        return max(_size(moved) - _size(np.spacing(np.abs(self.outputs[name]))), 0.0)
+
+    def drift_of(self, actual: Arrays | Outputs) -> dict[str, float]:
+        """Compare another step's outputs.
+
+        Parameters
+        ----------
+        actual
+            The outputs; or one after another, so that they need not all be held at once.
+
+        Returns
+        -------
+        dict
+            By output: relative L2 error of floats; of integers and truth values, the share that differs.
+        """
+        distances = {
+            name: self._distance(name, value)
+            for name, value in (actual.items() if isinstance(actual, Mapping) else actual)
+        }
+        errors: dict[str, float] = {}
+        for name in self.outputs:
+            error, size = distances[name], self._sizes.get(name, 1.0)
+            errors[name] = 0.0 if error == 0.0 else (error / size if size else float("inf"))
+            if name in self._sizes and errors[name] > 1 / FEWER_BITS:
+                errors[name] = self._conditioned(name, error)
+        return errors
+
+    def _distance(self, name: str, actual: NDArray[Any]) -> float:
+        expected = self.outputs[name]
+        if name in self._sizes:
+            return _difference(actual, expected)
+        return float(np.mean(actual != expected)) if expected.size else 0.0
+
+    def _conditioned(self, name: str, error: float) -> float:
+        """The error of an output in view of how well FP32 knows it."""
+        size = self._sizes[name]
+        amplified = self.own_error.get(name, float("inf")) * FEWER_BITS * GRANTED
+        if not np.isfinite(error):
+            return float("inf")
+        if amplified <= 1.0:
+            return error / size
+        of_its_kind = self._typical[self._kind(name)] * float(np.sqrt(self.outputs[name].size))
+        by_condition = size * amplified if np.isfinite(amplified) else 0.0
+        most = max(size, of_its_kind, by_condition)
+        return error / most if most else float("inf")
+
+    @cached_property
+    def _sizes(self) -> Mapping[str, float]:
+        """L2 norm of every floating-point output, or of what the step adds to it."""
+        sizes = {}
+        for name, value in self.outputs.items():
+            if np.issubdtype(value.dtype, np.floating):
+                base = self.bases.get(name)
+                exact = value.astype(np.float64)
+                sizes[name] = _size(exact if base is None else exact - base)
+        return sizes
+
+    @cached_property
+    def _typical(self) -> Mapping[tuple[bool, int], float]:
+        """Root mean square of all outputs of a kind."""
+        squares: dict[tuple[bool, int], float] = {}
+        counts: dict[tuple[bool, int], int] = {}
+        for name, size in self._sizes.items():
+            kind = self._kind(name)
+            if np.isfinite(size):
+                squares[kind] = squares.get(kind, 0.0) + size**2
+                counts[kind] = counts.get(kind, 0) + self.outputs[name].size
+        return {kind: float(np.sqrt(total / max(counts[kind], 1))) for kind, total in squares.items()}
+
+    def _kind(self, name: str) -> tuple[bool, int]:
+        """New versions apart from the rest; scalars, vectors (biases and scales) and matrices each apart."""
+        return name in self.bases, min(self.outputs[name].ndim, 2)
+
+
+def _size(array: NDArray[Any]) -> float:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return float(np.linalg.norm(array))
+
+
+def _difference(actual: NDArray[Any], expected: NDArray[Any]) -> float:
+    """L2 norm of the difference; values that are the same infinity, or both no number, do not differ."""
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
+    differs = ~((a == e) | (np.isnan(a) & np.isnan(e)))
+    if not differs.any():
+        return 0.0
+    error = _size((a - e)[differs]) if np.isfinite(a[differs]).all() else float("inf")
+    return error if np.isfinite(error) else float("inf")
+
+
+def _changed(feeds: Arrays, *, step: float = 0.0, seed: int = 0) -> dict[str, NDArray[Any]]:
+    """Move every FP32 value to a neighbour; integers stored as floats (masks, labels) stay.
+
+    With `step`, by that share of it.
+    """
+    generator = np.random.default_rng(seed)
+    return {name: _neighbours(value, generator, step) for name, value in feeds.items()}
+
+
+def _neighbours(value: NDArray[Any], generator: np.random.Generator, step: float) -> NDArray[Any]:
+    if value.dtype != np.float32 or value.size <= 1:
+        return value
+    up = generator.integers(0, 2, value.shape, dtype=np.int8).astype(bool)
+    if step:
+        moved = value * np.where(up, np.float32(1 + step), np.float32(1 - step))
+    else:
+        moved = np.nextafter(value, np.where(up, np.float32(np.inf), np.float32(-np.inf)), dtype=np.float32)
+    with np.errstate(invalid="ignore"):
+        return np.where((value == np.rint(value)) | ~np.isfinite(value), value, moved)
+
+
+def _with_weights_changed(model: onnx.ModelProto, *, step: float = 0.0, seed: int = 1) -> onnx.ModelProto:
+    """The same for weights that lie in the file."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    generator = np.random.default_rng(seed)
+    for tensor in copy.graph.initializer:
+        is_here = tensor.data_location != TensorProto.EXTERNAL
+        if tensor.data_type == TensorProto.FLOAT and is_here and len(tensor.dims):
+            moved = _neighbours(numpy_helper.to_array(tensor), generator, step)
+            tensor.CopyFrom(numpy_helper.from_array(np.asarray(moved), tensor.name))
+    return copy

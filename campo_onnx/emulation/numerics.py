@@ -1,0 +1,307 @@
+"""What a mixed graph computes, on a machine without FP16 arithmetic.
+
+ONNX Runtime's CPU provider runs FP16 nodes in FP32 and drops the Casts around them, so running a
+mixed graph there says nothing about its numerics. :func:`emulate` writes the rounding down as Casts
+that the provider keeps.
+"""
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+from numpy.typing import NDArray
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.ir.domains import shorten_domains
+from campo_onnx.ir.shapes import infer
+from campo_onnx.ir.sort import fresh, name_nodes, outer_reads, sort_nodes
+from campo_onnx.ops.precision import is_low_dtype
+from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.run import run
+
+# They convert or make values and compute none: ONNX Runtime runs them in the low precision as they are.
+_NATIVE = frozenset({"Cast", "Constant", "ConstantOfShape"})
+
+# ONNX Runtime takes a Cast of this name for one of its own that loses nothing, and drops it.
+_DROPPED_PREFIX = "InsertedPrecisionFreeCast_"
+
+RANDOM = frozenset(key.op_type for key, spec in REGISTRY.specs.items() if spec.draws)
+"""Operators that draw random numbers."""
+
+
+def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelProto:
+    """Turn a mixed graph into one that computes in FP32 and rounds where the mixed one does.
+
+    A node with low inputs or outputs becomes the FP32 node on the same values, and each of its low
+    outputs is rounded by a Cast, to nearest with ties to even, overflowing to infinity and with
+    subnormals. This is FP32 accumulation and low storage, what CUDA kernels do unless told
+    otherwise; sums, differences, products, quotients and square roots are then those of IEEE
+    arithmetic in the low precision, to the bit.
+
+    Every low tensor keeps its name and type, as the result of its Cast; the FP32 copy that nodes
+    read is called ``<name>_widened``. So the interface stays as it is, low inputs and outputs
+    included.
+
+    Parameters
+    ----------
+    model
+        A graph with FP16 or BF16 tensors; not changed. One without is returned as a copy.
+    dims
+        Sizes of symbolic dimensions.
+
+    Returns
+    -------
+    onnx.ModelProto
+        To be run with graph optimizations off: fusions look through Casts and delete them.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If a body of If, Loop or Scan holds or reads a low tensor, or a node reads the bits of one.
+    """
+    emulated = ModelProto()
+    emulated.CopyFrom(model)
+    shorten_domains(emulated)
+    if emulated.functions:
+        emulated = onnx.inliner.inline_local_functions(emulated)
+    graph = emulated.graph
+    name_nodes(graph)
+    sort_nodes(graph)
+    work = _Emulation(infer(emulated, dims or {}).dtypes, graph)
+    for node in graph.node:
+        work.add(node)
+    del graph.node[:]
+    graph.node.extend(work.nodes)
+    return emulated
+
+
+class _Emulation:
+    """One run of :func:`emulate`: the nodes written so far, and the FP32 copy of each low tensor."""
+
+    def __init__(self, dtypes: Mapping[str, int], graph: GraphProto) -> None:
+        self.nodes: list[NodeProto] = []
+        self._dtypes = dtypes
+        self._widened: dict[str, str] = {}
+        self._taken_tensors = set(dtypes)
+        self._taken_nodes = {node.name for node in graph.node}
+
+    def add(self, given: NodeProto) -> None:
+        """Write one node, in FP32 if it was low."""
+        node = NodeProto()
+        node.CopyFrom(given)
+        if node.name.startswith(_DROPPED_PREFIX):
+            node.name = self._node_name(f"kept_{node.name}")
+        if node.op_type in _NATIVE and not node.domain:
+            self.nodes.append(node)
+            self._remember_widening(node)
+            return
+        _refuse_bodies(node, self._dtypes)
+        reads_low = any(self._is_low(tensor) for tensor in node.input)
+        if reads_low and node.op_type == "BitCast":
+            raise UnsupportedModelError(
+                f"node {node.name!r} (BitCast) reads the bits of a low tensor",
+                why="its FP32 copy has other bits",
+                remedy="Keep it out of low precision.",
+            )
+        node.input[:] = [self._widen(t) if self._is_low(t) else t for t in given.input]
+        node.output[:] = [self._tensor_name(f"{t}_exact") if self._is_low(t) else t for t in given.output]
+        if node.output != given.output:
+            for attribute in node.attribute:
+                if attribute.name == "dtype" and is_low_dtype(attribute.i):
+                    attribute.i = TensorProto.FLOAT
+        self.nodes.append(node)
+        for exact, rounded in zip(node.output, given.output, strict=True):
+            if exact != rounded:
+                self._cast(exact, rounded, self._dtypes[rounded], f"round_{rounded}")
+
+    def _is_low(self, tensor: str) -> bool:
+        return is_low_dtype(self._dtypes.get(tensor))
+
+    def _widen(self, tensor: str) -> str:
+        if tensor not in self._widened:
+            self._widened[tensor] = self._tensor_name(f"{tensor}_widened")
+            self._cast(tensor, self._widened[tensor], TensorProto.FLOAT, f"widen_{tensor}")
+        return self._widened[tensor]
+
+    def _remember_widening(self, node: NodeProto) -> None:
+        """Let later consumers of a low tensor share a Cast to FP32 that the graph has already."""
+        is_widening = node.op_type == "Cast" and self._is_low(node.input[0])
+        if is_widening and self._dtypes.get(node.output[0]) == TensorProto.FLOAT:
+            self._widened.setdefault(node.input[0], node.output[0])
+
+    def _cast(self, source: str, target: str, to: int, name: str) -> None:
+        node = onnx.helper.make_node("Cast", [source], [target], name=self._node_name(name), to=to)
+        self.nodes.append(node)
+
+    def _tensor_name(self, stem: str) -> str:
+        name = fresh(stem, self._taken_tensors)
+        self._taken_tensors.add(name)
+        return name
+
+    def _node_name(self, stem: str) -> str:
+        name = fresh(stem, self._taken_nodes)
+        self._taken_nodes.add(name)
+        return name
+
+
+def without_underflow(emulated: ModelProto) -> ModelProto:
+    """Let an emulated FP16 graph round as FP16 does, but keep values that are too small for it.
+
+    What a graph without a loss scale computes this way is what it would compute with one: its
+    backward pass is linear, and a power of two changes no significand. Overflow stays overflow.
+
+    Parameters
+    ----------
+    emulated
+        What :func:`emulate` returned; not changed.
+    """
+    copy = ModelProto()
+    copy.CopyFrom(emulated)
+    graph = copy.graph
+    outputs = {value.name for value in graph.output}
+    taken = {t for node in graph.node for t in node.output}
+    rounded = {
+        node.output[0]
+        for node in graph.node
+        if node.op_type == "Cast" and _casts_to(node, TensorProto.FLOAT16) and node.output[0] not in outputs
+    }
+    low_inputs = {v.name for v in graph.input if v.type.tensor_type.elem_type != TensorProto.FLOAT}
+    nodes: list[NodeProto] = []
+    for node in graph.node:
+        if node.output and node.output[0] in rounded and node.input[0] not in low_inputs:
+            nodes += _rounding(node.input[0], node.output[0], node.name, taken)
+        else:
+            nodes.append(node)
+    for name, value in (("splitter", 2.0**13 + 1), ("limit", _FP16_OVERFLOW), ("infinite", np.inf)):
+        graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), f"{_ROUNDING}_{name}"))
+    kept = [info for info in graph.value_info if info.name not in rounded]
+    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:], graph.value_info[:]
+    graph.node.extend(copies)
+    graph.value_info.extend(kept)
+    return copy
+
+
+_ROUNDING = "campo_rounding"
+_FP16_OVERFLOW = 65520.0  # from here on FP16 rounds to infinity
+
+
+def _casts_to(node: NodeProto, dtype: int) -> bool:
+    return any(attribute.name == "to" and attribute.i == dtype for attribute in node.attribute)
+
+
+def _rounding(source: str, target: str, name: str, taken: set[str]) -> list[NodeProto]:
+    """Round to 11 significant bits by Dekker's splitting, which is exact in FP32."""
+    nodes: list[NodeProto] = []
+
+    def node(op_type: str, *inputs: str) -> str:
+        output = fresh(f"{target}_{_ROUNDING}_{len(nodes)}", taken)
+        taken.add(output)
+        nodes.append(
+            onnx.helper.make_node(op_type, list(inputs), [output], name=f"{_ROUNDING}_{name}_{len(nodes)}")
+        )
+        return output
+
+    wide = node("Cast", source)
+    nodes[-1].attribute.append(onnx.helper.make_attribute("to", TensorProto.FLOAT))
+    scaled = node("Mul", wide, f"{_ROUNDING}_splitter")
+    high = node("Sub", scaled, node("Sub", scaled, wide))
+    overflows = node("GreaterOrEqual", node("Abs", wide), f"{_ROUNDING}_limit")
+    infinite = node("Mul", wide, f"{_ROUNDING}_infinite")
+    nodes.append(onnx.helper.make_node("Where", [overflows, infinite, high], [target], name=name))
+    return nodes
+
+
+def _refuse_bodies(node: NodeProto, dtypes: Mapping[str, int]) -> None:
+    bodies = [body for a in node.attribute for body in (a.g, *a.graphs) if body.node]
+    if not bodies:
+        return
+    outside = (*node.input, *node.output, *outer_reads(node))
+    if any(is_low_dtype(dtypes.get(t)) for t in outside) or any(map(_makes_low, bodies)):
+        raise UnsupportedModelError(
+            f"node {node.name!r} ({node.op_type}) computes in low precision inside a body",
+            why="bodies of If, Loop and Scan are not emulated",
+            remedy="Keep bodies and what they read in FP32, as campo-onnx does.",
+        )
+
+
+def _makes_low(body: GraphProto) -> bool:
+    """Whether a low tensor arises in a body: in a constant, a node that states its type, or further in."""
+    if any(is_low_dtype(tensor.data_type) for tensor in body.initializer):
+        return True
+    return any(_states_low(attribute) for node in body.node for attribute in node.attribute)
+
+
+def _states_low(attribute: AttributeProto) -> bool:
+    if attribute.name in ("to", "dtype") and is_low_dtype(attribute.i):
+        return True
+    return is_low_dtype(attribute.t.data_type) or any(map(_makes_low, (attribute.g, *attribute.graphs)))
+
+
+def drift(
+    fp32_model: ModelProto,
+    mixed_model: ModelProto,
+    feeds: Mapping[str, NDArray[Any]],
+    *,
+    threads: int = 0,
+) -> dict[str, float]:
+    """Compare what a mixed graph computes with what the FP32 graph computes, on a CPU.
+
+    The mixed graph is emulated. Random nodes without a seed get the same one in both graphs, made
+    from their name, so that both draw the same dropout masks.
+
+    Parameters
+    ----------
+    fp32_model, mixed_model
+        The graph as exported, and in mixed precision, with static shapes and the same outputs.
+    feeds
+        A value for every input.
+    threads
+        Threads per node; 0 takes all cores.
+
+    Returns
+    -------
+    dict
+        Relative L2 error ``||mixed - fp32|| / ||fp32||`` by output; 0 where both are the same,
+        infinite where the mixed output is not finite although the FP32 one is.
+    """
+    here = machine("cpu", threads)
+    expected = run(seeded(fp32_model), feeds, here)
+    actual = run(seeded(emulate(mixed_model)), feeds, here)
+    return {name: relative_l2(actual[name], expected[name]) for name in expected}
+
+
+def relative_l2(actual: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Relative L2 error of an array, in FP64.
+
+    Examples
+    --------
+    >>> relative_l2(np.array([3.0, 4.4]), np.array([3.0, 4.0]))
+    0.08
+    """
+    a, e = (np.asarray(value, np.float64) for value in (actual, expected))
+    differs = ~((a == e) | (np.isnan(a) & np.isnan(e)))
+    if not differs.any():
+        return 0.0
+    if not np.isfinite(a[differs]).all() or not np.isfinite(e[differs]).all():
+        return float("inf")
+    size = float(np.linalg.norm(e[np.isfinite(e)]))
+    error = float(np.linalg.norm((a - e)[differs]))
+    return round(error / size, 15) if size else float("inf")
+
+
+def seeded(model: ModelProto) -> ModelProto:
+    """Copy a graph, giving each random node without a seed one made from its name."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for node in copy.graph.node:
+        if node.op_type in RANDOM and all(attribute.name != "seed" for attribute in node.attribute):
+            seed = zlib.crc32(node.name.encode()) >> 8  # a float holds integers up to 2^24
+            kind = int if "Dropout" in node.op_type else float
+            node.attribute.append(onnx.helper.make_attribute("seed", kind(seed)))
+    return copy

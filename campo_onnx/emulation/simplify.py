@@ -1,0 +1,124 @@
+"""A graph of others, cleaned up before it is planned, by ONNX Runtime's own optimizer, and checked.
+
+Redundant nodes each cost a launch, and constants that are computed anew hide from the planner. Only rules
+that hold on every provider are applied; sessions here run what is planned, with the optimizer off.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from campo_onnx.emulation.numerics import RANDOM
+from campo_onnx.errors import CheckFailedError
+from campo_onnx.files import temporary_folder
+from campo_onnx.ir.exporter import export_model
+from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ir.view import GraphView
+from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.runtime.onnxruntime.chunked_run import run_in_pieces
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.sessions import cleaned_up
+
+TOLERANCE = 1e-5
+"""Largest difference of an output, relative to its largest value.
+
+Constants are folded in FP32, and sums of some hundred products come out in another order: that is 2e-6 on a
+step of three layers.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simplified:
+    """What :func:`simplify` returns.
+
+    Parameters
+    ----------
+    model
+        The graph, cleaned up. External data stays where the given model has it.
+    nodes_before, nodes_after
+        How many nodes the given graph and this one have.
+    was_run
+        Whether both were run on the same values and compared; a graph that draws random numbers is not, since
+        it would draw others.
+    """
+
+    model: onnx.ModelProto
+    nodes_before: int
+    nodes_after: int
+    was_run: bool
+
+
+def simplify(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | None = None) -> Simplified:
+    """Clean a graph up.
+
+    Parameters
+    ----------
+    source
+        Path of the model, or the model itself, which is not changed.
+    dims
+        Sizes of symbolic dimensions.
+
+    Raises
+    ------
+    CheckFailedError
+        If the result has another interface or computes something else; nothing is returned then.
+    UnsupportedModelError
+        If ONNX Runtime does not load the graph.
+    """
+    given = import_model(source, dims)
+    here = machine("cpu", 1)
+    model = cleaned_up(given.model, here, given.folder)
+    made = import_model(model, folder=given.folder)
+    if _interface(given.view) != _interface(made.view):
+        raise CheckFailedError(
+            "the simplified graph has other inputs or outputs than the given one",
+            remedy="Leave out --simplify, and please report it.",
+        )
+    draws = any(node.op.op_type in RANDOM for node in given.view.nodes)
+    if not draws:
+        _check_values(given, made)
+    return Simplified(
+        model=model,
+        nodes_before=len(given.view.nodes),
+        nodes_after=len(made.view.nodes),
+        was_run=not draws,
+    )
+
+
+@contextmanager
+def simplified_file(source: Path, dims: Mapping[str, int] | None = None) -> Iterator[tuple[Path, Simplified]]:
+    """Give a graph, cleaned up, as a file of the same name that is there meanwhile, its data with it."""
+    found = simplify(source, dims)
+    with temporary_folder() as folder:
+        path = folder / source.name
+        export_model(found.model, path, folder=source.resolve().parent)
+        yield path, found
+
+
+def _interface(view: GraphView) -> dict[str, tuple[str, int, object]]:
+    return {
+        name: (kind, view.tensors[name].dtype, view.tensors[name].shape)
+        for kind, names in (("input", view.inputs), ("output", view.outputs))
+        for name in names
+    }
+
+
+def _check_values(given: Imported, made: Imported) -> None:
+    feeds, here = synthesize(given.view), machine("cpu", 1)
+    first = dict(run_in_pieces(given.model, feeds, here, folder=given.folder))
+    for name, value in run_in_pieces(made.model, feeds, here, folder=made.folder):
+        expected = first[name]
+        if not np.issubdtype(value.dtype, np.floating):
+            same = np.array_equal(value, expected)
+        else:
+            largest = float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0))
+            same = np.allclose(value, expected, rtol=0, atol=TOLERANCE * (largest or 1.0), equal_nan=True)
+        if not same:
+            raise CheckFailedError(
+                f"the simplified graph computes a different {name!r} than the given one",
+                remedy="Leave out --simplify, and please report it.",
+            )

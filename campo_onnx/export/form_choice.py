@@ -1,0 +1,109 @@
+"""Which of several forms of one computation takes a device the least time, as its figures predict."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from onnx import TensorProto, numpy_helper
+
+from campo_onnx.export.cpu_price import node_us
+from campo_onnx.export.graph import Graph
+from campo_onnx.export.value import Node, Value
+from campo_onnx.hardware.device import Device
+from campo_onnx.hardware.roofline import TILE, gemm_rate, node_time, utilization
+from campo_onnx.ops.facts import ports_of, work_of
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.signature import Signature, operands
+from campo_onnx.ops.spec import Family
+
+_ROOM_BYTES = 1 << 30
+"""Largest tensor that a form for a CPU may make, where another makes none so large."""
+
+Name = TypeVar("Name", bound=str)
+Form = Callable[..., Value]
+"""``(graph, *values) -> value``."""
+
+
+def cheapest(g: Graph, forms: Mapping[Name, Form], values: Sequence[Value], device: Device) -> Name:
+    """Choose a form.
+
+    Parameters
+    ----------
+    g
+        The graph it is meant for.
+    forms
+        By name; the first of equally fast ones is taken.
+    values
+        What they are called with.
+    device
+        Whose figures count.
+    """
+    prices = {name: _price(g, form, values, device) for name, form in forms.items()}
+    if device.provider == "cpu":
+        room_bytes = max(_ROOM_BYTES, min(price.largest_bytes for price in prices.values()))
+        prices = {name: price for name, price in prices.items() if price.largest_bytes <= room_bytes}
+    return min(prices, key=lambda name: prices[name].time_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What a form costs.
+
+    Parameters
+    ----------
+    time_us
+        Predicted time.
+    largest_bytes
+        Size of its largest tensor.
+    """
+
+    time_us: float
+    largest_bytes: float
+
+
+def _price(g: Graph, form: Form, values: Sequence[Value], device: Device) -> Price:
+    scratch = Graph(opset=g.opset, target=g.target)
+    result = form(scratch, *(scratch.input(f"x{i}", v.dtype, v.shape) for i, v in enumerate(values)))
+    signatures = [_signature(node, g.opset) for node in scratch.nodes_behind(result)]
+    sizes = (operand.nbytes for signature in signatures for operand in signature.operands)
+    return Price(time_us=sum(_time(s, device) for s in signatures), largest_bytes=max(sizes, default=0.0))
+
+
+def _time(signature: Signature, device: Device) -> float:
+    if device.provider == "cpu":
+        return node_us(signature)
+    # The step is planned behind this, so what a form takes in FP16 counts as much.
+    return sum(_time_in(signature, device, precision) for precision in (Precision.FP32, Precision.FP16))
+
+
+def _time_in(signature: Signature, device: Device, precision: Precision) -> float:
+    found = node_time(signature, ports_of(signature, Precision.FP16), device, precision).time_us
+    if spec(signature.op).family is not Family.CONVOLUTION:
+        return found
+    # Libraries split long sums of products, but not of convolutions: a small result fills few processors.
+    gemm = work_of(signature).gemms[0]
+    tiles = math.ceil(gemm.m / TILE) * math.ceil(gemm.n / TILE) * gemm.batch
+    used = min(1.0, tiles / device.sm_count) / utilization(gemm, device.sm_count)
+    return max(found, gemm.flops / (gemm_rate(gemm, device, precision)[0] * used) * 1e6)
+
+
+def _signature(node: Node, opset: int) -> Signature:
+    given = [("", 0, None) if v is None else (v.name, v.dtype, v.shape) for v in node.inputs]
+    constants = {i: v.constant for i, v in enumerate(node.inputs) if v is not None and v.constant is not None}
+    attributes = {
+        name: numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+        for name, value in node.attributes.items()
+    }
+    op = OpKey.parse(node.op_type)
+    return Signature(
+        op=op,
+        opset=1 if op.domain else opset,
+        inputs=operands("x", given),
+        outputs=operands("y", [(v.name, v.dtype, v.shape) for v in node.outputs]),
+        attributes=attributes,
+        constants={i: np.asarray(value) for i, value in constants.items() if value.size <= 64},
+    )

@@ -1,0 +1,145 @@
+"""Functions that are traced in a form of their own, since theirs comes apart badly, and truth values.
+
+Dropout becomes one operation with a mask instead of five on random numbers, and attention one
+softmax between two products instead of a fused kernel whose gradient has no parts. Where torch calls
+them out of sight (in ``nn.MultiheadAttention``), they come apart after all, correct but less compact.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Hashable
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.overrides import TorchFunctionMode
+
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.export.torch.decisions import Decisions, passing
+from campo_onnx.export.torch.decompositions import FUNCTIONS
+from campo_onnx.export.torch.origin import current_origin, set_place
+from campo_onnx.export.torch.recomputed import Masks
+from campo_onnx.export.torch.source_location import place_of_frame
+
+_FRAMES = 3  # torch's dispatcher, the function, and who called it
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+"""What torch raises where a value of a tensor is needed."""
+
+_DROPOUTS = (F.dropout, torch.dropout, torch._VF.dropout)
+
+
+def _lines(frame: FrameType) -> tuple[tuple[str, int], ...]:
+    """Tell a call by where it stands: the frames between the caller and us."""
+    lines: list[tuple[str, int]] = []
+    current: FrameType | None = frame
+    while current is not None and len(lines) < _FRAMES:
+        lines.append((current.f_code.co_filename, current.f_lineno))
+        current = current.f_back
+    return tuple(lines)
+
+
+class RewrittenFunctions(TorchFunctionMode):
+    """While active, dropout and scaled dot-product attention are traced in exportable form.
+
+    Every function called is also the occasion to note where in the user's code it is called.
+
+    Parameters
+    ----------
+    checks_pass
+        Whether a check of the data that only raises an error is taken to pass.
+    """
+
+    def __init__(self, *, checks_pass: bool = False) -> None:
+        super().__init__()
+        self._checks_pass, self._decisions, self.masks = checks_pass, Decisions(), Masks()
+        self._caller: Hashable = None
+        self.swallowed: Exception | None = None
+        """The last look at the data that had no answer, which the user's code may have swallowed."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        frame = sys._getframe(1)
+        set_place(place_of_frame(frame))
+        if isinstance(kwargs.get("generator"), torch.Generator):
+            raise UnsupportedModelError(
+                f"{place_of_frame(frame)} draws from a generator of its own",
+                why="a graph draws other numbers in each step",
+                remedy="Leave it out; or draw before the step, and give what is drawn as an input.",
+            )
+        if func in _DROPOUTS or func is F.scaled_dot_product_attention:
+            self._caller = current_origin().scope, _lines(frame)
+        if func in _DROPOUTS:
+            return self._dropout(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return self._attention(*args, **kwargs)
+        if func in FUNCTIONS:
+            return FUNCTIONS[func](*args, **kwargs)
+        known = self._decisions.known(func, args)
+        if known is not None:
+            return known
+        try:
+            result = func(*args, **kwargs)
+        except DATA_DEPENDENT as error:
+            passes = passing(func, args, frame)
+            if passes is None:
+                self.swallowed = error
+                raise
+            if not self._checks_pass:
+                self.swallowed = UnsupportedModelError(
+                    f"{place_of_frame(frame)} checks the data",
+                    why="a graph is written without data, and cannot raise an error",
+                    remedy="If they always pass, export with assume='checks'; or check before the step.",
+                )
+                raise self.swallowed from None
+            return passes
+        self._decisions.note(func, args, result)
+        return result
+
+    def _dropout(
+        self,
+        input: torch.Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+        train: bool | None = None,
+    ) -> torch.Tensor:
+        if not (training if train is None else train) or p == 0:
+            return input
+        if p == 1:
+            return input * 0
+        dropped = self.masks.dropped(input, p, self._caller)
+        return input.copy_(dropped) if inplace else dropped
+
+    def _attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if enable_gqa:
+            groups = query.size(-3) // key.size(-3)
+            key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+        scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+        scores = torch.matmul(query * scale, key.transpose(-2, -1))
+        if is_causal:
+            visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+            weights = torch.softmax(scores.masked_fill(~visible, -math.inf), -1)
+        elif attn_mask is None:
+            weights = torch.softmax(scores, -1)
+        else:
+            hides = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, -math.inf) if hides else scores + attn_mask
+            # A row that sees nothing attends to nothing, where a plain softmax would give NaN.
+            weights = torch.ops.aten._safe_softmax(scores, -1)
+        return torch.matmul(self._dropout(weights, dropout_p), value)

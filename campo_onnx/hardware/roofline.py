@@ -1,0 +1,138 @@
+"""The time of a node from a device's figures: its bytes or its FLOPs, whichever takes longer.
+
+Good for telling which nodes gain and by how much, roughly; not for predicting a step.
+"""
+
+import math
+from typing import NamedTuple
+
+from campo_onnx.hardware.device import Device
+from campo_onnx.ops.facts import moved_bytes, work_of
+from campo_onnx.ops.gemms import GemmShape
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision, precisions
+from campo_onnx.ops.signature import Signature
+from campo_onnx.ops.work import HOST_ONLY
+
+TILE = 64
+"""Rows and columns of the result that one thread block makes; libraries go down to this size."""
+
+SPLIT_K = 1024
+"""Length of a sum from which libraries give parts of it to further thread blocks."""
+
+
+class Estimate(NamedTuple):
+    """Time of a node in one precision."""
+
+    time_us: float
+    on_tensor_cores: bool
+
+
+def node_time(signature: Signature, ports: Ports, device: Device, precision: Precision) -> Estimate:
+    """Estimate a node in a precision, without any Cast.
+
+    Parameters
+    ----------
+    signature
+        The node.
+    ports
+        Which of its tensors change type with it; one that refuses runs in what it is given in.
+    device
+        Where it is to run.
+    precision
+        FP32, or the low precision of those tensors.
+    """
+    work = work_of(signature)
+    if work.kind in HOST_ONLY:
+        return Estimate(device.host_us, False)
+    if ports.refusal:
+        precision = _given_precision(signature, device)
+    elif not device.computes_in(precision):
+        # The runtime puts Casts around its FP32 kernel.
+        fp32_us = node_time(signature, ports, device, Precision.FP32).time_us
+        return Estimate(fp32_us + _surrounding_casts_us(signature, ports, device, precision), False)
+    traffic_bytes = moved_bytes(signature, ports, None if precision is Precision.FP32 else precision)
+    rates = [gemm_rate(gemm, device, precision) for gemm in work.gemms]
+    if rates:
+        seconds = sum(gemm.flops / rate for gemm, (rate, _) in zip(work.gemms, rates, strict=True))
+    else:
+        seconds = work.flops / _stream_rate(device, precision)
+    launches = sum(gemm.steps for gemm in work.gemms) or 1
+    time_us = max(traffic_bytes / device.effective_bytes_per_us, seconds * 1e6) + launches * device.launch_us
+    return Estimate(time_us, bool(rates) and all(on_tensor_cores for _, on_tensor_cores in rates))
+
+
+def _given_precision(signature: Signature, device: Device) -> Precision:
+    """The precision of a node's data in the given graph, which may be low there already."""
+    known = {precision.onnx_dtype: precision for precision in precisions()}
+    operands = (*signature.inputs, *signature.outputs)
+    dtypes = (operand.dtype for operand in operands if operand is not None)
+    found = next((known[dtype] for dtype in dtypes if dtype in known), Precision.FP32)
+    return found if device.computes_in(found) else Precision.FP32
+
+
+def _surrounding_casts_us(signature: Signature, ports: Ports, device: Device, precision: Precision) -> float:
+    operands = [signature.inputs[i] for i in ports.low_inputs]
+    operands += [signature.outputs[i] for i in ports.low_outputs]
+    return sum(cast_us(operand.elements, device, precision) for operand in operands if operand is not None)
+
+
+def cast_us_per_element(device: Device, precision: Precision) -> float:
+    """Time of one more element in a Cast between FP32 and a low precision."""
+    return (Precision.FP32.itemsize_bytes + precision.itemsize_bytes) / device.effective_bytes_per_us
+
+
+def cast_us(elements: int, device: Device, precision: Precision) -> float:
+    """Estimate a Cast between FP32 and a low precision, in either direction."""
+    return cast_us_per_element(device, precision) * elements + device.launch_us
+
+
+def copy_us(traffic_bytes: float, device: Device) -> float:
+    """Estimate a node that only moves bytes, such as Pad and Slice; what it reads and writes counts."""
+    return traffic_bytes / device.effective_bytes_per_us + device.launch_us
+
+
+def utilization(gemm: GemmShape, sm_count: int) -> float:
+    """Share of the chip that a product fills, in (0, 1]: its thread blocks against the SMs.
+
+    Examples
+    --------
+    >>> utilization(GemmShape(m=64, n=64 * 20, k=512), sm_count=80)
+    0.25
+    """
+    tiles = math.ceil(gemm.m / TILE) * math.ceil(gemm.n / TILE)
+    blocks = tiles * math.ceil(gemm.k / SPLIT_K) * gemm.batch
+    return min(1.0, max(1, blocks) / sm_count)
+
+
+def tensor_core_multiple(precision: Precision) -> int:
+    """What dimensions of a product are to be multiples of: tensor cores load 16 bytes at a time.
+
+    Examples
+    --------
+    >>> tensor_core_multiple(Precision.FP16)
+    8
+    """
+    return 16 // precision.itemsize_bytes
+
+
+def gemm_rate(gemm: GemmShape, device: Device, precision: Precision) -> tuple[float, bool]:
+    """FLOPs per second of a product, and whether that is on tensor cores.
+
+    Libraries take the faster of both. On CUDA cores FP16 and BF16 products run at the FP32 rate,
+    because they accumulate in FP32.
+    """
+    used = utilization(gemm, device.sm_count)
+    plain = device.fp32_flops_per_s * device.efficiency.cuda_cores * used
+    peak = device.tensor_flops_per_s(precision)
+    if peak is None:
+        return plain, False
+    aligned = gemm.is_aligned(tensor_core_multiple(precision))
+    share = device.efficiency.tensor_cores * (1.0 if aligned else device.efficiency.unaligned)
+    return max((plain, False), (peak * share * used, True))
+
+
+def _stream_rate(device: Device, precision: Precision) -> float:
+    # Elementwise BF16 kernels compute in FP32.
+    fp16 = device.fp16_flops_per_s if precision is Precision.FP16 else None
+    return (fp16 or device.fp32_flops_per_s) * device.efficiency.cuda_cores

@@ -1,0 +1,233 @@
+"""Op lists: what each operator's numerics allow, as readable data.
+
+The four lists are those of TensorFlow's AMP, on which Campo builds (section 4.3 of the paper). The
+presets are the columns of ``ops/presets.csv``; a user's file (``list_file.py``) or options change them,
+but never the operators in :data:`SAFETY_DENY`.
+"""
+
+import csv
+import difflib
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+
+from campo_onnx.errors import UsageError, did_you_mean
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.ops.spec import Family
+from campo_onnx.optimize.lists.op_class import OpClass as OpClass
+from campo_onnx.optimize.lists.patterns import PATTERN_RULES
+
+TABLES = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR, OpClass.DENY, OpClass.UNLISTED)
+"""The classes that a file has a table for."""
+
+PATTERNS = tuple(PATTERN_RULES)
+"""Names of the rules that see a framework's operator in the pieces an exporter made of it."""
+
+SAFETY_DENY = REGISTRY.of_family(Family.LOSS, Family.UPDATE, Family.CONTROL_FLOW)
+"""Losses, weight updates and control flow: no file and no option puts them on a list that goes low."""
+
+_TABLE = files("campo_onnx.ops")
+
+Tables = Mapping[OpClass, frozenset[OpKey]]
+Where = Callable[[str], str]  # the place of a word that is wrong, for messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpLists:
+    """Disjoint lists of operators, and the rules that go with them.
+
+    Parameters
+    ----------
+    name
+        Name of the preset or of the user's file; overrides show in it.
+    title
+        One line for people.
+    allow, infer, clear, deny, unlisted
+        Operators by :class:`OpClass`.
+    patterns
+        Pattern rules in force, out of :data:`PATTERNS`.
+    taint_through_decisions
+        Whether values that are not floating point (comparison results, masks, indices) carry
+        unsafety on.
+    safety_deny
+        Operators that are on none of `allow`, `infer` and `clear`; on no list, they are denied.
+
+    Raises
+    ------
+    UsageError
+        When lists overlap, release an operator of `safety_deny` or name an unknown pattern rule.
+    """
+
+    name: str
+    title: str
+    allow: frozenset[OpKey]
+    infer: frozenset[OpKey]
+    clear: frozenset[OpKey]
+    deny: frozenset[OpKey]
+    unlisted: frozenset[OpKey] = frozenset()
+    patterns: tuple[str, ...] = ()
+    taint_through_decisions: bool = True
+    safety_deny: frozenset[OpKey] = SAFETY_DENY
+
+    def __post_init__(self) -> None:
+        check(self.tables, self.patterns, self.safety_deny, lambda _: f"op lists {self.name}")
+
+    @property
+    def tables(self) -> Tables:
+        """The five lists by class."""
+        return MappingProxyType({op_class: getattr(self, op_class.value) for op_class in TABLES})
+
+    def class_of(self, op: OpKey) -> OpClass:
+        """Class of an operator.
+
+        Examples
+        --------
+        >>> preset("campo").class_of(OpKey("", "Conv"))
+        <OpClass.ALLOW: 'allow'>
+        >>> preset("campo").class_of(OpKey("my.domain", "Fancy"))
+        <OpClass.UNKNOWN: 'unknown'>
+        """
+        for op_class, ops in self.tables.items():
+            if op in ops:
+                return op_class
+        return OpClass.DENY if op in self.safety_deny else OpClass.UNKNOWN
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names of the lists that come with the package, sorted."""
+    return tuple(sorted(_presets()))
+
+
+def preset(name: str) -> OpLists:
+    """Return lists that come with the package.
+
+    Raises
+    ------
+    UsageError
+        When there is no preset of this name.
+    """
+    names = preset_names()
+    if name not in names:
+        raise UsageError(f"unknown op lists {name!r}", remedy=did_you_mean(name, names))
+    return _presets()[name]
+
+
+@cache
+def _presets() -> Mapping[str, OpLists]:
+    """Read the table: a row an operator, a column a preset."""
+    about = tomllib.loads(_TABLE.joinpath("presets.toml").read_text(encoding="utf-8"))
+    table = _TABLE.joinpath("presets.csv").read_text(encoding="utf-8")
+    rows = [(OpKey.parse(row["op"]), row) for row in csv.DictReader(table.splitlines())]
+    found = {}
+    for name, facts in about.items():
+        tables = {
+            op_class.value: frozenset(op for op, row in rows if row[name] == op_class.value)
+            for op_class in TABLES
+        }
+        found[name] = OpLists(
+            name=name,
+            title=facts["title"],
+            patterns=tuple(facts["patterns"]),
+            taint_through_decisions=facts["taint_through_decisions"],
+            **tables,
+        )
+    return MappingProxyType(found)
+
+
+def with_overrides(
+    lists: OpLists,
+    *,
+    allow: Sequence[str] = (),
+    infer: Sequence[str] = (),
+    clear: Sequence[str] = (),
+    deny: Sequence[str] = (),
+) -> OpLists:
+    """Move operators from list to list.
+
+    Parameters
+    ----------
+    lists
+        What to change.
+    allow, infer, clear, deny
+        Operators as users write them (``"Exp"``, ``"com.microsoft:ConvGrad"``), by the list they
+        move to; those that `lists` does not know are added.
+
+    Raises
+    ------
+    UsageError
+        When a name is malformed, is given for two lists, or is in :data:`SAFETY_DENY` and would
+        be released.
+    """
+
+    def where(_: str) -> str:
+        return "op list options"
+
+    given = {OpClass.ALLOW: allow, OpClass.INFER: infer, OpClass.CLEAR: clear, OpClass.DENY: deny}
+    moves = {op_class: op_keys(labels, where) for op_class, labels in given.items()}
+    check(moves, (), lists.safety_deny, where)
+    if not any(moves.values()):
+        return lists
+    overridden = replace(lists, name=f"{lists.name} with overrides", title=f"{lists.title}, with overrides")
+    return moved(overridden, moves)
+
+
+def moved(lists: OpLists, moves: Tables) -> OpLists:
+    """Put operators on other lists than they are on."""
+    named = frozenset[OpKey]().union(*moves.values())
+    tables = {c: (ops - named) | moves.get(c, frozenset()) for c, ops in lists.tables.items()}
+    return replace(
+        lists,
+        allow=tables[OpClass.ALLOW],
+        infer=tables[OpClass.INFER],
+        clear=tables[OpClass.CLEAR],
+        deny=tables[OpClass.DENY],
+        unlisted=tables[OpClass.UNLISTED],
+    )
+
+
+def check(tables: Tables, patterns: Iterable[str], safety_deny: frozenset[OpKey], where: Where) -> None:
+    """Refuse lists that overlap, release an operator of `safety_deny` or name an unknown pattern rule."""
+    found: dict[OpKey, OpClass] = {}
+    for op_class, op in ((op_class, op) for op_class, ops in tables.items() for op in sorted(ops)):
+        label, table = op.label, op_class.value
+        if op in found:
+            raise UsageError(
+                f"{where(label)}: {label} is on two lists, {found[op].value} and {table}",
+                remedy="Leave it on one of them.",
+            )
+        if op in safety_deny and op_class in (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR):
+            raise UsageError(
+                f"{where(label)}: {label} cannot be on the list {table}",
+                why="losses, weight updates and control flow stay FP32",
+                remedy="Take it off that list.",
+            )
+        found[op] = op_class
+    for pattern in patterns:
+        if pattern not in PATTERNS:
+            what = f"{where(pattern)}: unknown pattern rule {pattern!r}"
+            raise UsageError(what, remedy=suggestion(pattern, PATTERNS))
+
+
+_LABEL = re.compile(r"(?:[A-Za-z_][\w.-]*:)?[A-Za-z_]\w*", re.ASCII)
+
+
+def op_keys(labels: Iterable[str], where: Where) -> frozenset[OpKey]:
+    """Read operators as users write them; raises UsageError for what does not name one."""
+    for label in labels:
+        if not _LABEL.fullmatch(label):
+            raise UsageError(
+                f"{where(label)}: {label!r} does not name an operator",
+                remedy="Write Exp or, outside the standard domain, com.microsoft:ConvGrad.",
+            )
+    return frozenset(map(OpKey.parse, labels))
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """The nearest of the known words, or all of them."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."

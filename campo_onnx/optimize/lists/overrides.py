@@ -1,0 +1,81 @@
+"""Overrides of a user that match nothing in the graph: most of them are misspelt."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+
+import onnx
+
+from campo_onnx.ir.view import GraphView
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.optimize.lists.oplists import OpLists
+from campo_onnx.optimize.name_patterns import first_partly_matching, matching, pattern_of
+
+_MOST_MISSPELT = 20  # of a file, which may name thousands
+
+
+def unmatched(
+    view: GraphView,
+    *,
+    operators: Mapping[str, Sequence[str]],
+    keep_fp32: Sequence[str] = (),
+    lists: OpLists | None = None,
+) -> tuple[str, ...]:
+    """Find overrides that change nothing in a graph.
+
+    Parameters
+    ----------
+    view
+        The graph.
+    operators
+        Operators as the user wrote them, by option (``"--deny"``).
+    keep_fp32
+        Valid regular expressions for whole node names or operators.
+    lists
+        Lists from a file of the user's. It may name operators that this graph lacks, but none that no
+        graph has.
+
+    Returns
+    -------
+    tuple of str
+        A sentence for each, with a suggestion where something similar is in the graph.
+    """
+    labels = sorted({node.op.label for node in view.nodes})
+    names = [node.name for node in view.nodes]
+    found = [
+        f"{option} {text} matches no node of the graph.{_suggestion(text, labels)}"
+        for option, texts in operators.items()
+        for text in texts
+        if OpKey.parse(text).label not in labels
+    ]
+    for text in keep_fp32:
+        pattern = pattern_of(text)
+        if not matching([pattern], (*labels, *names)):
+            found.append(f"--keep-fp32 {text} matches no node of the graph.{_hint(pattern, labels, names)}")
+    return (*found, *(_misspelt(lists, labels) if lists is not None else ()))
+
+
+def _misspelt(lists: OpLists, labels: Sequence[str]) -> Iterator[str]:
+    """Operators of domains that we know in full, which are neither in them nor in the graph."""
+    known = {op.label for op in REGISTRY.specs} | {schema.name for schema in onnx.defs.get_all_schemas()}
+    named = sorted(op for ops in lists.tables.values() for op in ops)
+    found = [op for op in named if op.domain == "" and op.label not in known and op.label not in labels]
+    for op in found[:_MOST_MISSPELT]:  # a file may name thousands, and each is compared with all
+        suggestion = _suggestion(op.label, sorted(known))
+        yield f"the lists {lists.name} name {op.label}, which ONNX does not define.{suggestion}"
+    if len(found) > _MOST_MISSPELT:
+        more = len(found) - _MOST_MISSPELT
+        yield f"the lists {lists.name} name {more} more operators that ONNX does not define."
+
+
+def _suggestion(text: str, known: Iterable[str]) -> str:
+    near = get_close_matches(text, list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _hint(pattern: re.Pattern[str], labels: Sequence[str], names: Sequence[str]) -> str:
+    partial = first_partly_matching(pattern, (*labels, *names))
+    if partial is not None:
+        return f" It matches a part of {partial!r}; a whole name has to match, so add '.*'."
+    return _suggestion(pattern.pattern, (*labels, *names))

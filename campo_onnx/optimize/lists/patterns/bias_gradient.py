@@ -1,0 +1,80 @@
+"""ReduceSum that computes the gradient of a bias or scale: TensorFlow's BiasAddGrad, not Sum."""
+
+from campo_onnx.ir.view import GraphView, OpNode, TensorKind
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Movement
+from campo_onnx.optimize.lists.op_class import OpClass
+from campo_onnx.optimize.lists.patterns.findings import Finding, Findings
+
+_SUMS = frozenset({OpKey("", "ReduceSum"), OpKey("com.microsoft", "ReduceSumTraining")})
+_ACCUMULATORS = frozenset(
+    {OpKey("com.microsoft", "InPlaceAccumulator"), OpKey("com.microsoft", "InPlaceAccumulatorV2")}
+)
+_MUL = OpKey("", "Mul")
+_ONE_TO_ONE = frozenset({Movement.VIEW, Movement.REORDER})
+
+
+def bias_gradient(view: GraphView, update: frozenset[str]) -> Findings:
+    """Find sums whose result only leaves the graph or feeds the weight update.
+
+    A gradient builder sums every operand's gradient over the axes it was broadcast along; where
+    there are none, the sum has one term and changes nothing.
+    """
+    classes: dict[str, tuple[OpClass, Finding]] = {}
+    for node in view.nodes:
+        if node.op not in _SUMS or not view.is_float32(node.outputs[0]):
+            continue
+        before = view.tensors[node.inputs[0]].elements
+        after = view.tensors[node.outputs[0]].elements
+        if not before or not after:
+            continue
+        if after == before:
+            classes[node.name] = (OpClass.CLEAR, Finding.NO_SUM)
+        elif _only_leaves(node.outputs[0], view, update):
+            classes[node.name] = (OpClass.INFER, Finding.PARAMETER_SUM)
+    return Findings(classes=classes)
+
+
+def _only_leaves(tensor: str, view: GraphView, update: frozenset[str]) -> bool:
+    pending, leaves = [tensor], False
+    while pending:
+        tensor = pending.pop()
+        leaves |= view.tensors[tensor].is_output
+        for use in view.consumers.get(tensor, ()):
+            consumer = view.node[use.node]
+            if (
+                consumer.name in update
+                or consumer.op in _ACCUMULATORS
+                or _unscales(consumer, use.position, view)
+            ):
+                leaves = True
+            elif (
+                consumer.op in _SUMS  # the batch, after each sample
+                or (spec(consumer.op).movement in _ONE_TO_ONE and use.position == 0)
+                or _scales(consumer, view)
+            ):
+                pending.append(consumer.outputs[0])
+            else:
+                return False
+    return leaves
+
+
+def _unscales(node: OpNode, position: int, view: GraphView) -> bool:
+    """Whether a node divides a gradient by the loss scale: a scalar that is not a constant."""
+    if node.op not in (OpKey("", "Div"), OpKey("", "Mul")):
+        return False
+    other = node.inputs[1 - position]
+    info = view.tensors[other]
+    if info.kind is TensorKind.CONSTANT or info.elements != 1:
+        return False
+    if node.op.op_type == "Div":
+        return position == 0
+    producer = view.producer.get(other)
+    return producer is not None and producer.op == OpKey("", "Reciprocal")
+
+
+def _scales(node: OpNode, view: GraphView) -> bool:
+    """Whether a node multiplies by one constant number."""
+    constants = [view.values.get(tensor) for tensor in node.inputs]
+    return node.op == _MUL and any(value is not None and value.size == 1 for value in constants)

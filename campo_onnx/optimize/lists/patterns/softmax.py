@@ -1,0 +1,121 @@
+"""Softmax, fused or in pieces: its exponentials and its result are bounded by 1."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from campo_onnx.ir.view import GraphView, OpNode, Use
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.registry import spec
+from campo_onnx.ops.spec import Movement
+from campo_onnx.optimize.lists.op_class import OpClass
+from campo_onnx.optimize.lists.patterns.findings import Finding, Findings
+
+_SOFTMAX = frozenset({OpKey("", "Softmax"), OpKey("com.microsoft", "BiasSoftmax")})
+
+
+class _Places(NamedTuple):
+    """Where an operator that adds tensors reads the weights, and their factor of each row."""
+
+    weights: int
+    factor: int
+
+
+_ADDED = {
+    OpKey("com.microsoft", "GatedAdd"): _Places(1, 2),
+    OpKey("com.microsoft", "HyperConnectionPostMix"): _Places(0, 3),
+}
+
+_KEEPS_ALL = frozenset({Movement.VIEW, Movement.REPEAT})
+
+
+def softmax(view: GraphView, update: frozenset[str]) -> Findings:
+    """Find Exp(x - max(x)), which lies in (0, 1], and what reads a softmax.
+
+    1. Exp of a value minus its row's maximum, or minus something larger, becomes infer.
+    2. What reads a Softmax reads values in [0, 1], however unsafe the softmax's own input is.
+
+    3. Its gradient is y * (g - sum(g * y)). Where attention sums o * gradient of o instead, which is the
+       same number of fewer terms, that sum is infer and spreads no unsafety onto the gradient either.
+
+    The sum of a row and the division by it form a statistic that is broadcast back: the rule
+    :func:`~campo_onnx.optimize.lists.patterns.normalization.normalization` finds those, and likewise
+    the row sums in softmax's gradient.
+    """
+    classes: dict[str, tuple[OpClass, Finding]] = {}
+    contained: set[Use] = set()
+    for node in view.nodes:
+        if node.op in _SOFTMAX:
+            contained.update(view.consumers.get(node.outputs[0], ()))
+            for use, total in _row_sums(node.outputs[0], view):
+                contained.add(use)
+                classes[total.name] = (OpClass.INFER, Finding.SOFTMAX_SUM)
+        elif node.op == OpKey("", "Exp"):
+            shift = view.producer.get(node.inputs[0])
+            if shift is None or shift.op != OpKey("", "Sub"):
+                continue
+            if shift.inputs[0] in _maxima_of(shift.inputs[1], view):
+                classes[node.name] = (OpClass.INFER, Finding.SOFTMAX_EXP)
+    return Findings(classes=classes, contained=frozenset(contained))
+
+
+def _row_sums(weights: str, view: GraphView) -> Iterator[tuple[Use, OpNode]]:
+    """Yield the sums that are taken from a gradient before it meets a softmax's result."""
+    pending = [weights]
+    while pending:
+        for use in view.consumers.get(pending.pop(), ()):
+            consumer = view.node[use.node]
+            if spec(consumer.op).movement is Movement.VIEW or consumer.op == OpKey("", "Where"):
+                pending.append(consumer.outputs[0])
+            elif (place := _factor_of(consumer, use)) is not None:  # g * y + y * -sum
+                total = _sum_behind(consumer.inputs[place], view)
+                if total is not None:
+                    yield Use(node=consumer.name, position=place), total
+            elif consumer.op == OpKey("", "Mul"):
+                shift = view.producer.get(consumer.inputs[1 - use.position])
+                total = _sum_behind(shift.inputs[1], view) if shift and shift.op == OpKey("", "Sub") else None
+                if shift is not None and total is not None:
+                    yield Use(node=shift.name, position=1), total
+
+
+def _factor_of(consumer: OpNode, use: Use) -> int | None:
+    """Return where a node that adds tensors reads the factor of each row of what it uses there, if it does.
+
+    The factor may be left out. Of several streams it is a matrix that mixes them.
+    """
+    places = _ADDED.get(consumer.op)
+    if places is None or use.position != places.weights or len(consumer.inputs) <= places.factor:
+        return None
+    return places.factor if consumer.attributes.get("num_branches", 1) == 1 else None
+
+
+def _sum_behind(tensor: str, view: GraphView) -> OpNode | None:
+    """Return the ReduceSum that `tensor` is, but for its shape and a constant factor."""
+    while (node := view.producer.get(tensor)) is not None:
+        if node.op == OpKey("", "ReduceSum"):
+            return node
+        is_scale = node.op == OpKey("", "Neg") or (
+            node.op == OpKey("", "Mul") and node.inputs[1] in view.values
+        )
+        if not is_scale and spec(node.op).movement is not Movement.VIEW:
+            return None
+        tensor = node.inputs[0]
+    return None
+
+
+def _maxima_of(tensor: str, view: GraphView) -> set[str]:
+    """Return the tensors whose ReduceMax `tensor` is, or is no smaller than, looking through views.
+
+    JAX takes the larger of the maximum and minus infinity, as if a row could be empty.
+    """
+    found, pending = set(), [tensor]
+    while pending:
+        producer = view.producer.get(pending.pop())
+        if producer is None:
+            continue
+        if producer.op == OpKey("", "ReduceMax"):
+            found.add(producer.inputs[0])
+        elif spec(producer.op).movement in _KEEPS_ALL:
+            pending.append(producer.inputs[0])
+        elif producer.op == OpKey("", "Max"):
+            pending.extend(producer.inputs)
+    return found

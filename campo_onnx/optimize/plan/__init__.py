@@ -1,0 +1,1 @@
+"""The plan as a value: made, saved, explained and executed."""

@@ -1,0 +1,394 @@
+"""The plan: an edit script that says, of every node and Cast, what is written and why.
+
+It owns no graph. It prints, diffs, saves and loads (:mod:`campo_onnx.optimize.plan.plan_file`);
+:mod:`campo_onnx.optimize.plan.rewrite` executes it and decides nothing.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+from campo_onnx.errors import PlanMismatchError
+from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.view import Use
+from campo_onnx.ops.precision import Precision
+from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.plan.plan_file import decode, encode, plan_format
+from campo_onnx.optimize.plan.reason import NO_FACTS, Fact, Reason, Verdict
+from campo_onnx.optimize.values.ranges import DeclaredRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Precision of one node, and what changes at it.
+
+    Parameters
+    ----------
+    node, op_type, op_class
+        The node, its operator's label and its class.
+    precision
+        What it runs in; None for a node that computes no floating point we change.
+    decided_by, facts
+        Why; together they make :attr:`reason`.
+    fp32_us
+        Its time as given.
+    gain_us
+        What low precision saves on this node before casts (also where it was not chosen), the pads
+        of this plan included.
+    cast_us
+        Time of the casts at its inputs and outputs in this plan.
+    other_cast_us
+        By how much all casts would take longer if this node alone had the other precision; None where no
+        strategy may change it.
+    low_inputs, low_outputs
+        Positions of inputs that read, and outputs that make, the low version of their tensor.
+        Empty for a node that the plan does not turn low.
+    attribute
+        Attribute that types its output, and is set to the low precision; ``""`` for none.
+    follows
+        Positions of inputs that read the low version though the node stays as it is: a reader of
+        shapes whose FP32 tensor is no longer made.
+    """
+
+    node: str
+    op_type: str
+    op_class: OpClass
+    precision: Precision | None
+    decided_by: Reason
+    facts: Mapping[str, Fact] = field(default_factory=lambda: NO_FACTS)
+    fp32_us: float
+    gain_us: float
+    cast_us: float
+    other_cast_us: float | None = None
+    low_inputs: tuple[int, ...] = ()
+    low_outputs: tuple[int, ...] = ()
+    attribute: str = ""
+    follows: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "facts", self.verdict.facts)
+        if not self.is_lowered and (self.low_inputs or self.low_outputs or self.attribute):
+            raise ValueError(f"node {self.node!r} is not turned low, but has low inputs or outputs")
+
+    @property
+    def verdict(self) -> Verdict:
+        """Why it has its precision."""
+        return Verdict(decided_by=self.decided_by, facts=self.facts)
+
+    @property
+    def reason(self) -> str:
+        """The same as a sentence."""
+        return self.verdict.reason
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether the plan turns it low (a node that was low in the given graph is not turned)."""
+        return self.precision not in (None, Precision.FP32) and self.decided_by is not Reason.ALREADY_LOW
+
+    @property
+    def low_us(self) -> float:
+        """Its time in low precision, with the pads it brings."""
+        return self.fp32_us - self.gain_us
+
+    @property
+    def planned_us(self) -> float:
+        """Its time as planned; a node that was low in the given graph takes the one time it has."""
+        return self.low_us if self.is_lowered else self.fp32_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCast:
+    """One new Cast, shared by everybody who wants the tensor in `dst`.
+
+    Parameters
+    ----------
+    tensor
+        Name of the tensor in FP32.
+    src, dst
+        Precisions it is cast from and to.
+    producer
+        Node that makes the tensor; ``""`` for a graph input.
+    consumers
+        Who reads the result; empty when only the graph's caller does.
+    cast_us
+        Predicted time.
+    """
+
+    tensor: str
+    src: Precision
+    dst: Precision
+    producer: str
+    consumers: tuple[Use, ...]
+    cast_us: float
+
+    def __post_init__(self) -> None:
+        if (self.src is Precision.FP32) == (self.dst is Precision.FP32):
+            raise ValueError(f"a Cast of {self.tensor!r} must go from FP32 or to FP32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExistingCast:
+    """One Cast of the given graph that is used by more, or by nobody any more.
+
+    Parameters
+    ----------
+    node
+        The Cast.
+    tensor, low_tensor
+        The tensor in FP32, and its low version that is read from now on.
+    consumers
+        Who is turned to `low_tensor`.
+    cast_us
+        Its time: saved where it is dropped, spent anyway where it is reused.
+    """
+
+    node: str
+    tensor: str
+    low_tensor: str
+    consumers: tuple[Use, ...]
+    cast_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowConstant:
+    """One constant that gets a low version in the file.
+
+    Parameters
+    ----------
+    tensor
+        Its name in FP32.
+    consumers
+        Who reads the low version.
+    keeps_fp32
+        Whether somebody still reads the FP32 one; otherwise that is left out.
+    """
+
+    tensor: str
+    consumers: tuple[Use, ...]
+    keeps_fp32: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddedTensor:
+    """One tensor of a padded node.
+
+    Parameters
+    ----------
+    tensor
+        Its name in FP32, at its own size.
+    position
+        Where among the node's inputs or outputs.
+    ends
+        Zeros appended to each axis.
+    by
+        What brings it to that size: ``pad`` (a Pad, shared by every consumer that wants the same),
+        ``file`` (an initializer, padded where it is stored) or ``chain`` (the padded output of
+        another node, as it is). For an output what brings it back: ``slice``, or ``chain`` where
+        nobody reads it at its own size.
+    """
+
+    tensor: str
+    position: int
+    ends: tuple[int, ...]
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPad:
+    """One matrix product that is zero-padded to fit tensor cores.
+
+    Parameters
+    ----------
+    node
+        The node.
+    inputs
+        Its inputs that grow.
+    output
+        Its output, or None where that keeps its size.
+    gain_us
+        What its kernel saves, Pads and Slices not counted.
+    pads_us
+        Time of the Pads and Slices it brings; a shared Pad counts at its first consumer.
+    """
+
+    node: str
+    inputs: tuple[PaddedTensor, ...]
+    output: PaddedTensor | None
+    gain_us: float
+    pads_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A decision for every node of one graph on one device.
+
+    Parameters
+    ----------
+    strategy, lists
+        How it was decided.
+    device, source
+        The device it was decided for, and where the costs come from (``datasheet``: an estimate).
+    captured
+        Whether the costs are of a step that runs as a captured CUDA graph.
+    low
+        The low precision.
+    fp32_us, predicted_us
+        Predicted step of the given graph and of the planned one.
+    lower_bound_us
+        What no assignment under the same lists, safety rules and costs can go below; None where
+        the strategy proves nothing. Equal to `predicted_us` but for rounding when optimal.
+    digest
+        Fingerprint of the graph it fits, constants included; ``""`` for a plan of an earlier
+        version, which can be read but not executed.
+    casts
+        New Casts.
+    reused, dropped
+        Casts of the given graph that more nodes read, and those that are left out.
+    constants
+        Constants that get a low version.
+    pads
+        Products that are zero-padded.
+    ranges
+        Declared and measured ranges of graph inputs that it relies on.
+    decisions
+        Every node, in the order of the graph.
+
+    Raises
+    ------
+    ValueError
+        If it says two things of one node, tensor or Cast.
+    """
+
+    strategy: str
+    lists: str
+    device: str
+    source: str
+    low: Precision
+    fp32_us: float
+    predicted_us: float
+    lower_bound_us: float | None = None
+    digest: str
+    casts: tuple[PlannedCast, ...]
+    reused: tuple[ExistingCast, ...] = ()
+    dropped: tuple[ExistingCast, ...] = ()
+    constants: tuple[LowConstant, ...] = ()
+    pads: tuple[PlannedPad, ...] = ()
+    ranges: Mapping[str, DeclaredRange] = field(default_factory=lambda: MappingProxyType({}))
+    captured: bool = False
+    decisions: tuple[Decision, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ranges", MappingProxyType(dict(self.ranges)))
+        if self.low is Precision.FP32:
+            raise ValueError("FP32 is not a low precision")
+        for what, names in (
+            ("decisions on node", [d.node for d in self.decisions]),
+            ("casts of tensor", [c.tensor for c in self.casts]),
+            ("low versions of constant", [c.tensor for c in self.constants]),
+            ("pads of node", [p.node for p in self.pads]),
+            ("entries for Cast", [c.node for c in self.dropped] + [c.node for c in self.reused]),
+        ):
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise ValueError(f"there are two {what} {twice!r}")
+        self._refuse_strangers()
+
+    def _refuse_strangers(self) -> None:
+        """Refuse nodes about which nothing is decided."""
+        decided = {d.node for d in self.decisions}
+        for what, tensor, nodes in (
+            *(("cast", c.tensor, [use.node for use in c.consumers]) for c in self.casts),
+            *(("cast", c.tensor, [c.producer] if c.producer else []) for c in self.casts),
+            *(("Cast", c.tensor, [use.node for use in c.consumers]) for c in (*self.reused, *self.dropped)),
+            *(("Cast", c.tensor, [c.node]) for c in (*self.reused, *self.dropped)),
+            *(("pad", p.node, [p.node]) for p in self.pads),
+        ):
+            if strange := next((node for node in nodes if node not in decided), None):
+                raise ValueError(f"the {what} of {tensor!r} names {strange!r}, which has no decision")
+
+    @cached_property
+    def decision(self) -> Mapping[str, Decision]:
+        """Decisions by node name."""
+        return MappingProxyType({d.node: d for d in self.decisions})
+
+    @cached_property
+    def low_nodes(self) -> frozenset[str]:
+        """Nodes this plan turns low (those that were low in the given graph not included)."""
+        return frozenset(d.node for d in self.decisions if d.is_lowered)
+
+    @cached_property
+    def only_padded(self) -> frozenset[str]:
+        """Constants whose low version is stored with its padding only: everybody who reads it low does so."""
+        padded = {
+            Use(pad.node, part.position) for pad in self.pads for part in pad.inputs if part.by == "file"
+        }
+        return frozenset(c.tensor for c in self.constants if c.consumers and padded >= {*c.consumers})
+
+    @cached_property
+    def casts_at(self) -> Mapping[str, tuple[PlannedCast, ...]]:
+        """New Casts at the inputs and outputs of each node that has any."""
+        found: dict[str, dict[str, PlannedCast]] = {}
+        for cast in self.casts:
+            for node in (cast.producer, *(use.node for use in cast.consumers)):
+                found.setdefault(node, {})[cast.tensor] = cast
+        found.pop("", None)  # who makes graph inputs
+        return MappingProxyType({node: tuple(casts.values()) for node, casts in found.items()})
+
+    @property
+    def cast_us(self) -> float:
+        """Predicted time of all inserted casts."""
+        return math.fsum(cast.cast_us for cast in self.casts)
+
+    @property
+    def pads_us(self) -> float:
+        """Predicted time of all inserted Pads and Slices."""
+        return math.fsum(pad.pads_us for pad in self.pads)
+
+    @property
+    def speedup(self) -> float:
+        """Predicted FP32 step over predicted step."""
+        return self.fp32_us / self.predicted_us if self.predicted_us else 1.0
+
+    def to_json(self) -> str:
+        """Write the plan as JSON, one decision a line so that plans diff well."""
+        return encode(self, _FILE)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, title: str = "the plan") -> "Plan":
+        """Read a plan back.
+
+        Raises
+        ------
+        UsageError
+            If the text is not a plan, or one of a newer version.
+        PlanMismatchError
+            If it was changed after it was written.
+        """
+        return decode(text, title, _FILE)
+
+    def check_fits(self, imported: Imported) -> None:
+        """Raise PlanMismatchError unless the plan was made for this very graph."""
+        if not self.digest:
+            raise PlanMismatchError(
+                "the plan was written by an earlier version of campo-onnx",
+                why="it does not say which inputs and outputs change",
+                remedy="Plan the model again.",
+            )
+        if self.digest != imported.digest:
+            raise PlanMismatchError(
+                "the plan does not fit the model",
+                why="nodes, shapes, attributes or constants changed since it was made",
+                remedy="Plan the model again, with the same --dim options.",
+            )
+        strange = self.decision.keys() ^ imported.view.node.keys()
+        if strange:
+            raise PlanMismatchError(
+                "the plan does not fit the model",
+                why=f"{min(strange)!r} is in one of them only: somebody edited the plan",
+                remedy="Plan the model again.",
+            )
+
+
+_FILE = plan_format(Plan)

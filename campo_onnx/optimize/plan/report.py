@@ -1,0 +1,147 @@
+"""What a person wants to know of a plan: what was won, what casts cost, what stayed FP32 and why."""
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from campo_onnx.ops.precision import Precision
+from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.plan.plan import Decision, Plan
+from campo_onnx.optimize.plan.reason import Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpRow:
+    """One operator's share of the step.
+
+    Parameters
+    ----------
+    op_type
+        The operator.
+    nodes, low_nodes
+        How many there are, and how many are low in the plan.
+    fp32_us, planned_us
+        Predicted time of all of them before and after, with pads but without casts.
+    """
+
+    op_type: str
+    nodes: int
+    low_nodes: int
+    fp32_us: float
+    planned_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRow:
+    """Nodes that stayed FP32 for one reason.
+
+    Parameters
+    ----------
+    reason, why
+        The reason, and its line for people.
+    nodes, fp32_us
+        How many, and their predicted time.
+    op_types
+        The operators it concerns most, as ``"Mul 12, Add 3"``.
+    """
+
+    reason: Reason
+    why: str
+    nodes: int
+    fp32_us: float
+    op_types: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A plan in numbers.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    float_nodes, low_nodes
+        Nodes that compute floating point, and those of them that are low.
+    casts_down, casts_up
+        Casts to the low precision and back.
+    ops
+        Rows by predicted FP32 time, longest first.
+    kept
+        Rows by predicted FP32 time, longest first.
+    unknown_ops
+        Operators no list knows, with their count.
+    """
+
+    plan: Plan
+    float_nodes: int
+    low_nodes: int
+    casts_down: int
+    casts_up: int
+    ops: tuple[OpRow, ...]
+    kept: tuple[KeptRow, ...]
+    unknown_ops: tuple[tuple[str, int], ...]
+
+    @property
+    def changeable_us(self) -> tuple[float, float]:
+        """FP32 and low-precision time, without casts, of all nodes that take another time in each."""
+        changed = [d for d in self.plan.decisions if d.gain_us]
+        return math.fsum(d.fp32_us for d in changed), math.fsum(d.low_us for d in changed)
+
+
+def report_of(plan: Plan) -> Report:
+    """Sum a plan up."""
+    decisions = [d for d in plan.decisions if d.precision is not None]
+    kept = [d for d in decisions if d.precision is Precision.FP32]
+    casts_down = sum(cast.dst is plan.low for cast in plan.casts)
+    unknown = Counter(d.op_type for d in plan.decisions if d.op_class is OpClass.UNKNOWN)
+    return Report(
+        plan=plan,
+        float_nodes=len(decisions),
+        low_nodes=len(decisions) - len(kept),
+        casts_down=casts_down,
+        casts_up=len(plan.casts) - casts_down,
+        ops=_op_rows(decisions),
+        kept=_kept_rows(kept),
+        unknown_ops=tuple(unknown.most_common()),
+    )
+
+
+def _op_rows(decisions: list[Decision]) -> tuple[OpRow, ...]:
+    groups: dict[str, list[Decision]] = defaultdict(list)
+    for decision in decisions:
+        groups[decision.op_type].append(decision)
+    rows = [
+        OpRow(
+            op_type=op_type,
+            nodes=len(group),
+            low_nodes=sum(d.precision is not Precision.FP32 for d in group),
+            fp32_us=math.fsum(d.fp32_us for d in group),
+            planned_us=math.fsum(d.planned_us for d in group),
+        )
+        for op_type, group in groups.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.fp32_us, row.op_type)))
+
+
+def _kept_rows(kept: list[Decision]) -> tuple[KeptRow, ...]:
+    groups: dict[tuple[Reason, str], list[Decision]] = defaultdict(list)
+    for decision in kept:
+        if decision.op_type != "Constant":
+            groups[decision.decided_by, decision.verdict.summary].append(decision)
+    rows = [
+        KeptRow(
+            reason=reason,
+            why=summary,
+            nodes=len(group),
+            fp32_us=math.fsum(d.fp32_us for d in group),
+            op_types=_most(group),
+        )
+        for (reason, summary), group in groups.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.fp32_us, row.why)))
+
+
+def _most(group: list[Decision], limit: int = 3) -> str:
+    counts = Counter(decision.op_type for decision in group).most_common()
+    shown = ", ".join(f"{op_type} {count}" for op_type, count in counts[:limit])
+    return shown + (f", {len(counts) - limit} more" if len(counts) > limit else "")

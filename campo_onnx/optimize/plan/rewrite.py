@@ -1,0 +1,275 @@
+"""Execute a plan: set types, insert Casts, Pads and Slices, leave out what it drops. Nothing is decided."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import TensorProto
+
+from campo_onnx.errors import PlanMismatchError
+from campo_onnx.ir.convert import converted
+from campo_onnx.ir.edit import Wiring, model_of, read_instead, take_apart, topology_of
+from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.sort import fresh, sort_nodes
+from campo_onnx.ir.stamp import Stamp, structure_digest, write_stamp
+from campo_onnx.ir.view import CAPTURE, Use
+from campo_onnx.ops.ports import Ports, low_attribute
+from campo_onnx.ops.precision import Precision
+from campo_onnx.optimize.padding.insert import insert_pads
+from campo_onnx.optimize.plan.plan import Decision, ExistingCast, LowConstant, Plan, PlannedCast
+
+
+def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
+    """Write a plan into a graph.
+
+    The FP32 version of a tensor keeps its name; its low version is called ``<name>_fp16``. Casts
+    stand right behind the producer (to FP32) or before the first consumer (to the low precision).
+
+    Parameters
+    ----------
+    imported
+        The given model; not changed.
+    plan
+        What to do.
+
+    Returns
+    -------
+    onnx.ModelProto
+        The mixed-precision model. Initializers whose bytes lie outside the model file still do,
+        also where a low version of them is wanted; the exporter converts those as it writes.
+
+    Raises
+    ------
+    PlanMismatchError
+        If the plan was made for another graph, or what it says does not hold together.
+    """
+    plan.check_fits(imported)
+    edited = _edited(imported, plan)
+    model = model_of(
+        edited.nodes,
+        imported.model,
+        retyped=edited.retyped,
+        dtype=plan.low.onnx_dtype,
+        attributes=edited.attributes,
+        initializers=edited.initializers,
+        dropped=frozenset(c.tensor for c in plan.constants if not c.keeps_fp32),
+    )
+    sort_nodes(model.graph)  # an existing Cast that gained earlier consumers moves up
+    stamp = Stamp(
+        strategy=plan.strategy,
+        lists=plan.lists,
+        device=plan.device,
+        low=plan.low.value,
+        digest=structure_digest(model.graph),
+        fp32_us=plan.fp32_us,
+        predicted_us=plan.predicted_us,
+        low_nodes=len(plan.low_nodes),
+        casts=len(plan.casts),
+        captured=plan.captured,
+    )
+    write_stamp(model, stamp)
+    return model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Edited:
+    """What is to be written, by names alone."""
+
+    nodes: Sequence[Wiring]
+    retyped: Mapping[str, str]  # low tensor's name to its FP32 name
+    attributes: Mapping[str, Mapping[str, int | TensorProto]]
+    initializers: Sequence[TensorProto]
+
+
+def _edited(imported: Imported, plan: Plan) -> _Edited:
+    work = _Rewriting(imported, plan)
+    for node in list(work.graph.nodes):
+        work.execute(node)
+    work.check_done()
+    insert_pads(work, plan.pads, plan.only_padded)
+    return work.result()
+
+
+class _Rewriting:
+    """One run of :func:`rewrite`: the topology being edited and what was added to it."""
+
+    def __init__(self, imported: Imported, plan: Plan) -> None:
+        self.low = plan.low
+        self.view = imported.view
+        self.folder = imported.folder
+        self.constants = imported.constants
+        self.graph = topology_of(imported.model.graph)
+        self.nodes: list[gs.Node] = []
+        self._attributes: dict[str, Mapping[str, int | TensorProto]] = {}
+        self.initializers: list[TensorProto] = []
+        self._retyped: dict[str, str] = {}
+        self._plan = plan
+        self._tensors = self.graph.tensors()
+        self._low_tensor: dict[str, gs.Tensor] = {}
+        self._merged: dict[str, gs.Tensor] = {}  # results of dropped copies of a Cast
+        self._made: set[str] = set()  # tensors that a low node makes
+        self._written: Counter[str] = Counter()
+        self._taken_tensors = set(self.view.tensors)
+        self._taken_nodes = set(self.view.node)
+        self._casts_up = {c.tensor: c for c in plan.casts if c.dst is Precision.FP32}
+        self._dropped = {c.node: c for c in plan.dropped}
+        self._low_source = self._sources(plan)
+        self._own_name = {
+            c.tensor: c.low_tensor for c in plan.dropped if c.low_tensor in self._outputs_of(c.node)
+        }
+        unread = {c.tensor for c in plan.constants if not c.keeps_fp32}
+        self._left_out = {
+            n.name for n in self.view.nodes if n.op.op_type == "Constant" and unread & {*n.outputs}
+        }
+
+    def _outputs_of(self, cast: str) -> tuple[str, ...]:
+        if cast not in self.view.node:
+            raise _incoherent(f"it names a Cast {cast!r} that the graph does not have")
+        return self.view.node[cast].outputs
+
+    @staticmethod
+    def _sources(plan: Plan) -> dict[Use, PlannedCast | ExistingCast | LowConstant]:
+        """By reading, what the plan says it gets its low version from."""
+        found: dict[Use, PlannedCast | ExistingCast | LowConstant] = {}
+        for cast in plan.casts:
+            if cast.dst is plan.low:
+                found |= dict.fromkeys(cast.consumers, cast)
+        for existing in (*plan.reused, *plan.dropped):
+            found |= dict.fromkeys(existing.consumers, existing)
+        for constant in plan.constants:
+            found |= dict.fromkeys(constant.consumers, constant)
+        return found
+
+    def execute(self, node: gs.Node) -> None:
+        """Give one node its low inputs and outputs, and put it, with its casts, behind the last."""
+        decision = self._plan.decision[node.name]
+        for position in (*decision.low_inputs, *decision.follows):
+            read_instead(node, position, self._low_version(Use(node.name, position)))
+        for position, tensor in enumerate(node.inputs):
+            if tensor.name in self._merged:
+                read_instead(node, position, self._merged[tensor.name])
+        if decision.attribute:
+            given = self.view.node[node.name].attributes.get(decision.attribute)
+            value = low_attribute(given, Ports(attribute=decision.attribute), self.low)
+            self._attributes[node.name] = {decision.attribute: value}
+        if node.name in self._dropped:
+            self._drop(self._dropped[node.name])
+        elif node.name not in self._left_out:
+            self.nodes.append(node)
+        self._lower_outputs(node, decision)
+
+    def _drop(self, cast: ExistingCast) -> None:
+        (target,) = self._outputs_of(cast.node)
+        source = self.view.node[cast.node].inputs[0]
+        if cast.low_tensor not in (source, target):  # a copy: its consumers are merged with the others
+            self._merged[target] = self._existing(cast)
+        elif target == cast.low_tensor and cast.tensor not in self._made:
+            raise _incoherent(f"it drops the Cast {cast.node!r}, and nothing else makes {target!r}")
+
+    def _lower_outputs(self, node: gs.Node, decision: Decision) -> None:
+        for position in decision.low_outputs:
+            fp32 = node.outputs[position]
+            low = self._new_low_tensor(fp32.name)
+            node.outputs[position] = low
+            self._made.add(fp32.name)
+            if fp32.name in self._casts_up:
+                self._insert_cast(low, fp32, Precision.FP32)
+                self._written[fp32.name] += 1
+
+    def _low_version(self, use: Use) -> gs.Tensor:
+        """Return the low version that one reading is to get, making it where there is none yet."""
+        name = self.view.node[use.node].inputs[use.position]
+        source = self._low_source.get(use)
+        if isinstance(source, ExistingCast):
+            self._low_tensor.setdefault(name, self._existing(source))
+        elif isinstance(source, LowConstant) and name not in self._low_tensor:
+            low = self._new_low_tensor(name)
+            if name not in self.constants:
+                raise _incoherent(f"{name!r} is to be converted in the file, and is not a constant")
+            self.initializers.append(converted(self.constants[name], low.name, self.low, self.folder))
+        elif isinstance(source, PlannedCast) and name not in self._low_tensor:
+            self._insert_cast(self._tensors[name], self._new_low_tensor(name), self.low)
+            self._written[name] += 1
+        if name not in self._low_tensor:
+            raise _incoherent(
+                f"input {use.position} of node {use.node!r} is to read {name!r} in {self.low.value}, "
+                "and nothing makes it so"
+            )
+        return self._low_tensor[name]
+
+    def _existing(self, cast: ExistingCast) -> gs.Tensor:
+        if cast.low_tensor not in self._tensors:
+            raise _incoherent(f"it names a tensor {cast.low_tensor!r} that the graph does not have")
+        return self._merged.get(cast.low_tensor, self._tensors[cast.low_tensor])
+
+    def _new_low_tensor(self, name: str) -> gs.Tensor:
+        # Where the graph casts the tensor itself, its low version has a name already.
+        if name in self._own_name:
+            low = self._tensors[self._own_name[name]]
+            low.inputs.clear()
+        else:
+            low = self.new_tensor(f"{name}_{self.low.value}")
+            self._retyped[low.name] = name
+        self._low_tensor[name] = low
+        return low
+
+    def _insert_cast(self, source: gs.Tensor, target: gs.Tensor, to: Precision) -> None:
+        cast = self.new_node("Cast", f"{source.name}_to_{to.value}", [source], target)
+        cast.attrs["to"] = to.onnx_dtype
+        self.nodes.append(cast)
+
+    def new_tensor(self, stem: str) -> gs.Tensor:
+        """Make a tensor with a name of its own, close to `stem`."""
+        name = fresh(stem, self._taken_tensors)
+        self._taken_tensors.add(name)
+        return gs.Variable(name)
+
+    def new_node(self, op_type: str, stem: str, inputs: Sequence[gs.Tensor], output: gs.Tensor) -> gs.Node:
+        """Make a node with a name of its own, which stands nowhere yet."""
+        name = fresh(stem, self._taken_nodes)
+        self._taken_nodes.add(name)
+        return gs.Node(op_type, name=name, inputs=list(inputs), outputs=[output])
+
+    def check_done(self) -> None:
+        """Refuse a plan of which something was not written, or that leaves a reading without a tensor."""
+        for cast in self._plan.casts:
+            if self._written[cast.tensor] != 1:
+                raise _incoherent(
+                    f"it has a Cast of {cast.tensor!r} to {cast.dst.value} that nothing in it needs"
+                )
+        written = {node.name: node for node in self.nodes}
+        for use in (use for cast in self._plan.casts for use in cast.consumers):
+            if use.position != CAPTURE and use.node not in written:
+                raise _incoherent(f"it has a Cast for node {use.node!r}, which is not in the graph")
+        there = {tensor for node in self.nodes for tensor in (t.name for t in node.outputs)}
+        there |= {*self.view.inputs, *(t.name for t in self.initializers)}
+        there |= self.view.tensors.keys() - self.view.producer.keys()  # initializers of the given graph
+        there -= {c.tensor for c in self._plan.constants if not c.keeps_fp32}
+        for node in self.nodes:
+            wanted = [t.name for t in node.inputs if t.name]
+            if node.name in self.view.node:
+                wanted += self.view.node[node.name].captures
+            for name in wanted:
+                if name not in there:
+                    raise _incoherent(f"node {node.name!r} reads {name!r}, and nothing makes it")
+        for name in self.view.outputs:
+            if name not in there:
+                raise _incoherent(f"{name!r} is an output of the graph, and nothing makes it")
+
+    def result(self) -> _Edited:
+        """Hand over what was made; nothing else can be done afterwards."""
+        self.graph.nodes[:] = self.nodes
+        return _Edited(
+            nodes=take_apart(self.graph, self.view.node, self._tensors.values()),
+            retyped=self._retyped,
+            attributes=self._attributes,
+            initializers=self.initializers,
+        )
+
+
+def _incoherent(why: str) -> PlanMismatchError:
+    return PlanMismatchError(
+        "the plan cannot be executed", why=why, remedy="Plan the model again; plans cannot be edited."
+    )

@@ -1,0 +1,178 @@
+"""Every strategy side by side on one graph."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import onnx
+
+from campo_onnx.costs.table import CostTable
+from campo_onnx.errors import UsageError
+from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.optimize.lists.oplists import OpLists, preset
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.strategies import STRATEGIES
+from campo_onnx.optimize.traffic import Traffic, planned_traffic
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import decide, problem_of
+
+ROWS = tuple(
+    (strategy.name, lists)
+    for strategy in reversed([*STRATEGIES.values()])
+    for lists in (strategy.default_lists, *strategy.compared_with)
+)
+"""Strategies, each with its own lists, and with further ones to tell lists and costs apart."""
+
+BASELINE = ("tf-amp", STRATEGIES["tf-amp"].default_lists)
+"""The row that speed-ups over TF_AMP refer to: the paper's baseline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """How far an emulated step is from the FP32 step.
+
+    Parameters
+    ----------
+    error
+        Relative error of the output that is furthest off (:class:`campo_onnx.emulation.drift.Reference`);
+        None where the step could not be emulated.
+    output
+        That output; ``""`` where nothing is off.
+    why
+        Why it could not be emulated.
+    """
+
+    error: float | None
+    output: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonRow:
+    """One strategy on the graph.
+
+    Parameters
+    ----------
+    plan
+        What it decides.
+    tensor_core_us
+        Predicted time of its low nodes on tensor cores. FP32 nodes do not count, though they may
+        run there as TF32.
+    traffic
+        What the planned step launches and moves.
+    measured_us, measured_speedup
+        Measured step, and the FP32 step over it; None where nothing was measured
+        (:func:`campo_onnx.bench.verify.measured`) or the graph did not run.
+    measured_bounds
+        95 % confidence interval of the measured speed-up; None for the FP32 step itself.
+    verdict
+        How the measured step compares with FP32 (:class:`campo_onnx.bench.result.Outcome`); ``""`` where
+        nothing was measured.
+    drift
+        By format of the low nodes, how far the emulated step is from FP32's; empty where that was not asked
+        (:func:`campo_onnx.emulation.comparison_drift.with_drift`).
+    """
+
+    plan: Plan
+    tensor_core_us: float
+    traffic: Traffic
+    measured_us: float | None = None
+    measured_speedup: float | None = None
+    measured_bounds: tuple[float, float] | None = None
+    verdict: str = ""
+    drift: Mapping[str, Drift] = field(default_factory=dict)
+
+    @property
+    def tensor_core_share(self) -> float:
+        """Share of the predicted step (the paper's tensor-core utilization)."""
+        return self.tensor_core_us / self.plan.predicted_us if self.plan.predicted_us else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All strategies on one graph.
+
+    Parameters
+    ----------
+    imported
+        The graph.
+    problem
+        Costs of its nodes, which all rows share, under the lists of the first.
+    rows
+        In the order of :data:`ROWS`.
+    interrupted
+        Whether Ctrl-C ended the measurement before it was complete.
+    """
+
+    imported: Imported
+    problem: Problem
+    rows: tuple[ComparisonRow, ...]
+    interrupted: bool = False
+
+    @property
+    def baseline(self) -> ComparisonRow:
+        """The row of TF_AMP."""
+        first = next((r for r in self.rows if (r.plan.strategy, r.plan.lists) == BASELINE), None)
+        return first or next(r for r in self.rows if r.plan.strategy == BASELINE[0])
+
+
+def compare(
+    source: str | Path | onnx.ModelProto, options: Options, *, lists: OpLists | None = None
+) -> Comparison:
+    """Let every strategy plan the same graph.
+
+    Parameters
+    ----------
+    source
+        The FP32 training step.
+    options
+        Device, precision, dimensions, nodes to keep; strategy and lists are each row's own.
+    lists
+        Lists for all strategies, in place of each one's own.
+
+    Raises
+    ------
+    UsageError
+        If the graph is a result of campo-onnx already.
+    """
+    imported = import_model(source, options.dims)
+    if imported.stamp is not None:
+        raise UsageError(
+            "the model is a result of campo-onnx already",
+            why="no strategy would change it",
+            remedy="Compare on the FP32 file it was made from.",
+        )
+    chosen = _rows(lists)
+    problems = {
+        name: problem_of(imported, replace(options, lists=row_lists))
+        for name, row_lists in {row_lists.name: row_lists for _, row_lists in chosen}.items()
+    }
+    rows = []
+    for strategy, row_lists in chosen:
+        problem = problems[row_lists.name]
+        plan = decide(problem, imported, replace(options, strategy=strategy, lists=row_lists))
+        rows.append(
+            ComparisonRow(
+                plan=plan,
+                tensor_core_us=_tensor_core_us(plan, problem.costs),
+                traffic=planned_traffic(problem, plan),
+            )
+        )
+    return Comparison(imported=imported, problem=problems[chosen[0][1].name], rows=tuple(rows))
+
+
+def _tensor_core_us(plan: Plan, costs: CostTable) -> float:
+    padded = {pad.node for pad in plan.pads}  # a product is padded to get there
+    return math.fsum(
+        d.planned_us
+        for d in plan.decisions
+        if d.node in plan.low_nodes and (costs.nodes[d.node].on_tensor_cores or d.node in padded)
+    )
+
+
+def _rows(lists: OpLists | None) -> Sequence[tuple[str, OpLists]]:
+    if lists is not None:
+        return [(strategy, lists) for strategy in reversed([*STRATEGIES])]
+    return [(strategy, preset(name)) for strategy, name in ROWS]

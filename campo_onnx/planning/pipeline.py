@@ -1,0 +1,193 @@
+"""The straight line: import, problem, decide, pad, rewrite."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import onnx
+
+from campo_onnx.costs.estimated import estimate
+from campo_onnx.costs.evidence import CostSource
+from campo_onnx.costs.table import CostTable
+from campo_onnx.hardware.detect import resolve_device
+from campo_onnx.ir.constants import is_external
+from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ir.view import GraphView
+from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.kernels import never_loads
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
+from campo_onnx.optimize.eligibility import fixed_nodes
+from campo_onnx.optimize.lists.classify import classify
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.optimize.padding.alignment import open_axes
+from campo_onnx.optimize.padding.choose import PadLimits, pad, with_padding
+from campo_onnx.optimize.plan.assemble import make_plan
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.plan.reason import Fact, Reason, Verdict
+from campo_onnx.optimize.plan.rewrite import rewrite
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.safety import protected, weight_update
+from campo_onnx.optimize.strategies.fp32 import all_fp32, fp32
+from campo_onnx.optimize.traffic import Traffic, planned_traffic, traffic
+from campo_onnx.optimize.values.loss_scale import loss_scaling, low_gradients
+from campo_onnx.planning.options import Options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimized:
+    """What :func:`optimize` returns.
+
+    Parameters
+    ----------
+    model
+        The mixed-precision model; the given one where nothing was worth changing.
+    plan
+        Every decision.
+    problem
+        What was decided about, with costs and classes: reports and explanations read it.
+    imported
+        The given model as imported.
+    """
+
+    model: onnx.ModelProto
+    plan: Plan
+    problem: Problem
+    imported: Imported
+
+    @property
+    def was_optimized_before(self) -> bool:
+        """Whether the given model was a result of campo-onnx already, so that nothing changed."""
+        return self.imported.stamp is not None
+
+    @property
+    def unscaled_gradients(self) -> tuple[str, ...]:
+        """FP16 nodes of the backward pass where nothing scales the loss: small gradients vanish there."""
+        if self.plan.low is not Precision.FP16:
+            return ()
+        view = self.imported.view
+        return low_gradients(view, loss_scaling(view), self.plan.low_nodes)
+
+    @cached_property
+    def given_traffic(self) -> Traffic:
+        """Launches, bytes and memory of the given step."""
+        return traffic(self.problem.view)
+
+    @cached_property
+    def planned_traffic(self) -> Traffic:
+        """Launches, bytes and memory of the step as it is planned."""
+        return planned_traffic(self.problem, self.plan)
+
+    def refused_by(self, provider: str) -> tuple[str, ...]:
+        """Nodes for which a provider does not load the graph, be it in FP32 or mixed."""
+        view = self.imported.view
+        return tuple(n.name for n in view.nodes if never_loads(view.signature(n.name), provider))
+
+
+def optimize(source: str | Path | onnx.ModelProto, options: Options | None = None) -> Optimized:
+    """Turn an exported FP32 training graph into a mixed-precision one.
+
+    Parameters
+    ----------
+    source
+        Path of the model, or the model itself, which is not changed.
+    options
+        What to decide with. By default the strategy `optimal` with the lists `campo`, for this machine's GPU
+        if its figures are known, else for an H200, from public figures.
+
+    Raises
+    ------
+    campo_onnx.errors.CampoError
+        For anything wrong with the model or the options; see its subclasses.
+    """
+    if options is None:
+        device, _ = resolve_device("auto")
+        options = Options(device=device, lists=preset("campo"))
+    imported = import_model(source, options.dims)
+    problem = problem_of(imported, options)
+    plan = decide(problem, imported, options)
+    return apply(plan, problem, imported)
+
+
+def problem_of(imported: Imported, options: Options) -> Problem:
+    """Gather what is to be decided: classes, costs, and what is not up for decision."""
+    view, low = imported.view, options.low
+    ports = {node.name: ports_of(view.signature(node.name), low) for node in view.nodes}
+    fixed = fixed_nodes(
+        imported,
+        ports,
+        low=low,
+        provider=options.device.provider,
+        protected=protected(view, options.lists),
+        keep_fp32=options.keep_fp32,
+        declared=options.ranges,
+    )
+    classification = classify(view, options.lists, weight_update(view))
+    return Problem(
+        view=view,
+        low=low,
+        classification=replace(classification, released=options.released),
+        ports=ports,
+        fixed={**options.forbidden, **fixed},
+        costs=_costs(view, ports, options),
+        digest=imported.digest,
+        flat=options.flat_weights(view) if options.flat_weights and low is Precision.FP16 else None,
+    )
+
+
+def _costs(view: GraphView, ports: Mapping[str, Ports], options: Options) -> CostTable:
+    if options.costs is CostSource.DATASHEET:
+        return estimate(view, ports, options.device, options.low)
+    # Measuring needs ONNX Runtime, scipy and polars; planning from public figures does not.
+    from campo_onnx.costs.choose import costs_for
+
+    return costs_for(view, ports, options.device, options.low, options.costs, options.evidence)
+
+
+def decide(problem: Problem, imported: Imported, options: Options) -> Plan:
+    """Let the chosen strategy decide; a stamped graph keeps what was decided before."""
+    if imported.stamp is not None:
+        stamp = imported.stamp
+        answer = replace(fp32(problem), lower_bound_us=problem.predicted_us(frozenset()))  # no choice is left
+        return make_plan(problem, answer, strategy=stamp.strategy, lists=stamp.lists)
+    strategy, limits = options.chosen_strategy, _pad_limits(imported, options)
+    seen = with_padding(problem, options.device, limits) if options.may_pad else problem
+    answer = strategy.decide(seen)
+    plan = make_plan(problem, answer, strategy=strategy.name, lists=options.lists.name)
+    if options.may_pad:
+        plan = pad(problem, plan, options.device, limits, answer.padded)
+    plan = replace(plan, ranges=options.ranges)
+    return _unless_too_little(plan, problem, options) if strategy.is_cost_aware else plan
+
+
+def _pad_limits(imported: Imported, options: Options) -> PadLimits:
+    return PadLimits(
+        threshold_us=options.pad_threshold_us,
+        stored=frozenset(name for name, tensor in imported.constants.items() if not is_external(tensor)),
+        open_axes=open_axes(imported, options.dims),
+    )
+
+
+def _unless_too_little(plan: Plan, problem: Problem, options: Options) -> Plan:
+    saved_us = plan.fp32_us - plan.predicted_us
+    if not plan.low_nodes or saved_us >= options.min_gain * plan.fp32_us:
+        return plan
+    facts: dict[str, Fact] = {
+        "low": plan.low.value.upper(),
+        "saved_share": saved_us / plan.fp32_us,
+        "asked_share": options.min_gain,
+    }
+    left = stay_fp32(problem, options, Verdict(decided_by=Reason.MIN_GAIN, facts=facts))
+    return replace(left, lower_bound_us=plan.lower_bound_us)
+
+
+def stay_fp32(problem: Problem, options: Options, verdict: Verdict) -> Plan:
+    """Plan to change nothing, for a given reason."""
+    return make_plan(problem, all_fp32(problem, verdict), strategy=options.strategy, lists=options.lists.name)
+
+
+def apply(plan: Plan, problem: Problem, imported: Imported) -> Optimized:
+    """Rewrite the graph as planned; a stamped graph stays as it is."""
+    model = imported.model if imported.stamp is not None else rewrite(imported, plan)
+    return Optimized(model=model, plan=plan, problem=problem, imported=imported)

@@ -1,0 +1,1 @@
+"""ONNX Runtime: sessions, bindings, providers and traces."""

@@ -1,0 +1,300 @@
+"""Running a large step once in little memory: piece after piece, what waits long waits on disk.
+
+A training step keeps the activations of its forward pass for its backward pass: 17 GB in BERT-large with
+10 sentences. What is not needed soon is written to a temporary folder (``TMPDIR``) and read back.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
+
+from campo_onnx.errors import CampoError, ModelError, UnsupportedModelError, UsageError
+from campo_onnx.files import temporary_folder
+from campo_onnx.ir.shapes import TensorTypes, infer
+from campo_onnx.ir.sort import outer_reads
+from campo_onnx.ops.signature import itemsize_bytes
+from campo_onnx.runtime.onnxruntime.installed import ort
+from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.onnxruntime.run import run
+from campo_onnx.runtime.onnxruntime.sessions import RUNTIME_ERRORS, open_session, ort_value
+from campo_onnx.runtime.onnxruntime.spill import Waiting, copied
+
+Outputs: TypeAlias = Iterator[tuple[str, NDArray[Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much memory a step may take, beside its inputs, its outputs and what a single node needs.
+
+    Parameters
+    ----------
+    piece_bytes
+        What the nodes of one piece may make.
+    held_bytes
+        What may wait in memory between pieces.
+    """
+
+    piece_bytes: int = 512 << 20
+    held_bytes: int = 2 << 30
+
+
+LIMITS = Limits()
+
+
+def run_in_pieces(
+    model: ModelProto,
+    feeds: Mapping[str, NDArray[Any]],
+    machine: Machine,
+    *,
+    folder: Path | None = None,
+    limits: Limits = LIMITS,
+) -> Outputs:
+    """Run a graph once, node by node as it is written, and yield each output as soon as it is there.
+
+    A graph that fits into one piece, or whose tensors have no known sizes, runs as :func:`run` runs it.
+
+    Parameters
+    ----------
+    model
+        The graph, its nodes sorted and named.
+    feeds
+        A value for every input.
+    machine
+        Where to run it; on a GPU it is one piece.
+    folder
+        Folder of the model's external data.
+    limits
+        How much memory it may take.
+
+    Yields
+    ------
+    tuple
+        Name and value of an output; the order is that in which they are made.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If ONNX Runtime cannot load the graph.
+    ModelError
+        If it fails to run it.
+    UsageError
+        If there is no room for it, in memory or on disk.
+    """
+    pieces = [] if machine.provider != "cpu" else _pieces(model, feeds, limits)
+    if len(pieces) < 2:
+        yield from run(model, feeds, machine, folder=folder).items()
+        return
+    with temporary_folder() as scratch:
+        yield from _Run(model, feeds, machine, folder, Waiting(limits.held_bytes, scratch)).outputs(pieces)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """Some nodes, what they read from before, and what is read after."""
+
+    nodes: tuple[NodeProto, ...]
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    types: Mapping[str, int]
+
+
+def _pieces(model: ModelProto, feeds: Mapping[str, NDArray[Any]], limits: Limits) -> list[_Piece]:
+    graph = model.graph
+    if model.functions or not all(v.type.HasField("tensor_type") for v in graph.output):
+        return []
+    try:
+        known = infer(model, _dims(model, feeds))
+    except CampoError:
+        return []
+    given = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    given |= {sparse.values.name for sparse in graph.sparse_initializer}
+    groups = _groups(list(graph.node), known, limits.piece_bytes)
+    return _linked(groups, given, {v.name for v in graph.output}, known) if len(groups) > 1 else []
+
+
+def _dims(model: ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict[str, int]:
+    """Sizes of the dimensions that the graph leaves open, as the feeds have them."""
+    found: dict[str, int] = {}
+    for info in model.graph.input:
+        declared = info.type.tensor_type
+        if info.name not in feeds or not info.type.HasField("tensor_type"):
+            continue
+        for axis, size in enumerate(feeds[info.name].shape):
+            dim = declared.shape.dim[axis] if axis < len(declared.shape.dim) else None
+            if dim is None or not dim.HasField("dim_value"):
+                name = dim.dim_param if dim is not None else ""
+                found[name or f"{info.name}[{axis}]"] = size
+    return found
+
+
+def _groups(nodes: list[NodeProto], known: TensorTypes, most_bytes: int) -> list[list[NodeProto]]:
+    """Cut where a piece has made enough, and nothing but tensors is handed on."""
+    last_read = {tensor: i for i, node in enumerate(nodes) for tensor in _reads(node)}
+    whole_until = 0  # up to here something that is not a tensor is still to be read
+    groups: list[list[NodeProto]] = [[]]
+    made_bytes = 0
+    for index, node in enumerate(nodes):
+        node_bytes = sum(_nbytes(tensor, known) for tensor in node.output)
+        if groups[-1] and made_bytes + node_bytes > most_bytes and index > whole_until:
+            groups.append([])
+            made_bytes = 0
+        groups[-1].append(node)
+        made_bytes += node_bytes
+        for tensor in node.output:
+            if tensor and not known.dtypes.get(tensor):
+                whole_until = max(whole_until, last_read.get(tensor, 0))
+    return groups
+
+
+def _reads(node: NodeProto) -> Iterable[str]:
+    return (tensor for tensor in (*node.input, *outer_reads(node)) if tensor)
+
+
+def _nbytes(tensor: str, known: TensorTypes) -> int:
+    shape = known.shapes.get(tensor)
+    if shape is None:
+        return 0
+    return math.ceil(math.prod(shape) * itemsize_bytes(known.dtypes[tensor]))
+
+
+def _linked(
+    groups: list[list[NodeProto]], given: set[str], outputs: set[str], known: TensorTypes
+) -> list[_Piece]:
+    """Find what each piece hands on. A Cast that widens is made again rather than kept."""
+    widening = {node.output[0]: node for group in groups for node in group if _widens(node, known)}
+    copies: list[list[NodeProto]] = []
+    for group in groups:
+        made = {tensor for node in group for tensor in node.output}
+        again: dict[str, NodeProto] = {}
+        pending = [tensor for node in group for tensor in _reads(node)]
+        while pending:
+            tensor = pending.pop()
+            if tensor in widening and tensor not in made and tensor not in again:
+                again[tensor] = widening[tensor]
+                pending.append(widening[tensor].input[0])
+        copies.append(list(reversed(again.values())))
+    linked: list[_Piece] = []
+    needed: set[str] = set(outputs)
+    for group, before in zip(reversed(groups), reversed(copies), strict=True):
+        nodes = (*before, *group)
+        made = {tensor for node in nodes for tensor in node.output if tensor}
+        own = {tensor for node in group for tensor in node.output if tensor}
+        reads = {tensor for node in nodes for tensor in _reads(node)} - made
+        linked.append(
+            _Piece(
+                nodes=nodes,
+                reads=tuple(sorted(reads)),
+                makes=tuple(sorted(own & needed)),
+                types={t: known.dtypes[t] for t in sorted((reads - given) | (own & needed))},
+            )
+        )
+        needed |= reads
+    return linked[::-1]
+
+
+def _widens(node: NodeProto, known: TensorTypes) -> bool:
+    if node.op_type != "Cast" or node.domain:
+        return False
+    before, after = known.dtypes.get(node.input[0]), known.dtypes.get(node.output[0])
+    return bool(before and after) and itemsize_bytes(before or 0) < itemsize_bytes(after or 0)
+
+
+class _Run:
+    """One run: the pieces one after another, and what waits between them."""
+
+    def __init__(
+        self,
+        model: ModelProto,
+        feeds: Mapping[str, NDArray[Any]],
+        machine: Machine,
+        folder: Path | None,
+        waiting: Waiting,
+    ) -> None:
+        self._model, self._feeds, self._machine, self._folder = model, feeds, machine, folder
+        self._waiting = waiting
+        graph = model.graph
+        self._stored = {t.name: t for t in graph.initializer}
+        self._sparse = {t.values.name: t for t in graph.sparse_initializer}
+        self._wanted = [v.name for v in graph.output]
+
+    def outputs(self, pieces: list[_Piece]) -> Outputs:
+        """Run every piece; see :func:`run_in_pieces`."""
+        last_read = {tensor: i for i, piece in enumerate(pieces) for tensor in piece.reads}
+        readers: dict[str, list[int]] = {}
+        for index, piece in enumerate(pieces):
+            for tensor in piece.reads:
+                readers.setdefault(tensor, []).append(index)
+        made = {tensor for piece in pieces for tensor in piece.makes}
+        if at_once := [name for name in self._wanted if name not in made]:
+            yield from self._given(at_once)
+        for index, piece in enumerate(pieces):
+            try:
+                values = self._run(piece)
+                for name in piece.reads:
+                    if last_read[name] == index:
+                        self._waiting.drop(name)
+                for name in list(values):
+                    value = values.pop(name)
+                    if name in readers:
+                        self._waiting.put(name, value, readers[name])
+                    if name in self._wanted:
+                        yield name, value.numpy()
+                    del value
+                self._waiting.make_room(index + 1)
+            except OSError as error:
+                raise UsageError(
+                    "a large step is run in pieces, and there is no room on disk for what waits between them",
+                    why=str(error),
+                    remedy="Let the environment variable TMPDIR name a folder with more room.",
+                ) from None
+
+    def _given(self, names: list[str]) -> Outputs:
+        """Outputs that no node makes."""
+        for name in names:
+            stored = self._stored.get(name)
+            yield name, self._feeds[name] if stored is None else onnx.numpy_helper.to_array(stored)
+
+    def _run(self, piece: _Piece) -> dict[str, ort.OrtValue]:
+        model = ModelProto(ir_version=self._model.ir_version, opset_import=self._model.opset_import)
+        graph = model.graph
+        graph.name = "piece"
+        graph.node.extend(piece.nodes)
+        values = {}
+        for name in piece.reads:
+            if name in self._feeds:
+                values[name] = ort_value(self._feeds[name])
+                graph.input.append(_info(name, onnx.helper.np_dtype_to_tensor_dtype(self._feeds[name].dtype)))
+            elif name in self._stored:
+                graph.initializer.append(self._stored[name])
+            elif name in self._sparse:
+                graph.sparse_initializer.append(self._sparse[name])
+            else:
+                values[name] = self._waiting.get(name)
+                graph.input.append(_info(name, piece.types[name]))
+        graph.output.extend(_info(name, piece.types[name]) for name in piece.makes)
+        if not piece.makes:
+            return {}
+        try:
+            session = open_session(
+                model, self._machine, folder=self._folder, strict=False, holds_memory=False
+            )
+            found = session.run_with_ort_values(list(piece.makes), values)
+        except UnsupportedModelError:
+            raise
+        except RUNTIME_ERRORS as error:
+            raise ModelError("the graph fails while it runs", why=str(error).strip()) from None
+        # Each output of a run keeps all of them in memory, until it has memory of its own.
+        return {name: copied(value) for name, value in zip(piece.makes, found, strict=True)}
+
+
+def _info(name: str, dtype: int) -> ValueInfoProto:
+    """A type without a shape: sizes are what they are."""
+    info = ValueInfoProto(name=name)
+    info.type.tensor_type.elem_type = TensorProto.DataType.ValueType(dtype)
+    return info

@@ -1,0 +1,109 @@
+"""Given graphs cleaned up before they are planned."""
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from campo_onnx.emulation import simplify as room
+from campo_onnx.emulation.simplify import simplify
+from campo_onnx.errors import CheckFailedError, UsageError
+
+GRAPH = """
+    <ir_version: 10, opset_import: ["": 20]>
+    step (float[4,4] x, float[4,4] w) => (float[4,4] loss) {
+        one = Constant <value_float = 1.0> ()
+        two = Add (one, one)
+        again = Identity (x)
+        product = MatMul (again, w)
+        copy = Identity (product)
+        loss = Mul (copy, two)
+    }
+"""
+
+
+def test_redundant_nodes_go_and_the_result_stays() -> None:
+    found = simplify(onnx.parser.parse_model(GRAPH))
+    assert [node.op_type for node in found.model.graph.node] == ["MatMul", "Mul"]
+    assert (found.nodes_before, found.nodes_after, found.was_run) == (6, 2, True)
+    onnx.checker.check_model(found.model, full_check=True)
+
+
+def test_zeros_around_an_image_are_not_what_a_max_pool_pads_with() -> None:
+    graph = """
+        <ir_version: 10, opset_import: ["": 20]>
+        step (float[1,1,4,4] x) => (float[1,1,5,5] y)
+        <int64[8] widths = {0,0,1,1,0,0,1,1}, float zero = {0}> {
+            padded = Pad (x, widths, zero)
+            y = MaxPool <kernel_shape = [2, 2]> (padded)
+        }
+    """
+    found = simplify(onnx.parser.parse_model(graph))
+    assert [node.op_type for node in found.model.graph.node] == ["Pad", "MaxPool"]
+
+
+def test_a_graph_that_draws_is_not_run() -> None:
+    text = GRAPH.replace("copy = Identity (product)", "copy = Dropout (product)")
+    assert not simplify(onnx.parser.parse_model(text)).was_run
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [("Mul (copy", "Add (copy", "a different 'loss'"), ("loss", "lost", "other inputs or outputs")],
+)
+def test_another_graph_is_refused(
+    before: str, after: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = onnx.parser.parse_model(GRAPH.replace(before, after))
+    monkeypatch.setattr(room, "cleaned_up", lambda *_: other)
+    with pytest.raises(CheckFailedError, match=says):
+        simplify(onnx.parser.parse_model(GRAPH))
+
+
+def test_no_room_for_a_temporary_file_is_not_a_model_that_is_refused() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
+    try:
+        with pytest.raises(UsageError, match="temporary file cannot be written"):
+            simplify(onnx.parser.parse_model(GRAPH))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_the_command_plans_what_is_left(tmp_path: Path) -> None:
+    given, mixed = tmp_path / "step.onnx", tmp_path / "mixed.onnx"
+    onnx.save(onnx.parser.parse_model(GRAPH), given)
+    command = ["optimize", str(given), "-o", str(mixed), "--device", "v100", "--simplify"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "campo_onnx", *command], capture_output=True, text=True, check=True
+    )
+    assert len(onnx.load(mixed).graph.node) == 2
+    assert "6 nodes to 2" in ran.stderr
+
+
+def test_weights_outside_the_model_are_read_and_written(tmp_path: Path) -> None:
+    """As torch.onnx writes them; the mixed step has them beside itself, and computes the same."""
+    model = onnx.parser.parse_model(GRAPH)
+    del model.graph.input[1]
+    weights = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    given, mixed = tmp_path / "in" / "step.onnx", tmp_path / "out" / "mixed.onnx"
+    for folder in (given.parent, mixed.parent):
+        folder.mkdir()
+    onnx.save(model, given, save_as_external_data=True, location="w.bin", size_threshold=0)
+    before = (given.parent / "w.bin").read_bytes()
+    plan = ["--plan", str(given.parent / "w.bin"), "--force"]
+    for more, code in ((plan, 2), ([], 0)):
+        command = ["optimize", str(given), "-o", str(mixed), "--device", "v100", "--simplify", *more]
+        ran = subprocess.run(
+            [sys.executable, "-m", "campo_onnx", *command], capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == code, ran.stderr
+    written = onnx.load(mixed)
+    (stored,) = [t for t in written.graph.initializer if t.name == "w"]
+    assert np.array_equal(onnx.numpy_helper.to_array(stored), weights)
+    assert (given.parent / "w.bin").read_bytes() == before
