@@ -232,7 +232,7 @@ def test_targets_and_scripts_exist(command):
 def test_the_page_of_devices_names_every_key():
     page = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
     keys = set()
-    for file in (ROOT / "campo_onnx" / "devices" / "data").iterdir():
+    for file in (ROOT / "campo_onnx" / "hardware" / "data").iterdir():
         table = tomllib.loads(file.read_text(encoding="utf-8"))
         groups = table.values() if file.name == "assumptions.toml" else [table]
         keys |= {key for group in groups for key in group}
