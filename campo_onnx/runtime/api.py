@@ -1,0 +1,233 @@
+"""A runtime as a value: its name, its capabilities, and the programs that it loads.
+
+Everything above this room runs graphs through these types. Sessions, bindings and names of execution providers stay
+in the folder of their runtime.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+import onnx
+from numpy.typing import NDArray
+
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature
+
+Step = Callable[[], None]
+"""Runs one step on bound tensors and returns when it has ended."""
+
+
+class Support(Enum):
+    """How a runtime runs an operator in a precision."""
+
+    NATIVE = "native"  # its kernel computes in that precision, or in it with FP32 accumulation
+    STORAGE = "storage"  # bytes are low, arithmetic is FP32
+    UPCAST = "upcast"  # the runtime puts Casts of its own around an FP32 kernel
+    REFUSED = "refused"  # a graph with such a node does not load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a runtime can do besides running a graph.
+
+    Parameters
+    ----------
+    honours_types
+        Whether each node runs in the precision that the graph gives it, so that what is planned is what runs.
+    captures
+        Whether a step can be captured once and replayed without launches (CUDA graphs).
+    takes_addresses
+        Whether it runs on memory that the caller owns, at addresses that may change between two runs.
+    traces_nodes
+        Whether it times each node of a whole step.
+    fuses_casts
+        Whether a Cast beside an elementwise operator costs no launch of its own.
+    keeps_nan
+        Whether a NaN survives Relu, Max and MaxPool, so that a finite loss means finite activations.
+    """
+
+    honours_types: bool
+    captures: bool
+    takes_addresses: bool
+    traces_nodes: bool
+    fuses_casts: bool
+    keeps_nan: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSettings:
+    """Choices at loading that change how a program runs, not what it computes.
+
+    Parameters
+    ----------
+    captures
+        Capture the step once and replay it.
+    must_stay
+        Refuse a graph of which some node would run on another processor.
+    spins
+        Let threads wait busily between two runs; not where several programs take turns.
+    holds_memory
+        Keep working memory between runs.
+    """
+
+    captures: bool = False
+    must_stay: bool = True
+    spins: bool = True
+    holds_memory: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTime:
+    """Time of one executed node.
+
+    Parameters
+    ----------
+    nodes
+        Names of the ONNX nodes that it computes; empty for what the runtime added and no node consumes.
+    kernel
+        What the runtime calls the kernel.
+    precision
+        Precision of its arithmetic; None where the runtime does not tell.
+    time_us
+        Median over repeated steps.
+    """
+
+    nodes: tuple[str, ...]
+    kernel: str
+    precision: Precision | None
+    time_us: float
+
+
+class Tensor(Protocol):
+    """Memory of one tensor on the processor that a program runs on; its address never changes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Static dimensions."""
+        ...
+
+    @property
+    def dtype(self) -> int:
+        """``TensorProto.DataType`` of its elements."""
+        ...
+
+    def read(self) -> NDArray[Any]:
+        """Copy it to the host."""
+        ...
+
+    def write(self, array: NDArray[Any]) -> None:
+        """Copy an array of its shape and type to it."""
+        ...
+
+    def shared(self) -> NDArray[Any] | None:
+        """Give the memory itself as an array; None where it is not the host's."""
+        ...
+
+    def slice(self, first: int, shape: Sequence[int]) -> "Tensor":
+        """Give the tensor of a shape that begins at an element, in the same memory."""
+        ...
+
+
+class Program(Protocol):
+    """A loaded graph."""
+
+    def bound(self, reads: Mapping[str, Tensor], writes: Mapping[str, Tensor | None]) -> Step:
+        """Bind every input and output by its name in the ONNX graph, and return what runs one step.
+
+        A program may be bound several times; bindings keep their tensors alive and are run one at a time. An output
+        bound to None is allocated by the runtime at each run.
+
+        Raises
+        ------
+        campo_onnx.errors.UnsupportedModelError
+            If a name is missing, or a tensor does not fit. The step raises
+            :class:`~campo_onnx.errors.ModelError` if a node fails.
+        """
+        ...
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Run it once on arrays and copy the outputs, by name."""
+        ...
+
+    def node_times(self, feeds: Mapping[str, NDArray[Any]], *, repeats: int) -> tuple[NodeTime, ...]:
+        """Time each executed node, in execution order; only where the runtime ``traces_nodes``."""
+        ...
+
+    def executed(self) -> Mapping[str, Precision]:
+        """Give the precision in which ONNX nodes are computed, by name, for those that the runtime tells of."""
+        ...
+
+
+class Runtime(Protocol):
+    """Something that runs ONNX graphs. Making one imports nothing heavy: planning does without it installed."""
+
+    @property
+    def name(self) -> str:
+        """Short name, as after ``--runtime``."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Version of the installed package.
+
+        Raises
+        ------
+        campo_onnx.errors.DeviceUnavailableError
+            If it is not installed.
+        """
+        ...
+
+    def problem(self, processor: str) -> str:
+        """Say why it cannot run on ``"cpu"`` or ``"cuda"`` here; empty if it can."""
+        ...
+
+    def support(self, signature: Signature, processor: str, precision: Precision) -> Support:
+        """Say how it runs a node in a precision."""
+        ...
+
+    def sums_low(self, signature: Signature, processor: str, precision: Precision) -> bool:
+        """Whether sums of such a node are accumulated in the low precision itself."""
+        ...
+
+    def load(
+        self,
+        model: onnx.ModelProto,
+        processor: str,
+        *,
+        threads: int = 0,
+        folder: Path | None = None,
+        settings: LoadSettings | None = None,
+    ) -> Program:
+        """Load a graph.
+
+        Parameters
+        ----------
+        model
+            The graph.
+        processor
+            ``"cpu"`` or ``"cuda"``.
+        threads
+            Threads of one node on a CPU; 0 takes all cores that this process may use.
+        folder
+            Folder of the model's external data.
+        settings
+            How to run it; None for the defaults.
+
+        Raises
+        ------
+        campo_onnx.errors.UnsupportedModelError
+            If the runtime refuses the graph; the message names every refused operator.
+        """
+        ...
+
+    def tensor(self, shape: Sequence[int], dtype: int, processor: str) -> Tensor:
+        """Allocate a tensor of zeros, aligned for any kernel."""
+        ...
