@@ -1,7 +1,7 @@
 """A runtime as a value: its name, its capabilities, and the programs that it loads.
 
-Everything above this room runs graphs through these types. Sessions, bindings and names of execution providers stay
-in the folder of their runtime.
+Everything above this room runs graphs through these types. Sessions, bindings and names of execution
+providers stay in the folder of their runtime.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -137,8 +137,8 @@ class Program(Protocol):
     def bound(self, reads: Mapping[str, Tensor], writes: Mapping[str, Tensor | None]) -> Step:
         """Bind every input and output by its name in the ONNX graph, and return what runs one step.
 
-        A program may be bound several times; bindings keep their tensors alive and are run one at a time. An output
-        bound to None is allocated by the runtime at each run.
+        A program may be bound several times; bindings keep their tensors alive and are run one at a time. An
+        output bound to None is allocated by the runtime at each run.
 
         Raises
         ------
@@ -157,12 +157,12 @@ class Program(Protocol):
         ...
 
     def executed(self) -> Mapping[str, Precision]:
-        """Give the precision in which ONNX nodes are computed, by name, for those that the runtime tells of."""
+        """Give the precision in which ONNX nodes are computed, by name, where the runtime tells."""
         ...
 
 
 class Runtime(Protocol):
-    """Something that runs ONNX graphs. Making one imports nothing heavy: planning does without it installed."""
+    """Something that runs ONNX graphs. Making one imports nothing heavy: plans do not need it installed."""
 
     @property
     def name(self) -> str:
