@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.inliner
 from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.domains import shorten_domains
+from campo_onnx.ir.inline import inline_functions
 from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.sort import fresh, name_nodes, outer_reads, sort_nodes
 from campo_onnx.ops.precision import is_low_dtype
@@ -67,8 +67,7 @@ def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelPr
     emulated = ModelProto()
     emulated.CopyFrom(model)
     shorten_domains(emulated)
-    if emulated.functions:
-        emulated = onnx.inliner.inline_local_functions(emulated)
+    emulated = inline_functions(emulated)
     graph = emulated.graph
     name_nodes(graph)
     sort_nodes(graph)

@@ -7,7 +7,7 @@ import onnx
 import onnx.inliner
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
-from campo_onnx.ir.sort import bodies
+from campo_onnx.ir.sort import bodies, fresh
 
 
 def inline_functions(model: ModelProto) -> ModelProto:
@@ -23,12 +23,64 @@ def inline_functions(model: ModelProto) -> ModelProto:
     """
     if not model.functions:
         return model
+    if any(function.attribute or function.attribute_proto for function in model.functions):
+        model = _with_defaults(model)
     if any(_is_of_another_opset(function, model) for function in model.functions):
         try:
             return _inlined_and_converted(model)
         except (RuntimeError, ValueError, MemoryError, onnx.shape_inference.InferenceError):
             pass  # no conversion for an operator in it, or a type that cannot be told
     return onnx.inliner.inline_local_functions(model)
+
+
+def _with_defaults(model: ModelProto) -> ModelProto:
+    """Write the default attributes of functions into their calls: the inliner leaves them out.
+
+    A call may leave out an attribute without a default as well. It is then absent wherever the function refers
+    to it, also where that is a call whose own default applies: such a call gets a copy of the function without
+    these references.
+    """
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    functions = {_key(function): function for function in copy.functions}
+    taken = {function.name for function in copy.functions}
+    without: dict[tuple[tuple[str, str, str], tuple[str, ...]], str] = {}
+    pending = [copy.graph.node, *(function.node for function in copy.functions)]
+    while pending:
+        for node in (inner for outer in pending.pop() for inner in _with_bodies(outer)):
+            function = functions.get((node.domain, node.op_type, node.overload))
+            if function is None:
+                continue
+            named = {attribute.name for attribute in node.attribute}
+            node.attribute.extend(a for a in function.attribute_proto if a.name not in named)
+            absent = tuple(name for name in function.attribute if name not in named)
+            if not absent:
+                continue
+            if (_key(function), absent) not in without:
+                shorter = _without(function, absent, fresh(f"{function.name}_without_{'_'.join(absent)}", taken))
+                taken.add(shorter.name)
+                copy.functions.append(shorter)
+                functions[_key(shorter)] = copy.functions[-1]
+                without[_key(function), absent] = shorter.name
+                pending.append(copy.functions[-1].node)
+            node.op_type = without[_key(function), absent]
+    return copy
+
+
+def _key(function: FunctionProto) -> tuple[str, str, str]:
+    return function.domain, function.name, function.overload
+
+
+def _without(function: FunctionProto, absent: tuple[str, ...], name: str) -> FunctionProto:
+    """Copy a function under another name, without some attributes and the references to them."""
+    copy = FunctionProto()
+    copy.CopyFrom(function)
+    copy.name = name
+    copy.attribute[:] = [attribute for attribute in function.attribute if attribute not in absent]
+    for node in (inner for outer in copy.node for inner in _with_bodies(outer)):
+        for attribute in [a for a in node.attribute if a.ref_attr_name in absent]:
+            node.attribute.remove(attribute)
+    return copy
 
 
 def _is_of_another_opset(function: FunctionProto, model: ModelProto) -> bool:

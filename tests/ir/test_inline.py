@@ -107,3 +107,50 @@ def test_a_name_of_the_converter_that_is_taken_leaves_the_function_alone():
     outputs = [name for node in converted(given).graph.node for name in node.output]
     assert outputs.count("_v_5") == 2, "the converter gives other names now: choose a name that it gives"
     assert [node.op_type for node in inline_functions(given).graph.node] == ["F", "Neg", "F", "Add"]
+
+
+HEADER = '<ir_version: 10, opset_import: ["": 20, "local": 1]>'
+F = '<opset_import: ["": 20{0}], domain: "local">'
+LEAK = "F <slope: float = 0.3> (a) => (b) { b = LeakyRelu <alpha: float = @slope> (a) }"
+WITH_DEFAULTS = {
+    "in the graph": f"g (float[2, 3] x) => (float[2, 3] y) {{ y = local.F (x) }} {F.format('')} {LEAK}",
+    "stated beside left out": f"""g (float[2, 3] x) => (float[2, 3] y) {{
+        h = local.F <slope = 0.5> (x) n = Neg (h) y = local.F (n) }} {F.format('')} {LEAK}""",
+    "in another function": f"""g (float[2, 3] x) => (float[2, 3] y) {{ y = local.G (x) }}
+        {F.format('')} {LEAK} {F.format(', "local": 1')} G (a) => (b) {{ b = local.F (a) }}""",
+    "passed on by another function": f"""g (float[2, 3] x) => (float[2, 3] y) {{ y = local.G (x) }}
+        {F.format('')} {LEAK} {F.format(', "local": 1')}
+        G <own: float = 0.7> (a) => (b) {{ b = local.F <slope: float = @own> (a) }}""",
+    "in a body": f"""g (float[2, 3] x, bool c) => (float[2, 3] y) {{
+        y = If (c) <then_branch = t () => (float[2, 3] p) {{ p = local.F (x) }},
+                    else_branch = e () => (float[2, 3] q) {{ q = Neg (x) }}> }} {F.format('')} {LEAK}""",
+    "of another opset": f"""g (float[2, 3] x) => (float[2, 3] y) {{ y = local.F (x) }}
+        <opset_import: ["": 18], domain: "local"> {LEAK}""",
+}
+X = np.array([[-1, 5, -2], [7, -3, 4]], np.float32)
+
+
+def outputs_of(given):
+    session = onnxruntime.InferenceSession(given.SerializeToString(), providers=["CPUExecutionProvider"])
+    feeds = {"x": X, "c": np.array(True)}
+    return session.run(None, {value.name: feeds[value.name] for value in session.get_inputs()})[0]
+
+
+@pytest.mark.parametrize("case", WITH_DEFAULTS)
+def test_default_attributes_of_functions_are_not_lost(case):
+    given = parser.parse_model(f"{HEADER} {WITH_DEFAULTS[case]}")
+    before = given.SerializeToString()
+    imported = import_model(given)
+    assert not imported.model.functions
+    np.testing.assert_array_equal(outputs_of(imported.model), outputs_of(given))
+    assert given.SerializeToString() == before
+
+
+def test_an_attribute_that_is_left_out_lets_the_default_of_a_call_apply():
+    """LeakyRelu: 0.5 of 0.5, then F's default of 0.3 and the 0.01 of the operator itself."""
+    text = f"""g (float[2, 3] x) => (float[2, 3] y) {{ h = local.G <own = 0.5> (x) n = Neg (h) y = local.G (n) }}
+        {F.format('')} {LEAK} {F.format(', "local": 1')}
+        G <own> (a) => (b) {{ l = local.F <slope: float = @own> (a) b = LeakyRelu <alpha: float = @own> (l) }}"""
+    once = np.where(X < 0, X * 0.25, X)
+    twice = np.where(-once < 0, -once * np.float32(0.3 * 0.01), -once)
+    np.testing.assert_allclose(outputs_of(import_model(parser.parse_model(f"{HEADER} {text}")).model), twice)
