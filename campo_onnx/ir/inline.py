@@ -36,9 +36,9 @@ def inline_functions(model: ModelProto) -> ModelProto:
 def _with_defaults(model: ModelProto) -> ModelProto:
     """Write the default attributes of functions into their calls: the inliner leaves them out.
 
-    A call may leave out an attribute without a default as well. It is then absent wherever the function refers
-    to it, also where that is a call whose own default applies: such a call gets a copy of the function without
-    these references.
+    A call may leave out an attribute without a default as well. It is then absent wherever the function
+    refers to it, also where that is a call whose own default applies: such a call gets a copy of the function
+    without these references.
     """
     copy = ModelProto()
     copy.CopyFrom(model)
@@ -57,7 +57,9 @@ def _with_defaults(model: ModelProto) -> ModelProto:
             if not absent:
                 continue
             if (_key(function), absent) not in without:
-                shorter = _without(function, absent, fresh(f"{function.name}_without_{'_'.join(absent)}", taken))
+                shorter = _without(
+                    function, absent, fresh(f"{function.name}_without_{'_'.join(absent)}", taken)
+                )
                 taken.add(shorter.name)
                 copy.functions.append(shorter)
                 functions[_key(shorter)] = copy.functions[-1]

@@ -115,15 +115,15 @@ LEAK = "F <slope: float = 0.3> (a) => (b) { b = LeakyRelu <alpha: float = @slope
 WITH_DEFAULTS = {
     "in the graph": f"g (float[2, 3] x) => (float[2, 3] y) {{ y = local.F (x) }} {F.format('')} {LEAK}",
     "stated beside left out": f"""g (float[2, 3] x) => (float[2, 3] y) {{
-        h = local.F <slope = 0.5> (x) n = Neg (h) y = local.F (n) }} {F.format('')} {LEAK}""",
+        h = local.F <slope = 0.5> (x) n = Neg (h) y = local.F (n) }} {F.format("")} {LEAK}""",
     "in another function": f"""g (float[2, 3] x) => (float[2, 3] y) {{ y = local.G (x) }}
-        {F.format('')} {LEAK} {F.format(', "local": 1')} G (a) => (b) {{ b = local.F (a) }}""",
+        {F.format("")} {LEAK} {F.format(', "local": 1')} G (a) => (b) {{ b = local.F (a) }}""",
     "passed on by another function": f"""g (float[2, 3] x) => (float[2, 3] y) {{ y = local.G (x) }}
-        {F.format('')} {LEAK} {F.format(', "local": 1')}
+        {F.format("")} {LEAK} {F.format(', "local": 1')}
         G <own: float = 0.7> (a) => (b) {{ b = local.F <slope: float = @own> (a) }}""",
     "in a body": f"""g (float[2, 3] x, bool c) => (float[2, 3] y) {{
         y = If (c) <then_branch = t () => (float[2, 3] p) {{ p = local.F (x) }},
-                    else_branch = e () => (float[2, 3] q) {{ q = Neg (x) }}> }} {F.format('')} {LEAK}""",
+                    else_branch = e () => (float[2, 3] q) {{ q = Neg (x) }}> }} {F.format("")} {LEAK}""",
     "of another opset": f"""g (float[2, 3] x) => (float[2, 3] y) {{ y = local.F (x) }}
         <opset_import: ["": 18], domain: "local"> {LEAK}""",
 }
@@ -148,9 +148,11 @@ def test_default_attributes_of_functions_are_not_lost(case):
 
 def test_an_attribute_that_is_left_out_lets_the_default_of_a_call_apply():
     """LeakyRelu: 0.5 of 0.5, then F's default of 0.3 and the 0.01 of the operator itself."""
-    text = f"""g (float[2, 3] x) => (float[2, 3] y) {{ h = local.G <own = 0.5> (x) n = Neg (h) y = local.G (n) }}
-        {F.format('')} {LEAK} {F.format(', "local": 1')}
-        G <own> (a) => (b) {{ l = local.F <slope: float = @own> (a) b = LeakyRelu <alpha: float = @own> (l) }}"""
+    text = f"""g (float[2, 3] x) => (float[2, 3] y) {{
+            h = local.G <own = 0.5> (x) n = Neg (h) y = local.G (n) }}
+        {F.format("")} {LEAK} {F.format(', "local": 1')}
+        G <own> (a) => (b) {{
+            l = local.F <slope: float = @own> (a) b = LeakyRelu <alpha: float = @own> (l) }}"""
     once = np.where(X < 0, X * 0.25, X)
     twice = np.where(-once < 0, -once * np.float32(0.3 * 0.01), -once)
     np.testing.assert_allclose(outputs_of(import_model(parser.parse_model(f"{HEADER} {text}")).model), twice)

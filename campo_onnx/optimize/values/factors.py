@@ -1,6 +1,6 @@
 """Chains of small constant factors: each is harmless, what they leave together is too small."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -77,10 +77,11 @@ def _size(
         return of(inputs[0]) * of(inputs[1])
     if node.op == OpKey("", "Div"):
         return of(inputs[0]) / of(inputs[1])
-    if not any(t in sizes for t in inputs) and node.op not in SUMS:
+    alpha = abs(float(node.attributes.get("alpha", 1.0))) if node.op in _PRODUCTS else 1.0
+    if not any(t in sizes for t in inputs) and node.op not in SUMS and alpha == 1.0:
         return None
     if node.op in _PRODUCTS:
-        return of(inputs[0], constant=1.0) * of(inputs[1], constant=1.0)
+        return _size_of_product(node, of(inputs[0], constant=1.0) * of(inputs[1], constant=1.0) * alpha, of)
     if node.op in SUMS and not is_mean(node):
         return of(inputs[0]) * max(terms_of(node, view), 1)
     if node.op == OpKey("", "Sqrt"):
@@ -88,3 +89,9 @@ def _size(
     if node.op in _KEEPING:
         return max((of(t) for t in inputs if view.is_float32(t)), default=None)
     return None
+
+
+def _size_of_product(node: OpNode, product: float, of: Callable[[str], float]) -> float:
+    """The size of a product of matrices with the bias that a Gemm or a convolution adds."""
+    bias = node.inputs[2] if len(node.inputs) > 2 else ""
+    return max(product, of(bias) * abs(float(node.attributes.get("beta", 1.0)))) if bias else product

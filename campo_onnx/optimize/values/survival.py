@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature
+from campo_onnx.ops.values.attributes import scalar_attributes
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 from campo_onnx.optimize.values.positions import exact_integers, largest_exact
 
@@ -29,7 +31,7 @@ class LostValue:
     Parameters
     ----------
     tensor
-        The tensor of the node.
+        The tensor of the node, or its attribute.
     source
         Where the value comes from; the tensor itself where nothing else is known.
     value
@@ -40,6 +42,8 @@ class LostValue:
         Whether it is a count or a position that would no longer be exact.
     is_rounded
         Whether the values around it become one and the same.
+    is_attribute
+        Whether it is a scalar attribute of the node.
     """
 
     tensor: str
@@ -48,6 +52,7 @@ class LostValue:
     overflows: bool = False
     is_integer: bool = False
     is_rounded: bool = False
+    is_attribute: bool = False
 
 
 def lost_values(
@@ -92,6 +97,8 @@ def _lost_at(
 ) -> Iterator[LostValue]:
     reads = (node.inputs[i] for i in sorted(ports.low_inputs))
     writes = (node.outputs[i] for i in sorted(ports.low_outputs))
+    if node.attributes and (ports.low_inputs or ports.low_outputs):
+        yield from _lost_attributes(view.signature(node.name), low)
     for tensor in (*reads, *writes):
         known = ranges.get(tensor, UNKNOWN)
         if known is UNKNOWN:
@@ -108,6 +115,15 @@ def _lost_at(
             yield LostValue(tensor=tensor, source=source, value=known.extreme, is_rounded=True)
         elif tensor in counted:
             yield LostValue(tensor=tensor, source=tensor, value=known.bound, is_integer=True)
+
+
+def _lost_attributes(signature: Signature, low: Precision) -> Iterator[LostValue]:
+    for name, value in scalar_attributes(signature):
+        lost = LostValue(tensor=name, source=name, value=value, is_attribute=True)
+        if abs(value) > low.largest:
+            yield replace(lost, value=math.copysign(min(abs(value), _LARGEST), value), overflows=True)
+        elif 0.0 < abs(value) < _least(low, is_exact=True):
+            yield lost
 
 
 def _is_narrow(known: ValueRange, low: Precision) -> bool:

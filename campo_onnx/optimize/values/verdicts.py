@@ -89,7 +89,7 @@ def value_verdicts(
 
 def _lost(node: OpNode, lost: LostValue, view: GraphView, low: Precision) -> Verdict:
     facts: dict[str, Fact] = {"tensor": lost.tensor, "value": lost.value, "low": low.value}
-    if view.tensors[lost.tensor].kind is TensorKind.CONSTANT:
+    if lost.is_attribute or view.tensors[lost.tensor].kind is TensorKind.CONSTANT:
         return Verdict(decided_by=Reason.OVERFLOW if lost.overflows else Reason.UNDERFLOW, facts=facts)
     if lost.is_integer:
         facts = {"tensor": lost.tensor, "largest": largest_exact(low), "low": low.value}
