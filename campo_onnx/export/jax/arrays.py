@@ -13,15 +13,12 @@ from campo_onnx.export.compact import (
     concat,
     crop,
     expand,
-    full,
     pad,
     reduce,
     reshape,
-    scatter_add_rows,
     transpose,
 )
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.jax.lookups import gathered, scattered
 from campo_onnx.export.products import matmul
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
@@ -31,16 +28,19 @@ _INT32 = int(TensorProto.INT32)
 _BOOL = int(TensorProto.BOOL)
 
 
-def _broadcast(
-    g: Graph, expected: Expected, x: Value, *, shape: Any, broadcast_dimensions: Sequence[int], **_: Any
-) -> Value:
+def _broadcast(g: Graph, expected: Expected, x: Value, *, broadcast_dimensions: Sequence[int]) -> Value:
     aligned = [1] * len(expected.shape)
     for size, axis in zip(x.shape, broadcast_dimensions, strict=True):
         aligned[axis] = size
     return expand(g, reshape(g, x, aligned), expected.shape)
 
 
-def _reshaped(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
+def _reshaped(g: Graph, expected: Expected, x: Value, *, dimensions: Sequence[int] | None) -> Value:
+    """Read the elements with the axes in another order, where there is one: Fortran's reverses them."""
+    return reshape(g, x if dimensions is None else transpose(g, x, dimensions), expected.shape)
+
+
+def _as_expected(g: Graph, expected: Expected, x: Value) -> Value:
     return reshape(g, x, expected.shape)
 
 
@@ -48,19 +48,15 @@ def _transposed(g: Graph, expected: Expected, x: Value, *, permutation: Sequence
     return transpose(g, x, permutation)
 
 
-def _reduced(op_type: str, g: Graph, expected: Expected, x: Value, *, axes: Sequence[int], **_: Any) -> Value:
+def _reduced(op_type: str, g: Graph, expected: Expected, x: Value, *, axes: Sequence[int]) -> Value:
     return reduce(g, op_type, x, axes, keepdims=False) if axes else x
 
 
-def _reduced_bool(
-    op_type: str, g: Graph, expected: Expected, x: Value, *, axes: Sequence[int], **_: Any
-) -> Value:
+def _reduced_bool(op_type: str, g: Graph, expected: Expected, x: Value, *, axes: Sequence[int]) -> Value:
     return cast(g, reduce(g, op_type, cast(g, x, _INT32), axes, keepdims=False), _BOOL)
 
 
-def _argument(
-    op_type: str, g: Graph, expected: Expected, x: Value, *, axes: Sequence[int], **_: Any
-) -> Value:
+def _argument(op_type: str, g: Graph, expected: Expected, x: Value, *, axes: Sequence[int]) -> Value:
     return cast(g, g.op(op_type, x, axis=axes[0], keepdims=0), expected.dtype)
 
 
@@ -68,7 +64,7 @@ def _cumsum(g: Graph, expected: Expected, x: Value, *, axis: int, reverse: bool)
     return g.op("CumSum", x, g.constant(np.int64(axis)), reverse=int(reverse))
 
 
-def _iota(g: Graph, expected: Expected, *, dimension: int, **_: Any) -> Value:
+def _iota(g: Graph, expected: Expected, *, dimension: int) -> Value:
     line = np.arange(expected.shape[dimension]).astype(g.scalar(0, expected.dtype).numpy_dtype)
     aligned = [-1 if i == dimension else 1 for i in range(len(expected.shape))]
     return expand(g, g.constant(line.reshape(aligned)), expected.shape)
@@ -123,8 +119,9 @@ def spread(g: Graph, x: Value, axis: int, interior: int, number: float = 0.0) ->
     return crop(g, flat, [0] * flat.rank, ends)
 
 
-def _dot(g: Graph, expected: Expected, a: Value, b: Value, *, dimension_numbers: Any, **_: Any) -> Value:
+def _dot(g: Graph, expected: Expected, a: Value, b: Value, *, dimension_numbers: Any) -> Value:
     """Contract any axes: both sides become batches of matrices, in the order of the result."""
+    a, b = in_type_of_result(g, expected, a), in_type_of_result(g, expected, b)
     (contract_a, contract_b), (batch_a, batch_b) = dimension_numbers
     free_a = [i for i in range(a.rank) if i not in (*contract_a, *batch_a)]
     free_b = [i for i in range(b.rank) if i not in (*contract_b, *batch_b)]
@@ -134,6 +131,14 @@ def _dot(g: Graph, expected: Expected, a: Value, b: Value, *, dimension_numbers:
     left = _matrix(g, a, batch_a, free_a, contract_a, (*batch, rows, depth))
     right = _matrix(g, b, batch_b, contract_b, free_b, (*batch, depth, columns))
     return reshape(g, matmul(g, left, right), expected.shape)
+
+
+def in_type_of_result(g: Graph, expected: Expected, x: Value) -> Value:
+    """Convert an operand to the type that its product is computed in, ``preferred_element_type``."""
+    wide = g.scalar(0, expected.dtype).numpy_dtype
+    if x.numpy_dtype.itemsize > wide.itemsize:
+        raise UntranslatableError(f"a product of {x.numpy_dtype} whose result is {wide}")
+    return cast(g, x, expected.dtype)
 
 
 def _matrix(
@@ -152,77 +157,6 @@ def _matrix(
     return reshape(g, transpose(g, x, as_is), shape)
 
 
-def _gathered(
-    g: Graph,
-    expected: Expected,
-    x: Value,
-    indices: Value,
-    *,
-    dimension_numbers: Any,
-    slice_sizes: Any,
-    mode: Any = None,
-    **_: Any,
-) -> Value:
-    """Look up whole rows, one element per row, or windows; indices are taken to be within bounds."""
-    d = dimension_numbers
-    if _is_lookup(x.shape, d.start_index_map, d.collapsed_slice_dims, slice_sizes):
-        rows = g.op("Gather", x, reshape(g, cast(g, indices, _INT64), indices.shape[:-1]), axis=0)
-        if rows.shape == expected.shape:
-            return rows
-    if _is_pick(x, indices, d.start_index_map, d.operand_batching_dims, slice_sizes):
-        index = reshape(
-            g, cast(g, indices, _INT64), (*x.shape[:-1], indices.elements // math.prod(x.shape[:-1]))
-        )
-        return reshape(g, g.op("GatherElements", x, index, axis=x.rank - 1), expected.shape)
-    return gathered(g, expected, x, indices, dimension_numbers=d, slice_sizes=slice_sizes, mode=mode)
-
-
-def _is_lookup(shape: Sequence[int], mapped: Any, collapsed: Any, slice_sizes: Any) -> bool:
-    return tuple(mapped) == (0,) == tuple(collapsed) and tuple(slice_sizes) == (1, *shape[1:])
-
-
-def _is_pick(x: Value, indices: Value, mapped: Any, batching: Any, slice_sizes: Any) -> bool:
-    leading = tuple(range(x.rank - 1))
-    return (
-        tuple(mapped) == (x.rank - 1,)
-        and tuple(batching) == leading
-        and all(size == 1 for size in slice_sizes)
-        and indices.shape[: x.rank - 1] == x.shape[:-1]
-    )
-
-
-def _scatter_added(
-    g: Graph,
-    expected: Expected,
-    x: Value,
-    indices: Value,
-    updates: Value,
-    *,
-    dimension_numbers: Any,
-    mode: Any = None,
-    **_: Any,
-) -> Value:
-    d = dimension_numbers
-    indices = cast(g, indices, _INT64)
-    mapped = tuple(d.scatter_dims_to_operand_dims)
-    if mapped == (0,) == tuple(d.inserted_window_dims) and not d.operand_batching_dims:
-        width = math.prod(x.shape[1:])
-        rows = reshape(g, updates, (indices.elements, width))
-        added = scatter_add_rows(g, rows, reshape(g, indices, (indices.elements,)), x.shape[0])
-        return (
-            g.op("Add", x, reshape(g, added, x.shape)) if not _is_zero(g, x) else reshape(g, added, x.shape)
-        )
-    if mapped == (x.rank - 1,) and tuple(d.operand_batching_dims) == tuple(range(x.rank - 1)):
-        picks = (*x.shape[:-1], indices.elements // math.prod(x.shape[:-1]))
-        index, values = reshape(g, indices, picks), reshape(g, updates, picks)
-        return g.op("ScatterElements", x, index, values, axis=x.rank - 1, reduction="add")
-    return scattered("add", g, expected, x, indices, updates, dimension_numbers=d, mode=mode)
-
-
-def _is_zero(g: Graph, x: Value) -> bool:
-    return full(g, x.shape, 0, x.dtype) is x
-
-
 TRANSLATIONS: Table = table(
     ("argmax", partial(_argument, "ArgMax")),
     ("argmin", partial(_argument, "ArgMin")),
@@ -230,8 +164,7 @@ TRANSLATIONS: Table = table(
     ("concatenate", _concatenated),
     ("cumsum", _cumsum),
     ("dot_general", _dot),
-    ("expand_dims", _reshaped),
-    ("gather", _gathered),
+    ("expand_dims", _as_expected),
     ("iota", _iota),
     ("pad", _padded),
     ("reduce_and", partial(_reduced_bool, "ReduceMin")),
@@ -242,10 +175,8 @@ TRANSLATIONS: Table = table(
     ("reduce_sum", partial(_reduced, "ReduceSum")),
     ("reshape", _reshaped),
     ("rev", _reversed),
-    ("scatter-add", _scatter_added),
-    ("scatter_add", _scatter_added),
     ("slice", _sliced),
     ("split", _split),
-    ("squeeze", _reshaped),
+    ("squeeze", _as_expected),
     ("transpose", _transposed),
 )

@@ -8,7 +8,7 @@ from onnx import TensorProto
 from campo_onnx.export.compact import cast, elementwise
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
-from campo_onnx.export.value import Value, dtype_of
+from campo_onnx.export.value import Value
 
 _BOOL = int(TensorProto.BOOL)
 
@@ -24,7 +24,9 @@ _ON_BOOL = {"and": "And", "or": "Or", "xor": "Xor", "not": "Not"}
 _IDENTITIES = ("copy", "copy_p", "optimization_barrier", "stop_gradient")
 
 
-def _same(op_type: str, g: Graph, expected: Expected, *operands: Value, **_: Any) -> Value:
+def _same(op_type: str, g: Graph, expected: Expected, *operands: Value, out_dtype: Any = None) -> Value:
+    if out_dtype is not None:
+        operands = tuple(cast(g, operand, expected.dtype) for operand in operands)
     return elementwise(g, op_type, *operands)
 
 
@@ -38,7 +40,7 @@ def _unequal(g: Graph, expected: Expected, a: Value, b: Value) -> Value:
     return elementwise(g, "Not", elementwise(g, "Equal", a, b))
 
 
-def _remainder(g: Graph, expected: Expected, a: Value, b: Value, **_: Any) -> Value:
+def _remainder(g: Graph, expected: Expected, a: Value, b: Value) -> Value:
     return g.op("Mod", a, b, fmod=1)  # with the sign of the dividend, as in C
 
 
@@ -46,7 +48,7 @@ def _square(g: Graph, expected: Expected, x: Value) -> Value:
     return elementwise(g, "Mul", x, x)
 
 
-def _rsqrt(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
+def _rsqrt(g: Graph, expected: Expected, x: Value) -> Value:
     return elementwise(g, "Reciprocal", elementwise(g, "Sqrt", x))
 
 
@@ -58,7 +60,7 @@ def _integer_pow(g: Graph, expected: Expected, x: Value, *, y: int) -> Value:
     return elementwise(g, "Pow", x, g.scalar(y, x.dtype))
 
 
-def _log1p(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
+def _log1p(g: Graph, expected: Expected, x: Value) -> Value:
     # log(1 + x) loses x below 1e-7; log(u) * x / (u - 1) with u = fl(1 + x) does not (Kahan).
     one = g.scalar(1, x.dtype)
     u = elementwise(g, "Add", x, one)
@@ -67,14 +69,14 @@ def _log1p(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
     return elementwise(g, "Where", elementwise(g, "Equal", u, one), x, ratio)
 
 
-def _expm1(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
+def _expm1(g: Graph, expected: Expected, x: Value) -> Value:
     # exp(x) - 1 = tanh(x / 2) * (exp(x) + 1), without the cancellation near 0.
     half = elementwise(g, "Mul", x, g.scalar(0.5, x.dtype))
     tail = elementwise(g, "Add", elementwise(g, "Exp", x), g.scalar(1, x.dtype))
     return elementwise(g, "Mul", elementwise(g, "Tanh", half), tail)
 
 
-def _erfc(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
+def _erfc(g: Graph, expected: Expected, x: Value) -> Value:
     return elementwise(g, "Sub", g.scalar(1, x.dtype), elementwise(g, "Erf", x))
 
 
@@ -93,11 +95,11 @@ def _is_finite(g: Graph, expected: Expected, x: Value) -> Value:
     return elementwise(g, "Equal", rest, g.scalar(0, x.dtype))
 
 
-def _converted(g: Graph, expected: Expected, x: Value, *, new_dtype: Any, **_: Any) -> Value:
-    return cast(g, x, dtype_of(new_dtype))
+def _converted(g: Graph, expected: Expected, x: Value) -> Value:
+    return cast(g, x, expected.dtype)
 
 
-def _identity(g: Graph, expected: Expected, *operands: Value, **_: Any) -> Value | tuple[Value, ...]:
+def _identity(g: Graph, expected: Expected, *operands: Value) -> Value | tuple[Value, ...]:
     return operands if len(operands) > 1 else operands[0]
 
 

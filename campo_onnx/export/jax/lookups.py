@@ -16,6 +16,7 @@ from campo_onnx.export.compact import (
     elementwise,
     expand,
     full,
+    pad,
     reshape,
     scatter_add_rows,
     transpose,
@@ -25,6 +26,7 @@ from campo_onnx.export.translation import Expected, Table, table
 from campo_onnx.export.value import Value
 
 _INT64 = int(TensorProto.INT64)
+_BOOL = int(TensorProto.BOOL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,9 @@ class _Window:
         Axes along which the window is 1 and which it does not have.
     batching, index_batching
         Axes that tensor and indices share.
-    clips
-        Whether windows that would reach out are moved inside; otherwise indices are taken to be right.
+    mode
+        What becomes of a window that would reach out: it is moved inside, or read as the value to fill with
+        and not written at all, or promised not to occur.
     """
 
     shape: tuple[int, ...]
@@ -53,7 +56,7 @@ class _Window:
     squeezed: tuple[int, ...]
     batching: tuple[int, ...]
     index_batching: tuple[int, ...]
-    clips: bool
+    mode: GatherScatterMode
 
     @property
     def axes(self) -> list[int]:
@@ -76,19 +79,56 @@ class _Window:
         """Elements of a row: of the axes spanned in full."""
         return math.prod(self.shape[len(self.shape) - self.whole :])
 
+    def inside(self, g: Graph, indices: Value) -> Value | None:
+        """Say for each index whether its window lies inside; None where all do, or it does not matter."""
+        if self.mode != GatherScatterMode.FILL_OR_DROP:
+            return None
+        indices = cast(g, indices, _INT64)
+        verdict = None
+        for position, axis in enumerate(self.mapped):
+            start = _column(g, indices, position)
+            if self._is_inside(start, axis):
+                continue
+            last = g.scalar(self.shape[axis] - self.sizes[axis], _INT64)
+            for condition in (
+                elementwise(g, "GreaterOrEqual", start, g.scalar(0, _INT64)),
+                elementwise(g, "LessOrEqual", start, last),
+            ):
+                verdict = condition if verdict is None else elementwise(g, "And", verdict, condition)
+        return verdict
+
+    def _is_inside(self, start: Value, axis: int) -> bool:
+        """Whether the first elements along an axis are constants, and right."""
+        last = self.shape[axis] - self.sizes[axis]
+        return start.constant is not None and bool(np.all((start.constant >= 0) & (start.constant <= last)))
+
+    def start(self, g: Graph, indices: Value, position: int) -> Value:
+        """Give where the window of each index begins along one of the mapped axes, moved inside."""
+        start, axis = _column(g, cast(g, indices, _INT64), position), self.mapped[position]
+        if self.mode == GatherScatterMode.PROMISE_IN_BOUNDS or self._is_inside(start, axis):
+            return start
+        last = g.scalar(self.shape[axis] - self.sizes[axis], _INT64)
+        return elementwise(g, "Min", elementwise(g, "Max", start, g.scalar(0, _INT64)), last)
+
+    def picks(self, indices: Value) -> tuple[int, ...] | None:
+        """Give the shape of indices that pick single elements along the last axis; None for any others."""
+        leading = tuple(range(len(self.shape) - 1))
+        if (
+            self.mapped != (len(leading),)
+            or (self.batching, self.index_batching) != (leading, leading)
+            or any(size != 1 for size in self.sizes)
+            or self.axes
+        ):
+            return None
+        return (*self.shape[:-1], math.prod(indices.shape[len(leading) : -1]))
+
     def rows(self, g: Graph, indices: Value) -> Value:
         """Give the numbers of the rows of the window for each index."""
         batch = indices.shape[:-1]
         steps = [math.prod(self.shape[i + 1 :]) // self.width for i in range(len(self.shape))]
-        indices = cast(g, indices, _INT64)
         total = g.constant(np.zeros((1,) * len(batch), np.int64))
         for position, axis in enumerate(self.mapped):
-            starts, ends = [0] * indices.rank, list(indices.shape)
-            starts[-1], ends[-1] = position, position + 1
-            start = reshape(g, crop(g, indices, starts, ends), batch)
-            if self.clips:
-                last = g.scalar(self.shape[axis] - self.sizes[axis], _INT64)
-                start = elementwise(g, "Min", elementwise(g, "Max", start, g.scalar(0, _INT64)), last)
+            start = self.start(g, indices, position)
             if steps[axis] != 1:
                 start = elementwise(g, "Mul", start, g.scalar(steps[axis], _INT64))
             total = elementwise(g, "Add", total, start)
@@ -104,11 +144,17 @@ class _Window:
         return elementwise(g, "Add", total, g.constant(offsets)) if inner else total
 
 
-def gathered(
+def _column(g: Graph, indices: Value, position: int) -> Value:
+    starts, ends = [0] * indices.rank, list(indices.shape)
+    starts[-1], ends[-1] = position, position + 1
+    return reshape(g, crop(g, indices, starts, ends), indices.shape[:-1])
+
+
+def _gathered(
     g: Graph, expected: Expected, x: Value, indices: Value, *, dimension_numbers: Any, slice_sizes: Any,
-    mode: Any = None, **_: Any,
+    mode: GatherScatterMode, fill_value: Any,
 ) -> Value:  # fmt: skip
-    """Look up windows."""
+    """Look up whole rows, one element per row, or windows."""
     d = dimension_numbers
     window = _Window(
         shape=x.shape,
@@ -117,13 +163,36 @@ def gathered(
         squeezed=tuple(d.collapsed_slice_dims),
         batching=tuple(d.operand_batching_dims),
         index_batching=tuple(d.start_indices_batching_dims),
-        clips=mode == GatherScatterMode.CLIP,
+        mode=mode,
     )
-    rows = window.rows(g, indices)
-    found = g.op("Gather", reshape(g, x, (x.elements // window.width, window.width)), rows, axis=0)
-    batch = indices.shape[:-1]
-    apart = reshape(g, found, (*batch, *(window.sizes[i] for i in window.axes)))
-    return transpose(g, apart, _interleaved(len(batch), d.offset_dims, len(expected.shape)))
+    picks, batch = window.picks(indices), indices.shape[:-1]
+    if picks is not None:
+        index = reshape(g, window.start(g, indices, 0), picks)
+        looked_up = reshape(g, g.op("GatherElements", x, index, axis=x.rank - 1), expected.shape)
+    else:
+        is_of_rows = window.width == math.prod(x.shape[1:])
+        rows = x if is_of_rows else reshape(g, x, (x.elements // window.width, window.width))
+        apart = g.op("Gather", rows, window.rows(g, indices), axis=0)
+        apart = reshape(g, apart, (*batch, *(window.sizes[i] for i in window.axes)))
+        looked_up = transpose(g, apart, _interleaved(len(batch), d.offset_dims, len(expected.shape)))
+    inside = window.inside(g, indices)
+    if inside is None:
+        return looked_up
+    aligned = [1 if i in d.offset_dims else n for i, n in enumerate(expected.shape)]
+    filling = g.constant(np.asarray(_filling(fill_value, looked_up), looked_up.numpy_dtype))
+    return elementwise(g, "Where", reshape(g, inside, aligned), looked_up, filling)
+
+
+def _filling(value: Any, x: Value) -> Any:
+    """Give what is read outside: as in JAX NaN, True, the smallest signed or the largest unsigned integer."""
+    if value is not None:
+        return value
+    if x.is_float:
+        return np.nan
+    if x.dtype == _BOOL:
+        return True
+    limits = np.iinfo(x.numpy_dtype)
+    return limits.min if limits.min < 0 else limits.max
 
 
 def _interleaved(batch: int, window_dims: Sequence[int], rank: int) -> list[int]:
@@ -132,9 +201,9 @@ def _interleaved(batch: int, window_dims: Sequence[int], rank: int) -> list[int]
     return [next(of_window) if i in window_dims else next(of_batch) for i in range(rank)]
 
 
-def scattered(
+def _scattered(
     reduction: str | None, g: Graph, expected: Expected, x: Value, indices: Value, updates: Value, *,
-    dimension_numbers: Any, mode: Any = None, **_: Any,
+    dimension_numbers: Any, mode: GatherScatterMode,
 ) -> Value:  # fmt: skip
     """Write windows, or combine them with what is there."""
     d = dimension_numbers
@@ -150,18 +219,33 @@ def scattered(
         squeezed=squeezed,
         batching=batching,
         index_batching=tuple(d.scatter_indices_batching_dims),
-        clips=mode == GatherScatterMode.CLIP,
+        mode=mode,
     )
-    rows = window.rows(g, indices)
     outer = [i for i in range(updates.rank) if i not in d.update_window_dims]
+    inside = window.inside(g, indices)
+    if inside is not None and reduction == "add":  # nothing is added where nothing is to be written
+        aligned = [1 if i in d.update_window_dims else n for i, n in enumerate(updates.shape)]
+        updates = elementwise(g, "Where", reshape(g, inside, aligned), updates, g.scalar(0, updates.dtype))
+        inside = None
+    picks = window.picks(indices)
+    if picks is not None and inside is None:
+        index, values = reshape(g, window.start(g, indices, 0), picks), reshape(g, updates, picks)
+        return g.op("ScatterElements", x, index, values, axis=x.rank - 1, reduction=reduction)
+    rows, count = window.rows(g, indices), x.elements // window.width
     values = reshape(g, transpose(g, updates, [*outer, *d.update_window_dims]), (rows.elements, window.width))
-    index, count = reshape(g, rows, (rows.elements,)), x.elements // window.width
-    if reduction == "add" and full(g, x.shape, 0, x.dtype) is x:
-        return reshape(g, scatter_add_rows(g, values, index, count), x.shape)
+    index = reshape(g, rows, (rows.elements,))
+    if reduction == "add":
+        added = reshape(g, scatter_add_rows(g, values, index, count), x.shape)
+        return added if full(g, x.shape, 0, x.dtype) is x else elementwise(g, "Add", x, added)
+    target = reshape(g, x, (count, window.width))
+    if inside is not None:  # what is not to be written goes to a row behind the last
+        per_row = reshape(g, inside, (*inside.shape, *[1] * (rows.rank - inside.rank)))
+        index = elementwise(g, "Where", per_row, rows, g.scalar(count, _INT64))
+        index, target = reshape(g, index, (rows.elements,)), pad(g, target, (0, 0), (1, 0))
     # Not ScatterND: with repeated indices it loses updates on the CPU provider's second thread.
     column = expand(g, reshape(g, index, (rows.elements, 1)), values.shape)
-    target = reshape(g, x, (count, window.width))
-    return reshape(g, g.op("ScatterElements", target, column, values, axis=0, reduction=reduction), x.shape)
+    written = g.op("ScatterElements", target, column, values, axis=0, reduction=reduction)
+    return reshape(g, crop(g, written, (0, 0), (count, window.width)), x.shape)
 
 
 def _at(x: Value, sizes: Sequence[int]) -> _Window:
@@ -174,7 +258,7 @@ def _at(x: Value, sizes: Sequence[int]) -> _Window:
         squeezed=(),
         batching=(),
         index_batching=(),
-        clips=True,
+        mode=GatherScatterMode.CLIP,
     )
 
 
@@ -183,17 +267,13 @@ def _index(g: Graph, starts: Sequence[Value]) -> Value:
     return parts[0] if len(parts) == 1 else g.op("Concat", *parts, axis=0)
 
 
-def _dynamic_slice(
-    g: Graph, expected: Expected, x: Value, *starts: Value, slice_sizes: Any, **_: Any
-) -> Value:
+def _dynamic_slice(g: Graph, expected: Expected, x: Value, *starts: Value, slice_sizes: Any) -> Value:
     window = _at(x, slice_sizes)
     rows = window.rows(g, _index(g, starts))
     return reshape(g, g.op("Gather", reshape(g, x, (x.elements,)), rows, axis=0), expected.shape)
 
 
-def _dynamic_update_slice(
-    g: Graph, expected: Expected, x: Value, update: Value, *starts: Value, **_: Any
-) -> Value:
+def _dynamic_update_slice(g: Graph, expected: Expected, x: Value, update: Value, *starts: Value) -> Value:
     window = _at(x, update.shape)
     rows = reshape(g, window.rows(g, _index(g, starts)), (update.elements,))
     flat = reshape(g, x, (x.elements,))
@@ -203,13 +283,12 @@ def _dynamic_update_slice(
 
 
 TRANSLATIONS: Table = table(
-    ("scatter", partial(scattered, None)),
-    ("scatter_max", partial(scattered, "max")),
-    ("scatter-max", partial(scattered, "max")),
-    ("scatter_min", partial(scattered, "min")),
-    ("scatter-min", partial(scattered, "min")),
-    ("scatter_mul", partial(scattered, "mul")),
-    ("scatter-mul", partial(scattered, "mul")),
+    ("gather", _gathered),
+    ("scatter", partial(_scattered, None)),
+    (("scatter_add", "scatter-add"), partial(_scattered, "add")),
+    (("scatter_max", "scatter-max"), partial(_scattered, "max")),
+    (("scatter_min", "scatter-min"), partial(_scattered, "min")),
+    (("scatter_mul", "scatter-mul"), partial(_scattered, "mul")),
     ("dynamic_slice", _dynamic_slice),
     ("dynamic_update_slice", _dynamic_update_slice),
 )

@@ -29,7 +29,7 @@ def _key(how: str, g: Graph, expected: Expected, *operands: Value, **parameters:
     return Value(name=name, dtype=expected.dtype, shape=expected.shape)
 
 
-def _random_bits(g: Graph, expected: Expected, key: Value, *, bit_width: int, **_: Any) -> Value:
+def _random_bits(g: Graph, expected: Expected, key: Value, *, bit_width: int) -> Value:
     """Draw as many bits as the mantissa of a float has, the others being zero."""
     if bit_width != 32:
         raise UntranslatableError(f"random bits of {bit_width}")
@@ -53,7 +53,7 @@ def _shifted(direction: str, g: Graph, expected: Expected, x: Value, count: Valu
     return g.op("BitShift", x, count, direction=direction)
 
 
-def _bitcast(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
+def _bitcast(g: Graph, expected: Expected, x: Value) -> Value:
     """Read a mantissa below the exponent of 1 as a float from 1 on; anything else is not a random number."""
     if x.constant is not None:
         return g.constant(x.constant.view(Value(name="", dtype=expected.dtype, shape=()).numpy_dtype))
@@ -67,7 +67,7 @@ def _bitcast(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
     return elementwise(g, "Add", share, g.scalar(1, _FLOAT))
 
 
-def _erf_inverse(g: Graph, expected: Expected, x: Value, **_: Any) -> Value:
+def _erf_inverse(g: Graph, expected: Expected, x: Value) -> Value:
     """Invert the error function by the polynomials of Giles, as XLA does."""
     one = g.scalar(1, x.dtype)
     rest = elementwise(g, "Sub", one, elementwise(g, "Mul", x, x))

@@ -30,6 +30,32 @@ _CALLS = frozenset(
     }
 )
 _CONTROL_FLOW = frozenset({"cond", "switch", "while"})
+_WITHOUT_EFFECT = frozenset(
+    {
+        *("accuracy", "precision"),  # how exact a result is at least
+        *("indices_are_sorted", "unique_indices"),  # promises of the caller
+        *("out_sharding", "sharding"),  # where the result lies
+        *("update_consts", "update_jaxpr"),  # of a scatter: how two values combine, which its name says
+    }
+)
+"""Parameters of any primitive that do not change what it computes."""
+
+_SAID_BY_THE_RESULT: Mapping[str, Sequence[str]] = {
+    "argmax": ("index_dtype",),
+    "argmin": ("index_dtype",),
+    "bitcast_convert_type": ("new_dtype",),
+    "broadcast_in_dim": ("shape",),
+    "conv_general_dilated": ("preferred_element_type",),
+    "convert_element_type": ("new_dtype", "weak_type"),
+    "dot_general": ("preferred_element_type",),
+    "expand_dims": ("dimensions",),
+    "iota": ("dtype", "shape"),
+    "random_bits": ("shape",),
+    "reshape": ("new_sizes",),
+    "squeeze": ("dimensions",),
+}
+"""Parameters that say of which type or shape a result is."""
+
 _TRANSFORMS = re.compile(r"\b(?:jvp|transpose|vmap|remat|checkpoint|jit|pjit)\(|[()]")
 
 
@@ -210,7 +236,9 @@ def _arguments(operands: Sequence[int], parameters: Mapping[str, Any], read: Rea
 
 
 def _parameters(equation: Any) -> Mapping[str, Any]:
-    return {k: v for k, v in equation.params.items() if not isinstance(v, jax.sharding.Sharding)}
+    """Give the parameters that a translation must read: one that it does not know is refused there."""
+    redundant = _SAID_BY_THE_RESULT.get(equation.primitive.name, ())
+    return {k: v for k, v in equation.params.items() if k not in _WITHOUT_EFFECT and k not in redundant}
 
 
 def _is_of_keys(equation: Any) -> bool:

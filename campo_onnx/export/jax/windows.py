@@ -9,7 +9,7 @@ import numpy as np
 
 from campo_onnx.export.compact import crop, elementwise, full, pad, reshape, transpose
 from campo_onnx.export.graph import Graph
-from campo_onnx.export.jax.arrays import spread
+from campo_onnx.export.jax.arrays import in_type_of_result, spread
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
 
@@ -23,7 +23,7 @@ def _inverse(permutation: Sequence[int]) -> list[int]:
 def _convolution(
     g: Graph, expected: Expected, image: Value, kernel: Value, *, window_strides: Any, padding: Any,
     lhs_dilation: Any, rhs_dilation: Any, dimension_numbers: Any, feature_group_count: int,
-    batch_group_count: int, **_: Any,
+    batch_group_count: int,
 ) -> Value:  # fmt: skip
     """Convolve in the layout of ONNX.
 
@@ -31,6 +31,7 @@ def _convolution(
     groups along the batch, which move to the channels.
     """
     spec = dimension_numbers
+    image, kernel = in_type_of_result(g, expected, image), in_type_of_result(g, expected, kernel)
     image, kernel = transpose(g, image, spec.lhs_spec), transpose(g, kernel, spec.rhs_spec)
     groups = feature_group_count
     if batch_group_count > 1:
@@ -114,7 +115,7 @@ def _refuse_dilation(*dilations: Any) -> None:
 
 def _window_max(
     g: Graph, expected: Expected, x: Value, *, window_dimensions: Any, window_strides: Any, padding: Any,
-    base_dilation: Any, window_dilation: Any, **_: Any,
+    base_dilation: Any, window_dilation: Any,
 ) -> Value:  # fmt: skip
     _refuse_dilation(base_dilation, window_dilation)
     laid, (y,) = _max_pool(
@@ -130,7 +131,7 @@ def _window_max(
 
 def _window_sum(
     g: Graph, expected: Expected, x: Value, *, window_dimensions: Any, window_strides: Any, padding: Any,
-    base_dilation: Any, window_dilation: Any, **_: Any,
+    base_dilation: Any, window_dilation: Any,
 ) -> Value:  # fmt: skip
     _refuse_dilation(window_dilation)
     laid = _Laid.of(window_dimensions)
@@ -148,7 +149,7 @@ def _window_sum(
 
 def _select_and_scatter_add(
     g: Graph, expected: Expected, source: Value, x: Value, *, window_dimensions: Any, window_strides: Any,
-    padding: Any, select_prim: Any, **_: Any,
+    padding: Any, select_prim: Any,
 ) -> Value:  # fmt: skip
     """Give each gradient to the largest element of its window."""
     if select_prim.name != "ge":
