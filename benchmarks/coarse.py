@@ -24,7 +24,7 @@ from onnxruntime.capi import _pybind_state as native
 
 from benchmarks.evaluation.predicted import figures, spread, with_ratios
 from benchmarks.evaluation.strategies import TF_AMP
-from benchmarks.pages import RESULTS, arguments, made, publish
+from benchmarks.pages import arguments, made, publish
 from benchmarks.table1 import TABLE_1, estimated
 from benchmarks.zoo import NOT_ON_RTX2080TI, TITLES
 from benchmarks.zoo.export import ZOO
@@ -230,12 +230,6 @@ def summary(models: Mapping[str, Row], costs: str) -> Row:
     }
 
 
-def fine(name: str) -> Row:
-    """What the committed evaluation on the exporter's graphs says of the same device."""
-    data = json.loads((RESULTS / "campo_eval.json").read_text(encoding="utf-8"))
-    return {"date": data["made"]["date"], **data["predicted"][name]["summary"]}
-
-
 def main() -> None:
     """Build every graph, plan it, and write the page."""
     parser = arguments(__doc__)
@@ -252,7 +246,6 @@ def main() -> None:
             "models": models,
             "summary": {costs: summary(models, costs) for costs in COSTS},
             "sweep": {f"{us:g}": summary(models, f"cast_{us:g}") for us in SWEEP_US},
-            "fine": fine(name),
             "paper": PAPER[name],
         }
     data = {"made": made("torch"), "labels": [*ROWS], "table1": asdict(known), "devices": found}

@@ -105,6 +105,12 @@ def line(cells: Sequence[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
+def results(claim: str) -> dict[str, Any]:
+    """Read the committed results of a claim: pages cite each other's figures by this, and copy none."""
+    data: dict[str, Any] = json.loads((RESULTS / f"{claim}.json").read_text(encoding="utf-8"))
+    return data
+
+
 def render(claim: str, data: Mapping[str, Any]) -> str:
     """Fill the template of a claim; anything that it misses in the data is an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -118,7 +124,7 @@ def render(claim: str, data: Mapping[str, Any]) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {"number": number, "interval": interval, "cell": cell}
-    environment.globals |= {"head": head, "line": line}
+    environment.globals |= {"head": head, "line": line, "results": results}
     page = environment.get_template(f"{claim}.md.j2").render(**data)
     note = data.get("transcribed")
     return f"{page}\nNot measured again; the figures in the JSON are transcribed: {note}.\n" if note else page
@@ -149,14 +155,14 @@ def publish(
     # The last digits of a sum may differ from run to run.
     rounded = json.loads(json.dumps(data), parse_float=lambda digits: float(f"{float(digits):.9g}"))
     text = json.dumps(rounded, indent=1) + "\n"
-    results, page = (folder / f"{name or claim}.{ending}" for ending in ("json", "md"))
+    figures, page = (folder / f"{name or claim}.{ending}" for ending in ("json", "md"))
     if find_spec("jinja2") is None:  # a lent machine may lack it: the page is made from the JSON elsewhere
-        write_text(text, results)
-        return (results,)
+        write_text(text, figures)
+        return (figures,)
     written = render(claim, rounded)
-    write_text(text, results)
+    write_text(text, figures)
     write_text(written, page)
-    return results, page
+    return figures, page
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -165,7 +171,7 @@ def main(given: Sequence[str] | None = None) -> None:
     known = sorted(path.stem for path in RESULTS.glob("*.json"))
     parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"one of {', '.join(known)}; all of them")
     for name in parser.parse_args(given).claims or known:
-        data = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        data = results(name)
         refuse_stub(data, RESULTS)
         page = RESULTS / f"{name}.md"
         write_text(render(data.get("template", name), data), page)

@@ -8,9 +8,10 @@
 
 import copyreg
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from campo_onnx.version import VERSION
 
 if TYPE_CHECKING:
     from campo_onnx.errors import CampoError
@@ -34,10 +35,7 @@ def _read_only(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
 # travel between processes, and with the modules they are attached to.
 copyreg.pickle(MappingProxyType, lambda mapping: (_read_only, (dict(mapping),)))
 
-try:
-    __version__ = version("campo-onnx")
-except PackageNotFoundError:  # run from a source tree that is not installed, as on an offline GPU host
-    __version__ = "0+source"
+__version__ = VERSION
 
 # Where each public name lives. Loaded on first use, so that `import campo_onnx` stays light.
 _HOME = {

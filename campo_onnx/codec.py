@@ -5,6 +5,7 @@ and wrong types are named with their path, because a misspelt field that is pass
 setting that somebody believes in. Values check themselves (``__post_init__``).
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -70,6 +71,20 @@ def to_plain(value: Any) -> Any:
     {'sizes': (1, 2), 'shares': {'a': 0.5}}
     """
     return msgspec.to_builtins(value, enc_hook=_plain)
+
+
+def fingerprint(value: Any) -> str:
+    """Digest of a value, the same in every process: sets and mappings count in sorted order.
+
+    Examples
+    --------
+    >>> fingerprint({"a": frozenset({"x", "y"}), "b": 1}) == fingerprint({"b": 1, "a": frozenset({"y", "x"})})
+    True
+    >>> fingerprint({"a": 1}) == fingerprint({"a": 2})
+    False
+    """
+    plain = msgspec.to_builtins(value, enc_hook=_plain, order="deterministic")
+    return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def from_plain(plain: Any, kind: type[T]) -> T:

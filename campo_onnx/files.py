@@ -31,12 +31,15 @@ def replacing(
     title: str = "",
     remedy: str = "Nothing was left behind.",
     also: tuple[type[Exception], ...] = (),
+    follows_links: bool = True,
 ) -> Iterator[Path]:
     """Let the caller write a file beside its final place, and move it there at the end.
 
     See :func:`replacing_all`, of which this is the case of one file.
     """
-    with replacing_all([target], title=title, remedy=remedy, also=also) as (path,):
+    with replacing_all([target], title=title, remedy=remedy, also=also, follows_links=follows_links) as (
+        path,
+    ):
         yield path
 
 
@@ -47,13 +50,15 @@ def replacing_all(
     title: str = "",
     remedy: str = "Nothing was left behind.",
     also: tuple[type[Exception], ...] = (),
+    follows_links: bool = True,
 ) -> Iterator[tuple[Path, ...]]:
     """Let the caller write files beside their final places, and move all of them there at the end.
 
     A path given to the caller has the name of its target and lies in a folder of its own on the same
     file system. Whatever else is written into that folder is moved with it, before it. Nothing is moved
     before everything is on the disk. If the block fails, the folders disappear and files that were there
-    before are as they were. A target that is a link stays one: what it points to is replaced.
+    before are as they were. A target that is a link stays one unless `follows_links` is false: what it points
+    to is replaced.
 
     Parameters
     ----------
@@ -65,6 +70,9 @@ def replacing_all(
         What the message says at its end.
     also
         Errors that mean, like OSError, that a file could not be written.
+    follows_links
+        Whether a target that is a link stands for the file it points to. Otherwise the link is replaced: for
+        folders of ours, in which nobody else has a reason to put one.
 
     Raises
     ------
@@ -78,7 +86,7 @@ def replacing_all(
             places = []
             for target in targets:
                 current = target
-                places.append(_place_for(target, title or str(target), stack))
+                places.append(_place_for(target, title or str(target), stack, follows_links))
             yield tuple(folder / final.name for folder, final in places)
             moves = [move for folder, final in places for move in _moves(folder, final)]
             _refuse_two_of_a_name(moves)
@@ -95,9 +103,9 @@ def replacing_all(
         ) from error
 
 
-def _place_for(target: Path, title: str, stack: ExitStack) -> tuple[Path, Path]:
+def _place_for(target: Path, title: str, stack: ExitStack, follows_links: bool) -> tuple[Path, Path]:
     """Return a folder to write into and where its contents go; the folder disappears with `stack`."""
-    final = target.resolve()
+    final = target.resolve() if follows_links else target.parent.resolve() / target.name
     if final.exists() and not final.is_file():
         what = "a folder" if final.is_dir() else "not a regular file"
         raise UsageError(f"{title} cannot be written", why=f"{target} is {what}", remedy="Name a file.")
@@ -173,15 +181,15 @@ def _flush(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def write_text(text: str, target: Path) -> None:
-    """Write a text file, whole or not at all.
+def write_text(text: str, target: Path, *, follows_links: bool = True) -> None:
+    """Write a text file, whole or not at all; see :func:`replacing_all`.
 
     Raises
     ------
     UsageError
         If the file cannot be written.
     """
-    with replacing(target) as path:
+    with replacing(target, follows_links=follows_links) as path:
         path.write_text(text, encoding="utf-8")
 
 

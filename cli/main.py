@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from campo_onnx import __version__
 from campo_onnx.errors import CampoError, UsageError
+from campo_onnx.version import VERSION
 
 from .bench import bench
 from .calibrate import calibrate
@@ -94,7 +94,7 @@ for command in (demo, optimize, compare, explain, devices, profile, bench, calib
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print_line(f"campo-onnx {__version__}")
+        print_line(f"campo-onnx {VERSION}")
         raise typer.Exit
 
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 # A room may import from its own row and those above it.
 ROOMS = (
     "campo_onnx.errors",
+    "campo_onnx.version",
     "campo_onnx.wording",
     "campo_onnx.files",
     "campo_onnx.codec",

@@ -1,7 +1,6 @@
 """Check a repository of graphs: one task a graph, on one process, several, or a cluster."""
 
 import hashlib
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,12 +13,13 @@ from campo_onnx import errors
 from campo_onnx.checking.check import check
 from campo_onnx.checking.policy import Pair, Policy
 from campo_onnx.checking.verdict import Verdicts
-from campo_onnx.codec import DecodeError, from_plain, to_plain
+from campo_onnx.codec import DecodeError, fingerprint, from_plain, to_plain
 from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.ir.importer import data_files_of
 from campo_onnx.scale.local import LocalPool
 from campo_onnx.scale.results import Results
 from campo_onnx.scale.work import Pool, Task, run
+from campo_onnx.version import VERSION, source_digest
 
 Row = dict[str, Any]
 
@@ -111,21 +111,15 @@ def check_pair(pair: Pair, folder: str) -> Row:
 
 def key_of(pair: Pair) -> str:
     """Name everything that decides the verdicts of a graph: its files, its limits, and this version."""
-    from campo_onnx import __version__
-
-    policy: Row = to_plain(replace(pair.policy, baseline=None, inputs=()))  # files count by their content
-    policy["lists"] = {
-        name: sorted(value) if isinstance(value, list) else value for name, value in policy["lists"].items()
-    }
     asked = {
-        "campo-onnx": __version__,
+        "campo-onnx": [VERSION, source_digest()],
         "name": pair.name,
         "mixed": str(pair.mixed),
         "against": str(pair.against),
-        "policy": policy,
+        "policy": replace(pair.policy, baseline=None, inputs=()),  # files count by their content
         "files": {str(path): _digest(path) for path in sorted({*_files(pair)})},
     }
-    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
+    return fingerprint(asked)
 
 
 def _files(pair: Pair) -> Iterator[Path]:

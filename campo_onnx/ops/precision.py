@@ -108,6 +108,11 @@ class Precision:
         return self.itemsize_bytes < Precision.FP32.itemsize_bytes
 
     @property
+    def is_narrow(self) -> bool:
+        """Whether it has fewer exponents than FP32: small gradients vanish without a loss scale."""
+        return self.smallest_normal > Precision.FP32.smallest_normal
+
+    @property
     def tensor_type(self) -> str:
         """What ONNX's schemas call a tensor of it."""
         return f"tensor({self.onnx_name})"

@@ -1,17 +1,17 @@
-"""Which low precision a graph trains in: the one with the faster plan, where gradients survive."""
+"""Choose the low precision that a graph trains in: the one with the faster plan, where gradients survive."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 
-from campo_onnx.ir.importer import import_model
+from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.optimize.plan.plan import Plan
-from campo_onnx.optimize.values.loss_scale import loss_scaling, low_gradients
+from campo_onnx.optimize.problem import Problem
 from campo_onnx.planning.options import Options
-from campo_onnx.planning.pipeline import decide, problem_of
+from campo_onnx.planning.pipeline import decide, problem_of, vanishing_gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,27 +24,29 @@ class PrecisionChoice:
         The precision.
     why
         A sentence.
-    plans
-        The plan in each precision that the device computes in.
+    plans, problems
+        The plan in each precision that the device computes in, and what it decided about; empty for a graph
+        that was optimized before.
     """
 
     low: Precision
     why: str
     plans: Mapping[Precision, Plan]
+    problems: Mapping[Precision, Problem]
 
 
-def choose_precision(source: str | Path | onnx.ModelProto, options: Options) -> PrecisionChoice:
+def choose_precision(source: str | Path | onnx.ModelProto | Imported, options: Options) -> PrecisionChoice:
     """Choose between the low precisions that a device computes in.
 
-    Each is planned. Without a loss scale in the graph small gradients become zero in FP16, so that BF16 is
-    taken where there is a choice. Otherwise the plan that is predicted to be faster decides, if the
-    difference is more than `options.min_gain` of the step; if not, FP16 does, which rounds eight times
-    finer than BF16.
+    Each is planned. Without a loss scale in the graph small gradients become zero in a format with fewer
+    exponents than FP32, such as FP16; another is taken where the device has one. Among the rest the plan that
+    is predicted to be fastest decides, if the next is slower by more than `options.min_gain` of the step; if
+    not, the format that rounds finest does.
 
     Parameters
     ----------
     source
-        The FP32 training step.
+        The FP32 training step: a path, a model, or either as it was imported.
     options
         What to decide with; `low` does not matter.
 
@@ -53,34 +55,57 @@ def choose_precision(source: str | Path | onnx.ModelProto, options: Options) -> 
     campo_onnx.errors.CampoError
         For anything wrong with the model or the options.
     """
-    imported = import_model(source, options.dims)
-    name = options.device.name
+    imported = source if isinstance(source, Imported) else import_model(source, options.dims)
     if imported.stamp is not None:
         low = Precision(imported.stamp.low)
-        return PrecisionChoice(low=low, why="The model was optimized in it before.", plans={})
+        return PrecisionChoice(low=low, why="The model was optimized in it before.", plans={}, problems={})
     plans: dict[Precision, Plan] = {}
+    problems: dict[Precision, Problem] = {}
     for low in filter(options.device.computes_in, low_precisions()):
-        chosen = replace(options, low=low)
-        plans[low] = decide(problem_of(imported, chosen), imported, chosen)
-    if len(plans) < 2:
-        low = next(iter(plans), Precision.FP16)
-        alone = f"It is the only low precision that {name} computes in."
-        return PrecisionChoice(low=low, why=alone if plans else f"{name} computes in none.", plans=plans)
-    view = imported.view
-    fp16, bf16 = plans[Precision.FP16], plans[Precision.BF16]
-    fp16_ms, bf16_ms = (plan.predicted_us / 1000 for plan in (fp16, bf16))
-    times = f"predicted {fp16_ms:.3f} ms in FP16 and {bf16_ms:.3f} ms in BF16"
-    if unscaled := low_gradients(view, loss_scaling(view), fp16.low_nodes):
-        why = (
-            f"The graph does not scale its loss, and {len(unscaled)} nodes of the backward pass would lose "
-            f"small gradients in FP16; {times}."
+        with_low = replace(options, low=low)
+        problems[low] = problem_of(imported, with_low)
+        plans[low] = decide(problems[low], imported, with_low)
+    low, why = _choice(plans, imported, options)
+    return PrecisionChoice(low=low, why=why, plans=plans, problems=problems)
+
+
+def _choice(plans: Mapping[Precision, Plan], imported: Imported, options: Options) -> tuple[Precision, str]:
+    name = options.device.name
+    if not plans:
+        return options.low, f"{name} computes in none."
+    if len(plans) == 1:
+        return next(iter(plans)), f"It is the only low precision that {name} computes in."
+    times = _listed([f"{p.predicted_us / 1000:.3f} ms in {low.name}" for low, p in plans.items()])
+    losses = {low: len(vanishing_gradients(plan, imported.view)) for low, plan in plans.items()}
+    exact = [low for low, lost in losses.items() if not lost]
+    lossy = [low for low, lost in losses.items() if lost]
+    if lossy and len(exact) == 1:
+        most = max(losses.values())
+        return exact[0], (
+            f"The graph does not scale its loss, and {most} nodes of the backward pass would lose small "
+            f"gradients in {_listed([low.name for low in lossy])}; predicted {times}."
         )
-        return PrecisionChoice(low=Precision.BF16, why=why, plans=plans)
-    if not (fp16.low_nodes or bf16.low_nodes):
-        return PrecisionChoice(low=Precision.FP16, why="Neither low precision pays: FP32 stays.", plans=plans)
-    least_us = options.min_gain * min(fp16.fp32_us, bf16.fp32_us)
-    if abs(fp16.predicted_us - bf16.predicted_us) > least_us:
-        low = Precision.FP16 if fp16.predicted_us < bf16.predicted_us else Precision.BF16
-        return PrecisionChoice(low=low, why=f"Its step is faster: {times}.", plans=plans)
-    why = f"Both steps take about as long ({times}), and FP16 rounds finer."
-    return PrecisionChoice(low=Precision.FP16, why=why, plans=plans)
+    candidates = exact or lossy
+    finest = max(candidates, key=lambda low: low.fraction_bits)
+    if not any(plans[low].low_nodes for low in candidates):
+        return finest, f"{'Neither' if len(plans) == 2 else 'No'} low precision pays: FP32 stays."
+    loss = (
+        f"Small gradients would vanish in {_listed([low.name for low in lossy])}. " if exact and lossy else ""
+    )
+    fastest = min(candidates, key=lambda low: plans[low].predicted_us)
+    margin_us = options.min_gain * min(plan.fp32_us for plan in plans.values())
+    close = [low for low in candidates if plans[low].predicted_us - plans[fastest].predicted_us <= margin_us]
+    if len(close) == 1:
+        return fastest, f"{loss}Its step is {_than(plans, 'faster', 'fastest')}: predicted {times}."
+    finest = max(close, key=lambda low: low.fraction_bits)
+    alike = "Both steps" if len(plans) == 2 else f"The steps in {_listed([low.name for low in close])}"
+    finer = _than(plans, "finer", "finest")
+    return finest, f"{loss}{alike} take about as long (predicted {times}), and {finest.name} rounds {finer}."
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _than(plans: Mapping[Precision, Plan], of_two: str, of_more: str) -> str:
+    return of_two if len(plans) == 2 else of_more

@@ -1,59 +1,131 @@
-"""A folder that keeps plans, so that the same graph is not planned again with the same options."""
+"""A folder that keeps plans, so that another process need not plan the same graph again.
 
-import hashlib
+It is a cache: whatever is wrong with it, the graph is planned, and nothing else comes of it than a warning.
+"""
+
+import logging
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import onnx
 from onnx import ModelProto
 
+from campo_onnx.codec import fingerprint
+from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.errors import CampoError
-from campo_onnx.files import make_folder, read_bytes, write_text
+from campo_onnx.files import make_folder, read_bytes, refuse_special, write_text
 from campo_onnx.ir.importer import Imported
+from campo_onnx.ops.registry import REGISTRY, current
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.planning.options import Options
-from campo_onnx.planning.pipeline import decide, problem_of
+from campo_onnx.planning.pipeline import decide, flat_weights_of, problem_of
+from campo_onnx.version import VERSION, source_digest
+
+_LOG = logging.getLogger(__name__)
 
 
-def planned_once(given: Imported, options: Options, folder: Path | None) -> tuple[Plan, ModelProto]:
-    """Execute the plan of a graph that a folder has, or make one and put it there.
+def planned_once(imported: Imported, options: Options, folder: Path | None) -> tuple[Plan, ModelProto]:
+    """Plan a graph, or take the plan that an earlier process left in a folder, and execute it.
 
-    A plan that is damaged, of another version, or that cannot be executed is made again.
+    A file that is damaged, of another version, or that cannot be executed is replaced. Plans whose costs are
+    looked up or measured on this machine are not kept, since those may change while the options do not.
 
     Parameters
     ----------
-    given
+    imported
         The graph.
     options
         What to decide with.
     folder
         Where plans are kept; None for nowhere.
+
+    Raises
+    ------
+    campo_onnx.errors.CampoError
+        For anything wrong with the graph or the options, never for the folder.
     """
-    path = None if folder is None else folder / name_of(given, options)
-    if path is not None and path.exists():
-        try:
-            title = f"the plan {path}"
-            plan = Plan.from_json(read_bytes(path, title=title), title=title)
-            plan.check_fits(given)
-            return plan, _executed(given, plan)
-        except CampoError:
-            pass
-    plan = decide(problem_of(given, options), given, options)
-    if path is not None:
-        make_folder(path.parent, remedy="Choose another folder for plans.")
-        write_text(plan.to_json(), path)
-    return plan, _executed(given, plan)
+    if folder is None or not _is_repeatable(options):
+        return _executed(imported, _planned(imported, options))
+    path = folder / name_of(imported, options)
+    try:
+        return _executed(imported, _read(path, imported, options))
+    except FileNotFoundError:
+        pass
+    except Exception as error:  # a cache must not end a training, whatever its files hold
+        _LOG.debug("the plan %s is not used", path, exc_info=error)
+    plan = _planned(imported, options)
+    try:
+        make_folder(folder, remedy="Choose another folder for plans.")
+        write_text(plan.to_json(), path, follows_links=False)
+    except (CampoError, OSError, ValueError) as error:  # ValueError: a null character in the path
+        _warn_once(folder, str(error))
+    return _executed(imported, plan)
 
 
-def name_of(given: Imported, options: Options) -> str:
-    """Name of the file for a graph and options: those that may lead to different plans tell files apart."""
-    parts = (
-        *(options.device, options.lists, options.strategy, options.low, options.keep_fp32),
-        *(options.min_gain, options.may_pad, options.pad_threshold_us),
-        *(["flat weights"] if options.flat_weights else []),
+def name_of(imported: Imported, options: Options) -> str:
+    """File name for the plan of a graph with some options, the same in every process.
+
+    Everything that may change the plan counts: the graph with its stamp, every option, and the rules: our
+    version, the package's source, and onnx, whose schemas say which tensors change type.
+    """
+    question = {
+        "rules": [VERSION, source_digest(), onnx.__version__],
+        "stamp": imported.stamp,
+        "options": {
+            field.name: getattr(options, field.name)
+            for field in fields(options)
+            if field.name not in ("evidence", "flat_weights")
+        },
+        "evidence": _content_of(options.evidence),
+        "flat_weights": flat_weights_of(imported.view, options),
+    }
+    return f"{imported.digest}-{fingerprint(question)}.json"
+
+
+def _content_of(evidence: Evidence) -> dict[str, Any]:
+    profile, store = evidence.profile, evidence.store
+    return {
+        "calibration": evidence.calibration,
+        "profile": None if profile is None else profile.to_json(),
+        "store": None if store is None else str(store.path),
+        "threads": evidence.threads,
+    }
+
+
+def _is_repeatable(options: Options) -> bool:
+    """Whether the options alone say what a graph's nodes take, and which operators there are."""
+    says_costs = options.costs is CostSource.DATASHEET or (
+        options.costs is not CostSource.MEASURE and options.evidence.calibration is not None
     )
-    text = "\n".join(map(str, parts))
-    return f"{given.digest}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.json"
+    return says_costs and current() is REGISTRY
 
 
-def _executed(given: Imported, plan: Plan) -> ModelProto:
-    return rewrite(given, plan) if plan.low_nodes else given.model
+def _planned(imported: Imported, options: Options) -> Plan:
+    return decide(problem_of(imported, options), imported, options)
+
+
+def _read(path: Path, imported: Imported, options: Options) -> Plan:
+    path.stat()  # a FileNotFoundError is the usual case
+    refuse_special(path)
+    title = f"the plan {path}"
+    plan = Plan.from_json(read_bytes(path, title=title), title=title)
+    plan.check_fits(imported)
+    if imported.stamp is None and (plan.strategy, plan.lists, plan.low) != (
+        options.strategy,
+        options.lists.name,
+        options.low,
+    ):
+        raise ValueError(f"{title} was decided with other options")
+    return plan
+
+
+def _executed(imported: Imported, plan: Plan) -> tuple[Plan, ModelProto]:
+    return plan, rewrite(imported, plan) if plan.low_nodes else imported.model
+
+
+@cache
+def _warn_once(folder: Path, why: str) -> None:
+    _LOG.warning("plans are not kept in %s: %s", folder, why)

@@ -19,6 +19,7 @@ from campo_onnx.ops.kernels import never_loads
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.eligibility import fixed_nodes
+from campo_onnx.optimize.flat_weights import FlatWeights
 from campo_onnx.optimize.lists.classify import classify
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.padding.alignment import open_axes
@@ -63,11 +64,8 @@ class Optimized:
 
     @property
     def unscaled_gradients(self) -> tuple[str, ...]:
-        """FP16 nodes of the backward pass where nothing scales the loss: small gradients vanish there."""
-        if self.plan.low is not Precision.FP16:
-            return ()
-        view = self.imported.view
-        return low_gradients(view, loss_scaling(view), self.plan.low_nodes)
+        """Nodes of the backward pass in which small gradients vanish, as nothing scales the loss."""
+        return vanishing_gradients(self.plan, self.imported.view)
 
     @cached_property
     def given_traffic(self) -> Traffic:
@@ -83,6 +81,11 @@ class Optimized:
         """Nodes for which a provider does not load the graph, be it in FP32 or mixed."""
         view = self.imported.view
         return tuple(n.name for n in view.nodes if never_loads(view.signature(n.name), provider))
+
+
+def vanishing_gradients(plan: Plan, view: GraphView) -> tuple[str, ...]:
+    """Nodes of the backward pass that a plan lowers to a narrow format though nothing scales the loss."""
+    return low_gradients(view, loss_scaling(view), plan.low_nodes) if plan.low.is_narrow else ()
 
 
 def optimize(source: str | Path | onnx.ModelProto, options: Options | None = None) -> Optimized:
@@ -132,8 +135,13 @@ def problem_of(imported: Imported, options: Options) -> Problem:
         fixed={**options.forbidden, **fixed},
         costs=_costs(view, ports, options),
         digest=imported.digest,
-        flat=options.flat_weights(view) if options.flat_weights and low is Precision.FP16 else None,
+        flat=flat_weights_of(view, options),
     )
+
+
+def flat_weights_of(view: GraphView, options: Options) -> FlatWeights | None:
+    """Weights that the session casts at once; None where each has its own Cast, as in BF16."""
+    return options.flat_weights(view) if options.flat_weights and options.low is Precision.FP16 else None
 
 
 def _costs(view: GraphView, ports: Mapping[str, Ports], options: Options) -> CostTable:

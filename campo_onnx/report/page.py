@@ -9,13 +9,13 @@ import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from campo_onnx.errors import UsageError
+from campo_onnx.version import VERSION
 from campo_onnx.wording import duration, gigabytes, visible
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def render(page: Page) -> str:
         policy=_policy(style, script),
         data=data,
         counts_bytes=page.data is not None and "bytes" in page.data,
-        version=_version(),
+        version=VERSION,
         **page.values,
     )
 
@@ -127,10 +127,3 @@ def _policy(style: str, script: str) -> str:
 
 def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
-
-
-def _version() -> str:
-    try:
-        return version("campo-onnx")
-    except PackageNotFoundError:  # run from its folder
-        return ""

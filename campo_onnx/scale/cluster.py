@@ -174,11 +174,13 @@ def _imported() -> Any:
 def _probe_of(needs: tuple[str, ...]) -> Callable[[], str | list[str]]:
     def probe() -> str | list[str]:
         # Travels by value, since it must run where nothing of ours is installed.
-        from importlib import import_module
         from importlib.util import find_spec
 
-        missing = [name for name in needs if find_spec(name) is None]
-        return missing or str(import_module("campo_onnx").__version__)
+        if missing := [name for name in needs if find_spec(name) is None]:
+            return missing
+        from campo_onnx.version import VERSION
+
+        return VERSION
 
     return probe
 

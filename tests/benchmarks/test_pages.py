@@ -34,6 +34,16 @@ def test_every_table_has_cells_for_its_columns(claim: str) -> None:
         width = cells if line.startswith("|") else 0
 
 
+def test_a_page_that_cites_another_claim_has_its_figures() -> None:
+    page = (pages.RESULTS / "coarse.md").read_text(encoding="utf-8")
+    cited = pages.results("campo_eval")
+    for device in pages.results("coarse")["devices"]:
+        of = cited["predicted"][device]["summary"]["campo"]
+        figures = [f"{of['over_tf_amp'][key]:+.1%}" for key in ("mean", "most")]
+        figures += [f"{of['fewer_casts'][key]:.1%}" for key in ("mean", "most")]
+        assert f"graphs, campo ({cited['made']['date']}) | {' | '.join(figures)} |" in page
+
+
 def test_results_that_lack_what_the_page_shows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(jinja2.UndefinedError, match="rows"):
         pages.publish("scaling", {"made": pages.made()}, tmp_path)

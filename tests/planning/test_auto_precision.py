@@ -1,5 +1,6 @@
 """The choice of a low precision: by what survives, then by time, and always with a reason."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from onnx import numpy_helper
 from typer.testing import CliRunner
 
 from campo_onnx import Device, Options, device, oplists, optimize_model
-from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.precision import Precision, temporary_precision
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.planning import auto_precision
 from campo_onnx.planning.auto_precision import choose_precision
 
 
@@ -100,3 +104,82 @@ def test_the_command_says_what_was_chosen(tmp_path: Path) -> None:
     types = {info.type.tensor_type.elem_type for info in onnx.load(out).graph.value_info}
     casts = {a.i for n in onnx.load(out).graph.node if n.op_type == "Cast" for a in n.attribute}
     assert onnx.TensorProto.BFLOAT16 in casts | types
+
+
+# --- devices with other formats than FP16 and BF16 ---
+
+
+@pytest.fixture
+def tiny() -> Iterator[Precision]:
+    """A third format: as wide as BF16, and coarser."""
+    facts = Precision.BF16
+    with temporary_precision(
+        "bf12",
+        onnx_dtype=17,
+        onnx_name="float8e4m3fn",
+        itemsize_bytes=1,
+        fraction_bits=3,
+        largest=facts.largest,
+        smallest_normal=facts.smallest_normal,
+    ) as precision:
+        yield precision
+
+
+def computing_in(monkeypatch: pytest.MonkeyPatch, *lows: Precision) -> Options:
+    monkeypatch.setattr(Device, "computes_in", lambda _, low: low in (Precision.FP32, *lows))
+    return options()
+
+
+def faster(monkeypatch: pytest.MonkeyPatch, times_us: dict[Precision, float]) -> None:
+    """Let plans take other times."""
+
+    def decided(problem: Problem, *rest: object) -> Plan:
+        plan = decide(problem, *rest)
+        return replace(plan, predicted_us=times_us.get(plan.low, plan.predicted_us))
+
+    decide = auto_precision.decide
+    monkeypatch.setattr(auto_precision, "decide", decided)
+
+
+def test_every_format_of_the_device_is_planned_and_may_be_taken(
+    monkeypatch: pytest.MonkeyPatch, tiny: Precision
+) -> None:
+    three = computing_in(monkeypatch, Precision.FP16, Precision.BF16, tiny)
+    faster(monkeypatch, {tiny: 1.0})
+    choice = choose_precision(chain(scaled=True), three)
+    assert choice.plans.keys() == {Precision.FP16, Precision.BF16, tiny}
+    assert choice.low is tiny
+    assert choice.why.startswith("Its step is fastest: predicted ")
+    assert choice.why.endswith("and 0.001 ms in BF12.")
+
+
+def test_of_three_that_are_about_as_fast_the_finest_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tiny: Precision
+) -> None:
+    three = computing_in(monkeypatch, tiny, Precision.FP16, Precision.BF16)
+    faster(monkeypatch, {Precision.FP16: 1.0, Precision.BF16: 1.0, tiny: 1.0})
+    choice = choose_precision(chain(scaled=True), three)
+    assert (choice.low, "FP16 rounds finest" in choice.why) == (Precision.FP16, True)
+
+
+def test_among_those_that_keep_gradients_time_decides(
+    monkeypatch: pytest.MonkeyPatch, tiny: Precision
+) -> None:
+    three = computing_in(monkeypatch, Precision.FP16, Precision.BF16, tiny)
+    faster(monkeypatch, {Precision.FP16: 1.0, tiny: 2.0})
+    choice = choose_precision(chain(scaled=False), three)
+    assert choice.low is tiny
+    assert choice.why.startswith("Small gradients would vanish in FP16. Its step is fastest")
+
+
+@pytest.mark.parametrize("has_fp16", [True, False])
+def test_a_device_may_have_a_format_that_is_neither_fp16_nor_bf16(
+    monkeypatch: pytest.MonkeyPatch, tiny: Precision, has_fp16: bool
+) -> None:
+    other = Precision.FP16 if has_fp16 else Precision.BF16
+    two = computing_in(monkeypatch, other, tiny)
+    choice = choose_precision(chain(scaled=False), two)
+    assert choice.plans.keys() == {other, tiny}
+    assert choice.low is (tiny if has_fp16 else Precision.BF16)
+    only = choose_precision(chain(scaled=False), computing_in(monkeypatch, tiny))
+    assert (only.low, "only low precision" in only.why) == (tiny, True)
