@@ -57,6 +57,22 @@ class CampoError(Exception):
         return message
 
 
+class InternalError(CampoError):
+    """A bug of ours, in one of many tasks: the others went on.
+
+    Parameters
+    ----------
+    what, why, remedy
+        See :class:`CampoError`.
+    traceback
+        Where it happened.
+    """
+
+    def __init__(self, what: str, *, why: str = "", remedy: str = "", traceback: str = "") -> None:
+        super().__init__(what, why=why, remedy=remedy)
+        self.traceback = traceback
+
+
 class UsageError(CampoError):
     """The command or call was put together wrongly (an option, a list file, an output path)."""
 

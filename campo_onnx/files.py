@@ -240,6 +240,35 @@ def read_bytes(
     return data
 
 
+def check_file(path: Path, *, title: str, remedy: str) -> None:
+    """Find out before any work whether there is a regular file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    title
+        What it is, for messages: ``"the calibration c.json"``.
+    remedy
+        What the message says about a file that does not exist.
+
+    Raises
+    ------
+    UsageError
+        If it does not exist, cannot be looked at, or is a folder, a pipe or a device.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{title} does not exist", remedy=remedy) from None
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        why = error.strerror if isinstance(error, OSError) else None
+        raise UsageError(f"{title} cannot be read", why=why or str(error)) from None
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+        raise UsageError(f"{title} is {what}", remedy="Name a regular file.")
+
+
 def refuse_special(path: Path) -> None:
     """Refuse to read a pipe, which may wait, or a device, which may give for ever.
 

@@ -9,7 +9,6 @@ import typer
 from campo_onnx.errors import CheckFailedError, UsageError
 
 from .options import (
-    AN_INPUT,
     INPUT,
     MEASURE,
     OUTPUT,
@@ -24,8 +23,8 @@ from .options import (
     Use,
     check_one_form,
     dimensions,
-    existing,
 )
+from .outputs import check_outputs
 from .render.bench import print_bench, print_failures, print_written
 from .render.console import INTERRUPTED, print_json, print_note, progressing, set_loudness, working
 from .render.table import TableFormat
@@ -163,9 +162,10 @@ def bench(
 
     set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)
-    targets = [target for target in (plot, output) if target is not None]
-    _check_request(models, device, plot, targets, force=force)
-    check_not_read(targets, existing(*models, inputs), AN_INPUT)
+    _check_request(models, device, plot)
+    targets = check_outputs(
+        {"--output": output, "--plot": plot}, {"MODEL": models, "--inputs": inputs}, force=force
+    )
     here = machine(choose_provider(device), threads)
     if tensor_cores and here.provider != "cuda":
         raise UsageError("--tensor-cores needs --device cuda", why="a CPU has no tensor cores")
@@ -212,11 +212,8 @@ def bench(
     _leave(result, fail_if_slower=fail_if_slower)
 
 
-def _check_request(
-    models: list[Path], device: str, plot: Path | None, targets: list[Path], *, force: bool
-) -> None:
+def _check_request(models: list[Path], device: str, plot: Path | None) -> None:
     """Check what can be checked before anything is read."""
-    from campo_onnx.ir.exporter import check_destination
     from campo_onnx.ir.importer import check_model
     from campo_onnx.report.charts import check_plot
     from campo_onnx.runtime.onnxruntime.providers import ORT_NAME
@@ -231,8 +228,6 @@ def _check_request(
         )
     if plot is not None:
         check_plot(plot)
-    for target in targets:
-        check_destination(target, force=force)
 
 
 def _leave(result: "BenchResult", *, fail_if_slower: bool) -> None:

@@ -8,7 +8,6 @@ import typer
 
 from .evidence import telling_what_is_kept
 from .options import (
-    AN_INPUT,
     DECISION,
     MEASURE,
     CountersOption,
@@ -23,8 +22,8 @@ from .options import (
     Use,
     check_one_form,
     complete_calibrated,
-    existing,
 )
+from .outputs import check_outputs
 from .render.console import print_json, print_note, progressing, set_loudness
 from .render.costs import print_calibration
 from .render.table import TableFormat
@@ -127,7 +126,6 @@ def calibrate(
     from campo_onnx.errors import UsageError
     from campo_onnx.files import write_text
     from campo_onnx.hardware.detect import device_of
-    from campo_onnx.ir.exporter import check_destination, check_not_read
     from campo_onnx.measure.counters import counters_of
     from campo_onnx.measure.node_timer import NodeTimer
     from campo_onnx.measure.store import Execution, Store, default_path
@@ -147,8 +145,9 @@ def calibrate(
             force=force,
         )  # fmt: skip
         return
+    kept = {"--from-store": from_store, "--store": store or default_path()}
     if output is not None:
-        check_destination(output, force=force)
+        check_outputs({"--output": output}, kept, force=force)
     if from_store is None:
         here = machine(choose_provider(device), threads)
     else:
@@ -160,8 +159,7 @@ def calibrate(
     if output is None:
         make_folder(user_folder())
         output = user_folder() / file_name(figures.name, low, execution)
-        check_destination(output, force=force)
-    check_not_read([output], existing(from_store, store or default_path()), AN_INPUT)
+        check_outputs({"--output": output}, kept, force=force)
     workload = _workload(here.provider, quick=quick, ops=ops, shapes=shapes)
     with Store(from_store or store or default_path()) as timings, telling_what_is_kept(timings):
         if timings.notice:
@@ -250,13 +248,12 @@ def _on_cluster(
 
 def _machine_in(store: Path, device: str) -> "Machine":
     """Find the machine whose timings a store holds; of several, the one with most."""
-    from campo_onnx.errors import ProfileError, UsageError
+    from campo_onnx.errors import ProfileError
+    from campo_onnx.files import check_file
     from campo_onnx.measure.store import Store
 
-    if not store.is_file():
-        raise UsageError(
-            f"there is no file {store}", remedy="Name the timings.sqlite of the machine that measured."
-        )
+    remedy = "Name the timings.sqlite of the machine that measured."
+    check_file(store, title=f"the store {store}", remedy=remedy)
     with Store(store) as timings:
         found = {one: n for one, n in timings.machines().items() if device in ("auto", one.provider)}
     if not found:

@@ -25,9 +25,9 @@ from .options import (
     complete_devices,
     complete_lists,
     dimensions,
-    existing,
     ranges,
 )
+from .outputs import check_outputs
 from .render.bench import print_written
 from .render.checks import print_annotations, print_verdicts
 from .render.console import print_json, progressing, set_loudness, working
@@ -184,7 +184,7 @@ def check(
         Path | None,
         typer.Option(
             metavar="FILE.xml",
-            help="Also write a JUnit XML report; an existing one is replaced.",
+            help="Also write a JUnit XML report; one that this command wrote earlier is replaced.",
             show_default=False,
             rich_help_panel=OUTPUT,
         ),
@@ -257,7 +257,7 @@ def check(
             ranges=ranges(value_range),
             strict=strict,
         )
-        if mixed.is_dir() or against.is_dir():
+        if os.path.isdir(mixed) or os.path.isdir(against):
             if baseline is not None:
                 raise UsageError(
                     "--baseline cannot be combined with folders",
@@ -266,7 +266,9 @@ def check(
             pairs = pairs_in(mixed, against, limits)
         else:
             pairs = (Pair(name=str(mixed), mixed=mixed, against=against, policy=limits),)
-    _check_places(junit, report, pairs, existing(policy, lists, device), force=force)
+    _check_places(
+        junit, report, results, pairs, {"--policy": policy, "--lists": lists, "--device": device}, force=force
+    )
     if len(pairs) == 1 and results is None and not cluster:
         with working(f"checking {pairs[0].name}"):
             checked = check_all(pairs)
@@ -298,41 +300,36 @@ def check(
 def _check_places(
     junit: Path | None,
     report: Path | None,
+    results: Path | None,
     pairs: "Sequence[Pair]",
-    read: list[Path],
+    read: dict[str, Path | str | None],
     *,
     force: bool,
 ) -> None:
-    """Find out before any work whether what is asked for can be written."""
-    from campo_onnx.ir.exporter import check_destination
+    """Find out before any work whether every output can be written."""
+    from campo_onnx.checking.reports import is_junit
     from campo_onnx.ir.importer import data_files_of
     from campo_onnx.report.page import check_report
 
     if report is not None:
         check_report(report)
-        if junit is not None and report.resolve() == junit.resolve():
-            raise UsageError("--report and --junit are the same file", remedy="Give --report another name.")
-    for option, target in (("--junit", junit), ("--report", report)):
-        if target is None:
-            continue
-        check_destination(target, force=force or option == "--junit")
-        taken = [*read, *(path for pair in pairs for path in _files(pair))]
-        if target.exists():
-            taken += [data for pair in pairs for m in (pair.mixed, pair.against) for data in data_files_of(m)]
-        _refuse_input(option, target, taken)
-
-
-def _files(pair: "Pair") -> "Sequence[Path | None]":
-    return (pair.mixed, pair.against, pair.policy.baseline, *pair.policy.inputs)
-
-
-def _refuse_input(option: str, written: Path, inputs: "Sequence[Path | None]") -> None:
-    for path in inputs:
-        if path is not None and path.resolve() == written.resolve():
-            raise UsageError(
-                f"{option} {written} would overwrite a file that is checked",
-                remedy="Give the report another name.",
-            )
+    models = [model for pair in pairs for model in (pair.mixed, pair.against)]
+    outputs = {"--junit": junit, "--report": report}
+    may_replace = any(path is not None and os.path.exists(path) for path in outputs.values())
+    data = [path for model in models for path in data_files_of(model)] if may_replace else []
+    check_outputs(
+        outputs,
+        read
+        | {
+            "--results": results,
+            "a graph that is checked": models,
+            "--baseline": [pair.policy.baseline for pair in pairs if pair.policy.baseline is not None],
+            "--inputs": [path for pair in pairs for path in pair.policy.inputs],
+            "the weights of a graph": data,
+        },
+        force=force,
+        replaced=["--junit"] if junit is not None and is_junit(junit) else (),
+    )
 
 
 def _leave(checked: "Sequence[Verdicts]") -> None:

@@ -21,7 +21,6 @@ from .evidence import (
 )
 from .notes import report_unmatched
 from .options import (
-    AN_INPUT,
     SAFETY,
     VERIFICATION,
     DeviceOption,
@@ -42,6 +41,7 @@ from .options import (
     dimensions,
     existing,
 )
+from .outputs import check_outputs
 from .render.bench import print_written
 from .render.comparison import headline, print_comparison
 from .render.console import INTERRUPTED, print_json, set_loudness, working
@@ -143,7 +143,7 @@ def compare(
     import json as json_format
 
     from campo_onnx.files import write_text
-    from campo_onnx.ir.exporter import check_destination, check_not_read
+    from campo_onnx.ir.exporter import check_not_read
     from campo_onnx.ir.importer import check_model
     from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.lists.list_file import resolve
@@ -163,10 +163,18 @@ def compare(
         check_plot(plot)
     if report is not None:
         check_report(report)
-    targets = [path for path in (plot, report) if path is not None]
-    for path in targets:
-        check_destination(path, force=force)
-    check_not_read(targets, existing(model, device, lists, profile, store, inputs), AN_INPUT)
+    targets = check_outputs(
+        {"--plot": plot, "--report": report},
+        {
+            "MODEL": model,
+            "--device": device,
+            "--lists": lists,
+            "--profile": profile,
+            "--store": store,
+            "--inputs": inputs,
+        },
+        force=force,
+    )
     chosen_lists = None if lists is None else resolve(lists)
     with opened_target(device, costs, profile=profile, store=store, execution=execution) as target:
         if measure:

@@ -1,6 +1,7 @@
 """``campo-onnx devices``: the devices to plan for, and what is known about each."""
 
 import json as json_format
+import os
 from typing import Annotated
 
 import typer
@@ -35,6 +36,7 @@ def devices(
     """
     from campo_onnx.calibrate.knowledge import FORMAT_VERSION, known_devices
     from campo_onnx.errors import ProfileError
+    from campo_onnx.files import check_file
     from campo_onnx.hardware.datasheet import device
     from campo_onnx.measure.store import Store, default_path
 
@@ -42,7 +44,8 @@ def devices(
     wanted = device(name).name if name is not None else None
     path = store or default_path()
     timings = None
-    if path.is_file():
+    if os.path.lexists(path):
+        check_file(path, title=f"the store {path}", remedy="Name the file of `--store`.")
         try:
             timings = Store(path)
         except ProfileError as error:  # figures are worth showing all the same

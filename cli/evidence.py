@@ -101,11 +101,11 @@ def check_device(name: str) -> None:
     UsageError
         If there is not.
     """
+    from campo_onnx.files import check_file
     from campo_onnx.hardware.datasheet import device
 
     if name.endswith(CALIBRATION_SUFFIX):
-        if not Path(name).is_file():
-            raise UsageError(f"the calibration {name} does not exist", remedy="Check the path of --device.")
+        check_file(Path(name), title=f"the calibration {name}", remedy="Check the path of --device.")
     elif name != "auto":
         device(name)
 

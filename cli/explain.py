@@ -9,7 +9,6 @@ import typer
 from campo_onnx.errors import UsageError
 
 from .options import (
-    AN_INPUT,
     ForceOption,
     FormatOption,
     JsonOption,
@@ -17,6 +16,7 @@ from .options import (
     check_one_form,
     complete_nodes,
 )
+from .outputs import check_outputs
 from .render.bench import print_written
 from .render.console import print_json
 from .render.plan import print_decision, print_decisions
@@ -62,7 +62,6 @@ def explain(
 
     from campo_onnx.codec import to_json, to_plain
     from campo_onnx.files import read_bytes, write_text
-    from campo_onnx.ir.exporter import check_destination, check_not_read
     from campo_onnx.optimize.plan.explanation import explained
     from campo_onnx.optimize.plan.plan import Plan
     from campo_onnx.report.page import check_report
@@ -70,8 +69,7 @@ def explain(
     check_one_form(json=json, form=form)
     if report is not None:
         check_report(report)
-        check_destination(report, force=force)
-        check_not_read([report], [plan], AN_INPUT)
+        check_outputs({"--report": report}, {"PLAN": plan}, force=force)
     read = Plan.from_json(read_bytes(plan, title=str(plan)), title=str(plan))
     if report is not None:
         from campo_onnx.report.plan_page import plan_page

@@ -5,12 +5,12 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from campo_onnx.errors import CampoError, UsageError
+from campo_onnx.errors import CampoError, InternalError, UsageError
 from campo_onnx.version import VERSION
 
 from .bench import bench
@@ -29,6 +29,7 @@ from .render.console import (
     print_error,
     print_error_document,
     print_line,
+    print_traceback,
 )
 
 TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
@@ -113,6 +114,20 @@ def main(
 
     Start with: `campo-onnx demo`, then `campo-onnx optimize step.onnx --device h200`
     """
+    if sys.argv[-1] not in ("-h", "--help"):
+        _check_working_folder()
+
+
+def _check_working_folder() -> None:
+    """Refuse to work in a folder that was removed: every relative path, and the system's own calls, fail."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            "the current folder cannot be used",
+            why=error.strerror or str(error),
+            remedy="It may have been removed: change to one that exists.",
+        ) from None
 
 
 def run() -> None:
@@ -124,6 +139,8 @@ def run() -> None:
     try:
         code = app(prog_name="campo-onnx", standalone_mode=False)
         sys.stdout.flush()
+    except InternalError as error:
+        _leave_with_bug(error)
     except CampoError as error:
         _leave(str(error), error.exit_code, error)
     except KeyboardInterrupt:
@@ -137,11 +154,7 @@ def run() -> None:
             _leave(f"this command needs {package}: install it with pip install {package}", 2)
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
-        if _wants_json():
-            with suppress(UsageError):
-                print_error_document(str(error), kind=type(error).__name__, exit_code=1)
-        print_bug(error, TRACEBACK_VARIABLE)
-        sys.exit(1)
+        _leave_with_bug(error)
     if code == INTERRUPTED:  # Typer makes this of Ctrl-C; commands that keep what they have end with it, too
         _leave("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
@@ -156,6 +169,17 @@ def _leave(message: str, exit_code: int, error: CampoError | None = None) -> Non
             print_error_document(message, kind=kind, exit_code=exit_code, parts=parts)
     print_error(message)
     sys.exit(exit_code)
+
+
+def _leave_with_bug(error: Exception) -> NoReturn:
+    """Report an unexpected error; one of a task among many brings its traceback as text."""
+    if _wants_json():
+        with suppress(UsageError):
+            print_error_document(str(error), kind=type(error).__name__, exit_code=1)
+    if isinstance(error, InternalError) and os.environ.get(TRACEBACK_VARIABLE):
+        print_traceback(error.traceback)
+    print_bug(error, TRACEBACK_VARIABLE)
+    sys.exit(1)
 
 
 def _missing_package(error: Exception) -> str:

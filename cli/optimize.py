@@ -22,7 +22,6 @@ from .evidence import (
 )
 from .notes import note_what_surprises, report_unmatched, surprises
 from .options import (
-    AN_INPUT,
     AUTO,
     DECISION,
     OUTPUT,
@@ -46,6 +45,7 @@ from .options import (
     existing,
     ranges,
 )
+from .outputs import check_outputs
 from .preparation import cleaned_up, with_chosen_precision, with_data_safety, with_measured_ranges
 from .render.console import print_json, set_loudness, working
 from .render.plan import print_optimized
@@ -254,6 +254,7 @@ def optimize(
     from campo_onnx.optimize.lists.oplists import with_overrides
     from campo_onnx.planning.options import Options
     from campo_onnx.planning.pipeline import optimize as run_pipeline
+    from campo_onnx.report.page import check_report
 
     set_loudness(quiet=quiet, verbose=verbose)
     check_model(model)
@@ -268,11 +269,22 @@ def optimize(
     output = output or default_output(model)
     given_data = data_files_of(model) if simplify else frozenset()
     if not dry_run:
-        _check_places(model, output, plan, report, force=force)
-        read = existing(device, lists, profile, store, *(inputs or ()))
-        targets = [path for path in (output, plan, report) if path is not None]
-        check_not_read(targets, read, AN_INPUT)
+        targets = check_outputs(
+            {"--output": output, "--plan": plan, "--report": report},
+            {
+                "MODEL": model,
+                "--device": device,
+                "--lists": lists,
+                "--profile": profile,
+                "--store": store,
+                "--inputs": inputs,
+            },
+            force=force,
+            source=model,
+        )
         check_not_read(targets, given_data)
+        if report is not None:
+            check_report(report)
     with (
         opened_target(device, costs, profile=profile, store=store, execution=execution) as target,
         cleaned_up(model, dim, wanted=simplify) as source,
@@ -368,26 +380,6 @@ def _advice(optimized: "Optimized", options: "Options") -> tuple[str, ...]:
         return ()
     with working("looking for what would pay"):
         return advice(optimized, options)
-
-
-def _check_places(model: Path, output: Path, plan: Path | None, report: Path | None, *, force: bool) -> None:
-    from campo_onnx.ir.exporter import check_destination
-    from campo_onnx.report.page import check_report
-
-    check_destination(output, force=force, source=model)
-    taken = {"--output": output, "MODEL": model}
-    for option, path in (("--plan", plan), ("--report", report)):
-        if path is None:
-            continue
-        if path is report:
-            check_report(path)
-        check_destination(path, force=force)
-        for what, other in taken.items():
-            if path.resolve() == other.resolve():
-                raise UsageError(
-                    f"{option} and {what} are the same file", remedy=f"Give {option} another name."
-                )
-        taken[option] = path
 
 
 def _check_inputs(safety: SafetyMode, inputs: list[Path]) -> None:

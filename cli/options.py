@@ -29,9 +29,6 @@ SCALE = "Many graphs"
 AUTO = "auto"
 """Leaves a choice to the program."""
 
-AN_INPUT = "an input of this command"
-"""What a file holds that nothing is written over."""
-
 
 class Use(StrEnum):
     """Whether to use something that does not work everywhere."""

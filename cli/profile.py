@@ -7,7 +7,6 @@ import typer
 
 from .evidence import telling_what_is_kept
 from .options import (
-    AN_INPUT,
     INPUT,
     MEASURE,
     CountersOption,
@@ -23,8 +22,8 @@ from .options import (
     Use,
     check_one_form,
     dimensions,
-    existing,
 )
+from .outputs import check_outputs
 from .render.console import INTERRUPTED, print_json, print_note, progressing, set_loudness, working
 from .render.costs import print_profile
 from .render.table import TableFormat
@@ -80,7 +79,7 @@ def profile(
     Example: `campo-onnx profile bert.onnx -o bert.parquet --dim batch=8`
     """
     from campo_onnx.hardware.detect import device_of
-    from campo_onnx.ir.exporter import check_destination, check_not_read
+    from campo_onnx.ir.exporter import check_not_read
     from campo_onnx.ir.importer import check_model, import_model
     from campo_onnx.measure.node_timer import NodeTimer
     from campo_onnx.measure.profile import write_profile
@@ -92,15 +91,15 @@ def profile(
     set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)
     check_model(model)
-    check_destination(output, force=force)
-    check_not_read([output], existing(model, inputs, store), AN_INPUT)
+    store = store or default_path()
+    check_outputs({"--output": output}, {"MODEL": model, "--inputs": inputs, "--store": store}, force=force)
     here = machine(choose_provider(device), threads)
     figures = device_of(here)
     imported = import_model(model, dimensions(dim))
     check_not_read([output], imported.data_files)
     with working("preparing inputs"):
         feeds = synthesize(imported.view) if inputs is None else read_feeds(inputs, imported.view)
-    with Store(store or default_path()) as timings, telling_what_is_kept(timings):
+    with Store(store) as timings, telling_what_is_kept(timings):
         if timings.notice:
             print_note(timings.notice)
         with progressing(f"profiling {model.name} on {here.provider}") as advance:

@@ -7,6 +7,7 @@ from campo_onnx.errors import CampoError, ModelError
 
 DOCUMENTED = {
     "CampoError": 1,
+    "InternalError": 1,
     "UsageError": 2,
     "ModelError": 3,
     "UnsupportedModelError": 4,

@@ -1,5 +1,6 @@
 """Calibrations that are found by the name of a device: those of this user, and those that are shipped."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -95,7 +96,8 @@ def found_calibrations(
     """
     name = file_name(device, precision)
     own = user_folder() / name
-    if own.is_file():
+    if os.path.lexists(own):
+        files.check_file(own, title=f"the calibration {own}", remedy="Remove the link.")
         calibration = load_calibration(own)
         refusal = _misfit(calibration, device) or doubt(calibration)
         yield Found(calibration=calibration, origin=Origin.HERE, file=str(own), refusal=refusal)

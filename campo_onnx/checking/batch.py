@@ -14,11 +14,11 @@ from campo_onnx.checking.check import check
 from campo_onnx.checking.policy import Pair, Policy
 from campo_onnx.checking.verdict import Verdicts
 from campo_onnx.codec import DecodeError, fingerprint, from_plain, to_plain
-from campo_onnx.errors import CampoError, UsageError
+from campo_onnx.errors import CampoError, InternalError, UsageError
 from campo_onnx.ir.importer import data_files_of
 from campo_onnx.scale.local import LocalPool
 from campo_onnx.scale.results import Results
-from campo_onnx.scale.work import Pool, Task, run
+from campo_onnx.scale.work import Outcome, Pool, Task, run
 from campo_onnx.version import VERSION, source_digest
 
 Row = dict[str, Any]
@@ -58,7 +58,7 @@ def check_all(
     ]
     outcomes = run(tasks, pool or LocalPool(), Results() if results is None else results, advance)
     return tuple(
-        _failed(pair, outcomes[key].failure) if outcomes[key].failure else from_row(outcomes[key].value)
+        _failed(pair, outcomes[key]) if outcomes[key].failure else from_row(outcomes[key].value)
         for key, pair in zip(keys, pairs, strict=True)
     )
 
@@ -84,7 +84,7 @@ def pairs_in(mixed: Path, against: Path, policy: Policy) -> tuple[Pair, ...]:
         If one of them is not a folder, or holds no graph.
     """
     for folder, other in ((mixed, against), (against, mixed)):
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise UsageError(
                 f"{other} is a folder and {folder} is not", remedy="Give two files, or two folders."
             )
@@ -134,7 +134,7 @@ def _digest(path: Path) -> str:
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:  # the check says what is wrong with it
+    except (OSError, ValueError):  # the check says what is wrong with it
         return ""
 
 
@@ -182,8 +182,11 @@ def _numbers(plain: Any) -> Any:
     return [_numbers(value) for value in plain] if isinstance(plain, list) else plain
 
 
-def _failed(pair: Pair, why: str) -> Verdicts:
-    error = CampoError(
-        f"{pair.name} could not be checked", why=why, remedy="Check it alone; if that fails too, report it."
-    )
+def _failed(pair: Pair, outcome: Outcome) -> Verdicts:
+    what = f"{pair.name} could not be checked"
+    error: CampoError
+    if outcome.traceback:
+        error = InternalError(what, why=outcome.failure, traceback=outcome.traceback)
+    else:  # its workers died: of too little memory, perhaps
+        error = CampoError(what, why=outcome.failure, remedy="Check it alone; if that fails too, report it.")
     return Verdicts(name=pair.name, mixed=str(pair.mixed), against=str(pair.against), error=error)

@@ -1,6 +1,7 @@
 """Limits for mixed graphs, and the policy file of a repository that holds many."""
 
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -148,6 +149,7 @@ def load_policy(path: Path) -> tuple[Pair, ...]:
 def _pair(path: Path, number: int, graph: _Graph, defaults: _Limits) -> Pair:
     folder = path.parent
     try:
+        _refuse_null_characters(graph, defaults)
         policy = Policy(
             baseline=None if graph.baseline is None else folder / graph.baseline,
             dims=MappingProxyType(graph.dims),
@@ -164,6 +166,16 @@ def _pair(path: Path, number: int, graph: _Graph, defaults: _Limits) -> Pair:
         against=folder / graph.against,
         policy=policy,
     )
+
+
+def _refuse_null_characters(*tables: _Limits) -> None:
+    """Refuse a path that no system call takes."""
+    for table in tables:
+        for key in fields(table):
+            value = getattr(table, key.name)
+            for text in value if isinstance(value, tuple) else (value,):
+                if isinstance(text, str) and "\0" in text:
+                    raise UsageError(f"{key.name} holds a null character", remedy="Write it without.")
 
 
 def _range(name: str, bounds: tuple[float, ...]) -> DeclaredRange:
@@ -186,5 +198,6 @@ def _limits(folder: Path, graph: _Graph, defaults: _Limits) -> dict[str, Any]:
         limits["device"] = device_called(limits["device"])
     if "lists" in limits:
         beside = folder / limits["lists"]
-        limits["lists"] = resolve(str(beside) if beside.is_file() else limits["lists"])
+        is_file = os.path.lexists(beside) and not os.path.isdir(beside)
+        limits["lists"] = resolve(str(beside) if is_file else limits["lists"])
     return limits

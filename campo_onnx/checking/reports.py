@@ -4,15 +4,19 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from campo_onnx.checking.verdict import Status, Verdict, Verdicts
-from campo_onnx.errors import CampoError
+from campo_onnx.errors import CampoError, UsageError
+from campo_onnx.files import refuse_special
 
 FORMAT_VERSION = 1
 """Version of the JSON document; raised when a reader of the old one would misread the new one."""
 
+_SUITES = "campo-onnx check"
+_PROLOG = '<?xml version="1.0" encoding="utf-8"?>\n'
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -72,13 +76,24 @@ def to_junit(checked: Sequence[Verdicts]) -> str:
     What could not be checked, or has no limit, counts as skipped. A graph that could not be
     checked at all has one case, ``check``, with an error.
     """
-    root = ElementTree.Element("testsuites", name="campo-onnx check")
+    root = ElementTree.Element("testsuites", name=_SUITES)
     for verdicts in checked:
         root.append(_suite(verdicts))
     for key in ("tests", "failures", "errors", "skipped"):
         root.set(key, str(sum(int(suite.get(key, "0")) for suite in root)))
     ElementTree.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+    return _PROLOG + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def is_junit(path: Path) -> bool:
+    """Whether a file is a report that :func:`to_junit` wrote."""
+    start = f'{_PROLOG}<testsuites name="{_SUITES}"'.encode()
+    try:
+        refuse_special(path)
+        with path.open("rb") as file:
+            return file.read(len(start)) == start
+    except (OSError, ValueError, UsageError):
+        return False
 
 
 def _suite(verdicts: Verdicts) -> ElementTree.Element:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import Message
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.sort import bodies
+from campo_onnx.ops.attributes import attribute_type
 from campo_onnx.ops.key import MICROSOFT, OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.schema import schema_of
@@ -65,6 +66,24 @@ def check_given(model: ModelProto, title: str) -> None:
         raise ModelError(
             f"{title} is not a valid ONNX model", why=_one_line(error), remedy="Export the model again."
         ) from error
+    _refuse_wrong_attributes(model, title)
+
+
+def _refuse_wrong_attributes(model: ModelProto, title: str) -> None:
+    """Refuse attributes of the wrong type in operators that the checker knows nothing about."""
+    opsets = {opset.domain: opset.version for opset in model.opset_import}
+    for node in _nodes(model.graph):
+        for attribute in node.attribute:
+            op = OpKey(node.domain, node.op_type)
+            wanted = attribute_type(op, opsets.get(node.domain, 1), attribute.name)
+            if wanted not in (None, attribute.type):
+                wrong, right = (AttributeProto.AttributeType.Name(t) for t in (attribute.type, wanted))
+                raise ModelError(
+                    f"{title} is not a valid ONNX model",
+                    why=f"attribute {attribute.name!r} of node {node.name!r} ({op.label}) is of type "
+                    f"{wrong}, and must be {right}",
+                    remedy="Export the model again.",
+                )
 
 
 def check_written(model: ModelProto, path: Path) -> None:

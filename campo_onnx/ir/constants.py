@@ -81,8 +81,9 @@ def external_data(tensor: TensorProto, folder: Path | None) -> ExternalData:
             remedy="Export the model again.",
         )
     if not path.is_file():
+        what = "not a regular file" if path.exists() else "missing"
         raise ModelError(
-            f"the data file {path} of initializer {tensor.name!r} is missing",
+            f"the data file {path} of initializer {tensor.name!r} is {what}",
             remedy="Copy it beside the model, under the same name.",
         )
     needed = int(offset) + length

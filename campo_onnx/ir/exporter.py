@@ -5,6 +5,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -40,6 +41,12 @@ def check_destination(target: Path, *, force: bool, source: Path | None = None) 
     _check_name(target)
     if target.is_dir():
         raise UsageError(f"the output {target} is a folder", remedy="Name a file in it.")
+    if (stream := _stream_into(target)) is not None:
+        raise UsageError(
+            f"the output {target} is where {stream} goes",
+            why="the file would be replaced, and all that is printed be lost",
+            remedy=_OTHER_NAME,
+        )
     if target.exists() and not target.is_file():
         raise UsageError(f"the output {target} is not a regular file", remedy="Name a file.")
     if not target.parent.is_dir():
@@ -60,6 +67,15 @@ def check_destination(target: Path, *, force: bool, source: Path | None = None) 
         raise UsageError(
             f"the output {target} cannot be written", why=f"no permission to write into {target.parent}"
         )
+
+
+def _stream_into(target: Path) -> str | None:
+    """Name the stream of this process that goes into a regular file (``/dev/stdout`` is such a name)."""
+    for descriptor, name in ((1, "standard output"), (2, "standard error")):
+        with suppress(OSError):
+            if target.is_file() and os.path.samestat(target.stat(), os.fstat(descriptor)):
+                return name
+    return None
 
 
 def _check_name(target: Path) -> None:

@@ -189,7 +189,7 @@ def _resolve(node: NodeProto, known: _Known) -> None:
     found: Mapping[str, TypeProto] = {}
     try:
         found = _infer_outputs(node, known)
-    except (InferenceError, ValueError, LookupError) as error:
+    except (InferenceError, ValueError, LookupError, TypeError, ArithmeticError) as error:
         if not rests_on_assumption:
             raise _contradiction(node, known, error) from error
     for name in filter(None, node.output):

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from campo_onnx.codec import DecodeError, from_json
+from campo_onnx.codec import DecodeError, fingerprint, from_json
 from campo_onnx.errors import UsageError
 from campo_onnx.files import make_folder, refuse_special
 
@@ -24,6 +24,7 @@ class Results(Mapping[str, Any]):
 
     A line is written in one go by the one process that has the file open. A kill can leave half of the last
     line behind, and a full disk likewise: it is cut off when the next result is written, not before.
+    Each line carries a digest, so that a result that somebody edited is not believed.
 
     Parameters
     ----------
@@ -87,8 +88,8 @@ class Results(Mapping[str, Any]):
         if key in self._values:
             return
         if self._file is not None:
-            line = json.dumps({"key": key, "cpu_s": round(cpu_s, 3), "value": value}, allow_nan=False)
-            self._append(f"{line}\n".encode())
+            row = {"key": key, "cpu_s": round(cpu_s, 3), "value": value, "digest": fingerprint([key, value])}
+            self._append(f"{json.dumps(row, allow_nan=False)}\n".encode())
         self._values[key] = value
 
     def close(self) -> None:
@@ -153,6 +154,14 @@ class Results(Mapping[str, Any]):
                 f"{title} is not a result of campo-onnx",
                 why=why,
                 remedy="Name another file, or remove it.",
+            )
+        if "digest" not in row:  # of an earlier version: worked out again
+            return
+        if row["digest"] != fingerprint([row["key"], row["value"]]):
+            raise UsageError(
+                f"{title} was changed since it was written",
+                why="its digest does not fit it",
+                remedy="Remove the line to have it worked out again, or name another file.",
             )
         self._values.setdefault(row["key"], row["value"])
 

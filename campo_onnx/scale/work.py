@@ -2,6 +2,7 @@
 
 import copyreg
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -45,12 +46,15 @@ class Outcome:
     failure
         Why there is no value: the error of its function, or that its workers died; else ``""``. A failed task
         is not kept, so that the next run does it again.
+    traceback
+        Where its function failed; ``""`` for workers that died.
     cpu_s
         CPU seconds that it took.
     """
 
     value: Any = None
     failure: str = ""
+    traceback: str = ""
     cpu_s: float = 0.0
 
 
@@ -83,7 +87,7 @@ def call(task: Task) -> Outcome:
     try:
         value = task.function(*task.arguments)
     except Exception as error:  # of one task in thousands: the others go on, and this one is told
-        return Outcome(failure=f"{type(error).__name__}: {error}")
+        return Outcome(failure=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
     return Outcome(value=value, cpu_s=time.process_time() - began)
 
 

@@ -22,7 +22,7 @@ from rich.markup import escape as escape_markup
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
-from campo_onnx.errors import UsageError
+from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.wording import visible as visible
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -222,10 +222,17 @@ def print_error_document(
     print_json(json.dumps({"format_version": 1, "error": error}, indent=1) + "\n")
 
 
+def print_traceback(text: str) -> None:
+    """Print the traceback of an error that happened in another process."""
+    for line in text.splitlines():
+        stderr().print(escape(line))
+
+
 def print_bug(error: Exception, traceback_variable: str) -> None:
     """Print an unexpected error, with a hint how to report it."""
+    kind = "" if isinstance(error, CampoError) else f"{escape(type(error).__name__)}: "
     stderr().print(
-        f"[bold red]bug:[/bold red] {escape(type(error).__name__)}: {escape(str(error))}\n"
+        f"[bold red]bug:[/bold red] {kind}{escape(str(error))}\n"
         f"This is a bug in campo-onnx, not in your model. Set {traceback_variable}=1 to get the traceback to "
         "report."
     )

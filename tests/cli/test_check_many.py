@@ -4,6 +4,7 @@ import json
 from functools import partial
 from pathlib import Path
 
+from campo_onnx.codec import fingerprint
 from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.lists.oplists import preset
@@ -51,10 +52,19 @@ def test_folders_and_results(program, tmp_path, capsys):
 
 def refuse_edited(check, path, capsys):
     """Kept verdicts that somebody edited: one message, and the file stays as it is."""
+    kept = path.read_text()
+    for old, new in (('"passed"', '"failed"'), ('"kind": "UsageError"', '"kind": "PlanMismatchError"')):
+        path.write_text(kept.replace(old, new))
+        assert path.read_text() != kept
+        assert check("--results", str(path)) == 2
+        assert "was changed since it was written: its digest does not fit it" in capsys.readouterr().err
+        assert path.read_text() == kept.replace(old, new)
+    path.write_text(kept)
     first, second = (json.loads(line) for line in path.read_text().splitlines())
     error = next(row["value"]["error"] for row in (first, second) if row["value"]["error"])
     for value in (7, first["value"] | {"error": error | {"kind": "errno"}}, first["value"] | {"device": []}):
-        text = "".join(f"{json.dumps(row)}\n" for row in (first | {"value": value}, second))
+        row = first | {"value": value, "digest": fingerprint([first["key"], value])}
+        text = "".join(f"{json.dumps(row)}\n" for row in (row, second))
         path.write_text(text)
         assert check("--results", str(path)) == 2
         assert "rows.jsonl hold something else than verdicts" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from campo_onnx.codec import fingerprint
 from campo_onnx.errors import UsageError
 from campo_onnx.scale.results import Results
 
@@ -45,13 +46,36 @@ def test_a_line_that_a_kill_cut_short_is_done_again(tmp_path):
 
 def test_a_whole_line_without_its_newline_is_kept(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"key": "a", "value": 1}')
+    text = json.dumps({"key": "a", "value": 1, "digest": fingerprint(["a", 1])})
+    path.write_text(text)
     with Results(path) as results:
         assert dict(results) == {"a": 1}
-        assert path.read_text() == '{"key": "a", "value": 1}'
+        assert path.read_text() == text
         results.add("b", 2)
         results.add("c", 3)
     assert keys_in(path) == ["a", "b", "c"]
+
+
+def test_a_result_that_was_edited_is_refused(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    with Results(path) as results:
+        results.add("a", {"status": "failed"})
+        results.add("b", 2)
+    edited = path.read_text().replace("failed", "passed")
+    path.write_text(edited)
+    with pytest.raises(UsageError, match=r"rows\.jsonl, line 1 was changed since it was written: its digest"):
+        Results(path)
+    assert path.read_text() == edited
+
+
+def test_a_result_without_a_digest_is_worked_out_again(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"key": "a", "value": 1}\n')
+    with Results(path) as results:
+        assert dict(results) == {}
+        results.add("a", 2)
+    with Results(path) as results:
+        assert dict(results) == {"a": 2}
 
 
 @pytest.mark.parametrize("text", ["hello", "hello\n", '{"key": "a"}\n', '{"key": 1, "value": 2}\n', "\n"])

@@ -1,5 +1,6 @@
 """Files in which users write op lists: complete ones, or changes to a preset (``docs/op-lists.md``)."""
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -58,7 +59,7 @@ def resolve(name_or_path: str) -> OpLists:
         When it is neither, or the file is bad.
     """
     path = Path(name_or_path)
-    if name_or_path not in preset_names() and (path.suffix == ".toml" or path.exists()):
+    if name_or_path not in preset_names() and (path.suffix == ".toml" or os.path.lexists(path)):
         return load(path)
     return preset(name_or_path)
 

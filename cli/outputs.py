@@ -1,0 +1,67 @@
+"""Files that a command writes: checked together and before any work, so that nothing is lost."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from campo_onnx.errors import UsageError
+
+Read = Path | str | Iterable[Path] | None
+"""What an option names: a file, files, or something that may be a file (a preset, a device)."""
+
+
+def check_outputs(
+    outputs: Mapping[str, Path | None],
+    read: Mapping[str, Read],
+    *,
+    force: bool,
+    source: Path | None = None,
+    replaced: Iterable[str] = (),
+) -> tuple[Path, ...]:
+    """Find out before any work whether every output can be written, and that none destroys anything.
+
+    Parameters
+    ----------
+    outputs
+        Path by option; None where the option was not passed.
+    read
+        By option or argument: what the command reads, or keeps its results in. A file that does not exist
+        yet counts as well: a store may be made there.
+    force
+        Whether existing files are replaced.
+    source
+        The model, which the first output may replace if `force` says so.
+    replaced
+        Options whose file is replaced whatever `force` says: it is one of the command's own.
+
+    Returns
+    -------
+    tuple
+        The paths of the outputs.
+
+    Raises
+    ------
+    UsageError
+        If one cannot be written, exists, is read, or is another output.
+    """
+    from campo_onnx.ir.exporter import check_destination
+
+    targets = {option: path for option, path in outputs.items() if path is not None}
+    taken = {path.resolve(): option for option, value in read.items() for path in _paths(value)}
+    for number, (option, path) in enumerate(targets.items()):
+        may_be_source = source if number == 0 else None
+        check_destination(path, force=force or option in replaced, source=may_be_source)
+        other = taken.setdefault(path.resolve(), option)
+        is_source = may_be_source is not None and path.resolve() == may_be_source.resolve()
+        if other != option and not is_source:
+            raise UsageError(
+                f"{option} and {other} are the same file",
+                why=str(path),
+                remedy=f"Give {option} another name.",
+            )
+    return tuple(targets.values())
+
+
+def _paths(value: Read) -> Iterable[Path]:
+    if value is None:
+        return ()
+    return (Path(value),) if isinstance(value, Path | str) else value
