@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from campo_onnx.errors import CampoError, InternalError, UsageError
+from campo_onnx.files import cache_folder
 from campo_onnx.version import VERSION
 
 from .bench import bench
@@ -135,6 +136,7 @@ def run() -> None:
     # By default SIGTERM ends the process at once; as an exception it lets half-written files be removed.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     gc.set_threshold(*_COLLECTING)
+    os.environ.setdefault("MPLCONFIGDIR", str(cache_folder() / "matplotlib"))  # its list of fonts
     prepare_streams()
     try:
         code = app(prog_name="campo-onnx", standalone_mode=False)

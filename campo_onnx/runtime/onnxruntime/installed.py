@@ -4,6 +4,7 @@ Its wheels (``onnxruntime``, ``onnxruntime-gpu``, ``onnxruntime-training`` ...) 
 two were installed the last one wins, and where one of them was removed again parts of the other are gone.
 """
 
+import os
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -21,6 +22,9 @@ __all__ = ["installed_wheels", "onnxruntime", "ort", "problem_with", "runtime_pr
 
 OLDEST = (1, 24)
 """The first version whose sessions say where each node runs."""
+
+_TELEMETRY_OFF = "ORT_DISABLE_TELEMETRY"
+"""From 1.29 on the wheels keep a device ID and a database of events in the cache folder, and send them."""
 
 _TRAINING = "onnxruntime-training"
 _NEEDED = ("InferenceSession", "SessionOptions", "get_available_providers")
@@ -75,8 +79,12 @@ def problem_with(module: ModuleType | None, why: str, wheels: Mapping[str, str])
 @cache
 def _loaded() -> tuple[ModuleType | None, str, str]:
     module, why = None, ""
+    # Read once, as the library starts; whoever has set it to something else, or imported it before, decides.
+    is_off = os.environ.setdefault(_TELEMETRY_OFF, "1") == "1"
     try:
         module = import_module("onnxruntime")
+        if is_off and hasattr(module, "disable_telemetry_events"):  # Windows has no such variable
+            module.disable_telemetry_events()
     except ModuleNotFoundError as error:
         why = str(error)
     except Exception as error:  # whatever a wheel for another Python or C library raises
