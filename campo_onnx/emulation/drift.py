@@ -69,6 +69,8 @@ class Reference:
         (:func:`campo_onnx.optimize.safety.earlier_versions`).
     machine, folder
         Where to run it, and where its external data lies.
+    computed
+        What the step makes of the batch, where it has been run already.
     """
 
     model: onnx.ModelProto
@@ -76,10 +78,13 @@ class Reference:
     earlier: Mapping[str, tuple[str, ...]]
     machine: Machine
     folder: Path | None = None
+    computed: Arrays | None = None
 
     @cached_property
     def outputs(self) -> Arrays:
         """What the step makes of the batch."""
+        if self.computed is not None:
+            return self.computed
         return dict(run_in_pieces(self.model, self.feeds, self.machine, folder=self.folder))
 
     @cached_property
@@ -168,6 +173,16 @@ class Reference:
             if name in self._sizes and errors[name] > 1 / FEWER_BITS:
                 errors[name] = self._conditioned(name, error)
         return errors
+
+    def relative(self, name: str, actual: NDArray[Any]) -> float:
+        """Relative L2 error of an output, however well FP32 itself determines it; of integers, as above."""
+        error, size = self._distance(name, actual), self._sizes.get(name, 1.0)
+        return 0.0 if error == 0.0 else (error / size if size else float("inf"))
+
+    def conditioned(self, name: str, actual: NDArray[Any]) -> float:
+        """The same in view of what FP32 loses of the output, as :meth:`drift_of` reports it."""
+        error = self._distance(name, actual)
+        return error if error in (0.0, float("inf")) else self._conditioned(name, error)
 
     def _distance(self, name: str, actual: NDArray[Any]) -> float:
         expected = self.outputs[name]

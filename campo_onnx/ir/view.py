@@ -7,7 +7,7 @@ reads the file again or infers shapes again. Everything is keyed by name.
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -161,6 +161,23 @@ class GraphView:
             for tensor in node.captures:
                 uses.setdefault(tensor, []).append(Use(node.name, CAPTURE))
         return MappingProxyType({tensor: tuple(found) for tensor, found in uses.items()})
+
+    def downstream(self, tensors: Iterable[str]) -> frozenset[str]:
+        """Tensors that any of `tensors` has a part in, themselves included."""
+        reached = set(tensors)
+        for node in self.nodes:
+            if not reached.isdisjoint(node.inputs) or not reached.isdisjoint(node.captures):
+                reached.update(t for t in node.outputs if t)
+        return frozenset(reached)
+
+    def upstream(self, tensors: Iterable[str]) -> frozenset[str]:
+        """Names of the nodes that have a part in any of `tensors`."""
+        wanted, names = set(tensors), set()
+        for node in reversed(self.nodes):
+            if not wanted.isdisjoint(node.outputs):
+                names.add(node.name)
+                wanted.update(t for t in (*node.inputs, *node.captures) if t)
+        return frozenset(names)
 
     @cached_property
     def _signatures(self) -> tuple[dict[str, Signature], dict[Signature, Signature]]:

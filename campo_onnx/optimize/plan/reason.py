@@ -166,6 +166,26 @@ class Reason(Enum):
         "{low} makes {flushed_share:.1%} of {tensor!r} zero on the data, {lost_share:.1%} of its magnitude",
         "too much becomes zero on the data",
     )
+    PROBE_FAILS = (
+        "probe-fails",
+        "with it in {low} the step fails on {batch}: {failure}",
+        "the step fails on trial data",
+    )
+    PROBE_NOT_FINITE = (
+        "probe-not-finite",
+        "with it in {low}, {tensor!r} is not finite on {batch}, and is in FP32",
+        "values that are finite in FP32 alone, on trial data",
+    )
+    PROBE_INTEGERS = (
+        "probe-integers",
+        "with it in {low}, {share:.2%} of the whole numbers in {tensor!r} differ on {batch}",
+        "whole numbers that differ on trial data",
+    )
+    PROBE_ERROR = (
+        "probe-error",
+        "with it in {low}, {tensor!r} is off by {error:.2g} on {batch}; rounding explains {explained:.2g}",
+        "more error than rounding explains, on trial data",
+    )
 
     # What the op lists say.
     DENY_LIST = "deny-list", "{op} is on the deny list", "on the deny list"

@@ -1,0 +1,189 @@
+"""Batches to try a step on where the user names none: ordinary data, and rows that real data has at times.
+
+Integers stay within their tables, masks are 0 or 1, and what the user declares holds in every batch. Weights
+are small throughout: what a network makes of large ones says nothing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from campo_onnx.ir.view import GraphView
+from campo_onnx.optimize.values.loss_scale import loss_scaling
+from campo_onnx.optimize.values.ranges import DeclaredRange
+from campo_onnx.runtime.feeds import Feeds, synthesize
+
+LOSS_SCALE = 1024.0
+"""Of drawn batches, where the graph scales its loss."""
+
+_MASKED = -0.7  # standard deviations: a quarter lies below
+_TAIL = 8.0  # standard deviations that a value of real data may be off
+_PIXELS = 700.0  # coordinates, times, counts: what is not multiplied by weights may be this large
+_NEAR = (0.0, 1e-5, -1e-5, 2.0**-12, -(2.0**-12), 2.0**-9, -(2.0**-9), 0.03, -0.03)
+_LARGEST_CONSTANT = 1e4
+_THRESHOLDS = frozenset({"Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"})
+
+_MOVES = frozenset({"Cast", "Expand", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+
+
+class Batch(NamedTuple):
+    """Values for every input, and what they are called in messages."""
+
+    title: str
+    feeds: Mapping[str, NDArray[Any]]
+
+
+def draw_batches(
+    view: GraphView,
+    products: Iterable[str] = (),
+    ranges: Mapping[str, DeclaredRange] = MappingProxyType({}),
+) -> Iterator[Batch]:
+    """Draw batches, the most ordinary first; the same ones for the same graph.
+
+    Parameters
+    ----------
+    view
+        The step, with static shapes.
+    products
+        Nodes that multiply by weights: an input that reaches none of them may hold large values.
+    ranges
+        What is declared of inputs.
+
+    Yields
+    ------
+    Batch
+        Ordinary values; rows that are empty, repeated and extreme; values next to the constants they meet;
+        large coordinates. A batch that would be like the ones before is left out.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If an input has no static shape, or a type that no values are drawn for.
+    """
+    within = {name: (known.lowest, known.highest) for name, known in ranges.items()}
+    base = synthesize(view, within=within)
+    scale = loss_scaling(view).scale
+    if scale in base and scale not in within:
+        base[scale] = np.full_like(base[scale], LOSS_SCALE)
+    data = _data(view, base, within)
+    rng = np.random.default_rng(1)
+    for name in data:
+        drawn = rng.standard_normal(base[name].shape)
+        base[name] = (drawn > _MASKED if _is_mask(name, view) else drawn).astype(base[name].dtype)
+    yield Batch("ordinary values", base)
+    rows = {
+        name: _of_rows(base[name], rng, is_mask=_is_mask(name, view))
+        for name in (*data, *_indices(view, base, within))
+    }
+    if rows:
+        yield Batch("empty, repeated and extreme rows", {**base, **rows})
+    constants = {name: met for name in data if (met := _constants_met(name, view))}
+    if constants:
+        near = {name: _near(base[name], met, rng) for name, met in constants.items()}
+        yield Batch("values next to constants", {**base, **near})
+    free = _meeting_no_product(data, view, frozenset(products))
+    if free:
+        large = {name: _large(base[name], rng) for name in free}
+        yield Batch("large coordinates", {**base, **large})
+
+
+def _data(view: GraphView, base: Feeds, within: Mapping[str, object]) -> list[str]:
+    """Inputs of any sign that are not trained: no output has their shape, nothing wants them positive."""
+    trained = {view.shape(t) for t in view.outputs if view.is_float32(t) and len(view.shape(t) or ()) > 1}
+    return [
+        name
+        for name, value in base.items()
+        if value.dtype.kind == "f"
+        and value.size > 1
+        and name not in within
+        and value.min() < 0
+        and (value.shape not in trained or _is_lone(name, view))
+    ]
+
+
+def _is_lone(name: str, view: GraphView) -> bool:
+    """Whether a graph has no weights to tell its data from: every input of it is data."""
+    return sum(view.is_float32(t) for t in view.inputs) <= sum(view.is_float32(t) for t in view.outputs) == 1
+
+
+def _indices(view: GraphView, base: Feeds, within: Mapping[str, object]) -> list[str]:
+    return [n for n, v in base.items() if v.dtype.kind in "iub" and v.size > 1 and n not in within]
+
+
+def _of_rows(value: NDArray[Any], rng: np.random.Generator, *, is_mask: bool) -> NDArray[Any]:
+    """The first row empty, the second like the third, the last as extreme as it may be."""
+    axis = next((i for i, size in enumerate(value.shape) if size > 1), 0)
+    rows = np.moveaxis(value.copy(), axis, 0)
+    if value.dtype.kind == "f" and not is_mask:
+        rows[-1] = rows[-1] * _TAIL
+        rows[rng.random(rows.shape) < 0.01] *= _TAIL
+    else:
+        rows[-1] = value.max()
+    if len(rows) > 2:
+        rows[1] = rows[len(rows) // 2]
+    rows[0] = 0
+    return np.ascontiguousarray(np.moveaxis(rows, 0, axis))
+
+
+def _constants_met(name: str, view: GraphView) -> list[float]:
+    """Constants that an input is compared with or clipped to before it is computed with."""
+    users = {use.node for tensor in _moved(name, view) for use in view.consumers.get(tensor, ())}
+    found = set()
+    for node in (view.node[user] for user in users):
+        if node.op.op_type in _THRESHOLDS:
+            values = (view.values[t] for t in node.inputs if t in view.values and view.values[t].size == 1)
+            found |= {float(v.reshape(-1)[0]) for v in values if v.dtype.kind in "fiu"}
+    return sorted(c for c in found if abs(c) <= _LARGEST_CONSTANT)
+
+
+def _is_mask(name: str, view: GraphView) -> bool:
+    """Whether an input is taken from 1, compared with 0 or 1, or made a truth value, before anything else."""
+    for tensor in _moved(name, view):
+        for use in view.consumers.get(tensor, ()):
+            node = view.node[use.node]
+            others = [view.values[t] for t in node.inputs if t != tensor and t in view.values]
+            is_unit = (
+                len(others) == 1 and others[0].size == 1 and float(others[0].reshape(-1)[0]) in (0.0, 1.0)
+            )
+            if node.op.op_type == "Sub" and use.position == 1 and is_unit:
+                return True
+            if node.op.op_type == "Equal" and is_unit:
+                return True
+            if node.op.op_type == "Cast" and view.tensors[node.outputs[0]].dtype == TensorProto.BOOL:
+                return True
+    return False
+
+
+def _near(value: NDArray[Any], constants: Sequence[float], rng: np.random.Generator) -> NDArray[Any]:
+    chosen = rng.choice(np.array(constants), value.shape)
+    offset = rng.choice(np.array(_NEAR), value.shape)
+    return np.asarray(chosen + offset * np.maximum(np.abs(chosen), 1.0)).astype(value.dtype)
+
+
+def _meeting_no_product(data: Sequence[str], view: GraphView, products: frozenset[str]) -> list[str]:
+    if not products:
+        return list(data)
+    readers = {t for name in products for t in view.node[name].inputs}
+    return [name for name in data if readers.isdisjoint(view.downstream((name,)))]
+
+
+def _large(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    """Coordinates of boxes, ascending along the last axis, as corners are."""
+    return np.sort(rng.uniform(0.0, _PIXELS, value.shape), axis=-1).astype(value.dtype)
+
+
+def _moved(name: str, view: GraphView) -> set[str]:
+    """An input, and what it is called after it was moved about."""
+    reached, pending = {name}, [name]
+    while pending:
+        for use in view.consumers.get(pending.pop(), ()):
+            node = view.node[use.node]
+            if use.position == 0 and node.op.op_type in _MOVES:
+                fresh = [t for t in node.outputs if t and t not in reached]
+                reached.update(fresh)
+                pending += fresh
+    return reached

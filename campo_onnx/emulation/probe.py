@@ -1,0 +1,325 @@
+"""A plan tried on data: what rounding does not explain goes back to FP32, and the rest is decided again.
+
+Rules over ranges see what a value can be. Here the planned step is run, emulated, beside the FP32 step, and
+whoever makes it wrong is searched for by halves.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from types import MappingProxyType
+from typing import TypeAlias
+
+import onnx
+
+from campo_onnx.emulation.batches import Batch, draw_batches
+from campo_onnx.emulation.faults import Nodes, ProbedBatch, Subject
+from campo_onnx.emulation.numerics import emulate, seeded
+from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
+from campo_onnx.ir.sort import outer_reads
+from campo_onnx.ir.view import GraphView
+from campo_onnx.ops.facts import work_of
+from campo_onnx.ops.precision import Precision, is_low_dtype
+from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.plan.reason import Verdict
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.safety import earlier_versions
+from campo_onnx.optimize.values.loss_scale import loss_scaling, low_gradients
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import Optimized, apply, decide
+from campo_onnx.runtime.onnxruntime.providers import machine
+
+Wrong: TypeAlias = Callable[[Nodes], Sequence[Verdict]]
+
+LEAST_BUDGET_S = 5.0
+"""What trying a plan may take where nothing else is said, and a millisecond for each node of the graph."""
+
+_NODE_BUDGET_S = 1e-3
+_RUNS = 3  # of one batch without a fault: FP32, the products alone, the whole plan
+_MOST_TRIALS, _LEAST_TRIALS = 96, 12  # of one search; what is not told apart until then stays FP32
+_SEARCH_BUDGETS = 4.0
+_MOST_ROUNDS = 6
+
+# One core of an ordinary machine. Predicted, not taken from a clock: a plan is the same everywhere.
+_FLOPS_PER_S, _BYTES_PER_S, _NODE_S = 2e10, 4e9, 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed:
+    """What :func:`probe` returns.
+
+    Parameters
+    ----------
+    optimized
+        The result, with what was wrong in FP32.
+    coverage
+        Share of the low nodes of the first plan that ran on data.
+    batches
+        Titles of the batches that were run.
+    fp32
+        Nodes that stay FP32 because of what they do on data.
+    trials
+        Runs of a rounded step.
+    why_not
+        Why nothing was run, or why a batch was left out; ``""`` if every batch ran.
+    """
+
+    optimized: Optimized
+    coverage: float
+    batches: tuple[str, ...] = ()
+    fp32: Mapping[str, Verdict] = field(default_factory=lambda: MappingProxyType({}))
+    trials: int = 0
+    why_not: str = ""
+
+
+def probe(
+    optimized: Optimized,
+    options: Options,
+    batches: Sequence[Batch] = (),
+    *,
+    budget_s: float | None = None,
+) -> Probed:
+    """Run the planned step, emulated, beside the FP32 step, and keep in FP32 what makes it wrong.
+
+    Wrong are a tensor that is finite in FP32 alone, whole numbers that differ, and an output that is off by
+    more than the limit and by far more than the low products alone put it. Gradients that overflow because of
+    the loss scale are not wrong, nor is what FP32 itself hardly determines.
+
+    Parameters
+    ----------
+    optimized, options
+        A plan, and how it was decided.
+    batches
+        Values for every input; drawn where there are none
+        (:func:`campo_onnx.emulation.batches.draw_batches`).
+    budget_s
+        Seconds that one core may take, as predicted, if nothing is wrong; None takes :data:`LEAST_BUDGET_S`
+        and a millisecond for each node. A step that takes longer runs on fewer batches, then its first part
+        only. Each search for what is wrong may take four times as long.
+
+    Raises
+    ------
+    UsageError
+        If the budget is not positive.
+    """
+    view, plan = optimized.problem.view, optimized.plan
+    if budget_s is None:
+        budget_s = LEAST_BUDGET_S + _NODE_BUDGET_S * len(view.nodes)
+    if not budget_s > 0:
+        raise UsageError(f"the budget for trying the plan is {budget_s:g} s", remedy="Give a positive one.")
+    low_nodes = plan.low_nodes
+    if not low_nodes or optimized.was_optimized_before:
+        return Probed(optimized=optimized, coverage=1.0)
+    try:
+        subject, step_s = _subject(optimized, budget_s / _RUNS)
+    except UnsupportedModelError as error:
+        return Probed(optimized=optimized, coverage=0.0, why_not=str(error))
+    covered = low_nodes.intersection(node.name for node in subject.model.graph.node)
+    if not covered:
+        return Probed(
+            optimized=optimized, coverage=0.0, why_not=f"one step takes longer than {budget_s:.3g} s"
+        )
+    affordable = max(1, int(budget_s / (_RUNS * step_s)))
+    most_trials = max(_LEAST_TRIALS, min(_MOST_TRIALS, int(_SEARCH_BUDGETS * budget_s / step_s)))
+    products = [name for name in low_nodes if optimized.problem.op_class(name) is OpClass.ALLOW]
+    prepared: list[ProbedBatch] = []
+    why_not = ""
+    try:
+        chosen = batches or tuple(islice(draw_batches(view, products, options.ranges), affordable))
+    except UnsupportedModelError as error:
+        return Probed(optimized=optimized, coverage=0.0, why_not=str(error))
+    for batch in chosen[:affordable]:
+        try:
+            prepared.append(ProbedBatch(subject, batch.title, batch.feeds))
+        except (ModelError, UnsupportedModelError, UsageError) as error:
+            why_not = f"the FP32 step does not run on {batch.title}: {error.why or error}"
+    if not prepared:
+        return Probed(optimized=optimized, coverage=0.0, why_not=why_not)
+    optimized, fp32 = _settled(optimized, options, prepared, most_trials)
+    return Probed(
+        optimized=optimized,
+        coverage=len(covered) / len(low_nodes),
+        batches=tuple(batch.title for batch in prepared),
+        fp32=MappingProxyType(fp32),
+        trials=sum(batch.trials for batch in prepared),
+        why_not=why_not,
+    )
+
+
+def _settled(
+    optimized: Optimized, options: Options, batches: Sequence[ProbedBatch], most_trials: int
+) -> tuple[Optimized, dict[str, Verdict]]:
+    """Decide again until nothing is wrong with the plan; if that does not end, all of it stays FP32."""
+    problem, plan = optimized.problem, optimized.plan
+    fp32: dict[str, Verdict] = {}
+    for turn in range(_MOST_ROUNDS + 1):
+        more: dict[str, Verdict] = {}
+        for batch in batches:
+            more |= _culprits(batch, problem, plan.low_nodes - more.keys(), most_trials)
+        if not more:
+            break
+        if turn == _MOST_ROUNDS:
+            verdict = next(iter(more.values()))
+            more = dict.fromkeys((n.name for n in problem.view.nodes if problem.is_free(n.name)), verdict)
+        fp32 |= more
+        problem = replace(problem, fixed={**problem.fixed, **more})
+        plan = decide(problem, optimized.imported, options)
+    if not fp32:
+        return optimized, fp32
+    return apply(plan, problem, optimized.imported), fp32
+
+
+def _culprits(batch: ProbedBatch, problem: Problem, low_nodes: Nodes, most_trials: int) -> dict[str, Verdict]:
+    """Find the nodes that make the step wrong on one batch: first among the products, then among the rest."""
+    view = problem.view
+    in_order = [node.name for node in view.nodes if node.name in low_nodes]
+    products = [name for name in in_order if problem.op_class(name) is OpClass.ALLOW]
+    culprits = wrongdoers(products, batch.faults_of_products, view, most_trials)
+    right = frozenset(products).difference(culprits)
+    careful = batch.trial(right)
+    rest = [name for name in in_order if name not in frozenset(products)]
+    return culprits | wrongdoers(rest, lambda names: batch.faults(right | names, careful), view, most_trials)
+
+
+def wrongdoers(
+    suspects: Sequence[str], wrong: Wrong, view: GraphView, most_trials: int = _MOST_TRIALS
+) -> dict[str, Verdict]:
+    """Find nodes without which nothing is wrong.
+
+    Halves are tried each by itself, so that a fault is followed to every node that causes it alone. Where
+    nodes are wrong only together, the last of them go.
+
+    Parameters
+    ----------
+    suspects
+        Names of nodes, in the order of the graph.
+    wrong
+        What is wrong if these nodes are low.
+    view
+        The graph: nodes that have no part in what is wrong are left alone.
+    most_trials
+        Sets of nodes to try by halves; nodes that are not told apart until then count as wrong.
+
+    Returns
+    -------
+    dict
+        By node what is wrong with it. Without these nodes nothing is.
+    """
+    found: dict[str, Verdict] = {}
+    trials = 0
+
+    def search(names: Sequence[str]) -> None:
+        nonlocal trials
+        trials += 1
+        faults = wrong(frozenset(names)) if names else ()
+        if not faults:
+            return
+        names = _involved(names, faults, view)
+        if len(names) == 1 or trials > most_trials:
+            found.update(dict.fromkeys(names, faults[0]))
+            return
+        half = len(names) // 2
+        search(names[:half])
+        search(names[half:])
+
+    search(suspects)
+    rest = [name for name in suspects if name not in found]
+    while faults := wrong(frozenset(rest)) if rest else ():
+        involved = _involved(rest, faults, view)
+        keep = _longest_right(involved, [n for n in rest if n not in frozenset(involved)], wrong)
+        found |= dict.fromkeys(involved[keep:], faults[0])
+        rest = [name for name in rest if name not in found]
+    return found
+
+
+def _involved(names: Sequence[str], faults: Sequence[Verdict], view: GraphView) -> list[str]:
+    """Nodes that have a part in what is wrong; all of them where that is not a tensor."""
+    tensors = [str(fault.facts["tensor"]) for fault in faults if "tensor" in fault.facts]
+    if len(tensors) < len(faults):
+        return list(names)
+    upstream = view.upstream(tensors)
+    return [name for name in names if name in upstream] or list(names)
+
+
+def _longest_right(involved: Sequence[str], others: Sequence[str], wrong: Wrong) -> int:
+    """How many of the first nodes may be low; at least one is not."""
+    right, too_many = 0, len(involved)
+    while too_many - right > 1:
+        middle = (right + too_many) // 2
+        if wrong(frozenset([*involved[:middle], *others])):
+            too_many = middle
+        else:
+            right = middle
+    return right
+
+
+def _subject(optimized: Optimized, most_s: float) -> tuple[Subject, float]:
+    """Prepare the step, or the part of it that runs in `most_s`, and predict how long it takes."""
+    problem, imported = optimized.problem, optimized.imported
+    view, model = problem.view, imported.model
+    if any(is_low_dtype(info.dtype) for info in view.tensors.values()):
+        model = emulate(model)
+    stored_s = sum(len(t.raw_data) for t in model.graph.initializer) / _BYTES_PER_S
+    costs_s = {node.name: _nominal_s(node.name, view) for node in view.nodes}
+    model = _first_part(seeded(model), costs_s, most_s - stored_s)
+    step_s = stored_s + sum(costs_s.get(node.name, _NODE_S) for node in model.graph.node)
+    scaling = loss_scaling(view)
+    ill_scaled = (
+        low_gradients(view, scaling, optimized.plan.low_nodes) if problem.low is Precision.FP16 else ()
+    )
+    outputs = {value.name for value in model.graph.output}
+    return (
+        Subject(
+            model=model,
+            view=view,
+            ports=problem.ports,
+            low=problem.low,
+            earlier={t: names for t, names in earlier_versions(view).items() if t in outputs},
+            machine=machine("cpu", 1),
+            folder=imported.folder,
+            gradients=_gradients(view, scaling.forward),
+            scale=scaling.scale if scaling.scale in view.inputs else None,
+            ill_scaled=view.downstream(t for name in ill_scaled for t in view.node[name].outputs if t),
+        ),
+        step_s,
+    )
+
+
+def _gradients(view: GraphView, forward: Nodes) -> frozenset[str]:
+    producers = {t: view.producer[t].name for t in view.outputs if t in view.producer}
+    return frozenset(t for t, name in producers.items() if forward and name not in forward)
+
+
+def _nominal_s(name: str, view: GraphView) -> float:
+    node = view.node[name]
+    moved = sum(view.tensors[t].nbytes for t in (*node.inputs, *node.outputs) if t in view.tensors)
+    return work_of(view.signature(name)).flops / _FLOPS_PER_S + moved / _BYTES_PER_S + _NODE_S
+
+
+def _first_part(model: onnx.ModelProto, costs_s: Mapping[str, float], most_s: float) -> onnx.ModelProto:
+    """Cut a step off where it would take too long."""
+    graph = model.graph
+    nodes = list(_until(graph.node, costs_s, most_s))
+    if len(nodes) == len(graph.node):
+        return model
+    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    part.graph.name = graph.name
+    part.graph.node.extend(nodes)
+    read = {t for node in nodes for t in (*node.input, *outer_reads(node))}
+    made = {t for node in nodes for t in node.output}
+    part.graph.initializer.extend(t for t in graph.initializer if t.name in read)
+    part.graph.sparse_initializer.extend(t for t in graph.sparse_initializer if t.values.name in read)
+    part.graph.input.extend(value for value in graph.input if value.name in read)
+    part.graph.output.extend(value for value in graph.output if value.name in made)
+    return part
+
+
+def _until(
+    nodes: Sequence[onnx.NodeProto], costs_s: Mapping[str, float], most_s: float
+) -> Iterator[onnx.NodeProto]:
+    spent_s = 0.0
+    for node in nodes:
+        spent_s += costs_s.get(node.name, _NODE_S)
+        if spent_s > most_s:
+            return
+        yield node

@@ -1,0 +1,94 @@
+"""The FP32 step with the rounding of chosen nodes: one graph for any set of low nodes, without a plan.
+
+Every tensor keeps its FP32 name, so that two such graphs are compared tensor by tensor.
+"""
+
+from collections.abc import Collection, Mapping
+
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto
+
+from campo_onnx.ir.sort import fresh, tensor_names
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
+
+
+def rounded(
+    model: ModelProto, low_nodes: Collection[str], ports: Mapping[str, Ports], low: Precision
+) -> ModelProto:
+    """Let some nodes of an FP32 graph round what they read and compute as low nodes do.
+
+    The result computes what a plan with these low nodes does, emulated
+    (:func:`campo_onnx.emulation.numerics.emulate`): FP32 accumulation and low storage. A low node reads
+    rounded values, and everybody reads what it rounds.
+
+    Parameters
+    ----------
+    model
+        The graph, its nodes named and sorted; not changed.
+    low_nodes
+        Names of nodes.
+    ports
+        Inputs and outputs that become low with a node, by its name.
+    low
+        The precision they round to.
+
+    Returns
+    -------
+    onnx.ModelProto
+        To be run with graph optimizations off.
+    """
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    writer = _Writer(copy, low)
+    for node in model.graph.node:
+        writer.add(node, ports[node.name] if node.name in low_nodes else None)
+    del copy.graph.node[:]
+    copy.graph.node.extend(writer.nodes)
+    return copy
+
+
+class _Writer:
+    """The nodes written so far, and the rounded version of each tensor."""
+
+    def __init__(self, model: ModelProto, low: Precision) -> None:
+        self.nodes: list[NodeProto] = []
+        self._low = low
+        self._rounded: dict[str, str] = {}
+        self._taken_tensors = tensor_names(model.graph)
+        self._taken_nodes = {node.name for node in model.graph.node}
+
+    def add(self, given: NodeProto, ports: Ports | None) -> None:
+        node = NodeProto()
+        node.CopyFrom(given)
+        if ports is not None:
+            for position in sorted(ports.low_inputs):
+                node.input[position] = self._version(given.input[position])
+            for position in sorted(ports.low_outputs):
+                node.output[position] = self._tensor(f"{given.output[position]}_exact")
+        self.nodes.append(node)
+        for exact, tensor in zip(node.output, given.output, strict=True):
+            if exact != tensor:
+                self._round(exact, tensor)
+                self._rounded[tensor] = tensor
+
+    def _version(self, tensor: str) -> str:
+        if tensor not in self._rounded:
+            self._rounded[tensor] = self._tensor(f"{tensor}_rounded")
+            self._round(tensor, self._rounded[tensor])
+        return self._rounded[tensor]
+
+    def _round(self, source: str, target: str) -> None:
+        stored = self._tensor(f"{target}_{self._low.value}")
+        for before, after, to in (
+            (source, stored, self._low.onnx_dtype),
+            (stored, target, TensorProto.FLOAT),
+        ):
+            name = fresh(f"round_{after}", self._taken_nodes)
+            self._taken_nodes.add(name)
+            self.nodes.append(onnx.helper.make_node("Cast", [before], [after], name=name, to=to))
+
+    def _tensor(self, stem: str) -> str:
+        name = fresh(stem, self._taken_tensors)
+        self._taken_tensors.add(name)
+        return name
