@@ -53,10 +53,14 @@ def report_unmatched(
         print_warning(sentence)
 
 
-def note_what_surprises(model: Path, optimized: "Optimized", options: "Options") -> None:
-    """Note what of a graph, or of its device, may surprise."""
+def note_what_surprises(
+    model: Path, optimized: "Optimized", options: "Options", tried: Sequence[str] = ()
+) -> None:
+    """Note what of a graph, or of its device, may surprise, and what was tried on data."""
     for is_warning, sentence in surprises(model, optimized, options):
         (print_warning if is_warning else print_note)(sentence)
+    for sentence in tried:
+        print_note(sentence)
 
 
 def surprises(model: Path, optimized: "Optimized", options: "Options") -> Iterator[tuple[bool, str]]:

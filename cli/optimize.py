@@ -47,6 +47,7 @@ from .options import (
 )
 from .outputs import check_outputs
 from .preparation import cleaned_up, with_chosen_precision, with_data_safety, with_measured_ranges
+from .probing import ProbeBudgetOption, ProbeMode, ProbeOption, probed
 from .render.console import print_json, set_loudness, working
 from .render.plan import print_optimized
 from .render.verification import print_verification
@@ -217,6 +218,8 @@ def optimize(
             rich_help_panel=SAFETY,
         ),
     ] = None,
+    probe: ProbeOption = ProbeMode.ON,
+    probe_s: ProbeBudgetOption = None,
     verify: VerifyOption = False,
     repair: RepairOption = False,
     verify_steps: StepsOption = 40,
@@ -315,6 +318,7 @@ def optimize(
             options = with_data_safety(source, options, inputs or [], budget)
         with working(f"planning {model.name} for {target.device.name}"):
             optimized = run_pipeline(source, options)
+        optimized, options, tried = probed(optimized, options, inputs or [], probe, probe_s)
         report_unmatched(
             optimized.imported.view,
             operators={"--allow": allow, "--infer": infer, "--clear": clear, "--deny": deny},
@@ -331,12 +335,16 @@ def optimize(
             print_verification(verification)
             measured = verification.attempts[-1].result if verification.attempts else None
         told = () if json or quiet else _advice(optimized, options)
-        note_what_surprises(model, optimized, options)
+        note_what_surprises(model, optimized, options, tried)
         if not dry_run:
             with working(f"writing {output.name}"):
                 texts = {} if plan is None else {plan: optimized.plan.to_json()}
                 if report is not None:
-                    notes = [*told, *(sentence for _, sentence in surprises(model, optimized, options))]
+                    notes = [
+                        *told,
+                        *tried,
+                        *(sentence for _, sentence in surprises(model, optimized, options)),
+                    ]
                     texts[report] = _page(optimized, model, notes, measured)
                 imported = optimized.imported
                 export_with(

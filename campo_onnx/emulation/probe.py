@@ -71,6 +71,19 @@ class Probed:
     trials: int = 0
     why_not: str = ""
 
+    @property
+    def summary(self) -> str:
+        """What ran and what came of it, in a sentence or two."""
+        if not self.batches:
+            return f"The plan was not tried on data: {self.why_not or 'nothing is low'}"
+        on = ", ".join(self.batches)
+        outcome = "nothing is wrong"
+        if self.fp32:
+            nodes = "node makes" if len(self.fp32) == 1 else "nodes make"
+            outcome = f"{len(self.fp32):,} {nodes} the step wrong and stay FP32"
+        told = f"The plan was tried on data ({on}): {self.coverage:.0%} of the low nodes ran; {outcome}."
+        return f"{told} Left out: {self.why_not}" if self.why_not else told
+
 
 def probe(
     optimized: Optimized,
@@ -132,7 +145,7 @@ def probe(
         try:
             prepared.append(ProbedBatch(subject, batch.title, batch.feeds))
         except (ModelError, UnsupportedModelError, UsageError) as error:
-            why_not = f"the FP32 step does not run on {batch.title}: {error.why or error}"
+            why_not = why_not or f"the FP32 step does not run on {batch.title}: {error.why or error}"
     if not prepared:
         return Probed(optimized=optimized, coverage=0.0, why_not=why_not)
     optimized, fp32 = _settled(optimized, options, prepared, most_trials)

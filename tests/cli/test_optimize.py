@@ -11,6 +11,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import parser
+
+from campo_onnx import Plan
 
 DATA = Path(__file__).parent.parent / "data"
 MLP = DATA / "mlp.onnx"
@@ -317,3 +320,21 @@ def test_a_bad_range_is_one_message(optimize, masked, capsys, text, expected):
     assert expected in printed.err
     assert len(printed.err.splitlines()) == 1
     assert not Path("out.onnx").exists()
+
+
+AUDIO = """<ir_version: 10, opset_import: ["": 20]> g
+(float[64, 256] x, float[256, 256] w) => (float[64, 256] y) {
+  [k] k = Constant<value_float = 32768.0>() [mul] h = Mul(x, k) [dot] y = MatMul(h, w) }"""
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_the_plan_is_tried_on_data_unless_it_is_switched_off(optimize, capsys, mode):
+    onnx.save(parser.parse_model(AUDIO), "audio.onnx")
+    settings = ("--device", "v100", "--strategy", "torch-amp", "--plan", "plan.json", "--report", "page.html")
+    assert optimize("audio.onnx", *settings, "--probe", mode) == 0
+    plan = Plan.from_json(Path("plan.json").read_text())
+    told, page = capsys.readouterr().err, Path("page.html").read_text()
+    assert ("dot" in plan.low_nodes) == (mode == "off")
+    assert ("The plan was tried on data (ordinary values" in told) == (mode == "on")
+    assert ("The plan was tried on data (ordinary values" in page) == (mode == "on")
+    assert ("not finite on ordinary values" in page) == (mode == "on")

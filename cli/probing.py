@@ -1,0 +1,75 @@
+"""``optimize --probe``: the plan tried on data before it is written."""
+
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from campo_onnx.errors import DeviceUnavailableError
+
+from .options import SAFETY
+from .render.console import working
+
+if TYPE_CHECKING:
+    from campo_onnx.planning.options import Options
+    from campo_onnx.planning.pipeline import Optimized
+
+
+class ProbeMode(StrEnum):
+    """Whether a plan is tried on data."""
+
+    ON = "on"
+    OFF = "off"
+
+
+ProbeOption = Annotated[
+    ProbeMode,
+    typer.Option(
+        "--probe",
+        help="`on`: run the planned step, emulated on the CPU, beside the FP32 step, on the batches of "
+        "--inputs or on drawn ones, and keep in FP32 what makes it wrong. `off`: trust the rules.",
+        rich_help_panel=SAFETY,
+    ),
+]
+ProbeBudgetOption = Annotated[
+    float | None,
+    typer.Option(
+        "--probe-s",
+        metavar="SECONDS",
+        help="What --probe may take on one core while nothing is wrong; a larger step runs in parts.  "
+        "[default: 5, and a millisecond for each node]",
+        show_default=False,
+        rich_help_panel=SAFETY,
+    ),
+]
+
+
+def probed(
+    optimized: "Optimized",
+    options: "Options",
+    inputs: list[Path],
+    mode: ProbeMode,
+    budget_s: float | None,
+) -> tuple["Optimized", "Options", tuple[str, ...]]:
+    """Try a plan on data, and say what was tried.
+
+    Returns
+    -------
+    tuple
+        The plan that stands, options that decide it again, and a sentence or none.
+    """
+    if mode is ProbeMode.OFF or not optimized.plan.low_nodes or optimized.was_optimized_before:
+        return optimized, options, ()
+    try:
+        from campo_onnx.emulation.batches import Batch
+        from campo_onnx.emulation.probe import probe
+        from campo_onnx.runtime.feeds import read_feeds
+    except DeviceUnavailableError as error:
+        return optimized, options, (f"The plan was not tried on data: {error}",)
+    batches = [Batch(path.name, read_feeds(path, optimized.imported.view)) for path in inputs]
+    with working("trying the plan on data"):
+        outcome = probe(optimized, options, batches, budget_s=budget_s)
+    settled = replace(options, forbidden={**options.forbidden, **outcome.fp32})
+    return outcome.optimized, settled, (outcome.summary,)

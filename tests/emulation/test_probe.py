@@ -1,0 +1,190 @@
+"""A plan tried on data: what makes the step wrong stays FP32, and the rest is as it was planned."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onnx import parser
+
+from campo_onnx import Options, Precision, device, oplists, optimize_model
+from campo_onnx.emulation.batches import Batch, draw_batches
+from campo_onnx.emulation.numerics import emulate
+from campo_onnx.emulation.probe import Probed, probe, wrongdoers
+from campo_onnx.emulation.rounded import rounded
+from campo_onnx.errors import UsageError
+from campo_onnx.ir.importer import import_model
+from campo_onnx.optimize.plan.reason import Reason, Verdict
+from campo_onnx.planning.pipeline import Optimized
+from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.run import run
+
+# Launches that cost nothing: so small a graph has precisions worth choosing.
+DEVICES = {
+    low: replace(device(name), launch_us=1e-6, host_us=1e-6)
+    for low, name in ((Precision.FP16, "v100"), (Precision.BF16, "h200"))
+}
+HEADER = '<ir_version: 10, opset_import: ["": 20]> step '
+DENSE = "(float[64, 256] x, float[256, 256] w) => (float[64, 256] y)"
+
+# Rules over ranges take activations to be moderate; each of these is wrong on ordinary data all the same.
+SILENT = {
+    "samples of audio": (
+        f"{DENSE} {{ [k] k = Constant<value_float = 32768.0>() [mul] h = Mul(x, k) [dot] y = MatMul(h, w) }}",
+        Reason.PROBE_NOT_FINITE,
+        {"dot"},
+    ),
+    "what rounding takes off": (
+        f"{DENSE} {{ [low] h = Cast<to = 10>(x) [wide] f = Cast<to = 1>(h) [sub] d = Sub(x, f) "
+        "[dot] y = MatMul(d, w) }",
+        Reason.PROBE_ERROR,
+        {"sub"},
+    ),
+    "an index by Floor": (
+        "(float[64] x, float[1024, 256] t, float[256, 256] w) => (float[64, 256] y) { "
+        "[k] k = Constant<value_float = 1023.0>() [sigmoid] s = Sigmoid(x) [mul] h = Mul(s, k) "
+        "[floor] f = Floor(h) [index] i = Cast<to = 7>(f) [rows] e = Gather(t, i) [dot] y = MatMul(e, w) }",
+        Reason.PROBE_INTEGERS,
+        {"sigmoid", "mul", "floor"},
+    ),
+}
+HARMLESS = f"{DENSE} {{ [m1] h = MatMul(x, w) [relu] r = Relu(h) [m2] y = MatMul(r, w) }}"
+
+
+def planned(text: str, low: Precision = Precision.FP16) -> tuple[Optimized, Options]:
+    options = Options(device=DEVICES[low], lists=oplists("campo"), low=low, min_gain=0.0)
+    return optimize_model(parser.parse_model(HEADER + text), options), options
+
+
+def tried(text: str, **settings: float) -> Probed:
+    optimized, options = planned(text)
+    return probe(optimized, options, **settings)
+
+
+@pytest.mark.parametrize("case", SILENT)
+def test_what_makes_the_step_wrong_stays_fp32_with_its_figures(case: str) -> None:
+    text, reason, nodes = SILENT[case]
+    before, _ = planned(text)
+    outcome = tried(text)
+    after = outcome.optimized.plan
+    assert nodes & before.plan.low_nodes, "the rules forbid it already: the case is none any more"
+    assert nodes <= outcome.fp32.keys()
+    assert not nodes & after.low_nodes
+    for decision in after.decisions:
+        if decision.node in outcome.fp32:
+            assert decision.decided_by is outcome.fp32[decision.node].decided_by is reason
+            assert "ordinary values" in decision.reason
+    again = probe(outcome.optimized, planned(text)[1])
+    assert not again.fp32
+
+
+@pytest.mark.parametrize("low", DEVICES, ids=str)
+def test_a_plain_network_stays_as_it_was_planned(low: Precision) -> None:
+    optimized, options = planned(HARMLESS, low)
+    outcome = probe(optimized, options)
+    assert optimized.plan.low_nodes == {"m1", "relu", "m2"}
+    assert outcome.optimized is optimized
+    assert not outcome.fp32
+    assert outcome.coverage == 1.0
+    assert outcome.batches[0] == "ordinary values"
+    assert "100% of the low nodes ran; nothing is wrong" in outcome.summary
+
+
+def test_the_same_plan_comes_again() -> None:
+    text = SILENT["an index by Floor"][0]
+    first, second = tried(text), tried(text)
+    assert first.optimized.plan == second.optimized.plan
+    assert first.fp32 == second.fp32
+
+
+def test_the_batches_of_the_user_are_the_ones_that_count() -> None:
+    text = f"{DENSE} {{ [square] h = Mul(x, x) [dot] y = MatMul(h, w) }}"
+    optimized, options = planned(text)
+    w = np.full((256, 256), 1e-3, np.float32)
+    outcomes = {
+        size: probe(
+            optimized, options, [Batch(f"{size}.npz", {"x": np.full((64, 256), size, np.float32), "w": w})]
+        )
+        for size in (1.0, 300.0)
+    }
+    assert not outcomes[1.0].fp32
+    assert {"square", "dot"} <= outcomes[300.0].fp32.keys()
+    assert "300.0.npz" in outcomes[300.0].fp32["square"].reason
+
+
+def test_a_step_beyond_the_budget_runs_in_its_first_part_only() -> None:
+    layers = " ".join(f"[m{i}] h{i + 1} = MatMul(h{i}, w)" for i in range(40))
+    text = f"(float[64, 256] h0, float[256, 256] w) => (float[64, 256] h40) {{ {layers} }}"
+    whole, part, none = (tried(text, budget_s=s) for s in (10.0, 0.01, 1e-9))
+    assert whole.coverage == 1.0
+    assert 0.0 < part.coverage < 1.0
+    assert f"{part.coverage:.0%} of the low nodes ran" in part.summary
+    assert none.coverage == 0.0
+    assert none.summary.startswith("The plan was not tried on data")
+
+
+def test_a_budget_must_be_positive() -> None:
+    with pytest.raises(UsageError, match="budget"):
+        tried(HARMLESS, budget_s=0.0)
+
+
+def test_what_onnx_runtime_does_not_run_is_left_as_planned() -> None:
+    text = f"{DENSE} {{ [m1] h = MatMul(x, w) [own] r = org.example.Own(h) [m2] y = MatMul(r, w) }}"
+    model = parser.parse_model(HEADER.replace('"": 20', '"": 20, "org.example": 1') + text)
+    options = planned(HARMLESS)[1]
+    optimized = optimize_model(model, options)
+    outcome = probe(optimized, options)
+    assert optimized.plan.low_nodes
+    assert outcome.optimized is optimized
+    assert "does not run on ordinary values" in outcome.summary
+
+
+def test_rounding_without_a_plan_is_that_of_the_plan() -> None:
+    text = (
+        f"{DENSE} {{ [m1] h = MatMul(x, w) [tanh] t = Tanh(h) [exp] e = Exp(t) [add] s = Add(e, h) "
+        "[m2] y = MatMul(s, w) }"
+    )
+    optimized, _ = planned(text)
+    view, plan = optimized.imported.view, optimized.plan
+    assert plan.low_nodes
+    feeds = next(iter(draw_batches(view))).feeds
+    own = rounded(optimized.imported.model, plan.low_nodes, optimized.problem.ports, plan.low)
+    here = machine("cpu", 1)
+    expected = run(emulate(optimized.model), feeds, here)
+    assert np.array_equal(run(own, feeds, here)["y"], expected["y"])
+    assert not np.array_equal(run(optimized.imported.model, feeds, here)["y"], expected["y"])
+
+
+# --- the search by halves ------------------------------------------------------------------------
+
+
+def search(
+    wrong_alone: set[str], most_together: int = 99, count: int = 16, **limit: int
+) -> Mapping[str, Verdict]:
+    """Search a chain in which some nodes are wrong, and more than some number of the rest together."""
+    chain = " ".join(f"[n{i}] t{i + 1} = Relu(t{i})" for i in range(count))
+    text = f"(float[2] t0) => (float[2] t{count}) {{ {chain} }}"
+    view = import_model(parser.parse_model(HEADER + text)).view
+    verdict = Verdict(
+        decided_by=Reason.PROBE_FAILS, facts={"failure": "it fails", "low": "fp16", "batch": "one"}
+    )
+
+    def wrong(names: frozenset[str]) -> tuple[Verdict, ...]:
+        return (verdict,) if names & wrong_alone or len(names) > most_together else ()
+
+    return wrongdoers([f"n{i}" for i in range(count)], wrong, view, **limit)
+
+
+def test_each_node_that_is_wrong_alone_is_found_and_no_other() -> None:
+    assert search(set()) == {}
+    assert search({"n3"}).keys() == {"n3"}
+    assert search({"n0", "n7", "n15"}).keys() == {"n0", "n7", "n15"}
+
+
+def test_of_nodes_that_are_wrong_together_the_last_go() -> None:
+    assert search(set(), most_together=12).keys() == {"n12", "n13", "n14", "n15"}
+    assert search({"n2"}, most_together=12).keys() == {"n2", "n13", "n14", "n15"}
+
+
+def test_a_search_that_ends_early_keeps_more_in_fp32() -> None:
+    assert {"n3", "n12"} <= search({"n3", "n12"}, most_trials=4).keys() < {f"n{i}" for i in range(16)}
