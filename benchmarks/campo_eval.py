@@ -35,7 +35,8 @@ from campo_onnx import CampoError, device
 from campo_onnx.hardware.detect import device_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
-from campo_onnx.runtime.onnxruntime.providers import Machine, choose_provider, machine
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.registry import machine, processor_for
 
 FULL, FULL_2080TI, SMALL = "full", "full-rtx2080ti", "small"
 EFFORT = Effort(steps=50, budget_s=60.0)
@@ -176,7 +177,7 @@ def _time_nodes(asked: Evaluation, of: str, model: str, call: Call) -> Any:
 
 def evaluation_of(options: argparse.Namespace) -> Evaluation:
     """Put together what the command line asks for."""
-    here = machine(choose_provider(options.device), options.threads)
+    here = machine(processor_for(options.device), options.threads)
     on_gpu = here.provider == "cuda"
     for name in ("graphs", "converted", "peers"):
         (options.work / name).mkdir(parents=True, exist_ok=True)

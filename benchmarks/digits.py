@@ -20,8 +20,8 @@ from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.lists.overrides import unmatched
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.planning.pipeline import decide, problem_of
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.run import run
+from campo_onnx.runtime.chunked_run import run
+from campo_onnx.runtime.registry import machine
 from campo_onnx.training.loss_scaler import LossScaler
 from campo_onnx.training.session import TrainingSession
 

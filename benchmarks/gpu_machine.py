@@ -26,10 +26,12 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature, make_signature
+from campo_onnx.runtime.api import LoadSettings
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.onnxruntime.ncu import LIMIT_S, count, tensor_pipe_share
 from campo_onnx.runtime.onnxruntime.providers import ORT_NAME
-from campo_onnx.runtime.onnxruntime.sessions import assignments, bind, open_session, placed_elsewhere
+from campo_onnx.runtime.onnxruntime.sessions import assignments, placed_elsewhere
+from campo_onnx.runtime.registry import load
 from campo_onnx.runtime.timing import Effort, measure
 
 _STEP_EFFORT = Effort(warmup=2, repeats=10, least=3, budget_s=20.0)
@@ -153,11 +155,11 @@ def check_provider(session: Session, call: Call) -> dict[str, Any]:
         signature = fp32 if precision is None else lowered(fp32, ports_of(fp32, precision), precision)
         if signature is None or (session.on_cpu and precision is Precision.BF16):
             continue
-        loaded = open_session(one_node_model(signature, 2), session.bench.machine)
+        program = load(one_node_model(signature, 2), session.bench.machine)
         values = synthesize(one_node_view(signature))
         feeds = {f"{name}_{copy}": value for copy in range(2) for name, value in values.items()}
-        bind(loaded, feeds, session.provider)()
-        assigned = assignments(loaded)
+        program.placed(feeds)()
+        assigned = assignments(program.session)
         found[precision.value if precision else "fp32"] = {
             "nodes": sorted(a.node for a in assigned),
             "all_on_provider": all(a.provider == ORT_NAME[session.provider] for a in assigned),
@@ -168,9 +170,10 @@ def check_provider(session: Session, call: Call) -> dict[str, Any]:
 def step_of(graph: Path, session: Session, call: Call) -> dict[str, Any]:
     """Load a graph and run whole steps of it."""
     imported = import_model(graph)
-    loaded = open_session(imported.model, session.bench.machine, folder=imported.folder, strict=False)
-    elsewhere = placed_elsewhere(assignments(loaded), session.provider)
-    run = bind(loaded, synthesize(imported.view), session.provider)
+    settings = LoadSettings(must_stay=False)
+    program = load(imported.model, session.bench.machine, folder=imported.folder, settings=settings)
+    elsewhere = placed_elsewhere(assignments(program.session), session.provider)
+    run = program.placed(synthesize(imported.view))
     return {
         "nodes": len(imported.view.nodes),
         "elsewhere": sorted({f"{a.op_type} on {a.provider}" for a in elsewhere}),

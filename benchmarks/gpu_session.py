@@ -57,7 +57,9 @@ from campo_onnx.calibrate.fit import METHODS, PAPER_ACCURACY
 from campo_onnx.hardware.detect import device_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store, default_path
-from campo_onnx.runtime.onnxruntime.providers import Machine, choose_provider, cuda_problem, machine
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.onnxruntime.providers import cuda_problem
+from campo_onnx.runtime.registry import machine, processor_for
 
 _ABSENT = Machine(provider="cuda", device="not here", driver="", cuda="", ort="", tf32=False, threads=0)
 
@@ -212,7 +214,7 @@ def main() -> int:
         if options.plan and options.device == "cuda" and cuda_problem():
             here, figures = _ABSENT, device("h100")  # a plan needs no GPU
         else:
-            here = machine(choose_provider(options.device), options.threads)
+            here = machine(processor_for(options.device), options.threads)
             figures = device_of(here)
         refuse_stub(asdict(here), options.work)
         with _opened(options, here, figures) as session:

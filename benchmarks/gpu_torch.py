@@ -24,7 +24,7 @@ from campo_onnx.bench.statistics import median_interval, paired_speedup
 from campo_onnx.errors import CampoError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.runtime.feeds import Feeds, synthesize
-from campo_onnx.runtime.onnxruntime.sessions import bind, open_session
+from campo_onnx.runtime.registry import load
 from campo_onnx.runtime.timing import GPU_SPIN_S
 
 if TYPE_CHECKING:
@@ -121,9 +121,8 @@ def _failing_into(failures: dict[str, str], label: str) -> Iterator[None]:
 
 
 def _our_step(imported: Imported, feeds: Feeds, session: Session) -> tuple[float, Callable[[], None]]:
-    loaded = open_session(imported.model, session.bench.machine, folder=imported.folder)
-    (loss,) = loaded.run(["loss"], dict(feeds))
-    return float(loss), bind(loaded, feeds, session.provider)
+    program = load(imported.model, session.bench.machine, folder=imported.folder)
+    return float(program.run(feeds)["loss"]), program.placed(feeds)
 
 
 def _interval(interval: Any) -> dict[str, float] | None:

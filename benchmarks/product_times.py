@@ -57,10 +57,9 @@ def ours(path: Path, threads: int) -> Facts:
     It is the graph as a session runs it, with parameters in the order in which it reads them.
     """
     from campo_onnx.ir.importer import import_model
+    from campo_onnx.runtime.api import LoadSettings
     from campo_onnx.runtime.feeds import synthesize
-    from campo_onnx.runtime.onnxruntime.providers import machine
-    from campo_onnx.runtime.onnxruntime.sessions import bind, open_session
-    from campo_onnx.runtime.onnxruntime.traces import trace
+    from campo_onnx.runtime.registry import load, machine
     from campo_onnx.training.gradient_interface import gradient_interface
     from campo_onnx.training.weight_order import kept_as_read
     from campo_onnx.training.weight_update import WeightUpdate
@@ -69,12 +68,12 @@ def ours(path: Path, threads: int) -> Facts:
     parameters = gradient_interface(given.view, WeightUpdate(optimizer=None)).parameters()
     imported = import_model(kept_as_read(given.model, given.view, parameters)[0])
     feeds = synthesize(imported.view)
-    step = bind(open_session(imported.model, here, spins=False), feeds, here.provider)
-    graph_ms = _median_ms(step)
-    found = trace(imported.model, feeds, here, steps=STEPS, spins=False)
+    graph_ms = _median_ms(load(imported.model, here, settings=LoadSettings(spins=False)).placed(feeds))
+    traced = load(imported.model, here, settings=LoadSettings(spins=False, traces=True))
+    times = traced.node_times(feeds, repeats=STEPS)
     times_ms: Counter[str] = Counter()
     counts: Counter[str] = Counter()
-    for name, timing in found.nodes.items():
+    for name, timing in ((executed.nodes[0], executed.time) for executed in times.nodes):
         node = imported.view.node[name]
         op_type = node.op.op_type
         if op_type in PRODUCTS and any(tensor in imported.constants for tensor in node.inputs):
@@ -85,7 +84,7 @@ def ours(path: Path, threads: int) -> Facts:
     by_op = Counter(without_excess(times_ms, counts, graph_ms))
     return {
         "graph_ms": graph_ms,
-        "profiled_ms": found.step.median_us / 1e3,
+        "profiled_ms": times.step.median_us / 1e3,
         "products_ms": sum(ms for op, ms in by_op.items() if op in PRODUCTS),
         "by_op_ms": dict(by_op.most_common(12)),
     }

@@ -37,7 +37,7 @@ from benchmarks.small_trainings import BATCH, CASES, Case, batches, data_of
 from benchmarks.steps import Records, Step, add_arguments, call_of, drive
 from campo_onnx.integrations.torch_compile import campo_onnx, report
 from campo_onnx.runtime.onnxruntime.addresses import AddressedSession
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 STEPS, SHOWN = 100, 10

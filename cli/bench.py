@@ -158,7 +158,7 @@ def bench(
     from campo_onnx.ir.exporter import check_not_read
     from campo_onnx.report.charts import draw_bench, save_figure
     from campo_onnx.runtime.feeds import read_feeds
-    from campo_onnx.runtime.onnxruntime.providers import choose_provider, machine
+    from campo_onnx.runtime.registry import machine, processor_for
 
     set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)
@@ -216,11 +216,11 @@ def _check_request(models: list[Path], device: str, plot: Path | None) -> None:
     """Check what can be checked before anything is read."""
     from campo_onnx.ir.importer import check_model
     from campo_onnx.report.charts import check_plot
-    from campo_onnx.runtime.onnxruntime.providers import ORT_NAME
+    from campo_onnx.runtime.registry import PROCESSORS
 
     for model in models:
         check_model(model)
-    if device not in ("auto", *ORT_NAME):
+    if device not in ("auto", *PROCESSORS):
         raise UsageError(
             f"--device {device!r}: unknown provider",
             why="graphs run on this machine, on one of ONNX Runtime's providers",

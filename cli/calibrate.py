@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from campo_onnx.calibrate.run import Workload
     from campo_onnx.measure.store import Execution
     from campo_onnx.ops.precision import Precision
-    from campo_onnx.runtime.onnxruntime.providers import Machine
+    from campo_onnx.runtime.machine import Machine
 
 
 def calibrate(
@@ -130,7 +130,7 @@ def calibrate(
     from campo_onnx.measure.node_timer import NodeTimer
     from campo_onnx.measure.store import Execution, Store, default_path
     from campo_onnx.ops.precision import Precision
-    from campo_onnx.runtime.onnxruntime.providers import choose_provider, machine
+    from campo_onnx.runtime.registry import machine, processor_for
 
     set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)

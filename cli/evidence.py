@@ -130,7 +130,7 @@ def opened_target(
     from campo_onnx.costs.evidence import Evidence
     from campo_onnx.hardware.detect import resolve_device
     from campo_onnx.runtime.gpu import visible_gpu
-    from campo_onnx.runtime.onnxruntime.installed import runtime_problem
+    from campo_onnx.runtime.registry import AUTO, runtime_called
 
     if profile is not None and costs in (CostSource.DATASHEET, CostSource.MEASURE):
         raise UsageError(
@@ -140,7 +140,8 @@ def opened_target(
         )
     if execution is Running.GRAPH and not device.endswith(CALIBRATION_SUFFIX):
         costs = _of_captured(costs)
-    if costs is CostSource.AUTO and not device.endswith(CALIBRATION_SUFFIX) and (why := runtime_problem()):
+    planned_here = costs is CostSource.AUTO and not device.endswith(CALIBRATION_SUFFIX)
+    if planned_here and (why := runtime_called(AUTO).problem("cpu")):
         print_note(f"{why}, so costs are estimated from public figures.")
         costs = CostSource.DATASHEET
     if costs is CostSource.DATASHEET and not device.endswith(CALIBRATION_SUFFIX):

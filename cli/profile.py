@@ -86,7 +86,7 @@ def profile(
     from campo_onnx.measure.profiler import take_profile
     from campo_onnx.measure.store import Store, default_path
     from campo_onnx.runtime.feeds import read_feeds, synthesize
-    from campo_onnx.runtime.onnxruntime.providers import choose_provider, machine
+    from campo_onnx.runtime.registry import machine, processor_for
 
     set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)

@@ -16,7 +16,7 @@ import numpy as np
 from campo_onnx import Options, device, oplists, optimize_model
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.export.jax import export_function
-from campo_onnx.runtime.onnxruntime.providers import choose_provider
+from campo_onnx.runtime.registry import processor_for
 from campo_onnx.training.loss_scaler import LossScaler
 from campo_onnx.training.session import TrainingSession
 
@@ -59,7 +59,7 @@ def train(plan_for: str = "v100", steps: int = 20) -> list[float]:
     print(f"{len(mixed.plan.low_nodes)} of {len(mixed.plan.decisions)} nodes in {mixed.plan.low.value}")
     print(f"predicted for {plan_for}: {mixed.plan.speedup:.2f}x")
 
-    provider = choose_provider("auto")
+    provider = processor_for("auto")
     training = TrainingSession(
         mixed.model if provider == "cuda" else emulate(mixed.model),
         {f"param.{name}": value for name, value in first.items()},

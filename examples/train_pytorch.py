@@ -14,7 +14,7 @@ import torch
 from campo_onnx import Options, device, oplists, optimize_model
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.export.torch import Adam, export_training_step
-from campo_onnx.runtime.onnxruntime.providers import choose_provider
+from campo_onnx.runtime.registry import processor_for
 from campo_onnx.training.session import TrainingSession
 
 ROWS = 1024
@@ -45,7 +45,7 @@ def train(plan_for: str = "v100", steps: int = 20) -> list[float]:
     print(f"{len(mixed.plan.low_nodes)} of {len(mixed.plan.decisions)} nodes in {mixed.plan.low.value}")
     print(f"predicted for {plan_for}: {mixed.plan.speedup:.2f}x")
 
-    provider = choose_provider("auto")
+    provider = processor_for("auto")
     training = TrainingSession(
         mixed.model if provider == "cuda" else emulate(mixed.model),
         {f"param.{name}": value.detach().numpy() for name, value in module.named_parameters()},

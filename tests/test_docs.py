@@ -30,7 +30,7 @@ from campo_onnx.calibrate.calibration import Calibration, OpEntry, Scores
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.op_model import OpModel, TimeModel
 from campo_onnx.hardware.device import Device, Efficiency
-from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.machine import Machine
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = ROOT / "docs" / "commands.md"

@@ -84,6 +84,31 @@ def is_in(module: str, room: str) -> bool:
     return module == room or module.startswith(room + ".")
 
 
+RUNTIMES = ROOT / "campo_onnx" / "runtime"
+
+# Profilers that only CUDA has, and an optimizer of graphs that is not a runtime: nothing else is imported
+# from the folder of a runtime.
+EXCEPTIONS = {
+    ("campo_onnx.measure.profiler", "campo_onnx.runtime.onnxruntime.kernel_trace"),
+    ("campo_onnx.measure.profiler", "campo_onnx.runtime.onnxruntime.kineto"),
+    ("campo_onnx.measure.counters", "campo_onnx.runtime.onnxruntime.ncu"),
+    ("campo_onnx.measure.counters", "campo_onnx.runtime.onnxruntime.ncu_table"),
+    ("campo_onnx.bench.meters", "campo_onnx.runtime.onnxruntime.ncu"),
+    ("campo_onnx.emulation.simplify", "campo_onnx.runtime.onnxruntime.optimized"),
+}
+
+
+def into_runtimes(module: str, imported: set[str]) -> list[str]:
+    """Imports from the folder of a runtime: the registry hands runtimes out."""
+    rooms = [f"campo_onnx.runtime.{path.parent.name}" for path in RUNTIMES.glob("*/runtime.py")]
+    return [
+        f"{module} imports {name}, which is a runtime's own"
+        for name in imported
+        for room in rooms
+        if is_in(name, room) and not is_in(module, room) and (module, name) not in EXCEPTIONS
+    ]
+
+
 def rank(module: str) -> int | None:
     return next((i for i, room in enumerate(ROOMS) if is_in(module, room)), None)
 
@@ -112,7 +137,7 @@ def imported() -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("rule", [wrong_ways, strangers], ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", [wrong_ways, strangers, into_runtimes], ids=lambda rule: rule.__name__)
 def test_imports_stay_in_order(imported: dict[str, set[str]], rule: Callable[..., list[str]]) -> None:
     assert not [fault for module, names in imported.items() for fault in rule(module, names)]
 
@@ -125,6 +150,10 @@ def test_disorder_is_told() -> None:
     assert strangers("campo_onnx.ir.view", {"onnxruntime.capi", "numpy"}) == [
         "campo_onnx.ir.view imports onnxruntime.capi"
     ]
+    assert into_runtimes("campo_onnx.bench.loading", {"campo_onnx.runtime.onnxruntime.sessions"}) == [
+        "campo_onnx.bench.loading imports campo_onnx.runtime.onnxruntime.sessions, which is a runtime's own"
+    ]
+    assert not into_runtimes("campo_onnx.bench.loading", {"campo_onnx.runtime.registry"})
     assert strangers("campo_onnx.runtime.onnxruntime.sessions", {"onnxruntime"})
     assert not strangers("campo_onnx.runtime.onnxruntime.installed", {"onnxruntime"})
 
@@ -157,6 +186,13 @@ def test_planning_does_without_statistics() -> None:
         "import campo_onnx.planning.pipeline, campo_onnx.costs.choose, campo_onnx.bench.verify", whole=True
     )
     assert not {"scipy.stats", "scipy.optimize"} & loaded
+
+
+def test_runtimes_are_listed_without_loading_them() -> None:
+    loaded = loaded_after(
+        "from campo_onnx.runtime.registry import runtimes; print([r.capabilities for r in runtimes()])"
+    )
+    assert not {"onnxruntime", "openvino", "torch"} & loaded
 
 
 def test_lightness_can_fail() -> None:

@@ -23,7 +23,7 @@ from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 from campo_onnx.runtime.timing import Effort
 
 FITTED, TESTED = 1000, 100

@@ -19,8 +19,8 @@ from campo_onnx.ir.view import FLOAT
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.safety import loss, weight_update
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.sessions import open_session
+from campo_onnx.runtime.api import LoadSettings
+from campo_onnx.runtime.registry import load, machine
 
 _FLOATS = frozenset({FLOAT, TensorProto.FLOAT16})
 _CAST = OpKey("", "Cast")
@@ -39,9 +39,10 @@ def examine(graph: Path, converted: Path, devices: Sequence[str]) -> dict[str, A
     mixed, unreadable = _told(lambda: import_model(converted), CampoError)
     steps_us = {} if mixed is None else {name: _predict(graph, mixed, low, name) for name in devices}
     had = _casts(given.model, {name: info.dtype for name, info in given.view.tensors.items()})
+    anywhere = LoadSettings(must_stay=False)
     return {
         "invalid": _told(lambda: onnx.checker.check_model(converted, full_check=True), *_INVALID)[1],
-        "refused": _told(lambda: open_session(model, machine("cpu"), strict=False), CampoError)[1],
+        "refused": _told(lambda: load(model, machine("cpu"), settings=anywhere), CampoError)[1],
         "unreadable": unreadable,
         "interface_kept": _interface(given.model) == _interface(model),
         "nodes": len(given.view.nodes),

@@ -13,7 +13,7 @@ from campo_onnx.bench.graphs import Graph
 from campo_onnx.bench.result import Outcome
 from campo_onnx.bench.statistics import paired_speedup
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.machine import Machine
 
 FIRST = (FP32, TF_AMP)
 """What every group of graphs begins with: the two that speed-ups refer to."""

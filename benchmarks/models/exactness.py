@@ -20,9 +20,10 @@ from benchmarks.models.case import Case
 from campo_onnx import Options, device, oplists, optimize_model
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.export.optimizers import Momentum
-from campo_onnx.runtime.onnxruntime.providers import Machine, machine
-from campo_onnx.runtime.onnxruntime.run import run
-from campo_onnx.runtime.onnxruntime.sessions import open_session
+from campo_onnx.runtime.api import LoadSettings
+from campo_onnx.runtime.chunked_run import run
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.registry import load, machine
 from campo_onnx.training.session import TrainingSession
 from campo_onnx.training.weight_update import WeightUpdate
 
@@ -223,7 +224,7 @@ class _Ours:
     """The exported step, loaded once: as it is, and in a session that trains."""
 
     def __init__(self, model: onnx.ModelProto, feeds: Arrays, here: Machine) -> None:
-        self._once = open_session(model, here, strict=False, holds_memory=False)
+        self._once = load(model, here, settings=LoadSettings(must_stay=False, holds_memory=False))
         self._session = TrainingSession(
             model,
             _state(feeds),
@@ -236,9 +237,7 @@ class _Ours:
 
     def once(self, feeds: Arrays) -> Arrays:
         """Give all outputs of one step."""
-        names = [output.name for output in self._once.get_outputs()]
-        values = self._once.run(names, feeds | {"loss_scale": np.array(1, np.float32)})
-        return dict(zip(names, values, strict=True))
+        return self._once.run(feeds | {"loss_scale": np.array(1, np.float32)})
 
     def trained(self, feeds: Arrays) -> Trained:
         """Train from these weights, with the momentum of a fresh start."""

@@ -28,7 +28,7 @@ from campo_onnx.optimize.problem import Assignment, Problem
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.traffic import traffic
 from campo_onnx.planning.pipeline import decide, problem_of
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 
 FIGURES = ("predicted_us", "casts", "cast_us", "low_nodes", "pads")
 _MEASURED = (ALL_FP16, "tf-amp", "fine-grained", "campo", OPTIMAL)

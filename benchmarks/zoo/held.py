@@ -13,8 +13,7 @@ from pathlib import Path
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.traffic import traffic
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.sessions import bind, open_session
+from campo_onnx.runtime.registry import load, machine
 
 _FIELDS = 9
 _PEAK = 8  # among what the stub counts, as tests/cuda/conftest.py names it
@@ -23,7 +22,7 @@ _PEAK = 8  # among what the stub counts, as tests/cuda/conftest.py names it
 def held_bytes(path: Path) -> tuple[float, float]:
     """Run two steps; give the most that the device held, and the most that is alive at a time."""
     imported = import_model(path)
-    step = bind(open_session(imported.model, machine("cuda")), synthesize(imported.view), "cuda")
+    step = load(imported.model, machine("cuda")).placed(synthesize(imported.view))
     step()
     step()
     counts = (ctypes.c_longlong * _FIELDS)()

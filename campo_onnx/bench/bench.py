@@ -37,9 +37,8 @@ from campo_onnx.bench.subprocess_timing import time_runs_apart
 from campo_onnx.errors import CampoError, DeviceUnavailableError, UsageError
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.optimize.traffic import traffic
+from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.nvml import GpuMeter, gpu_meter
-from campo_onnx.runtime.onnxruntime.providers import Machine
-from campo_onnx.runtime.onnxruntime.sessions import RUNTIME_ERRORS
 from campo_onnx.runtime.timing import GPU_SPIN_S
 
 TOLERANCE = 0.01
@@ -220,7 +219,7 @@ def _check_arguments(
 def _buffers(graph: Graph, feeds: Mapping[str, NDArray[Any]] | None, machine: Machine, seed: int) -> Buffers:
     try:
         return Buffers(graph.imported.view, feeds, machine, seed=seed)
-    except (MemoryError, *RUNTIME_ERRORS) as error:
+    except MemoryError as error:
         raise DeviceUnavailableError(
             "the inputs and outputs cannot be copied to the device", why=failure_of(error).text
         ) from None

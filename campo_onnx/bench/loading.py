@@ -13,22 +13,15 @@ from campo_onnx.bench.graphs import Graph
 from campo_onnx.bench.meters import MemoryMeter
 from campo_onnx.errors import CampoError, UnsupportedModelError, UsageError
 from campo_onnx.ir.view import GraphView
+from campo_onnx.runtime.api import LoadSettings, Tensor
 from campo_onnx.runtime.feeds import Feeds, synthesize
-from campo_onnx.runtime.onnxruntime.providers import Machine
-from campo_onnx.runtime.onnxruntime.run import empty_on_device, on_device, run_bound
-from campo_onnx.runtime.onnxruntime.sessions import (
-    RUNTIME_ERRORS,
-    assignments,
-    open_session,
-    placed_elsewhere,
-)
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.registry import load, tensor, tensor_of
 from campo_onnx.runtime.timing import Step
 from campo_onnx.step.interface import TensorSpec
 
 FIRST_STEPS = 2
 """Steps after which a graph holds all the memory that it will: the second may plan its buffers anew."""
-
-_CUDA_GRAPH_ID = 1  # a session here captures one CUDA graph
 
 
 class Buffers:
@@ -67,8 +60,13 @@ class Buffers:
                     remedy="Export in FP32; optimizing to bf16 keeps the interface.",
                 )
         values = synthesize(view, seed=seed) if feeds is None else _checked(feeds, view)
-        self.inputs = {name: on_device(value, machine) for name, value in values.items()}
-        self.outputs = {name: _output_buffer(view, name, machine) for name in view.outputs}
+        self.inputs = {name: tensor_of(value, machine) for name, value in values.items()}
+        # An output of unknown size is allocated by the runtime in every step.
+        self.outputs: Mapping[str, Tensor] = {
+            name: tensor(info.shape, info.dtype, machine)
+            for name in view.outputs
+            if (info := view.tensors[name]).shape is not None and info.dtype != TensorProto.UNDEFINED
+        }
         self.nbytes = int(sum(view.tensors[name].nbytes for name in {*view.inputs, *view.outputs}))
 
 
@@ -106,7 +104,7 @@ def load_graphs(
     *,
     cuda_graph: bool,
 ) -> Loaded:
-    """Load every graph and run its first two steps, in which ONNX Runtime reserves its memory."""
+    """Load every graph and run its first two steps, in which the runtime reserves its memory."""
     steps: dict[str, Step] = {}
     peak_bytes: dict[str, int] = {}
     step_s: dict[str, float] = {}
@@ -120,7 +118,7 @@ def load_graphs(
                 before_s = time.perf_counter()
                 step()
                 step_s[graph.name] = time.perf_counter() - before_s
-        except (CampoError, MemoryError, *RUNTIME_ERRORS) as error:
+        except (CampoError, MemoryError) as error:
             failures[graph.name] = failure_of(error)
             continue
         steps[graph.name] = step
@@ -155,38 +153,12 @@ def open_step(graph: Graph, buffers: Buffers, machine: Machine, *, cuda_graph: b
     Raises
     ------
     campo_onnx.errors.CampoError
-        If ONNX Runtime refuses the graph.
+        If the runtime refuses the graph.
     """
     imported = graph.imported
-    session = open_session(
-        imported.model, machine, folder=imported.folder, cuda_graph=cuda_graph, strict=cuda_graph
-    )
-    binding = session.io_binding()
-    for name, value in buffers.inputs.items():
-        binding.bind_ortvalue_input(name, value)
-    for name, buffer in buffers.outputs.items():
-        if buffer is None:
-            binding.bind_output(name, machine.provider)
-        else:
-            binding.bind_ortvalue_output(name, buffer)
-    binding.synchronize_inputs()  # the copies are asynchronous
-    captured = _CUDA_GRAPH_ID if cuda_graph else None
-    elsewhere = placed_elsewhere(assignments(session), machine.provider)
-    note = ""
-    if elsewhere:
-        note = (
-            f"{len(elsewhere)} nodes run on another provider than {machine.provider} or copy between "
-            f"providers, the first is {elsewhere[0].node!r} ({elsewhere[0].op_type})"
-        )
-    return lambda: run_bound(session, binding, captured), note
-
-
-def _output_buffer(view: GraphView, name: str, machine: Machine) -> Any:
-    """Allocate an output; None where its size is unknown and ONNX Runtime allocates it in every step."""
-    info = view.tensors[name]
-    if info.shape is None or info.dtype == TensorProto.UNDEFINED:
-        return None
-    return empty_on_device(info.shape, info.dtype, machine)
+    settings = LoadSettings(captures=cuda_graph, must_stay=cuda_graph)
+    program = load(imported.model, machine, folder=imported.folder, settings=settings)
+    return program.bound(buffers.inputs, buffers.outputs), program.note
 
 
 def _checked(feeds: Mapping[str, NDArray[Any]], view: GraphView) -> Feeds:

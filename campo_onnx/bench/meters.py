@@ -9,9 +9,9 @@ import numpy as np
 
 from campo_onnx.bench.result import BenchResult
 from campo_onnx.errors import DeviceUnavailableError, UsageError
+from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.nvml import GpuMeter
 from campo_onnx.runtime.onnxruntime.ncu import TENSOR_PIPE, count
-from campo_onnx.runtime.onnxruntime.providers import Machine
 from campo_onnx.runtime.timing import Step
 
 BLOCKS = 6

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from campo_onnx.codec import Document, Format
-from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.machine import Machine
 
 
 class Outcome(StrEnum):

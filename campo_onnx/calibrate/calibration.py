@@ -14,7 +14,7 @@ from campo_onnx.hardware.device import Device
 from campo_onnx.measure.events import EVENTS, STATIC_EVENTS
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.machine import Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,8 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
-from campo_onnx.runtime.onnxruntime.providers import Machine, choose_provider, machine
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.registry import machine, processor_for
 from campo_onnx.runtime.timing import Timing
 from campo_onnx.scale.cluster import RayPool
 from campo_onnx.scale.work import Task, run
@@ -148,7 +149,7 @@ def time_chunk(
 ) -> list[dict[str, Any]]:
     """Time some nodes of a workload on this machine; nodes that do not run here are left out."""
     wanted = from_plain(expected, Machine)
-    here = machine(choose_provider(wanted.provider), wanted.threads)
+    here = machine(processor_for(wanted.provider), wanted.threads)
     if here != wanted:
         raise DeviceMismatchError(f"this is {here.device}, and {wanted.device} was expected")
     rows = []
@@ -215,7 +216,7 @@ class _IntoStore:
 
 
 def _identify(provider: str, threads: int) -> Any:
-    return to_plain(machine(choose_provider(provider), threads))
+    return to_plain(machine(processor_for(provider), threads))
 
 
 def _place(resources: Mapping[str, float], on_gpus: bool) -> tuple[str, Mapping[str, float]]:

@@ -14,8 +14,8 @@ from campo_onnx.calibrate.quality import doubt
 from campo_onnx.hardware.datasheet import matching
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.onnxruntime.installed import runtime_problem
-from campo_onnx.runtime.onnxruntime.providers import choose_provider, cores, cuda_problem, machine
+from campo_onnx.runtime.machine import cores
+from campo_onnx.runtime.registry import AUTO, machine, processor_for, runtime_called
 
 
 class Origin(StrEnum):
@@ -115,14 +115,14 @@ def _misfit(calibration: Calibration, device: str) -> str:
     The folder may be shared between machines. Of a device that is not here nothing can be said.
     """
     made = calibration.machine
-    if problem := runtime_problem():
+    if problem := runtime_called(AUTO).problem("cpu"):
         return problem
     if calibration.device.name != device:
         return f"it is of {calibration.device.name}"
     if made.provider == "cuda":
-        if cuda_problem():
+        if runtime_called(AUTO).problem("cuda"):
             return ""
-        here = machine(choose_provider("cuda"))
+        here = machine(processor_for("cuda"))
         known = matching(here.device)
         if known is None or known.name != device:
             return ""

@@ -11,7 +11,7 @@ from campo_onnx.hardware.datasheet import Assumption, assumptions, devices, matc
 from campo_onnx.hardware.device import Device
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.precision import low_precisions
-from campo_onnx.runtime.onnxruntime.providers import cpu_name
+from campo_onnx.runtime.machine import cpu_name
 
 FORMAT_VERSION = 1
 """Version of the JSON document."""

@@ -16,9 +16,9 @@ from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.optimize.values.loss_scale import loss_scaling, low_gradients
+from campo_onnx.runtime.chunked_run import run_in_pieces
 from campo_onnx.runtime.feeds import read_feeds, synthesize
-from campo_onnx.runtime.onnxruntime.chunked_run import run_in_pieces
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 
 _LOSS_SCALE = 1024.0  # of generated inputs
 _ROUNDING_AND_LAYERS = 2.0  # what is given is rounded, and what every layer makes of it

@@ -22,8 +22,8 @@ from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import problem_of
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.sessions import open_session
+from campo_onnx.runtime.api import LoadSettings
+from campo_onnx.runtime.registry import load, machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ def _interface_changes(fp32: Imported, mixed: Imported) -> list[str]:
 
 def _load_error(imported: Imported) -> str:
     try:
-        open_session(imported.model, machine("cpu"), folder=imported.folder, strict=False)
+        load(imported.model, machine("cpu"), folder=imported.folder, settings=LoadSettings(must_stay=False))
     except UnsupportedModelError as error:
         return error.why
     return ""

@@ -18,7 +18,8 @@ from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.onnxruntime.providers import Machine, choose_provider, machine
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.registry import machine, processor_for
 
 if TYPE_CHECKING:  # it needs polars, which a slim install has not
     from campo_onnx.measure.profile import Profile
@@ -117,7 +118,7 @@ def this_machine(device: Device, threads: int = 0) -> Machine:
     DeviceMismatchError
         If this machine has another GPU.
     """
-    here = machine(choose_provider(device.provider), threads)
+    here = machine(processor_for(device.provider), threads)
     if device.provider == "cuda":
         known = datasheet.matching(here.device)
         if known is None or known.name != device.name:

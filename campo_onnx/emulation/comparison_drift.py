@@ -17,9 +17,9 @@ from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.optimize.values.loss_scale import loss_scaling
 from campo_onnx.planning.comparison import Comparison, Drift
+from campo_onnx.runtime.chunked_run import run_in_pieces
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.onnxruntime.chunked_run import run_in_pieces
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 
 LOSS_SCALE = 1024.0
 """Of generated inputs, where the graph scales its loss."""

@@ -26,8 +26,8 @@ from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import decide, problem_of
-from campo_onnx.runtime.onnxruntime.chunked_run import run_in_pieces
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.chunked_run import run_in_pieces
+from campo_onnx.runtime.registry import machine
 
 Feeds = Mapping[str, NDArray[Any]]
 Progress = Callable[[str], None]

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.onnxruntime.chunked_run import run_in_pieces
-from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.chunked_run import run_in_pieces
+from campo_onnx.runtime.machine import Machine
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 Outputs: TypeAlias = Iterable[tuple[str, NDArray[Any]]]

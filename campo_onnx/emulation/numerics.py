@@ -21,8 +21,8 @@ from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.sort import fresh, name_nodes, outer_reads, sort_nodes
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.ops.registry import REGISTRY
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.run import run
+from campo_onnx.runtime.chunked_run import run
+from campo_onnx.runtime.registry import machine
 
 # They convert or make values and compute none: ONNX Runtime runs them in the low precision as they are.
 _NATIVE = frozenset({"Cast", "Constant", "ConstantOfShape"})

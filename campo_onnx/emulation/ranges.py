@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.onnxruntime.providers import Machine
-from campo_onnx.runtime.onnxruntime.run import run
+from campo_onnx.runtime.chunked_run import run
+from campo_onnx.runtime.machine import Machine
 
 _PREFIX = "campo_range"
 _STATISTICS = ("largest", "sum", "lost", "over", "flushed", "subnormal", "nonzero")

@@ -18,10 +18,10 @@ from campo_onnx.files import temporary_folder
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
+from campo_onnx.runtime.chunked_run import run_in_pieces
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.onnxruntime.chunked_run import run_in_pieces
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.sessions import cleaned_up
+from campo_onnx.runtime.onnxruntime.optimized import cleaned_up
+from campo_onnx.runtime.registry import machine
 
 TOLERANCE = 1e-5
 """Largest difference of an output, relative to its largest value.
@@ -70,8 +70,7 @@ def simplify(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | Non
         If ONNX Runtime does not load the graph.
     """
     given = import_model(source, dims)
-    here = machine("cpu", 1)
-    model = cleaned_up(given.model, here, given.folder)
+    model = cleaned_up(given.model, "cpu", threads=1, folder=given.folder)
     made = import_model(model, folder=given.folder)
     if _interface(given.view) != _interface(made.view):
         raise CheckFailedError(

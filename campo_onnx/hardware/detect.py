@@ -9,7 +9,7 @@ from campo_onnx.hardware.device import Device, DeviceKind
 from campo_onnx.runtime.gpu import visible_gpu
 
 if TYPE_CHECKING:
-    from campo_onnx.runtime.onnxruntime.providers import Machine
+    from campo_onnx.runtime.machine import Machine
 
 FALLBACK = "h200"
 """Planned for where no GPU of known figures is in the machine."""

@@ -8,16 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.errors import ModelError, UnsupportedModelError
 from campo_onnx.measure.one_node import chain_model, one_node_model, one_node_view
 from campo_onnx.measure.store import Execution, Store, TimingKey
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.signature import FLOAT, Signature, make_signature
 from campo_onnx.ops.work import HOST_ONLY
+from campo_onnx.runtime.api import LoadSettings
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.onnxruntime.providers import Machine
-from campo_onnx.runtime.onnxruntime.sessions import bind, open_session
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.registry import load
 from campo_onnx.runtime.timing import GPU_SPIN_S, Effort, Step, Timing, copies_for, measure, slope
 
 GIB = 2**30
@@ -154,6 +155,13 @@ def time_node(signature: Signature, timer: NodeTimer) -> Timing:
     UnsupportedModelError
         If the node does not load or run here.
     """
+    try:
+        return _slope_of(signature, timer)
+    except ModelError as error:
+        raise UnsupportedModelError(f"{signature.op.label} fails in these shapes", why=error.why) from None
+
+
+def _slope_of(signature: Signature, timer: NodeTimer) -> Timing:
     feeds = _feeds(signature)
     few = _step(signature, feeds, 1, timer)
     few()
@@ -185,10 +193,9 @@ def _feeds(signature: Signature) -> Mapping[str, NDArray[Any]]:
 
 
 def _step(signature: Signature, feeds: Mapping[str, NDArray[Any]], copies: int, timer: NodeTimer) -> Step:
-    is_captured = timer.execution is Execution.GRAPH
+    settings = LoadSettings(captures=timer.execution is Execution.GRAPH)
     if signature is VIEW_NODE:
-        chain = open_session(chain_model(signature, copies), timer.machine, cuda_graph=is_captured)
-        return bind(chain, feeds, timer.machine.provider)
-    session = open_session(one_node_model(signature, copies), timer.machine, cuda_graph=is_captured)
+        return load(chain_model(signature, copies), timer.machine, settings=settings).placed(feeds)
+    program = load(one_node_model(signature, copies), timer.machine, settings=settings)
     own = {f"{name}_{copy}": array.copy() for copy in range(copies) for name, array in feeds.items()}
-    return bind(session, own, timer.machine.provider)
+    return program.placed(own)

@@ -15,7 +15,7 @@ from campo_onnx.ir.limits import MAX_NODES
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.counters import COUNTERS
 from campo_onnx.measure.events import EVENTS
-from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.timing import LONGEST_US
 
 _KEY = "campo-onnx:profile"

@@ -1,6 +1,6 @@
 """Take the profile of one FP32 training step.
 
-On a CPU the times come from ONNX Runtime's own profile of repeated steps. On CUDA that profile records
+On a CPU the times come from the runtime's own profile of repeated steps. On CUDA that profile records
 launches only: there a trace of all kernels is joined to nodes, and what it cannot tell, or all nodes
 where it cannot be trusted, is timed alone.
 """
@@ -25,10 +25,10 @@ from campo_onnx.measure.one_node import standalone
 from campo_onnx.measure.profile import SCHEMA, MeasuredBy, Profile
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.signature import Signature
+from campo_onnx.runtime.api import LoadSettings, StepTimes
 from campo_onnx.runtime.onnxruntime.kernel_trace import Joined, disagreement
 from campo_onnx.runtime.onnxruntime.kineto import record
-from campo_onnx.runtime.onnxruntime.sessions import bind, open_session
-from campo_onnx.runtime.onnxruntime.traces import trace
+from campo_onnx.runtime.registry import load
 from campo_onnx.runtime.timing import Effort, Timing, measure
 
 _CONSTANT = OpKey("", "Constant")
@@ -109,7 +109,9 @@ def take_profile(
     Raises
     ------
     UnsupportedModelError
-        If ONNX Runtime cannot load or run the graph.
+        If the runtime cannot load the graph.
+    ModelError
+        If it cannot run it.
     """
     view = imported.view
     signatures = {node.name: standalone(view, node.name) for node in view.nodes}
@@ -186,7 +188,9 @@ def trace_kernels(
     Raises
     ------
     UnsupportedModelError
-        If ONNX Runtime cannot load or run the graph.
+        If the runtime cannot load the graph.
+    ModelError
+        If it cannot run it.
     """
     try:
         joined = take(
@@ -226,27 +230,31 @@ def _trace_host(
     imported: Imported, feeds: Feeds, timer: NodeTimer, steps: int, on_progress: Progress | None
 ) -> Traced:
     done = _Counter(steps + _WARMUP, on_progress)
-    found = trace(
-        imported.model,
-        feeds,
-        timer.machine,
-        steps=steps,
-        warmup=_WARMUP,
-        folder=imported.folder,
-        on_step=done.advance,
-    )
+    settings = LoadSettings(traces=True)
+    program = load(imported.model, timer.machine, folder=imported.folder, settings=settings)
+    times = program.node_times(feeds, repeats=steps, warmup=_WARMUP, on_step=done.advance)
     return Traced(
         how=MeasuredBy.TRACE,
-        nodes=found.nodes,
-        step_us=found.step.median_us,
-        accounted=found.accounted,
-        interrupted=found.interrupted,
+        nodes=_by_node(times),
+        step_us=times.step.median_us,
+        accounted=times.accounted,
+        interrupted=times.interrupted,
     )
+
+
+def _by_node(times: StepTimes) -> Mapping[str, Timing]:
+    """Times by ONNX node; of nodes that one kernel computes, the first has its time."""
+    return {
+        name: executed.time if name == executed.nodes[0] else _NOTHING
+        for executed in times.nodes
+        for name in executed.nodes
+    }
 
 
 def _step_us(imported: Imported, feeds: Feeds, timer: NodeTimer, steps: int) -> float:
-    session = open_session(imported.model, timer.machine, folder=imported.folder, strict=False)
-    step = bind(session, feeds, timer.machine.provider)
+    settings = LoadSettings(must_stay=False)
+    program = load(imported.model, timer.machine, folder=imported.folder, settings=settings)
+    step = program.placed(feeds)
     return measure(step, Effort(warmup=_WARMUP, repeats=steps, budget_s=60.0)).median_us
 
 

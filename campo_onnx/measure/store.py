@@ -22,7 +22,7 @@ from typing import Self
 from campo_onnx.codec import DecodeError, from_json, from_plain, to_plain
 from campo_onnx.errors import ProfileError
 from campo_onnx.files import cache_folder
-from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.machine import DEFAULT, Machine
 from campo_onnx.runtime.timing import Timing
 
 _MAGIC = b"SQLite format 3\0"
@@ -81,7 +81,7 @@ class TimingKey:
     Parameters
     ----------
     machine
-        Device, driver, CUDA, ONNX Runtime, TF32 state and threads.
+        Device, driver, CUDA, runtime, TF32 state and threads.
     signature
         Op, attributes, shapes and types: :attr:`campo_onnx.ops.signature.Signature.key`.
     execution
@@ -94,7 +94,15 @@ class TimingKey:
 
     def row(self) -> tuple[str, str, str]:
         """The key as text."""
-        return json.dumps(to_plain(self.machine), sort_keys=True), self.signature, self.execution.value
+        return _filed_under(self.machine), self.signature, self.execution.value
+
+
+def _filed_under(machine: Machine) -> str:
+    """Write a machine as text; ONNX Runtime is left out, so that timings of older releases are found."""
+    plain = to_plain(machine)
+    if plain["runtime"] == DEFAULT:
+        del plain["runtime"]
+    return json.dumps(plain, sort_keys=True)
 
 
 def default_path() -> Path:

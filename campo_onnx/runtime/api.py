@@ -8,16 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import onnx
 from numpy.typing import NDArray
 
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
-
-Step = Callable[[], None]
-"""Runs one step on bound tensors and returns when it has ended."""
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.timing import Step, Timing
 
 
 class Support(Enum):
@@ -71,12 +70,22 @@ class LoadSettings:
         Let threads wait busily between two runs; not where several programs take turns.
     holds_memory
         Keep working memory between runs.
+    traces
+        Be ready for :meth:`Program.node_times`, which costs time in every run.
+    device_id
+        Number of the GPU.
+    stream
+        Address of the CUDA stream that the program runs on, in order with what else is put there; 0 for a
+        stream of its own.
     """
 
     captures: bool = False
     must_stay: bool = True
     spins: bool = True
     holds_memory: bool = True
+    traces: bool = False
+    device_id: int = 0
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +100,77 @@ class NodeTime:
         What the runtime calls the kernel.
     precision
         Precision of its arithmetic; None where the runtime does not tell.
-    time_us
-        Median over repeated steps.
+    time
+        Over repeated steps.
     """
 
     nodes: tuple[str, ...]
     kernel: str
     precision: Precision | None
-    time_us: float
+    time: Timing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Times of the nodes of a step, over the faster half of repeated steps.
+
+    Parameters
+    ----------
+    nodes
+        Executed nodes, in execution order.
+    step
+        The whole step.
+    accounted
+        Share of a step that its own node times add up to, median over the steps.
+    interrupted
+        Whether Ctrl-C ended it before all steps were run.
+    """
+
+    nodes: tuple[NodeTime, ...]
+    step: Timing
+    accounted: float
+    interrupted: bool = False
+
+
+class Place(NamedTuple):
+    """Type of the tensor at an address: its elements lie one after the other, the last axis fastest.
+
+    Parameters
+    ----------
+    name
+        The input or output.
+    dtype
+        ``TensorProto.DataType``.
+    shape
+        Static dimensions.
+    processor, device_id
+        Whose memory it is: ``"cpu"`` or ``"cuda"``, and the number of the GPU.
+    """
+
+    name: str
+    dtype: int
+    shape: tuple[int, ...]
+    processor: str
+    device_id: int = 0
+
+
+class AddressedProgram(Protocol):
+    """A program that runs on addresses."""
+
+    def run(self, read_at: Sequence[int], written_at: Sequence[int]) -> None:
+        """Run it once on memory that stays valid meanwhile; may be called from several threads.
+
+        Parameters
+        ----------
+        read_at, written_at
+            An address for each input and output; not 0, not even for empty ones.
+
+        Raises
+        ------
+        campo_onnx.errors.ModelError
+            If a node fails.
+        """
+        ...
 
 
 class Tensor(Protocol):
@@ -134,11 +206,16 @@ class Tensor(Protocol):
 class Program(Protocol):
     """A loaded graph."""
 
-    def bound(self, reads: Mapping[str, Tensor], writes: Mapping[str, Tensor | None]) -> Step:
-        """Bind every input and output by its name in the ONNX graph, and return what runs one step.
+    @property
+    def note(self) -> str:
+        """Say which nodes run elsewhere than on the processor asked for; empty if all run there."""
+        ...
+
+    def bound(self, reads: Mapping[str, Tensor], writes: Mapping[str, Tensor]) -> Step:
+        """Bind every input, and outputs, by their names in the ONNX graph; return what runs one step.
 
         A program may be bound several times; bindings keep their tensors alive and are run one at a time. An
-        output bound to None is allocated by the runtime at each run.
+        output that is left out is allocated by the runtime.
 
         Raises
         ------
@@ -148,12 +225,46 @@ class Program(Protocol):
         """
         ...
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Run it once on arrays and copy the outputs, by name."""
+    def placed(self, feeds: Mapping[str, NDArray[Any]]) -> Step:
+        """Put inputs on the processor once and return what runs one step on them; results stay there.
+
+        On a CPU the arrays may be bound as they are. Raises as :meth:`bound` does.
+        """
         ...
 
-    def node_times(self, feeds: Mapping[str, NDArray[Any]], *, repeats: int) -> tuple[NodeTime, ...]:
-        """Time each executed node, in execution order; only where the runtime ``traces_nodes``."""
+    def addressed(self, reads: Sequence[Place], writes: Sequence[Place]) -> AddressedProgram:
+        """Run on memory of the caller; only where the runtime ``takes_addresses``."""
+        ...
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Run it once on arrays and copy the outputs, by name.
+
+        Raises
+        ------
+        campo_onnx.errors.ModelError
+            If a node fails.
+        """
+        ...
+
+    def node_times(
+        self,
+        feeds: Mapping[str, NDArray[Any]],
+        *,
+        repeats: int,
+        warmup: int = 2,
+        on_step: Callable[[], None] | None = None,
+    ) -> StepTimes:
+        """Time each executed node; only where the runtime ``traces_nodes``, once for each program.
+
+        Parameters
+        ----------
+        feeds
+            A value for every input.
+        repeats, warmup
+            Steps that count, and those before them that do not.
+        on_step
+            Called after every step.
+        """
         ...
 
     def executed(self) -> Mapping[str, Precision]:
@@ -187,6 +298,18 @@ class Runtime(Protocol):
 
     def problem(self, processor: str) -> str:
         """Say why it cannot run on ``"cpu"`` or ``"cuda"`` here; empty if it can."""
+        ...
+
+    def machine(self, processor: str, threads: int = 0) -> Machine:
+        """Identify this machine, as timings are filed under it.
+
+        Parameters
+        ----------
+        processor
+            ``"cpu"`` or ``"cuda"``.
+        threads
+            Threads of one node on a CPU; 0 takes all cores that this process may use.
+        """
         ...
 
     def support(self, signature: Signature, processor: str, precision: Precision) -> Support:

@@ -9,17 +9,17 @@ from onnx import TensorProto
 
 from campo_onnx.errors import ModelError, UsageError
 from campo_onnx.ir.importer import Imported
-from campo_onnx.runtime.onnxruntime.buffers import FlatBuffer
-from campo_onnx.runtime.onnxruntime.providers import Machine
-from campo_onnx.runtime.onnxruntime.run import empty_on_device, from_device, on_device, run_bound
-from campo_onnx.runtime.onnxruntime.sessions import open_session
+from campo_onnx.runtime.api import LoadSettings, Tensor
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.registry import load, tensor, tensor_of
+from campo_onnx.runtime.timing import Step
 from campo_onnx.step import naming as step_naming
+from campo_onnx.training.flat_program import FlatProgram
 from campo_onnx.training.flat_state import ROW, flat_layout, in_order
 from campo_onnx.training.flat_update import FlatUpdate
 from campo_onnx.training.gradient_interface import GradientInterface
 from campo_onnx.training.low_weights import LOW, MASTER, cast_model, with_low_weights
 from campo_onnx.training.pool_places import with_compared_places
-from campo_onnx.training.program import Program
 from campo_onnx.training.runner import Arrays, Outcome, Ran
 from campo_onnx.training.weight_order import kept_as_read
 from campo_onnx.training.weight_update import WeightUpdate
@@ -63,7 +63,7 @@ class FlatStep:
         *,
         cuda_graph: bool,
     ) -> None:
-        self._interface, self._machine, self._cuda_graph = interface, machine, cuda_graph
+        self._interface = interface
         self._accumulate = update.accumulate
         step = interface.step
         parameters = interface.parameters()
@@ -78,42 +78,37 @@ class FlatStep:
             update, self._layout, machine, is_scaled=interface.is_scaled, checks_finite=not has_check
         )
         self._roles = self._update.roles()
-        self._further = (
-            FlatBuffer(self._layout.rows * ROW, _FLOAT, machine) if update.accumulate > 1 else None
-        )
+        self._further = tensor((self._layout.rows * ROW,), _FLOAT, machine) if update.accumulate > 1 else None
         if machine.provider == "cpu":
             model = with_compared_places(model, imported.view)
         model, self._low = with_low_weights(model, self._layout)
-        self._low_weights: FlatBuffer | None = None
+        self._low_weights: Tensor | None = None
         if self._low:
-            self._low_weights = FlatBuffer(self._layout.rows * ROW, int(TensorProto.FLOAT16), machine)
-            self._cast = Program(cast_model(self._layout.rows), machine)
+            self._low_weights = tensor((self._layout.rows * ROW,), int(TensorProto.FLOAT16), machine)
+            self._cast = FlatProgram(cast_model(self._layout.rows), machine)
             self._cast.reads(MASTER, self._update.weights)
             self._cast.writes(LOW, self._low_weights)
         # The threads of one session would keep the cores from the other's: on two cores, BERT-large's small
         # variant took 47 ms a step with threads that spin, 16 with threads that do so within a run.
-        self._session = open_session(
-            model, machine, folder=imported.folder, cuda_graph=cuda_graph, strict=cuda_graph, spins=False
-        )
+        settings = LoadSettings(captures=cuda_graph, must_stay=cuda_graph, spins=False)
+        self._program = load(model, machine, folder=imported.folder, settings=settings)
         flat = {name_of(name) for name_of in self._roles for name in self._layout.slices}
         others = {n: value for n, value in state.items() if n not in flat and n != step_naming.STEP}
         self._frozen = {
-            n: on_device(self._as_kept(n, value), machine)
+            n: tensor_of(self._as_kept(n, value), machine)
             for n, value in others.items()
             if n not in step.next_value
         }
         # The state, what the window has made of it so far, and what the next step makes of that.
         copies = 3 if update.accumulate > 1 else 2
         self._buffers = [
-            {n: on_device(value, machine) for n, value in others.items() if n in step.next_value}
+            {n: tensor_of(value, machine) for n, value in others.items() if n in step.next_value}
             for _ in range(copies)
         ]
         read = {n: spec for n, spec in step.feeds.items() if n != step_naming.LEARNING_RATE}
-        self._feeds = {n: empty_on_device(spec.shape, spec.dtype, machine) for n, spec in read.items()}
-        self._metrics = {
-            n: empty_on_device(spec.shape, spec.dtype, machine) for n, spec in step.metrics.items()
-        }
-        self._bindings: dict[tuple[int, int, bool], Any] = {}
+        self._feeds = {n: tensor(spec.shape, spec.dtype, machine) for n, spec in read.items()}
+        self._metrics = {n: tensor(spec.shape, spec.dtype, machine) for n, spec in step.metrics.items()}
+        self._steps: dict[tuple[int, int, bool], Step] = {}
         self._side = self._latest = 0  # copies of the buffers: the state, and the window's
         self._taken = 0  # steps of the window so far
         self._is_finite = True
@@ -131,7 +126,7 @@ class FlatStep:
         scale = float(feeds.get(step_naming.LOSS_SCALE, np.float32(1)))
         for name, value in feeds.items():
             if name in self._feeds:
-                self._feeds[name].update_inplace(value)
+                self._feeds[name].write(value)
         metrics = self._differentiate()
         if self._taken < self._accumulate:
             return Ran(metrics=metrics, outcome=Outcome.ACCUMULATED)
@@ -175,7 +170,7 @@ class FlatStep:
             found |= {name_of(name): np.asarray(part, order="C") for name, part in parts.items()}
         for name, value in (self._frozen | self._buffers[self._side]).items():
             kept = self._kept.get(name)
-            array = from_device(value)
+            array = value.read()
             found[name] = array if kept is None else np.asarray(in_order(array, kept.order), order="C")
         if step_naming.STEP in self._interface.step.state:
             found[step_naming.STEP] = np.asarray(self._update.count, np.int64)
@@ -186,7 +181,7 @@ class FlatStep:
         for name_of, buffer in self._roles.items():
             buffer.write(self._layout.packed({name: state[name_of(name)] for name in self._layout.slices}))
         for name, value in (self._frozen | self._buffers[self._side]).items():
-            value.update_inplace(self._as_kept(name, state[name]))
+            value.write(self._as_kept(name, state[name]))
         self._update.begin(int(state.get(step_naming.STEP, np.int64(0))))
         self._taken = 0
 
@@ -202,11 +197,10 @@ class FlatStep:
         source = self._side if is_first else self._latest
         target = next(i for i in range(len(self._buffers)) if i not in (self._side, source))
         key = (source, target, is_first)
-        if key not in self._bindings:
-            self._bindings[key] = self._bound(*key)
-        number = [*self._bindings].index(key) + 1
-        run_bound(self._session, self._bindings[key], number if self._cuda_graph else None)
-        metrics = {name: from_device(value) for name, value in self._metrics.items()}
+        if key not in self._steps:
+            self._steps[key] = self._bound(*key)
+        self._steps[key]()
+        metrics = {name: value.read() for name, value in self._metrics.items()}
         finite = bool(metrics.pop(step_naming.GRADS_FINITE, True))
         if not is_first and self._further is not None:
             try:
@@ -218,21 +212,17 @@ class FlatStep:
         self._latest, self._taken = target, self._taken + 1
         return metrics
 
-    def _bound(self, source: int, target: int, is_first: bool) -> Any:
-        binding = self._session.io_binding()
-        further = self._further
+    def _bound(self, source: int, target: int, is_first: bool) -> Step:
+        step, further = self._interface.step, self._further
         gradients = self._update.gradients if is_first or further is None else further
+        reads = self._frozen | self._buffers[source] | self._feeds
+        writes = {step.next_value[name]: value for name, value in self._buffers[target].items()}
+        writes |= self._metrics
         for name, output in self._interface.gradients.items():
-            place, given = self._layout.slices[name], step_naming.parameter(name)
-            made = self._kept[given].gradient_shape if given in self._kept else place.shape
-            self._update.weights.bind_input(binding, given, place.stored, place.first)
-            gradients.bind_output(binding, output, made, place.first)
+            place, weight = self._layout.slices[name], step_naming.parameter(name)
+            shape = self._kept[weight].gradient_shape if weight in self._kept else place.shape
+            reads[weight] = self._update.weights.slice(place.first, place.stored)
+            writes[output] = gradients.slice(place.first, shape)
             if name in self._low and self._low_weights is not None:
-                self._low_weights.bind_input(binding, self._low[name], place.stored, place.first)
-        for name, value in (self._frozen | self._buffers[source] | self._feeds).items():
-            binding.bind_ortvalue_input(name, value)
-        for name, value in self._buffers[target].items():
-            binding.bind_ortvalue_output(self._interface.step.next_value[name], value)
-        for name, value in self._metrics.items():
-            binding.bind_ortvalue_output(name, value)
-        return binding
+                reads[self._low[name]] = self._low_weights.slice(place.first, place.stored)
+        return self._program.bound(reads, writes)

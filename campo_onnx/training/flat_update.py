@@ -14,12 +14,13 @@ from onnx import TensorProto
 from campo_onnx.errors import ModelError
 from campo_onnx.export.optimizers import LAMB, Optimizer
 from campo_onnx.export.target import target_here
-from campo_onnx.runtime.onnxruntime.buffers import FlatBuffer
-from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.api import Tensor
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.registry import tensor
 from campo_onnx.step import naming as step_naming
 from campo_onnx.training import updates
+from campo_onnx.training.flat_program import FlatProgram
 from campo_onnx.training.flat_state import ROW, FlatLayout, Segment
-from campo_onnx.training.program import Program
 from campo_onnx.training.weight_update import WeightUpdate
 
 ROWS_A_RUN: Mapping[str, int] = MappingProxyType({"cpu": 512, "cuda": 65_536})
@@ -93,7 +94,7 @@ class FlatUpdate:
         self._checks = is_clipped or checks_finite
         if self._checks:
             model = updates.check_model(layout.rows, clip_norm=update.clip_norm, finite=checks_finite)
-            self._check = Program(model, machine)
+            self._check = FlatProgram(model, machine)
             self._check.reads(updates.GRADIENT, self.gradients)
         scaled = is_clipped or self._feeds_scale
         self._programs = [
@@ -102,18 +103,18 @@ class FlatUpdate:
             if update.optimizer is not None or scaled
             for program in self._programs_of(segment, scaled=scaled)
         ]
-        self._sum: Program | None = None
+        self._sum: FlatProgram | None = None
         if self._average is not None and update.average_decay is not None:
-            self._averaging = Program(
+            self._averaging = FlatProgram(
                 updates.averaging_model(layout.rows, update.average_decay, self._target), machine
             )
             self._averaging.reads(updates.PARAMETER, self.weights)
             self._averaging.reads(updates.AVERAGE, self._average)
             self._averaging.writes(updates.new(updates.AVERAGE), self._average)
 
-    def roles(self) -> dict[Callable[[str], str], FlatBuffer]:
+    def roles(self) -> dict[Callable[[str], str], Tensor]:
         """Flat state, by what names a parameter's part of it."""
-        roles: dict[Callable[[str], str], FlatBuffer] = {step_naming.parameter: self.weights}
+        roles: dict[Callable[[str], str], Tensor] = {step_naming.parameter: self.weights}
         roles |= {partial(step_naming.state, slot): buffer for slot, buffer in self._slots.items()}
         return roles | ({} if self._average is None else {step_naming.average: self._average})
 
@@ -136,10 +137,10 @@ class FlatUpdate:
                 remedy="Restore a checkpoint.",
             )
 
-    def add(self, further: FlatBuffer) -> None:
+    def add(self, further: Tensor) -> None:
         """Add further gradients to the gradients."""
         if self._sum is None:
-            self._sum = Program(updates.accumulation_model(self._layout.rows), self._machine)
+            self._sum = FlatProgram(updates.accumulation_model(self._layout.rows), self._machine)
             self._sum.reads(updates.GRADIENT, self.gradients)
             self._sum.reads(updates.FURTHER, further)
             self._sum.writes(updates.new(updates.GRADIENT), self.gradients)
@@ -177,7 +178,7 @@ class FlatUpdate:
 
     def _times(self, factor: float) -> None:
         """Multiply all gradients."""
-        program = Program(updates.scaling_model(self._layout.rows), self._machine)
+        program = FlatProgram(updates.scaling_model(self._layout.rows), self._machine)
         program.reads(updates.GRADIENT, self.gradients)
         program.writes(updates.new(updates.GRADIENT), self.gradients)
         program.run({updates.GRAD_SCALE: factor})
@@ -201,14 +202,14 @@ class FlatUpdate:
             self._averaging.run({})
         self.begin(self.count + 1)
 
-    def _flat(self) -> FlatBuffer:
-        return FlatBuffer(self._layout.rows * ROW, _FLOAT, self._machine)
+    def _flat(self) -> Tensor:
+        return tensor((self._layout.rows * ROW,), _FLOAT, self._machine)
 
-    def _programs_of(self, segment: Segment, *, scaled: bool) -> Iterator[Program]:
+    def _programs_of(self, segment: Segment, *, scaled: bool) -> Iterator[FlatProgram]:
         """Write the update of a segment as runs of as many rows as suit the machine."""
         optimizer = self._update.optimizer_of(segment.group)
         most = segment.rows if isinstance(optimizer, LAMB) else ROWS_A_RUN[self._machine.provider]
-        loaded: dict[int, Program] = {}
+        loaded: dict[int, FlatProgram] = {}
         for done in range(0, segment.rows, most):
             rows = min(most, segment.rows - done)
             program = self._program(optimizer, segment, rows, scaled=scaled, loaded=loaded.get(rows))
@@ -223,17 +224,17 @@ class FlatUpdate:
         rows: int,
         *,
         scaled: bool,
-        loaded: Program | None,
-    ) -> Program:
+        loaded: FlatProgram | None,
+    ) -> FlatProgram:
         if optimizer is None:
-            return Program(updates.scaling_model(rows), self._machine, loaded=loaded)
+            return FlatProgram(updates.scaling_model(rows), self._machine, loaded=loaded)
         numbers = self._layout.tensor_of_row(segment) if isinstance(optimizer, LAMB) else None
         model = updates.update_model(
             optimizer, rows, scaled=scaled, tensor_of_row=numbers, target=self._target
         )
-        return Program(model, self._machine, loaded=loaded)
+        return FlatProgram(model, self._machine, loaded=loaded)
 
-    def _bind(self, program: Program, optimizer: Optimizer | None, first: int) -> None:
+    def _bind(self, program: FlatProgram, optimizer: Optimizer | None, first: int) -> None:
         program.reads(updates.GRADIENT, self.gradients, first)
         if optimizer is None:
             program.writes(updates.new(updates.GRADIENT), self.gradients, first)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from campo_onnx.errors import CheckpointError, UnsupportedModelError, UsageError
 from campo_onnx.ir.importer import import_model
-from campo_onnx.runtime.onnxruntime.providers import choose_provider, machine
+from campo_onnx.runtime.registry import machine, processor_for
 from campo_onnx.step.interface import Feed, step_interface
 from campo_onnx.step.naming import GRADS_FINITE, LOSS, LOSS_SCALE
 from campo_onnx.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -120,7 +120,7 @@ class TrainingSession:
         threads: int = 0,
         cuda_graph: bool = False,
     ) -> None:
-        here = machine(choose_provider(provider), threads)
+        here = machine(processor_for(provider), threads)
         if cuda_graph and here.provider != "cuda":
             raise UsageError("a CUDA graph cannot be captured on a CPU", remedy="Leave cuda_graph off.")
         imported = import_model(model, dims)

@@ -6,9 +6,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from campo_onnx.ir.importer import Imported
-from campo_onnx.runtime.onnxruntime.providers import Machine
-from campo_onnx.runtime.onnxruntime.run import empty_on_device, from_device, on_device, run_bound
-from campo_onnx.runtime.onnxruntime.sessions import open_session
+from campo_onnx.runtime.api import LoadSettings, Program, Tensor
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.registry import load, tensor, tensor_of
+from campo_onnx.runtime.timing import Step
 from campo_onnx.step.interface import StepInterface, TensorSpec
 from campo_onnx.step.naming import GRADS_FINITE
 from campo_onnx.training.pool_places import with_compared_places
@@ -42,23 +43,17 @@ class WholeStep:
         *,
         cuda_graph: bool,
     ) -> None:
-        self._interface, self._machine, self._cuda_graph = interface, machine, cuda_graph
+        self._interface, self._machine = interface, machine
         model = imported.model
         if machine.provider == "cpu":
             model = with_compared_places(model, imported.view)
-        self._session = open_session(
-            model,
-            machine,
-            folder=imported.folder,
-            cuda_graph=cuda_graph,
-            strict=cuda_graph,
-            spins=False,
-        )
+        settings = LoadSettings(captures=cuda_graph, must_stay=cuda_graph, spins=False)
+        program = load(model, machine, folder=imported.folder, settings=settings)
         self._side = 0  # which of its two copies is the state
         self._state = {name: self._two_copies(name, value) for name, value in state.items()}
         self._feeds = {name: self._empty(spec) for name, spec in interface.feeds.items()}
         self._metrics = {name: self._empty(spec) for name, spec in interface.metrics.items()}
-        self._bindings = (self._bound(0), self._bound(1))
+        self._steps = (self._bound(program, 0), self._bound(program, 1))
 
     @property
     def is_within_window(self) -> bool:
@@ -68,10 +63,9 @@ class WholeStep:
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> Ran:
         """Run one step; a failure leaves the state as it was."""
         for name, value in feeds.items():
-            self._feeds[name].update_inplace(value)
-        # A captured graph keeps its addresses, and the two sides have different ones.
-        run_bound(self._session, self._bindings[self._side], self._side + 1 if self._cuda_graph else None)
-        metrics = {name: from_device(value) for name, value in self._metrics.items()}
+            self._feeds[name].write(value)
+        self._steps[self._side]()
+        metrics = {name: value.read() for name, value in self._metrics.items()}
         if not metrics.pop(GRADS_FINITE, True):
             return Ran(metrics=metrics, outcome=Outcome.SKIPPED)
         self._side = 1 - self._side
@@ -79,29 +73,23 @@ class WholeStep:
 
     def state(self) -> Arrays:
         """Copy the state from the device, by input name."""
-        return {name: from_device(copies[self._side]) for name, copies in self._state.items()}
+        return {name: copies[self._side].read() for name, copies in self._state.items()}
 
     def load(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Put another state in place."""
         for name, value in state.items():
-            self._state[name][self._side].update_inplace(value)
+            self._state[name][self._side].write(value)
 
-    def _two_copies(self, name: str, value: NDArray[Any]) -> tuple[Any, Any]:
-        first = on_device(value, self._machine)
+    def _two_copies(self, name: str, value: NDArray[Any]) -> tuple[Tensor, Tensor]:
+        first = tensor_of(value, self._machine)
         is_frozen = name not in self._interface.next_value
         return first, first if is_frozen else self._empty(self._interface.state[name])
 
-    def _empty(self, spec: TensorSpec) -> Any:
-        return empty_on_device(spec.shape, spec.dtype, self._machine)
+    def _empty(self, spec: TensorSpec) -> Tensor:
+        return tensor(spec.shape, spec.dtype, self._machine)
 
-    def _bound(self, side: int) -> Any:
-        binding = self._session.io_binding()
-        for name, copies in self._state.items():
-            binding.bind_ortvalue_input(name, copies[side])
-        for name, value in self._feeds.items():
-            binding.bind_ortvalue_input(name, value)
-        for name, output in self._interface.next_value.items():
-            binding.bind_ortvalue_output(output, self._state[name][1 - side])
-        for name, value in self._metrics.items():
-            binding.bind_ortvalue_output(name, value)
-        return binding
+    def _bound(self, program: Program, side: int) -> Step:
+        state, outputs = self._state, self._interface.next_value
+        reads = {name: copies[side] for name, copies in state.items()} | self._feeds
+        writes = {output: state[name][1 - side] for name, output in outputs.items()} | self._metrics
+        return program.bound(reads, writes)

@@ -17,7 +17,7 @@ from campo_onnx.bench.rounds import time_rounds
 from campo_onnx.errors import DeviceUnavailableError, ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.traffic import traffic
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 
 CPU = machine("cpu", 1)
 STEP = "g (float[8, 4] x, float[4, 2] w) => (float[8, 2] y) { y = MatMul(x, w) }"

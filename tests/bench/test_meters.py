@@ -12,7 +12,7 @@ from campo_onnx.bench.result import BenchResult, BenchRow, Outcome
 from campo_onnx.errors import DeviceUnavailableError, UsageError
 from campo_onnx.runtime.nvml import GpuMeter
 from campo_onnx.runtime.onnxruntime.ncu import TENSOR_PIPE
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 
 CPU = machine("cpu", 1)
 POWER_W = {"a": 400.0, "b": 250.0}

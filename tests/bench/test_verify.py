@@ -21,7 +21,7 @@ from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import Optimized, optimize
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 
 GRAPH = Path(__file__).parents[1] / "data" / "alexnet_like.onnx"
 # Casts and launches next to nothing, so that the small graph is worth rewriting.

@@ -29,7 +29,8 @@ from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
 from campo_onnx.optimize.traffic import traffic
-from campo_onnx.runtime.onnxruntime.providers import Machine, machine
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.registry import machine
 
 DATA = Path(__file__).parents[1] / "data"
 MLP = DATA / "mlp.onnx"

@@ -20,7 +20,7 @@ from campo_onnx import Plan, device, optimize_model
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.plan.reason import Reason
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 
 ROOT = Path(__file__).parents[2]
 STEP = ROOT / "benchmarks" / "data" / "mlp_step.onnx"

@@ -31,7 +31,8 @@ from campo_onnx.measure.store import Execution, Store, TimingKey
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.onnxruntime.providers import Machine, machine
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.registry import machine
 from campo_onnx.runtime.timing import Timing
 
 DATA = Path(__file__).parent.parent / "data"

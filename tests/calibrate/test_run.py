@@ -26,7 +26,7 @@ from campo_onnx.ops.facts import moved_bytes, ports_of, work_of
 from campo_onnx.ops.ports import Ports, lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
-from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.timing import Timing
 
 DATA = Path(__file__).parent.parent / "data"

@@ -104,7 +104,7 @@ def test_columns_nothing_was_measured_for_are_left_out(program, found, capsys) -
 def test_everything_a_gpu_tells(program, found, capsys) -> None:
     from dataclasses import replace
 
-    from campo_onnx.runtime.onnxruntime.providers import machine
+    from campo_onnx.runtime.registry import machine
 
     joules = Interval(median=2.5, low=2.4, high=2.6)
     figures = {"energy_j": joules, "peak_bytes": 3 << 30, "samples_per_s": 812.0, "tensor_pipe_share": 0.4}

@@ -15,7 +15,7 @@ from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 ROW_KEYS = {

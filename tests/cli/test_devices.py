@@ -7,7 +7,7 @@ import pytest
 import campo_onnx
 from campo_onnx.hardware.datasheet import devices
 from campo_onnx.measure.store import Store, TimingKey
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 from campo_onnx.runtime.timing import Timing
 
 

@@ -17,7 +17,7 @@ from campo_onnx.hardware.detect import device_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Execution, Store
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 from tests.cluster.conftest import kill_who_is_stuck
 
 pytest.importorskip("ray")

@@ -25,7 +25,7 @@ from campo_onnx.ops.kernels import has_kernel
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 from tests.timed_by_bytes import time_node
 
 DATA = Path(__file__).parent.parent / "data"

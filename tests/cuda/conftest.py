@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.runtime.onnxruntime.providers import Machine, cuda_problem, machine
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.onnxruntime.providers import cuda_problem
+from campo_onnx.runtime.registry import machine
 
 STUB = "STUB"
 _FIELDS = ("launches", "up", "down", "inside", "waits", "captures", "replays", "used_bytes", "peak_bytes")

@@ -4,8 +4,8 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
+from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.onnxruntime.addresses import AddressedSession, Place
-from campo_onnx.runtime.onnxruntime.providers import Machine
 from tests.cuda.conftest import Stub
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from campo_onnx.bench.subprocess_timing import NOTE
-from campo_onnx.runtime.onnxruntime.providers import Machine, machine
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.registry import machine
 from tests.cuda.conftest import STUB
 
 ROOT = Path(__file__).parents[2]

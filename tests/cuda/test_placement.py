@@ -13,8 +13,9 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ops.kernels import never_loads
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.onnxruntime.providers import Machine
-from campo_onnx.runtime.onnxruntime.sessions import bind, open_session, optimized_nodes
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.onnxruntime.optimized import optimized_nodes
+from campo_onnx.runtime.registry import load
 from tests.conftest import DIMS
 from tests.cuda.conftest import graphs
 
@@ -52,11 +53,12 @@ def casts(nodes: list[onnx.NodeProto]) -> int:
 @pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
 def test_the_given_graph_runs_on_cuda(path: Path, cuda: Machine) -> None:
     given = imported(path)
-    session = open_session(given.model, cuda, folder=given.folder)
-    step = bind(session, synthesize(given.view), "cuda")
+    step = load(given.model, cuda, folder=given.folder).placed(synthesize(given.view))
     step()
     step()
-    assert not [n for n in optimized_nodes(given.model, cuda, given.folder) if n.op_type.startswith("Memcpy")]
+    assert not [
+        n for n in optimized_nodes(given.model, "cuda", folder=given.folder) if n.op_type.startswith("Memcpy")
+    ]
 
 
 @pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
@@ -71,9 +73,8 @@ def test_the_mixed_graph_runs_on_cuda(path: Path, strategy: str, low: Precision,
         dims=DIMS.get(path.stem, {}),
     )
     mixed = optimize_model(path, options).model
-    session = open_session(mixed, cuda, folder=given.folder)
-    bind(session, synthesize(given.view), "cuda")()
-    nodes = optimized_nodes(mixed, cuda, given.folder)
+    load(mixed, cuda, folder=given.folder).placed(synthesize(given.view))()
+    nodes = optimized_nodes(mixed, "cuda", folder=given.folder)
     assert not [node for node in nodes if node.op_type.startswith("Memcpy")]
     assert casts(nodes) == casts(list(mixed.graph.node)), "ONNX Runtime inserted or dropped a Cast"
 
@@ -92,7 +93,7 @@ def test_a_mask_of_integers_is_cast_as_often_as_planned(strategy: str, cuda: Mac
     onnx.save(onnx.parser.parse_model(text), path)
     lists = oplists(STRATEGIES[strategy].default_lists)
     mixed = optimize_model(path, Options(device=device("v100"), lists=lists, strategy=strategy)).model
-    assert casts(optimized_nodes(mixed, cuda, None)) == casts(list(mixed.graph.node))
+    assert casts(optimized_nodes(mixed, "cuda")) == casts(list(mixed.graph.node))
 
 
 def test_a_node_without_a_kernel_is_refused(cuda: Machine) -> None:
@@ -101,7 +102,7 @@ def test_a_node_without_a_kernel_is_refused(cuda: Machine) -> None:
     )
     model.graph.node[0].name = "asinh"
     with pytest.raises(UnsupportedModelError):
-        open_session(model, cuda)
+        load(model, cuda)
 
 
 def test_a_copy_between_providers_is_seen(cuda: Machine) -> None:
@@ -110,7 +111,7 @@ def test_a_copy_between_providers_is_seen(cuda: Machine) -> None:
         '<ir_version: 10, opset_import: ["" : 20]> g (float[4] x) => (float[4] y) { a = Abs(x)\n'
         "b = Asinh(a)\n y = Abs(b) }"
     )
-    assert [n for n in optimized_nodes(model, cuda, None) if n.op_type.startswith("Memcpy")]
+    assert [n for n in optimized_nodes(model, "cuda") if n.op_type.startswith("Memcpy")]
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -130,7 +131,7 @@ def test_batch_normalization_that_trains_is_known_not_to_load(
     signature = import_model(model).view.signature("n")
     if never_loads(signature, "cuda"):
         with pytest.raises(UnsupportedModelError, match="Training mode"):
-            open_session(model, cuda)
+            load(model, cuda)
     else:
-        open_session(model, cuda)
+        load(model, cuda)
     assert never_loads(signature, "cuda") == training

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.machine import Machine
 from tests.cuda.conftest import STUB
 from tests.cuda.test_commands import GRAPH, KNOWN_GPU
 

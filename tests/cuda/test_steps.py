@@ -15,9 +15,11 @@ from campo_onnx.export.optimizers import AdamW
 from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import VIEW_NODE
 from campo_onnx.measure.one_node import chain_model, one_node_view
+from campo_onnx.runtime.api import LoadSettings
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.onnxruntime.providers import Machine
-from campo_onnx.runtime.onnxruntime.sessions import bind, open_session, optimized_nodes
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.onnxruntime.optimized import optimized_nodes
+from campo_onnx.runtime.registry import load
 from campo_onnx.step.interface import step_interface
 from campo_onnx.training.flat_state import flat_layout
 from campo_onnx.training.gradient_interface import gradient_interface
@@ -36,14 +38,13 @@ from pathlib import Path
 from campo_onnx.errors import CampoError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.sessions import bind, open_session, optimized_nodes
+from campo_onnx.runtime.registry import load, machine
 from campo_onnx.training.flat_state import flat_layout
 from campo_onnx.training.gradient_interface import gradient_interface
 from campo_onnx.training.low_weights import flat_weights, with_low_weights
 given = import_model(Path(sys.argv[1]))
 try:
-    step = bind(open_session(given.model, machine("cuda")), synthesize(given.view), "cuda")
+    step = load(given.model, machine("cuda")).placed(synthesize(given.view))
     for _ in range(3):
         step()
 except CampoError as error:
@@ -65,7 +66,7 @@ def in_a_process(graph: Path, **settings: str) -> subprocess.CompletedProcess[st
 @pytest.mark.parametrize("name", ["mlp", "resblocks", "bert2_mlm_sdpa", "alexnet_like"])
 def test_a_step_is_captured_once_and_replayed(name: str, cuda: Machine, stub: Stub) -> None:
     given = import_model(DATA / f"{name}.onnx")
-    step = bind(open_session(given.model, cuda, cuda_graph=True), synthesize(given.view), "cuda")
+    step = load(given.model, cuda, settings=LoadSettings(captures=True)).placed(synthesize(given.view))
     for _ in range(4):
         step()
     counts = stub.counts()
@@ -79,9 +80,7 @@ def test_a_step_is_captured_once_and_replayed(name: str, cuda: Machine, stub: St
 def test_a_view_inside_a_graph_asks_nothing_of_the_device(cuda: Machine, stub: Stub) -> None:
     asked = []
     for copies in (1, 33):
-        step = bind(
-            open_session(chain_model(VIEW_NODE, copies), cuda), synthesize(one_node_view(VIEW_NODE)), "cuda"
-        )
+        step = load(chain_model(VIEW_NODE, copies), cuda).placed(synthesize(one_node_view(VIEW_NODE)))
         step()
         stub.reset()
         step()
@@ -92,7 +91,7 @@ def test_a_view_inside_a_graph_asks_nothing_of_the_device(cuda: Machine, stub: S
 
 def test_patterns_of_memory_do_not_double_what_is_held(cuda: Machine, stub: Stub) -> None:
     given = import_model(DATA / "bert2_mlm_sdpa.onnx")
-    step = bind(open_session(given.model, cuda), synthesize(given.view), "cuda")
+    step = load(given.model, cuda).placed(synthesize(given.view))
     step()
     first = stub.counts()["used_bytes"]
     step()
@@ -161,7 +160,7 @@ def test_what_is_planned_for_a_flat_session_is_what_runs(cuda: Machine, stub: St
     update = WeightUpdate(optimizer=AdamW())
     interface = gradient_interface(planned.imported.view, update)
     changed, taken = with_low_weights(planned.model, flat_layout(interface.shapes()))
-    casts = [node for node in optimized_nodes(changed, cuda) if node.op_type == "Cast"]
+    casts = [node for node in optimized_nodes(changed, "cuda") if node.op_type == "Cast"]
     assert len(casts) + 1 == planned.planned_traffic.casts.launches
     assert len(casts) + len(taken) == len([n for n in planned.model.graph.node if n.op_type == "Cast"])
     mixed = tmp_path / "mixed.onnx"

@@ -16,8 +16,8 @@ from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.run import run
+from campo_onnx.runtime.chunked_run import run
+from campo_onnx.runtime.registry import machine
 
 # Launches that cost nothing: so small a graph has precisions worth choosing.
 DEVICE = replace(device("v100"), launch_us=1e-6, host_us=1e-6)

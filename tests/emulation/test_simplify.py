@@ -59,7 +59,7 @@ def test_another_graph_is_refused(
     before: str, after: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = onnx.parser.parse_model(GRAPH.replace(before, after))
-    monkeypatch.setattr(room, "cleaned_up", lambda *_: other)
+    monkeypatch.setattr(room, "cleaned_up", lambda *_, **__: other)
     with pytest.raises(CheckFailedError, match=says):
         simplify(onnx.parser.parse_model(GRAPH))
 

@@ -17,7 +17,7 @@ from campo_onnx.bench.rounds import Schedule
 from campo_onnx.hardware.detect import device_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 
 
 @pytest.mark.parametrize("name", ["dcgan_generator", "resnet50"])

@@ -15,7 +15,7 @@ from campo_onnx.calibrate.op_model import OpModel, TimeModel
 from campo_onnx.hardware.datasheet import device
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.machine import Machine
 from campo_onnx.training.session import TrainingSession
 from tests.fuzz.cases import CHECK_ALL, GIVEN_ONES, MIXED_ONES, RANDOM_GRAPHS, USER_CALIBRATION
 from tests.fuzz.sandbox import Bounds, in_child, run

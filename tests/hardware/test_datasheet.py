@@ -11,7 +11,7 @@ from campo_onnx.errors import DeviceUnavailableError, ProfileError, UsageError
 from campo_onnx.hardware.datasheet import closest, device, devices, matching, read_catalogue
 from campo_onnx.hardware.detect import device_of
 from campo_onnx.hardware.device import DeviceKind
-from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.machine import Machine
 
 DATA = Path(str(files("campo_onnx.hardware").joinpath("data")))
 

@@ -1,11 +1,9 @@
 """Timing single nodes: on a clock that only steps move, and on the CPU provider."""
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 
 import onnx
 import pytest
@@ -21,9 +19,9 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature, make_signature
+from campo_onnx.runtime.api import LoadSettings
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.sessions import bind, open_session
+from campo_onnx.runtime.registry import load, machine
 from campo_onnx.runtime.timing import Effort, Step, Timing, copies_for
 
 F = int(TensorProto.FLOAT)
@@ -97,22 +95,20 @@ def test_no_node_takes_less_than_nothing(timer: NodeTimer, imagined) -> None:
     assert timer.time(matmul(8)).median_us == 0.0
 
 
-def kernels(signature: Signature, folder: Path) -> Counter[str]:
+def kernels(signature: Signature) -> Counter[str]:
     """Operators that the CPU provider runs for a node."""
     here = machine("cpu", threads=1)
-    session = open_session(one_node_model(signature, 1), here, trace_to=folder / "trace")
     feeds = {f"{name}_0": array for name, array in synthesize(one_node_view(signature)).items()}
-    bind(session, feeds, "cpu")()
-    events = json.loads(Path(session.end_profiling()).read_text())
-    return Counter(e["args"]["op_name"] for e in events if e["name"].endswith("_kernel_time"))
+    program = load(one_node_model(signature, 1), here, settings=LoadSettings(traces=True))
+    return Counter(node.kernel for node in program.node_times(feeds, repeats=1).nodes)
 
 
-def test_low_precision_costs_its_casts_on_a_cpu(tmp_path: Path) -> None:
+def test_low_precision_costs_its_casts_on_a_cpu() -> None:
     add = node("Add", (64,), (64,), output=(64,))
     low = lowered(add, ports_of(add, Precision.FP16), Precision.FP16)
     assert low is not None
-    assert kernels(add, tmp_path) == {"Add": 1}
-    assert kernels(low, tmp_path) == {"Add": 1, "Cast": 3}
+    assert kernels(add) == {"Add": 1}
+    assert kernels(low) == {"Add": 1, "Cast": 3}
 
 
 def test_a_timing_is_taken_once(timer: NodeTimer) -> None:
@@ -156,5 +152,4 @@ def test_each_node_of_a_chain_takes_the_output_of_the_one_before() -> None:
     onnx.checker.check_model(model, full_check=True)
     nodes = list(model.graph.node)
     assert [a.output[0] for a in nodes[:-1]] == [b.input[0] for b in nodes[1:]]
-    session = open_session(model, machine("cpu", threads=1))
-    bind(session, synthesize(one_node_view(VIEW_NODE)), "cpu")()
+    load(model, machine("cpu", threads=1)).placed(synthesize(one_node_view(VIEW_NODE)))()

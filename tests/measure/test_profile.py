@@ -11,16 +11,16 @@ import pytest
 from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
 from campo_onnx.hardware.detect import device_of
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.measure import profiler
 from campo_onnx.measure.counters import COUNTERS
 from campo_onnx.measure.events import EVENTS
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.profile import Profile, read_profile, write_profile
 from campo_onnx.measure.profiler import take_profile
 from campo_onnx.measure.store import Store
+from campo_onnx.runtime.api import NodeTime, StepTimes
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.traces import Trace
+from campo_onnx.runtime.onnxruntime.program import OnnxProgram
+from campo_onnx.runtime.registry import machine
 from campo_onnx.runtime.timing import Effort, Timing
 
 DATA = Path(__file__).parent.parent / "data"
@@ -58,7 +58,9 @@ def test_times_come_from_the_trace(imported: Imported, monkeypatch: pytest.Monke
     computed = [node.name for node in imported.view.nodes if node.op.op_type != "Constant"]
     times = {name: Timing(median_us=10.0 + i, spread_us=0.5, repeats=3) for i, name in enumerate(computed)}
     step = Timing(median_us=5000.0, spread_us=1.0, repeats=3)
-    monkeypatch.setattr(profiler, "trace", lambda *_, **__: Trace(nodes=times, step=step, accounted=0.9))
+    nodes = tuple(NodeTime(nodes=(n,), kernel="", precision=None, time=time) for n, time in times.items())
+    told = StepTimes(nodes=nodes, step=step, accounted=0.9)
+    monkeypatch.setattr(OnnxProgram, "node_times", lambda *_, **__: told)
     profile = taken(imported)
     constants = {node.name: 0.0 for node in imported.view.nodes if node.op.op_type == "Constant"}
     assert profile.fp32_us() == constants | {name: timing.median_us for name, timing in times.items()}

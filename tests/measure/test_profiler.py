@@ -16,8 +16,8 @@ from campo_onnx.measure.one_node import standalone
 from campo_onnx.measure.profiler import Signatures, take_profile, trace_kernels
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.signature import Signature
+from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.onnxruntime.kernel_trace import Joined
-from campo_onnx.runtime.onnxruntime.providers import Machine
 from campo_onnx.runtime.timing import Timing
 
 DATA = Path(__file__).parent.parent / "data"

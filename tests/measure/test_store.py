@@ -17,7 +17,7 @@ import pytest
 from campo_onnx.errors import ProfileError
 from campo_onnx.measure import store as store_module
 from campo_onnx.measure.store import Execution, Store, TimingKey, default_path
-from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.timing import Timing
 
 HERE = Machine(provider="cpu", device="a CPU", driver="", cuda="", ort="1.31.1", tf32=False, threads=2)
@@ -45,6 +45,7 @@ def test_what_was_filed_is_found_again(tmp_path: Path) -> None:
         replace(KEY, machine=replace(HERE, ort="2")),
         replace(KEY, machine=replace(HERE, tf32=True)),
         replace(KEY, machine=replace(HERE, threads=3)),
+        replace(KEY, machine=replace(HERE, runtime="another")),
         replace(KEY, signature="MatMul 4x5"),
         replace(KEY, execution=Execution.GRAPH),
     ],
@@ -54,6 +55,21 @@ def test_everything_that_changes_a_time_is_in_the_key(other: TimingKey) -> None:
     with Store() as store:
         store.add(KEY, TIMING)
         assert store.find(other) is None
+
+
+def test_timings_of_releases_that_knew_one_runtime_are_found(tmp_path: Path) -> None:
+    """They are filed under a machine without a runtime."""
+    machine = (
+        '{"cuda": "", "device": "a CPU", "driver": "", "ort": "1.31.1", "provider": "cpu", "tf32": false, '
+        '"threads": 2}'
+    )
+    Store(path := tmp_path / "t.sqlite").close()
+    with closing(sqlite3.connect(path)) as file, file:
+        row = (machine, KEY.signature, "stream", 12.5, 0.5, 9, "2025-01-01T00:00:00")
+        file.execute("INSERT INTO timings VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    with Store(path) as store:
+        assert store.find(KEY) == TIMING
+        assert store.machines() == {HERE: 1}
 
 
 def test_a_later_timing_replaces_an_earlier_one() -> None:
@@ -101,7 +117,7 @@ import time
 from pathlib import Path
 from typing import Any
 from campo_onnx.measure.store import Store, TimingKey
-from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.timing import Timing
 here = Machine(provider="cpu", device="a CPU", driver="", cuda="", ort="1.31.1", tf32=False, threads=2)
 with Store(Path(sys.argv[1])) as store:

@@ -10,7 +10,7 @@ import pytest
 
 from campo_onnx.measure import store as store_module
 from campo_onnx.measure.store import Store, TimingKey
-from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.timing import Timing
 
 HERE = Machine(provider="cpu", device="a CPU", driver="", cuda="", ort="1.31.1", tf32=False, threads=2)

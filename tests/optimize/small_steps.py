@@ -9,8 +9,8 @@ from onnx import numpy_helper
 
 from campo_onnx import Options, device, oplists, optimize_model
 from campo_onnx.emulation.numerics import emulate
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.run import run
+from campo_onnx.runtime.chunked_run import run
+from campo_onnx.runtime.registry import machine
 
 STEADY = ("optimal", "campo", "fine-grained", "tf-amp", "torch-amp", "nvidia-amp")
 

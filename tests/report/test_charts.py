@@ -14,7 +14,7 @@ from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.planning.comparison import compare
 from campo_onnx.planning.options import Options
 from campo_onnx.report.charts import FORMATS, check_plot, draw_bench, draw_plans, save_figure
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 
 LAYER = Path(__file__).parents[2] / "examples" / "bert_layer.onnx"
 HEADS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}

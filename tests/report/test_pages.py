@@ -29,7 +29,7 @@ from campo_onnx.report.comparison_page import comparison_page
 from campo_onnx.report.families import family_rows, whole_step
 from campo_onnx.report.page import check_report
 from campo_onnx.report.plan_page import plan_page
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 from campo_onnx.wording import duration, visible
 from tests.report import hostile
 

@@ -10,7 +10,7 @@ import pytest
 from campo_onnx.hardware.detect import resolve_device
 from campo_onnx.runtime import gpu
 from campo_onnx.runtime.gpu import Gpu, first_visible, visible_gpu
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 
 V100, T4, SECOND_T4 = (
     Gpu(uuid=f"GPU-{letter}1", name=name, driver="580.1", compute_capability=capability)

@@ -17,7 +17,7 @@ from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.onnxruntime import kineto
 from campo_onnx.runtime.onnxruntime.kernel_trace import Kernel, Launch, Window, disagreement, join
 from campo_onnx.runtime.onnxruntime.kineto import MARKER, clock_offset_ns, read_trace, read_windows, record
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 
 DATA = Path(__file__).parent.parent / "data"
 BASE_NS = 1_790_857_026_000_000_000

@@ -19,7 +19,8 @@ from campo_onnx.runtime.onnxruntime.ncu import (
     tensor_pipe_share,
 )
 from campo_onnx.runtime.onnxruntime.ncu_table import DURATION, KernelCounters, divide, parse, totals
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.onnxruntime.program import OnnxProgram
+from campo_onnx.runtime.registry import machine
 
 DATA = Path(__file__).parent.parent / "data"
 BYTES = "dram__bytes_read.sum"
@@ -201,16 +202,16 @@ def test_each_model_runs_once_under_the_profiler(tmp_path: Path, monkeypatch: py
     bad = tmp_path / "bad.onnx"
     bad.write_bytes(b"no model")
     runs: list[str] = []
-    bind = ncu_step.bind
+    placed = OnnxProgram.placed
 
-    def counting(session, feeds, provider):  # type: ignore[no-untyped-def]
-        step = bind(session, feeds, provider)
+    def counting(program, feeds):  # type: ignore[no-untyped-def]
+        step = placed(program, feeds)
         name = "mark" if feeds["x"].dtype == np.float32 and feeds["x"].size == 12_345 else "model"
         return lambda: (runs.append(name), step())[1]
 
     model = tmp_path / "model.onnx"
     write_relu(model)
-    monkeypatch.setattr(ncu_step, "bind", counting)
+    monkeypatch.setattr(OnnxProgram, "placed", counting)
 
     def switch(on: bool) -> None:
         runs.append("on" if on else "off")
@@ -233,6 +234,6 @@ def test_the_step_process_ends_with_a_message(monkeypatch: pytest.MonkeyPatch) -
     def refuse(wanted: str) -> str:
         raise DeviceUnavailableError("the CUDA provider cannot be used", why="no GPU")
 
-    monkeypatch.setattr(ncu_step, "choose_provider", refuse)
+    monkeypatch.setattr(ncu_step, "processor_for", refuse)
     with pytest.raises(SystemExit, match="no GPU"):
         ncu_step.main(["model.onnx", "--dim", "N=4"])

@@ -11,7 +11,7 @@ import pytest
 from campo_onnx.errors import DeviceUnavailableError, UsageError
 from campo_onnx.runtime import gpu
 from campo_onnx.runtime.onnxruntime import providers
-from campo_onnx.runtime.onnxruntime.providers import choose_provider, machine
+from campo_onnx.runtime.registry import machine, processor_for
 
 HAS_CUDA = "CUDAExecutionProvider" in ort.get_available_providers()
 
@@ -26,12 +26,12 @@ def _forget_probes() -> Iterator[None]:
 
 
 def test_cpu_is_always_there() -> None:
-    assert choose_provider("cpu") == "cpu"
+    assert processor_for("cpu") == "cpu"
 
 
 @pytest.mark.skipif(HAS_CUDA, reason="this machine may have a CUDA provider")
 def test_auto_falls_back_to_the_cpu() -> None:
-    assert choose_provider("auto") == "cpu"
+    assert processor_for("auto") == "cpu"
 
 
 @pytest.mark.skipif(HAS_CUDA, reason="this machine may have a CUDA provider")
@@ -39,13 +39,13 @@ def test_cuda_that_cannot_load_says_why_and_what_to_do() -> None:
     with pytest.raises(
         DeviceUnavailableError, match=r"built for CPUs only\. Install onnxruntime-gpu"
     ) as error:
-        choose_provider("cuda")
+        processor_for("cuda")
     assert error.value.exit_code == 8
 
 
 def test_unknown_provider() -> None:
     with pytest.raises(UsageError, match="Choose auto, cpu or cuda"):
-        choose_provider("tpu")
+        processor_for("tpu")
 
 
 def test_machine_tells_what_timings_depend_on() -> None:

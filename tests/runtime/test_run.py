@@ -1,26 +1,46 @@
-"""Values that stay on a device."""
+"""Tensors that stay on a processor, and captured graphs."""
 
+from typing import Any
+
+import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.run import empty_on_device, run_bound
+from campo_onnx.runtime.api import LoadSettings
+from campo_onnx.runtime.onnxruntime.program import OnnxProgram
+from campo_onnx.runtime.registry import machine, tensor
+
+HERE = machine("cpu", 1)
 
 
 def test_room_that_no_memory_has_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="fits into no memory"):
-        empty_on_device([2**63 - 1], onnx.TensorProto.FLOAT, machine("cpu", 1))
+        tensor((2**63 - 1,), TensorProto.FLOAT, HERE)
 
 
-def test_only_a_captured_graph_has_run_options() -> None:
-    given = []
+def test_slices_share_memory() -> None:
+    whole = tensor((8,), TensorProto.FLOAT16, HERE)
+    part = whole.slice(2, (2, 2))
+    part.write(np.array([[1, 2], [3, 4]], np.float16))
+    assert whole.read().tolist() == [0, 0, 1, 2, 3, 4, 0, 0]
+    assert part.slice(2, (2,)).read().tolist() == [3, 4]
+    with pytest.raises(ValueError, match="elements 6 to 10 of a tensor of 8"):
+        whole.slice(6, (4,))
 
-    class Session:
-        def run_with_iobinding(self, binding, options=None):
-            given.append(options)
 
-    run_bound(Session(), None)
-    run_bound(Session(), None, cuda_graph=2)
-    assert given[0] is None
-    assert given[1].get_run_config_entry("gpu_graph_id") == "2"
+def test_each_binding_of_a_captured_step_has_a_graph_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+    )
+    feeds = {"x": np.ones(2, np.float32)}
+    for settings in (LoadSettings(), LoadSettings(captures=True)):
+        program = OnnxProgram(model, "cpu", 1, None, settings)
+        steps = [program.placed(feeds) for _ in range(2)]
+        program.session.run_with_iobinding = lambda binding, options: seen.append(options)
+        for step in (*steps, *steps):
+            step()
+    numbers = [options and options.get_run_config_entry("gpu_graph_id") for options in seen]
+    assert numbers == [None] * 4 + ["1", "2"] * 2

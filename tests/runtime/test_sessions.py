@@ -1,23 +1,22 @@
 """Sessions run graphs as they are written, or say why they cannot."""
 
-from dataclasses import replace
-
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.errors import ModelError, UnsupportedModelError
+from campo_onnx.runtime.api import LoadSettings
 from campo_onnx.runtime.onnxruntime.sessions import (
     Assignment,
     assignments,
-    bind,
     open_session,
     placed_elsewhere,
     refused,
 )
+from campo_onnx.runtime.onnxruntime.tensor import OnnxTensor
+from campo_onnx.runtime.registry import load, machine, tensor, tensor_of
 
 HERE = machine("cpu", threads=1)
 
@@ -41,30 +40,60 @@ def node(op_type: str, inputs: list[str], output: str) -> onnx.NodeProto:
 
 def test_nodes_are_neither_fused_nor_folded() -> None:
     chain = model(node("MatMul", ["a", "b"], "x"), node("Add", ["x", "c"], "y"), node("Identity", ["y"], "z"))
-    assigned = assignments(open_session(chain, HERE))
+    assigned = assignments(open_session(chain, "cpu"))
     assert {a.node for a in assigned} == {"MatMul_x", "Add_y", "Identity_z"}
     assert {a.provider for a in assigned} == {"CPUExecutionProvider"}
 
 
 def test_bound_step_computes() -> None:
-    session = open_session(model(node("Add", ["a", "b"], "c")), HERE)
-    feeds = {"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)}
-    step = bind(session, feeds, "cpu")
-    feeds["a"] += 1  # inputs are bound, not copied, on a CPU
+    program = load(model(node("Add", ["a", "b"], "c")), HERE)
+    one, out = np.ones((4, 4), np.float32), tensor((4, 4), TensorProto.FLOAT, HERE)
+    first = tensor_of(one, HERE)
+    step = program.bound({"a": first, "b": tensor_of(one, HERE)}, {"c": out})
     step()
-    with pytest.raises(UnsupportedModelError, match="failed to run"):
-        bind(session, {"a": feeds["a"]}, "cpu")()
+    assert (out.read() == 2).all()
+    first.write(one * 4)
+    step()
+    assert (out.read() == 5).all()
+    assert (program.run({"a": one, "b": one})["c"] == 2).all()
+
+
+def test_arrays_of_a_cpu_are_bound_without_a_copy() -> None:
+    program = load(model(node("Relu", ["a"], "b")), HERE)
+    array, out = np.zeros((4, 4), np.float32), tensor((4, 4), TensorProto.FLOAT, HERE)
+    step = program.bound({"a": OnnxTensor.sharing(array)}, {"b": out})
+    array += 3
+    step()
+    assert (out.read() == 3).all()
+
+
+def test_a_node_that_fails_is_reported() -> None:
+    gather = model(node("Gather", ["a", "i"], "b"))
+    gather.graph.input[1].type.tensor_type.elem_type = TensorProto.INT64
+    feeds = {"a": np.ones((4, 4), np.float32), "i": np.full((4, 4), 9)}
+    gather.graph.output[0].type.tensor_type.ClearField("shape")
+    program = load(gather, HERE)
+    with pytest.raises(ModelError, match=r"fails while it runs: .*indices element out of data bounds"):
+        program.placed(feeds)()
+    with pytest.raises(ModelError, match=r"fails while it runs: .*indices element out of data bounds"):
+        program.run(feeds)
 
 
 def test_sixteen_bit_inputs_are_bound() -> None:
     for dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
         value = np.ones((4, 4), helper.tensor_dtype_to_np_dtype(dtype))
-        bind(open_session(model(node("Identity", ["a"], "b"), dtype=dtype), HERE), {"a": value}, "cpu")()
+        program = load(model(node("Identity", ["a"], "b"), dtype=dtype), HERE)
+        program.placed({"a": value})()
+        out = tensor((4, 4), dtype, HERE)
+        program.bound({"a": tensor_of(value, HERE)}, {"b": out})()
+        assert out.read().dtype == value.dtype
+        assert (out.read() == value).all()
+        assert program.run({"a": value})["b"].tobytes() == value.tobytes()
 
 
 def test_missing_kernel_is_reported() -> None:
     with pytest.raises(UnsupportedModelError, match=r"cannot load the graph: .*MatMul"):
-        open_session(model(node("MatMul", ["a", "b"], "c"), dtype=TensorProto.BFLOAT16), HERE)
+        load(model(node("MatMul", ["a", "b"], "c"), dtype=TensorProto.BFLOAT16), HERE)
 
 
 def test_a_node_on_another_provider_is_found() -> None:
@@ -75,9 +104,14 @@ def test_a_node_on_another_provider_is_found() -> None:
 
 
 def test_values_that_cannot_be_bound_are_reported() -> None:
-    session = open_session(model(node("Add", ["a", "b"], "c")), HERE)
-    with pytest.raises(UnsupportedModelError, match="cannot take the graph's inputs"):
-        bind(session, {"a": np.ones((4, 4), np.float32), "no input": np.ones(4, np.float32)}, "cpu")
+    program = load(model(node("Add", ["a", "b"], "c")), HERE)
+    one = np.ones((4, 4), np.float32)
+    with pytest.raises(UnsupportedModelError, match="no tensor for the input 'b'; unknown input 'no input'"):
+        program.placed({"a": one, "no input": one})
+    with pytest.raises(
+        UnsupportedModelError, match=r"'b' is tensor\(float\) \[4, 4\], the tensor DOUBLE \[2\]"
+    ):
+        program.placed({"a": one, "b": np.ones(2)})
 
 
 def test_no_session_falls_back_to_another_provider(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +123,8 @@ def test_no_session_falls_back_to_another_provider(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("libcublas.so.13 cannot be opened\nmore")
 
     monkeypatch.setattr(ort, "InferenceSession", refuse)
-    gpu = replace(HERE, provider="cuda", threads=0)
     with pytest.raises(UnsupportedModelError, match=r"libcublas\.so\.13"):
-        open_session(model(node("Add", ["a", "b"], "c")), gpu, cuda_graph=True)
+        open_session(model(node("Add", ["a", "b"], "c")), "cuda", settings=LoadSettings(captures=True))
     (words,) = seen
     assert words["enable_fallback"] == 0
     assert words["providers"] == [

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from campo_onnx.emulation.dfp16 import Rounding, emulate_dfp16
 from campo_onnx.errors import UnsupportedModelError, UsageError
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.run import run
+from campo_onnx.runtime.chunked_run import run
+from campo_onnx.runtime.registry import machine
 
 Array = NDArray[Any]
 

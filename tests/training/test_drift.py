@@ -6,7 +6,7 @@ import pytest
 
 from campo_onnx.emulation.drift import Reference
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 
 CPU = machine("cpu")
 

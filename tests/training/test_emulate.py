@@ -7,8 +7,8 @@ from onnx import TensorProto, helper, parser
 
 from campo_onnx.emulation.numerics import emulate, relative_l2, without_underflow
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.run import run
+from campo_onnx.runtime.chunked_run import run
+from campo_onnx.runtime.registry import machine
 
 CPU = machine("cpu", 2)
 

@@ -19,8 +19,8 @@ from momentum_step import (
 from campo_onnx.errors import CheckpointError, ModelError, UnsupportedModelError, UsageError
 from campo_onnx.export.optimizers import SGD, Adam, AdamW, Momentum
 from campo_onnx.runtime.onnxruntime import sessions
+from campo_onnx.training.flat_program import FlatProgram
 from campo_onnx.training.loss_scaler import LossScaler
-from campo_onnx.training.program import Program
 from campo_onnx.training.session import TrainingSession
 from campo_onnx.training.weight_update import ParameterGroup, WeightUpdate
 
@@ -184,7 +184,7 @@ def test_weights_of_a_failed_update_are_refused_until_a_checkpoint(
         raise ModelError("the training step fails while it runs")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Program, "run", fail)
+        patch.setattr(FlatProgram, "run", fail)
         with pytest.raises(ModelError, match="fails"):
             training.step(batch(1))
     for use in (lambda: training.step(batch(1)), training.state):

@@ -24,8 +24,8 @@ from campo_onnx.ir.shapes import TensorTypes, infer
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.planning.pipeline import decide, problem_of
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.run import run
+from campo_onnx.runtime.chunked_run import run
+from campo_onnx.runtime.registry import machine
 
 DATA = Path(__file__).parent.parent / "data"
 GRAPHS = ("alexnet_like", "bert2_mlm_sdpa", "mlp", "resblocks")

@@ -5,8 +5,8 @@ import onnx
 import pytest
 
 from campo_onnx.ir.importer import import_model
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.run import run
+from campo_onnx.runtime.chunked_run import run
+from campo_onnx.runtime.registry import machine
 from campo_onnx.training.pool_places import with_compared_places
 
 TILES = "kernel_shape=[2,2], strides=[2,2]"

@@ -6,7 +6,7 @@ from onnx import parser
 
 from campo_onnx.emulation.ranges import ranges_of
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 
 MODEL = """<ir_version: 10, opset_import: ["": 20]> g (float[4] x) => (float[4] y)
 <float two = {2.0}> { [double] h = Mul(x, two) [neg] y = Neg(h) }"""

@@ -22,7 +22,7 @@ from campo_onnx.integrations.torch_compile.checks import CHECKS, Check, lift_che
 from campo_onnx.integrations.torch_compile.layout import Layout
 from campo_onnx.integrations.torch_compile.random_inputs import Draw, is_lifted, is_random, lift_random
 from campo_onnx.integrations.torch_compile.tracing import OPSET, TABLE
-from campo_onnx.runtime.onnxruntime.installed import onnxruntime
+from campo_onnx.runtime.registry import AUTO, runtime_called
 
 
 def provider_of(device: torch.device) -> str:
@@ -160,7 +160,7 @@ class FlatGraph:
         UnsupportedModelError
             If an operation, or the way it is used, has no translation.
         """
-        target = target_here(provider_of(self.device), onnxruntime().__version__)
+        target = target_here(provider_of(self.device), runtime_called(AUTO).version)
         inputs, outputs = ([t.name for t in tensors] for tensors in (self.inputs, self.outputs))
         return translate(self.gm, inputs, outputs, TABLE, opset=OPSET, target=target)
 

@@ -10,7 +10,7 @@ from campo_onnx.integrations.torch_compile.checks import raise_failed
 from campo_onnx.integrations.torch_compile.concrete import Sizes, Symbols, concrete_graph
 from campo_onnx.integrations.torch_compile.flat import FlatGraph, result_of
 from campo_onnx.integrations.torch_compile.planning import Planned
-from campo_onnx.integrations.torch_compile.sessions import address, allocated, open_part
+from campo_onnx.integrations.torch_compile.programs import address, allocated, open_part
 
 
 class Piece:

@@ -1,4 +1,4 @@
-"""A training step of given sizes: one plan, two sessions, one piece of memory between them."""
+"""A training step of given sizes: one plan, two programs, one piece of memory between them."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -11,14 +11,14 @@ from campo_onnx.integrations.torch_compile.cut import Cut, cut
 from campo_onnx.integrations.torch_compile.flat import Argument, FlatGraph, Made, Result, Tensor, result_of
 from campo_onnx.integrations.torch_compile.handoff import Kept, slots_of, total_bytes
 from campo_onnx.integrations.torch_compile.planning import Planned
-from campo_onnx.integrations.torch_compile.sessions import address, allocated, open_part
-from campo_onnx.runtime.onnxruntime.addresses import AddressedSession
+from campo_onnx.integrations.torch_compile.programs import address, allocated, open_part
+from campo_onnx.runtime.api import AddressedProgram
 
 
 class _Half(NamedTuple):
-    """One pass: its session, and what that reads and writes, in order; None where there is nothing to run."""
+    """One pass: its program, and what that reads and writes, in order; None where there is nothing to run."""
 
-    session: AddressedSession | None
+    program: AddressedProgram | None
     reads: Sequence[str]
 
 
@@ -123,8 +123,8 @@ class TrainingStep:
         reads = {t: self.flat.device_of(t) for t in imported.view.tensors if t in outside}
         if not writes:
             return _Half(None, ())
-        session = open_part(imported, nodes, reads, writes, device)
-        return _Half(session, tuple(reads))
+        program = open_part(imported, nodes, reads, writes, device)
+        return _Half(program, tuple(reads))
 
     def forward(self, arguments: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
         """Run the forward pass.
@@ -145,9 +145,9 @@ class TrainingStep:
         read_at = [self._address_of(name, given, alive) for name in half.reads]
         made = [allocated(t, device) for t in self._written]
         base = address(buffer)
-        if half.session is not None:
+        if half.program is not None:
             slots = (base + self.slots[name].first for name in self._slots_written)
-            half.session.run(read_at, [*map(address, made), *slots])
+            half.program.run(read_at, [*map(address, made), *slots])
         outputs = {t.name: x for t, x in zip(self._written, made, strict=True)}
         raise_failed(self.flat.checks, lambda result: self._results_of([result], given, outputs)[0])
         kept = [given[p] for p in self.kept.arguments]
@@ -176,8 +176,8 @@ class TrainingStep:
         alive: list[torch.Tensor] = []
         read_at = [known.get(name) or self._address_of(name, given, alive) for name in half.reads]
         made = [allocated(t, self.flat.device) for t in self._computed]
-        if half.session is not None:
-            half.session.run(read_at, [address(tensor) for tensor in made])
+        if half.program is not None:
+            half.program.run(read_at, [address(tensor) for tensor in made])
         outputs = {t.name: x for t, x in zip(self._computed, made, strict=True)}
         return self._results_of(self._gradients, given, outputs)
 

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.files import temporary_folder
+from campo_onnx.runtime.api import LoadSettings
+from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.onnxruntime.kernel_trace import Joined, Kernel, Launch, Window, align, join
-from campo_onnx.runtime.onnxruntime.providers import Machine
-from campo_onnx.runtime.onnxruntime.sessions import bind, open_session
+from campo_onnx.runtime.onnxruntime.program import OnnxProgram
 from campo_onnx.runtime.onnxruntime.traces import read_profiling
 
 MARKER = "campo_onnx clock"
@@ -87,8 +88,11 @@ def record(
     """
     profiler = _profiler()
     with temporary_folder() as workshop:
-        session = open_session(model, machine, folder=folder, trace_to=workshop / "nodes", strict=False)
-        step = bind(session, feeds, machine.provider)
+        settings = LoadSettings(must_stay=False)
+        program = OnnxProgram(
+            model, machine.provider, machine.threads, folder, settings, trace_to=workshop / "nodes"
+        )
+        step, session = program.placed(feeds), program.session
         for _ in range(warmup):
             step()
             if on_step is not None:

@@ -17,9 +17,10 @@ from onnx import ModelProto, TensorProto, helper
 
 from campo_onnx.errors import CampoError, DeviceUnavailableError
 from campo_onnx.ir.importer import import_model
+from campo_onnx.runtime.api import LoadSettings
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.onnxruntime.providers import Machine, choose_provider, machine
-from campo_onnx.runtime.onnxruntime.sessions import bind, open_session
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.registry import load, machine, processor_for
 from campo_onnx.runtime.timing import Step
 
 _WARMUP = 2
@@ -48,7 +49,7 @@ def profile_steps(
     UnsupportedModelError
         If not even the kernel runs that divides the models.
     """
-    mark = bind(open_session(_mark(), here), {"x": np.zeros(_MARK_ELEMENTS, np.float32)}, here.provider)
+    mark = load(_mark(), here).placed({"x": np.zeros(_MARK_ELEMENTS, np.float32)})
     mark()
     for path in models:
         step = _warm_step(path, here, dims)
@@ -62,8 +63,9 @@ def profile_steps(
 def _warm_step(path: Path, here: Machine, dims: dict[str, int]) -> Step | None:
     try:
         imported = import_model(path, dims)
-        session = open_session(imported.model, here, folder=imported.folder, strict=False)
-        step = bind(session, synthesize(imported.view), here.provider)
+        settings = LoadSettings(must_stay=False)
+        program = load(imported.model, here, folder=imported.folder, settings=settings)
+        step = program.placed(synthesize(imported.view))
         for _ in range(_WARMUP):
             step()
     except CampoError:
@@ -100,7 +102,7 @@ def main(words: list[str]) -> None:
     options = parser.parse_args(words)
     dims = {name: int(size) for name, _, size in (text.rpartition("=") for text in options.dim)}
     try:
-        here = machine(choose_provider("cuda"))
+        here = machine(processor_for("cuda"))
         profile_steps(options.models, here, dims, _cuda_switch())
     except CampoError as error:
         sys.exit(str(error))

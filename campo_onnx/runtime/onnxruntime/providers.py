@@ -1,19 +1,13 @@
-"""Which execution providers work here, and what identifies the machine they run on.
-
-Timings belong to a machine and its software: :class:`Machine` is what they are filed under.
-"""
+"""Which execution providers work here, and what identifies the machine they run on."""
 
 import os
-import platform
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from campo_onnx.errors import DeviceUnavailableError, UsageError
 from campo_onnx.runtime.gpu import Gpu, visible_gpu
+from campo_onnx.runtime.machine import Machine, cores, cpu_name
 from campo_onnx.runtime.onnxruntime.cuda_libraries import load_cuda_libraries
 from campo_onnx.runtime.onnxruntime.installed import onnxruntime, runtime_problem, two_wheels
 
@@ -23,61 +17,6 @@ ORT_NAME = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _AMPERE = (8, 0)  # compute capability from which FP32 products run as TF32 by default
 _UNKNOWN_GPU = Gpu(uuid="", name="an NVIDIA GPU", driver="unknown", compute_capability=(0, 0))
 _CPU_WHEEL = "the installed ONNX Runtime was built for CPUs only"
-_REMEDY = (
-    "Install onnxruntime-gpu and CUDA's and cuDNN's libraries (pip's or PyTorch's), or choose --device cpu."
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """A provider with everything that changes how long a node takes on it.
-
-    Parameters
-    ----------
-    provider
-        ``"cuda"`` or ``"cpu"``.
-    device
-        What the driver or the operating system calls it.
-    driver, cuda
-        Versions of driver and CUDA; ``""`` on a CPU.
-    ort
-        Version of ONNX Runtime.
-    tf32
-        Whether FP32 products run as TF32.
-    threads
-        Threads of one node on a CPU; 0 on a GPU.
-    """
-
-    provider: str
-    device: str
-    driver: str
-    cuda: str
-    ort: str
-    tf32: bool
-    threads: int
-
-    def is_same_device(self, other: "Machine") -> bool:
-        """Whether timings of both describe the same device, whatever the software."""
-        return (self.provider, self.device) == (other.provider, other.device)
-
-
-def choose_provider(wanted: str) -> str:
-    """Turn ``auto``, ``cpu`` or ``cuda`` into a provider that works here.
-
-    Raises
-    ------
-    UsageError
-        If there is no such choice.
-    DeviceUnavailableError
-        If CUDA is asked for and cannot be used; the message says why.
-    """
-    if wanted == "auto":
-        return "cpu" if cuda_problem() else "cuda"
-    if wanted not in ORT_NAME:
-        raise UsageError(f"unknown provider {wanted!r}", remedy="Choose auto, cpu or cuda.")
-    if wanted == "cuda" and (why := cuda_problem()):
-        raise DeviceUnavailableError("the CUDA provider cannot be used", why=why, remedy=_REMEDY)
-    return wanted
 
 
 def machine(provider: str, threads: int = 0) -> Machine:
@@ -86,7 +25,7 @@ def machine(provider: str, threads: int = 0) -> Machine:
     Parameters
     ----------
     provider
-        A provider that :func:`choose_provider` returned.
+        ``"cpu"`` or ``"cuda"``.
     threads
         Threads per node on a CPU; 0 takes all cores that this process may use.
     """
@@ -110,24 +49,6 @@ def machine(provider: str, threads: int = 0) -> Machine:
         tf32=gpu.compute_capability >= _AMPERE and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0",
         threads=0,
     )
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def cpu_name() -> str:
-    """Name of the processor as the operating system tells it."""
-    table = Path("/proc/cpuinfo")
-    if table.is_file():
-        for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine() or "a CPU"
 
 
 @cache

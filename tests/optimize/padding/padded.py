@@ -10,8 +10,8 @@ from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.facts import work_of
 from campo_onnx.optimize.plan.plan import Plan
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.run import run as run_once
+from campo_onnx.runtime.chunked_run import run as run_once
+from campo_onnx.runtime.registry import machine
 
 FREE_LAUNCH = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
 

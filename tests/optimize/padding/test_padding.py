@@ -15,8 +15,8 @@ from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
+from campo_onnx.runtime.chunked_run import run as run_once
 from campo_onnx.runtime.feeds import synthesize
-from campo_onnx.runtime.onnxruntime.run import run as run_once
 from tests.optimize.padding.padded import (
     FREE_LAUNCH,
     GENEROUS,

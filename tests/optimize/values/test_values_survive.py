@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.reason import Reason
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.run import run
+from campo_onnx.runtime.chunked_run import run
+from campo_onnx.runtime.registry import machine
 from tests.optimize.small_steps import mixed_of, model_of, reasons
 
 LOW_INPUT = np.finfo(np.float32).min

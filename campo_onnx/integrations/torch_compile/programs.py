@@ -1,4 +1,4 @@
-"""Sessions on torch's memory."""
+"""Programs on torch's memory."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -8,8 +8,8 @@ from onnx import helper
 
 from campo_onnx.integrations.torch_compile.flat import Tensor, provider_of
 from campo_onnx.ir.importer import Imported
-from campo_onnx.runtime.onnxruntime.addresses import AddressedSession, Place
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.api import AddressedProgram, LoadSettings, Place
+from campo_onnx.runtime.registry import load, machine
 
 
 def part_of(
@@ -55,7 +55,7 @@ def place(name: str, imported: Imported, device: torch.device) -> Place:
         name=name,
         dtype=info.dtype,
         shape=info.shape or (),
-        provider=provider_of(device),
+        processor=provider_of(device),
         device_id=device.index or 0,
     )
 
@@ -66,7 +66,7 @@ def open_part(
     reads: Mapping[str, torch.device],
     writes: Sequence[str],
     device: torch.device,
-) -> AddressedSession:
+) -> AddressedProgram:
     """Load a part of a graph.
 
     Parameters
@@ -83,18 +83,19 @@ def open_part(
     provider = provider_of(device)
     model = part_of(imported, nodes, list(reads), writes)
     shown = [value.name for value in model.graph.output]
-    return AddressedSession(
-        model,
-        machine(provider, torch.get_num_threads() if provider == "cpu" else 0),
-        [place(name, imported, where) for name, where in reads.items()],
-        [_renamed(place(name, imported, device), as_) for name, as_ in zip(writes, shown, strict=True)],
+    here = machine(provider, torch.get_num_threads() if provider == "cpu" else 0)
+    settings = LoadSettings(
+        must_stay=False,
+        spins=False,  # between two runs the processor belongs to torch's own threads
+        device_id=device.index or 0,
         stream=torch.cuda.current_stream(device).cuda_stream if provider == "cuda" else 0,
     )
-
-
-def _renamed(given: Place, name: str) -> Place:
-    return Place(
-        name=name, dtype=given.dtype, shape=given.shape, provider=given.provider, device_id=given.device_id
+    return load(model, here, settings=settings).addressed(
+        [place(name, imported, where) for name, where in reads.items()],
+        [
+            place(name, imported, device)._replace(name=output)
+            for name, output in zip(writes, shown, strict=True)
+        ],
     )
 
 
@@ -107,5 +108,5 @@ def address(tensor: torch.Tensor) -> int:
 
 
 def allocated(tensor: Tensor, device: torch.device) -> torch.Tensor:
-    """Make room for what a session writes."""
+    """Make room for what a program writes."""
     return torch.empty(tensor.layout.stored_shape, dtype=tensor.dtype, device=device)

@@ -14,16 +14,15 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from campo_onnx.errors import CampoError, ModelError, UnsupportedModelError, UsageError
+from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.files import temporary_folder
 from campo_onnx.ir.shapes import TensorTypes, infer
 from campo_onnx.ir.sort import outer_reads
 from campo_onnx.ops.signature import itemsize_bytes
-from campo_onnx.runtime.onnxruntime.installed import ort
-from campo_onnx.runtime.onnxruntime.providers import Machine
-from campo_onnx.runtime.onnxruntime.run import run
-from campo_onnx.runtime.onnxruntime.sessions import RUNTIME_ERRORS, open_session, ort_value
-from campo_onnx.runtime.onnxruntime.spill import Waiting, copied
+from campo_onnx.runtime.api import LoadSettings
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.registry import load
+from campo_onnx.runtime.spill import Waiting
 
 Outputs: TypeAlias = Iterator[tuple[str, NDArray[Any]]]
 
@@ -45,6 +44,39 @@ class Limits:
 
 
 LIMITS = Limits()
+
+_ONCE = LoadSettings(must_stay=False, holds_memory=False)
+
+
+def run(
+    model: ModelProto, feeds: Mapping[str, NDArray[Any]], machine: Machine, *, folder: Path | None = None
+) -> dict[str, NDArray[Any]]:
+    """Load a graph and run it once.
+
+    Parameters
+    ----------
+    model
+        The graph.
+    feeds
+        A value for every input.
+    machine
+        Where to run it.
+    folder
+        Folder of the model's external data.
+
+    Returns
+    -------
+    dict
+        Outputs by name.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the runtime cannot load the graph.
+    ModelError
+        If it fails to run it.
+    """
+    return load(model, machine, folder=folder, settings=_ONCE).run(feeds)
 
 
 def run_in_pieces(
@@ -80,7 +112,7 @@ def run_in_pieces(
     Raises
     ------
     UnsupportedModelError
-        If ONNX Runtime cannot load the graph.
+        If the runtime cannot load the graph.
     ModelError
         If it fails to run it.
     UsageError
@@ -244,7 +276,7 @@ class _Run:
                     if name in readers:
                         self._waiting.put(name, value, readers[name])
                     if name in self._wanted:
-                        yield name, value.numpy()
+                        yield name, value
                     del value
                 self._waiting.make_room(index + 1)
             except OSError as error:
@@ -260,7 +292,7 @@ class _Run:
             stored = self._stored.get(name)
             yield name, self._feeds[name] if stored is None else onnx.numpy_helper.to_array(stored)
 
-    def _run(self, piece: _Piece) -> dict[str, ort.OrtValue]:
+    def _run(self, piece: _Piece) -> dict[str, NDArray[Any]]:
         model = ModelProto(ir_version=self._model.ir_version, opset_import=self._model.opset_import)
         graph = model.graph
         graph.name = "piece"
@@ -268,7 +300,7 @@ class _Run:
         values = {}
         for name in piece.reads:
             if name in self._feeds:
-                values[name] = ort_value(self._feeds[name])
+                values[name] = self._feeds[name]
                 graph.input.append(_info(name, onnx.helper.np_dtype_to_tensor_dtype(self._feeds[name].dtype)))
             elif name in self._stored:
                 graph.initializer.append(self._stored[name])
@@ -280,17 +312,7 @@ class _Run:
         graph.output.extend(_info(name, piece.types[name]) for name in piece.makes)
         if not piece.makes:
             return {}
-        try:
-            session = open_session(
-                model, self._machine, folder=self._folder, strict=False, holds_memory=False
-            )
-            found = session.run_with_ort_values(list(piece.makes), values)
-        except UnsupportedModelError:
-            raise
-        except RUNTIME_ERRORS as error:
-            raise ModelError("the graph fails while it runs", why=str(error).strip()) from None
-        # Each output of a run keeps all of them in memory, until it has memory of its own.
-        return {name: copied(value) for name, value in zip(piece.makes, found, strict=True)}
+        return run(model, values, self._machine, folder=self._folder)
 
 
 def _info(name: str, dtype: int) -> ValueInfoProto:

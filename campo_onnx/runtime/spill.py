@@ -1,11 +1,12 @@
 """Tensors that wait to be read: in memory while there is room, then in files."""
 
-import ctypes
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from campo_onnx.runtime.onnxruntime.installed import ort
+import numpy as np
+from numpy.typing import NDArray
 
 _SMALL = 1 << 16  # not worth a file
 
@@ -23,9 +24,9 @@ class Waiting:
 
     def __init__(self, held_bytes: int, folder: Path) -> None:
         self._held_bytes, self._folder = held_bytes, folder
-        self._values: dict[str, ort.OrtValue] = {}
+        self._values: dict[str, NDArray[Any]] = {}
         self._readers: dict[str, Sequence[int]] = {}
-        self._files: dict[str, tuple[Path, list[int], int]] = {}
+        self._files: dict[str, tuple[Path, tuple[int, ...], np.dtype[Any]]] = {}
         self._written = 0
 
     @property
@@ -33,17 +34,15 @@ class Waiting:
         """How many tensors had to wait in a file so far."""
         return self._written
 
-    def put(self, name: str, value: ort.OrtValue, readers: Sequence[int]) -> None:
+    def put(self, name: str, value: NDArray[Any], readers: Sequence[int]) -> None:
         """Keep a tensor; `readers` are the times at which it is read, in order."""
         self._values[name], self._readers[name] = value, readers
 
-    def get(self, name: str) -> ort.OrtValue:
+    def get(self, name: str) -> NDArray[Any]:
         """Give a tensor that is waiting."""
         if name not in self._values:
             path, shape, dtype = self._files.pop(name)
-            value = ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype, "cpu", 0)
-            with path.open("rb") as file:
-                file.readinto(_bytes_of(value))
+            value = np.fromfile(path, np.uint8).view(dtype).reshape(shape)
             path.unlink()
             self._values[name] = value
         return self._values[name]
@@ -61,7 +60,7 @@ class Waiting:
         OSError
             If there is no room on the disk either.
         """
-        sizes = {name: _size(value) for name, value in self._values.items()}
+        sizes = {name: value.nbytes for name, value in self._values.items()}
         excess = sum(sizes.values()) - self._held_bytes
         movable = [name for name, size in sizes.items() if size >= _SMALL]
         movable.sort(key=lambda name: self._next_read(name, now), reverse=True)
@@ -72,27 +71,10 @@ class Waiting:
             path = self._folder / f"{self._written}.bin"
             self._written += 1
             with path.open("wb") as file:
-                file.write(_bytes_of(value))
-            self._files[name] = (path, list(value.shape()), value.element_type())
+                value.tofile(file)
+            self._files[name] = (path, value.shape, value.dtype)
             excess -= sizes[name]
 
     def _next_read(self, name: str, now: int) -> int:
         readers = self._readers[name]
         return readers[min(bisect_left(readers, now), len(readers) - 1)]
-
-
-def copied(value: ort.OrtValue) -> ort.OrtValue:
-    """Copy a tensor of any type."""
-    copy = ort.OrtValue.ortvalue_from_shape_and_type(value.shape(), value.element_type(), "cpu", 0)
-    if _size(value):
-        ctypes.memmove(copy.data_ptr(), value.data_ptr(), _size(value))
-    return copy
-
-
-def _size(value: ort.OrtValue) -> int:
-    return int(value.tensor_size_in_bytes()) if value.is_tensor() else 0
-
-
-def _bytes_of(value: ort.OrtValue) -> memoryview:
-    """The memory of a tensor of any type; valid as long as `value` is."""
-    return memoryview((ctypes.c_ubyte * _size(value)).from_address(value.data_ptr())).cast("B")

@@ -1,0 +1,67 @@
+"""What identifies the machine and the runtime that graphs run on: timings are filed under it."""
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT = "onnxruntime"
+"""The runtime that graphs are run by unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A processor and a runtime on it, with everything that changes how long a node takes.
+
+    Parameters
+    ----------
+    provider
+        ``"cuda"`` or ``"cpu"``.
+    device
+        What the driver or the operating system calls it.
+    driver, cuda
+        Versions of driver and CUDA; ``""`` on a CPU.
+    ort
+        Version of the runtime.
+    tf32
+        Whether FP32 products run as TF32.
+    threads
+        Threads of one node on a CPU; 0 on a GPU.
+    runtime
+        Name of the runtime; files that do not tell are of ONNX Runtime.
+    """
+
+    provider: str
+    device: str
+    driver: str
+    cuda: str
+    ort: str
+    tf32: bool
+    threads: int
+    runtime: str = DEFAULT
+
+    def is_same_device(self, other: "Machine") -> bool:
+        """Whether timings of both describe the same device, whatever the software's versions."""
+        return (self.runtime, self.provider, self.device) == (
+            other.runtime,
+            other.provider,
+            other.device,
+        )
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """Name of the processor as the operating system tells it."""
+    table = Path("/proc/cpuinfo")
+    if table.is_file():
+        for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine() or "a CPU"

@@ -1,0 +1,87 @@
+"""Graphs as ONNX Runtime's own optimizer writes them."""
+
+from pathlib import Path
+
+import onnx
+
+from campo_onnx.files import temporary_folder
+from campo_onnx.runtime.onnxruntime.installed import ort
+from campo_onnx.runtime.onnxruntime.providers import ORT_NAME
+from campo_onnx.runtime.onnxruntime.sessions import RUNTIME_ERRORS, first_line, refused, session_options
+
+_WRONG_RULES = ["Pad_Fusion"]
+"""Zeros around an image become the padding of a MaxPool, which is lower than any number."""
+
+
+def optimized_nodes(
+    model: onnx.ModelProto, processor: str, *, threads: int = 0, folder: Path | None = None
+) -> tuple[onnx.NodeProto, ...]:
+    """List the nodes that will run, those that ONNX Runtime inserts included.
+
+    Copies between providers (``Memcpy...``) and Casts of its own show only in the graph as it is
+    about to run, so that graph is written out and read back.
+
+    Parameters
+    ----------
+    model, processor, threads, folder
+        As for :func:`~campo_onnx.runtime.onnxruntime.sessions.open_session`.
+    """
+    written = _written_by_runtime(
+        model, processor, session_options(processor, threads=threads, folder=folder)
+    )
+    return tuple(written.graph.node)
+
+
+def cleaned_up(
+    model: onnx.ModelProto, processor: str, *, threads: int = 0, folder: Path | None = None
+) -> onnx.ModelProto:
+    """Let ONNX Runtime's optimizer rewrite a graph by the rules that hold on every provider.
+
+    External data that it leaves as it is stays where it is.
+
+    Parameters
+    ----------
+    model, processor, threads, folder
+        As for :func:`~campo_onnx.runtime.onnxruntime.sessions.open_session`.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If ONNX Runtime refuses the model.
+    UsageError
+        If there is no room for a temporary file.
+    """
+    options = session_options(processor, threads=threads, folder=folder)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    return _written_by_runtime(model, processor, options)
+
+
+def _written_by_runtime(
+    model: onnx.ModelProto, processor: str, options: ort.SessionOptions
+) -> onnx.ModelProto:
+    """Load a model, and read back what ONNX Runtime's optimizer made of it."""
+    data = model.SerializeToString()
+
+    def load() -> None:
+        ort.InferenceSession(
+            data,
+            options,
+            providers=[ORT_NAME[processor]],
+            enable_fallback=0,
+            disabled_optimizers=_WRONG_RULES,
+        )
+
+    with temporary_folder() as scratch:
+        written = scratch / "optimized.onnx"
+        options.optimized_model_filepath = str(written)
+        try:
+            load()
+        except RUNTIME_ERRORS as error:
+            # A full disk and a model that is refused raise the same; only the second does without the file.
+            options.optimized_model_filepath = ""
+            try:
+                load()
+            except RUNTIME_ERRORS:
+                raise refused(error) from None
+            raise OSError(first_line(error)) from None
+        return onnx.load(written, load_external_data=False)

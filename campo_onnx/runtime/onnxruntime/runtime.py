@@ -1,0 +1,90 @@
+"""ONNX Runtime as a :class:`~campo_onnx.runtime.api.Runtime`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+
+from campo_onnx.ops.kernels import has_kernel, never_loads, refuses_attributes, runs
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature
+from campo_onnx.runtime.api import Capabilities, LoadSettings, Runtime, Support
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.onnxruntime import providers
+from campo_onnx.runtime.onnxruntime.installed import onnxruntime, runtime_problem
+
+if TYPE_CHECKING:
+    from campo_onnx.runtime.onnxruntime.program import OnnxProgram
+    from campo_onnx.runtime.onnxruntime.tensor import OnnxTensor
+
+
+_CAPABILITIES = Capabilities(
+    honours_types=True,
+    captures=True,
+    takes_addresses=True,
+    traces_nodes=True,
+    fuses_casts=False,
+    keeps_nan=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxRuntime:
+    """Runs a graph node by node as it is written, on its CPU or CUDA execution provider."""
+
+    name: str = "onnxruntime"
+    capabilities: Capabilities = _CAPABILITIES
+
+    @property
+    def version(self) -> str:
+        """Version of the installed wheel."""
+        return str(onnxruntime().__version__)
+
+    def problem(self, processor: str) -> str:
+        """Say why it cannot run here; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        return providers.cuda_problem() if processor == "cuda" else runtime_problem()
+
+    def machine(self, processor: str, threads: int = 0) -> Machine:
+        """Identify this machine; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        return providers.machine(processor, threads)
+
+    def support(self, signature: Signature, processor: str, precision: Precision) -> Support:
+        """Say how a node runs; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        if never_loads(signature, processor):
+            return Support.REFUSED
+        if precision is Precision.FP32:
+            return Support.NATIVE
+        refuses = refuses_attributes(signature, processor)
+        if refuses or not runs(signature.op, signature.opset, processor, precision):
+            return Support.REFUSED
+        has_own = has_kernel(signature.op, signature.opset, processor, precision)
+        return Support.NATIVE if has_own else Support.UPCAST
+
+    def sums_low(self, signature: Signature, processor: str, precision: Precision) -> bool:
+        """False: the kernel table does not tell of any, and the kernels of sums that it lists add in FP32."""
+        return False
+
+    def load(
+        self,
+        model: onnx.ModelProto,
+        processor: str,
+        *,
+        threads: int = 0,
+        folder: Path | None = None,
+        settings: LoadSettings | None = None,
+    ) -> "OnnxProgram":
+        """Load a graph; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        from campo_onnx.runtime.onnxruntime.program import OnnxProgram
+
+        return OnnxProgram(model, processor, threads, folder, settings or LoadSettings())
+
+    def tensor(self, shape: Sequence[int], dtype: int, processor: str) -> "OnnxTensor":
+        """Allocate a tensor of zeros; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        from campo_onnx.runtime.onnxruntime.tensor import OnnxTensor
+
+        return OnnxTensor.zeros(tuple(shape), dtype, processor)
+
+
+RUNTIME: Runtime = OnnxRuntime()

@@ -1,0 +1,136 @@
+"""The runtimes there are: each folder beside this file is one, and its ``runtime.py`` holds it."""
+
+import pkgutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from campo_onnx.errors import DeviceUnavailableError, UsageError
+from campo_onnx.runtime.api import LoadSettings, Program, Runtime, Tensor
+from campo_onnx.runtime.machine import DEFAULT, Machine
+
+AUTO = "auto"
+"""Takes the default runtime."""
+
+PROCESSORS = ("cpu", "cuda")
+"""Kinds of processors that runtimes run on."""
+
+_FURTHER: ContextVar[tuple[Runtime, ...]] = ContextVar("further_runtimes", default=())
+
+
+def runtimes() -> tuple[Runtime, ...]:
+    """List all runtimes, installed or not, the default first."""
+    return (*_shipped(), *_FURTHER.get())
+
+
+def runtime_called(name: str) -> Runtime:
+    """Look a runtime up by its name, or ``"auto"``.
+
+    Raises
+    ------
+    UsageError
+        If there is none of that name.
+    """
+    wanted = DEFAULT if name == AUTO else name
+    for runtime in runtimes():
+        if runtime.name == wanted:
+            return runtime
+    names = ", ".join([AUTO, *(runtime.name for runtime in runtimes())])
+    raise UsageError(f"unknown runtime {name!r}", remedy=f"Choose one of {names}.")
+
+
+def processor_for(wanted: str, runtime: str = AUTO) -> str:
+    """Turn ``auto``, ``cpu`` or ``cuda`` into a processor that a runtime runs on here.
+
+    Raises
+    ------
+    UsageError
+        If there is no such choice.
+    DeviceUnavailableError
+        If the runtime cannot run there; the message says why.
+    """
+    chosen = runtime_called(runtime)
+    if wanted == AUTO:
+        return "cpu" if chosen.problem("cuda") else "cuda"
+    if wanted not in PROCESSORS:
+        raise UsageError(f"unknown provider {wanted!r}", remedy="Choose auto, cpu or cuda.")
+    if wanted == "cuda" and (why := chosen.problem("cuda")):
+        raise DeviceUnavailableError(
+            "the CUDA provider cannot be used"
+            if chosen.name == DEFAULT
+            else f"{chosen.name} cannot use CUDA",
+            why=why,
+            remedy="Install onnxruntime-gpu and CUDA's and cuDNN's libraries (pip's or PyTorch's), or choose "
+            "--device cpu.",
+        )
+    return wanted
+
+
+def machine(processor: str, threads: int = 0, runtime: str = AUTO) -> Machine:
+    """Identify this machine, with the runtime on it.
+
+    Parameters
+    ----------
+    processor
+        A processor that :func:`processor_for` returned.
+    threads
+        Threads of one node on a CPU; 0 takes all cores that this process may use.
+    runtime
+        Name of the runtime.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If the runtime is not installed.
+    """
+    return runtime_called(runtime).machine(processor, threads)
+
+
+def load(
+    model: onnx.ModelProto,
+    machine: Machine,
+    *,
+    folder: Path | None = None,
+    settings: LoadSettings | None = None,
+) -> Program:
+    """Load a graph on a machine, by the machine's runtime; see :meth:`Runtime.load`."""
+    runtime = runtime_called(machine.runtime)
+    return runtime.load(model, machine.provider, threads=machine.threads, folder=folder, settings=settings)
+
+
+def tensor(shape: tuple[int, ...], dtype: int, machine: Machine) -> Tensor:
+    """Allocate a tensor of zeros on a machine; see :meth:`Runtime.tensor`."""
+    return runtime_called(machine.runtime).tensor(shape, dtype, machine.provider)
+
+
+def tensor_of(array: NDArray[Any], machine: Machine) -> Tensor:
+    """Copy an array to a machine."""
+    dtype = int(helper.np_dtype_to_tensor_dtype(array.dtype))
+    copy = tensor(array.shape, dtype, machine)
+    copy.write(array)
+    return copy
+
+
+@contextmanager
+def temporary_runtime(runtime: Runtime) -> Iterator[None]:
+    """Register one more runtime meanwhile."""
+    token = _FURTHER.set((*_FURTHER.get(), runtime))
+    try:
+        yield
+    finally:
+        _FURTHER.reset(token)
+
+
+@cache
+def _shipped() -> tuple[Runtime, ...]:
+    folders = [m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if m.ispkg]
+    folders.sort(key=lambda name: (name != DEFAULT, name))
+    return tuple(import_module(f"{__package__}.{name}.runtime").RUNTIME for name in folders)
