@@ -166,7 +166,7 @@ def bench(
     targets = check_outputs(
         {"--output": output, "--plot": plot}, {"MODEL": models, "--inputs": inputs}, force=force
     )
-    here = machine(choose_provider(device), threads)
+    here = machine(processor_for(device), threads)
     if tensor_cores and here.provider != "cuda":
         raise UsageError("--tensor-cores needs --device cuda", why="a CPU has no tensor cores")
     with working("reading graphs"):

@@ -148,10 +148,7 @@ def calibrate(
     kept = {"--from-store": from_store, "--store": store or default_path()}
     if output is not None:
         check_outputs({"--output": output}, kept, force=force)
-    if from_store is None:
-        here = machine(choose_provider(device), threads)
-    else:
-        here = _machine_in(from_store, device)
+    here = machine(processor_for(device), threads) if from_store is None else _machine_in(from_store, device)
     if cuda_graph and here.provider != "cuda":
         raise UsageError("--cuda-graph needs the CUDA provider", remedy="Leave it out on a CPU.")
     figures, low = device_of(here), Precision(precision)

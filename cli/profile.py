@@ -93,7 +93,7 @@ def profile(
     check_model(model)
     store = store or default_path()
     check_outputs({"--output": output}, {"MODEL": model, "--inputs": inputs, "--store": store}, force=force)
-    here = machine(choose_provider(device), threads)
+    here = machine(processor_for(device), threads)
     figures = device_of(here)
     imported = import_model(model, dimensions(dim))
     check_not_read([output], imported.data_files)
