@@ -23,8 +23,8 @@ from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.reason import Fact, Reason, Verdict
-from campo_onnx.runtime.onnxruntime.chunked_run import Limits, run_in_pieces
-from campo_onnx.runtime.onnxruntime.providers import Machine
+from campo_onnx.runtime.chunked_run import Limits, run_in_pieces
+from campo_onnx.runtime.machine import Machine
 
 Nodes: TypeAlias = frozenset[str]
 

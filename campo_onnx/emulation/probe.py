@@ -27,7 +27,7 @@ from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.optimize.values.loss_scale import loss_scaling, low_gradients
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import Optimized, apply, decide
-from campo_onnx.runtime.onnxruntime.providers import machine
+from campo_onnx.runtime.registry import machine
 
 Wrong: TypeAlias = Callable[[Nodes], Sequence[Verdict]]
 

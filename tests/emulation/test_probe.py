@@ -16,8 +16,8 @@ from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.planning.pipeline import Optimized
-from campo_onnx.runtime.onnxruntime.providers import machine
-from campo_onnx.runtime.onnxruntime.run import run
+from campo_onnx.runtime.chunked_run import run
+from campo_onnx.runtime.registry import machine
 
 # Launches that cost nothing: so small a graph has precisions worth choosing.
 DEVICES = {
