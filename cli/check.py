@@ -133,7 +133,7 @@ def check(
         typer.Option(
             "--keep-fp32",
             metavar="REGEX",
-            help="Further nodes that must be FP32, by full name or operator. Repeatable.",
+            help="Further nodes that must be FP32, by full name, operator or module. Repeatable.",
             rich_help_panel=LIMITS,
         ),
     ] = None,

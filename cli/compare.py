@@ -44,7 +44,7 @@ from .options import (
 from .outputs import check_outputs
 from .render.bench import print_written
 from .render.comparison import headline, print_comparison
-from .render.console import INTERRUPTED, print_json, set_loudness, working
+from .render.console import INTERRUPTED, command_line, print_json, set_loudness, working
 from .render.table import TableFormat
 from .verification import check_verifiable, drifting, measured_strategies
 
@@ -213,7 +213,7 @@ def compare(
         from campo_onnx.report.comparison_page import comparison_page
 
         with working(f"writing {report.name}"):
-            write_text(comparison_page(comparison, model=model.name), report)
+            write_text(comparison_page(comparison, model=model.name, command=command_line()), report)
     if json:
         rows = [
             {

@@ -40,7 +40,7 @@ def explain(
         typer.Argument(
             metavar="NODE",
             autocompletion=complete_nodes,
-            help="Name of a node. Without it, the decisions with the largest effect.",
+            help="Name of a node, or of a module. Without it, the decisions with the largest effect.",
             show_default=False,
         ),
     ] = None,
@@ -75,8 +75,10 @@ def explain(
         from campo_onnx.report.plan_page import plan_page
 
         write_text(plan_page(read, model=plan.name), report)
-    if node is None:
-        most = sorted(read.decisions, key=lambda d: (-abs(d.gain_us), d.node))[: top or None]
+    of_module = [d for d in read.decisions if node in d.modules] if node not in read.decision else []
+    if node is None or of_module:
+        shown = of_module or read.decisions
+        most = sorted(shown, key=lambda d: (-abs(d.gain_us), d.node))[: top or None]
         if json:
             print_json(json_format.dumps([_document(decision) for decision in most], indent=1) + "\n")
         else:
@@ -84,9 +86,10 @@ def explain(
             print_written(report, form=form)
         return
     if node not in read.decision:
-        near = get_close_matches(node, read.decision, n=3)
+        modules = dict.fromkeys(module for d in read.decisions for module in d.modules)
+        near = get_close_matches(node, read.decision, n=3) or get_close_matches(node, modules, n=3)
         raise UsageError(
-            f"the plan has no node {node!r}",
+            f"unknown node or module {node!r}",
             remedy=f"Did you mean {' or '.join(map(repr, near))}?"
             if near
             else f"`campo-onnx explain {plan} --top 0` lists all.",

@@ -48,7 +48,7 @@ from .options import (
 from .outputs import check_outputs
 from .preparation import cleaned_up, with_chosen_precision, with_data_safety, with_measured_ranges
 from .probing import ProbeBudgetOption, ProbeMode, ProbeOption, probed
-from .render.console import print_json, set_loudness, working
+from .render.console import command_line, print_json, set_loudness, working
 from .render.plan import print_optimized
 from .render.verification import print_verification
 from .verification import (
@@ -366,7 +366,13 @@ def _page(optimized: "Optimized", model: Path, notes: "Sequence[str]", measured:
 
     moved = optimized.given_traffic, optimized.planned_traffic
     return plan_page(
-        optimized.plan, optimized.problem, moved, model=model.name, notes=notes, measured=measured
+        optimized.plan,
+        optimized.problem,
+        moved,
+        model=model.name,
+        notes=notes,
+        measured=measured,
+        command=command_line(),
     )
 
 

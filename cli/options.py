@@ -165,7 +165,8 @@ KeepFp32Option = Annotated[
     typer.Option(
         "--keep-fp32",
         metavar="REGEX",
-        help="Keep nodes in FP32 whose full name or operator matches. Repeatable.",
+        help="Keep nodes in FP32 whose full name, operator or module matches: "
+        "`--keep-fp32 'layers\\.11'`. Repeatable.",
         rich_help_panel=SAFETY,
     ),
 ]

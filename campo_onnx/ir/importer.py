@@ -25,6 +25,7 @@ from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.inline import inline_functions
 from campo_onnx.ir.limits import MODEL_LIMIT_BYTES, refuse_beyond_limits, refuse_malformed
 from campo_onnx.ir.opsets import at_readable_opset, version_of
+from campo_onnx.ir.origin import Origin, origin_of
 from campo_onnx.ir.sort import name_nodes, outer_reads, sort_nodes
 from campo_onnx.ir.stamp import Stamp, read_stamp
 from campo_onnx.ir.view import FLOAT, GraphView, OpNode, TensorInfo, TensorKind
@@ -267,6 +268,7 @@ class _Shared:
         self._names = {name: name for name in names}
         self._ops: dict[OpKey, OpKey] = {}
         self._attributes: dict[tuple[bytes, ...], Mapping[str, Any]] = {}
+        self._origins: dict[Origin, Origin] = {}
 
     def named(self, names: Iterable[str]) -> tuple[str, ...]:
         return tuple(self._names.setdefault(name, name) for name in names)
@@ -274,6 +276,10 @@ class _Shared:
     def op(self, node: onnx.NodeProto) -> OpKey:
         made = OpKey(node.domain, node.op_type)
         return self._ops.setdefault(made, made)
+
+    def origin(self, node: onnx.NodeProto) -> Origin:
+        made = origin_of(node)
+        return self._origins.setdefault(made, made)
 
     def attributes(self, node: onnx.NodeProto) -> Mapping[str, Any]:
         held = [a for a in node.attribute if _has_value_here(a)]
@@ -297,6 +303,7 @@ def _node_of(node: onnx.NodeProto, shared: _Shared) -> OpNode:
         outputs=shared.named(node.output),
         captures=outer_reads(node),
         attributes=shared.attributes(node),
+        origin=shared.origin(node),
     )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from campo_onnx.ir.origin import UNKNOWN, Origin, modules_around, scope_in
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.signature import Signature, decides, itemsize_bytes, operands
@@ -105,6 +106,8 @@ class OpNode:
         Tensors that bodies of this node (If, Loop, Scan) read from outside.
     attributes
         Attribute values as Python and NumPy values; graphs are left out.
+    origin
+        Where in the user's program it comes from; no part of what the node computes, nor of a digest.
     """
 
     name: str
@@ -113,6 +116,12 @@ class OpNode:
     outputs: tuple[str, ...]
     captures: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    origin: Origin = UNKNOWN
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Paths of the modules it is in, the outermost first: by its metadata, else by its name."""
+        return modules_around(scope_in(self.name, self.origin.module))
 
 
 @dataclass(frozen=True, kw_only=True)

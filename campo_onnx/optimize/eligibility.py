@@ -41,7 +41,8 @@ def fixed_nodes(
     protected
         Nodes of the loss and the weight update, with the reason.
     keep_fp32
-        Regular expressions; a node whose whole name or operator label matches one stays FP32.
+        Regular expressions; a node stays FP32 if one matches its whole name, its operator's label, or the
+        path of a module it is in.
     declared
         Ranges of graph inputs.
 
@@ -51,7 +52,9 @@ def fixed_nodes(
         If a regular expression is invalid or takes too long, or a range is declared for what is not an input.
     """
     view = imported.view
-    names = dict.fromkeys(text for node in view.nodes for text in (node.name, node.op.label))
+    # Modules count only where there are expressions: their paths are put together from names.
+    named = ((node.name, node.op.label, *node.modules) for node in view.nodes) if keep_fp32 else ()
+    names = dict.fromkeys(text for texts in named for text in texts)
     kept = matching([pattern_of(text) for text in keep_fp32], names)
 
     would_lose = value_verdicts(imported, ports, low, declared)
@@ -64,7 +67,7 @@ def fixed_nodes(
             return Verdict(decided_by=protected[node.name])
         if own.refusal:
             return Verdict.refused(own.refusal)
-        if node.name in kept or node.op.label in kept:
+        if kept and not kept.isdisjoint((node.name, node.op.label, *node.modules)):
             return Verdict(decided_by=Reason.USER)
         if not has_cast_to(low, view.opset[""]):
             return Verdict.refused(Refused.NO_CAST.of(low=low.value, opset=view.opset[""]))

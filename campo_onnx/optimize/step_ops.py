@@ -56,6 +56,8 @@ class StepOp:
     ----------
     node
         Its name; that of the node in front for a Cast that a plan inserts.
+    module
+        Path of its module, where the file says it; else it follows from the name.
     op
         The operator.
     reads, writes
@@ -68,6 +70,7 @@ class StepOp:
     """
 
     node: str
+    module: str = ""
     op: OpKey
     reads: tuple[Version, ...]
     writes: tuple[Version, ...]
@@ -171,6 +174,7 @@ def _op(
     is_copy = is_view and writes[0] in results
     return StepOp(
         node=name,
+        module=node.origin.module,
         op=node.op,
         reads=(
             *(_version(t, i in low_inputs, existing) for i, t in enumerate(node.inputs) if t),

@@ -98,7 +98,7 @@ def module_of(node: str) -> str:
     >>> module_of("MatMul_7")
     ''
     """
-    *path, _ = node.strip("/").split("/")
+    *path, _ = node.lstrip("/").split("/")
     scope = re.sub(r"(?<![^._/])\d+(?![^._/])", "*", "/".join(part for part in path if part != GRADIENT))
     return f"{scope or 'outermost'}, backward" if GRADIENT in path else scope
 
@@ -107,7 +107,7 @@ def _counted(step: Step) -> Traffic:
     ops = [op for op in launched(step) if op.op != CAST]
     return Traffic(
         by_family=_sums((spec(op.op).family, op) for op in ops),
-        by_module=_sums((module_of(op.node), op) for op in ops),
+        by_module=_sums((module_of(f"{op.module}/" if op.module else op.node), op) for op in ops),
         casts=sum((op.moved for op in launched(step) if op.op == CAST), Moved()),
         fused=fused(step),
         peak_bytes=peak_bytes(step),

@@ -9,7 +9,7 @@ from campo_onnx.report.pictures import plans_picture
 from campo_onnx.wording import visible
 
 
-def comparison_page(comparison: Comparison, *, model: str) -> str:
+def comparison_page(comparison: Comparison, *, model: str, command: str = "") -> str:
     """Write the report of a comparison as HTML.
 
     Parameters
@@ -18,6 +18,8 @@ def comparison_page(comparison: Comparison, *, model: str) -> str:
         Plans of all strategies.
     model
         Name of the model.
+    command
+        What made it.
     """
     rows = comparison.rows
     plans = [row.plan for row in rows]
@@ -36,4 +38,4 @@ def comparison_page(comparison: Comparison, *, model: str) -> str:
     }
     data = columns(plans, comparison.problem) | {"chosen": default}
     title = f"{visible(model)} under every strategy"
-    return render(Page(template="comparison.html", title=title, values=values, data=data))
+    return render(Page(template="comparison.html", title=title, values=values, data=data, command=command))

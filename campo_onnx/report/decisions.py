@@ -7,6 +7,7 @@ page as data (:mod:`campo_onnx.report.page`), and shown there as text.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from campo_onnx.ir.origin import scope_in
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
@@ -55,7 +56,10 @@ def columns(plans: Sequence[Plan], problem: Problem | None) -> dict[str, Any]:
     number = {decision.node: index for index, decision in enumerate(first.decisions)}
     ops, families = Texts(), Texts()
     operators = [ops(d.op_type) for d in first.decisions]
-    tree = module_tree(list(number))
+    tree = module_tree(
+        [scope_in(d.node, d.module) for d in first.decisions], [d.kind for d in first.decisions]
+    )
+    lines = Texts()
     given: dict[str, Any] = {
         "low": first.low.value.upper(),
         "names": [visible(name) for name in number],
@@ -65,7 +69,10 @@ def columns(plans: Sequence[Plan], problem: Problem | None) -> dict[str, Any]:
         "families": families.texts,
         "modules": [visible(module.name) for module in tree.modules],
         "parents": [module.parent for module in tree.modules],
+        "kinds": [visible(module.kind) for module in tree.modules],
         "module": list(tree.module_of),
+        "line": [lines(d.source) for d in first.decisions],
+        "lines": lines.texts,
         "fp32_us": [round(d.fp32_us, _DIGITS) for d in first.decisions],
     }
     if problem is not None:

@@ -1,8 +1,8 @@
-"""Modules of a graph, read off the names of its nodes: what the precision map opens downwards."""
+"""Modules of a graph as a tree: what the precision map opens downwards."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _MOST_NODES = 200  # directly in one module; more are divided into sections, in the order of the graph
 
@@ -17,10 +17,13 @@ class Module:
         Its own part of the path.
     parent
         Index of the module it is in; -1 for the whole graph.
+    kind
+        Its class; ``""`` where it is unknown.
     """
 
     name: str
     parent: int
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,27 +42,16 @@ class ModuleTree:
     module_of: tuple[int, ...]
 
 
-def scope_of(node: str) -> tuple[str, ...]:
-    """Split the name of a node into the modules it is in.
-
-    Examples
-    --------
-    >>> scope_of("layers.3.attention/grad/MatMul_1")
-    ('layers', '3', 'attention', 'grad')
-    >>> scope_of("/encoder/Gemm"), scope_of("node_mm_12")
-    (('encoder',), ())
-    """
-    path, _, _ = node.rpartition("/")
-    return tuple(part for step in path.split("/") for part in step.split(".") if part)
-
-
-def module_tree(nodes: Sequence[str]) -> ModuleTree:
+def module_tree(scopes: Sequence[tuple[str, ...]], kinds: Sequence[str] = ()) -> ModuleTree:
     """Find the modules of a graph.
 
     Parameters
     ----------
-    nodes
-        Names of nodes, in the order of the graph.
+    scopes
+        Modules that each node is in, as :func:`campo_onnx.ir.origin.scope_in` gives them, in the order of
+        the graph.
+    kinds
+        Class of the module that each node is in; ``""``, or nothing at all, where it is unknown.
 
     Notes
     -----
@@ -69,14 +61,16 @@ def module_tree(nodes: Sequence[str]) -> ModuleTree:
     modules = [Module(name="", parent=-1)]
     known: dict[tuple[str, ...], int] = {(): 0}
     module_of: list[int] = []
-    for node in nodes:
-        scope = scope_of(node)
+    for scope in scopes:
         for depth in range(1, len(scope) + 1):
             path = scope[:depth]
             if path not in known:
                 known[path] = len(modules)
                 modules.append(Module(name=path[-1], parent=known[path[:-1]]))
         module_of.append(known[scope])
+    for module, kind in zip(module_of, kinds, strict=False):
+        if kind and module and not modules[module].kind:
+            modules[module] = replace(modules[module], kind=kind)
     return _divided(modules, module_of)
 
 

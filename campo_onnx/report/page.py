@@ -41,6 +41,10 @@ class Page:
         What the template reads, by name.
     data
         What its scripts read; None for a page without any.
+    notes
+        Sentences that stand at the top.
+    command
+        What made it, to be copied; ``""`` where no command did.
     """
 
     template: str
@@ -48,6 +52,7 @@ class Page:
     values: Mapping[str, Any]
     data: Mapping[str, Any] | None = None
     notes: Sequence[str] = field(default_factory=tuple)
+    command: str = ""
 
 
 def check_report(path: Path) -> None:
@@ -79,6 +84,7 @@ def render(page: Page) -> str:
     return environment.get_template(page.template).render(
         title=page.title,
         notes=page.notes,
+        command=page.command,
         style=style,
         script=script,
         policy=_policy(style, script),

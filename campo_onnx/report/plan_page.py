@@ -34,6 +34,7 @@ def plan_page(
     model: str,
     notes: Sequence[str] = (),
     measured: BenchResult | None = None,
+    command: str = "",
 ) -> str:
     """Write the report of a plan as HTML.
 
@@ -52,6 +53,8 @@ def plan_page(
         Sentences that stand at the top: warnings.
     measured
         What the device said: FP32 first, then the mixed step.
+    command
+        What made it.
     """
     values = {
         **plan_values(plan, problem, moved),
@@ -60,8 +63,9 @@ def plan_page(
         "measured_picture": None if measured is None else bench_picture(measured),
     }
     title = f"{visible(model)} in mixed precision"
+    data = columns([plan], problem)
     return render(
-        Page(template="plan.html", title=title, values=values, data=columns([plan], problem), notes=notes)
+        Page(template="plan.html", title=title, values=values, data=data, notes=notes, command=command)
     )
 
 

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -176,6 +177,11 @@ def print_table(table: RichTable, console: Console | None = None) -> None:
         console.print(table)
     lines = (line.rstrip(" ") for line in captured.get().removesuffix("\n").split("\n"))
     console.out("\n".join(lines), highlight=False)
+
+
+def command_line() -> str:
+    """Say how this program was called, as a shell takes it."""
+    return shlex.join(["campo-onnx", *sys.argv[1:]])
 
 
 def print_line(text: str) -> None:

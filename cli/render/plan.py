@@ -225,6 +225,7 @@ def print_decisions(
     table = Table(
         (
             Column(title="node", key="node", may_break=True, least=32),
+            Column(title="", key="module", csv_only=True),
             Column(title="operator", key="op_type", may_break=True, rank=1),
             Column(title="class", key="op_class", rank=4),
             Column(title="runs in", key="precision"),
@@ -239,6 +240,7 @@ def print_decisions(
     for d in decisions:
         table.add(
             d.node,
+            ".".join(d.modules[-1:]),
             d.op_type,
             d.op_class.value,
             _precision(d),
@@ -268,6 +270,8 @@ def print_decision(
     console.print(_headline(plan), style="bold")
     rows = [
         ("node", f"{decision.node} ({decision.op_type}, {decision.op_class.value})"),
+        *([("module", f"{decision.module} ({decision.kind})")] if decision.module else []),
+        *([("source line", decision.source)] if decision.source else []),
         ("precision", _precision(decision)),
         ("decided by", decision.decided_by.value),
         ("reason", decision.reason),

@@ -64,7 +64,7 @@ def test_without_a_node_the_ten_that_matter_most(explain, plan, capsys):
         (b"{}", (), ["plan.json is not a plan file"]),
         (b'{"format_version": 99}', (), ["plan.json was written by a newer campo-onnx", "format version 99"]),
         (b'{"format_version": 1, "casts": []}', (), ["plan.json cannot be read"]),
-        ("plan", ("nothing_like_it",), ["the plan has no node 'nothing_like_it'"]),
+        ("plan", ("nothing_like_it",), ["unknown node or module 'nothing_like_it'"]),
     ],
 )
 def test_bad_input_is_one_message(explain, tmp_path, capsys, content, node, expected):

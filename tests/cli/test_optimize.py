@@ -54,6 +54,9 @@ DECISION_KEYS = {
     "low_outputs",
     "attribute",
     "follows",
+    "module",
+    "kind",
+    "source",
 }
 OPTIONS = (
     "--output",
@@ -100,7 +103,7 @@ def test_the_json_document_has_the_documented_keys(optimize, capsys, strategy):
     assert plan.keys() == PLAN_KEYS.keys()
     for key, kind in PLAN_KEYS.items():
         assert isinstance(plan[key], kind), key
-    assert (plan["format_version"], plan["strategy"], plan["device"]) == (4, strategy, "v100")
+    assert (plan["format_version"], plan["strategy"], plan["device"]) == (5, strategy, "v100")
     assert plan["source"] == "datasheet"
     assert plan["pads"] == []
     assert all(cast.keys() == CAST_KEYS for cast in plan["casts"])

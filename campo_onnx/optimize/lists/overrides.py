@@ -31,7 +31,7 @@ def unmatched(
     operators
         Operators as the user wrote them, by option (``"--deny"``).
     keep_fp32
-        Valid regular expressions for whole node names or operators.
+        Valid regular expressions for whole names of nodes, of modules or of operators.
     lists
         Lists from a file of the user's. It may name operators that this graph lacks, but none that no
         graph has.
@@ -43,6 +43,8 @@ def unmatched(
     """
     labels = sorted({node.op.label for node in view.nodes})
     names = [node.name for node in view.nodes]
+    if keep_fp32:
+        names += dict.fromkeys(module for node in view.nodes for module in node.modules)
     found = [
         f"{option} {text} matches no node of the graph.{_suggestion(text, labels)}"
         for option, texts in operators.items()

@@ -88,6 +88,9 @@ class _Planning:
             low_outputs=_in_order(ports.low_outputs) if is_low else (),
             attribute=(ports.attribute or "") if is_low else "",
             follows=tuple(self._followed(name)),
+            module=node.origin.module,
+            kind=node.origin.kind,
+            source=node.origin.source,
         )
 
     def _other_cast_us(self, name: str) -> float | None:

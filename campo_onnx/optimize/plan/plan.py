@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from campo_onnx.errors import PlanMismatchError
 from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.origin import modules_around, scope_in
 from campo_onnx.ir.view import Use
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import OpClass
@@ -50,6 +51,8 @@ class Decision:
     follows
         Positions of inputs that read the low version though the node stays as it is: a reader of
         shapes whose FP32 tensor is no longer made.
+    module, kind, source
+        Where the node comes from, as :class:`campo_onnx.ir.origin.Origin` has it.
     """
 
     node: str
@@ -66,6 +69,9 @@ class Decision:
     low_outputs: tuple[int, ...] = ()
     attribute: str = ""
     follows: tuple[int, ...] = ()
+    module: str = ""
+    kind: str = ""
+    source: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "facts", self.verdict.facts)
@@ -81,6 +87,11 @@ class Decision:
     def reason(self) -> str:
         """The same as a sentence."""
         return self.verdict.reason
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Paths of the modules it is in, the outermost first."""
+        return modules_around(scope_in(self.node, self.module))
 
     @property
     def is_lowered(self) -> bool:

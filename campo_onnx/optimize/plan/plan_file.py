@@ -20,9 +20,11 @@ def plan_format(holds: type[P]) -> Format[P]:
     return Format(
         holds=holds,
         noun="plan",
-        version=4,  # 3 says what casts would take with a node in the other precision, 4 how the step runs
+        # 3 says what casts would take with a node in the other precision, 4 how the step runs, 5 where
+        # nodes come from.
+        version=5,
         rows=_ROWS,
-        older={1: _from_version_1, 2: lambda document: document, 3: lambda document: document},
+        older={1: _from_version_1, 2: _as_it_is, 3: _as_it_is, 4: _as_it_is},
         remedy=_REMEDY,
     )
 
@@ -63,6 +65,11 @@ def decode(text: str | bytes, title: str, form: Format[P]) -> P:
 def _digest(document: Document) -> str:
     payload = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     return hashlib.blake2b(payload, digest_size=16).hexdigest()
+
+
+def _as_it_is(document: Document) -> Document:
+    """Versions differ by fields that have a default."""
+    return document
 
 
 def _from_version_1(document: Document) -> Document:

@@ -62,6 +62,16 @@ function filterCasts() {
   }), casts.length);
 }
 
+// A name as a regular expression that matches it alone, within single quotes of a shell.
+const escaped = (name) => name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&").replaceAll("'", "'\\''");
+
+// A piece of a command, and a button that copies it.
+function copied(text) {
+  const button = make("button", { type: "button", class: "copy" }, "Copy");
+  button.addEventListener("click", () => copyText(text, button));
+  return make("span", { class: "command" }, make("code", {}, text), " ", button);
+}
+
 // One node in full.
 function showNode(node) {
   if (node === undefined) return;
@@ -82,6 +92,8 @@ function showNode(node) {
   const module = DATA.module[node];
   const opened = make("button", { type: "button", class: "link", onclick: () => { hideNode(); showModule(module); } }, moduleName(module));
   fact("module", opened);
+  if (DATA.lines[DATA.line[node]]) fact("source line", make("code", {}, DATA.lines[DATA.line[node]]));
+  fact("keep it in FP32", copied(`--keep-fp32 '${escaped(DATA.names[node])}'`));
   if (DATA.plans.length > 1) {
     const all = make("ul");
     for (const other of DATA.plans) all.append(make("li", {}, `${other.title}: ${PRECISION[other.precision[node]]}`));

@@ -198,7 +198,8 @@ function drawModules() {
     const toggle = children.length ? (isOpen ? "▾" : "▸") : "";
     const line = make("tr", { role: "row", "aria-level": level, "data-module": module, tabindex: module ? -1 : 0 });
     if (children.length) line.setAttribute("aria-expanded", String(isOpen));
-    const name = make("td", { role: "gridcell" }, make("span", { class: "toggle", "aria-hidden": "true" }, toggle), DATA.modules[module] || "whole graph");
+    const name = make("td", { role: "gridcell" }, make("span", { class: "toggle", "aria-hidden": "true" }, toggle), DATA.modules[module] || "whole graph",
+      DATA.kinds[module] ? make("span", { class: "quiet" }, ` ${DATA.kinds[module]}`) : "");
     name.style.paddingLeft = `${10 + 16 * (level - 1)}px`;
     const cell = (text) => make("td", { role: "gridcell", class: "number" }, text);
     const stack = strip(sum);

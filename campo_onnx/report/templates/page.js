@@ -19,6 +19,21 @@ function drawChoices() {
   options(byId("decisions-rule"), "any", counted(nodes().map(ruleOf)).map(([rule, number]) => [rule, `${rule} (${count(number)})`]));
 }
 
+// Copy a text, and say on the button whether that went well.
+async function copyText(text, button) {
+  let done = true;
+  try { await navigator.clipboard.writeText(text); }
+  catch { // a page from a file may lack the right, or an older browser the clipboard
+    const field = make("textarea", { readonly: "" });
+    field.value = text;
+    button.after(field);
+    field.select();
+    done = document.execCommand("copy");
+    field.remove();
+  }
+  button.textContent = done ? "Copied" : "Not copied";
+}
+
 function clearFilters() {
   for (const id of ["search", "precision", "op", "rule"]) byId(`decisions-${id}`).value = "";
   byId("decisions-differ").checked = false;
@@ -37,6 +52,10 @@ function start() {
   byId("modules").addEventListener("keydown", moduleKey);
   byId("modules-shut").addEventListener("click", () => { OPENED.clear(); OPENED.add(0); drawModules(); });
   byId("detail-close").addEventListener("click", hideNode);
+  for (const button of document.querySelectorAll("button[data-copy]")) {
+    button.hidden = false;
+    button.addEventListener("click", () => copyText(button.dataset.copy, button));
+  }
   document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !byId("detail").hidden) hideNode(); });
   byId("decisions-differ-label").hidden = DATA.plans.length < 2;
   for (const button of document.querySelectorAll("button[data-rule]")) {
