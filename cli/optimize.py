@@ -272,16 +272,10 @@ def optimize(
     output = output or default_output(model)
     given_data = data_files_of(model) if simplify else frozenset()
     if not dry_run:
+        read = {"--device": device, "--lists": lists, "--profile": profile, "--store": store}
         targets = check_outputs(
             {"--output": output, "--plan": plan, "--report": report},
-            {
-                "MODEL": model,
-                "--device": device,
-                "--lists": lists,
-                "--profile": profile,
-                "--store": store,
-                "--inputs": inputs,
-            },
+            {"MODEL": model, "--inputs": inputs, **read},
             force=force,
             source=model,
         )
