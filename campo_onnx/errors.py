@@ -79,6 +79,10 @@ class UsageError(CampoError):
     exit_code: ClassVar[int] = 2
 
 
+class IndexOutOfRangeError(UsageError, IndexError):
+    """An index or a label lies outside of what it looks up in."""
+
+
 class ModelError(CampoError):
     """The file is not a valid ONNX model."""
 

@@ -9,6 +9,7 @@ DOCUMENTED = {
     "CampoError": 1,
     "InternalError": 1,
     "UsageError": 2,
+    "IndexOutOfRangeError": 2,
     "ModelError": 3,
     "UnsupportedModelError": 4,
     "ProfileError": 5,

@@ -18,6 +18,7 @@ from campo_onnx.step.naming import GRADS_FINITE, LOSS, LOSS_SCALE
 from campo_onnx.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from campo_onnx.training.flat_step import FlatStep
 from campo_onnx.training.gradient_interface import GradientInterface, gradient_interface
+from campo_onnx.training.index_guard import IndexGuard
 from campo_onnx.training.loss_scaler import LossScaler
 from campo_onnx.training.runner import Outcome, Runner
 from campo_onnx.training.schedules import Schedule
@@ -140,6 +141,7 @@ class TrainingSession:
         self._settings |= self._scheduled()
         batch = (spec.shape for name, spec in self.interface.feeds.items() if name not in self._settings)
         self._samples = next((shape[0] for shape in batch if shape), 1)
+        self._guard = IndexGuard.of(imported, self.interface.feeds)
         first = self.interface.first_state(state)
         self._runner: Runner
         if gradients is None or update is None:
@@ -169,6 +171,8 @@ class TrainingSession:
         ------
         UsageError
             If an input is missing, unknown, or of another type or shape; nothing has changed then.
+        IndexOutOfRangeError
+            If a label or an index lies outside of what it looks up in; likewise.
         ModelError
             If the graph fails while it runs; the state is as before the step.
         """
@@ -179,6 +183,7 @@ class TrainingSession:
             feeds |= self._checked({LOSS_SCALE: scale})
         if missing := [name for name in self.interface.feeds if name not in feeds]:
             raise UsageError(f"the batch lacks {', '.join(missing)}", remedy=self._expected_feeds())
+        self._guard.check(feeds)
         ran = self._runner.run(feeds)
         self._steps += 1
         if ran.outcome is not Outcome.ACCUMULATED:

@@ -147,9 +147,16 @@ def _index_put(
     if len(indices) == 1 and mask is not None and mask.dtype == _BOOL:
         return _masked_put(g, x, mask, values, accumulate)
     first, last, flat = _flat_index(g, x.shape, indices)
+    return _put_rows(g, x, first, last, flat, operand(g, values, x.dtype), accumulate)
+
+
+def _put_rows(
+    g: Graph, x: Value, first: int, last: int, flat: Value, values: Value, accumulate: bool
+) -> Value:
+    """Write rows, or add them, at indices of the axes from `first` to `last` (exclusive) merged into one."""
     leading, count = math.prod(x.shape[:first]), math.prod(x.shape[first:last])
     width = math.prod(x.shape[last:])
-    values = expand(g, operand(g, values, x.dtype), (*x.shape[:first], *flat.shape, *x.shape[last:]))
+    values = expand(g, values, (*x.shape[:first], *flat.shape, *x.shape[last:]))
     rows = transpose(g, reshape(g, values, (leading, flat.elements, width)), [1, 0, 2])
     rows = reshape(g, rows, (flat.elements, leading * width))
     target = transpose(g, reshape(g, x, (leading, count, width)), [1, 0, 2])
@@ -160,6 +167,37 @@ def _index_put(
     written = g.op("ScatterElements", target, column, rows, axis=0, reduction=reduction)
     by_leading = transpose(g, reshape(g, written, (count, leading, width)), [1, 0, 2])
     return reshape(g, by_leading, x.shape)
+
+
+def _index_add(
+    g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Value, *, alpha: float = 1
+) -> Value:
+    if alpha != 1:
+        source = elementwise(g, "Mul", source, g.scalar(alpha, source.dtype))
+    return _put_along(g, x, dim, index, source, accumulate=True)
+
+
+def _index_copy(g: Graph, expected: Expected, x: Value, dim: int, index: Value, source: Value) -> Value:
+    return _put_along(g, x, dim, index, source, accumulate=False)
+
+
+def _index_fill(g: Graph, expected: Expected, x: Value, dim: int, index: Value, value: Any) -> Value:
+    return _put_along(g, x, dim, index, reshape(g, operand(g, value, x.dtype), ()), accumulate=False)
+
+
+def _put_along(g: Graph, x: Value, dim: int, index: Value, source: Value, *, accumulate: bool) -> Value:
+    line = x if x.rank else reshape(g, x, (1,))
+    axis, flat = dim % line.rank, reshape(g, cast(g, index, _INT64), (index.elements,))
+    if source.rank == 0:
+        source = expand(g, source, (*line.shape[:axis], flat.elements, *line.shape[axis + 1 :]))
+    return reshape(g, _put_rows(g, line, axis, axis + 1, flat, source, accumulate), x.shape)
+
+
+def _put(
+    g: Graph, expected: Expected, x: Value, index: Value, source: Value, accumulate: bool = False
+) -> Value:
+    flat = reshape(g, x, (x.elements,))
+    return reshape(g, _index_put(g, expected, flat, [index], source, accumulate), x.shape)
 
 
 def _masked_put(g: Graph, x: Value, mask: Value, values: Value, accumulate: bool) -> Value:
@@ -180,6 +218,10 @@ TRANSLATIONS: Table = table(
     (aten.scatter_add.default, _scatter_add),
     (aten.scatter_reduce.two, _scatter_reduce),
     (aten.index_select.default, _index_select),
+    (aten.put.default, _put),
+    (aten.index_add.default, _index_add),
+    (aten.index_copy.default, _index_copy),
+    ((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _index_fill),
     (aten.index.Tensor, _index),
     ((aten.index_put.default, aten._unsafe_index_put.default), _index_put),
 )

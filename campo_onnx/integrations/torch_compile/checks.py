@@ -12,21 +12,31 @@ CHECKS = frozenset({aten._assert_async.default, aten._assert_async.msg})
 
 
 class Check(NamedTuple):
-    """What must be true, by its place among what a graph gives, and what is said otherwise."""
+    """What must be true, by its place among what a graph gives, and what is said or raised otherwise."""
 
     result: Any
     message: str
+    error: Exception | None = None
 
 
-def lift_checks(graph: torch.fx.Graph) -> list[str]:
-    """Let a graph give what is checked, behind its results; return what each check says."""
+def add_check(graph: torch.fx.Graph, verdict: torch.fx.Node, error: Exception) -> None:
+    """Let a graph check a truth value that it computes."""
+    with graph.inserting_after(verdict):
+        graph.call_function(aten._assert_async.msg, (verdict, str(error))).meta["error"] = error
+
+
+def lift_checks(graph: torch.fx.Graph) -> list[tuple[str, Exception | None]]:
+    """Let a graph give what is checked, behind its results; return what each check says or raises."""
     nodes = [node for node in graph.nodes if node.op == "call_function" and node.target in CHECKS]
     output = graph.output_node()
     results = output.args[0] if isinstance(output.args[0], list | tuple) else (output.args[0],)
     output.args = ((*results, *(node.args[0] for node in nodes)),)
     for node in nodes:
         graph.erase_node(node)
-    return [str(node.args[1]) if len(node.args) > 1 else "a check failed" for node in nodes]
+    return [
+        (str(node.args[1]) if len(node.args) > 1 else "a check failed", node.meta.get("error"))
+        for node in nodes
+    ]
 
 
 def raise_failed(checks: Sequence[Check], value_of: Callable[[Any], torch.Tensor]) -> None:
@@ -35,7 +45,10 @@ def raise_failed(checks: Sequence[Check], value_of: Callable[[Any], torch.Tensor
     Raises
     ------
     RuntimeError
-        With the message of the check.
+        With the message of the check, or the error that it is to raise.
     """
     for check in checks:
-        torch._assert_async(value_of(check.result), check.message)
+        verdict = value_of(check.result)
+        if check.error is not None and not verdict.is_cuda and not verdict:
+            raise check.error.with_traceback(None)
+        torch._assert_async(verdict, check.message)

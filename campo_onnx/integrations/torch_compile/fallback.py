@@ -54,6 +54,7 @@ class InPieces:
         make: Callable[[torch.fx.GraphModule, int], Callable[[Sequence[Any]], list[Any]]],
         refused: frozenset[str] = frozenset(),
     ) -> None:
+        self._positions = _positions(gm)
         self._draws = lift_random(gm)
         partitioner = CapabilityBasedPartitioner(
             gm, _Translatable(refused), allows_single_node_partition=True
@@ -96,8 +97,8 @@ class InPieces:
 
     def __call__(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """Run it."""
-        tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
-        results: Sequence[Any] = self._run.boxed_run([*tensors, *(draw(None) for draw in self._draws)])
+        given = [arguments[position] for position in self._positions]
+        results: Sequence[Any] = self._run.boxed_run([*given, *(draw(None) for draw in self._draws)])
         return results
 
 
@@ -111,12 +112,18 @@ class InTorch:
     """
 
     def __init__(self, gm: torch.fx.GraphModule) -> None:
+        self._positions = _positions(gm)
         self._run = torch.fx.Interpreter(gm)
 
     def __call__(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """Run it."""
-        results: Sequence[Any] = self._run.boxed_run([a for a in arguments if isinstance(a, torch.Tensor)])
+        results: Sequence[Any] = self._run.boxed_run([arguments[position] for position in self._positions])
         return results
+
+
+def _positions(gm: torch.fx.GraphModule) -> list[int]:
+    """Where a graph's inputs are among the arguments: sizes are none, tensors and tokens of effects are."""
+    return [node.meta["position"] for node in gm.graph.nodes if node.op == "placeholder"]
 
 
 def _computes(node: torch.fx.Node) -> bool:

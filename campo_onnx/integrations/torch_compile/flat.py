@@ -19,6 +19,7 @@ from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import Origin, mark
 from campo_onnx.export.torch.translate import translate
 from campo_onnx.integrations.torch_compile.checks import CHECKS, Check, lift_checks
+from campo_onnx.integrations.torch_compile.index_checks import IndexGuard, guard_indices
 from campo_onnx.integrations.torch_compile.layout import Layout
 from campo_onnx.integrations.torch_compile.random_inputs import Draw, is_lifted, is_random, lift_random
 from campo_onnx.integrations.torch_compile.tracing import OPSET, TABLE
@@ -122,6 +123,8 @@ class FlatGraph:
         How the results of a call come about.
     checks
         What it computes for torch to check, before anything else is done with the results.
+    indices
+        What to check of the arguments before it runs.
     """
 
     gm: torch.fx.GraphModule
@@ -132,6 +135,7 @@ class FlatGraph:
     outputs: tuple[Tensor, ...]
     results: tuple[Result, ...]
     checks: tuple[Check, ...] = ()
+    indices: IndexGuard = IndexGuard()  # noqa: RUF009  # frozen
 
     @cached_property
     def device(self) -> torch.device:
@@ -185,10 +189,12 @@ def flatten(
     graph = gm.graph
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     position = {n: _position(n, arguments) for n in placeholders}
+    called = {n: _input_name(n, names) for n in placeholders}
+    indices = guard_indices(graph, position, called, lambda node: _origin(node).label)
     messages = lift_checks(graph)
     results, outputs = _take_results_apart(graph, position)
     results, checked = results[: len(results) - len(messages)], results[len(results) - len(messages) :]
-    inputs = [_as_stored(graph, n, _input_name(n, names)) for n in placeholders]
+    inputs = [_as_stored(graph, n, called[n]) for n in placeholders]
     graph.eliminate_dead_code()
     for node in graph.nodes:
         mark(node, _origin(node))
@@ -200,7 +206,8 @@ def flatten(
         arguments=arguments,
         outputs=tuple(outputs),
         results=tuple(results),
-        checks=tuple(map(Check, checked, messages)),
+        checks=tuple(Check(result, *said) for result, said in zip(checked, messages, strict=True)),
+        indices=indices,
     )
 
 

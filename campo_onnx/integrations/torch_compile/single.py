@@ -36,6 +36,7 @@ class Piece:
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """Run it."""
         given = [*arguments, *(draw(None) for draw in self.flat.draws)]
+        self.flat.indices.check(given)
         stored = [tensor.layout.stored(given[position]) for tensor, position in self._reads]
         made = [allocated(t, self._device) for t in self.flat.outputs]
         if self._session is not None:

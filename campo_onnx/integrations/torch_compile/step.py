@@ -141,6 +141,7 @@ class TrainingStep:
         given = dict(enumerate(arguments))
         for i, name in enumerate(self._drawn):
             given[self.flat.arguments + i] = self.flat.draws[i](self._room(name, buffer))
+        self.flat.indices.check(given)
         alive: list[torch.Tensor] = []
         read_at = [self._address_of(name, given, alive) for name in half.reads]
         made = [allocated(t, device) for t in self._written]

@@ -5,9 +5,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from campo_onnx.errors import ModelError
 from campo_onnx.runtime.api import Place
-from campo_onnx.runtime.onnxruntime.sessions import RUNTIME_ERRORS
+from campo_onnx.runtime.onnxruntime.sessions import RUNTIME_ERRORS, failed_run
 
 
 class AddressedSession:
@@ -39,7 +38,7 @@ class AddressedSession:
             try:
                 self._session.run_with_iobinding(self._binding)
             except RUNTIME_ERRORS as error:
-                raise ModelError("the graph fails while it runs", why=str(error).strip()) from None
+                raise failed_run(error) from None
             finally:
                 AddressedSession.spent_s += time.process_time() - began
 

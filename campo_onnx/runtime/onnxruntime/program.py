@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from campo_onnx.errors import ModelError, UnsupportedModelError
+from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.files import temporary_folder
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import LoadSettings, Place, StepTimes, Tensor
@@ -19,6 +19,7 @@ from campo_onnx.runtime.onnxruntime.installed import ort
 from campo_onnx.runtime.onnxruntime.sessions import (
     RUNTIME_ERRORS,
     assignments,
+    failed_run,
     first_line,
     open_session,
     placed_elsewhere,
@@ -124,7 +125,7 @@ class OnnxProgram:
             # Each output of a run keeps all of them in memory, until it has memory of its own.
             return {name: _array_of(value) for name, value in zip(names, values, strict=True)}
         except RUNTIME_ERRORS as error:
-            raise _failed(error) from None
+            raise failed_run(error) from None
 
     def node_times(
         self,
@@ -197,7 +198,7 @@ class OnnxProgram:
             try:
                 session.run_with_iobinding(binding, options)
             except RUNTIME_ERRORS as error:
-                raise _failed(error) from None
+                raise failed_run(error) from None
 
         return step
 
@@ -246,7 +247,3 @@ def _cannot_take(error: Exception) -> UnsupportedModelError:  # the device's mem
     return UnsupportedModelError(
         "ONNX Runtime cannot take the graph's inputs and outputs", why=first_line(error)
     )
-
-
-def _failed(error: Exception) -> ModelError:
-    return ModelError("the graph fails while it runs", why=str(error).strip())

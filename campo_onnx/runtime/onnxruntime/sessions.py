@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 
-from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.errors import CampoError, IndexOutOfRangeError, ModelError, UnsupportedModelError
 from campo_onnx.ops.kernels import RELEASE, is_in_release
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
@@ -45,6 +45,22 @@ class Assignment:
     node: str
     op_type: str
     provider: str
+
+
+_OUTSIDE = re.compile(r"out of data bounds|within bounds|out of bounds|invalid index", re.IGNORECASE)
+_NODE = re.compile(r"Name:'([^']*)'")
+
+
+def failed_run(error: Exception) -> CampoError:
+    """Make the error of a run that failed: for an index outside of what it looks up in one of its own."""
+    said = str(error).strip()
+    if not _OUTSIDE.search(said):
+        return ModelError("the graph fails while it runs", why=said)
+    node = _NODE.search(said)
+    return IndexOutOfRangeError(
+        f"an index that {node[1]!r} reads is out of range" if node else "an index is out of range",
+        why=said.rpartition("Status Message: ")[2],
+    )
 
 
 def session_options(

@@ -1,0 +1,268 @@
+"""No index points outside of what it looks up in: where eager raises an IndexError, a session must not go on.
+
+ONNX counts a negative index from the end, and a GPU's kernels read or skip what lies outside: a label
+of -1 would train the last class. So each index is checked unless its range is proved: by torch before the
+session runs, where it is made of the arguments in a few steps, otherwise by an output of the graph.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from campo_onnx.errors import IndexOutOfRangeError
+from campo_onnx.integrations.torch_compile.checks import add_check
+from campo_onnx.integrations.torch_compile.index_ranges import MOVES, range_of
+
+aten = torch.ops.aten
+
+_MOST_STEPS = 64
+"""Operations that torch may run before a session for the sake of one index."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexUse:
+    """An index that an operation reads.
+
+    Parameters
+    ----------
+    index
+        The tensor that holds it.
+    lowest, size
+        The index lies from `lowest` up to, and not including, `size`.
+    ignored
+        A number outside of that range which the operation leaves out; None for none.
+    operation
+        What reads it, for messages.
+    """
+
+    index: torch.fx.Node
+    lowest: int
+    size: int
+    ignored: int | None
+    operation: str
+
+
+def _along_axis(node: torch.fx.Node) -> Iterator[tuple[Any, ...]]:
+    operand, axis, index = node.args[:3]
+    shape = _shape(operand)
+    yield index, 0, shape[axis] if shape else 1, None
+
+
+def _along_axis_from_either_end(node: torch.fx.Node) -> Iterator[tuple[Any, ...]]:
+    for index, _, size, ignored in _along_axis(node):
+        yield index, -size, size, ignored
+
+
+def _embedding(node: torch.fx.Node) -> Iterator[tuple[Any, ...]]:
+    yield node.args[1], 0, _shape(node.args[0])[0], None
+
+
+def _of_all(node: torch.fx.Node) -> Iterator[tuple[Any, ...]]:
+    size = _shape(node.args[0]).numel()
+    yield node.args[1], -size, size, None
+
+
+def _subscript(node: torch.fx.Node) -> Iterator[tuple[Any, ...]]:
+    """Torch counts negative subscripts from the end, and so do the nodes that are written for them."""
+    indices: Any = node.args[1]
+    for size, index in zip(_shape(node.args[0]), indices, strict=False):
+        if index is not None and index.meta["val"].dtype not in (torch.bool, torch.uint8):
+            yield index, -size, size, None
+
+
+def _nll_loss(node: torch.fx.Node) -> Iterator[tuple[Any, ...]]:
+    shape = _shape(node.args[0])
+    yield node.args[1], 0, shape[1 if len(shape) > 1 else 0], node.args[4]
+
+
+_USES: Mapping[Any, Callable[[torch.fx.Node], Iterator[tuple[Any, ...]]]] = {
+    **dict.fromkeys((aten.index.Tensor, aten.index_put.default), _subscript),
+    **dict.fromkeys((aten.nll_loss_forward.default, aten.nll_loss2d_forward.default), _nll_loss),
+    **dict.fromkeys(
+        (
+            *(aten.gather.default, aten.index_select.default, aten.index_add.default),
+            *(aten.index_copy.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default),
+            aten.scatter_reduce.two,
+        ),
+        _along_axis,
+    ),
+    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _along_axis_from_either_end),
+    aten.embedding.default: _embedding,
+    aten.put.default: _of_all,
+}
+
+
+def _shape(node: Any) -> torch.Size:
+    shape: torch.Size = node.meta["val"].shape
+    return shape
+
+
+def index_uses(graph: torch.fx.Graph) -> list[IndexUse]:
+    """Find the indices that the forward pass of a graph of static sizes reads and that may lie outside.
+
+    A backward pass reads those of the forward pass.
+    """
+    uses: dict[tuple[Any, ...], IndexUse] = {}
+    for node in graph.nodes:
+        if node.target not in _USES or node.meta.get("partitioner_tag") == "is_backward":
+            continue
+        for index, lowest, size, ignored in _USES[node.target](node):
+            inside = range_of(index)
+            if inside is not None and lowest <= inside.lowest and inside.highest < size:
+                continue
+            if index.meta["val"].numel() == 0:  # nothing is looked up
+                continue
+            uses.setdefault(
+                (index, lowest, size, ignored),
+                IndexUse(
+                    index=index,
+                    lowest=lowest,
+                    size=int(size),
+                    ignored=ignored,
+                    operation=str(node.target).removeprefix("aten.").partition(".")[0],
+                ),
+            )
+    return list(uses.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexGuard:
+    """Checks the indices that are made of a graph's arguments in a few steps.
+
+    Parameters
+    ----------
+    positions
+        Which arguments are read; what is drawn comes after them.
+    checks
+        Name of each index with what it must be, and the function of those arguments that gives the index.
+    """
+
+    positions: tuple[int, ...] = ()
+    checks: tuple[tuple[str, IndexUse], ...] = ()
+    indices: Callable[..., Sequence[torch.Tensor]] = field(default=lambda *_: ())
+
+    def check(self, given: Any) -> None:
+        """Check the arguments of a call; on CUDA the error surfaces later, as eager's does.
+
+        Raises
+        ------
+        IndexOutOfRangeError
+            If an index lies outside.
+        """
+        if not self.checks:
+            return
+        with torch.no_grad():
+            indices = self.indices(*(given[position] for position in self.positions))
+            for (name, use), index in zip(self.checks, indices, strict=True):
+                _check(name, use, index)
+
+
+def _check(name: str, use: IndexUse, index: torch.Tensor) -> None:
+    if use.ignored is not None:
+        index = torch.where(index == use.ignored, use.lowest, index)
+    if index.is_cuda:
+        inside = ((index >= use.lowest) & (index < use.size)).all()
+        torch._assert_async(inside, f"an index of {name!r} is out of range")
+        return
+    lowest, highest = (int(end) for end in torch.aminmax(index))
+    if lowest < use.lowest or highest >= use.size:
+        raise outside(lowest if lowest < use.lowest else highest, name, use)
+
+
+def outside(number: int | None, name: str, use: IndexUse) -> IndexOutOfRangeError:
+    """Make the error of an index that lies outside; its value is None where nobody knows it."""
+    shown = "an index" if number is None else f"the index {number}"
+    left_out = f", and leaves out {use.ignored}" if use.ignored is not None else ""
+    return IndexOutOfRangeError(
+        f"{shown} of {name!r} is out of range",
+        why=f"{use.operation} takes {use.lowest} to {use.size - 1}{left_out}",
+    )
+
+
+def add_index_check(graph: torch.fx.Graph, use: IndexUse, name: str) -> None:
+    """Let the graph check an index that only it can make."""
+    last = use.index
+
+    def call(target: Any, *args: Any) -> torch.fx.Node:
+        nonlocal last
+        with graph.inserting_after(last):
+            last = graph.call_function(target, args)
+        last.meta["val"] = target(*(a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in args))
+        return last
+
+    above = call(aten.ge.Scalar, use.index, use.lowest)
+    inside = call(aten.logical_and.default, above, call(aten.lt.Scalar, use.index, use.size))
+    if use.ignored is not None:
+        inside = call(aten.logical_or.default, inside, call(aten.eq.Scalar, use.index, use.ignored))
+    add_check(graph, call(aten.all.default, inside), outside(None, name, use))
+
+
+def guard_indices(
+    graph: torch.fx.Graph,
+    position: Mapping[torch.fx.Node, int],
+    names: Mapping[torch.fx.Node, str],
+    place_of: Callable[[torch.fx.Node], str],
+) -> IndexGuard:
+    """Have each index of a graph checked: those that torch may make before it runs by a guard, others by it.
+
+    Parameters
+    ----------
+    graph
+        Of static sizes; changed where it checks indices itself.
+    position, names
+        Place among the arguments and name of each placeholder.
+    place_of
+        Gives the module that a node belongs to.
+    """
+    few: list[tuple[IndexUse, frozenset[torch.fx.Node]]] = []
+    for use in index_uses(graph):
+        steps = _steps(use.index)
+        if steps is None:
+            place = place_of(use.index)
+            add_index_check(graph, use, f"{use.index.name} (in {place})" if place else use.index.name)
+        else:
+            few.append((use, steps))
+    needed = {node for _, steps in few for node in steps}
+    alone = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in graph.nodes:
+        if node in needed:
+            copies[node] = alone.node_copy(node, copies.__getitem__)
+    alone.output([copies[use.index] for use, _ in few])
+    return IndexGuard(
+        positions=tuple(position[node] for node in copies if node.op == "placeholder"),
+        checks=tuple((_name(steps, names), use) for use, steps in few),
+        indices=torch.fx.GraphModule(graph.owning_module, alone).forward,
+    )
+
+
+def _name(steps: frozenset[torch.fx.Node], names: Mapping[torch.fx.Node, str]) -> str:
+    return " and ".join(names[node] for node in sorted(steps, key=str) if node.op == "placeholder")
+
+
+def _steps(index: torch.fx.Node) -> frozenset[torch.fx.Node] | None:
+    """Give what an index is made of, if that are arguments and a few cheap operations; else None."""
+    steps: set[torch.fx.Node] = set()
+    todo = [index]
+    while todo:
+        node = todo.pop()
+        if node in steps:
+            continue
+        steps.add(node)
+        if len(steps) > _MOST_STEPS or not (node.op in ("placeholder", "get_attr") or _is_cheap(node)):
+            return None
+        todo += node.all_input_nodes
+    return frozenset(steps)
+
+
+def _is_cheap(node: torch.fx.Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    if torch.Tag.nondeterministic_seeded in tags:
+        return False
+    is_whole = node.meta["val"].dtype in _WHOLE if isinstance(node.meta.get("val"), torch.Tensor) else False
+    return is_whole and (torch.Tag.pointwise in tags or node.target in MOVES or range_of(node) is not None)
+
+
+_WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})

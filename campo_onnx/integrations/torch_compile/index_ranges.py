@@ -1,0 +1,174 @@
+"""Which whole numbers an integer tensor of a traced graph can hold, as far as its operations tell."""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+aten = torch.ops.aten
+
+
+class Range(NamedTuple):
+    """Lowest and highest number."""
+
+    lowest: int
+    highest: int
+
+    def joined(self, other: "Range") -> "Range":
+        """Give the range of what may be in either."""
+        return Range(min(self.lowest, other.lowest), max(self.highest, other.highest))
+
+
+MOVES = frozenset(
+    {
+        *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default),
+        *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default, aten.t.default),
+        *(aten.permute.default, aten.transpose.int, aten.slice.Tensor, aten.select.int, aten.flip.default),
+        *(aten.clone.default, aten.alias.default, aten.detach.default, aten.repeat.default),
+        *(aten.gather.default, aten.index_select.default, aten.index.Tensor, aten.lift_fresh_copy.default),
+        *(aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default),
+    }
+)
+"""Operations whose results hold elements of their first operand, and no others."""
+
+_PLACES: Mapping[Any, int] = {
+    aten.argmax.default: 0,
+    aten.argmin.default: 0,
+    aten.max.dim: 1,
+    aten.median.dim: 1,
+    aten.min.dim: 1,
+    aten.sort.default: 1,
+    aten.sort.stable: 1,
+    aten.topk.default: 1,
+}
+"""Which result of an operation is a place along an axis of its first operand."""
+
+
+def range_of(node: Any) -> Range | None:
+    """Give the range of a node's first result, or of a number; None where it is not proved.
+
+    Parameters
+    ----------
+    node
+        A node of a graph of static sizes, or a Python number.
+    """
+    if isinstance(node, bool | int):
+        return Range(int(node), int(node))
+    if not isinstance(node, torch.fx.Node):
+        return None
+    meta = node.meta.get("val")
+    if isinstance(meta, torch.Tensor) and meta.dtype == torch.bool:
+        return Range(0, 1)
+    if node.op == "get_attr":
+        return _of_constant(getattr(node.graph.owning_module, str(node.target), None))
+    if node.op != "call_function":
+        return None
+    source, place = (node.args[0], node.args[1]) if node.target is operator.getitem else (node, 0)
+    if not isinstance(source, torch.fx.Node):
+        return None
+    if _PLACES.get(source.target) == place:
+        return _places(source)
+    if source.target in MOVES:
+        return range_of(source.args[0])
+    rule = _RULES.get(source.target)
+    return rule(*source.args, **source.kwargs) if rule is not None else None
+
+
+def _of_constant(tensor: Any) -> Range | None:
+    if not isinstance(tensor, torch.Tensor) or not tensor.numel() or tensor.is_floating_point():
+        return None
+    return Range(int(tensor.min()), int(tensor.max()))
+
+
+def _places(node: torch.fx.Node) -> Range:
+    x = node.args[0].meta["val"]
+    named = node.args[2] if node.target is aten.topk.default and len(node.args) > 2 else None
+    axis = named if named is not None else node.args[1] if len(node.args) > 1 else None
+    if node.target is aten.topk.default and named is None:
+        axis = -1
+    if node.target in (aten.sort.default, aten.sort.stable):
+        axis = node.kwargs.get("dim", axis if isinstance(axis, int) else -1)
+    size = x.numel() if axis is None or x.dim() == 0 else x.shape[axis]
+    return Range(0, max(0, int(size) - 1))
+
+
+def _arange(start: Any, end: Any, step: Any = 1, **_: Any) -> Range | None:
+    if not all(isinstance(n, int) for n in (start, end, step)):
+        return None
+    numbers = range(start, end, step)
+    return Range(min(numbers), max(numbers)) if numbers else Range(0, 0)
+
+
+def _clamp(x: Any, low: Any = None, high: Any = None) -> Range | None:
+    inner = range_of(x)
+    if isinstance(low, int) and isinstance(high, int):
+        return Range(min(low, high), high)
+    if inner is None:
+        return None
+    lowest = max(inner.lowest, low) if isinstance(low, int) else inner.lowest
+    highest = max(inner.highest, lowest)
+    return Range(min(lowest, high), min(highest, high)) if isinstance(high, int) else Range(lowest, highest)
+
+
+def _copied(x: Any, **_: Any) -> Range | None:
+    return range_of(x)
+
+
+def _filled(_shape: Any, number: Any, **_: Any) -> Range | None:
+    return range_of(number)
+
+
+def _always(number: int) -> Callable[..., Range]:
+    return lambda *_, **__: Range(number, number)
+
+
+def _joined(parts: Sequence[Any], *_: Any) -> Range | None:
+    total: Range | None = None
+    for part in parts:
+        one = range_of(part)
+        if one is None:
+            return None
+        total = one if total is None else total.joined(one)
+    return total
+
+
+def _where(_condition: Any, a: Any, b: Any) -> Range | None:
+    return _joined((a, b))
+
+
+def _padded(x: Any, _widths: Any, number: Any = 0) -> Range | None:
+    return _joined((x, number))
+
+
+def _computed(function: Callable[[int, int], int]) -> Callable[..., Range | None]:
+    def rule(a: Any, b: Any, *, alpha: Any = 1) -> Range | None:
+        first, second = range_of(a), range_of(b)
+        if first is None or second is None or not isinstance(alpha, int):
+            return None
+        ends = [function(x, y * alpha) for x in first for y in second]
+        return Range(min(ends), max(ends))
+
+    return rule
+
+
+def _remainder(_x: Any, divisor: Any) -> Range | None:
+    return Range(0, divisor - 1) if isinstance(divisor, int) and divisor > 0 else None
+
+
+_RULES: Mapping[Any, Callable[..., Range | None]] = {
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _computed(operator.add)),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), _computed(operator.sub)),
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _computed(operator.mul)),
+    **dict.fromkeys((aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther), _where),
+    **dict.fromkeys((aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default), _always(0)),
+    **dict.fromkeys((aten.ones.default, aten.ones_like.default), _always(1)),
+    **dict.fromkeys((aten.full.default, aten.full_like.default), _filled),
+    aten._to_copy.default: _copied,
+    aten.arange.start_step: _arange,
+    aten.cat.default: _joined,
+    aten.clamp.default: _clamp,
+    aten.constant_pad_nd.default: _padded,
+    aten.remainder.Scalar: _remainder,
+    aten.scalar_tensor.default: _copied,
+}
