@@ -26,6 +26,7 @@ class Candidate:
     labels: tuple[str, ...]  # strategies that decide alike share a graph
     imported: Imported
     casts: int | None  # None for a peer's, which are counted elsewhere
+    predicted_us: float | None  # by the costs that the plan was made with; None for a peer's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ def candidates(
     """
     found: dict[tuple[object, ...], Candidate] = {}
     for label, plan, imported in _planned(graph, options_for(planned_for, calibrated), labels):
-        new = Candidate(labels=(), imported=imported, casts=len(plan.casts))
+        new = Candidate(labels=(), imported=imported, casts=len(plan.casts), predicted_us=plan.predicted_us)
         known = found.get(decided(plan), new)
         found[decided(plan)] = replace(known, labels=(*known.labels, label))
     return tuple(found.values())
@@ -66,7 +67,7 @@ def _planned(graph: Path, options: Options, labels: Collection[str]) -> Iterator
 
 def peer_candidate(label: str, path: Path) -> Candidate:
     """Read a peer's graph."""
-    return Candidate(labels=(label,), imported=import_model(path), casts=None)
+    return Candidate(labels=(label,), imported=import_model(path), casts=None, predicted_us=None)
 
 
 def groups(labels: Sequence[str], size: int) -> tuple[tuple[str, ...], ...]:
@@ -105,7 +106,8 @@ def measure(
         over = None
         if baseline is not None and row.verdict is not Outcome.FAILED:  # paired round by round
             over = asdict(paired_speedup(baseline, samples_us.get(row.name, ()), result.rounds_per_run))
-        figures = {**asdict(row), "over_tf_amp": over, "casts": member.casts}
+        told = {"over_tf_amp": over, "casts": member.casts, "predicted_us": member.predicted_us}
+        figures = {**asdict(row), **told}
         rows |= dict.fromkeys(member.labels, figures)
     facts = {key: value for key, value in asdict(result).items() if key not in ("rows", "samples_us")}
     return facts | {"rows": rows}
