@@ -9,7 +9,7 @@ from benchmarks.evaluation.stepped import Candidate, Effort, candidates
 from benchmarks.evaluation.stepped import measure as measure_graphs
 from benchmarks.evaluation.strategies import CAMPO, FP32, OPTIMAL, TF_AMP, TORCH_AMP
 from benchmarks.gpu_machine import LOW, Session, both_us, matmul
-from benchmarks.steps import Call
+from benchmarks.steps import Call, StepError
 from campo_onnx.calibrate.run import Workload, calibrate, full_workload, quick_workload
 from campo_onnx.calibrate.samples import cast_samples
 from campo_onnx.files import write_text
@@ -17,8 +17,6 @@ from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import FLOAT
 from campo_onnx.measure.counters import Counted, counters_of
 from campo_onnx.measure.node_timer import LAUNCH_NODE, VIEW_NODE, NodeTimer
-from campo_onnx.measure.profile import read_profile, write_profile
-from campo_onnx.measure.profiler import take_profile
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
@@ -117,6 +115,11 @@ def _measured(members: Sequence[Candidate], effort: Effort, session: Session, ca
 
 def profile_graph(graph: Path, session: Session, call: Call) -> dict[str, Any]:
     """Profile a graph: with a kernel trace where that works, and hardware counters."""
+    try:  # profiles are tables of polars, which a first call does without
+        from campo_onnx.measure.profile import read_profile, write_profile
+        from campo_onnx.measure.profiler import take_profile
+    except ImportError as error:
+        raise StepError(f"a profile needs polars: {error}") from None
     imported = import_model(graph)
     profile = take_profile(
         imported,

@@ -2,9 +2,10 @@
 
     python -m scripts.gpu.bundle [--python 3.12] [--architecture 90] [GRAPH.onnx ...]
 
-The host is x86-64 Linux with CUDA, cuDNN, PyTorch, NumPy, SciPy and onnx, but without a network. `.gpu/1` holds all that
-plans, benches and calibrations need; `.gpu/2` what profiles need besides. onnxruntime-gpu is too large to carry whole: of its
-CUDA library only code for the host's GPU is left, and of that only kernels that training steps run (`fatbin.py`).
+The host is x86-64 Linux with CUDA, cuDNN, PyTorch, NumPy, SciPy and onnx, but without a network. `.gpu/1`
+holds all that plans, benches and calibrations need; `.gpu/2` what profiles need besides. onnxruntime-gpu is
+too large to carry whole: of its CUDA library only code for the host's GPU is left, and of that only kernels
+that training steps run (`fatbin.py`).
 On the host, `bash scripts/gpu/lease.sh` installs what it finds.
 """
 

@@ -1,8 +1,8 @@
 """Machine code in a CUDA library: what it is for, and a copy of the library without what is not needed.
 
-nvcc packs a compile unit's code into a *fat binary*: one entry for each architecture, and often PTX, which a driver
-compiles for any later one. The layout of the file stays as it is, so nothing in it moves: entries that are not needed
-become entries of an architecture that nobody has, full of zeros, which xz shrinks to nothing.
+nvcc packs a compile unit's code into a *fat binary*: one entry for each architecture, and often PTX, which a
+driver compiles for any later one. The layout of the file stays as it is, so nothing in it moves: entries that
+are not needed become entries of an architecture that nobody has, full of zeros, which xz shrinks to nothing.
 """
 
 import mmap
@@ -25,7 +25,7 @@ _KERNEL = re.compile(rb"\.text\.([\w$]+)")
 NOT_IN_STEPS = re.compile(
     rb"cutlass|5flash|fmha|moe|MoE|mmha|paged|[Aa]ttention|fpA_int|weight_only|int4|fp4|[Qq]uant|beam|Beam|nms|NMS"
 )
-"""Families of kernels that no training step runs: attention in one kernel, mixtures of experts, quantization, search."""
+"""Families that no training step runs: attention in one kernel, mixtures of experts, quantization, search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,8 @@ class Kept:
     Parameters
     ----------
     entries, code_bytes
-        By ``"kept"``, ``"ptx"`` (kept for want of machine code), ``"other architecture"`` and ``"not in steps"``.
+        By ``"kept"``, ``"ptx"`` (kept for want of machine code), ``"other architecture"`` and
+        ``"not in steps"``.
     """
 
     entries: Counter[str]

@@ -2,8 +2,8 @@
 
     python3 scripts/gpu/install.py SITE FOLDER...
 
-A folder whose checksums differ, or that was packed for another Python, is refused with what to do. One that is there
-already is not unpacked again.
+A folder whose checksums differ, or that was packed for another Python, is refused with what to do. One that
+is there already is not unpacked again.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ def install(folder: Path, site: Path) -> None:
 
 
 def link_cuda(site: Path) -> None:
-    """Let ONNX Runtime find CUDA's libraries, which it looks for beside itself, where PyTorch brought them."""
+    """Link CUDA's libraries, as PyTorch brought them, to where ONNX Runtime looks: beside itself."""
     try:
         import nvidia
     except ImportError:

@@ -220,7 +220,7 @@ class TestStepped:
         monkeypatch.setattr(stepped, "bench", lambda *args, **kwargs: result)
         given = import_model(STEP)
         members = [
-            stepped.Candidate(labels=names, imported=given, casts=7)
+            stepped.Candidate(labels=names, imported=given, casts=7, predicted_us=5.0)
             for names in (("fp32",), ("tf-amp tf115", "tf-amp tf2"), ("campo",))
         ]
         effort = stepped.Effort(steps=10, budget_s=1.0)
@@ -228,6 +228,7 @@ class TestStepped:
         assert found["rows"]["campo"]["over_tf_amp"] == {"median": 2.0, "low": 2.0, "high": 2.0}
         assert found["rows"]["tf-amp tf2"] == found["rows"]["tf-amp tf115"]
         assert found["rows"]["fp32"]["casts"] == 7
+        assert found["rows"]["campo"]["predicted_us"] == 5.0
 
 
 def node_time(op: str = "MatMul", **changes: Any) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+LEASE = Path(__file__).parents[2] / "scripts" / "gpu" / "lease.sh"
+STEPS = "facts,calibration_quick"
 
 
 @pytest.fixture
@@ -26,26 +27,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def lease(out: Path, environment: dict[str, str], *words: str) -> "subprocess.Popen[str]":
-    command = [
-        "bash",
-        str(ROOT / "scripts" / "gpu" / "lease.sh"),
-        "--budget-s",
-        "60",
-        "--out",
-        str(out),
-        *words,
-    ]
-    command += [
-        "--",
-        "--device",
-        "cpu",
-        "--ops",
-        "Relu",
-        "--shapes",
-        "9",
-        "--only",
-        "facts,calibration_quick",
-    ]
+    command = ["bash", str(LEASE), "--budget-s", "60", "--out", str(out), *words]
+    command += ["--", "--device", "cpu", "--ops", "Relu", "--shapes", "9", "--only", STEPS]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=environment)
 
