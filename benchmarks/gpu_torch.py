@@ -2,7 +2,8 @@
 
 Parameters, buffers and the batch are those of the graph, so that both do the same step from the same state.
 PyTorch runs with its own defaults, and with its mixed precision as its documentation has it: autocast to
-FP16 and a gradient scaler; in channels-last too, which it advises for convolutions.
+FP16 with a gradient scaler, in channels-last too, which it advises for convolutions; autocast to BF16; and
+the FP16 form compiled.
 """
 
 import time
@@ -33,8 +34,27 @@ if TYPE_CHECKING:
     from benchmarks.zoo.export import Entry
 
 LR, LOSS_SCALE = 1e-3, 1024.0
-EAGER, AMP, CHANNELS_LAST = "torch", "torch AMP", "torch AMP, channels last"
+EAGER = "torch"
 SCHEDULE = Schedule(rounds=50, warmup=3, budget_s=60.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A way in which PyTorch trains."""
+
+    low: str | None = None  # the type that autocast takes, as an attribute of torch
+    is_channels_last: bool = False
+    is_compiled: bool = False
+
+
+FORMS: Mapping[str, Form] = {
+    EAGER: Form(),
+    "torch AMP": Form(low="float16"),
+    "torch AMP, BF16": Form(low="bfloat16"),
+    "torch AMP, channels last": Form(low="float16", is_channels_last=True),
+    "torch.compile, AMP": Form(low="float16", is_compiled=True),
+}
+
 _AHEAD = 20
 """Steps that PyTorch is given without waiting for their ends, as in a loop that reads no loss."""
 
@@ -74,9 +94,9 @@ def against_torch(graph: Path, session: Session, call: Call) -> dict[str, Any]:
             losses[member.labels[0]], steps[member.labels[0]] = _our_step(member.imported, feeds, session)
     device = torch.device("cpu" if session.on_cpu else "cuda")
     ahead: dict[str, Callable[[], None]] = {}
-    for label in (EAGER,) if session.on_cpu else (EAGER, AMP, CHANNELS_LAST):
+    for label in (EAGER,) if session.on_cpu else FORMS:
         with _failing_into(failures, label):
-            eager = _EagerStep.make(ZOO[name], feeds, device, label)
+            eager = _EagerStep.make(ZOO[name], feeds, device, FORMS[label])
             losses[label] = eager.loss_of_step()
             steps[label], ahead[label] = eager.step_and_wait, eager.steps_ahead
     labels = [*steps]
@@ -146,17 +166,17 @@ class _EagerStep:
     targets: tuple["torch.Tensor", ...]
     optimizer: "torch.optim.Optimizer"
     scaler: "torch.amp.GradScaler"
-    is_mixed: bool
+    low: "torch.dtype | None"
 
     @classmethod
-    def make(cls, entry: "Entry", feeds: Feeds, device: "torch.device", label: str) -> "_EagerStep":
+    def make(cls, entry: "Entry", feeds: Feeds, device: "torch.device", form: Form) -> "_EagerStep":
         import torch
 
         with device:
             module = entry.build()
         _load(module, feeds)
         on_device = [torch.from_numpy(np.array(v)).to(device) for v in _batch(feeds)]
-        if label == CHANNELS_LAST:
+        if form.is_channels_last:
             images = torch.channels_last
             module = module.to(memory_format=images)
             on_device = [v.to(memory_format=images) if v.dim() == 4 else v for v in on_device]
@@ -168,15 +188,16 @@ class _EagerStep:
             "adam": lambda: torch.optim.Adam(trained, LR),
             "adamw": lambda: torch.optim.AdamW(trained, LR),
         }
-        is_mixed = label != EAGER
+        if form.is_compiled:
+            module = torch.compile(module)
         return cls(
             module=module,
             loss=entry.loss,
             inputs=inputs,
             targets=targets,
             optimizer=makers[entry.optimizer](),
-            scaler=torch.amp.GradScaler(device.type, enabled=is_mixed),
-            is_mixed=is_mixed,
+            scaler=torch.amp.GradScaler(device.type, enabled=form.low == "float16"),
+            low=None if form.low is None else getattr(torch, form.low),
         )
 
     def step_and_wait(self) -> None:
@@ -201,7 +222,7 @@ class _EagerStep:
         import torch
 
         self.optimizer.zero_grad()
-        with torch.autocast(self.inputs[0].device.type, dtype=torch.float16, enabled=self.is_mixed):
+        with torch.autocast(self.inputs[0].device.type, dtype=self.low, enabled=self.low is not None):
             loss = self.loss(self.module(*self.inputs), *self.targets)
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
