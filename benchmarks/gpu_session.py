@@ -3,9 +3,11 @@
     python -m benchmarks.gpu_session [--device cuda|cpu] [--quick] [--limit-s 540] [GRAPH.onnx ...]
 
 ``--plan`` prints the steps and how long each is expected to take. What shows that anything works comes
-first, then the quick calibration, then every graph in FP32, as strategies have it and beside PyTorch: a
-machine lent for half an hour leaves those behind. Then CUDA graphs, sweeps, counters and profiles, and
-without ``--quick`` a full calibration, which takes hours. Run it again until it says that all is done:
+first, then the first two graphs, planned with public figures, beside PyTorch: whatever comes after may be
+cut off. Then the quick calibration, and every graph in FP32, as strategies plan it with the calibration, and
+beside PyTorch: a machine lent for half an hour leaves those behind. Then CUDA graphs, FP32 without TF32,
+sweeps, profiles and, last, hardware counters; without ``--quick`` a full calibration, which takes hours. Run
+it again until it says that all is done:
 finished steps are not repeated, and every timing of an unfinished one is kept in the store. Steps run in a
 process of their own: one that crashes or hangs is on record as failed, and the others go on. Results go to
 session_<provider>/ below ``--work`` (a JSON file a step, profiles, calibrations, the store), all of it as
@@ -26,9 +28,14 @@ from typing import Any
 
 from benchmarks.gpu_machine import LOW, Session, check_provider, count_some, facts, step_of
 from benchmarks.gpu_steps import (
+    CAPTURED,
+    EVERY,
+    REPLANNED,
     bench_forms,
     bench_graph,
+    both_tf32,
     calibrate_device,
+    compare_numbers,
     profile_graph,
     sweep_alignment,
     sweep_casts,
@@ -61,6 +68,9 @@ from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.onnxruntime.providers import cuda_problem
 from campo_onnx.runtime.registry import machine, processor_for
 
+FIRST_GRAPHS = 2
+"""Graphs that are measured before anything is calibrated."""
+
 _ABSENT = Machine(provider="cuda", device="not here", driver="", cuda="", ort="", tf32=False, threads=0)
 
 
@@ -73,17 +83,43 @@ def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
     def step(name: str, seconds: float, work: Any, *arguments: Any, **more: object) -> Step:
         return Step(name=name, work=partial(work, *arguments, session), seconds=seconds, asked=asked | more)
 
+    first, others = session.graphs[:FIRST_GRAPHS], session.graphs[FIRST_GRAPHS:]
     yield step("facts", 10, facts)
     yield step("provider", 20, check_provider)
+    for graph in first:
+        yield step(f"bench_{graph.stem}", 60, bench_graph, graph, EVERY)
+        yield from _beside_others(graph, step)
     yield step("calibration_quick", 420, calibrate_device, LOW, False, False, **quick)
     yield step("launches", 10, time_launches)
-    for graph in session.graphs:
-        yield step(f"bench_{graph.stem}", 80, bench_graph, graph, False)
-    for graph in filter(zoo_model, session.graphs):
-        yield step(f"torch_{graph.stem}", 70, against_torch, graph)
+    for graph in first:
+        yield step(f"bench_{graph.stem}_calibrated", 30, bench_graph, graph, REPLANNED)
+    for graph in others:
+        yield step(f"bench_{graph.stem}", 60, bench_graph, graph, EVERY)
+    for graph in others:
+        yield from _beside_others(graph, step)
     if not session.on_cpu:
         for graph in session.graphs:
-            yield step(f"bench_{graph.stem}_captured", 50, bench_graph, graph, True)
+            yield step(f"bench_{graph.stem}_captured", 50, bench_graph, graph, CAPTURED)
+            yield step(f"tf32_{graph.stem}", 20, both_tf32, graph)
+    yield from _details(session, step)
+    if not session.on_cpu:
+        yield step("calibration_bf16_quick", 420, calibrate_device, Precision.BF16, False, False, **quick)
+    yield step("counters", 120, count_some)
+    if full:
+        yield step("calibration", 4 * 3600, calibrate_device, LOW, True, False)
+        if not session.on_cpu:
+            yield step("calibration_counters", 3600, calibrate_device, LOW, True, True)
+
+
+def _beside_others(graph: Path, step: Callable[..., Step]) -> Iterator[Step]:
+    """A graph beside PyTorch, and its mixed forms beside FP32's numbers."""
+    if zoo_model(graph):
+        yield step(f"torch_{graph.stem}", 75, against_torch, graph)
+    yield step(f"numerics_{graph.stem}", 10, compare_numbers, graph)
+
+
+def _details(session: Session, step: Callable[..., Step]) -> Iterator[Step]:
+    """What explains a step's time."""
     for name, forms in session.forms.items():
         yield step(f"forms_{name}", 80, bench_forms, forms)
     yield step("casts", 60, sweep_casts)
@@ -91,15 +127,8 @@ def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
     yield step("weight_gradient", 30, weight_gradient)
     for graph in session.graphs:
         yield step(f"step_{graph.stem}", 30, step_of, graph)
-    yield step("counters", 120, count_some)
     for graph in session.graphs:
         yield step(f"profile_{graph.stem}", 180, profile_graph, graph)
-    if not session.on_cpu:
-        yield step("calibration_bf16_quick", 420, calibrate_device, Precision.BF16, False, False, **quick)
-    if full:
-        yield step("calibration", 4 * 3600, calibrate_device, LOW, True, False)
-        if not session.on_cpu:
-            yield step("calibration_counters", 3600, calibrate_device, LOW, True, True)
 
 
 def forms_of(graphs: Sequence[Path]) -> dict[str, dict[str, Path]]:
@@ -144,6 +173,8 @@ def collect(session: Session, records: Records) -> dict[str, Any]:
         "profiles": by_graph("profile_"),
         "benches": by_graph("bench_") | by_graph("forms_"),
         "torch": by_graph("torch_"),
+        "numerics": by_graph("numerics_"),
+        "tf32": by_graph("tf32_"),
         **{name: results.get(name) for name in ("launches", "weight_gradient", "counters", "alignment")},
         "failures": {name: step["failure"] for name, step in found.items() if "failure" in step},
     }

@@ -1,9 +1,14 @@
 """Steps of a session on a device: what calibrations, cost models and profiles are checked against."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.evaluation.stepped import Candidate, Effort, candidates
 from benchmarks.evaluation.stepped import measure as measure_graphs
@@ -12,6 +17,7 @@ from benchmarks.gpu_machine import LOW, Session, both_us, matmul
 from benchmarks.steps import Call, StepError
 from campo_onnx.calibrate.run import Workload, calibrate, full_workload, quick_workload
 from campo_onnx.calibrate.samples import cast_samples
+from campo_onnx.emulation.numerics import relative_l2
 from campo_onnx.files import write_text
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import FLOAT
@@ -23,11 +29,26 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature, make_signature
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.onnxruntime.ncu import LIMIT_S, count
+from campo_onnx.runtime.registry import load
 
 _LARGEST_SWEEP = 64  # sizes of casts: a full calibration measures more, and is a step of its own
-_BENCH = Effort(steps=50, budget_s=60.0)
-_CAPTURED = Effort(steps=50, budget_s=30.0, cuda_graph=True, energy=False)
-_COMPARED = (FP32, TF_AMP, TORCH_AMP, CAMPO, OPTIMAL)
+_BENCH = Effort(steps=50, budget_s=40.0)
+_TF32_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Strategies whose graphs take turns, and for how long."""
+
+    labels: tuple[str, ...]
+    effort: Effort
+
+
+EVERY = Compared(labels=(FP32, TF_AMP, TORCH_AMP, CAMPO, OPTIMAL), effort=_BENCH)
+REPLANNED = Compared(labels=(FP32, CAMPO, OPTIMAL), effort=replace(_BENCH, budget_s=15.0))
+CAPTURED = Compared(
+    labels=(FP32, TF_AMP, OPTIMAL), effort=Effort(steps=50, budget_s=30.0, cuda_graph=True, energy=False)
+)
 
 
 def time_launches(session: Session, call: Call) -> dict[str, float]:
@@ -90,11 +111,50 @@ def weight_gradient(session: Session, call: Call) -> list[dict[str, Any]]:
     return rows
 
 
-def bench_graph(graph: Path, captured: bool, session: Session, call: Call) -> dict[str, Any]:
-    """Step a graph in FP32 and as strategies have it, in turns; one after another or as a CUDA graph."""
-    labels = (FP32, TF_AMP, OPTIMAL) if captured else _COMPARED
-    members = candidates(graph, session.device, labels, session.calibrated)
-    return _measured(members, _CAPTURED if captured else _BENCH, session, call)
+def bench_graph(graph: Path, compared: Compared, session: Session, call: Call) -> dict[str, Any]:
+    """Step a graph in FP32 and as strategies plan it, in turns."""
+    members = candidates(graph, session.device, compared.labels, session.calibrated)
+    return _measured(members, compared.effort, session, call)
+
+
+def compare_numbers(graph: Path, session: Session, call: Call) -> dict[str, Any]:
+    """Run the FP32 step and mixed ones on the same inputs: their losses, and how far each output is off."""
+    exact, *others = candidates(graph, session.device, (FP32, TF_AMP, OPTIMAL), session.calibrated)
+    feeds = synthesize(exact.imported.view)
+    here = session.bench.machine
+    expected = load(exact.imported.model, here, folder=exact.imported.folder).run(feeds)
+    rows = {}
+    for member in others:
+        actual = load(member.imported.model, here, folder=member.imported.folder).run(feeds)
+        errors = {name: relative_l2(actual[name], expected[name]) for name in expected}
+        ranked = sorted(errors, key=lambda name: -errors[name])
+        rows[", ".join(member.labels)] = {
+            "worst": {name: errors[name] for name in ranked[:5]},
+            "median": float(np.median(list(errors.values()))),
+            "outputs": len(errors),
+            "loss": {"fp32": _loss(expected), "mixed": _loss(actual)},
+        }
+    return rows
+
+
+def _loss(outputs: Mapping[str, np.ndarray]) -> float | None:
+    return float(outputs["loss"]) if "loss" in outputs else None
+
+
+def both_tf32(graph: Path, session: Session, call: Call) -> dict[str, float]:
+    """Time the FP32 step with TF32 and without; CUDA reads the switch when it starts."""
+    times_us = {}
+    for label, override in (("tf32", {}), ("fp32", {"NVIDIA_TF32_OVERRIDE": "0"})):
+        command = [sys.executable, "-m", "benchmarks.fp32_step", session.provider, str(graph)]
+        environment = {name: value for name, value in os.environ.items() if name != "NVIDIA_TF32_OVERRIDE"}
+        call.deadline.need(10.0)
+        done = subprocess.run(
+            command, env=environment | override, capture_output=True, text=True, timeout=_TF32_LIMIT_S
+        )
+        if done.returncode:
+            raise StepError(done.stderr.strip().splitlines()[-1])
+        times_us[label] = float(done.stdout)
+    return times_us
 
 
 def bench_forms(forms: Mapping[str, Path], session: Session, call: Call) -> dict[str, Any]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 LR, LOSS_SCALE = 1e-3, 1024.0
 EAGER = "torch"
-SCHEDULE = Schedule(rounds=50, warmup=3, budget_s=60.0)
+SCHEDULE = Schedule(rounds=50, warmup=3, budget_s=40.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,10 +190,10 @@ class TestGpuSession:
             bench = NodeTimer(machine=here, store=store)
             yield Session(folder=tmp_path, bench=bench, device=device_of(here), graphs=(MLP,))
 
-    def test_calibration_comes_before_everything_that_takes_long(self, session: Session) -> None:
+    def test_what_is_worth_most_comes_first(self, session: Session) -> None:
         names = [step.name for step in gpu_session.steps_of(session, full=True)]
-        assert names[:3] == ["facts", "provider", "calibration_quick"]
-        assert names[-1] == "calibration"
+        assert names[:5] == ["facts", "provider", "bench_mlp", "numerics_mlp", "calibration_quick"]
+        assert names[-2:] == ["counters", "calibration"]
         assert {"step_mlp", "bench_mlp", "profile_mlp"} <= set(names)
 
     def test_half_an_hour_brings_home_speed_ups_of_the_six_models(self, session: Session) -> None:
@@ -225,7 +225,7 @@ class TestGpuSession:
     def test_a_session_on_a_cpu_and_its_page(self, session: Session) -> None:
         call = Call(records=Records(folder=session.folder), deadline=Deadline.after(36000))
         steps = gpu_session.steps_of(session, full=False)
-        quick = ["facts", "provider", "launches", "weight_gradient", "step_mlp", "counters"]
+        quick = ["facts", "provider", "numerics_mlp", "launches", "weight_gradient", "step_mlp", "counters"]
         assert run_steps(steps, call, only=quick, say=lambda line: None)
         assert {name for name, facts in call.records.all().items() if "result" in facts} == set(quick)
         page = render("calibration", gpu_session.collect(session, call.records))
