@@ -10,6 +10,8 @@ from campo_onnx.ops import aten, microsoft, standard
 from campo_onnx.ops.key import ATEN, OpKey
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.spec import Ask, Family, Movement, OpSpec
+from campo_onnx.ops.values.asks import ASKS
+from campo_onnx.ops.values.passes import PASSES
 from campo_onnx.ops.values.registry import AT_MOST_ONE, BOUNDED, RULES
 from campo_onnx.ops.values.rule import Rule
 from campo_onnx.ops.values.traits import TRAITS, Trait
@@ -74,8 +76,14 @@ def _with_values(
         known.add(spec.key)
         values = rules.get(spec.key, spec.values)
         more = traits.get(spec.key, frozenset())
-        yield replace(spec, values=values, traits=more | {*_implied(spec.movement, values)})
-    if left := (rules.keys() | traits.keys()) - known:
+        yield replace(
+            spec,
+            values=values,
+            traits=more | {*_implied(spec.movement, values)},
+            asks_accuracy=ASKS.get(spec.key, spec.asks_accuracy),
+            passes_accuracy=PASSES.get(spec.key, spec.passes_accuracy),
+        )
+    if left := (rules.keys() | traits.keys() | ASKS.keys() | PASSES.keys()) - known:
         names = ", ".join(sorted(key.label for key in left))
         raise ValueError(f"there are rules or traits of unknown operators: {names}")
 

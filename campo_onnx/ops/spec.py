@@ -11,6 +11,7 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.schema import fp32_positions, schema_of, schema_ports
 from campo_onnx.ops.signature import Signature, TensorType
+from campo_onnx.ops.values.need import AskRule, PassRule
 from campo_onnx.ops.values.rule import Rule as ValueRule
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.ops.work import WorkForm
@@ -98,6 +99,12 @@ class OpSpec:
     traits
         What it does to the size of values. For the operators of the package the table in
         ``ops/values/traits.py`` says it, and what follows from `movement` and `values` is added.
+    asks_accuracy
+        How exactly it needs inputs for results that mean something. For the operators of the package the
+        table in ``ops/values/asks.py`` says it.
+    passes_accuracy
+        How exactly it needs inputs where its results are needed to some accuracy; where nobody has said, it
+        passes nothing on. For the operators of the package the table in ``ops/values/passes.py`` says it.
     asks
         What it asks of the values of inputs, by position.
     draws
@@ -120,6 +127,8 @@ class OpSpec:
     movement: Movement | None = None
     values: ValueRule | None = None
     traits: frozenset[Trait] = frozenset()
+    asks_accuracy: AskRule | None = None
+    passes_accuracy: PassRule | None = None
     asks: tuple[tuple[int, Ask], ...] = ()
     draws: bool = False
     typed_by_declaration: bool = False

@@ -252,7 +252,8 @@ def contracted(a: ValueRange, b: ValueRange, terms: int | None) -> ValueRange:
     lowest = times(one.lowest, terms) if terms is not None else _unless_zero(one.lowest)
     highest = times(one.highest, terms) if terms is not None else _unless_zero(one.highest)
     if not like.varies or one.magnitude > _SCALED:
-        return made(lowest, highest, one.expected_lowest, one.expected_highest, like=like)
+        grown = math.sqrt(terms or 1) if one.magnitude > LARGE and like.varies else 1.0
+        return made(lowest, highest, one.expected_lowest * grown, one.expected_highest * grown, like=like)
     return made(lowest, highest, -1.0, 1.0, like=like)
 
 

@@ -138,6 +138,19 @@ def relu(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     return (made(max(one.lowest, 0.0), max(one.highest, 0.0), 0.0, one.expected_highest, like=one),)
 
 
+def saturated_below(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+    """ELU and its kin: above some number below zero, and about their argument on the right."""
+    one = inputs[0] or UNKNOWN
+    op_type = signature.op.op_type
+    alpha = abs(float(signature.attributes.get("alpha", 1.6732632 if op_type == "Selu" else 1.0)))
+    gamma = abs(float(signature.attributes.get("gamma", 1.0507010 if op_type == "Selu" else 1.0)))
+    floor = 0.0 if op_type == "Softplus" else -alpha * gamma
+    highest = INFINITY if one.highest > 0.0 else 1.0
+    like = replace(one, is_integer=False, from_integers=False, is_guard=False)
+    last = max(one.expected_highest, 1.0)
+    return (made(floor, highest, max(one.expected_lowest, floor), last, like=like),)
+
+
 def no_larger(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """An activation like GELU: zero on the far left, its argument on the right, above -0.375 throughout."""
     one = inputs[0] or UNKNOWN

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import TypeVar
 
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.values import arithmetic
@@ -45,6 +46,7 @@ from campo_onnx.ops.values.pointwise import (
     reciprocal,
     relu,
     rounded,
+    saturated_below,
     square_root,
     sub,
 )
@@ -94,6 +96,7 @@ _BY_RULE: tuple[tuple[Rule, str], ...] = (
     (magnitude, "Abs"),
     (clip, "Clip"),
     (relu, "Relu"),
+    (saturated_below, "Celu Elu Selu Softplus"),
     (
         no_larger,
         "Gelu Mish HardSwish com.microsoft:Gelu com.microsoft:FastGelu com.microsoft:QuickGelu",
@@ -148,9 +151,12 @@ _BY_RULE: tuple[tuple[Rule, str], ...] = (
 )
 
 
-def registered(table: Iterable[tuple[Rule, str]]) -> Mapping[OpKey, Rule]:
+_AnyRule = TypeVar("_AnyRule")
+
+
+def registered(table: Iterable[tuple[_AnyRule, str]]) -> Mapping[OpKey, _AnyRule]:
     """Put a table of rules and operators together; ValueError where an operator has two."""
-    rules: dict[OpKey, Rule] = {}
+    rules: dict[OpKey, _AnyRule] = {}
     for rule, labels in table:
         for label in labels.split():
             if OpKey.parse(label) in rules:

@@ -120,6 +120,17 @@ class Reason(Enum):
         "sums {terms:,} values of unknown size, or reads the sum, which may overflow {low}",
         "sums of thousands of values",
     )
+    PRODUCT = (
+        "product",
+        "{tensor!r}, a product of differences of unknown size, leads to a divisor, a root or a logarithm and "
+        "may overflow {low}",
+        "products of unknown size that something is divided by",
+    )
+    ACCURACY = (
+        "accuracy",
+        "{reader!r} needs {tensor!r} to within {allowed:.2g}, and {low} rounds it by {rounding:.2g}",
+        "values that are needed more exactly than the low precision holds them",
+    )
     INTEGERS = (
         "integers",
         "{tensor!r} may hold positions or counts beyond {largest:,}, up to which {low} is exact",

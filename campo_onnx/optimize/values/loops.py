@@ -1,6 +1,6 @@
 """Loops that make a value larger with every turn: how large it is at the end is not known."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -8,6 +8,7 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
 from campo_onnx.ir.sort import bodies
+from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import REGISTRY
 from campo_onnx.ops.values.traits import Trait
@@ -16,6 +17,9 @@ _BOUNDED = REGISTRY.having(Trait.BOUNDED)
 _SMALL = REGISTRY.having(Trait.AT_MOST_ONE)
 _KEEPING = REGISTRY.having(Trait.MOVES, Trait.SIGN, Trait.SAME_SIZE, Trait.NO_LARGER)
 _FLOATS = frozenset({TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16})
+_LINEAR = _KEEPING | frozenset({OpKey("", "Div"), OpKey("", "Mul")})
+_ADDING = frozenset({"Add", "Sub", "Sum"})
+_MANY_TURNS = 4096.0
 _LARGEST_STEP = 1.0
 _FEW = 64
 
@@ -39,7 +43,54 @@ def growing_outputs(model: onnx.ModelProto) -> Mapping[str, frozenset[str]]:
     return MappingProxyType(found)
 
 
-def _growing(node: NodeProto, constants: Mapping[str, TensorProto]) -> frozenset[str]:
+def accumulating_outputs(model: onnx.ModelProto, view: GraphView) -> Mapping[str, float]:
+    """Count the turns of loops that add to a state, by what they return of it; unknown counts are long.
+
+    Returns
+    -------
+    mapping
+        Turns, by output of the Loop or Scan.
+    """
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    found: dict[str, float] = {}
+    for node in model.graph.node:
+        if node.op_type in ("Loop", "Scan"):
+            outputs = _accumulating(node, constants)
+            found.update(dict.fromkeys(outputs, _turns(node, view) if outputs else 1.0))
+    return MappingProxyType(found)
+
+
+def _accumulating(node: NodeProto, constants: Mapping[str, TensorProto]) -> frozenset[str]:
+    body, returned, results = _states(node)
+    adds: set[str] = set(returned)
+    summed: set[str] = set()
+    growth = _Growth(body, constants)
+    for _ in range(2):  # a state that feeds another grows with it
+        for inner in body.node:
+            reads = [t for t in inner.input if t in adds]
+            if not reads or OpKey(inner.domain, inner.op_type) not in _LINEAR:
+                continue
+            is_mean = growth.shrinks(inner, adds)
+            adds.update(() if is_mean else inner.output)
+            others = [t for t in inner.input if t and t not in adds]
+            if (inner.op_type in _ADDING and others) or any(t in summed for t in reads):
+                summed.update(() if is_mean else inner.output)
+        summed.update(state for state, result in returned.items() if result in summed)
+    return frozenset(o for o, result in zip(node.output, results, strict=False) if o and result in summed)
+
+
+def _turns(node: NodeProto, view: GraphView) -> float:
+    if node.op_type == "Loop":
+        count = view.values.get(node.input[0])
+        return _MANY_TURNS if count is None or count.size != 1 else float(count.reshape(-1)[0])
+    scanned = sum(a.i for a in node.attribute if a.name == "num_scan_inputs")
+    shape = view.shape(node.input[-1]) if scanned else None
+    axes = next((tuple(a.ints) for a in node.attribute if a.name == "scan_input_axes"), ())
+    return float(shape[axes[-1] if axes else 0]) if shape else _MANY_TURNS
+
+
+def _states(node: NodeProto) -> tuple[GraphProto, dict[str, str], list[str]]:
+    """The body of a loop, what it returns of each state in FP32, and all that it returns."""
     body = next(iter(bodies(node)))
     if node.op_type == "Loop":
         states = list(body.input[2:])
@@ -48,12 +99,17 @@ def _growing(node: NodeProto, constants: Mapping[str, TensorProto]) -> frozenset
         scanned = sum(a.i for a in node.attribute if a.name == "num_scan_inputs")
         states = list(body.input[: len(body.input) - scanned])
         results = [value.name for value in body.output]
-    returned = dict(zip((value.name for value in states), results, strict=False))
-    floats = [value.name for value in states if value.type.tensor_type.elem_type in _FLOATS]
+    named = zip(states, results, strict=False)
+    floats = {state.name: name for state, name in named if state.type.tensor_type.elem_type in _FLOATS}
+    return body, floats, results
+
+
+def _growing(node: NodeProto, constants: Mapping[str, TensorProto]) -> frozenset[str]:
+    body, returned, results = _states(node)
     growth = _Growth(body, constants)
     # A state that feeds another grows with it: a second look sees what the first found out.
     for _ in range(2):
-        growth.follow(floats)
+        growth.follow(returned)
         growth.grows.update(state for state, result in returned.items() if result in growth.grows)
     outputs = zip(node.output, results, strict=False)
     return frozenset(output for output, result in outputs if output and result in growth.grows)
@@ -87,6 +143,13 @@ class _Growth:
             self._depends.update(node.output)
             if self._multiplies(node) or any(t in self.grows for t in reads):
                 self.grows.update(node.output)
+
+    def shrinks(self, node: NodeProto, states: Collection[str]) -> bool:
+        """Whether a product makes a state smaller with every turn: a decay, a gate."""
+        others = [t for t in node.input if t and t not in states]
+        if node.op_type == "Mul":
+            return not others or any(t in self._small or 0.0 < self._largest(t) < 1.0 for t in others)
+        return node.op_type == "Div" and bool(others) and self._smallest(others[0]) > 1.0
 
     def _multiplies(self, node: NodeProto) -> bool:
         """Whether a node may return more than it reads of a state, turn after turn."""

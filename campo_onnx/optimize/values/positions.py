@@ -132,7 +132,8 @@ def _offsets(view: GraphView, ranges: Mapping[str, ValueRange], low: Precision) 
     found: set[str] = set()
     counts = {t for t in view.inputs if ranges.get(t, of_type(view.tensors[t].dtype)).is_integer}
     for node in view.nodes:
-        if node.op in _SCALES and all(t in counts or _is_constant(t, view) for t in node.inputs if t):
+        counts_on = node.op in _SCALES or node.op == OpKey("", "CumSum")
+        if counts_on and all(t in counts or _is_constant(t, view) for t in node.inputs if t):
             counts.update(t for t in node.outputs if t)
         if any(t in found for t in node.inputs) and node.op in _KEEPING_OFFSETS:
             found.update(t for t in node.outputs if t)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
+from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import REGISTRY
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
@@ -107,12 +108,18 @@ def summed_input(node: OpNode, view: GraphView) -> str | None:
     """What a node sums over many values; None where it is not such a sum."""
     if node.op in _SCATTERS:
         return node.inputs[2] if node.attributes.get("reduction") in ("add", b"add") else None
-    return node.inputs[0] if node.op in SUMS and _is_sum(node, view) else None
+    is_einsum = node.op == OpKey("", "Einsum") and len(node.inputs) == 1
+    return node.inputs[0] if (node.op in SUMS or is_einsum) and _is_sum(node, view) else None
 
 
 def is_mean(node: OpNode) -> bool:
     """Whether a sum is divided by the number of its terms."""
     return node.op.op_type.endswith(("Mean", "Pool"))
+
+
+def contracted_terms(node: OpNode, view: GraphView) -> int:
+    """How many products a product of matrices adds up; 0 where a shape is unknown."""
+    return max((gemm.k for gemm in work_of(view.signature(node.name)).gemms), default=0)
 
 
 def _is_sum(node: OpNode, view: GraphView) -> bool:
@@ -125,6 +132,10 @@ def _is_sum(node: OpNode, view: GraphView) -> bool:
 def terms_of(node: OpNode, view: GraphView) -> int:
     """How many values meet in one of the result; 0 where a shape is unknown."""
     if node.op == OpKey("", "CumSum"):
-        return max(view.shape(node.inputs[0]) or (0,), default=0)
+        shape, axis = view.shape(node.inputs[0]) or (), view.values.get(node.inputs[1])
+        return shape[int(axis.reshape(-1)[0])] if shape and axis is not None else max(shape, default=0)
+    if node.op in _SCATTERS:
+        updates, places = view.tensors[node.inputs[2]].elements, view.tensors[node.outputs[0]].elements
+        return 0 if not updates or not places else max(updates // places, 1)
     before, after = view.tensors[node.inputs[0]].elements, view.tensors[node.outputs[0]].elements
     return 0 if not before or not after else before // after

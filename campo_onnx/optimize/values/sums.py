@@ -25,9 +25,7 @@ from campo_onnx.optimize.values.sum_ops import (
 _LONG = 16
 """The norm of so many values, each below 2**14, may overflow."""
 
-_LONG_SUM = 4096
 _KEEPING_NORMS = MOVES | {OpKey("", op) for op in ("Add", "Clip", "Max", "Sum")}
-_KEEPING_SUMS = _KEEPING_NORMS | {OpKey("", op) for op in ("Abs", "Concat", "Min", "Neg", "Slice", "Sub")}
 
 
 def squares_summed(view: GraphView, ranges: Mapping[str, ValueRange], low: Precision) -> Mapping[str, str]:
@@ -131,49 +129,3 @@ def _meets_another(node: OpNode, view: GraphView, squares: set[str]) -> bool:
 def _holds_squares(tensor: str, view: GraphView, ranges: Mapping[str, ValueRange], low: Precision) -> bool:
     bound, terms = ranges.get(tensor, UNKNOWN).bound, view.tensors[tensor].elements or 1
     return bound * bound * terms <= low.largest
-
-
-def long_sums(
-    view: GraphView, ranges: Mapping[str, ValueRange], forward: frozenset[str], low: Precision
-) -> Mapping[str, int]:
-    """Find sums over thousands of activations, and what reads them until they are divided.
-
-    The sum of 65,536 values of 1 overflows FP16; a mean over them does not, since kernels add up in FP32. Of
-    gradients :mod:`campo_onnx.optimize.values.gradient_sums` knows more.
-
-    Parameters
-    ----------
-    view, ranges
-        The graph, and what is known of its values.
-    forward
-        Nodes that the loss is computed by; all nodes count where there are none.
-    low
-        The low precision.
-
-    Returns
-    -------
-    mapping
-        How many values are summed, by node name.
-    """
-    if low.largest > NARROW:
-        return {}
-    found: dict[str, int] = {}
-    sums: dict[str, int] = {}
-    for node in view.nodes:
-        if forward and node.name not in forward:
-            continue
-        read = next((sums[t] for t in node.inputs if t in sums), 0)
-        if read:
-            found[node.name] = read
-            if node.op in _KEEPING_SUMS:
-                sums.update((t, read) for t in node.outputs if t)
-        summed = summed_input(node, view)
-        if summed is None and adds_up(node, ranges):
-            summed = node.inputs[0]
-        if summed is None or is_mean(node) or not view.is_float32(summed):
-            continue
-        terms, known = terms_of(node, view), ranges.get(summed, UNKNOWN)
-        if terms >= _LONG_SUM and known.varies and not known.bound * terms <= low.largest:
-            found[node.name] = terms
-            sums.update((t, terms) for t in node.outputs if t)
-    return found

@@ -1,21 +1,27 @@
 """Nodes that stay FP32, by every strategy, because a low precision would lose a value."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.values.range import ValueRange
 from campo_onnx.optimize.plan.reason import Fact, Reason, Verdict
+from campo_onnx.optimize.values.accumulated import accumulated, long_sums
+from campo_onnx.optimize.values.accuracy import TooCoarse, needed_exactly
+from campo_onnx.optimize.values.close import close_differences
 from campo_onnx.optimize.values.differences import cancelling_squares
 from campo_onnx.optimize.values.factors import shrunken_values
 from campo_onnx.optimize.values.gradient_sums import gradient_products_summed, scaled_gradients_summed
+from campo_onnx.optimize.values.loops import accumulating_outputs
 from campo_onnx.optimize.values.loss_scale import LossScaling, loss_scaling
 from campo_onnx.optimize.values.masks import unknown_masks
 from campo_onnx.optimize.values.positions import angles, decided_inputs, largest_exact
+from campo_onnx.optimize.values.products import unknown_products
 from campo_onnx.optimize.values.ranges import DeclaredRange, value_ranges
-from campo_onnx.optimize.values.sums import long_sums, squares_summed
+from campo_onnx.optimize.values.sums import squares_summed
 from campo_onnx.optimize.values.survival import LostValue, least_of, lost_values
 from campo_onnx.optimize.values.vanishing import squares_of_slopes, vanishing_values
 
@@ -69,9 +75,8 @@ def value_verdicts(
     for name, tensor in decided_inputs(view, ranges).items():
         facts = {"tensor": tensor, "largest": largest_exact(low), "low": low.value}
         found.setdefault(name, Verdict(decided_by=Reason.INTEGERS, facts=facts))
-    for name, terms in long_sums(view, ranges, scaling.forward, low).items():
-        facts = {"terms": terms, "low": low.value}
-        found.setdefault(name, Verdict(decided_by=Reason.LONG_SUM, facts=facts))
+    for name, lost in _of_sums_and_accuracy(imported, ports, ranges, scaling.forward, low):
+        found.setdefault(name, lost)
     for node in view.nodes:
         if node.name not in found and (
             verdict := _of_scalars(node, ports[node.name], view, scaling, declared)
@@ -98,6 +103,30 @@ def _lost(node: OpNode, lost: LostValue, view: GraphView, low: Precision) -> Ver
         return Verdict(decided_by=Reason.VALUE_ROUNDING, facts=facts | {"source": lost.source})
     reason = Reason.VALUE_OVERFLOW if lost.overflows else Reason.VALUE_UNDERFLOW
     return Verdict(decided_by=reason, facts=facts | {"source": lost.source})
+
+
+def _of_sums_and_accuracy(
+    imported: Imported,
+    ports: Mapping[str, Ports],
+    ranges: Mapping[str, ValueRange],
+    forward: frozenset[str],
+    low: Precision,
+) -> Iterator[tuple[str, Verdict]]:
+    view = imported.view
+    for name, tensor in unknown_products(view, ranges, low).items():
+        yield name, Verdict(decided_by=Reason.PRODUCT, facts={"tensor": tensor, "low": low.value})
+    sums = accumulated(view, ranges, forward, accumulating_outputs(imported.model, view))
+    for name, terms in long_sums(view, ranges, sums, low).items():
+        yield name, Verdict(decided_by=Reason.LONG_SUM, facts={"terms": terms, "low": low.value})
+    close = close_differences(view, ranges, sums, low)
+    for name, coarse in needed_exactly(view, ports, ranges, low, close).items():
+        yield name, _too_coarse(coarse, low)
+
+
+def _too_coarse(coarse: TooCoarse, low: Precision) -> Verdict:
+    facts: dict[str, Fact] = {"tensor": coarse.tensor, "reader": coarse.reader, "low": low.value}
+    facts |= {"allowed": coarse.allowed, "rounding": coarse.rounding}
+    return Verdict(decided_by=Reason.ACCURACY, facts=facts)
 
 
 def _of_scalars(

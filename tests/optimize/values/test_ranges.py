@@ -164,7 +164,7 @@ def test_an_operator_has_one_rule():
 
 
 def test_an_operator_without_a_rule_bounds_nothing():
-    found = ranges("a = Add(x, c) y = Selu(a)", constants={"c": np.float32(-1e9)})
+    found = ranges("a = Add(x, c) y = Sinh(a)", constants={"c": np.float32(-1e9)})
     assert found["y"].magnitude >= 1e9
     assert found["y"].source == "c"
 

@@ -1,0 +1,119 @@
+"""What operators ask of the accuracy of their inputs, for results that mean something."""
+
+import math
+from collections.abc import Mapping
+
+from onnx import TensorProto
+
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.signature import Signature
+from campo_onnx.ops.values.need import EXACT, NOTHING, AskRule, Need, Needs, known_at
+from campo_onnx.ops.values.registry import registered
+from campo_onnx.ops.values.rule import Ranges, shape_of
+
+_FLOATS = frozenset(
+    {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE, TensorProto.BOOL}
+)
+_PLACE = Need(is_place=True)
+
+
+def logarithm(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
+    """A relative error of the argument is an absolute one of its logarithm."""
+    return {0: Need(relative=tolerance)}
+
+
+def divisor(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
+    """A relative error of the divisor is one of the quotient."""
+    return {len(signature.inputs) - 1: Need(relative=tolerance)}
+
+
+def power(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
+    """A power makes the relative error larger by its exponent."""
+    exponent = known_at(inputs, 1)
+    if exponent.varies or 0.0 <= exponent.lowest <= exponent.highest <= 1.0:
+        return NOTHING
+    return {0: Need(relative=tolerance / max(exponent.bound, 1.0))}
+
+
+def root(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
+    """Near zero a root is far larger than its argument: sqrt(1 - cos(x)**2)."""
+    size = known_at(inputs, 0).magnitude
+    return {0: Need(relative=2.0 * tolerance, absolute=tolerance * tolerance * size)}
+
+
+def near_one(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
+    """Acos, Asin and Atanh have an infinite slope at 1: what the argument lacks to 1 counts."""
+    return {0: Need(absolute=tolerance * max(1.0 - known_at(inputs, 0).bound, 0.0))}
+
+
+def above_one(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
+    """Acosh has an infinite slope at 1."""
+    return {0: Need(absolute=tolerance * max(known_at(inputs, 0).lowest - 1.0, 0.0))}
+
+
+def whole_steps(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
+    """Floor, Ceil and Round take steps of one."""
+    return {0: Need(absolute=tolerance)}
+
+
+def remainder(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
+    """A remainder takes steps of the divisor."""
+    step = known_at(inputs, 1)
+    return {0: Need(absolute=tolerance * (1.0 if step.varies else step.magnitude or 1.0))}
+
+
+def comparison(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
+    """What is compared with zero keeps its sign; else values of size 1 and more are told apart."""
+    if any(r is not None and not r.varies and r.lowest == r.highest == 0.0 for r in inputs):
+        return NOTHING
+    return dict.fromkeys((0, 1), Need(absolute=tolerance))
+
+
+def conversion(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
+    """An integer is an index, a count or a bucket in all likelihood."""
+    output = signature.outputs[0]
+    return NOTHING if output is None or output.dtype in _FLOATS else {0: _PLACE}
+
+
+def index(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
+    """Depths and indices given in floating point."""
+    return {0: EXACT}
+
+
+def sampling_grid(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
+    """Coordinates from -1 to 1 across an image: a pixel is two over its size."""
+    shape = shape_of(signature, 0)
+    pixels = max(shape[2:], default=1) if shape else math.inf
+    return {1: Need(absolute=tolerance * 2.0 / max(pixels, 2), is_place=True)}
+
+
+def regions(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
+    """Corners of boxes, in pixels of an image that is scaled."""
+    scale = abs(float(signature.attributes.get("spatial_scale", 1.0))) or 1.0
+    return {1: Need(absolute=tolerance / scale, is_place=True)}
+
+
+def boxes(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
+    """Corners of boxes that are sorted out by how much they overlap."""
+    return {0: Need(absolute=tolerance, is_place=True)}
+
+
+_BY_RULE: tuple[tuple[AskRule, str], ...] = (
+    (logarithm, "Log"),
+    (divisor, "Div Reciprocal"),
+    (power, "Pow"),
+    (root, "Sqrt"),
+    (near_one, "Acos Asin Atanh"),
+    (above_one, "Acosh"),
+    (whole_steps, "Ceil Floor Round"),
+    (remainder, "Mod"),
+    (comparison, "Equal Greater GreaterOrEqual Less LessOrEqual"),
+    (conversion, "Cast"),
+    (index, "OneHot"),
+    (sampling_grid, "GridSample com.microsoft:GridSample"),
+    (regions, "RoiAlign MaxRoiPool com.microsoft:CropAndResize"),
+    (boxes, "NonMaxSuppression"),
+)
+
+ASKS: Mapping[OpKey, AskRule] = registered(_BY_RULE)
+"""The rules by operator."""

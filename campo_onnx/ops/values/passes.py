@@ -1,0 +1,186 @@
+"""What operators ask of their inputs because their results are needed to some accuracy."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from onnx import TensorProto
+
+from campo_onnx.ops.gemms import factors
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.signature import Signature
+from campo_onnx.ops.values.need import (
+    NOTHING,
+    Need,
+    Needs,
+    PassRule,
+    after_cancelling,
+    have_one_sign,
+    known_at,
+    magnitude_of,
+)
+from campo_onnx.ops.values.range import ValueRange
+from campo_onnx.ops.values.registry import registered
+from campo_onnx.ops.values.rule import Ranges, shape_of
+
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+_FEW_TERMS = 16
+"""Products of matrices that sum so few terms transform coordinates."""
+
+
+def first(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """Elements of the first input, as they are or with another sign."""
+    return {0: need}
+
+
+def every(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """Elements of any input."""
+    return dict.fromkeys(range(len(inputs)), need)
+
+
+def chosen(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """Elements of the second or the third input."""
+    return {1: need, 2: need}
+
+
+def data_and_updates(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """Elements of the data or the updates."""
+    return {0: need, 2: need}
+
+
+def converted(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """Elements of the first input where they were floats before."""
+    before = signature.inputs[0]
+    return {0: need} if before is not None and before.dtype in _FLOATS else NOTHING
+
+
+def summed(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """Terms that are added, which may cancel.
+
+    A positive constant that is added is taken to keep a sum from vanishing, as in 1 + x before a logarithm.
+    """
+    if not have_one_sign(inputs) and not _is_guarded(inputs):
+        need = after_cancelling(need, result)
+    return dict.fromkeys(range(len(inputs)), need)
+
+
+def _is_guarded(inputs: Ranges) -> bool:
+    present = [r for r in inputs if r is not None]
+    constants = [r for r in present if not r.varies]
+    others = [r for r in present if r.varies]
+    return all(r.lowest >= 0.0 for r in constants) and len(others) == 1 and math.isinf(others[0].lowest)
+
+
+def subtracted(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """A difference, which cancels where both terms have the same sign."""
+    a, b = known_at(inputs, 0), known_at(inputs, 1)
+    is_sum = (a.lowest >= 0.0 and b.highest <= 0.0) or (a.highest <= 0.0 and b.lowest >= 0.0)
+    need = need if is_sum else after_cancelling(need, result)
+    return {0: need, 1: need}
+
+
+def reduced(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """Many terms of one input that are added, which cancel unless they have one sign.
+
+    Of a sum without cancellation the large terms count: small ones need not be right to their last bit.
+    """
+    if not have_one_sign(inputs[:1]):
+        return {0: after_cancelling(need, result)}
+    size = known_at(inputs, 0).magnitude
+    return {0: replace(need, absolute=max(need.absolute, need.relative * size))}
+
+
+def multiplied(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """Factors: a constant one makes the error of the other larger."""
+    a, b = known_at(inputs, 0), known_at(inputs, 1)
+    return {
+        0: replace(need, absolute=need.absolute / magnitude_of(b)),
+        1: replace(need, absolute=need.absolute / magnitude_of(a)),
+    }
+
+
+def divided(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """A numerator and a divisor."""
+    a, b = known_at(inputs, 0), known_at(inputs, 1)
+    quotient = magnitude_of(a) / magnitude_of(b)
+    return {
+        0: replace(need, absolute=need.absolute * magnitude_of(b)),
+        1: replace(need, relative=max(need.relative, need.absolute / quotient), absolute=0.0),
+    }
+
+
+def inverted(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """A divisor of one."""
+    return {0: replace(need, relative=max(need.relative, need.absolute), absolute=0.0)}
+
+
+def rooted(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """The square of a root."""
+    return {0: replace(need, relative=2.0 * need.relative, absolute=need.absolute * need.absolute)}
+
+
+def powered(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """The base of a power."""
+    exponent = known_at(inputs, 1)
+    if exponent.varies or not exponent.bound:
+        return {0: need}
+    if exponent.highest < 0.0:
+        need = replace(need, relative=max(need.relative, need.absolute), absolute=0.0)
+    elif exponent.bound < 1.0:
+        need = replace(need, absolute=min(need.absolute, 1.0) ** (1.0 / exponent.bound))
+    share = 1.0 / exponent.bound
+    return {0: replace(need, relative=need.relative * share, absolute=need.absolute * min(share, 1.0))}
+
+
+def exponential(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """An absolute error of the exponent is a relative one of the exponential."""
+    return {0: replace(need, relative=0.0, absolute=max(need.relative, need.absolute))}
+
+
+def logarithm(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """A relative error of the argument is an absolute one of the logarithm."""
+    return {0: replace(need, relative=max(need.relative, need.absolute), absolute=0.0)}
+
+
+def whole_steps(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """An index goes wrong wherever rounding takes its argument over a step."""
+    return {0: Need(is_place=True)} if need.is_place else NOTHING
+
+
+def contracted(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """Coordinates times a small matrix; other products set their own accuracy."""
+    shape = shape_of(signature, 0)
+    if not need.is_place or not shape or len(signature.inputs) < 2:
+        return NOTHING
+    terms = shape[-1] if signature.op.op_type == "Einsum" else factors(signature, shape, ())[0][-1]
+    return dict.fromkeys(range(len(inputs)), need) if terms <= _FEW_TERMS else NOTHING
+
+
+_BY_RULE: tuple[tuple[PassRule, str], ...] = (
+    (
+        first,
+        """Abs Clip Compress DepthToSpace Dropout Expand Flatten Gather GatherElements GatherND Identity
+        LeakyRelu MaxPool Neg Pad Relu Reshape ReverseSequence Slice SpaceToDepth Split Squeeze Tile Transpose
+        Trilu Unsqueeze ReduceMax ReduceMin TopK AffineGrid com.microsoft:ExpandDims com.microsoft:View
+        com.microsoft:GatherND com.microsoft:Trilu""",
+    ),
+    (every, "Concat Max Mean Min com.microsoft:ConcatTraining"),
+    (chosen, "Where"),
+    (data_and_updates, "ScatterElements ScatterND Scatter"),
+    (converted, "Cast CastLike"),
+    (summed, "Add Sum com.microsoft:BiasAdd"),
+    (subtracted, "Sub"),
+    (reduced, "CumSum ReduceMean ReduceSum com.microsoft:ReduceSumTraining"),
+    (multiplied, "Mul"),
+    (divided, "Div"),
+    (inverted, "Reciprocal"),
+    (rooted, "Sqrt"),
+    (powered, "Pow"),
+    (exponential, "Exp"),
+    (logarithm, "Log"),
+    (whole_steps, "Ceil Floor Round"),
+    (contracted, "Einsum Gemm MatMul com.microsoft:FusedMatMul"),
+)
+
+PASSES: Mapping[OpKey, PassRule] = registered(_BY_RULE)
+"""The rules by operator."""

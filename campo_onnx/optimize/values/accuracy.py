@@ -1,0 +1,175 @@
+"""Nodes that stay FP32 because their values are needed more exactly than a low precision holds them.
+
+Beside what a value can be (``ranges.py``, forward), one pass backward: how exactly its readers need it. The
+relative error that is tolerated of a result is sixteen roundings of the low precision, 0.8 % in FP16 and
+6 % in BF16. ``ops/values/asks.py`` says what operators ask for, ``passes.py`` there what they pass on.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.registry import current
+from campo_onnx.ops.spec import Family, OpSpec
+from campo_onnx.ops.values.need import NOTHING, Need, Needs
+from campo_onnx.ops.values.range import UNKNOWN, ValueRange
+from campo_onnx.optimize.values.positions import largest_exact
+
+_ROUNDINGS = 16.0
+"""The relative error of a result that is tolerated, in roundings of the low precision."""
+
+_OF_THEIR_OWN = frozenset(
+    {Family.MATRIX_PRODUCT, Family.CONVOLUTION, Family.RECURRENT, Family.ATTENTION, Family.NORMALIZATION}
+)
+"""Families whose results are no more exact than their inputs are: rounding these once more is as good."""
+
+_MOST_NEEDS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooCoarse:
+    """A tensor that a low precision rounds more than a reader allows.
+
+    Parameters
+    ----------
+    tensor
+        The tensor that the node reads or writes.
+    reader
+        The node that asks.
+    allowed
+        The error that may be made.
+    rounding
+        The error that the low precision makes.
+    """
+
+    tensor: str
+    reader: str
+    allowed: float
+    rounding: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    need: Need
+    reader: str
+
+
+def needed_exactly(
+    view: GraphView,
+    ports: Mapping[str, Ports],
+    ranges: Mapping[str, ValueRange],
+    low: Precision,
+    more: Mapping[str, Needs],
+) -> Mapping[str, TooCoarse]:
+    """Find the nodes that write what is needed more exactly than `low` holds it, or would read it rounded.
+
+    One pass from outputs to inputs, which visits every node once.
+
+    Parameters
+    ----------
+    view, ports
+        The graph, and what of each node changes type with it.
+    ranges
+        Range of every tensor.
+    low
+        The low precision.
+    more
+        What nodes ask of their inputs for what they do together with others, by node name.
+
+    Returns
+    -------
+    mapping
+        By node name, the first such tensor.
+    """
+    search = _Backward(view, ports, ranges, low)
+    for node in reversed(view.nodes):
+        search.visit(node, more.get(node.name, NOTHING))
+    return search.coarse
+
+
+class _Backward:
+    """The pass: what has been asked of each tensor by the nodes behind."""
+
+    def __init__(
+        self,
+        view: GraphView,
+        ports: Mapping[str, Ports],
+        ranges: Mapping[str, ValueRange],
+        low: Precision,
+    ) -> None:
+        self.coarse: dict[str, TooCoarse] = {}
+        self._view, self._ports, self._ranges, self._low = view, ports, ranges, low
+        self._asked: dict[str, tuple[_Asked, ...]] = {}
+        self._unit = 2.0 ** -(low.fraction_bits + 1)
+        self._specs = current()
+
+    def visit(self, node: OpNode, more: Needs) -> None:
+        asked = [(t, one) for t in node.outputs if t for one in self._asked.get(t, ())]
+        spec = self._specs.spec(node.op)
+        if spec.asks_accuracy is None and not asked and not more:
+            return
+        ports = self._ports[node.name]
+        for tensor, one in asked:
+            is_kept = one.need.is_place or spec.family not in _OF_THEIR_OWN
+            if is_kept and tensor and self._is_low_output(node, tensor, ports):
+                self._keep(node, tensor, one)
+        for position, one in self._needs_of_inputs(node, spec, asked, more):
+            tensor = node.inputs[position] if position < len(node.inputs) else ""
+            if not tensor or not self._view.is_float32(tensor):
+                continue
+            if position in ports.low_inputs:
+                self._keep(node, tensor, one)
+            self._ask(tensor, one)
+
+    def _needs_of_inputs(
+        self, node: OpNode, spec: OpSpec, asked: list[tuple[str, _Asked]], more: Needs
+    ) -> Iterator[tuple[int, _Asked]]:
+        for position, need in more.items():
+            yield position, _Asked(need, node.name)
+        if spec.asks_accuracy is None and (not asked or spec.passes_accuracy is None):
+            return
+        signature = self._view.signature(node.name)
+        inputs = tuple(self._ranges.get(t, UNKNOWN) if t else None for t in node.inputs)
+        if spec.asks_accuracy is not None:
+            tolerance = _ROUNDINGS * self._unit
+            for position, need in spec.asks_accuracy(signature, inputs, tolerance).items():
+                yield position, _Asked(need, node.name)
+        if spec.passes_accuracy is None:
+            return
+        for tensor, one in asked:
+            result = self._ranges.get(tensor, UNKNOWN)
+            for position, need in spec.passes_accuracy(signature, inputs, result, one.need).items():
+                yield position, _Asked(need, one.reader)
+
+    def _ask(self, tensor: str, new: _Asked) -> None:
+        earlier = self._asked.get(tensor, ())
+        if any(one.need.is_within(new.need) for one in earlier):
+            return
+        rest = [one for one in earlier if not new.need.is_within(one.need)]
+        self._asked[tensor] = (new, *rest)[:_MOST_NEEDS]
+
+    def _is_low_output(self, node: OpNode, tensor: str, ports: Ports) -> bool:
+        return any(node.outputs[i] == tensor for i in ports.low_outputs)
+
+    def _keep(self, node: OpNode, tensor: str, one: _Asked) -> None:
+        known = self._ranges.get(tensor, UNKNOWN)
+        if node.name in self.coarse:
+            return
+        rounding, allowed = self._rounding(known), one.need.allowed(known.magnitude)
+        if rounding > allowed:
+            self.coarse[node.name] = TooCoarse(
+                tensor=tensor, reader=one.reader, allowed=allowed, rounding=rounding
+            )
+
+    def _rounding(self, known: ValueRange) -> float:
+        """The error that the low precision makes of the largest value."""
+        if known.is_integer and known.bound <= largest_exact(self._low):
+            return 0.0
+        if known.varies or known.lowest != known.highest:
+            return self._unit * known.magnitude
+        fraction, exponent = math.frexp(known.lowest)
+        steps = math.ldexp(fraction, self._low.fraction_bits + 1)
+        return math.ldexp(abs(steps - round(steps)), exponent - self._low.fraction_bits - 1)

@@ -1,0 +1,269 @@
+"""Values that are needed more exactly than a low precision holds them stay FP32, whatever their range.
+
+Every case is held against FP32 under plans that lower whatever they may, in FP16 and BF16.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from campo_onnx.emulation.numerics import relative_l2
+from campo_onnx.ops.precision import Precision
+from campo_onnx.optimize.plan.reason import Reason
+from tests.optimize.small_steps import both, mixed_of, model_of, reasons
+
+RANDOM = np.random.default_rng(0)
+LIMITS = {Precision.FP16: 0.01, Precision.BF16: 0.08}
+
+
+def normal(*shape, size=1.0, mean=0.0):
+    return (RANDOM.normal(size=shape) * size + mean).astype(np.float32)
+
+
+def f32(value):
+    return np.asarray(value, np.float32)
+
+
+def i64(*values):
+    return np.array(values, np.int64)
+
+
+class Case(NamedTuple):
+    body: str
+    constants: dict
+    feeds: dict
+    output: str = "float[64,64] y"
+
+    @property
+    def model(self):
+        kinds = {"float32": "float", "int64": "int64"}
+        inputs = ", ".join(f"{kinds[str(v.dtype)]}{list(v.shape)} {k}" for k, v in self.feeds.items())
+        return model_of(self.body, self.constants, inputs=inputs, outputs=self.output)
+
+
+XW = {"x": normal(64, 64, size=3.0), "w": normal(64, 64, size=1 / 8)}
+CLIP = {"least": f32(1e-4), "most": f32(1 - 1e-4), "one": f32(1), "minus": f32(-1 + 1e-4)}
+NEAR_ONE = {"x": f32(RANDOM.random((64, 64)) ** 0.1), "w": XW["w"]}
+HALF = {"half": f32(0.5), "eps": f32(1e-3), "small": f32(0.01), "two": f32(2), "one": f32(1)}
+
+
+def curve(op, source):
+    """A function with an infinite slope at 1, of a share in front of a product or behind it."""
+    if source == "a product":
+        return Case(f"h = MatMul(x, w) t = Tanh(h) c = Clip(t, minus, most) y = {op}(c)", CLIP, XW)
+    feeds = {"x": np.tanh(XW["x"]), "w": XW["w"]}
+    return Case(f"c = Clip(x, minus, most) a = {op}(c) y = MatMul(a, w)", CLIP, feeds)
+
+
+def linear_attention(features, tokens):
+    body = f"""{features.format(t="q", f="fq")} {features.format(t="k", f="fk")}
+        kt = Transpose<perm = [0, 2, 1]>(fk) kv = MatMul(kt, v) top = MatMul(fq, kv)
+        sums = ReduceSum<keepdims = 1>(fk, axis) st = Transpose<perm = [0, 2, 1]>(sums)
+        bottom = MatMul(fq, st)
+        y = Div(top, bottom)"""
+    feeds = {name: normal(1, tokens, 32, mean=1.0) for name in "qkv"}
+    return Case(body, {"one": f32(1), "axis": i64(1)}, feeds, f"float[1,{tokens},32] y")
+
+
+ELU, RELU = "e{f} = Elu({t}) {f} = Add(e{f}, one)", "{f} = Relu({t})"
+PLACE = """f = Floor(s) i = Cast<to = 7>(f) y = Gather(t, i)"""
+TABLE = {"x": normal(2048, size=3.0), "t": normal(8, 8)}
+PIXELS = """s = Mul(g, k) f = Floor(s) rest = Sub(s, f)
+    fx = Slice(f, c0, c1, c1) fy = Slice(f, c1, c2, c1) row = Mul(fy, width) place = Add(row, fx)
+    i = Cast<to = 7>(place) seen = Gather(t, i) share = Slice(rest, c0, c1, c1) y = Mul(seen, share)"""
+COLUMNS = {f"c{i}": i64(i) for i in range(5)}
+CORNERS = """{0}l = Slice({0}, c0, c1, c1) {0}t = Slice({0}, c1, c2, c1)
+    {0}r = Slice({0}, c2, c3, c1) {0}b = Slice({0}, c3, c4, c1)
+    {0}w = Sub({0}r, {0}l) {0}h = Sub({0}b, {0}t) {0}area = Mul({0}w, {0}h)"""
+GIOU = f"""{CORNERS.format("p")} {CORNERS.format("q")}
+    l = Max(pl, ql) t = Max(pt, qt) r = Min(pr, qr) b = Min(pb, qb)
+    w0 = Sub(r, l) h0 = Sub(b, t) w = Relu(w0) h = Relu(h0) both = Mul(w, h)
+    sum = Add(parea, qarea) union = Sub(sum, both) iou = Div(both, union)
+    cl = Min(pl, ql) ct = Min(pt, qt) cr = Max(pr, qr) cb = Max(pb, qb)
+    cw = Sub(cr, cl) ch = Sub(cb, ct) hull = Mul(cw, ch) empty = Sub(hull, union) rest = Div(empty, hull)
+    y = Sub(iou, rest)"""
+
+
+def boxes(count):
+    corners = RANDOM.random((count, 2)) * 300
+    return f32(np.concatenate([corners, corners + RANDOM.random((count, 2)) * 600 + 50], 1))
+
+
+LOGITS = normal(4, 512, 100, size=3.0)
+TOKENS = RANDOM.integers(0, 100, (4, 512, 1))
+LOG_SHARES = LOGITS.astype(np.float64) - np.log(np.exp(LOGITS.astype(np.float64)).sum(-1, keepdims=True))
+SUMMED = np.take_along_axis(LOG_SHARES, TOKENS, 2)[..., 0].sum(1)
+DPO = """lp = LogSoftmax<axis = -1>(l) g = GatherElements<axis = 2>(lp, token) s = Squeeze(g, last)
+    {0} total = ReduceSum<keepdims = 0>(m, along) y = Sub(total, reference)"""
+PREFERENCE = {"l": LOGITS, "token": TOKENS, "reference": f32(SUMMED + RANDOM.normal(size=4))}
+ALIBI = """count = CumSum(mask, axis) back = Sub(count, unit) seen = Mul(back, mask)
+    u = Unsqueeze(seen, along) place = Cast<to = 1>(u) slope = Mul(place, slopes)
+    bias = Unsqueeze(slope, rows)
+    s = MatMul(q, k) z = Add(s, bias) p = Softmax<axis = -1>(z) y = MatMul(p, v)"""
+SCAN = """last, all = Scan<num_scan_inputs = 1,
+    body = b (float[8] s, float[8] t) => (float[8] n, float[8] o) { n = Add(s, t) o = Identity(n)
+    }>(zero, x) y = Mul(all, w)"""
+LOOP = """last = Loop<body = b (int64 i, bool c, float[8] s) => (bool d, float[8] n) {
+    d = Identity(c) n = Add(s, x) }>(turns, go, zero) row = Unsqueeze(last, along) y = MatMul(row, w)"""
+
+CASES = {
+    "log(1 - p), clipped": Case(
+        "c = Clip(x, least, most) q = Sub(one, c) l = Log(q) y = MatMul(l, w)", CLIP, NEAR_ONE
+    ),
+    "log(-p + 1), clipped": Case(
+        "c = Clip(x, least, most) m = Neg(c) q = Add(m, one) l = Log(q) y = MatMul(l, w)", CLIP, NEAR_ONE
+    ),
+    "1 / (1 - p)": Case("c = Clip(x, least, most) q = Sub(one, c) y = Div(w, q)", CLIP, NEAR_ONE),
+    "sqrt(1 - c^2)": Case(
+        "h = MatMul(x, w) t = Tanh(h) c = Clip(t, minus, most) q = Mul(c, c) d = Sub(one, q) y = Sqrt(d)",
+        CLIP,
+        XW,
+    ),
+    **{
+        f"{op} of {source}": curve(op, source)
+        for op in ("Atanh", "Acos", "Asin")
+        for source in ("a product", "an input")
+    },
+    "acosh near 1": Case(
+        "s = Mul(x, x) t = Add(s, one) a = Acosh(t) y = MatMul(a, w)",
+        CLIP,
+        {"x": normal(64, 64, size=0.02), "w": XW["w"]},
+    ),
+    **{
+        f"linear attention by {name}, {tokens}": linear_attention(features, tokens)
+        for name, features in (("elu", ELU), ("relu", RELU))
+        for tokens in (1024, 4096)
+    },
+    "index by a floor": Case(
+        f"h = Sigmoid(x) s = Mul(h, eight) {PLACE}", {"eight": f32(8)}, TABLE, "float[2048,8] y"
+    ),
+    "index by a conversion": Case(
+        "h = Sigmoid(x) s = Mul(h, eight) i = Cast<to = 7>(s) y = Gather(t, i)",
+        {"eight": f32(8)},
+        TABLE,
+        "float[2048,8] y",
+    ),
+    "bilinear sampling": Case(
+        PIXELS,
+        {"k": f32(99), "width": f32(100), **COLUMNS},
+        {"g": f32(RANDOM.random((512, 2))), "t": normal(10000)},
+        "float[512,1] y",
+    ),
+    "alibi": Case(
+        ALIBI,
+        {
+            "axis": np.array(1),
+            "unit": np.array(1),
+            "along": i64(1),
+            "rows": i64(2),
+            "slopes": f32(2.0 ** -np.arange(1, 5)).reshape(1, 4, 1),
+        },
+        {
+            "mask": np.ones((2, 512), np.int64),
+            "q": normal(2, 4, 32, 16),
+            "k": normal(2, 4, 16, 512),
+            "v": normal(2, 4, 512, 16),
+        },
+        "float[2,4,32,16] y",
+    ),
+    "log-probabilities of a sequence minus a reference": Case(
+        DPO.format("m = Identity(s)"), {"last": i64(2), "along": i64(1)}, PREFERENCE, "float[4] y"
+    ),
+    "the same with a mask": Case(
+        DPO.format("m = Mul(s, mask)"),
+        {"last": i64(2), "along": i64(1)},
+        {**PREFERENCE, "mask": np.ones((4, 512), np.float32)},
+        "float[4] y",
+    ),
+    "GIoU in pixels": Case(GIOU, COLUMNS, {"p": boxes(64), "q": boxes(64)}, "float[64,1] y"),
+    "roots of areas": Case(
+        f"{CORNERS.format('p')} s = Sqrt(parea) y = MatMul(s, w)",
+        COLUMNS,
+        {"p": boxes(64), "w": normal(1, 64)},
+    ),
+    "an Einsum that only sums": Case(
+        'y = Einsum<equation = "bij->b">(x)', {}, {"x": normal(2, 300, 300, mean=2.0)}, "float[2] y"
+    ),
+    "audio in 16 bits": Case(
+        "s = Mul(x, full) h = MatMul(s, w) r = Relu(h) y = MatMul(r, v)",
+        {"full": f32(32768)},
+        {"x": normal(16, 400, size=0.3), "w": normal(400, 64), "v": normal(64, 64)},
+        "float[16,64] y",
+    ),
+    "a sum by segments, one-hot": Case(
+        "o = OneHot<axis = 0>(i, depth, switch) y = MatMul(o, x)",
+        {"depth": np.array(8), "switch": f32([0, 1])},
+        {"i": RANDOM.integers(0, 8, 20000), "x": normal(20000, 4, mean=40.0)},
+        "float[8,4] y",
+    ),
+    "a sum by segments, compared": Case(
+        "u = Unsqueeze(i, first) e = Equal(u, kinds) o = Cast<to = 1>(e) y = MatMul(o, x)",
+        {"first": i64(0), "kinds": np.arange(8).reshape(8, 1)},
+        {"i": RANDOM.integers(0, 8, 20000), "x": normal(20000, 4, mean=40.0)},
+        "float[8,4] y",
+    ),
+    "what half precision takes from a product": Case(
+        "h = MatMul(x, w) a = Cast<to = 10>(h) b = Cast<to = 1>(a) d = Sub(h, b) y = MatMul(d, w)", {}, XW
+    ),
+    "what half precision takes from an input": Case(
+        "a = Cast<to = 10>(x) b = Cast<to = 1>(a) d = Sub(x, b) y = MatMul(d, w)", {}, XW
+    ),
+    "a running sum": Case(
+        "c = CumSum(x, axis) y = MatMul(c, w)",
+        {"axis": np.array(1)},
+        {"x": normal(4, 3000, mean=40.0), "w": normal(3000, 8, size=0.001)},
+        "float[4,8] y",
+    ),
+    "a sum by Scan": Case(
+        SCAN,
+        {"zero": np.zeros(8, np.float32)},
+        {"x": normal(9000, 8, mean=20.0), "w": normal(8)},
+        "float[9000,8] y",
+    ),
+    "a sum by Loop": Case(
+        LOOP,
+        {"zero": np.zeros(8, np.float32), "turns": np.array(9000), "go": np.array(True), "along": i64(0)},
+        {"x": normal(8, mean=20.0), "w": normal(8, 8)},
+        "float[1,8] y",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("low", [Precision.FP16, Precision.BF16])
+@pytest.mark.parametrize("strategy", ["optimal", "fine-grained"])
+@pytest.mark.parametrize("name", CASES)
+def test_what_comes_out_is_what_fp32_computes(name, strategy, low):
+    case = CASES[name]
+    expected, actual, _ = both(case.model, case.feeds, strategy, low=low)
+    assert np.isfinite(expected["y"]).all()
+    assert relative_l2(actual["y"], expected["y"]) < LIMITS[low]
+
+
+def test_the_reason_names_the_reader():
+    decision = mixed_of(CASES["log(1 - p), clipped"].model, "fine-grained").plan.decision
+    assert decision["Clip"].decided_by is Reason.ACCURACY
+    assert "'Log' needs 'c' to within" in decision["Clip"].reason
+    assert "fp16 rounds it by 0.00049" in decision["Clip"].reason
+
+
+# Products, sums and normalizations that a low precision is made for: nothing in them is needed more exactly.
+HARMLESS = {
+    "a share that stays below 0.9": "t = Tanh(h) c = Clip(t, small, half) q = Sub(one, c) y = Log(q)",
+    "a softmax by hand": """top = ReduceMax<keepdims = 1>(h, axis) d = Sub(h, top) e = Exp(d)
+        s = ReduceSum<keepdims = 1>(e, axis) y = Div(e, s)""",
+    "a normalization by hand": """mean = ReduceMean<keepdims = 1>(h, axis) d = Sub(h, mean) q = Mul(d, d)
+        v = ReduceMean<keepdims = 1>(q, axis) g = Add(v, eps) r = Sqrt(g) y = Div(d, r)""",
+    "a mask of what is positive": "g = Greater(h, zero) f = Cast<to = 1>(g) y = Mul(h, f)",
+    "a mask of what is small": "a = Abs(h) g = Less(a, two) f = Cast<to = 1>(g) y = Mul(h, f)",
+    "a difference of two products": "k = MatMul(w, x) y = Sub(h, k)",
+}
+
+
+@pytest.mark.parametrize("low", [Precision.FP16, Precision.BF16])
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_a_low_precision_is_made_for_stays_free(name, low):
+    constants = {**HALF, "axis": i64(1), "zero": f32(0)}
+    model = Case(f"h = MatMul(x, w) {HARMLESS[name]}", constants, XW).model
+    assert Reason.ACCURACY not in reasons(model, low=low).values()
+    assert Reason.LONG_SUM not in reasons(model, low=low).values()
