@@ -21,7 +21,7 @@ from campo_onnx.optimize.casts import existing_versions
 from campo_onnx.optimize.minimum_cut import Network
 from campo_onnx.optimize.padding.alignment import Alignment, Axis, Ends, alignment_of
 from campo_onnx.optimize.padding.terms import padded_choice, pay_for_pads
-from campo_onnx.optimize.plan.plan import Decision, PaddedTensor, Plan, PlannedPad
+from campo_onnx.optimize.plan.plan import Decision, PadBy, PaddedTensor, Plan, PlannedPad
 from campo_onnx.optimize.problem import Padding, PossiblePad, Problem
 
 _Want: TypeAlias = tuple[str, Ends]  # a tensor, and what its consumers want it longer by
@@ -257,8 +257,10 @@ def _planned_pads(links: _Links, chosen: frozenset[str]) -> tuple[PlannedPad, ..
         pads_us, inputs = 0.0, []
         for position, ends in c.alignment.inputs.items():
             want = (c.node.inputs[position], ends)
-            by = "chain" if links.producer.get(want) in chosen else "pad" if links.pad_us[want] else "file"
-            if by == "pad" and want not in paid:
+            by = PadBy.CHAIN
+            if links.producer.get(want) not in chosen:
+                by = PadBy.PAD if links.pad_us[want] else PadBy.FILE
+            if by is PadBy.PAD and want not in paid:
                 paid.add(want)
                 pads_us += links.pad_us[want]
             inputs.append(PaddedTensor(tensor=want[0], position=position, ends=ends, by=by))
@@ -270,7 +272,7 @@ def _planned_pads(links: _Links, chosen: frozenset[str]) -> tuple[PlannedPad, ..
                 tensor=c.node.outputs[0],
                 position=0,
                 ends=c.alignment.output,
-                by="slice" if is_sliced else "chain",
+                by=PadBy.SLICE if is_sliced else PadBy.CHAIN,
             )
         pads.append(
             PlannedPad(

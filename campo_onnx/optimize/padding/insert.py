@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from campo_onnx.ir.edit import read_instead
-from campo_onnx.optimize.plan.plan import PaddedTensor, PlannedPad
+from campo_onnx.optimize.plan.plan import PadBy, PaddedTensor, PlannedPad
 
 
 class Topology(Protocol):
@@ -78,12 +78,12 @@ class _Padding:
 
     def padded(self, low: Any, part: PaddedTensor) -> Any:
         """Return the padded version of a low tensor, made where there is none."""
-        if part.by == "chain":
+        if part.by is PadBy.CHAIN:
             return self._longer_output[part.tensor]
         key = (part.tensor, part.ends)
         if key not in self._padded:
             target = self._topology.new_tensor(f"{low.name}_padded")
-            if part.by == "file":
+            if part.by is PadBy.FILE:
                 array = numpy_helper.to_array(self._stored[low.name])
                 self._store(_with_zeros(array, part.ends), target.name)
                 if part.tensor in self._only_padded:
@@ -102,7 +102,7 @@ class _Padding:
         longer = self._topology.new_tensor(f"{low.name}_padded")
         node.outputs[part.position] = longer
         self._longer_output[part.tensor] = longer
-        if part.by == "slice":
+        if part.by is PadBy.SLICE:
             # To the negative of what was appended: open dimensions of other axes do not matter.
             axes = tuple(axis for axis, end in enumerate(part.ends) if end)
             bounds = ((0,) * len(axes), tuple(-part.ends[axis] for axis in axes), axes)

@@ -4,10 +4,11 @@ import math
 from collections.abc import Collection, Iterator
 from functools import cache
 
-from campo_onnx.ir.view import FLOAT, TensorKind, Use
-from campo_onnx.ops.precision import Precision, low_precisions
+from campo_onnx.ir.view import TensorKind, Use
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.casts import CastKind, CastSite, PossibleCast, existing_versions
 from campo_onnx.optimize.lists.op_class import OpClass
+from campo_onnx.optimize.plan.consistency import precision_of
 from campo_onnx.optimize.plan.plan import Decision, ExistingCast, LowConstant, Plan, PlannedCast
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.problem import Assignment, Problem
@@ -109,11 +110,7 @@ class _Planning:
     def _precision(self, name: str) -> Precision | None:
         if name in self.low or name in self.retyped:
             return self.problem.low
-        node = self.view.node[name]
-        dtypes = {self.view.tensors[t].dtype for t in (*node.inputs, *node.outputs) if t}
-        if FLOAT in dtypes:
-            return Precision.FP32
-        return next((p for p in low_precisions() if p.onnx_dtype in dtypes), None)
+        return precision_of(self.view.node[name], self.view)
 
     def _followed(self, name: str) -> Iterator[int]:
         """Positions of inputs that the node reads in whatever precision is there, where that is low."""

@@ -7,6 +7,7 @@ It owns no graph. It prints, diffs, saves and loads (:mod:`campo_onnx.optimize.p
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
 
@@ -181,6 +182,15 @@ class LowConstant:
     keeps_fp32: bool
 
 
+class PadBy(StrEnum):
+    """How a tensor of a padded node gets its size."""
+
+    PAD = "pad"  # an input: a Pad, shared by every consumer that wants the same
+    FILE = "file"  # an input: an initializer, padded where it is stored
+    CHAIN = "chain"  # an input: another node's padded output as it is; an output: read at no other size
+    SLICE = "slice"  # an output: a Slice behind the node brings its own size back
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddedTensor:
     """One tensor of a padded node.
@@ -194,16 +204,13 @@ class PaddedTensor:
     ends
         Zeros appended to each axis.
     by
-        What brings it to that size: ``pad`` (a Pad, shared by every consumer that wants the same),
-        ``file`` (an initializer, padded where it is stored) or ``chain`` (the padded output of
-        another node, as it is). For an output what brings it back: ``slice``, or ``chain`` where
-        nobody reads it at its own size.
+        What brings it to that size, or an output back to its own.
     """
 
     tensor: str
     position: int
     ends: tuple[int, ...]
-    by: str
+    by: PadBy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,7 +323,8 @@ class Plan:
             *(("Cast", c.tensor, [c.node]) for c in (*self.reused, *self.dropped)),
             *(("pad", p.node, [p.node]) for p in self.pads),
         ):
-            if strange := next((node for node in nodes if node not in decided), None):
+            strange = next((node for node in nodes if node not in decided), None)
+            if strange is not None:
                 raise ValueError(f"the {what} of {tensor!r} names {strange!r}, which has no decision")
 
     @cached_property
@@ -333,7 +341,7 @@ class Plan:
     def only_padded(self) -> frozenset[str]:
         """Constants whose low version is stored with its padding only: everybody who reads it low does so."""
         padded = {
-            Use(pad.node, part.position) for pad in self.pads for part in pad.inputs if part.by == "file"
+            Use(pad.node, part.position) for pad in self.pads for part in pad.inputs if part.by is PadBy.FILE
         }
         return frozenset(c.tensor for c in self.constants if c.consumers and padded >= {*c.consumers})
 

@@ -1,6 +1,9 @@
-"""Execute a plan: set types, insert Casts, Pads and Slices, leave out what it drops. Nothing is decided."""
+"""Execute a plan: set types, insert Casts, Pads and Slices, leave out what it drops. Nothing is decided.
 
-from collections import Counter
+The plan was compared with itself and the graph before (:mod:`campo_onnx.optimize.plan.consistency`), so that
+nothing here need ask whether what it says can be done.
+"""
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -8,16 +11,16 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import TensorProto
 
-from campo_onnx.errors import PlanMismatchError
 from campo_onnx.ir.convert import converted
 from campo_onnx.ir.edit import Wiring, model_of, read_instead, take_apart, topology_of
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.sort import fresh, sort_nodes
 from campo_onnx.ir.stamp import Stamp, structure_digest, write_stamp
-from campo_onnx.ir.view import CAPTURE, Use
+from campo_onnx.ir.view import Use
 from campo_onnx.ops.ports import Ports, low_attribute
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.padding.insert import insert_pads
+from campo_onnx.optimize.plan.consistency import check_consistent
 from campo_onnx.optimize.plan.plan import Decision, ExistingCast, LowConstant, Plan, PlannedCast
 
 
@@ -45,7 +48,7 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
     PlanMismatchError
         If the plan was made for another graph, or what it says does not hold together.
     """
-    plan.check_fits(imported)
+    check_consistent(plan, imported)
     edited = _edited(imported, plan)
     model = model_of(
         edited.nodes,
@@ -87,7 +90,6 @@ def _edited(imported: Imported, plan: Plan) -> _Edited:
     work = _Rewriting(imported, plan)
     for node in list(work.graph.nodes):
         work.execute(node)
-    work.check_done()
     insert_pads(work, plan.pads, plan.only_padded)
     return work.result()
 
@@ -109,8 +111,6 @@ class _Rewriting:
         self._tensors = self.graph.tensors()
         self._low_tensor: dict[str, gs.Tensor] = {}
         self._merged: dict[str, gs.Tensor] = {}  # results of dropped copies of a Cast
-        self._made: set[str] = set()  # tensors that a low node makes
-        self._written: Counter[str] = Counter()
         self._taken_tensors = set(self.view.tensors)
         self._taken_nodes = set(self.view.node)
         self._casts_up = {c.tensor: c for c in plan.casts if c.dst is Precision.FP32}
@@ -125,8 +125,6 @@ class _Rewriting:
         }
 
     def _outputs_of(self, cast: str) -> tuple[str, ...]:
-        if cast not in self.view.node:
-            raise _incoherent(f"it names a Cast {cast!r} that the graph does not have")
         return self.view.node[cast].outputs
 
     @staticmethod
@@ -165,18 +163,14 @@ class _Rewriting:
         source = self.view.node[cast.node].inputs[0]
         if cast.low_tensor not in (source, target):  # a copy: its consumers are merged with the others
             self._merged[target] = self._existing(cast)
-        elif target == cast.low_tensor and cast.tensor not in self._made:
-            raise _incoherent(f"it drops the Cast {cast.node!r}, and nothing else makes {target!r}")
 
     def _lower_outputs(self, node: gs.Node, decision: Decision) -> None:
         for position in decision.low_outputs:
             fp32 = node.outputs[position]
             low = self._new_low_tensor(fp32.name)
             node.outputs[position] = low
-            self._made.add(fp32.name)
             if fp32.name in self._casts_up:
                 self._insert_cast(low, fp32, Precision.FP32)
-                self._written[fp32.name] += 1
 
     def _low_version(self, use: Use) -> gs.Tensor:
         """Return the low version that one reading is to get, making it where there is none yet."""
@@ -186,22 +180,12 @@ class _Rewriting:
             self._low_tensor.setdefault(name, self._existing(source))
         elif isinstance(source, LowConstant) and name not in self._low_tensor:
             low = self._new_low_tensor(name)
-            if name not in self.constants:
-                raise _incoherent(f"{name!r} is to be converted in the file, and is not a constant")
             self.initializers.append(converted(self.constants[name], low.name, self.low, self.folder))
         elif isinstance(source, PlannedCast) and name not in self._low_tensor:
             self._insert_cast(self._tensors[name], self._new_low_tensor(name), self.low)
-            self._written[name] += 1
-        if name not in self._low_tensor:
-            raise _incoherent(
-                f"input {use.position} of node {use.node!r} is to read {name!r} in {self.low.value}, "
-                "and nothing makes it so"
-            )
         return self._low_tensor[name]
 
     def _existing(self, cast: ExistingCast) -> gs.Tensor:
-        if cast.low_tensor not in self._tensors:
-            raise _incoherent(f"it names a tensor {cast.low_tensor!r} that the graph does not have")
         return self._merged.get(cast.low_tensor, self._tensors[cast.low_tensor])
 
     def _new_low_tensor(self, name: str) -> gs.Tensor:
@@ -232,32 +216,6 @@ class _Rewriting:
         self._taken_nodes.add(name)
         return gs.Node(op_type, name=name, inputs=list(inputs), outputs=[output])
 
-    def check_done(self) -> None:
-        """Refuse a plan of which something was not written, or that leaves a reading without a tensor."""
-        for cast in self._plan.casts:
-            if self._written[cast.tensor] != 1:
-                raise _incoherent(
-                    f"it has a Cast of {cast.tensor!r} to {cast.dst.value} that nothing in it needs"
-                )
-        written = {node.name: node for node in self.nodes}
-        for use in (use for cast in self._plan.casts for use in cast.consumers):
-            if use.position != CAPTURE and use.node not in written:
-                raise _incoherent(f"it has a Cast for node {use.node!r}, which is not in the graph")
-        there = {tensor for node in self.nodes for tensor in (t.name for t in node.outputs)}
-        there |= {*self.view.inputs, *(t.name for t in self.initializers)}
-        there |= self.view.tensors.keys() - self.view.producer.keys()  # initializers of the given graph
-        there -= {c.tensor for c in self._plan.constants if not c.keeps_fp32}
-        for node in self.nodes:
-            wanted = [t.name for t in node.inputs if t.name]
-            if node.name in self.view.node:
-                wanted += self.view.node[node.name].captures
-            for name in wanted:
-                if name not in there:
-                    raise _incoherent(f"node {node.name!r} reads {name!r}, and nothing makes it")
-        for name in self.view.outputs:
-            if name not in there:
-                raise _incoherent(f"{name!r} is an output of the graph, and nothing makes it")
-
     def result(self) -> _Edited:
         """Hand over what was made; nothing else can be done afterwards."""
         self.graph.nodes[:] = self.nodes
@@ -267,9 +225,3 @@ class _Rewriting:
             attributes=self._attributes,
             initializers=self.initializers,
         )
-
-
-def _incoherent(why: str) -> PlanMismatchError:
-    return PlanMismatchError(
-        "the plan cannot be executed", why=why, remedy="Plan the model again; plans cannot be edited."
-    )
