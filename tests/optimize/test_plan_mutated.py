@@ -23,7 +23,7 @@ PRECISIONS = (Precision.FP32, Precision.FP16, Precision.BF16)
 
 # Fields that explain a decision. The file's digest refuses an edited one; nothing else follows from them.
 EXPLAINS = {
-    Decision: {"op_class", "decided_by", "facts", "cast_us", "other_cast_us"},
+    Decision: {"op_class", "module", "decided_by", "facts", "cast_us", "other_cast_us"},
     ExistingCast: {"cast_us"},  # a reused Cast takes its time anyway
     PlannedPad: {"gain_us", "pads_us"},
     Plan: {"source", "lower_bound_us"},
