@@ -23,7 +23,7 @@ PRECISIONS = (Precision.FP32, Precision.FP16, Precision.BF16)
 
 # Fields that explain a decision. The file's digest refuses an edited one; nothing else follows from them.
 EXPLAINS = {
-    Decision: {"op_class", "module", "decided_by", "facts", "cast_us", "other_cast_us"},
+    Decision: {"op_class", "module", "kind", "source", "decided_by", "facts", "cast_us", "other_cast_us"},
     ExistingCast: {"cast_us"},  # a reused Cast takes its time anyway
     PlannedPad: {"gain_us", "pads_us"},
     Plan: {"source", "lower_bound_us"},
@@ -32,7 +32,7 @@ EXPLAINS = {
 
 def other_values(name: str, value: Any, plan: Plan) -> Iterator[Any]:
     """Values that a field might have instead: neighbours', fewer, more, and none that ever was one."""
-    nodes = [d.node for d in plan.decisions[:: len(plan.decisions) // 8 + 1]]
+    nodes = [d.node for d in plan.decisions[:: len(plan.decisions) // 4 + 1]]
     match value:
         case bool():
             yield not value
@@ -43,7 +43,7 @@ def other_values(name: str, value: Any, plan: Plan) -> Iterator[Any]:
             yield from (one for one in type(value) if one is not value)
         case str():
             yield f"{value} and more"
-            yield from (one for one in ("", *nodes, *(c.tensor for c in plan.casts[:4])) if one != value)
+            yield from (one for one in ("", *nodes, *(c.tensor for c in plan.casts[:2])) if one != value)
         case int() | float():
             yield from (value + 1, -value - 1)
         case tuple():
