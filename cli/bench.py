@@ -18,6 +18,7 @@ from .options import (
     JsonOption,
     PlotOption,
     QuietOption,
+    RunInOption,
     RunOnOption,
     ThreadsOption,
     Use,
@@ -67,6 +68,7 @@ def bench(
         ),
     ] = None,
     device: RunOnOption = "auto",
+    runtime: RunInOption = "auto",
     threads: ThreadsOption = 0,
     steps: Annotated[
         int,
@@ -166,7 +168,7 @@ def bench(
     targets = check_outputs(
         {"--output": output, "--plot": plot}, {"MODEL": models, "--inputs": inputs}, force=force
     )
-    here = machine(processor_for(device), threads)
+    here = machine(processor_for(device, runtime), threads, runtime)
     if tensor_cores and here.provider != "cuda":
         raise UsageError("--tensor-cores needs --device cuda", why="a CPU has no tensor cores")
     with working("reading graphs"):

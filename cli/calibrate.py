@@ -16,6 +16,7 @@ from .options import (
     JsonOption,
     PrecisionOption,
     QuietOption,
+    RunInOption,
     RunOnOption,
     StoreOption,
     ThreadsOption,
@@ -79,6 +80,7 @@ def calibrate(
     ] = None,
     precision: PrecisionOption = "fp16",
     device: RunOnOption = "auto",
+    runtime: RunInOption = "auto",
     cuda_graph: Annotated[
         bool,
         typer.Option("--cuda-graph", help="Time nodes inside captured CUDA graphs.", rich_help_panel=MEASURE),
@@ -148,14 +150,17 @@ def calibrate(
     kept = {"--from-store": from_store, "--store": store or default_path()}
     if output is not None:
         check_outputs({"--output": output}, kept, force=force)
-    here = machine(processor_for(device), threads) if from_store is None else _machine_in(from_store, device)
+    if from_store is not None:
+        here = _machine_in(from_store, device, runtime)
+    else:
+        here = machine(processor_for(device, runtime), threads, runtime)
     if cuda_graph and here.provider != "cuda":
         raise UsageError("--cuda-graph needs the CUDA provider", remedy="Leave it out on a CPU.")
     figures, low = device_of(here), Precision(precision)
     execution = Execution.GRAPH if cuda_graph else Execution.STREAM
     if output is None:
         make_folder(user_folder())
-        output = user_folder() / file_name(figures.name, low, execution)
+        output = user_folder() / file_name(figures.name, low, execution, here.runtime)
         check_outputs({"--output": output}, kept, force=force)
     workload = _workload(here.provider, quick=quick, ops=ops, shapes=shapes)
     with Store(from_store or store or default_path()) as timings, telling_what_is_kept(timings):
@@ -243,7 +248,7 @@ def _on_cluster(
             print_calibration(made, output, form)
 
 
-def _machine_in(store: Path, device: str) -> "Machine":
+def _machine_in(store: Path, device: str, runtime: str) -> "Machine":
     """Find the machine whose timings a store holds; of several, the one with most."""
     from campo_onnx.errors import ProfileError
     from campo_onnx.files import check_file
@@ -252,7 +257,11 @@ def _machine_in(store: Path, device: str) -> "Machine":
     remedy = "Name the timings.sqlite of the machine that measured."
     check_file(store, title=f"the store {store}", remedy=remedy)
     with Store(store) as timings:
-        found = {one: n for one, n in timings.machines().items() if device in ("auto", one.provider)}
+        found = {
+            one: n
+            for one, n in timings.machines().items()
+            if device in ("auto", one.provider) and runtime in ("auto", one.runtime)
+        }
     if not found:
         raise ProfileError(
             f"{store} holds no timings" + ("" if device == "auto" else f" of the {device} provider"),
@@ -261,7 +270,7 @@ def _machine_in(store: Path, device: str) -> "Machine":
     chosen = next(iter(found))
     print_note(
         f"{found[chosen]} timings of {chosen.device} ({chosen.provider}, driver {chosen.driver or 'none'}, "
-        f"ONNX Runtime {chosen.ort})."
+        f"{chosen.software})."
     )
     if len(found) > 1:
         print_note(

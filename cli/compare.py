@@ -35,6 +35,7 @@ from .options import (
     PrecisionOption,
     QuietOption,
     ReportOption,
+    RuntimeOption,
     StoreOption,
     check_one_form,
     complete_lists,
@@ -60,6 +61,7 @@ def compare(
     model: ModelArgument,
     dim: DimOption = None,
     device: DeviceOption = "auto",
+    runtime: RuntimeOption = "auto",
     precision: PrecisionOption = "fp16",
     lists: Annotated[
         str | None,
@@ -156,7 +158,7 @@ def compare(
     set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)
     check_model(model)
-    check_device(device)
+    check_device(device, runtime)
     if inputs is not None and not drift:
         raise UsageError("--inputs is for --drift", remedy="Give both, or leave it out.")
     if plot is not None:
@@ -176,7 +178,7 @@ def compare(
         force=force,
     )
     chosen_lists = None if lists is None else resolve(lists)
-    with opened_target(device, costs, profile=profile, store=store, execution=execution) as target:
+    with opened_target(device, runtime, costs, profile=profile, store=store, execution=execution) as target:
         if measure:
             check_verifiable(target.device)
         options = Options(

@@ -12,7 +12,7 @@ import typer
 from campo_onnx.costs.evidence import CHOICES, CostSource
 from campo_onnx.errors import UsageError, did_you_mean
 
-from .options import COSTS
+from .options import AUTO, COSTS
 from .render.console import print_note, print_warning, progressing
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ class Target:
     costs: CostSource
 
 
-def check_device(name: str) -> None:
-    """Find out before any work whether there is such a device, or a file that may be its calibration.
+def check_device(name: str, runtime: str) -> None:
+    """Find out before any work whether there are such a device, or calibration file, and such a runtime.
 
     Raises
     ------
@@ -103,7 +103,9 @@ def check_device(name: str) -> None:
     """
     from campo_onnx.files import check_file
     from campo_onnx.hardware.datasheet import device
+    from campo_onnx.runtime.registry import runtime_called
 
+    runtime_called(runtime)
     if name.endswith(CALIBRATION_SUFFIX):
         check_file(Path(name), title=f"the calibration {name}", remedy="Check the path of --device.")
     elif name != "auto":
@@ -120,6 +122,7 @@ def flat_weights_finder(wanted: bool) -> "Callable[[GraphView], FlatWeights] | N
 @contextmanager
 def opened_target(
     device: str,
+    runtime: str,
     costs: CostSource,
     *,
     profile: Path | None,
@@ -130,7 +133,7 @@ def opened_target(
     from campo_onnx.costs.evidence import Evidence
     from campo_onnx.hardware.detect import resolve_device
     from campo_onnx.runtime.gpu import visible_gpu
-    from campo_onnx.runtime.registry import AUTO, runtime_called
+    from campo_onnx.runtime.registry import runtime_called
 
     if profile is not None and costs in (CostSource.DATASHEET, CostSource.MEASURE):
         raise UsageError(
@@ -141,11 +144,11 @@ def opened_target(
     if execution is Running.GRAPH and not device.endswith(CALIBRATION_SUFFIX):
         costs = _of_captured(costs)
     planned_here = costs is CostSource.AUTO and not device.endswith(CALIBRATION_SUFFIX)
-    if planned_here and (why := runtime_called(AUTO).problem("cpu")):
+    if planned_here and (why := runtime_called(runtime).problem("cpu")):
         print_note(f"{why}, so costs are estimated from public figures.")
         costs = CostSource.DATASHEET
     if costs is CostSource.DATASHEET and not device.endswith(CALIBRATION_SUFFIX):
-        known, note = resolve_device(device)
+        known, note = resolve_device(device, runtime)
         if note:
             print_note(note)
         if execution is Running.GRAPH:
@@ -157,7 +160,8 @@ def opened_target(
     from campo_onnx.measure.store import Store, default_path
 
     calibration = load_calibration(Path(device)) if device.endswith(CALIBRATION_SUFFIX) else None
-    known, note = resolve_device(device) if calibration is None else (calibration.device, "")
+    _check_runtime(calibration, device, runtime)
+    known, note = resolve_device(device, runtime) if calibration is None else (calibration.device, "")
     if note:
         print_note(note)
     if calibration is not None and (changed := _changed(calibration)):
@@ -193,6 +197,15 @@ def telling_what_is_kept(timings: "Store") -> Iterator[None]:
         raise
 
 
+def _check_runtime(calibration: "Calibration | None", device: str, runtime: str) -> None:
+    if calibration is not None and runtime not in (AUTO, calibration.device.runtime):
+        raise UsageError(
+            f"{device} is of {calibration.device.runtime}",
+            why=f"costs are wanted for {runtime}",
+            remedy="Leave --runtime out, or pass a calibration of that runtime.",
+        )
+
+
 def _of_captured(costs: CostSource) -> CostSource:
     if costs not in (CostSource.AUTO, CostSource.DATASHEET):
         raise UsageError(
@@ -221,16 +234,11 @@ def _read(profile: Path) -> "Profile":
 
 
 def _changed(calibration: "Calibration") -> str:
-    """Say if ONNX Runtime has changed since a calibration was made."""
-    from importlib.metadata import PackageNotFoundError, version
+    """Say if the runtime has changed since a calibration was made."""
+    from campo_onnx.runtime.registry import runtime_called
 
-    for package in ("onnxruntime-gpu", "onnxruntime"):
-        try:
-            now = version(package)
-        except PackageNotFoundError:
-            continue
-        made = calibration.machine.ort
-        return (
-            "" if now == made else f"was made with ONNX Runtime {made}, and this is {now}: times may differ."
-        )
-    return ""
+    runtime, made = runtime_called(calibration.machine.runtime), calibration.machine
+    if runtime.problem("cpu"):
+        return ""
+    now = runtime.version
+    return "" if now == made.ort else f"was made with {made.software}, and this is {now}: times may differ."

@@ -67,7 +67,17 @@ def surprises(model: Path, optimized: "Optimized", options: "Options") -> Iterat
     """Yield what of a graph, or of its device, may surprise: whether it is a warning, and a sentence."""
     if not options.device.computes_in(options.low):
         yield False, f"{options.device.name} has no {options.low.value} arithmetic, so it cannot pay there."
-    if refused := optimized.refused_by(options.device.provider):
+    refused = optimized.refused_by(options.device)
+    from campo_onnx.runtime.machine import DEFAULT
+
+    if refused and options.device.runtime != DEFAULT:
+        op = optimized.imported.view.node[refused[0]].op.label
+        yield (
+            True,
+            f"{options.device.runtime} does not load this graph, in FP32 or mixed: it refuses {len(refused)} "
+            f"nodes, the first is {refused[0]!r} ({op}).",
+        )
+    elif refused:
         yield (
             True,
             "ONNX Runtime's CUDA provider does not load this graph, in FP32 or mixed: it refuses "

@@ -37,6 +37,7 @@ from .options import (
     QuietOption,
     RangeOption,
     ReportOption,
+    RuntimeOption,
     StoreOption,
     VerboseOption,
     complete_lists,
@@ -90,6 +91,7 @@ def optimize(
     ] = None,
     dim: DimOption = None,
     device: DeviceOption = "auto",
+    runtime: RuntimeOption = "auto",
     strategy: Annotated[
         str,
         typer.Option(
@@ -268,7 +270,7 @@ def optimize(
     _check_inputs(safety, inputs or [])
     if repair:
         check_repairable(strategy, verify=verify)
-    check_device(device)
+    check_device(device, runtime)
     output = output or default_output(model)
     given_data = data_files_of(model) if simplify else frozenset()
     if not dry_run:
@@ -283,7 +285,7 @@ def optimize(
         if report is not None:
             check_report(report)
     with (
-        opened_target(device, costs, profile=profile, store=store, execution=execution) as target,
+        opened_target(device, runtime, costs, profile=profile, store=store, execution=execution) as target,
         cleaned_up(model, dim, wanted=simplify) as source,
     ):
         if verify:

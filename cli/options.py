@@ -68,6 +68,14 @@ def complete_providers(incomplete: str) -> list[str]:
     return [name for name in ("auto", "cpu", "cuda") if name.startswith(incomplete)]
 
 
+def complete_runtimes(incomplete: str) -> list[str]:
+    """Names of runtimes, for the shell's completion."""
+    from campo_onnx.runtime.registry import AUTO, runtimes
+
+    names = (AUTO, *(runtime.name for runtime in runtimes()))
+    return [name for name in names if name.startswith(incomplete)]
+
+
 def complete_calibrated(incomplete: str) -> list[str]:
     """Operators that a calibration times, for the shell's completion; several are separated by commas."""
     from campo_onnx.calibrate.run import full_workload
@@ -208,6 +216,27 @@ RunOnOption = Annotated[
         metavar="auto|cpu|cuda",
         autocompletion=complete_providers,
         help="Where to run. `auto`: CUDA where it works, else the CPU.",
+        rich_help_panel=MEASURE,
+    ),
+]
+RuntimeOption = Annotated[
+    str,
+    typer.Option(
+        "--runtime",
+        metavar="NAME",
+        autocompletion=complete_runtimes,
+        help="The runtime that runs the graph: its kernels count, and timings are filed under it. `auto`: "
+        "onnxruntime.",
+        rich_help_panel=DECISION,
+    ),
+]
+RunInOption = Annotated[
+    str,
+    typer.Option(
+        "--runtime",
+        metavar="NAME",
+        autocompletion=complete_runtimes,
+        help="The runtime that runs the graph. `auto`: onnxruntime.",
         rich_help_panel=MEASURE,
     ),
 ]

@@ -16,6 +16,7 @@ from .options import (
     JsonOption,
     ModelArgument,
     QuietOption,
+    RunInOption,
     RunOnOption,
     StoreOption,
     ThreadsOption,
@@ -49,6 +50,7 @@ def profile(
         ),
     ] = None,
     device: RunOnOption = "auto",
+    runtime: RunInOption = "auto",
     steps: Annotated[
         int,
         typer.Option(metavar="N", min=1, max=1000, help="Training steps to time.", rich_help_panel=MEASURE),
@@ -93,7 +95,7 @@ def profile(
     check_model(model)
     store = store or default_path()
     check_outputs({"--output": output}, {"MODEL": model, "--inputs": inputs, "--store": store}, force=force)
-    here = machine(processor_for(device), threads)
+    here = machine(processor_for(device, runtime), threads, runtime)
     figures = device_of(here)
     imported = import_model(model, dimensions(dim))
     check_not_read([output], imported.data_files)

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from campo_onnx.calibrate.run import Workload
-from campo_onnx.calibrate.samples import OPSET, cast_samples, samples_of
+from campo_onnx.calibrate.run import Workload, has_kernel
+from campo_onnx.calibrate.samples import cast_samples, samples_of
 from campo_onnx.codec import from_plain, to_plain
 from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, UnsupportedModelError
 from campo_onnx.measure.node_timer import VIEW_NODE, NodeTimer, timed_as
 from campo_onnx.measure.store import Execution, Store, TimingKey
 from campo_onnx.ops.facts import ports_of
-from campo_onnx.ops.kernels import has_kernel
-from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
@@ -127,7 +125,7 @@ def campaign(
     tasks = []
     for kind in kinds:
         workload = workload_of(kind.machine.provider)
-        nodes = nodes_of(workload, kind.machine.provider, precision)
+        nodes = nodes_of(workload, kind.machine, precision)
         timer = NodeTimer(machine=kind.machine, store=store, execution=execution)
         missing = [number for number, node in enumerate(nodes) if timer.find(node) is None]
         for first in range(0, len(missing), CHUNK):
@@ -149,13 +147,13 @@ def time_chunk(
 ) -> list[dict[str, Any]]:
     """Time some nodes of a workload on this machine; nodes that do not run here are left out."""
     wanted = from_plain(expected, Machine)
-    here = machine(processor_for(wanted.provider), wanted.threads)
+    here = machine(processor_for(wanted.provider, wanted.runtime), wanted.threads, wanted.runtime)
     if here != wanted:
         raise DeviceMismatchError(f"this is {here.device}, and {wanted.device} was expected")
     rows = []
     with Store() as store:
         timer = NodeTimer(machine=here, store=store, execution=Execution(execution))
-        nodes = nodes_of(workload, here.provider, Precision(precision))
+        nodes = nodes_of(workload, here, Precision(precision))
         for number in chunk:
             try:
                 timing = timer.time(nodes[number])
@@ -174,19 +172,19 @@ def time_chunk(
 
 
 @lru_cache(8)
-def nodes_of(workload: Workload, provider: str, precision: Precision) -> tuple[Signature, ...]:
+def nodes_of(workload: Workload, machine: Machine, precision: Precision) -> tuple[Signature, ...]:
     """List what a calibration times, each once: the same on every machine."""
-    return tuple({timed_as(node).key: node for node in _nodes_of(workload, provider, precision)}.values())
+    return tuple({timed_as(node).key: node for node in _nodes_of(workload, machine, precision)}.values())
 
 
-def _nodes_of(workload: Workload, provider: str, precision: Precision) -> Iterator[Signature]:
+def _nodes_of(workload: Workload, machine: Machine, precision: Precision) -> Iterator[Signature]:
     yield VIEW_NODE
     for _, cast in cast_samples(workload.casts, workload.largest_cast_elements, precision):
         yield cast
     for op in workload.ops:
-        if provider == "cuda" and not has_kernel(OpKey.parse(op), OPSET, "cuda", precision):
-            continue
         for signature in samples_of(op, workload.sampling):
+            if not has_kernel(signature, machine, precision):
+                continue
             low = lowered(signature, ports_of(signature, precision), precision)
             if low is not None:
                 yield low

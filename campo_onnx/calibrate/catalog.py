@@ -14,8 +14,8 @@ from campo_onnx.calibrate.quality import doubt
 from campo_onnx.hardware.datasheet import matching
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.machine import cores
-from campo_onnx.runtime.registry import AUTO, machine, processor_for, runtime_called
+from campo_onnx.runtime.machine import DEFAULT, cores
+from campo_onnx.runtime.registry import machine, runtime_called
 
 
 class Origin(StrEnum):
@@ -68,13 +68,16 @@ def shipped_folder() -> Traversable:
     return resources.files("campo_onnx.calibrate").joinpath("data", "calibrations")
 
 
-def file_name(device: str, precision: Precision, execution: Execution = Execution.STREAM) -> str:
-    """Name of the calibration file of a device."""
-    return f"{device}-{precision.value}{'-graph' if execution is Execution.GRAPH else ''}.json"
+def file_name(
+    device: str, precision: Precision, execution: Execution = Execution.STREAM, runtime: str = DEFAULT
+) -> str:
+    """Name of the calibration file of a device, with a runtime on it."""
+    captured = "-graph" if execution is Execution.GRAPH else ""
+    return f"{device}{'' if runtime == DEFAULT else f'-{runtime}'}-{precision.value}{captured}.json"
 
 
 def found_calibrations(
-    device: str, precision: Precision, *, shipped: Traversable | None = None
+    device: str, precision: Precision, *, runtime: str = DEFAULT, shipped: Traversable | None = None
 ) -> Iterator[Found]:
     """Yield the calibrations of a device whose nodes run one after another, this user's first.
 
@@ -84,6 +87,8 @@ def found_calibrations(
         Its name.
     precision
         The low precision.
+    runtime
+        Name of the runtime.
     shipped
         Where shipped calibrations lie; None takes :func:`shipped_folder`.
 
@@ -94,7 +99,7 @@ def found_calibrations(
     UsageError
         If a file may not be read.
     """
-    name = file_name(device, precision)
+    name = file_name(device, precision, runtime=runtime)
     own = user_folder() / name
     if os.path.lexists(own):
         files.check_file(own, title=f"the calibration {own}", remedy="Remove the link.")
@@ -115,22 +120,23 @@ def _misfit(calibration: Calibration, device: str) -> str:
     The folder may be shared between machines. Of a device that is not here nothing can be said.
     """
     made = calibration.machine
-    if problem := runtime_called(AUTO).problem("cpu"):
+    runtime = runtime_called(made.runtime)
+    if problem := runtime.problem("cpu"):
         return problem
     if calibration.device.name != device:
         return f"it is of {calibration.device.name}"
     if made.provider == "cuda":
-        if runtime_called(AUTO).problem("cuda"):
+        if runtime.problem("cuda"):
             return ""
-        here = machine(processor_for("cuda"))
+        here = machine("cuda", runtime=made.runtime)
         known = matching(here.device)
         if known is None or known.name != device:
             return ""
     else:
-        here = machine("cpu", cores())
+        here = machine("cpu", cores(), made.runtime)
     for what, then, now in (
         ("the device", made.device, here.device),
-        ("ONNX Runtime", made.ort, here.ort),
+        (made.software.rpartition(" ")[0], made.ort, here.ort),
         ("CUDA", made.cuda, here.cuda),
         ("TF32", made.tf32, here.tf32),
         ("the number of threads", made.threads, here.threads),

@@ -23,7 +23,7 @@ from campo_onnx.calibrate.fit import (
 )
 from campo_onnx.calibrate.layers import QUICK_OPS, SAMPLED_OPS
 from campo_onnx.calibrate.op_model import OpModel, TimeModel
-from campo_onnx.calibrate.samples import OPSET, Sampling, cast_samples, samples_of
+from campo_onnx.calibrate.samples import Sampling, cast_samples, samples_of
 from campo_onnx.errors import ProfileError, UnsupportedModelError
 from campo_onnx.hardware.device import Device, DeviceKind
 from campo_onnx.hardware.roofline import node_time
@@ -31,11 +31,12 @@ from campo_onnx.measure.counters import Counted
 from campo_onnx.measure.events import events_of, static_events
 from campo_onnx.measure.node_timer import VIEW_NODE, NodeTimer, NotStoredError
 from campo_onnx.ops.facts import ports_of, work_of
-from campo_onnx.ops.kernels import has_kernel
-from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
+from campo_onnx.runtime.api import Support
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.registry import runtime_called
 from campo_onnx.runtime.timing import SHORTEST_US
 
 _CASTS = "Cast"
@@ -62,6 +63,12 @@ class Workload:
     sampling: Sampling
     casts: int
     largest_cast_elements: int
+
+
+def has_kernel(signature: Signature, machine: Machine, precision: Precision) -> bool:
+    """Whether the runtime of a machine runs a node in a precision at all."""
+    support = runtime_called(machine.runtime).support(signature, machine.provider, precision)
+    return support is not Support.REFUSED
 
 
 def quick_workload(provider: str) -> Workload:
@@ -150,10 +157,10 @@ def calibrate(
     pairs: dict[tuple[str, bool], list[_Pair]] = {}
     failures: dict[str, str] = {}
     for op, signatures in drawn.items():
-        if timer.machine.provider == "cuda" and not has_kernel(OpKey.parse(op), OPSET, "cuda", precision):
-            failures[op] = f"the cuda provider has no {precision.value} kernel"
-            continue
         for signature in signatures:
+            if not has_kernel(signature, timer.machine, precision):
+                failures[op] = f"the {timer.machine.provider} provider has no {precision.value} kernel"
+                continue
             try:
                 pair = _measure(signature, precision, device, time_us)
             except NotStoredError:

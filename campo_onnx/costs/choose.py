@@ -18,7 +18,7 @@ from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.machine import DEFAULT, Machine
 from campo_onnx.runtime.registry import machine, processor_for
 
 if TYPE_CHECKING:  # it needs polars, which a slim install has not
@@ -85,7 +85,11 @@ def costs_for(
 def _found(device: Device, precision: Precision, source: CostSource) -> Calibration | None:
     """Find a calibration by name; one that no longer fits is passed over or, if asked for, refused."""
     refused = None
-    for found in found_calibrations(device.name, precision) if source is not CostSource.MEASURE else ():
+    for found in (
+        found_calibrations(device.name, precision, runtime=device.runtime)
+        if source is not CostSource.MEASURE
+        else ()
+    ):
         if not found.refusal:
             return found.calibration
         refused = refused or found
@@ -118,7 +122,7 @@ def this_machine(device: Device, threads: int = 0) -> Machine:
     DeviceMismatchError
         If this machine has another GPU.
     """
-    here = machine(processor_for(device.provider), threads)
+    here = machine(processor_for(device.provider, device.runtime), threads, device.runtime)
     if device.provider == "cuda":
         known = datasheet.matching(here.device)
         if known is None or known.name != device.name:
@@ -143,10 +147,12 @@ def _modelled(
             f"there is no calibration of {device.name} in {precision.value}",
             remedy="Make one on that device with campo-onnx calibrate; or take --costs datasheet.",
         )
-    if (calibration.device.name, calibration.precision) != (device.name, precision):
+    of = (calibration.device.name, calibration.precision, calibration.device.runtime)
+    if of != (device.name, precision, device.runtime):
+        there, here = ("" if name == DEFAULT else f" with {name}" for name in (of[2], device.runtime))
         raise DeviceMismatchError(
-            f"the calibration is of {calibration.device.name} in {calibration.precision.value}",
-            why=f"costs are wanted for {device.name} in {precision.value}",
+            f"the calibration is of {calibration.device.name} in {calibration.precision.value}{there}",
+            why=f"costs are wanted for {device.name} in {precision.value}{here}",
             remedy="Pass the calibration of that device and precision.",
         )
     if profile is None:

@@ -14,10 +14,11 @@ from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.one_node import standalone
 from campo_onnx.ops.facts import ports_of
-from campo_onnx.ops.kernels import has_kernel
 from campo_onnx.ops.ports import Ports, lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
+from campo_onnx.runtime.api import Support
+from campo_onnx.runtime.registry import runtime_called
 from campo_onnx.runtime.timing import SHORTEST_US
 
 _CASTS = 12
@@ -74,7 +75,7 @@ def measured_costs(
         cast=cast_model,
         basis=(
             f"{len(distinct):,} distinct nodes and {len(sweep)} sizes of Cast were timed on {machine.device} "
-            f"({machine.provider}) with ONNX Runtime {machine.ort}",
+            f"({machine.provider}) with {machine.software}",
         ),
     )
 
@@ -110,8 +111,10 @@ def _both_us(
         low_us = timer.time(low).median_us
     except UnsupportedModelError:
         return fp32_us, fp32_us + _surrounding_casts_us(signature, ports, cast)
-    if not (may_gain and has_kernel(signature.op, signature.opset, timer.machine.provider, precision)):
-        # ONNX Runtime runs the FP32 kernel between Casts; anything faster than the kernel is noise. Where
+    runtime = runtime_called(timer.machine.runtime)
+    support = runtime.support(signature, timer.machine.provider, precision)
+    if not (may_gain and support in (Support.NATIVE, Support.STORAGE)):
+        # The runtime runs the FP32 kernel between Casts; anything faster than the kernel is noise. Where
         # nothing computes in the low precision, it does so even with nodes that have a kernel and only
         # move bytes, once their neighbours are treated like that.
         low_us = max(low_us, fp32_us)

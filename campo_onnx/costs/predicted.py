@@ -70,7 +70,7 @@ class CostModel:
     def _basis(self, profiled: int) -> Iterator[str]:
         calibration, machine = self.calibration, self.calibration.machine
         yield (
-            f"calibrated on {machine.device} ({machine.provider}) with ONNX Runtime {machine.ort}, "
+            f"calibrated on {machine.device} ({machine.provider}) with {machine.software}, "
             f"{calibration.measured_at}: models of {calibration.operators} operators"
         )
         if calibration.score is not None:

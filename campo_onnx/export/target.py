@@ -3,9 +3,9 @@
 import re
 from typing import Literal, TypeAlias, get_args
 
-from campo_onnx.ops.kernels import runs
 from campo_onnx.ops.key import MICROSOFT, OpKey
 from campo_onnx.ops.precision import Precision
+from campo_onnx.runtime.onnxruntime.kernels import runs
 
 Target: TypeAlias = Literal["standard", "onnxruntime", "cuda", "cpu"]
 """Where a step is to run.

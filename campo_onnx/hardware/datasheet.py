@@ -81,6 +81,7 @@ class _DataSheet:
     driver_names: tuple[str, ...] = ()
     compute_capability: tuple[int, int] | None = None
     fp16_tflops: float | None = None
+    bf16_tflops: float | None = None
     tf32_tflops: float | None = None
     fp16_tensor_tflops: float | None = None
     bf16_tensor_tflops: float | None = None
@@ -265,6 +266,7 @@ def _device(name: str, sheet: _DataSheet, assumed: _Assumptions) -> Device:
         memory_bandwidth_bytes_per_s=sheet.memory_bandwidth_gb_per_s * GIGA,
         fp32_flops_per_s=sheet.fp32_tflops * TERA,
         fp16_flops_per_s=flops_per_s(sheet.fp16_tflops),
+        bf16_flops_per_s=flops_per_s(sheet.bf16_tflops),
         tf32_flops_per_s=flops_per_s(sheet.tf32_tflops),
         fp16_tensor_flops_per_s=flops_per_s(sheet.fp16_tensor_tflops),
         bf16_tensor_flops_per_s=flops_per_s(sheet.bf16_tensor_tflops),

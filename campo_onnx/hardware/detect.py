@@ -7,6 +7,8 @@ from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.hardware import datasheet
 from campo_onnx.hardware.device import Device, DeviceKind
 from campo_onnx.runtime.gpu import visible_gpu
+from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.runtime.registry import AUTO, runtime_called
 
 if TYPE_CHECKING:
     from campo_onnx.runtime.machine import Machine
@@ -15,13 +17,15 @@ FALLBACK = "h200"
 """Planned for where no GPU of known figures is in the machine."""
 
 
-def resolve_device(name: str) -> tuple[Device, str]:
-    """Find the device called `name`.
+def resolve_device(name: str, runtime: str = AUTO) -> tuple[Device, str]:
+    """Find the device called `name`, with a runtime on it.
 
     Parameters
     ----------
     name
         Name of a device, or ``"auto"``.
+    runtime
+        Name of a runtime, or ``"auto"``.
 
     Returns
     -------
@@ -33,8 +37,16 @@ def resolve_device(name: str) -> tuple[Device, str]:
     Raises
     ------
     UsageError
-        If there is no device of that name.
+        If there is no device, or no runtime, of that name.
     """
+    chosen = runtime_called(runtime)
+    if name == "auto" and chosen.name != DEFAULT and chosen.problem("cuda"):
+        return datasheet.device("cpu").in_runtime(runtime), f"Planning for a CPU, where {chosen.name} runs."
+    found, note = _found(name)
+    return found.in_runtime(runtime), note
+
+
+def _found(name: str) -> tuple[Device, str]:
     if name != "auto":
         return datasheet.device(name), ""
     instead = f"planning for {FALLBACK}; choose with --device"
@@ -60,9 +72,9 @@ def device_of(machine: "Machine") -> Device:
         If no figures are known for its GPU.
     """
     if machine.provider == "cpu":
-        figures = datasheet.device("cpu")
         return replace(
-            figures,
+            datasheet.device("cpu"),
+            runtime=machine.runtime,
             title=machine.device,
             kind=DeviceKind.MEASURED,
             sm_count=machine.threads,
@@ -75,7 +87,7 @@ def device_of(machine: "Machine") -> Device:
             why="cores and caches are needed to describe what was measured",
             remedy="Add a file to campo_onnx/hardware/data, from its data sheet.",
         )
-    return replace(known, kind=DeviceKind.MEASURED, source="this machine")
+    return replace(known, runtime=machine.runtime, kind=DeviceKind.MEASURED, source="this machine")
 
 
 def _unknown(gpu: str) -> str:

@@ -6,6 +6,10 @@ from enum import Enum
 
 from campo_onnx.errors import ProfileError
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature
+from campo_onnx.runtime.api import Support
+from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.runtime.registry import PROCESSORS, runtime_called
 
 AMPERE = (8, 0)
 """First compute capability whose tensor cores know TF32 and BF16."""
@@ -64,7 +68,7 @@ class Efficiency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a cost estimate needs to know about a device.
+    """What a cost estimate needs to know about a device, and about the runtime on it.
 
     Parameters
     ----------
@@ -84,11 +88,11 @@ class Device:
         Peak of main memory.
     fp32_flops_per_s
         Peak without tensor cores.
-    fp16_flops_per_s
-        Peak without tensor cores, or None without FP16 arithmetic: ONNX Runtime then runs FP32
-        kernels between Casts.
+    fp16_flops_per_s, bf16_flops_per_s
+        Peaks of the vector units, or None without such arithmetic: kernels then compute in FP32.
     tf32_flops_per_s, fp16_tensor_flops_per_s, bf16_tensor_flops_per_s
-        Dense tensor-core peaks with FP32 accumulation; None where there are none.
+        Dense peaks of tensor cores (on a CPU: of its matrix units) with FP32 accumulation; None where there
+        are none.
     tf32_default
         Whether FP32 products run as TF32 unless told otherwise.
     launch_us
@@ -101,6 +105,8 @@ class Device:
         Shares of the peaks that are reached.
     source
         Where the figures come from.
+    runtime
+        Name of the runtime that graphs run in.
 
     Raises
     ------
@@ -118,6 +124,7 @@ class Device:
     memory_bandwidth_bytes_per_s: float
     fp32_flops_per_s: float
     fp16_flops_per_s: float | None = None
+    bf16_flops_per_s: float | None = None
     tf32_flops_per_s: float | None = None
     fp16_tensor_flops_per_s: float | None = None
     bf16_tensor_flops_per_s: float | None = None
@@ -127,6 +134,7 @@ class Device:
     captures: bool = False
     efficiency: Efficiency
     source: str
+    runtime: str = DEFAULT
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -135,13 +143,11 @@ class Device:
                 if isinstance(value, bool):
                     continue
                 self._refuse(f"{field.name} is {value}, and must be positive")
-        if self.provider not in ("cuda", "cpu"):
+        if self.provider not in PROCESSORS:
             self._refuse(f"provider {self.provider!r} is neither 'cuda' nor 'cpu'")
         if (self.provider == "cuda") != (self.compute_capability is not None):
             self._refuse("a CUDA device has a compute capability, and no other device has one")
         tensor_peaks = (self.fp16_tensor_flops_per_s, self.tf32_flops_per_s, self.bf16_tensor_flops_per_s)
-        if self.compute_capability is None and any(tensor_peaks):
-            self._refuse("only a CUDA device has tensor cores")
         if self.compute_capability is not None and self.compute_capability < AMPERE and any(tensor_peaks[1:]):
             self._refuse("TF32 and BF16 need compute capability 8.0 or newer")
         if self.fp16_tensor_flops_per_s is not None and self.fp16_flops_per_s is None:
@@ -169,12 +175,39 @@ class Device:
 
     def computes_in(self, precision: Precision) -> bool:
         """Whether it has arithmetic in a precision, rather than FP32 kernels between Casts."""
-        if precision is Precision.FP16:
-            return self.fp16_flops_per_s is not None
-        return precision is Precision.FP32 or self.tensor_flops_per_s(precision) is not None
+        if precision is Precision.FP32:
+            return True
+        return bool(self.vector_flops_per_s(precision) or self.tensor_flops_per_s(precision))
+
+    def vector_flops_per_s(self, precision: Precision) -> float | None:
+        """Peak without tensor cores in a precision; None without such arithmetic."""
+        peaks = {
+            Precision.FP32: self.fp32_flops_per_s,
+            Precision.FP16: self.fp16_flops_per_s,
+            Precision.BF16: self.bf16_flops_per_s,
+        }
+        return peaks.get(precision)
+
+    def support(self, signature: Signature, precision: Precision) -> Support:
+        """Say how the runtime runs a node in a precision here."""
+        return runtime_called(self.runtime).support(signature, self.provider, precision)
+
+    def sums_low(self, signature: Signature, precision: Precision) -> bool:
+        """Whether the runtime accumulates a node's sums in a low precision itself."""
+        return runtime_called(self.runtime).sums_low(signature, self.provider, precision)
+
+    def in_runtime(self, name: str) -> "Device":
+        """The same device with another runtime on it, by name.
+
+        Raises
+        ------
+        UsageError
+            If the runtime is unknown.
+        """
+        return replace(self, runtime=runtime_called(name).name)
 
     def tensor_flops_per_s(self, precision: Precision) -> float | None:
-        """Dense tensor-core peak for products in a precision; None without one."""
+        """Dense peak of tensor cores, or of a CPU's matrix units, in a precision; None without one."""
         if precision is Precision.FP32:
             return self.tf32_flops_per_s if self.tf32_default else None
         peaks = {Precision.FP16: self.fp16_tensor_flops_per_s, Precision.BF16: self.bf16_tensor_flops_per_s}

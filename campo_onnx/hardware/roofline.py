@@ -13,6 +13,7 @@ from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision, precisions
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.work import HOST_ONLY
+from campo_onnx.runtime.api import Support
 
 TILE = 64
 """Rows and columns of the result that one thread block makes; libraries go down to this size."""
@@ -47,11 +48,13 @@ def node_time(signature: Signature, ports: Ports, device: Device, precision: Pre
         return Estimate(device.host_us, False)
     if ports.refusal:
         precision = _given_precision(signature, device)
-    elif not device.computes_in(precision):
+    elif not device.computes_in(precision) or device.support(signature, precision) is Support.UPCAST:
         # The runtime puts Casts around its FP32 kernel.
         fp32_us = node_time(signature, ports, device, Precision.FP32).time_us
         return Estimate(fp32_us + _surrounding_casts_us(signature, ports, device, precision), False)
     traffic_bytes = moved_bytes(signature, ports, None if precision is Precision.FP32 else precision)
+    if device.support(signature, precision) is Support.STORAGE:
+        precision = Precision.FP32  # of the arithmetic; bytes are low
     rates = [gemm_rate(gemm, device, precision) for gemm in work.gemms]
     if rates:
         seconds = sum(gemm.flops / rate for gemm, (rate, _) in zip(work.gemms, rates, strict=True))
@@ -133,6 +136,6 @@ def gemm_rate(gemm: GemmShape, device: Device, precision: Precision) -> tuple[fl
 
 
 def _stream_rate(device: Device, precision: Precision) -> float:
-    # Elementwise BF16 kernels compute in FP32.
-    fp16 = device.fp16_flops_per_s if precision is Precision.FP16 else None
-    return (fp16 or device.fp32_flops_per_s) * device.efficiency.cuda_cores
+    # Without vector units for it, elementwise kernels compute in FP32.
+    peak = device.vector_flops_per_s(precision) or device.fp32_flops_per_s
+    return peak * device.efficiency.cuda_cores

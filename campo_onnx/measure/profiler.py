@@ -28,7 +28,7 @@ from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.api import LoadSettings, StepTimes
 from campo_onnx.runtime.onnxruntime.kernel_trace import Joined, disagreement
 from campo_onnx.runtime.onnxruntime.kineto import record
-from campo_onnx.runtime.registry import load
+from campo_onnx.runtime.registry import load, runtime_called
 from campo_onnx.runtime.timing import Effort, Timing, measure
 
 _CONSTANT = OpKey("", "Constant")
@@ -115,11 +115,12 @@ def take_profile(
     """
     view = imported.view
     signatures = {node.name: standalone(view, node.name) for node in view.nodes}
-    if timer.machine.provider == "cpu":
+    runtime = runtime_called(timer.machine.runtime)
+    if timer.machine.provider == "cpu" and runtime.capabilities.traces_nodes:
         traced = _trace_host(imported, feeds, timer, steps, on_progress)
     else:
         traced = Traced(how=MeasuredBy.KERNEL_TRACE, step_us=_step_us(imported, feeds, timer, steps))
-        if kernel_trace:
+        if kernel_trace and timer.machine.provider == "cuda":
             traced = trace_kernels(imported, feeds, timer, signatures, traced.step_us, steps=steps)
     own = [(n, s) for n, s in signatures.items() if s is not None and view.node[n].op != _CONSTANT]
     missing = {signature.key: signature for name, signature in own if name not in traced.nodes}

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from campo_onnx.hardware.device import Device
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import OpNode
-from campo_onnx.ops.kernels import refuses_attributes, runs
 from campo_onnx.ops.ports import NO_FP32, Ports
 from campo_onnx.ops.precision import Precision, is_low_dtype
 from campo_onnx.ops.refusal import Refused
@@ -14,6 +14,8 @@ from campo_onnx.optimize.name_patterns import matching, pattern_of
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.optimize.values.verdicts import value_verdicts
+from campo_onnx.runtime.api import Support
+from campo_onnx.runtime.machine import DEFAULT
 
 
 def fixed_nodes(
@@ -21,7 +23,7 @@ def fixed_nodes(
     ports: Mapping[str, Ports],
     *,
     low: Precision,
-    provider: str,
+    device: Device,
     protected: Mapping[str, Reason],
     keep_fp32: Sequence[str] = (),
     declared: Mapping[str, DeclaredRange] = MappingProxyType({}),
@@ -36,8 +38,8 @@ def fixed_nodes(
         Ports of every node.
     low
         The low precision.
-    provider
-        ``"cuda"`` or ``"cpu"``: whose kernels count.
+    device
+        Where the graph is to run: the kernels of its runtime count.
     protected
         Nodes of the loss and the weight update, with the reason.
     keep_fp32
@@ -57,6 +59,7 @@ def fixed_nodes(
     names = dict.fromkeys(text for texts in named for text in texts)
     kept = matching([pattern_of(text) for text in keep_fp32], names)
 
+    provider = device.provider if device.runtime == DEFAULT else device.runtime
     would_lose = value_verdicts(imported, ports, low, declared)
 
     def verdict_of(node: OpNode) -> Verdict | None:
@@ -71,10 +74,12 @@ def fixed_nodes(
             return Verdict(decided_by=Reason.USER)
         if not has_cast_to(low, view.opset[""]):
             return Verdict.refused(Refused.NO_CAST.of(low=low.value, opset=view.opset[""]))
-        has_kernel = runs(node.op, view.opset.get(node.op.domain, 1), provider, low)
-        if not has_kernel or refuses_attributes(view.signature(node.name), provider):
-            facts = {"provider": provider, "low": low.value, "op": node.op.label}
+        signature = view.signature(node.name)
+        facts = {"provider": provider, "low": low.value, "op": node.op.label}
+        if device.support(signature, low) is Support.REFUSED:
             return Verdict(decided_by=Reason.KERNEL, facts=facts)
+        if device.sums_low(signature, low):
+            return Verdict(decided_by=Reason.SUMS_LOW, facts=facts)
         return would_lose.get(node.name)
 
     found = ((node.name, verdict_of(node)) for node in view.nodes)

@@ -11,11 +11,11 @@ from campo_onnx.costs.estimated import estimate
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable
 from campo_onnx.hardware.detect import resolve_device
+from campo_onnx.hardware.device import Device
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.facts import ports_of
-from campo_onnx.ops.kernels import never_loads
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.eligibility import fixed_nodes
@@ -34,6 +34,7 @@ from campo_onnx.optimize.strategies.fp32 import all_fp32, fp32
 from campo_onnx.optimize.traffic import Traffic, planned_traffic, traffic
 from campo_onnx.optimize.values.loss_scale import loss_scaling, low_gradients
 from campo_onnx.planning.options import Options
+from campo_onnx.runtime.api import Support
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +78,14 @@ class Optimized:
         """Launches, bytes and memory of the step as it is planned."""
         return planned_traffic(self.problem, self.plan)
 
-    def refused_by(self, provider: str) -> tuple[str, ...]:
-        """Nodes for which a provider does not load the graph, be it in FP32 or mixed."""
+    def refused_by(self, device: Device) -> tuple[str, ...]:
+        """Nodes for which a device's runtime does not load the graph, be it in FP32 or mixed."""
         view = self.imported.view
-        return tuple(n.name for n in view.nodes if never_loads(view.signature(n.name), provider))
+        return tuple(
+            node.name
+            for node in view.nodes
+            if device.support(view.signature(node.name), Precision.FP32) is Support.REFUSED
+        )
 
 
 def vanishing_gradients(plan: Plan, view: GraphView) -> tuple[str, ...]:
@@ -121,7 +126,7 @@ def problem_of(imported: Imported, options: Options) -> Problem:
         imported,
         ports,
         low=low,
-        provider=options.device.provider,
+        device=options.device,
         protected=protected(view, options.lists),
         keep_fp32=options.keep_fp32,
         declared=options.ranges,

@@ -8,6 +8,8 @@ from pathlib import Path
 DEFAULT = "onnxruntime"
 """The runtime that graphs are run by unless told otherwise."""
 
+_TITLES = {DEFAULT: "ONNX Runtime", "openvino": "OpenVINO"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -39,6 +41,11 @@ class Machine:
     tf32: bool
     threads: int
     runtime: str = DEFAULT
+
+    @property
+    def software(self) -> str:
+        """Runtime and version, as people write them."""
+        return f"{_TITLES.get(self.runtime, self.runtime)} {self.ort}"
 
     def is_same_device(self, other: "Machine") -> bool:
         """Whether timings of both describe the same device, whatever the software's versions."""

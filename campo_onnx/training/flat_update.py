@@ -13,9 +13,10 @@ from onnx import TensorProto
 
 from campo_onnx.errors import ModelError
 from campo_onnx.export.optimizers import LAMB, Optimizer
+from campo_onnx.export.target import Target as ExportTarget
 from campo_onnx.export.target import target_here
 from campo_onnx.runtime.api import Tensor
-from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.machine import DEFAULT, Machine
 from campo_onnx.runtime.registry import tensor
 from campo_onnx.step import naming as step_naming
 from campo_onnx.training import updates
@@ -85,7 +86,9 @@ class FlatUpdate:
     ) -> None:
         self.count = 0
         self._update, self._layout, self._machine = update, layout, machine
-        self._is_torn, self._target = False, target_here(machine.provider, machine.ort)
+        self._is_torn = False
+        is_default = machine.runtime == DEFAULT
+        self._target: ExportTarget = target_here(machine.provider, machine.ort) if is_default else "standard"
         self.weights, self.gradients = self._flat(), self._flat()
         self._slots = {slot: self._flat() for slot in update.slots}
         self._average = None if update.average_decay is None else self._flat()

@@ -25,9 +25,7 @@ def print_bench(result: "BenchResult", form: TableFormat = TableFormat.TEXT) -> 
     precision = ", FP32 products as TF32" if machine.tf32 else ""
     rounds = f"{result.steps} rounds" + (", interrupted" if result.interrupted else "")
     console.print(
-        escape(
-            f"{machine.device} ({machine.provider}{threads}), ONNX Runtime {machine.ort}{precision}: {rounds}"
-        ),
+        escape(f"{machine.device} ({machine.provider}{threads}), {machine.software}{precision}: {rounds}"),
         style="bold",
     )
     _table(result).show()

@@ -39,7 +39,7 @@ def print_profile(profile: "Profile", output: Path, form: TableFormat = TableFor
         return
     console.print(
         escape(
-            f"{machine.device} ({machine.provider}), ONNX Runtime {machine.ort}: "
+            f"{machine.device} ({machine.provider}), {machine.software}: "
             f"FP32 step {duration(profile.step_us)}, sum of its nodes {duration(profile.nodes_us)}"
         ),
         style="bold",
@@ -67,10 +67,7 @@ def print_calibration(calibration: "Calibration", output: Path, form: TableForma
         return
     console, machine = stdout(), calibration.machine
     console.print(
-        escape(
-            f"{machine.device} ({machine.provider}), ONNX Runtime {machine.ort}, "
-            f"{calibration.precision.value}"
-        ),
+        escape(f"{machine.device} ({machine.provider}), {machine.software}, {calibration.precision.value}"),
         style="bold",
     )
     cast = calibration.cast

@@ -105,7 +105,7 @@ def _calibration(found: "Found") -> str:
     accuracy = "no operators" if score is None else f"M_A {score:.1%}, {made.operators} operators"
     return (
         f"{found.origin.value} in {made.precision.value}: {accuracy}, {made.measured_at[:10]}, "
-        f"ONNX Runtime {made.machine.ort}"
+        f"{made.machine.software}"
     )
 
 

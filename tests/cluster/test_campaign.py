@@ -81,7 +81,7 @@ def test_one_store_as_if_one_process_had_timed(pool, home, tmp_path, monkeypatch
     assert begun == {f"chunk{n * CHUNK}": 2 if n == 1 else 1 for n in range(seen[-1][1])}
     here = machine("cpu")
     assert [kind.machine for kind in kinds] == [here]
-    nodes = nodes_of(WORKLOAD, "cpu", Precision.FP16)
+    nodes = nodes_of(WORKLOAD, machine("cpu"), Precision.FP16)
     assert seen[-1] == (-(-len(nodes) // CHUNK),) * 2
     with Store(alone) as store:
         timer = NodeTimer(machine=here, store=store)

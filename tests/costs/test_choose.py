@@ -21,10 +21,10 @@ from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.profiler import take_profile
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.facts import ports_of
-from campo_onnx.ops.kernels import has_kernel
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.runtime.onnxruntime.kernels import has_kernel
 from campo_onnx.runtime.registry import machine
 from tests.timed_by_bytes import time_node
 

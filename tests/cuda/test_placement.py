@@ -10,10 +10,10 @@ import pytest
 from campo_onnx import Options, Precision, device, oplists, optimize_model
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.ops.kernels import never_loads
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.onnxruntime.kernels import never_loads
 from campo_onnx.runtime.onnxruntime.optimized import optimized_nodes
 from campo_onnx.runtime.registry import load
 from tests.conftest import DIMS

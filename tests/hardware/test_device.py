@@ -42,7 +42,6 @@ GPU = Device(
         ({"provider": "tpu"}, "'tpu' is neither"),
         ({"provider": "cpu"}, "compute capability"),
         ({"compute_capability": None}, "compute capability"),
-        ({"provider": "cpu", "compute_capability": None}, "only a CUDA device has tensor cores"),
         ({"compute_capability": (7, 5)}, "need compute capability 8.0"),
         ({"fp16_flops_per_s": None}, "no FP16 arithmetic"),
         ({"tf32_flops_per_s": None}, "no TF32 peak"),

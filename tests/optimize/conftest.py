@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.costs.table import CostTable, NodeCost
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.facts import ports_of
@@ -69,7 +70,7 @@ def _problem_from(
         imported,
         ports,
         low=low,
-        provider="cuda",
+        device=device("h200"),
         protected=protected(view, op_lists),
         keep_fp32=keep_fp32,
     )

@@ -1,6 +1,7 @@
 import pytest
 
 from campo_onnx.errors import UsageError
+from campo_onnx.hardware.datasheet import device
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.refusal import Refused
@@ -15,8 +16,14 @@ def fixed(read):
     def ask(text, *, low=Precision.FP16, provider="cuda", protected=None, keep_fp32=()):
         imported = read(text)
         ports = {node.name: ports_of(imported.view.signature(node.name), low) for node in imported.view.nodes}
+        target = device({"cuda": "h200", "cpu": "cpu"}[provider])
         verdicts = fixed_nodes(
-            imported, ports, low=low, provider=provider, protected=protected or {}, keep_fp32=keep_fp32
+            imported,
+            ports,
+            low=low,
+            device=target,
+            protected=protected or {},
+            keep_fp32=keep_fp32,
         )
         return {name: (verdict.decided_by, verdict.reason) for name, verdict in verdicts.items()}
 

@@ -15,14 +15,15 @@ import numpy as np
 from campo_onnx.hardware.device import Device
 from campo_onnx.hardware.roofline import copy_us, node_time, tensor_core_multiple
 from campo_onnx.ir.view import OpNode, Use
-from campo_onnx.ops.kernels import has_kernel
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.signature import make_signature
 from campo_onnx.optimize.casts import existing_versions
 from campo_onnx.optimize.minimum_cut import Network
 from campo_onnx.optimize.padding.alignment import Alignment, Axis, Ends, alignment_of
 from campo_onnx.optimize.padding.terms import padded_choice, pay_for_pads
 from campo_onnx.optimize.plan.plan import Decision, PadBy, PaddedTensor, Plan, PlannedPad
 from campo_onnx.optimize.problem import Padding, PossiblePad, Problem
+from campo_onnx.runtime.api import Support
 
 _Want: TypeAlias = tuple[str, Ends]  # a tensor, and what its consumers want it longer by
 
@@ -146,7 +147,8 @@ def _candidates(
     opset = view.opset.get("", 1)
     if device.tensor_flops_per_s(low) is None or opset < _FIRST_OPSET:
         return []
-    if not all(has_kernel(op, opset, device.provider, low) for op in _INSERTED):
+    inserted = (make_signature(op, [], [], opset=opset) for op in _INSERTED)
+    if not all(device.support(signature, low) is Support.NATIVE for signature in inserted):
         return []
     wanted = frozenset(names)
     stored = limits.stored.difference(existing_versions(view, low))

@@ -13,6 +13,7 @@ _REMEDIES = {
     Reason.WEIGHT_UPDATE: "No option changes this: updates are FP32 under every strategy.",
     Reason.USER: "Leave that --keep-fp32 out to let costs decide.",
     Reason.KERNEL: "Another device, provider or precision may have a kernel.",
+    Reason.SUMS_LOW: "Another runtime or precision may add in FP32.",
     Reason.OVERFLOW: "--precision bf16 has the range of FP32; or export with a smaller constant.",
     Reason.UNDERFLOW: "--precision bf16 has the range of FP32; or export with a larger constant.",
     Reason.SCALAR_INPUT: "--range {tensor}=LOW:HIGH tells its size.",

@@ -58,6 +58,11 @@ class Reason(Enum):
         "the {provider} provider has no {low} kernel for {op}",
         "no low-precision kernel",
     )
+    SUMS_LOW = (
+        "sums-low",
+        "the {provider} provider adds the terms of {op} in {low} itself",
+        "sums that are added in the low precision",
+    )
     GRADIENT_KERNEL = "gradient-kernel", "its gradient: {op}: {why}", "no low-precision kernel"
     OVERFLOW = (
         "overflow",

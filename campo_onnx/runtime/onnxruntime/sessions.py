@@ -19,6 +19,7 @@ from campo_onnx.ops.registry import spec
 from campo_onnx.runtime.api import LoadSettings
 from campo_onnx.runtime.machine import cores
 from campo_onnx.runtime.onnxruntime.installed import ort
+from campo_onnx.runtime.onnxruntime.kernels import RELEASE, is_in_release
 from campo_onnx.runtime.onnxruntime.providers import ORT_NAME
 
 state = ort.capi.onnxruntime_pybind11_state

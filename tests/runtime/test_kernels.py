@@ -10,12 +10,12 @@ import onnxruntime
 import pytest
 
 from campo_onnx.ir.importer import import_model
-from campo_onnx.ops import kernels
-from campo_onnx.ops.kernels import has_kernel, refuses_attributes, runs
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.ops.registry import REGISTRY
 from campo_onnx.ops.spec import FixedPorts
+from campo_onnx.runtime.onnxruntime import kernels
+from campo_onnx.runtime.onnxruntime.kernels import has_kernel, refuses_attributes, runs
 
 FP16, BF16 = Precision.FP16, Precision.BF16
 TENSOR_CORE_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
