@@ -13,7 +13,6 @@ from typing import Any
 import onnx
 
 from campo_onnx.errors import CampoError, IndexOutOfRangeError, ModelError, UnsupportedModelError
-from campo_onnx.ops.kernels import RELEASE, is_in_release
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.runtime.api import LoadSettings
