@@ -25,6 +25,25 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"{guess}Known: {', '.join(words)}."
 
 
+_LIBRARIES = frozenset(
+    {"builtins", "campo_onnx", "google", "numpy", "onnx", "onnxruntime", "openvino", "sympy", "torch"}
+)
+
+
+def is_foreign(error: Exception) -> bool:
+    """Whether an error comes from outside of a computation, as a time limit does.
+
+    It goes on as it is: it says nothing about the model.
+
+    Examples
+    --------
+    >>> is_foreign(TimeoutError("too long")), is_foreign(ValueError("no such axis"))
+    (True, False)
+    """
+    kind = type(error)
+    return isinstance(error, OSError | MemoryError) or kind.__module__.partition(".")[0] not in _LIBRARIES
+
+
 class CampoError(Exception):
     """Base of every error that is the input's or the machine's, not ours.
 

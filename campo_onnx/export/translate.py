@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.errors import UnsupportedModelError, is_foreign
 from campo_onnx.export.batched_small_ops import side_by_side
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.target import Target
@@ -186,6 +186,8 @@ def _translated(g: Graph, item: Operation, read: Read, table: Table, outermost: 
                     f"{where} cannot be translated", why=str(error), remedy=error.remedy
                 ) from error
             except Exception as error:
+                if is_foreign(error):
+                    raise
                 said = f"{type(error).__name__}: {error}".partition("\n")[0]
                 raise UntranslatedUseError(
                     f"{where} cannot be translated", why=said, remedy="Please report it."

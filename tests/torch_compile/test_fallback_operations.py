@@ -41,3 +41,40 @@ def test_linear_algebra_runs_in_torch(function: Callable[..., Any]) -> None:
     expected.sum().backward()
     assert distance([found.detach()], [expected.detach()]) < 1e-6
     assert distance([module.weight.grad], [eager.weight.grad]) < 1e-5
+
+
+class LateError(Exception):
+    """What a handler of a signal raises where the user's time is up."""
+
+
+@pytest.mark.parametrize("error", [LateError, TimeoutError, KeyboardInterrupt])
+def test_errors_from_outside_go_on_as_they_are(error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: Any, **__: Any) -> None:
+        raise error("the time is up")
+
+    monkeypatch.setattr("campo_onnx.integrations.torch_compile.joint.flatten", late)
+    with pytest.raises((error, torch._dynamo.exc.BackendCompilerFailed), match="the time is up") as caught:
+        torch.compile(nn.Linear(3, 2), backend=campo_onnx)(torch.randn(4, 3))
+    assert error in (type(caught.value), type(getattr(caught.value, "inner_exception", None)))
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_double_and_empty_batches(rows: int) -> None:
+    module = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Unflatten(1, (6, 1)), nn.GroupNorm(2, 6))
+    module = module.to(torch.float64 if rows else torch.float32)
+    eager, x = copy.deepcopy(module), torch.randn(rows, 4, dtype=module[0].weight.dtype)
+    torch.compile(module, backend=campo_onnx, options={"fallback": "error"})(x).sin().sum().backward()
+    eager(x).sin().sum().backward()
+    for ours, theirs in zip(module.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_a_part_in_double_without_kernels_says_so_and_runs_in_torch() -> None:
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    module = nn.Conv2d(3, 4, 3).double()
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"computes in float64.*\.float\(\)"):
+        torch.compile(module, backend=campo_onnx, options={"fallback": "error"})(x)
+    torch._dynamo.reset()
+    with pytest.warns(RuntimeWarning, match="computes in float64"):
+        found = torch.compile(module, backend=campo_onnx)(x)
+    torch.testing.assert_close(found, module(x))

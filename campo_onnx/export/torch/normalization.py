@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from onnx import TensorProto
+
 from campo_onnx.export.compact import elementwise, full, reduce, reshape, sum_per_channel
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.scaled_sums import affine_rows, gated_add
@@ -11,13 +13,32 @@ from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, table
 from campo_onnx.export.value import Value
 
+_DOUBLE = int(TensorProto.DOUBLE)
+
 
 def _layer_norm(
     g: Graph, expected: Expected, x: Value, shape: Sequence[int], weight: Value | None, bias: Value | None,
     eps: float,
 ) -> tuple[Value, ...]:  # fmt: skip
+    if x.dtype == _DOUBLE:
+        return _in_parts(g, x, len(shape), weight, bias, eps)
     weight = weight or _ones(g, shape, x)
     return g.ops("LayerNormalization", x, weight, bias, outputs=3, axis=x.rank - len(shape), epsilon=eps)
+
+
+def _in_parts(
+    g: Graph, x: Value, inner: int, weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, ...]:
+    """Normalize rows of double: LayerNormalization gives statistics in FP32."""
+    axes = list(range(x.rank - inner, x.rank))
+    mean = reduce(g, "ReduceMean", x, axes, keepdims=True)
+    centred = elementwise(g, "Sub", x, mean)
+    variance = reduce(g, "ReduceMean", mul(g, centred, centred), axes, keepdims=True)
+    inverse = elementwise(g, "Add", variance, g.scalar(eps, x.dtype))
+    inverse = elementwise(g, "Reciprocal", elementwise(g, "Sqrt", inverse))
+    y = mul(g, centred, inverse)
+    y = y if weight is None else mul(g, y, weight)
+    return (y if bias is None else elementwise(g, "Add", y, bias)), mean, inverse
 
 
 def _layer_norm_backward(
@@ -58,7 +79,7 @@ def _row_means(g: Graph, product: Value, weight: Value | None, inner: int) -> Va
     if weight is None:
         return reduce(g, "ReduceMean", product, axes, keepdims=True)
     column = reshape(g, mul(g, weight, g.scalar(1 / weight.elements, weight.dtype)), (weight.elements, 1))
-    rows = reshape(g, product, (product.elements // weight.elements, weight.elements))
+    rows = reshape(g, product, (math.prod(kept), weight.elements))
     return reshape(g, g.op("MatMul", rows, column), (*kept, *[1] * inner))
 
 
@@ -70,7 +91,7 @@ def _normalized_gradient(
     mean = reduce(g, "ReduceMean", gradient, axes, keepdims=True)
     back = elementwise(g, "Neg", inverse)
     count = inverse.elements
-    by_row = (count, gradient.elements // count)
+    by_row = (count, math.prod(gradient.shape[axes[0] :]))
     rows, normal = reshape(g, gradient, by_row), reshape(g, normal, by_row)
     rest = affine_rows(g, normal, mul(g, slope, back), mul(g, mean, back))
     return reshape(g, gated_add(g, rest, rows, reshape(g, inverse, (count, 1))), gradient.shape)
@@ -91,6 +112,8 @@ def _group_norm(
 
 def _normal_groups(g: Graph, x: Value, shape: tuple[int, ...], eps: float) -> tuple[Value, ...]:
     rows = reshape(g, x, shape)
+    if x.dtype == _DOUBLE:
+        return _in_parts(g, rows, 1, None, None, eps)
     return g.ops("LayerNormalization", rows, _ones(g, shape[2:], x), outputs=3, axis=2, epsilon=eps)
 
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.errors import UnsupportedModelError, is_foreign
 from campo_onnx.export.torch.origin import current_origin
 from campo_onnx.export.torch.source_location import place_of_error
 
@@ -72,7 +72,9 @@ def refuse_another_run(first: Recorded, run_again: Callable[[], Recorded]) -> No
     """
     try:
         again = run_again().done
-    except Exception as error:  # a step that fails the second time is another one, whatever it raises
+    except Exception as error:  # a step that fails the second time is another one
+        if is_foreign(error):
+            raise
         _refuse(place_of_error(error))
     pairs = zip(first.done, again, strict=False)
     different = next((two for one, two in pairs if one[:2] != two[:2]), None)

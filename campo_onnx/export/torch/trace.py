@@ -22,7 +22,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointError
 
-from campo_onnx.errors import CampoError, UnsupportedModelError
+from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
 from campo_onnx.export.torch.constant_state import refuse_constant_state
 from campo_onnx.export.torch.decompositions import OPERATIONS
 from campo_onnx.export.torch.function_overrides import DATA_DEPENDENT
@@ -170,6 +170,8 @@ def _one_message() -> Iterator[None]:
     except _UNTRACEABLE as error:
         raise UnsupportedModelError(f"{_operation(error)} at {_where(error)} cannot be traced") from None
     except Exception as error:
+        if is_foreign(error):
+            raise
         said = str(error).strip().partition("\n")[0]
         raise UnsupportedModelError(
             f"the step fails at {_where(error)}",
@@ -201,7 +203,9 @@ def _refuse_another_step(
     """Refuse a step that leaves something behind on which the next one depends."""
     try:
         is_another = not is_same(traced, trace_again())
-    except Exception:  # a forward that fails the second time is another one, whatever it raises
+    except Exception as error:  # a forward that fails the second time is another one
+        if is_foreign(error):
+            raise
         is_another = True
     if is_another:
         raise UnsupportedModelError(

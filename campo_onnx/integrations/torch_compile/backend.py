@@ -12,7 +12,7 @@ import torch
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from campo_onnx.errors import CampoError, UnsupportedModelError
+from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
 from campo_onnx.export.translate import UntranslatedUseError
 from campo_onnx.integrations.torch_compile.fallback import InPieces, InTorch
 from campo_onnx.integrations.torch_compile.flat import flatten, provider_of, refuse_untranslatable
@@ -78,7 +78,7 @@ class Compiled:
                 return self.joint.halves()
         except Exception as error:  # the one place where a joint graph is given up: the fallback has its say
             self.joint = None
-            self._give_up(error)
+            self._give_up(error, gm)
         # Torch cuts, and each half is compiled as far as it can be.
         halves: tuple[torch.fx.GraphModule, torch.fx.GraphModule] = min_cut_rematerialization_partition(
             gm, inputs, num_fwd_outputs=num_fwd_outputs, **more
@@ -102,7 +102,7 @@ class Compiled:
                 graph = SizedGraph(gm, self._made, kind=kind, sessions=self.settings.sessions)
                 graph.made_as_traced()
         except UnsupportedModelError as error:
-            self._give_up(error)
+            self._give_up(error, gm)
             return boxed(torch.fx.Interpreter(gm).boxed_run)
         self.graphs.append(graph)
         return boxed(graph)
@@ -116,13 +116,13 @@ class Compiled:
         except (
             Exception
         ) as error:  # as above: translation, ONNX's checker and ONNX Runtime have errors of their own
-            self._give_up(error)
+            self._give_up(error, gm)
             refused |= _used(error)
         while True:
             try:
                 return InPieces(_copy(gm), self._piece, frozenset(refused))
             except Exception as error:
-                self._give_up(error)
+                self._give_up(error, gm)
                 if not _used(error) - refused:
                     return InTorch(gm)
                 refused |= _used(error)
@@ -131,7 +131,10 @@ class Compiled:
         flat = flatten(gm, arguments, self.names)
         return Piece(flat, plan_graph(flat.model(), {}, self.settings, provider_of(flat.device)))
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: Exception, gm: torch.fx.GraphModule) -> None:
+        if is_foreign(error):
+            raise error
+        error = _explained(error, gm)
         if self.settings.fallback == "error":
             raise error
         message = str(error) if isinstance(error, CampoError) else f"{type(error).__name__}: {error}"
@@ -144,6 +147,20 @@ class Compiled:
                 f"campo-onnx leaves a part of the model to torch: {message}", RuntimeWarning, stacklevel=2
             )
         self.refusals.append(message)
+
+
+def _explained(error: Exception, gm: torch.fx.GraphModule) -> Exception:
+    """Say that it is for float64 that a runtime has no kernel, where it is."""
+    if not isinstance(error, UnsupportedModelError) or "implementation" not in error.why:
+        return error
+    values = (node.meta.get("val") for node in gm.graph.nodes)
+    if not any(isinstance(v, torch.Tensor) and v.dtype == torch.float64 for v in values):
+        return error
+    return UnsupportedModelError(
+        "a part of the model computes in float64",
+        why=error.why,
+        remedy="Convert the module and its inputs with .float(): this backend plans the precision.",
+    )
 
 
 def _used(error: Exception) -> set[str]:

@@ -126,6 +126,7 @@ class JointGraph:
             If the graph cannot be translated.
         """
         step = self.step(self._symbols.traced_at(self._placeholders))
+        step.open()
         assert self._kept is not None
         results = list(self._gm.graph.output_node().args[0])
         primals = self._placeholders[: self._primals]

@@ -115,6 +115,17 @@ class TrainingStep:
     def _backward(self) -> _Half:
         return self._opened(self.cut.backward, [t.name for t in self._computed])
 
+    def open(self) -> None:
+        """Load both sessions, which is done at the first run otherwise.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If the runtime refuses a graph.
+        """
+        assert self._forward is not None
+        assert self._backward is not None
+
     def _opened(self, nodes: frozenset[str], writes: Sequence[str]) -> _Half:
         imported, device = self.planned.imported, self.flat.device
         made = {t for name in nodes for t in imported.view.node[name].outputs}
