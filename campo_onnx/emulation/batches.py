@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from campo_onnx.ir.view import GraphView
-from campo_onnx.optimize.values.loss_scale import loss_scaling
+from campo_onnx.optimize.safety import earlier_versions
+from campo_onnx.optimize.values.loss_scale import LossScaling, gradient_outputs, loss_scaling
 from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.runtime.feeds import Feeds, synthesize
 
@@ -66,10 +67,11 @@ def draw_batches(
     """
     within = {name: (known.lowest, known.highest) for name, known in ranges.items()}
     base = synthesize(view, within=within)
-    scale = loss_scaling(view).scale
+    scaling = loss_scaling(view)
+    scale = scaling.scale
     if scale in base and scale not in within:
         base[scale] = np.full_like(base[scale], LOSS_SCALE)
-    data = _data(view, base, within)
+    data = _data(view, base, within, scaling)
     rng = np.random.default_rng(1)
     for name in data:
         drawn = rng.standard_normal(base[name].shape)
@@ -91,23 +93,36 @@ def draw_batches(
         yield Batch("large coordinates", {**base, **large})
 
 
-def _data(view: GraphView, base: Feeds, within: Mapping[str, object]) -> list[str]:
-    """Inputs of any sign that are not trained: no output has their shape, nothing wants them positive."""
-    trained = {view.shape(t) for t in view.outputs if view.is_float32(t) and len(view.shape(t) or ()) > 1}
-    return [
+def _data(view: GraphView, base: Feeds, within: Mapping[str, object], scaling: LossScaling) -> list[str]:
+    """Inputs of any sign that are not weights, and that nothing wants positive."""
+    trained = {view.shape(t) for t in (*gradient_outputs(view, scaling), *earlier_versions(view))}
+    signed = [
         name
         for name, value in base.items()
-        if value.dtype.kind == "f"
-        and value.size > 1
-        and name not in within
-        and value.min() < 0
-        and (value.shape not in trained or _is_lone(name, view))
+        if value.dtype.kind == "f" and value.size > 1 and name not in within and value.min() < 0
     ]
+    data = [n for n in signed if base[n].shape not in trained and not _is_weight(n, view)]
+    # A formula of one input, whose output looks like a new version of it, has no weights.
+    return data or [n for n in signed if not _is_weight(n, view)]
 
 
-def _is_lone(name: str, view: GraphView) -> bool:
-    """Whether a graph has no weights to tell its data from: every input of it is data."""
-    return sum(view.is_float32(t) for t in view.inputs) <= sum(view.is_float32(t) for t in view.outputs) == 1
+def _is_weight(name: str, view: GraphView) -> bool:
+    """Whether an input is the second operand of a product, or is added to or multiplies the last axis."""
+    rank = len(view.shape(name) or ())
+    for tensor in _moved(name, view):
+        for use in view.consumers.get(tensor, ()):
+            node = view.node[use.node]
+            if node.op.op_type.startswith("Conv") or (rank == 2 and node.op.op_type in ("Gemm", "MatMul")):
+                if use.position > 0:
+                    return True
+            elif rank == 1 and any(_has_last_axis(t, name, view) for t in node.inputs):
+                return True
+    return False
+
+
+def _has_last_axis(tensor: str, vector: str, view: GraphView) -> bool:
+    shape = view.shape(tensor) or ()
+    return len(shape) > 1 and shape[-1:] == view.shape(vector)
 
 
 def _indices(view: GraphView, base: Feeds, within: Mapping[str, object]) -> list[str]:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 import numpy as np
 import onnx
 
+from campo_onnx.emulation.batches import draw_batches
 from campo_onnx.emulation.dfp16 import emulate_dfp16
 from campo_onnx.emulation.drift import Arrays, Reference
 from campo_onnx.emulation.numerics import emulate, seeded
@@ -15,14 +16,9 @@ from campo_onnx.errors import ModelError, UnsupportedModelError
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.safety import earlier_versions
-from campo_onnx.optimize.values.loss_scale import loss_scaling
 from campo_onnx.planning.comparison import Comparison, Drift
 from campo_onnx.runtime.chunked_run import run_in_pieces
-from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.registry import machine
-
-LOSS_SCALE = 1024.0
-"""Of generated inputs, where the graph scales its loss."""
 
 
 class Numerics(StrEnum):
@@ -62,7 +58,7 @@ def with_drift(
     imported = comparison.imported
     reference = Reference(
         model=seeded(imported.model),
-        feeds=_generated(comparison) if feeds is None else feeds,
+        feeds=next(draw_batches(imported.view)).feeds if feeds is None else feeds,
         earlier=earlier_versions(imported.view),
         machine=machine("cpu"),
         folder=imported.folder,
@@ -103,12 +99,3 @@ def _drift(
         return Drift(error=None, output="", why=str(error))
     worst = max(errors, key=lambda name: errors[name], default="")
     return Drift(error=errors.get(worst, 0.0), output=worst)
-
-
-def _generated(comparison: Comparison) -> Arrays:
-    view = comparison.imported.view
-    made = synthesize(view)
-    scale = loss_scaling(view).scale
-    if scale in made:
-        made[scale] = np.full_like(made[scale], LOSS_SCALE)
-    return made

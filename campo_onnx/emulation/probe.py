@@ -24,7 +24,7 @@ from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.plan.reason import Verdict
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.safety import earlier_versions
-from campo_onnx.optimize.values.loss_scale import loss_scaling, low_gradients
+from campo_onnx.optimize.values.loss_scale import gradient_outputs, loss_scaling, low_gradients
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import Optimized, apply, decide
 from campo_onnx.runtime.registry import machine
@@ -290,17 +290,12 @@ def _subject(optimized: Optimized, most_s: float) -> tuple[Subject, float]:
             earlier={t: names for t, names in earlier_versions(view).items() if t in outputs},
             machine=machine("cpu", 1),
             folder=imported.folder,
-            gradients=_gradients(view, scaling.forward),
+            gradients=gradient_outputs(view, scaling),
             scale=scaling.scale if scaling.scale in view.inputs else None,
             ill_scaled=view.downstream(t for name in ill_scaled for t in view.node[name].outputs if t),
         ),
         step_s,
     )
-
-
-def _gradients(view: GraphView, forward: Nodes) -> frozenset[str]:
-    producers = {t: view.producer[t].name for t in view.outputs if t in view.producer}
-    return frozenset(t for t, name in producers.items() if forward and name not in forward)
 
 
 def _nominal_s(name: str, view: GraphView) -> float:

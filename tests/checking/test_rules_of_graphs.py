@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
-from campo_onnx.checking import closeness
 from campo_onnx.checking.check import check
 from campo_onnx.checking.policy import Policy
 from campo_onnx.checking.verdict import Status
+from campo_onnx.emulation import batches
 from campo_onnx.emulation.drift import Reference
 from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
@@ -118,11 +118,32 @@ def test_generated_inputs_lie_within_the_ranges_that_the_baseline_relies_on(mask
         seen.update(synthesize(view, **options))
         return dict(seen)
 
-    monkeypatch.setattr(closeness, "synthesize", watched)
+    monkeypatch.setattr(batches, "synthesize", watched)
     findings = checked(masked, min_speedup=0, baseline=masked.baseline)
     assert not red(findings)
     assert set(np.unique(seen["mask"])) == {-10000.0, 0.0}
     assert (seen["mask"] == 0).any(axis=-1).all()
+
+
+CUBE = """g (float[64,256] x, float[256,256] w) => (float[64,256] y) {
+    [square] s = Mul(x, x) [cube] c = Mul(s, x) [mix] y = MatMul(c, w)
+}"""
+
+
+def test_extreme_rows_break_what_ordinary_values_do_not(model_text, tmp_path):
+    onnx.save(model_text(CUBE), tmp_path / "step.onnx")
+    cheap = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
+    optimized = optimize(tmp_path / "step.onnx", Options(device=cheap, lists=preset("campo"), min_gain=0.0))
+    assert "cube" in optimized.plan.low_nodes
+    export_model(optimized.model, tmp_path / "mixed.onnx", folder=tmp_path)
+    step = Step(folder=tmp_path, plan=optimized.plan)
+    generator = np.random.default_rng(0)
+    ordinary = {"x": generator.normal(size=(64, 256)), "w": generator.normal(0, 0.05, (256, 256))}
+    np.savez(tmp_path / "batch.npz", **{name: value.astype(np.float32) for name, value in ordinary.items()})
+    assert not red(checked(step, min_speedup=0, inputs=(tmp_path / "batch.npz",)))
+    findings = checked(step, min_speedup=0)
+    assert red(findings) == ["drift"]
+    assert "empty, repeated and extreme rows" in findings["drift"].reason
 
 
 def test_a_declared_value_that_fp16_does_not_hold_must_be_fp32(masked):

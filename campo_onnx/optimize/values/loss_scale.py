@@ -59,6 +59,12 @@ def low_gradients(view: GraphView, scaling: LossScaling, low_nodes: Collection[s
     return tuple(n.name for n in view.nodes if n.name in low_nodes and n.name not in scaling.forward)
 
 
+def gradient_outputs(view: GraphView, scaling: LossScaling) -> frozenset[str]:
+    """Outputs of the backward pass and of the update; none in a graph without a loss."""
+    made = {t: view.producer[t].name for t in view.outputs if t in view.producer}
+    return frozenset(t for t, name in made.items() if scaling.forward and name not in scaling.forward)
+
+
 def forward_of(view: GraphView, loss: str | None) -> frozenset[str]:
     """Nodes that the loss is computed by; in a graph of ORTModule, what is handed to the framework."""
     starts = [t for node in view.nodes if node.op == _BOUNDARY for t in node.inputs]
