@@ -71,7 +71,8 @@ def draw_batches(
     scale = scaling.scale
     if scale in base and scale not in within:
         base[scale] = np.full_like(base[scale], LOSS_SCALE)
-    data = _data(view, base, within, scaling)
+    products = frozenset(products)
+    data = _data(view, base, within, scaling, has_weights=bool(products))
     rng = np.random.default_rng(1)
     for name in data:
         drawn = rng.standard_normal(base[name].shape)
@@ -87,23 +88,29 @@ def draw_batches(
     if constants:
         near = {name: _near(base[name], met, rng) for name, met in constants.items()}
         yield Batch("values next to constants", {**base, **near})
-    free = _meeting_no_product(data, view, frozenset(products))
+    free = _meeting_no_product(data, view, products)
     if free:
         large = {name: _large(base[name], rng) for name in free}
         yield Batch("large coordinates", {**base, **large})
 
 
-def _data(view: GraphView, base: Feeds, within: Mapping[str, object], scaling: LossScaling) -> list[str]:
+def _data(
+    view: GraphView, base: Feeds, within: Mapping[str, object], scaling: LossScaling, *, has_weights: bool
+) -> list[str]:
     """Inputs of any sign that are not weights, and that nothing wants positive."""
-    trained = {view.shape(t) for t in (*gradient_outputs(view, scaling), *earlier_versions(view))}
-    signed = [
+    # A formula without a product has no weights, though its output looks like a new version of an input.
+    updated = earlier_versions(view) if has_weights else ()
+    trained = {view.shape(t) for t in (*gradient_outputs(view, scaling), *updated)}
+    return [
         name
         for name, value in base.items()
-        if value.dtype.kind == "f" and value.size > 1 and name not in within and value.min() < 0
+        if value.dtype.kind == "f"
+        and value.size > 1
+        and name not in within
+        and value.min() < 0
+        and value.shape not in trained
+        and not _is_weight(name, view)
     ]
-    data = [n for n in signed if base[n].shape not in trained and not _is_weight(n, view)]
-    # A formula of one input, whose output looks like a new version of it, has no weights.
-    return data or [n for n in signed if not _is_weight(n, view)]
 
 
 def _is_weight(name: str, view: GraphView) -> bool:
