@@ -246,6 +246,7 @@ def compare(
         document = {
             "format_version": 1,
             "model": str(model),
+            "graph": comparison.problem.kind.title,
             "device": first.device,
             "source": first.source,
             "captured": first.captured,

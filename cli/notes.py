@@ -53,6 +53,22 @@ def report_unmatched(
         print_warning(sentence)
 
 
+def _in_bf16(optimized: "Optimized", options: "Options") -> str:
+    """Predict the step in BF16, which needs no loss scale; ``""`` where the device has none of it."""
+    from dataclasses import replace
+
+    from campo_onnx.costs.evidence import CostSource
+    from campo_onnx.ops.precision import Precision
+    from campo_onnx.planning.pipeline import decide, problem_of
+
+    is_estimated = optimized.plan.source == CostSource.DATASHEET.value
+    if not (is_estimated and options.device.computes_in(Precision.BF16)):
+        return ""
+    instead = replace(options, low=Precision.BF16, costs=CostSource.DATASHEET)
+    plan = decide(problem_of(optimized.imported, instead), optimized.imported, instead)
+    return f" ({plan.speedup:.2f}x predicted, where {options.low.value} has {optimized.plan.speedup:.2f}x)"
+
+
 def note_what_surprises(
     model: Path, optimized: "Optimized", options: "Options", tried: Sequence[str] = ()
 ) -> None:
@@ -101,6 +117,7 @@ def surprises(model: Path, optimized: "Optimized", options: "Options") -> Iterat
         yield (
             True,
             f"{len(low)} nodes of the backward pass run in {options.low.value}, and the graph does not scale "
-            "its loss: small gradients become zero. Export the step with a loss scale (the exporters of "
-            "campo_onnx.export do), or use --precision bf16.",
+            "its loss: small gradients become zero. Export the step with loss_scale=True, as "
+            "campo_onnx.export does unless told otherwise, or use --precision bf16"
+            f"{_in_bf16(optimized, options)}.",
         )

@@ -159,7 +159,7 @@ def _left_out(title: str, references: Mapping[str, Reference], context: CheckCon
 
 def _lacks_loss_scale(context: CheckContext) -> bool:
     """Whether FP16 gradients of this graph vanish for want of a loss scale."""
-    if context.changes.low is not Precision.FP16:
+    if context.changes.low is not Precision.FP16 or not context.problem.kind.trains:
         return False
     view = context.fp32.view
     return bool(low_gradients(view, loss_scaling(view), context.changes.low_nodes))

@@ -63,7 +63,7 @@ def _must_be_fp32(context: CheckContext) -> dict[str, str]:
         if found.op_class is OpClass.DENY
     }
     reasons |= {name: v.reason for name, v in problem.fixed.items() if v.decided_by in _CERTAIN}
-    kept = protected(problem.view, context.policy.lists)
+    kept = {} if problem.kind.has_nothing_to_protect else protected(problem.view, context.policy.lists)
     return reasons | {name: reason.sentence for name, reason in kept.items()}
 
 

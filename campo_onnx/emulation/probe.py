@@ -278,7 +278,9 @@ def _subject(optimized: Optimized, most_s: float) -> tuple[Subject, float]:
     step_s = stored_s + sum(costs_s.get(node.name, _NODE_S) for node in model.graph.node)
     scaling = loss_scaling(view)
     ill_scaled = (
-        low_gradients(view, scaling, optimized.plan.low_nodes) if problem.low is Precision.FP16 else ()
+        low_gradients(view, scaling, optimized.plan.low_nodes)
+        if problem.low is Precision.FP16 and problem.kind.trains
+        else ()
     )
     outputs = {value.name for value in model.graph.output}
     return (

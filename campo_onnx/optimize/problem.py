@@ -15,6 +15,7 @@ from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.casts import CastSite, cast_sites
 from campo_onnx.optimize.flat_weights import FlatWeights
+from campo_onnx.optimize.graph_kind import UNKNOWN_KIND, GraphKind
 from campo_onnx.optimize.lists.classify import Classification
 from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.plan.reason import Verdict
@@ -90,6 +91,8 @@ class Problem:
         the graph adds another.
     flat
         Weights that the session casts at once where most are read low; None where each has its own Cast.
+    kind
+        Inference, gradients, a whole step; in what precisions, with a loss scale or without.
 
     Raises
     ------
@@ -107,6 +110,7 @@ class Problem:
     padding: Padding | None = None
     cast_factors: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     flat: FlatWeights | None = None
+    kind: GraphKind = UNKNOWN_KIND
 
     def __post_init__(self) -> None:
         for name in ("ports", "fixed", "cast_factors"):

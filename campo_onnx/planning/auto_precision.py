@@ -65,18 +65,20 @@ def choose_precision(source: str | Path | onnx.ModelProto | Imported, options: O
         with_low = replace(options, low=low)
         problems[low] = problem_of(imported, with_low)
         plans[low] = decide(problems[low], imported, with_low)
-    low, why = _choice(plans, imported, options)
+    low, why = _choice(plans, problems, options)
     return PrecisionChoice(low=low, why=why, plans=plans, problems=problems)
 
 
-def _choice(plans: Mapping[Precision, Plan], imported: Imported, options: Options) -> tuple[Precision, str]:
+def _choice(
+    plans: Mapping[Precision, Plan], problems: Mapping[Precision, Problem], options: Options
+) -> tuple[Precision, str]:
     name = options.device.name
     if not plans:
         return options.low, f"{name} computes in none."
     if len(plans) == 1:
         return next(iter(plans)), f"It is the only low precision that {name} computes in."
     times = _listed([f"{p.predicted_us / 1000:.3f} ms in {low.name}" for low, p in plans.items()])
-    losses = {low: len(vanishing_gradients(plan, imported.view)) for low, plan in plans.items()}
+    losses = {low: len(vanishing_gradients(plan, problems[low])) for low, plan in plans.items()}
     exact = [low for low, lost in losses.items() if not lost]
     lossy = [low for low, lost in losses.items() if lost]
     if lossy and len(exact) == 1:

@@ -20,6 +20,7 @@ from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.eligibility import fixed_nodes
 from campo_onnx.optimize.flat_weights import FlatWeights
+from campo_onnx.optimize.graph_kind import graph_kind
 from campo_onnx.optimize.lists.classify import classify
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.padding.alignment import open_axes
@@ -66,7 +67,7 @@ class Optimized:
     @property
     def unscaled_gradients(self) -> tuple[str, ...]:
         """Nodes of the backward pass in which small gradients vanish, as nothing scales the loss."""
-        return vanishing_gradients(self.plan, self.imported.view)
+        return vanishing_gradients(self.plan, self.problem)
 
     @cached_property
     def given_traffic(self) -> Traffic:
@@ -88,9 +89,11 @@ class Optimized:
         )
 
 
-def vanishing_gradients(plan: Plan, view: GraphView) -> tuple[str, ...]:
+def vanishing_gradients(plan: Plan, problem: Problem) -> tuple[str, ...]:
     """Nodes of the backward pass that a plan lowers to a narrow format though nothing scales the loss."""
-    return low_gradients(view, loss_scaling(view), plan.low_nodes) if plan.low.is_narrow else ()
+    if not (plan.low.is_narrow and problem.kind.trains):
+        return ()
+    return low_gradients(problem.view, loss_scaling(problem.view), plan.low_nodes)
 
 
 def optimize(source: str | Path | onnx.ModelProto, options: Options | None = None) -> Optimized:
@@ -121,17 +124,19 @@ def optimize(source: str | Path | onnx.ModelProto, options: Options | None = Non
 def problem_of(imported: Imported, options: Options) -> Problem:
     """Gather what is to be decided: classes, costs, and what is not up for decision."""
     view, low = imported.view, options.low
+    kind = graph_kind(view, is_result=imported.stamp is not None)
     ports = {node.name: ports_of(view.signature(node.name), low) for node in view.nodes}
     fixed = fixed_nodes(
         imported,
         ports,
         low=low,
         device=options.device,
-        protected=protected(view, options.lists),
+        protected={} if kind.has_nothing_to_protect else protected(view, options.lists),
         keep_fp32=options.keep_fp32,
         declared=options.ranges,
     )
-    classification = classify(view, options.lists, weight_update(view))
+    update = frozenset[str]() if kind.has_nothing_to_protect else weight_update(view)
+    classification = classify(view, options.lists, update)
     return Problem(
         view=view,
         low=low,
@@ -141,6 +146,7 @@ def problem_of(imported: Imported, options: Options) -> Problem:
         costs=_costs(view, ports, options),
         digest=imported.digest,
         flat=flat_weights_of(view, options),
+        kind=kind,
     )
 
 

@@ -26,6 +26,7 @@ def comparison_page(comparison: Comparison, *, model: str, command: str = "") ->
     default = next((i for i, plan in enumerate(plans) if plan.strategy == DEFAULT_STRATEGY), 0)
     values = {
         "model": model,
+        "kind": comparison.problem.kind.told,
         "low": plans[0].low.value.upper(),
         "rows": rows,
         "chosen": default,

@@ -76,8 +76,9 @@ def plan_values(plan: Plan, problem: Problem | None, moved: tuple[Traffic, Traff
     known, summed = provenance(plan, problem), report_of(plan)
     return {
         "plan": plan,
+        "kind": "" if problem is None else problem.kind.told,
         "costs": known,
-        "cards": _cards(summed, whole, moved, known.predicted),
+        "cards": _cards(summed, whole, moved, known.predicted, trains=problem is None or problem.kind.trains),
         "families": rows,
         "whole": whole,
         "longest_us": max((max(row.fp32_us, row.planned_us) for row in rows), default=0.0) or 1.0,
@@ -87,7 +88,9 @@ def plan_values(plan: Plan, problem: Problem | None, moved: tuple[Traffic, Traff
     }
 
 
-def _cards(report: Report, whole: FamilyRow, moved: tuple[Traffic, Traffic] | None, how: str) -> list[Card]:
+def _cards(
+    report: Report, whole: FamilyRow, moved: tuple[Traffic, Traffic] | None, how: str, *, trains: bool
+) -> list[Card]:
     plan, low = report.plan, report.plan.low.value.upper()
     changed = bool(report.low_nodes or plan.casts)
     proven = (
@@ -97,7 +100,7 @@ def _cards(report: Report, whole: FamilyRow, moved: tuple[Traffic, Traffic] | No
     )
     cards = [
         Card(
-            title="Training step",
+            title="Step" if trains else "Run",
             figure=f"{plan.speedup:.2f}x" if changed else "unchanged",
             note=f"{duration(plan.fp32_us)} → {duration(plan.predicted_us)}, {how}.{proven}",
         ),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from campo_onnx.wording import cost_basis
 
 from .console import escape, print_note, stdout
+from .plan import print_kind
 from .table import Cell, Column, Table, TableFormat
 from .units import duration, gigabytes, verdict_style
 
@@ -49,6 +50,7 @@ def print_comparison(comparison: "Comparison", *, plot: Path | None, form: Table
             print_note(f"Wrote {plot}")
         return
     console = stdout()
+    print_kind(comparison.problem.kind)
     console.print(escape(headline(first)), style="bold")
     table.show()
     if any(column.title.startswith("x tf-amp") for column in table.columns):

@@ -12,6 +12,7 @@ from .units import duration, gigabytes
 
 if TYPE_CHECKING:
     from campo_onnx.ir.stamp import Stamp
+    from campo_onnx.optimize.graph_kind import GraphKind
     from campo_onnx.optimize.plan.plan import Decision, Plan, PlannedCast, PlannedPad
     from campo_onnx.optimize.plan.report import Report
     from campo_onnx.optimize.traffic import Moved, Traffic
@@ -26,10 +27,17 @@ def print_optimized(optimized: "Optimized", *, written: Sequence[Path], advice: 
     from campo_onnx.optimize.plan.report import report_of
 
     if optimized.was_optimized_before:
+        print_kind(optimized.problem.kind)
         _print_written(written)
         return
     moved = optimized.given_traffic, optimized.planned_traffic
+    print_kind(optimized.problem.kind)
     print_report(report_of(optimized.plan), moved=moved, written=written, advice=advice)
+
+
+def print_kind(kind: "GraphKind") -> None:
+    """Print what the graph is, and what follows from it, as the first line."""
+    stdout().print(escape(kind.told), soft_wrap=True)
 
 
 def recorded(stamp: "Stamp") -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
+BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks" / "data"
 
 
 @pytest.fixture
@@ -94,3 +95,32 @@ def test_values_are_completed(optimize, program, words, last, found, monkeypatch
     monkeypatch.setenv("COMP_CWORD", str(len(words) + 1))
     program()
     assert sorted(capsys.readouterr().out.split()) == sorted(found)
+
+
+# --- the first line says what the file is ---
+
+
+def test_the_first_line_says_what_the_file_is(program, capsys):
+    words = ("-o", "out.onnx", "--device", "h200", "--force")
+    for model, title in (
+        (BENCHMARKS / "mlp_eval.onnx", "Inference graph in FP32. It returns no gradients"),
+        (BENCHMARKS / "mlp_step.onnx", "Whole training step in FP32, with a loss scale.\n"),
+        (MLP, "Gradient graph in FP32, without a loss scale.\n"),
+    ):
+        assert program("optimize", model, *words) == 0
+        assert capsys.readouterr().out.startswith(title)
+        assert program("compare", model, "--device", "h200") == 0
+        assert capsys.readouterr().out.startswith(title)
+        assert program("optimize", model, *words, "--report", "r.html") == 0
+        assert f'<p class="line">{title.strip()}' in Path("r.html").read_text()
+        capsys.readouterr()
+    assert program("optimize", MLP, *words, "--strategy", "tf-amp") == 0
+    printed = capsys.readouterr()
+    assert "Export the step with loss_scale=True" in printed.err
+    assert re.search(r"--precision bf16 \(\d\.\d\dx predicted, where fp16 has \d\.\d\dx\)\.", printed.err)
+    assert program("optimize", MLP, *words, "--strategy", "tf-amp", "--device", "v100") == 0
+    assert "use --precision bf16." in capsys.readouterr().err  # a V100 computes in none
+    shutil.copy("out.onnx", "mixed.onnx")
+    assert program("optimize", "mixed.onnx", *words) == 0
+    title = "Gradient graph mixed already, without a loss scale, a result of campo-onnx."
+    assert capsys.readouterr().out.startswith(title)
