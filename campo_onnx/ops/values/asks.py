@@ -38,7 +38,7 @@ def power(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
 def root(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
     """Near zero a root is far larger than its argument: sqrt(1 - cos(x)**2)."""
     size = known_at(inputs, 0).magnitude
-    return {0: Need(relative=2.0 * tolerance, absolute=tolerance * tolerance * size)}
+    return {0: Need(relative=2.0 * tolerance, absolute=(tolerance / 4.0) ** 2 * size)}
 
 
 def near_one(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:

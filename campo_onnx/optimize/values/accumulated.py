@@ -27,6 +27,9 @@ from campo_onnx.optimize.values.sum_ops import (
 _LONG_SUM = 4096.0
 """A sum of so many values of unknown size may overflow FP16: 16 on average are enough."""
 
+_LONG_SUM_OF_ONE_SIGN = 1024.0
+"""What cannot cancel is larger: 64 on average are enough."""
+
 _LONG_RUN = 256.0
 """A running sum has its terms in common, and is no longer for being cut: 256 on average are enough."""
 
@@ -55,7 +58,10 @@ class Accumulated:
 
     def is_long(self, tensor: str) -> bool:
         """Whether a sum of so many values may overflow FP16."""
-        return self.terms.get(tensor, 1.0) >= (_LONG_RUN if tensor in self.running else _LONG_SUM)
+        terms = self.terms.get(tensor, 1.0)
+        if tensor in self.running:
+            return terms >= _LONG_RUN
+        return terms >= (_LONG_SUM_OF_ONE_SIGN if tensor in self.of_one_sign else _LONG_SUM)
 
 
 def accumulated(

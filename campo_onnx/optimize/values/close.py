@@ -7,12 +7,13 @@ from onnx import TensorProto
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
-from campo_onnx.ops.values.need import Need, Needs
+from campo_onnx.ops.values.need import EXACT, Need, Needs
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 from campo_onnx.optimize.values.accumulated import Accumulated
 from campo_onnx.optimize.values.sum_ops import MOVES
 
 _ROUNDS = frozenset({OpKey("", "Ceil"), OpKey("", "Floor"), OpKey("", "Round")})
+_PARTS = frozenset({OpKey("", "Slice"), OpKey("", "Split")})
 _NARROW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _ROUNDINGS = 16.0
 
@@ -20,7 +21,7 @@ _ROUNDINGS = 16.0
 def close_differences(
     view: GraphView, ranges: Mapping[str, ValueRange], sums: Accumulated, low: Precision
 ) -> Mapping[str, Needs]:
-    """Find differences of a value and what it is rounded to, and of long sums of one sign.
+    """Find differences of a value and its rounding, of parts of one tensor, and of long sums of one sign.
 
     ``x - float(half(x))`` is what rounding takes from x: where x is rounded before, nothing is left. A sum of
     500 log-probabilities is off by 0.25 in FP16, and its difference from another model's is of size 1.
@@ -35,7 +36,11 @@ def close_differences(
     for node in view.nodes:
         if node.op not in (OpKey("", "Sub"), OpKey("", "Add")) or not view.is_float32(node.outputs[0]):
             continue
-        need = _of_remainder(node, view, tolerance) or _of_sums(node, view, ranges, sums, tolerance)
+        need = (
+            _of_remainder(node, view, tolerance)
+            or _of_parts(node, view)
+            or _of_sums(node, view, ranges, sums, tolerance)
+        )
         if need is not None:
             found[node.name] = {0: need, 1: need}
     return found
@@ -47,6 +52,15 @@ def _of_remainder(node: OpNode, view: GraphView, tolerance: float) -> Need | Non
     if a != b or a_step is b_step is None:
         return None
     return Need(is_place=True) if "Cast" in (a_step, b_step) else Need(absolute=tolerance)
+
+
+def _of_parts(node: OpNode, view: GraphView) -> Need | None:
+    """What a difference of two parts of one tensor asks: an extent, a step between neighbours."""
+    if node.op != OpKey("", "Sub") or node.inputs[0] == node.inputs[1]:
+        return None
+    parts = [view.producer.get(t) for t in node.inputs]
+    sources = [part.inputs[0] for part in parts if part is not None and part.op in _PARTS]
+    return EXACT if len(sources) == 2 and sources[0] == sources[1] else None
 
 
 def _origin(tensor: str, view: GraphView) -> tuple[str, str | None]:

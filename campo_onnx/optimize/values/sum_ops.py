@@ -1,5 +1,6 @@
 """What is a sum, a square, a product of matrices: what the searches for lost sums have in common."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -135,7 +136,8 @@ def terms_of(node: OpNode, view: GraphView) -> int:
         shape, axis = view.shape(node.inputs[0]) or (), view.values.get(node.inputs[1])
         return shape[int(axis.reshape(-1)[0])] if shape and axis is not None else max(shape, default=0)
     if node.op in _SCATTERS:
-        updates, places = view.tensors[node.inputs[2]].elements, view.tensors[node.outputs[0]].elements
-        return 0 if not updates or not places else max(updates // places, 1)
+        places = view.shape(node.inputs[1]) or (0,)  # all of them may be one and the same
+        along = int(node.attributes.get("axis", 0))
+        return math.prod(places[:-1]) if node.op.op_type == "ScatterND" else places[along]
     before, after = view.tensors[node.inputs[0]].elements, view.tensors[node.outputs[0]].elements
     return 0 if not before or not after else before // after

@@ -3,44 +3,13 @@
 Every case is held against FP32 under plans that lower whatever they may, in FP16 and BF16.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 
-from campo_onnx.emulation.numerics import relative_l2
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.reason import Reason
-from tests.optimize.small_steps import both, mixed_of, model_of, reasons
-
-RANDOM = np.random.default_rng(0)
-LIMITS = {Precision.FP16: 0.01, Precision.BF16: 0.08}
-
-
-def normal(*shape, size=1.0, mean=0.0):
-    return (RANDOM.normal(size=shape) * size + mean).astype(np.float32)
-
-
-def f32(value):
-    return np.asarray(value, np.float32)
-
-
-def i64(*values):
-    return np.array(values, np.int64)
-
-
-class Case(NamedTuple):
-    body: str
-    constants: dict
-    feeds: dict
-    output: str = "float[64,64] y"
-
-    @property
-    def model(self):
-        kinds = {"float32": "float", "int64": "int64"}
-        inputs = ", ".join(f"{kinds[str(v.dtype)]}{list(v.shape)} {k}" for k, v in self.feeds.items())
-        return model_of(self.body, self.constants, inputs=inputs, outputs=self.output)
-
+from tests.optimize.formulas import RANDOM, Case, assert_as_in_fp32, f32, i64, normal
+from tests.optimize.small_steps import mixed_of, reasons
 
 XW = {"x": normal(64, 64, size=3.0), "w": normal(64, 64, size=1 / 8)}
 CLIP = {"least": f32(1e-4), "most": f32(1 - 1e-4), "one": f32(1), "minus": f32(-1 + 1e-4)}
@@ -234,10 +203,7 @@ CASES = {
 @pytest.mark.parametrize("strategy", ["optimal", "fine-grained"])
 @pytest.mark.parametrize("name", CASES)
 def test_what_comes_out_is_what_fp32_computes(name, strategy, low):
-    case = CASES[name]
-    expected, actual, _ = both(case.model, case.feeds, strategy, low=low)
-    assert np.isfinite(expected["y"]).all()
-    assert relative_l2(actual["y"], expected["y"]) < LIMITS[low]
+    assert_as_in_fp32(CASES[name], strategy, low)
 
 
 def test_the_reason_names_the_reader():
