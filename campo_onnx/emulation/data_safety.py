@@ -58,6 +58,8 @@ class DataSafety:
         Predicted time that the releases save.
     trials
         Emulated steps it took.
+    problem, plan
+        What was decided about with all this, and the plan, which was emulated.
     """
 
     forbidden: Mapping[str, Verdict]
@@ -67,10 +69,16 @@ class DataSafety:
     drift_after: Mapping[str, float]
     gain_us: float
     trials: int
+    problem: Problem
+    plan: Plan
 
     def applied_to(self, options: Options) -> Options:
         """Options that plan with what was found."""
-        return replace(options, forbidden=self.forbidden, released=self.released)
+        return replace(
+            options,
+            forbidden={**self.forbidden, **options.forbidden},
+            released=options.released | self.released,
+        )
 
 
 def measure_safety(
@@ -80,6 +88,8 @@ def measure_safety(
     *,
     budget: float | None = None,
     tell: Progress = lambda _: None,
+    problem: Problem | None = None,
+    plan: Plan | None = None,
 ) -> DataSafety:
     """Run the FP32 step on real batches and decide by what each node computes there.
 
@@ -107,6 +117,8 @@ def measure_safety(
         (:func:`campo_onnx.emulation.drift.most_drift`).
     tell
         Called with a sentence whenever a stage begins.
+    problem, plan
+        What is decided about with these options, and the plan of that, where the caller has them already.
 
     Raises
     ------
@@ -139,16 +151,14 @@ def measure_safety(
     ]
     for reference in references:
         _refuse_unfinite(reference.outputs, "the FP32 step", "is not finite on this batch")
-    problem = problem_of(imported, options)
+    problem = problem or problem_of(imported, options)
     tell("recording ranges")
     found = ranges_of(given, _reads_and_results(problem), batches, options.low, here)
     forbidden: Forbidden = MappingProxyType(dict(_breaking(problem, found)))
-    search = _Search(imported, options, references, budget, tell)
+    search = _Search(imported, options, references, budget, tell, problem, plan)
     forbidden, before, drift_before = search.within_budget(problem, forbidden)
-    cautious = replace(options, forbidden=forbidden, released=frozenset())
-    released, after, drift_after = search.best(
-        _groups(problem_of(imported, cautious)), forbidden, before, drift_before
-    )
+    groups = _groups(problem.informed(forbidden, ()))
+    released, after, drift_after = search.best(groups, forbidden, before, drift_before)
     return DataSafety(
         forbidden=forbidden,
         released=released,
@@ -157,6 +167,8 @@ def measure_safety(
         drift_after=MappingProxyType(drift_after),
         gain_us=before.predicted_us - after.predicted_us,
         trials=search.trials,
+        problem=problem.informed(forbidden, released),
+        plan=after,
     )
 
 
@@ -170,8 +182,11 @@ class _Search:
         references: Sequence[Reference],
         budget: float,
         tell: Progress,
+        problem: Problem,
+        plan: Plan | None,
     ) -> None:
         self.trials = 0
+        self._problem, self._plan = problem, plan
         self._imported, self._options = imported, options
         self._references, self._budget, self._tell = references, budget, tell
 
@@ -179,8 +194,9 @@ class _Search:
         """Plan with `forbidden` and `released`, emulate the result, and compare every output."""
         self.trials += 1
         self._tell(f"emulating the mixed step, trial {self.trials}")
-        options = replace(self._options, forbidden=forbidden, released=released)
-        plan = decide(problem_of(self._imported, options), self._imported, options)
+        plan = self._plan
+        if plan is None or forbidden or released:
+            plan = decide(self._problem.informed(forbidden, released), self._imported, self._options)
         mixed = seeded(emulate(rewrite(self._imported, plan), self._options.dims))
         worst: dict[str, float] = {}
         for reference in self._references:

@@ -11,6 +11,7 @@ from enum import Enum
 from types import MappingProxyType
 
 from campo_onnx.costs.table import CostTable
+from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import CAPTURE, FLOAT, GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
@@ -228,6 +229,7 @@ def cast_sites(
     return MappingProxyType(sites)
 
 
+@remembered
 def existing_versions(view: GraphView, precision: Precision) -> Mapping[str, ExistingVersion]:
     """Find the FP32 tensors that Casts of the given graph relate to a low version; the first one counts."""
     found: dict[str, ExistingVersion] = {}

@@ -4,7 +4,7 @@ Everything a strategy needs is here as values; it neither reads the model nor kn
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -136,6 +136,18 @@ class Problem:
         offered = replace(self, padding=padding)
         vars(offered)["sites"] = self.sites
         return offered
+
+    def informed(self, forbidden: Mapping[str, Verdict], released: Collection[str]) -> "Problem":
+        """The same with what data says: nodes that would break, and tainted ones that are harmless.
+
+        It changes no Cast, so that sites are listed once.
+        """
+        if not forbidden and not released:
+            return self
+        classification = replace(self.classification, released=self.classification.released | {*released})
+        informed = replace(self, classification=classification, fixed={**forbidden, **self.fixed})
+        vars(informed)["sites"] = self.sites
+        return informed
 
     @property
     def with_pads_in_costs(self) -> "Problem":

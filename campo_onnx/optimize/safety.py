@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
@@ -20,6 +21,7 @@ _SPLIT, _CONCAT, _RESHAPE = (OpKey("", op) for op in ("Split", "Concat", "Reshap
 _BOUNDARY = OpKey("com.microsoft", "YieldOp")
 
 
+@remembered
 def weight_update(view: GraphView) -> frozenset[str]:
     """Find the nodes that write new parameters, optimizer state or running statistics.
 
@@ -36,6 +38,7 @@ def earlier_versions(view: GraphView) -> Mapping[str, tuple[str, ...]]:
     return {output: earlier for output, (_, earlier) in _updates(view).items()}
 
 
+@remembered
 def _updates(view: GraphView) -> Mapping[str, tuple[frozenset[str], tuple[str, ...]]]:
     """Find the outputs that are new versions of inputs: the nodes that compute them, and the inputs."""
     found: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {}

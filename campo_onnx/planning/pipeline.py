@@ -122,7 +122,11 @@ def optimize(source: str | Path | onnx.ModelProto, options: Options | None = Non
 
 
 def problem_of(imported: Imported, options: Options) -> Problem:
-    """Gather what is to be decided: classes, costs, and what is not up for decision."""
+    """Gather what is to be decided: classes, costs, and what is not up for decision.
+
+    What data says of nodes (`options.forbidden`, `options.released`) is added last, so that
+    :meth:`~campo_onnx.optimize.problem.Problem.informed` states the same problem with other data.
+    """
     view, low = imported.view, options.low
     kind = graph_kind(view, is_result=imported.stamp is not None)
     ports = {node.name: ports_of(view.signature(node.name), low) for node in view.nodes}
@@ -136,18 +140,18 @@ def problem_of(imported: Imported, options: Options) -> Problem:
         declared=options.ranges,
     )
     update = frozenset[str]() if kind.has_nothing_to_protect else weight_update(view)
-    classification = classify(view, options.lists, update)
-    return Problem(
+    problem = Problem(
         view=view,
         low=low,
-        classification=replace(classification, released=options.released),
+        classification=classify(view, options.lists, update),
         ports=ports,
-        fixed={**options.forbidden, **fixed},
+        fixed=fixed,
         costs=_costs(view, ports, options),
         digest=imported.digest,
         flat=flat_weights_of(view, options),
         kind=kind,
     )
+    return problem.informed(options.forbidden, options.released)
 
 
 def flat_weights_of(view: GraphView, options: Options) -> FlatWeights | None:

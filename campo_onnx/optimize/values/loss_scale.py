@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.safety import loss_output, weight_update
@@ -41,6 +42,7 @@ class LossScaling:
     unscaled: frozenset[str]
 
 
+@remembered
 def loss_scaling(view: GraphView) -> LossScaling:
     """Find the loss scale of a graph, and what is computed with it."""
     forward, update = forward_of(view, loss_output(view)), weight_update(view)

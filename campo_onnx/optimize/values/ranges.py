@@ -11,6 +11,7 @@ from onnx import NodeProto, TensorProto, numpy_helper
 
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.sort import bodies
 from campo_onnx.ir.statistics import statistics_of
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
@@ -60,7 +61,14 @@ def value_ranges(
     UsageError
         If a range is declared for something that is not an input of the graph.
     """
-    view = imported.view
+    return _value_ranges(imported, tuple(sorted(declared.items(), key=lambda named: named[0])))
+
+
+@remembered
+def _value_ranges(
+    imported: Imported, ranges: tuple[tuple[str, DeclaredRange], ...]
+) -> Mapping[str, ValueRange]:
+    view, declared = imported.view, dict(ranges)
     unknown = [name for name in declared if name not in view.inputs]
     if unknown:
         raise UsageError(

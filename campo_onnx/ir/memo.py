@@ -1,0 +1,34 @@
+"""What is found out about a graph, remembered for as long as the graph lives."""
+
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+from campo_onnx.ops.registry import current
+
+Graph = TypeVar("Graph")
+Found = TypeVar("Found")
+Others = ParamSpec("Others")
+
+
+def remembered(
+    function: Callable[Concatenate[Graph, Others], Found],
+) -> Callable[Concatenate[Graph, Others], Found]:
+    """Let a pure function of a graph compute each answer once.
+
+    The graph, its first argument, is an immutable object such as a view; the others must be hashable. The
+    answer depends on the operators that are registered, and must not refer to the graph.
+    """
+    answers: dict[tuple[object, ...], tuple[object, Found]] = {}
+
+    @wraps(function)
+    def asked_once(graph: Graph, *others: Others.args, **named: Others.kwargs) -> Found:
+        registry = current()
+        key = (id(graph), id(registry), *others, *sorted(named.items()))
+        if key not in answers:
+            answers[key] = registry, function(graph, *others, **named)  # which keeps the registry's id
+            weakref.finalize(graph, answers.pop, key, None).atexit = False
+        return answers[key][1]
+
+    return asked_once
