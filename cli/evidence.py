@@ -114,9 +114,11 @@ def check_device(name: str, runtime: str) -> None:
 
 def flat_weights_finder(wanted: bool) -> "Callable[[GraphView], FlatWeights] | None":
     """Say how weights that lie in one buffer are found, where they do."""
+    if not wanted:
+        return None
     from campo_onnx.training.low_weights import flat_weights
 
-    return flat_weights if wanted else None
+    return flat_weights
 
 
 @contextmanager

@@ -47,7 +47,7 @@ from .options import (
     ranges,
 )
 from .outputs import check_outputs
-from .preparation import cleaned_up, with_chosen_precision, with_data_safety, with_measured_ranges
+from .preparation import check_inputs, cleaned_up, planned
 from .probing import ProbeBudgetOption, ProbeMode, ProbeOption, probed
 from .render.console import command_line, print_json, set_loudness, working
 from .render.plan import print_optimized
@@ -258,7 +258,6 @@ def optimize(
     from campo_onnx.optimize.lists.list_file import resolve
     from campo_onnx.optimize.lists.oplists import with_overrides
     from campo_onnx.planning.options import Options
-    from campo_onnx.planning.pipeline import optimize as run_pipeline
     from campo_onnx.report.page import check_report
 
     set_loudness(quiet=quiet, verbose=verbose)
@@ -267,7 +266,10 @@ def optimize(
     chosen_lists = with_overrides(
         chosen_lists, allow=allow or (), infer=infer or (), clear=clear or (), deny=deny or ()
     )
-    _check_inputs(safety, inputs or [])
+    inputs = inputs or []
+    if safety is SafetyMode.DATA and not inputs:
+        raise UsageError("--safety data needs a batch", remedy="Give --inputs FILE.npz.")
+    check_inputs(inputs)
     if repair:
         check_repairable(strategy, verify=verify)
     check_device(device, runtime)
@@ -306,15 +308,16 @@ def optimize(
             evidence=target.evidence,
             ranges=ranges(value_range),
         )
-        if inputs:
-            options = with_measured_ranges(source, options, inputs)
-        if precision == AUTO:
-            options = with_chosen_precision(source, options)
-        if safety is SafetyMode.DATA:
-            options = with_data_safety(source, options, inputs or [], budget)
-        with working(f"planning {model.name} for {target.device.name}"):
-            optimized = run_pipeline(source, options)
-        optimized, options, tried = probed(optimized, options, inputs or [], probe, probe_s)
+        optimized, options = planned(
+            model,
+            source,
+            options,
+            inputs,
+            auto_precision=precision == AUTO,
+            by_data=safety is SafetyMode.DATA,
+            budget=budget,
+        )
+        optimized, options, tried = probed(optimized, options, inputs, probe, probe_s)
         report_unmatched(
             optimized.imported.view,
             operators={"--allow": allow, "--infer": infer, "--clear": clear, "--deny": deny},
@@ -324,9 +327,7 @@ def optimize(
         )
         measured = None
         if verify:
-            verification = verified(
-                optimized, options, inputs=inputs or [], repair=repair, steps=verify_steps
-            )
+            verification = verified(optimized, options, inputs=inputs, repair=repair, steps=verify_steps)
             optimized = verification.returned
             print_verification(verification)
             measured = verification.attempts[-1].result if verification.attempts else None
@@ -390,8 +391,3 @@ def _advice(optimized: "Optimized", options: "Options") -> tuple[str, ...]:
         return ()
     with working("looking for what would pay"):
         return advice(optimized, options)
-
-
-def _check_inputs(safety: SafetyMode, inputs: list[Path]) -> None:
-    if safety is SafetyMode.DATA and not inputs:
-        raise UsageError("--safety data needs a batch", remedy="Give --inputs FILE.npz.")

@@ -1,4 +1,4 @@
-"""What ``optimize`` finds out before it plans: a cleaned-up graph, ranges, a precision, what data shows."""
+"""From the file of ``optimize`` to its plan, in one pass: clean up, ranges, a precision, safety on data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,12 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from campo_onnx.errors import UsageError
+
 from .options import dimensions
 from .render.checks import print_data_safety
 from .render.console import print_note, working
 
 if TYPE_CHECKING:
     from campo_onnx.planning.options import Options
+    from campo_onnx.planning.pipeline import Optimized
+    from campo_onnx.runtime.feeds import Feeds
 
 
 @contextmanager
@@ -28,37 +32,78 @@ def cleaned_up(model: Path, dim: list[str] | None, *, wanted: bool) -> Iterator[
         yield path
 
 
-def with_measured_ranges(model: Path, options: "Options", inputs: list[Path]) -> "Options":
-    """Declare of graph inputs what batches show; what the user declared stays."""
+def check_inputs(inputs: list[Path]) -> None:
+    """Find out before any work whether the batches are there.
+
+    Raises
+    ------
+    UsageError
+        If one does not exist.
+    """
+    for path in inputs:
+        if not path.exists():
+            raise UsageError(f"{path} does not exist", remedy="Check the path of --inputs.")
+
+
+def planned(
+    model: Path,
+    source: Path,
+    options: "Options",
+    inputs: list[Path],
+    *,
+    auto_precision: bool,
+    by_data: bool,
+    budget: float | None,
+) -> tuple["Optimized", "Options"]:
+    """Read a graph, find out what its options leave open, and plan it.
+
+    Parameters
+    ----------
+    model, source
+        What the user calls the graph, and the file to read.
+    options
+        What to decide with.
+    inputs
+        Batches: their ranges hold for inputs of which the user declared none.
+    auto_precision
+        Whether to choose the low precision.
+    by_data
+        Whether the batches say which nodes would break, and which are harmless.
+    budget
+        For `by_data`: relative error of each gradient.
+
+    Returns
+    -------
+    tuple
+        The result, and options that decide it again.
+    """
     from campo_onnx.ir.importer import import_model
     from campo_onnx.optimize.values.ranges import measured_ranges
-    from campo_onnx.runtime.feeds import read_feeds
-
-    view = import_model(model, options.dims).view
-    found = measured_ranges(view, [read_feeds(path, view) for path in inputs])
-    return replace(options, ranges={**found, **options.ranges})
-
-
-def with_chosen_precision(model: Path, options: "Options") -> "Options":
-    """Choose between the low precisions, and say why."""
     from campo_onnx.planning.auto_precision import choose_precision
+    from campo_onnx.planning.pipeline import apply, decide, problem_of
 
-    with working(f"choosing a low precision for {model.name} on {options.device.name}"):
-        choice = choose_precision(model, options)
-    print_note(f"{choice.low.name} was chosen. {choice.why}")
-    return replace(options, low=choice.low)
+    imported = import_model(source, options.dims)
+    view, problem, plan = imported.view, None, None
+    batches: list[Feeds] = []
+    if inputs:
+        from campo_onnx.runtime.feeds import read_feeds
 
+        batches = [read_feeds(path, view) for path in inputs]
+        options = replace(options, ranges={**measured_ranges(view, batches), **options.ranges})
+    if auto_precision:
+        with working(f"choosing a low precision for {model.name} on {options.device.name}"):
+            choice = choose_precision(imported, options)
+        print_note(f"{choice.low.name} was chosen. {choice.why}")
+        options = replace(options, low=choice.low)
+        problem, plan = choice.problems.get(choice.low), choice.plans.get(choice.low)
+    if by_data:
+        from campo_onnx.emulation.data_safety import measure_safety
+        from campo_onnx.emulation.drift import most_drift
 
-def with_data_safety(model: Path, options: "Options", inputs: list[Path], budget: float | None) -> "Options":
-    """Find out on batches which nodes would break, and which are harmless."""
-    from campo_onnx.emulation.data_safety import measure_safety
-    from campo_onnx.emulation.drift import most_drift
-    from campo_onnx.ir.importer import import_model
-    from campo_onnx.runtime.feeds import read_feeds
-
-    imported = import_model(model, options.dims)
-    batches = [read_feeds(path, imported.view) for path in inputs]
-    with working(f"measuring safety of {model.name} on {len(batches)} batch(es)"):
-        found = measure_safety(imported, options, batches, budget=budget)
-    print_data_safety(found, most_drift(options.low) if budget is None else budget)
-    return found.applied_to(options)
+        with working(f"measuring safety of {model.name} on {len(batches)} batch(es)"):
+            safety = measure_safety(imported, options, batches, budget=budget, problem=problem, plan=plan)
+        print_data_safety(safety, most_drift(options.low) if budget is None else budget)
+        options, problem, plan = safety.applied_to(options), safety.problem, safety.plan
+    with working(f"planning {model.name} for {options.device.name}"):
+        problem = problem or problem_of(imported, options)
+        return apply(plan or decide(problem, imported, options), problem, imported), options

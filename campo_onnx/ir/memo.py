@@ -23,7 +23,7 @@ def remembered(
     answers: dict[tuple[object, ...], tuple[object, Found]] = {}
 
     @wraps(function)
-    def asked_once(graph: Graph, *others: Others.args, **named: Others.kwargs) -> Found:
+    def asked_once(graph: Graph, /, *others: Others.args, **named: Others.kwargs) -> Found:
         registry = current()
         key = (id(graph), id(registry), *others, *sorted(named.items()))
         if key not in answers:
