@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from campo_onnx.export.torch import recurrent
 from campo_onnx.export.torch.packed import pack
 
 aten = torch.ops.aten
@@ -209,6 +210,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.fill_diagonal_: _fill_diagonal,
     torch.histc: _histc,
     torch.Tensor.histc: _histc,
+    **recurrent.FUNCTIONS,
     **{
         getattr(owner, name): _grouped_mm
         for owner, name in ((torch, "_grouped_mm"), (F, "grouped_mm"))

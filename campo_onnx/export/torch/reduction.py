@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from onnx import TensorProto, numpy_helper
 
 from campo_onnx.export.compact import (
     cast,
-    crop,
     elementwise,
     reduce,
     reshape,
@@ -22,6 +20,7 @@ from campo_onnx.export.compact import (
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.products import PRODUCTS
 from campo_onnx.export.scaled_sums import gated_add, may_mix, mixed
+from campo_onnx.export.torch.extremes import extreme
 from campo_onnx.export.torch.operands import aten, axes_of, operand
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Node, Value
@@ -41,14 +40,6 @@ def _mean(g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: boo
     return reduce(g, "ReduceMean", cast(g, x, expected.dtype), axes_of(x, dim), keepdims=keepdim)
 
 
-def _amax(g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-    return reduce(g, "ReduceMax", x, axes_of(x, dim), keepdims=keepdim)
-
-
-def _amin(g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-    return reduce(g, "ReduceMin", x, axes_of(x, dim), keepdims=keepdim)
-
-
 def _any(g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
     counted = cast(g, cast(g, x, _BOOL), _INT32)
     return cast(g, reduce(g, "ReduceMax", counted, axes_of(x, dim), keepdims=keepdim), _BOOL)
@@ -57,47 +48,6 @@ def _any(g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool
 def _all(g: Graph, expected: Expected, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
     counted = cast(g, cast(g, x, _BOOL), _INT32)
     return cast(g, reduce(g, "ReduceMin", counted, axes_of(x, dim), keepdims=keepdim), _BOOL)
-
-
-def _extremum_and_index(
-    extremum: str, index: str, g: Graph, x: Value, dim: int, keepdim: bool
-) -> tuple[Value, Value]:
-    dim %= x.rank
-    dtype, x = x.dtype, cast(g, x, _INT32) if x.dtype == _BOOL else x
-    where = g.op(index, x, axis=dim, keepdims=int(keepdim))
-    return cast(g, reduce(g, extremum, x, [dim], keepdims=keepdim), dtype), where
-
-
-def _max_dim(g: Graph, expected: Expected, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    return _extremum_and_index("ReduceMax", "ArgMax", g, x, dim, keepdim)
-
-
-def _min_dim(g: Graph, expected: Expected, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    return _extremum_and_index("ReduceMin", "ArgMin", g, x, dim, keepdim)
-
-
-def _argument(
-    op_type: str, g: Graph, expected: Expected, x: Value, dim: int | None = None, keepdim: bool = False
-) -> Value:
-    if dim is None:
-        x, dim = reshape(g, x, (x.elements,)), 0
-    return reshape(g, g.op(op_type, x, axis=dim % x.rank, keepdims=int(keepdim)), expected.shape)
-
-
-def _median_dim(
-    g: Graph, expected: Expected, x: Value, dim: int, keepdim: bool = False
-) -> tuple[Value, Value]:
-    dim %= max(x.rank, 1)
-    middle = (x.shape[dim] + 1) // 2  # of an even number the lower one
-    found = g.ops("TopK", x, g.integers([middle]), outputs=2, axis=dim, largest=0, sorted=1)
-    starts, ends = [0] * x.rank, list(found[0].shape)
-    starts[dim] = middle - 1
-    value, index = (reshape(g, crop(g, each, starts, ends), expected.shape) for each in found)
-    return value, index
-
-
-def _median(g: Graph, expected: Expected, x: Value) -> Value:
-    return _median_dim(g, expected, reshape(g, x, (x.elements,)), 0)[0]
 
 
 def _prod(
@@ -159,7 +109,7 @@ def _vector_norm(
         return reduce(g, "ReduceSum", cast(g, counted, x.dtype), axes, keepdims=keepdim)
     magnitude = elementwise(g, "Abs", x)
     if math.isinf(ord):
-        return reduce(g, "ReduceMax" if ord > 0 else "ReduceMin", magnitude, axes, keepdims=keepdim)
+        return extreme(g, "ReduceMax" if ord > 0 else "ReduceMin", magnitude, axes, keepdims=keepdim)
     powers = elementwise(g, "Pow", magnitude, g.scalar(ord, x.dtype))
     total = reduce(g, "ReduceSum", powers, axes, keepdims=keepdim)
     return elementwise(g, "Pow", total, g.scalar(1 / ord, x.dtype))
@@ -359,18 +309,8 @@ def _one_a_row(g: Graph, gradient: Value, dim: int) -> tuple[Value, Value] | Non
 TRANSLATIONS: Table = table(
     ((aten.sum.default, aten.sum.dim_IntList), _sum),
     ((aten.mean.default, aten.mean.dim), _mean),
-    (aten.amax.default, _amax),
-    (aten.max.default, _amax),
-    (aten.amin.default, _amin),
-    (aten.min.default, _amin),
     ((aten.any.default, aten.any.dim, aten.any.dims), _any),
     ((aten.all.default, aten.all.dim), _all),
-    (aten.max.dim, _max_dim),
-    (aten.min.dim, _min_dim),
-    (aten.argmax.default, partial(_argument, "ArgMax")),
-    (aten.argmin.default, partial(_argument, "ArgMin")),
-    (aten.median.dim, _median_dim),
-    (aten.median.default, _median),
     ((aten.prod.default, aten.prod.dim_int), _prod),
     (aten.cumprod.default, _cumprod),
     (aten.linalg_vector_norm.default, _vector_norm),

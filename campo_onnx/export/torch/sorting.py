@@ -6,6 +6,7 @@ from onnx import TensorProto
 
 from campo_onnx.export.compact import cast, elementwise, full, reduce, reshape
 from campo_onnx.export.graph import Graph
+from campo_onnx.export.torch.extremes import ordered
 from campo_onnx.export.torch.operands import aten, operand, promoted
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
@@ -21,8 +22,10 @@ _MOST_COMPARISONS = 1 << 26
 def _topk(
     g: Graph, expected: Expected, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Value, ...]:  # fmt: skip
-    count = g.integers([k])
-    return g.ops("TopK", x, count, outputs=2, axis=dim % x.rank, largest=int(largest), sorted=int(sorted))
+    axis, key = dim % x.rank, ordered(g, x)
+    settings = {"axis": axis, "largest": int(largest), "sorted": int(sorted)}
+    values, places = g.ops("TopK", key, g.integers([k]), outputs=2, **settings)
+    return (values if key is x else g.op("GatherElements", x, places, axis=axis)), places
 
 
 def _sort(
