@@ -55,13 +55,10 @@ def test_nan_comes_out_where_eager_gives_it(function: Callable[..., Any]) -> Non
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize(
-    "settings", [{}, {"batch_first": True, "bidirectional": True}], ids=["plain", "both"]
-)
-def test_dropout_between_recurrent_layers_is_eagers(
-    kind: Any, settings: dict[str, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True)
+@pytest.mark.parametrize("both", [False, True], ids=["plain", "both directions"])
+@torch._dynamo.config.patch(allow_rnn=True)
+def test_dropout_between_recurrent_layers_is_eagers(kind: Any, both: bool) -> None:
+    settings = {"batch_first": both, "bidirectional": both}
     module, x = kind(4, 5, num_layers=LAYERS, dropout=0.5, **settings), torch.randn(6, 3, 4)
     eager, run = copy.deepcopy(module), compiled(module)
     outputs = []
