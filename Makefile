@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 LINT_VENV := .venv-lint
+QUICK := not slow and not onnx_cases and not campaign and not browser
 DOCS_VENV := .venv-docs
 FRAMEWORKS_VENV := .venv-frameworks
 MODELS_VENV := .venv-models
@@ -12,15 +13,25 @@ CLUSTER_VENV := .venv-cluster
 ORT_BIN := $(ORT_VENV)/bin
 BIN := $(VENV)/bin
 
-.PHONY: demo test package docs test-campaign test-cluster test-cuda-dry test-onnx-cases test-report random-graphs fuzz test-frameworks test-ortmodule zoo models campo-eval lint format clean
+.PHONY: check types check-layers coverage demo test package docs test-campaign test-cluster test-cuda-dry test-onnx-cases test-report random-graphs fuzz test-frameworks test-ortmodule zoo models campo-eval lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/campo-onnx demo --folder demo_out --force
+
+# Before each commit, about a minute of a quiet machine: lint, types, and the tests that are quick one by one.
+check: lint $(VENV)/.installed-test
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile -m "$(QUICK)"
 
 # One process a core; files stay whole, so that what a file's tests share is made once. Byte code is kept: each
 # process would compile all tests anew.
 test: $(VENV)/.installed-test
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile
+
+# A report, not a limit: what no test of `make test` runs is listed in coverage_out.
+coverage: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet "pytest-cov>=6"
+	$(BIN)/python -m pytest -n auto --dist loadfile --cov=campo_onnx --cov=cli --cov-branch \
+	    --cov-report=html:coverage_out --cov-report=term:skip-covered
 
 # Wheel and sdist, built, checked and tried in fresh environments, under every Python 3.11 to 3.14 that is here.
 package: $(VENV)/.installed
@@ -92,10 +103,15 @@ test-cluster: $(CLUSTER_VENV)/.installed
 test-ortmodule: $(ORT_VENV)/.installed
 	$(ORT_BIN)/python -m pytest tests/integrations
 
-lint: $(LINT_VENV)/.installed
+lint: types
 	$(LINT_VENV)/bin/ruff check .
 	$(LINT_VENV)/bin/ruff format --check .
+
+types: $(LINT_VENV)/.installed
 	$(LINT_VENV)/bin/mypy
+
+check-layers: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -q tests/test_layering.py -k order
 
 format: $(LINT_VENV)/.installed
 	$(LINT_VENV)/bin/ruff format .
@@ -151,4 +167,4 @@ $(LINT_VENV)/.installed: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LINT_VENV) $(DOCS_VENV) $(FRAMEWORKS_VENV) $(MODELS_VENV) $(ORT_VENV) $(CLUSTER_VENV) .cuda-stubs demo_out dist site zoo_out eval_out models_out build *.egg-info
+	rm -rf $(VENV) $(LINT_VENV) $(DOCS_VENV) $(FRAMEWORKS_VENV) $(MODELS_VENV) $(ORT_VENV) $(CLUSTER_VENV) .cuda-stubs demo_out dist site zoo_out eval_out models_out coverage_out build *.egg-info

@@ -41,6 +41,26 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Rooms whose tests start programs, sessions or frameworks, and files that take seconds: `make check` leaves
+# them out, `make test` does not.
+SLOW = {
+    "bench", "benchmarks", "calibrate", "checking", "cli", "cluster", "cuda", "emulation", "export", "fuzz",
+    "gpu_lease", "integrations", "random_graphs", "random_networks", "report", "runtime", "torch_compile",
+    "training", "test_choose.py", "test_examples.py", "test_first_minutes.py", "test_frameworks_agree.py",
+    "test_main_module.py", "test_padding_random.py", "test_pipeline.py", "test_public_api.py",
+    "test_rewrite_any_plan.py", "test_traffic.py",
+}  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make check` leaves out."""
+    tests = Path(__file__).parent
+    for item in items:
+        path = item.path.relative_to(tests)
+        if {path.parts[0], path.name} & SLOW:
+            item.add_marker("slow")
+
+
 def pytest_collection_finish() -> None:
     """Keep what is there for the whole run, modules and tests, out of every garbage collection."""
     gc.collect()

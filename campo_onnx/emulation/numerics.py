@@ -19,8 +19,9 @@ from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.inline import inline_functions
 from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.sort import fresh, name_nodes, outer_reads, sort_nodes
+from campo_onnx.ops.key import OpKey, short_domain
 from campo_onnx.ops.precision import is_low_dtype
-from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.ops.registry import RANDOM
 from campo_onnx.runtime.chunked_run import run
 from campo_onnx.runtime.registry import machine
 
@@ -29,9 +30,6 @@ _NATIVE = frozenset({"Cast", "Constant", "ConstantOfShape"})
 
 # ONNX Runtime takes a Cast of this name for one of its own that loses nothing, and drops it.
 _DROPPED_PREFIX = "InsertedPrecisionFreeCast_"
-
-RANDOM = frozenset(key.op_type for key, spec in REGISTRY.specs.items() if spec.draws)
-"""Operators that draw random numbers."""
 
 
 def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelProto:
@@ -299,7 +297,9 @@ def seeded(model: ModelProto) -> ModelProto:
     copy = ModelProto()
     copy.CopyFrom(model)
     for node in copy.graph.node:
-        if node.op_type in RANDOM and all(attribute.name != "seed" for attribute in node.attribute):
+        if OpKey(short_domain(node.domain), node.op_type) in RANDOM and all(
+            attribute.name != "seed" for attribute in node.attribute
+        ):
             seed = zlib.crc32(node.name.encode()) >> 8  # a float holds integers up to 2^24
             kind = int if "Dropout" in node.op_type else float
             node.attribute.append(onnx.helper.make_attribute("seed", kind(seed)))

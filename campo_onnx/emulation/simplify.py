@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from campo_onnx.emulation.numerics import RANDOM
 from campo_onnx.errors import CheckFailedError
 from campo_onnx.files import temporary_folder
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
+from campo_onnx.ops.registry import RANDOM
 from campo_onnx.runtime.chunked_run import run_in_pieces
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.onnxruntime.optimized import cleaned_up
@@ -77,7 +77,7 @@ def simplify(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | Non
             "the simplified graph has other inputs or outputs than the given one",
             remedy="Leave out --simplify, and please report it.",
         )
-    draws = any(node.op.op_type in RANDOM for node in given.view.nodes)
+    draws = any(node.op in RANDOM for node in given.view.nodes)
     if not draws:
         _check_values(given, made)
     return Simplified(

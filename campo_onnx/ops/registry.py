@@ -1,6 +1,7 @@
 """All operators that are known, each once."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -41,6 +42,7 @@ class Registry:
                 raise ValueError(f"the operator {spec.key.label} is registered twice")
             found[spec.key] = spec
         self.specs: Mapping[OpKey, OpSpec] = MappingProxyType(found)
+        self._asking: dict[Ask, Mapping[OpKey, tuple[int, ...]]] = {}
 
     def spec(self, op: OpKey) -> OpSpec:
         """What is known of an operator; of one that is not registered, that nothing is."""
@@ -60,8 +62,10 @@ class Registry:
 
     def asking(self, what: Ask) -> Mapping[OpKey, tuple[int, ...]]:
         """The operators that ask something of inputs, and the positions of these."""
-        found = {key: tuple(i for i, ask in spec.asks if ask is what) for key, spec in self.specs.items()}
-        return MappingProxyType({key: positions for key, positions in found.items() if positions})
+        if what not in self._asking:
+            found = {key: tuple(i for i, ask in spec.asks if ask is what) for key, spec in self.specs.items()}
+            self._asking[what] = MappingProxyType({key: at for key, at in found.items() if at})
+        return self._asking[what]
 
     def of_family(self, *families: Family) -> frozenset[OpKey]:
         """The operators of some families."""
@@ -99,6 +103,69 @@ def _implied(movement: Movement | None, values: Rule | None) -> Iterator[Trait]:
 
 REGISTRY = Registry(_with_values((*standard.SPECS, *microsoft.SPECS, *aten.SPECS), RULES, TRAITS))
 """The operators that come with the package."""
+
+
+class Ops(AbstractSet[OpKey]):
+    """A set of operators that asks the registry in force whenever it is looked at.
+
+    Parameters
+    ----------
+    select
+        Names the operators of a registry.
+
+    Examples
+    --------
+    >>> signs = having(Trait.SIGN)
+    >>> key = OpKey("my.domain", "Flip")
+    >>> key in signs
+    False
+    >>> with also(OpSpec(key=key, family=Family.OTHER, traits=frozenset({Trait.SIGN}))):
+    ...     key in signs, key in signs | {OpKey("", "Abs")}
+    (True, True)
+    """
+
+    def __init__(self, select: Callable[[Registry], AbstractSet[OpKey]]) -> None:
+        self._select = select
+        self._registry: Registry | None = None
+        self._ops: AbstractSet[OpKey] = frozenset()
+
+    def now(self, registry: Registry | None = None) -> AbstractSet[OpKey]:
+        """The operators in a registry, by default in the one in force."""
+        registry = registry or _current.get()
+        if registry is not self._registry:
+            self._ops, self._registry = self._select(registry), registry
+        return self._ops
+
+    def __contains__(self, op: object) -> bool:
+        return op in (self._ops if _current.get() is self._registry else self.now())
+
+    def __iter__(self) -> Iterator[OpKey]:
+        return iter(self.now())
+
+    def __len__(self) -> int:
+        return len(self.now())
+
+    def __or__(self, other: AbstractSet[OpKey]) -> "Ops":  # type: ignore[override]  # of operators only
+        return Ops(lambda registry: self.now(registry) | _at(other, registry))
+
+    def __ror__(self, other: AbstractSet[OpKey]) -> "Ops":
+        return self | other
+
+    def __sub__(self, other: AbstractSet[object]) -> "Ops":
+        return Ops(lambda registry: frozenset(op for op in self.now(registry) if op not in other))
+
+
+def _at(ops: AbstractSet[OpKey], registry: Registry) -> AbstractSet[OpKey]:
+    return ops.now(registry) if isinstance(ops, Ops) else ops
+
+
+def having(*traits: Trait) -> Ops:
+    """The operators that have one of some traits, in the registry in force when it is asked."""
+    return Ops(lambda registry: registry.having(*traits))
+
+
+RANDOM = Ops(lambda registry: frozenset(key for key, spec in registry.specs.items() if spec.draws))
+"""The operators that draw random numbers."""
 
 _current: ContextVar[Registry] = ContextVar("registry", default=REGISTRY)
 

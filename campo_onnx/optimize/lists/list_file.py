@@ -104,7 +104,7 @@ def _lists(file: _ListFile, name: str, where: Where) -> OpLists:
     tables = {op_class: getattr(file, op_class.value) for op_class in TABLES}
     moves = {op_class: op_keys(table.ops, where) for op_class, table in tables.items() if table is not None}
     patterns, decisions = file.rules.patterns, file.rules.taint_through_decisions
-    check(moves, patterns or (), base.safety_deny, where)
+    check(moves, patterns or (), base.denied_for_safety, where)
     changed = replace(
         base,
         name=name,

@@ -9,7 +9,7 @@ import csv
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from campo_onnx.errors import UsageError, did_you_mean
 from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.ops.registry import Ops
 from campo_onnx.ops.spec import Family
 from campo_onnx.optimize.lists.op_class import OpClass as OpClass
 from campo_onnx.optimize.lists.patterns import PATTERN_RULES
@@ -28,7 +28,7 @@ TABLES = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR, OpClass.DENY, OpClass.UNL
 PATTERNS = tuple(PATTERN_RULES)
 """Names of the rules that see a framework's operator in the pieces an exporter made of it."""
 
-SAFETY_DENY = REGISTRY.of_family(Family.LOSS, Family.UPDATE, Family.CONTROL_FLOW)
+SAFETY_DENY = Ops(lambda registry: registry.of_family(Family.LOSS, Family.UPDATE, Family.CONTROL_FLOW))
 """Losses, weight updates and control flow: no file and no option puts them on a list that goes low."""
 
 _TABLE = files("campo_onnx.ops")
@@ -55,7 +55,8 @@ class OpLists:
         Whether values that are not floating point (comparison results, masks, indices) carry
         unsafety on.
     safety_deny
-        Operators that are on none of `allow`, `infer` and `clear`; on no list, they are denied.
+        Operators that are on none of `allow`, `infer` and `clear`; on no list, they are denied. None takes
+        :data:`SAFETY_DENY`.
 
     Raises
     ------
@@ -72,15 +73,20 @@ class OpLists:
     unlisted: frozenset[OpKey] = frozenset()
     patterns: tuple[str, ...] = ()
     taint_through_decisions: bool = True
-    safety_deny: frozenset[OpKey] = SAFETY_DENY
+    safety_deny: frozenset[OpKey] | None = None
 
     def __post_init__(self) -> None:
-        check(self.tables, self.patterns, self.safety_deny, lambda _: f"op lists {self.name}")
+        check(self.tables, self.patterns, self.denied_for_safety, lambda _: f"op lists {self.name}")
 
     @property
     def tables(self) -> Tables:
         """The five lists by class."""
         return MappingProxyType({op_class: getattr(self, op_class.value) for op_class in TABLES})
+
+    @property
+    def denied_for_safety(self) -> Collection[OpKey]:
+        """Operators that no list may release."""
+        return SAFETY_DENY if self.safety_deny is None else self.safety_deny
 
     def class_of(self, op: OpKey) -> OpClass:
         """Class of an operator.
@@ -95,7 +101,7 @@ class OpLists:
         for op_class, ops in self.tables.items():
             if op in ops:
                 return op_class
-        return OpClass.DENY if op in self.safety_deny else OpClass.UNKNOWN
+        return OpClass.DENY if op in self.denied_for_safety else OpClass.UNKNOWN
 
 
 def preset_names() -> tuple[str, ...]:
@@ -169,7 +175,7 @@ def with_overrides(
 
     given = {OpClass.ALLOW: allow, OpClass.INFER: infer, OpClass.CLEAR: clear, OpClass.DENY: deny}
     moves = {op_class: op_keys(labels, where) for op_class, labels in given.items()}
-    check(moves, (), lists.safety_deny, where)
+    check(moves, (), lists.denied_for_safety, where)
     if not any(moves.values()):
         return lists
     overridden = replace(lists, name=f"{lists.name} with overrides", title=f"{lists.title}, with overrides")
@@ -190,7 +196,7 @@ def moved(lists: OpLists, moves: Tables) -> OpLists:
     )
 
 
-def check(tables: Tables, patterns: Iterable[str], safety_deny: frozenset[OpKey], where: Where) -> None:
+def check(tables: Tables, patterns: Iterable[str], safety_deny: Collection[OpKey], where: Where) -> None:
     """Refuse lists that overlap, release an operator of `safety_deny` or name an unknown pattern rule."""
     found: dict[OpKey, OpClass] = {}
     for op_class, op in ((op_class, op) for op_class, ops in tables.items() for op in sorted(ops)):

@@ -8,7 +8,7 @@ import onnx
 
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.ops.registry import current
 from campo_onnx.optimize.lists.oplists import OpLists
 from campo_onnx.optimize.name_patterns import first_partly_matching, matching, pattern_of
 
@@ -60,7 +60,7 @@ def unmatched(
 
 def _misspelt(lists: OpLists, labels: Sequence[str]) -> Iterator[str]:
     """Operators of domains that we know in full, which are neither in them nor in the graph."""
-    known = {op.label for op in REGISTRY.specs} | {schema.name for schema in onnx.defs.get_all_schemas()}
+    known = {op.label for op in current().specs} | {schema.name for schema in onnx.defs.get_all_schemas()}
     named = sorted(op for ops in lists.tables.values() for op in ops)
     found = [op for op in named if op.domain == "" and op.label not in known and op.label not in labels]
     for op in found[:_MOST_MISSPELT]:  # a file may name thousands, and each is compared with all

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
-from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.sum_ops import (
@@ -33,7 +33,7 @@ _LONG_SUM_OF_ONE_SIGN = 1024.0
 _LONG_RUN = 256.0
 """A running sum has its terms in common, and is no longer for being cut: 256 on average are enough."""
 
-_KEEPING = MOVES | SIGNS | REGISTRY.having(Trait.SAME_SIZE, Trait.NO_LARGER) - {OpKey("", "Log")}
+_KEEPING = MOVES | SIGNS | having(Trait.SAME_SIZE, Trait.NO_LARGER) - {OpKey("", "Log")}
 _SHARES = frozenset({OpKey("", "Softmax"), OpKey("com.microsoft", "BiasSoftmax")})
 _MOST = 1e30
 

@@ -7,12 +7,12 @@ import numpy as np
 
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, SUMS, is_mean, terms_of
 
-_KEEPING = REGISTRY.having(Trait.MOVES, Trait.SIGN, Trait.SAME_SIZE)
+_KEEPING = having(Trait.MOVES, Trait.SIGN, Trait.SAME_SIZE)
 _PRODUCTS = CONTRACTIONS | {OpKey("", "Conv"), OpKey("", "ConvTranspose")}
 
 _LEAST = 1e-150

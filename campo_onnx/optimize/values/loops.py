@@ -10,12 +10,12 @@ from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 from campo_onnx.ir.sort import bodies
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
 
-_BOUNDED = REGISTRY.having(Trait.BOUNDED)
-_SMALL = REGISTRY.having(Trait.AT_MOST_ONE)
-_KEEPING = REGISTRY.having(Trait.MOVES, Trait.SIGN, Trait.SAME_SIZE, Trait.NO_LARGER)
+_BOUNDED = having(Trait.BOUNDED)
+_SMALL = having(Trait.AT_MOST_ONE)
+_KEEPING = having(Trait.MOVES, Trait.SIGN, Trait.SAME_SIZE, Trait.NO_LARGER)
 _FLOATS = frozenset({TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16})
 _LINEAR = _KEEPING | frozenset({OpKey("", "Div"), OpKey("", "Mul")})
 _ADDING = frozenset({"Add", "Sub", "Sum"})

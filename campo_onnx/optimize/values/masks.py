@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
-from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.ops.registry import current
 from campo_onnx.ops.spec import Ask
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 from campo_onnx.optimize.values.sum_ops import MOVES
@@ -18,7 +18,6 @@ _SOFTMAX = frozenset(OpKey("", op) for op in ("Exp", "LogSoftmax", "ReduceMax", 
     OpKey("com.microsoft", "BiasSoftmax")
 }
 
-_ADDED = REGISTRY.asking(Ask.MASK)
 """Operators that add a mask before a softmax of their own: where they read it."""
 
 
@@ -61,6 +60,7 @@ def unknown_masks(
     if not origin:
         return {}
     leads_on = _leading_to_softmax(view)
+    masks = current().asking(Ask.MASK)
     masked: dict[str, str] = {}
     found: dict[str, str] = {}
     for node in view.nodes:
@@ -73,7 +73,7 @@ def unknown_masks(
             met = met or raw
             if any(t in leads_on for t in node.outputs):
                 _add_moves(node.inputs, origin, view, found)
-        added = [node.inputs[i] for i in _ADDED.get(node.op, ()) if i < len(node.inputs)]
+        added = [node.inputs[i] for i in masks.get(node.op, ()) if i < len(node.inputs)]
         if raw is not None and any(t in origin for t in added):
             found[node.name] = raw
             _add_moves(added, origin, view, found)
@@ -128,10 +128,11 @@ def _adds_activations(inputs: tuple[str, ...], origin: Mapping[str, str], view: 
 
 def _leading_to_softmax(view: GraphView) -> frozenset[str]:
     found: set[str] = set()
+    masks = current().asking(Ask.MASK)
     for node in reversed(view.nodes):
         if (
             node.op in _SOFTMAX
-            or node.op in _ADDED
+            or node.op in masks
             or (node.op in _KEEPING and any(t in found for t in node.outputs))
         ):
             found.update(t for t in node.inputs if t)

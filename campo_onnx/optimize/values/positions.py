@@ -8,13 +8,13 @@ from onnx import TensorProto
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
-from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange, from_integers
 from campo_onnx.ops.values.rule import of_type
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, MOVES, SIGNS
 
-_NEED_EXACT = REGISTRY.having(Trait.EXACT)
+_NEED_EXACT = having(Trait.EXACT)
 _DECIDING = _NEED_EXACT - {OpKey("", "CumSum"), OpKey("", "OneHot"), OpKey("", "TopK")}
 _DIFFERENCES = frozenset({OpKey("", "Add"), OpKey("", "Sub"), OpKey("", "Sum")})
 _ANGLES = frozenset({OpKey("", "Cos"), OpKey("", "Sin"), OpKey("", "Tan")})

@@ -1,23 +1,24 @@
 """What is a sum, a square, a product of matrices: what the searches for lost sums have in common."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 import numpy as np
 
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 from campo_onnx.ops.values.traits import Trait
 
-SUMS = REGISTRY.having(Trait.SUM)
-SUMS_OF_SQUARES = REGISTRY.having(Trait.SUM_OF_SQUARES)
-MOVES = REGISTRY.having(Trait.MOVES)
-SIGNS = REGISTRY.having(Trait.SIGN)
-CONTRACTIONS = REGISTRY.having(Trait.CONTRACTION)
-NORMALIZED = REGISTRY.having(Trait.NORMALIZES)
+SUMS = having(Trait.SUM)
+SUMS_OF_SQUARES = having(Trait.SUM_OF_SQUARES)
+MOVES = having(Trait.MOVES)
+SIGNS = having(Trait.SIGN)
+CONTRACTIONS = having(Trait.CONTRACTION)
+NORMALIZED = having(Trait.NORMALIZES)
+MOVES_AND_SIGNS = MOVES | SIGNS
 CARRIERS = MOVES | {OpKey("", op) for op in ("Add", "Concat", "Div", "Mul", "Neg", "Sum", "Slice", "Where")}
 CARRIERS_OF_SQUARES = CARRIERS | {OpKey("", op) for op in ("Abs", "Clip", "Max", "Min", "Sub")}
 ROOTS = frozenset({OpKey("", "Sqrt"), OpKey("", "Pow")})
@@ -42,7 +43,7 @@ def squared(node: OpNode, view: GraphView) -> str | None:
     if node.op == OpKey("", "Mul") or (node.op in CONTRACTIONS and _is_norm(node, view)):
         if len(node.inputs) < 2:
             return None
-        a, b = (origin(t, view, MOVES | SIGNS) for t in node.inputs[:2])
+        a, b = (origin(t, view, MOVES_AND_SIGNS) for t in node.inputs[:2])
         is_data = a in view.tensors and view.tensors[a].kind is not TensorKind.CONSTANT
         return node.inputs[0] if a == b and is_data else None
     return None
@@ -54,7 +55,7 @@ def _is_norm(node: OpNode, view: GraphView) -> bool:
     return before is None or after is None or after == 1 or before >= _MANY_TERMS * after
 
 
-def origin(tensor: str, view: GraphView, through: frozenset[OpKey] = MOVES) -> str:
+def origin(tensor: str, view: GraphView, through: Set[OpKey] = MOVES) -> str:
     """The tensor that views of it lead back to."""
     producer = view.producer.get(tensor)
     while producer is not None and producer.op in through:

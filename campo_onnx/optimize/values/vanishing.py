@@ -8,12 +8,12 @@ import numpy as np
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
-from campo_onnx.ops.registry import REGISTRY
+from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 from campo_onnx.ops.values.traits import Trait
-from campo_onnx.optimize.values.sum_ops import MOVES, NARROW, SIGNS, carried
+from campo_onnx.optimize.values.sum_ops import MOVES, MOVES_AND_SIGNS, NARROW, SIGNS, carried
 
-_PROBABILITIES = REGISTRY.having(Trait.NEAR_ZERO)
+_PROBABILITIES = having(Trait.NEAR_ZERO)
 _CARRIERS = (
     MOVES
     | SIGNS
@@ -28,7 +28,7 @@ _CARRIERS = (
 _SPREADING = (
     MOVES | SIGNS | {OpKey("", op) for op in ("Add", "Concat", "Mul", "ReduceSum", "Slice", "Sub", "Sum")}
 )
-_MOVING = MOVES | SIGNS
+_MOVING = MOVES_AND_SIGNS
 _AWAY = 2.0**-7
 """A divisor that is proved to be at least this does not vanish."""
 
