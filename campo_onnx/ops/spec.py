@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
@@ -69,6 +69,22 @@ class Ask(Enum):
     INDEX_OF_SHAPE = "indices into the attribute axis of a tensor whose shape is the first input"
 
 
+class ScaledRows(NamedTuple):
+    """Where an operator that adds tensors reads one that it scales row by row, and the factors.
+
+    Parameters
+    ----------
+    rows, factor
+        Positions of the tensor and of its factors.
+    streams
+        Attribute that counts streams: of more than one, the factors are a matrix that mixes them.
+    """
+
+    rows: int
+    factor: int
+    streams: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSpec:
     """One operator.
@@ -107,6 +123,8 @@ class OpSpec:
         passes nothing on. For the operators of the package the table in ``ops/values/passes.py`` says it.
     asks
         What it asks of the values of inputs, by position.
+    scaled_rows
+        Where it reads a tensor that it scales row by row before it adds it; None where it does not.
     draws
         Whether it draws random numbers.
     typed_by_declaration
@@ -130,6 +148,7 @@ class OpSpec:
     asks_accuracy: AskRule | None = None
     passes_accuracy: PassRule | None = None
     asks: tuple[tuple[int, Ask], ...] = ()
+    scaled_rows: ScaledRows | None = None
     draws: bool = False
     typed_by_declaration: bool = False
     standard_in_runtime: bool = False

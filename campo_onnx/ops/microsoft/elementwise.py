@@ -14,6 +14,7 @@ from campo_onnx.ops.spec import (
     Family,
     FixedPorts,
     Like,
+    ScaledRows,
     specs,
 )
 from campo_onnx.ops.work import Stream
@@ -76,7 +77,15 @@ SPECS = (
         MICROSOFT, "FastGelu BiasGelu", _EACH, work=Stream(15), ports=FixedPorts((0, 1)), shapes=SAME_AS_FIRST
     ),
     *specs(MICROSOFT, "LeakyReluGrad", _EACH, work=Stream(1), shapes=SAME_AS_FIRST),
-    *specs(MICROSOFT, "GatedAdd", _EACH, work=Stream(2), ports=FixedPorts((0, 1, 2)), shapes=SAME_AS_FIRST),
+    *specs(
+        MICROSOFT,
+        "GatedAdd",
+        _EACH,
+        work=Stream(2),
+        ports=FixedPorts((0, 1, 2)),
+        shapes=SAME_AS_FIRST,
+        scaled_rows=ScaledRows(1, 2),
+    ),
     *specs(
         MICROSOFT,
         "HyperConnectionPostMix",
@@ -84,6 +93,7 @@ SPECS = (
         work=Stream(3),
         ports=FixedPorts((0, 1, 2, 3)),
         shapes=SAME_AS_FIRST,
+        scaled_rows=ScaledRows(0, 3, streams="num_branches"),
     ),
     *specs(MICROSOFT, "BiasAdd ScaledSum IsFinite IsAllFinite", _EACH, work=Stream(1)),
     *specs(MICROSOFT, "SinGrad", _EACH, work=Stream(10), shapes=SAME_AS_FIRST),

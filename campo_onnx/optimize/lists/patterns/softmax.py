@@ -1,7 +1,6 @@
 """Softmax, fused or in pieces: its exponentials and its result are bounded by 1."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from campo_onnx.ir.view import GraphView, OpNode, Use
 from campo_onnx.ops.key import OpKey
@@ -12,18 +11,6 @@ from campo_onnx.optimize.lists.patterns.findings import Finding, Findings
 
 _SOFTMAX = frozenset({OpKey("", "Softmax"), OpKey("com.microsoft", "BiasSoftmax")})
 
-
-class _Places(NamedTuple):
-    """Where an operator that adds tensors reads the weights, and their factor of each row."""
-
-    weights: int
-    factor: int
-
-
-_ADDED = {
-    OpKey("com.microsoft", "GatedAdd"): _Places(1, 2),
-    OpKey("com.microsoft", "HyperConnectionPostMix"): _Places(0, 3),
-}
 
 _KEEPS_ALL = frozenset({Movement.VIEW, Movement.REPEAT})
 
@@ -80,12 +67,12 @@ def _row_sums(weights: str, view: GraphView) -> Iterator[tuple[Use, OpNode]]:
 def _factor_of(consumer: OpNode, use: Use) -> int | None:
     """Return where a node that adds tensors reads the factor of each row of what it uses there, if it does.
 
-    The factor may be left out. Of several streams it is a matrix that mixes them.
+    The factor may be left out.
     """
-    places = _ADDED.get(consumer.op)
-    if places is None or use.position != places.weights or len(consumer.inputs) <= places.factor:
+    scaled = spec(consumer.op).scaled_rows
+    if scaled is None or use.position != scaled.rows or len(consumer.inputs) <= scaled.factor:
         return None
-    return places.factor if consumer.attributes.get("num_branches", 1) == 1 else None
+    return scaled.factor if consumer.attributes.get(scaled.streams, 1) == 1 else None
 
 
 def _sum_behind(tensor: str, view: GraphView) -> OpNode | None:

@@ -1,0 +1,38 @@
+"""What docs/architecture.md says that adding something touches is what the last examples did touch."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+ROW = re.compile(r"^\| an? [^|]+ \| [^|]+ \| `(\w+)`: ([^|]+) \|$", re.M)
+EXAMPLES = {name: set(re.findall(r"`([^`]+)`", files)) for name, files in ROW.findall(PAGE)}
+
+# Exporters write operators, which is not part of adding one.
+WRITERS = ("campo_onnx/export", "campo_onnx/training")
+
+
+def mentions(name: str) -> set[str]:
+    """Files of the package that name something, by path within the package."""
+    word = re.compile(rf"\b{name}\b")
+    paths = [
+        path
+        for path in (ROOT / "campo_onnx").rglob("*")
+        if path.suffix in (".py", ".csv", ".toml") and not path.is_relative_to(ROOT / WRITERS[0])
+    ]
+    return {
+        path.relative_to(ROOT / "campo_onnx").as_posix()
+        for path in paths
+        if not path.is_relative_to(ROOT / WRITERS[1]) and word.search(path.read_text(encoding="utf-8"))
+    }
+
+
+def test_the_table_has_examples() -> None:
+    assert len(EXAMPLES) == 4
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_named_where_the_page_says_and_nowhere_else(name: str) -> None:
+    assert mentions(name) == EXAMPLES[name]
