@@ -81,6 +81,8 @@ def ranges_of(
         Range by tensor name, the worst over all batches.
     """
     wanted = list(dict.fromkeys(tensors))
+    if not wanted:
+        return {}
     watched = _watched(model, wanted, precision)
     found: dict[str, Range] = {}
     for feeds in batches:

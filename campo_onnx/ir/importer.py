@@ -184,7 +184,8 @@ def _load(path: Path) -> onnx.ModelProto:
             why="it does not parse; it is truncated or of another format",
             remedy="Export or copy the model again.",
         ) from None
-    if not model.ir_version or not model.graph.node:
+    has_graph = model.graph.node or model.graph.output
+    if not model.ir_version or not has_graph:
         raise ModelError(
             f"{path} is not an ONNX model",
             why="it holds no graph" if model.ir_version else "it has no IR version",

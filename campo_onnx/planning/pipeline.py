@@ -32,6 +32,7 @@ from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.safety import protected, weight_update
 from campo_onnx.optimize.strategies.fp32 import all_fp32, fp32
+from campo_onnx.optimize.strategies.optimal import lower_bound_us
 from campo_onnx.optimize.traffic import Traffic, planned_traffic, traffic
 from campo_onnx.optimize.values.loss_scale import loss_scaling, low_gradients
 from campo_onnx.planning.options import Options
@@ -180,6 +181,10 @@ def decide(problem: Problem, imported: Imported, options: Options) -> Plan:
     plan = make_plan(problem, answer, strategy=strategy.name, lists=options.lists.name)
     if options.may_pad:
         plan = pad(problem, plan, options.device, limits, answer.padded)
+    if plan.lower_bound_us is None:
+        offered = with_padding(problem, options.device, limits) if options.pads else problem
+        bound_us = lower_bound_us(offered, plan.low_nodes, len(plan.pads))
+        plan = replace(plan, lower_bound_us=bound_us)
     plan = replace(plan, ranges=options.ranges)
     return _unless_too_little(plan, problem, options) if strategy.is_cost_aware else plan
 

@@ -43,6 +43,7 @@ _KEEPS_SIGN = frozenset(["Add", "Mul"])
 _SCALING = frozenset(["Mul", "Div", "Cast", "Reshape"])
 _SCALAR = 0.01  # a learning rate, a temperature, a loss weight
 _RATIO = 0.1
+_TEXT = "0"  # a Cast makes a number of it
 _MASKED = 0.25
 _FEW = 2  # integers nobody indexes with are masks, segments and counters
 
@@ -210,7 +211,7 @@ def _misfit(array: _Header, info: TensorInfo) -> Iterator[str]:
 
 
 def _value(info: TensorInfo, view: GraphView, generator: np.random.Generator, spread: Spread) -> NDArray[Any]:
-    if info.shape is None or info.dtype in (TensorProto.UNDEFINED, TensorProto.STRING):
+    if info.shape is None or info.dtype == TensorProto.UNDEFINED:
         raise UnsupportedModelError(
             f"no value can be made up for the input {info.name!r}",
             why="its shape is unknown" if info.dtype else "its type is unknown",
@@ -220,6 +221,8 @@ def _value(info: TensorInfo, view: GraphView, generator: np.random.Generator, sp
     dtype = helper.tensor_dtype_to_np_dtype(info.dtype)
     if math.prod(info.shape) * dtype.itemsize > ARRAY_LIMIT_BYTES:
         raise _too_large(info, f"more than {ARRAY_LIMIT_BYTES:,} bytes")
+    if info.dtype == TensorProto.STRING:
+        return np.full(info.shape, _TEXT, dtype)
     if info.dtype == TensorProto.BOOL:
         return generator.integers(0, 2, info.shape).astype(bool)
     if np.issubdtype(dtype, np.integer):

@@ -28,7 +28,7 @@ def print_comparison(comparison: "Comparison", *, plot: Path | None, form: Table
     table = Table(_columns(comparison))
     for row in comparison.rows:
         plan = row.plan
-        over = baseline.predicted_us / plan.predicted_us
+        over = baseline.predicted_us / plan.predicted_us if plan.predicted_us else 1.0
         table.add(
             plan.strategy,
             plan.lists,

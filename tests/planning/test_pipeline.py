@@ -25,6 +25,7 @@ GRAPHS = sorted((ROOT / "tests" / "data").glob("*.onnx"))
 STANDARD = [path for path in GRAPHS if "training" not in path.stem]
 
 STRATEGIES = ["optimal", "campo", "tf-amp"]
+STRATEGIES_OF_PLANS = [*STRATEGIES, "fine-grained", "fp32"]
 
 # Casts and launches next to nothing, so that small graphs are worth rewriting.
 EAGER = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
@@ -245,3 +246,18 @@ def test_a_gain_too_small_to_be_sure_of_is_left(strategy):
     assert {d.decided_by for d in left.decisions} - {d.decided_by for d in taken.decisions} == {
         Reason.MIN_GAIN
     }
+
+
+@pytest.mark.parametrize("pads", [True, False])
+@pytest.mark.parametrize("name", ["mlp", "bert2_mlm_sdpa"])
+def test_no_plan_of_any_strategy_is_below_the_bound_that_each_carries(name, pads, imported_data):
+    imported = imported_data(ROOT / "tests" / "data" / f"{name}.onnx")
+    plans = {}
+    for strategy in STRATEGIES_OF_PLANS:
+        chosen = options(strategy=strategy, pads=pads, min_gain=0.0)
+        plans[strategy] = decide(problem_of(imported, chosen), imported, chosen)
+    least_us = min(plan.predicted_us for plan in plans.values())
+    for plan in plans.values():
+        assert plan.lower_bound_us is not None
+        assert plan.lower_bound_us <= least_us * (1 + 1e-9)
+    assert plans["campo"].lower_bound_us == pytest.approx(plans["optimal"].predicted_us, rel=1e-6)

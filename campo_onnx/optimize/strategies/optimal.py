@@ -7,6 +7,7 @@ for ever (deny, taint, missing kernels, graph inputs and outputs) is not a choic
 """
 
 import math
+from collections.abc import Collection
 from functools import cache
 
 from campo_onnx.optimize.casts import CastKind
@@ -15,7 +16,7 @@ from campo_onnx.optimize.minimum_cut import Cut, Network
 from campo_onnx.optimize.padding.terms import padded_choice, pay_for_pads
 from campo_onnx.optimize.passes import taint
 from campo_onnx.optimize.plan.reason import Reason, Verdict
-from campo_onnx.optimize.problem import Assignment, Problem
+from campo_onnx.optimize.problem import Assignment, Padding, Problem
 from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
 
 _MAY_BE_LOW = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR)
@@ -33,15 +34,11 @@ def optimal(problem: Problem) -> Assignment:
     verdicts = listed_verdicts(problem)
     tainted = taint(problem.view, problem.classification)
     verdicts |= dict.fromkeys(tainted, Verdict(decided_by=Reason.DOWNSTREAM_OF_DENY))
-    free = [
-        node.name
-        for node in problem.view.nodes
-        if node.name not in tainted and has_class(problem, node.name, *_MAY_BE_LOW)
-    ]
+    free = _free(problem, tainted)
     cut, bound_us = _best(problem, free)
     padding = problem.padding
     may_be_padded = {} if padding is None else padding.gains_us
-    padded = frozenset(name for name in may_be_padded if padded_choice(name) in cut.yes)
+    padded = _padded(cut, padding) if padding else frozenset()
 
     @cache  # nodes alike share one
     def verdict(gain_us: float, is_low: bool) -> Verdict:
@@ -60,6 +57,38 @@ def optimal(problem: Problem) -> Assignment:
         # The threshold steers the choice; no time passes in it.
         lower_bound_us=bound_us - (0.0 if padding is None else padding.threshold_us * len(padded)),
     )
+
+
+def lower_bound_us(problem: Problem, low: Collection[str], padded: int) -> float:
+    """Find what no assignment can go below that lowers what the lists allow, or any of some nodes.
+
+    Parameters
+    ----------
+    problem
+        The problem, with what may be padded.
+    low
+        Nodes that are low besides: not every strategy goes by classes.
+    padded
+        How many products the plan that the bound is meant for pads.
+    """
+    allowed = set(_free(problem, taint(problem.view, problem.classification))).union(low)
+    free = [node.name for node in problem.view.nodes if node.name in allowed]
+    cut, bound_us = _best(problem, free)
+    # The threshold steers the choice; no time passes in it.
+    padding = problem.padding
+    return bound_us - (padding.threshold_us * max(len(_padded(cut, padding)), padded) if padding else 0.0)
+
+
+def _padded(cut: Cut, padding: Padding) -> frozenset[str]:
+    return frozenset(name for name in padding.gains_us if padded_choice(name) in cut.yes)
+
+
+def _free(problem: Problem, tainted: Collection[str]) -> list[str]:
+    return [
+        node.name
+        for node in problem.view.nodes
+        if node.name not in tainted and has_class(problem, node.name, *_MAY_BE_LOW)
+    ]
 
 
 def _best(problem: Problem, free: list[str]) -> tuple[Cut, float]:

@@ -117,7 +117,9 @@ class OnnxProgram:
         outputs = self.session.get_outputs()
         names = [output.name for output in outputs]
         try:
-            if not all(output.type.startswith("tensor(") for output in outputs):
+            values_of_a_run = (*self.session.get_inputs(), *outputs)
+            is_plain = all(v.type.startswith("tensor(") and "string" not in v.type for v in values_of_a_run)
+            if not is_plain:
                 return dict(zip(names, self.session.run(names, dict(feeds)), strict=True))
             values = self.session.run_with_ort_values(
                 names, {name: ort_value(array) for name, array in feeds.items()}
