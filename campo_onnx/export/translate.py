@@ -179,6 +179,8 @@ def _translated(g: Graph, item: Operation, read: Read, table: Table, outermost: 
     try:
         with g.within(item.place):
             args, kwargs = item.arguments(read)
+            if empty := _without_elements(g, item):
+                return empty
             try:
                 made = table[item.kind](g, item.expected[0], *args, **kwargs)
             except UntranslatableError as error:
@@ -201,6 +203,15 @@ def _translated(g: Graph, item: Operation, read: Read, table: Table, outermost: 
     except UntranslatedUseError as error:
         error.results = item.results
         raise
+
+
+def _without_elements(g: Graph, item: Operation) -> dict[int, Value]:
+    """Give the results of an operation if none has elements: kernels fail there, or divide by 0."""
+    read = {i: item.expected[i] for i, ref in enumerate(item.results) if ref is not None}
+    shapes = [(i, e.dtype, e.shape) for i, e in read.items() if e is not None and 0 in e.shape]
+    if len(shapes) < len(read):
+        return {}
+    return {i: g.constant(np.zeros(shape, g.scalar(0, dtype).numpy_dtype)) for i, dtype, shape in shapes}
 
 
 def _checked(what: str, value: Value | None, expected: Expected | None) -> Value:

@@ -11,17 +11,47 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn import _reduction
 
-from campo_onnx.export.torch import recurrent
+from campo_onnx.export.torch import composed, recurrent
 from campo_onnx.export.torch.packed import pack
 
 aten = torch.ops.aten
 
 
 def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: str = "") -> torch.Tensor:
-    if math.isinf(p):  # of several largest differences each has the whole gradient, and not its share
+    # Of several largest differences each has the whole gradient, and not its share; a count has one of zero.
+    if math.isinf(p) or p == 0:
         return torch.cdist(x1, x2, p)
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+
+
+def _pdist(x: torch.Tensor, p: float = 2.0) -> torch.Tensor:
+    first, second = torch.triu_indices(len(x), len(x), 1)
+    return _cdist(x[first].unsqueeze(-2), x[second].unsqueeze(-2), p).flatten()
+
+
+def _multilabel_margin(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    size_average: Any = None,
+    reduce: bool | None = None,
+    reduction: str | int = "mean",
+) -> torch.Tensor:
+    """Sum the margins of the targets before the first negative one; torch's decomposition adds others."""
+    if isinstance(size_average, int) and not isinstance(size_average, bool):  # how torch's C++ is called
+        reduction = ("none", "mean", "sum")[size_average]
+    elif size_average is not None or reduce is not None:
+        reduction = _reduction.legacy_get_string(size_average, reduce, False)
+    rows, targets = (x.reshape(1, -1) if x.dim() < 2 else x for x in (input, target))
+    counts = (targets < 0).cumsum(1) == 0
+    index = torch.where(counts, targets, 0)
+    others = torch.zeros_like(targets).scatter_add(1, index, counts.to(targets.dtype)) == 0
+    margins = (1 - rows.gather(1, index).unsqueeze(2) + rows.unsqueeze(1)).clamp_min(0)
+    losses = torch.where(counts.unsqueeze(2) & others.unsqueeze(1), margins, 0).sum((1, 2)) / rows.shape[1]
+    if reduction == "none":
+        return losses.reshape(input.shape[:-1])
+    return losses.mean() if reduction == "mean" else losses.sum()
 
 
 def _grid_sample(
@@ -239,6 +269,9 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     torch._VF._pack_padded_sequence: pack,
     F.gaussian_nll_loss: _gaussian_nll_loss,
     torch.cdist: _cdist,
+    torch.pdist: _pdist,
+    F.multilabel_margin_loss: _multilabel_margin,
+    torch._C._nn.multilabel_margin_loss: _multilabel_margin,
     torch.Tensor.fill_diagonal_: _fill_diagonal,
     torch.histc: _histc,
     torch.logcumsumexp: _logcumsumexp,
@@ -294,5 +327,6 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.eye.default: _eye,
     aten.eye.m: _eye,
     aten.as_strided_scatter.default: _as_strided_scatter,
+    **composed.OPERATIONS,
 }
 """Operations that are replaced by others in the graph."""

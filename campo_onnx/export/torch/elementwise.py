@@ -15,7 +15,7 @@ from campo_onnx.export.torch.operands import FLOATS, aten, operand, promoted
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
 from campo_onnx.export.value import Value
 
-_BOOL = int(TensorProto.BOOL)
+_BOOL, _INT32 = int(TensorProto.BOOL), int(TensorProto.INT32)
 
 
 def _unary(op_type: str, g: Graph, expected: Expected, x: Value) -> Value:
@@ -105,8 +105,16 @@ def _trunc(g: Graph, expected: Expected, x: Value) -> Value:
 
 def _compared(op_type: str, negate: bool, g: Graph, expected: Expected, a: Value, b: Any) -> Value:
     dtype = promoted(a, b)
+    if dtype == _BOOL and op_type != "Equal":  # ONNX orders numbers only
+        dtype = _INT32
     result = elementwise(g, op_type, operand(g, a, dtype), operand(g, b, dtype))
     return elementwise(g, "Not", result) if negate else result
+
+
+def _larger(op_type: str, g: Graph, expected: Expected, a: Value, b: Value) -> Value:
+    if expected.dtype == _BOOL:
+        return elementwise(g, {"Max": "Or", "Min": "And"}[op_type], a, b)
+    return _binary(op_type, g, expected, a, b)
 
 
 def _where(g: Graph, expected: Expected, condition: Value, a: Any, b: Any) -> Value:
@@ -258,8 +266,8 @@ TRANSLATIONS: Table = table(
     *((overload, partial(_binary, "Div")) for overload in (aten.div.Tensor, aten.div.Scalar)),
     ((aten.div.Tensor_mode, aten.div.Scalar_mode), _div_mode),
     ((aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar), _pow),
-    (aten.maximum.default, partial(_binary, "Max")),
-    (aten.minimum.default, partial(_binary, "Min")),
+    (aten.maximum.default, partial(_larger, "Max")),
+    (aten.minimum.default, partial(_larger, "Min")),
     *((op.default, partial(_binary, "And")) for op in (aten.logical_and,)),
     *((op.default, partial(_binary, "Or")) for op in (aten.logical_or,)),
     *((op.default, partial(_binary, "Xor")) for op in (aten.logical_xor,)),

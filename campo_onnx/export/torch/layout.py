@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from campo_onnx.export.compact import concat, crop, expand, pad, reshape, transpose
+from campo_onnx.export.compact import cast, concat, crop, expand, pad, reshape, transpose
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.operands import aten, axes_of
 from campo_onnx.export.translation import Expected, Table, table
@@ -37,7 +37,7 @@ def _t(g: Graph, expected: Expected, x: Value) -> Value:
 
 
 def _cat(g: Graph, expected: Expected, parts: Sequence[Value], dim: int = 0) -> Value:
-    parts = [part for part in parts if part.shape != (0,)]
+    parts = [cast(g, part, expected.dtype) for part in parts if part.shape != (0,)]
     return concat(g, parts, dim % parts[0].rank)
 
 

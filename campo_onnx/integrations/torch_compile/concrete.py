@@ -1,5 +1,7 @@
 """From a traced graph of symbolic sizes to one of the sizes at hand."""
 
+import warnings
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +78,26 @@ class Symbols:
 def _note(found: dict[Any, tuple[int, int | None]], size: Any, place: tuple[int, int | None]) -> None:
     if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
         found.setdefault(size.node.expr, place)
+
+
+_warned_of_dropping = False
+
+
+def drop_oldest(made: OrderedDict[Sizes, Any], most: int) -> None:
+    """Drop what was not used for longest, and warn the first time: it is made again when its sizes return."""
+    global _warned_of_dropping
+    while len(made) > most:
+        made.popitem(last=False)
+        if not _warned_of_dropping:
+            _warned_of_dropping = True
+            warnings.warn(
+                f"campo-onnx has compiled a graph for more than {most} sets of sizes, and drops the one that "
+                "was not used for longest: each takes seconds, and again when it returns. Pad to fewer "
+                "lengths (pad_to_multiple_of in data collators of transformers), or keep more with "
+                f'options={{"sessions": {2 * most}}}.',
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> torch.fx.GraphModule:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from campo_onnx.integrations.torch_compile.concrete import Sizes, Symbols, concrete_graph
+from campo_onnx.integrations.torch_compile.concrete import Sizes, Symbols, concrete_graph, drop_oldest
 from campo_onnx.integrations.torch_compile.flat import Made, flatten, provider_of, refuse_untranslatable
 from campo_onnx.integrations.torch_compile.handoff import Kept
 from campo_onnx.integrations.torch_compile.planning import plan_graph
@@ -64,8 +64,7 @@ class JointGraph:
             return self.steps[sizes]
         made = self._made(sizes)
         self.steps[sizes] = made
-        while len(self.steps) > self._settings.sessions:
-            self.steps.popitem(last=False)
+        drop_oldest(self.steps, self._settings.sessions)
         return made
 
     def _made(self, sizes: Sizes) -> TrainingStep:
@@ -94,8 +93,11 @@ class JointGraph:
             description = self._placeholders[position].meta.get("desc")
             output = getattr(description, "output", None)
             place = next((i for i, d in enumerate(descriptions) if d == output and d is not None), None)
-            if place is not None and isinstance(flat.results[place], Made):
-                found[tensor.name] = flat.outputs[flat.results[place].place].name
+            if place is None or not isinstance(flat.results[place], Made):
+                continue
+            made = flat.outputs[flat.results[place].place]
+            if made.layout.stored_shape == tensor.layout.stored_shape:  # autograd may want another order
+                found[tensor.name] = made.name
         return found
 
     def forward(self, arguments: list[Any]) -> list[Any]:

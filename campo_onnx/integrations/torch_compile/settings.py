@@ -56,7 +56,7 @@ class Settings:
     keep_fp32: tuple[str, ...] = ()
     plans: str | Path | None = None
     fallback: str = "torch"
-    sessions: int = 8
+    sessions: int = 32
 
     def __post_init__(self) -> None:
         strategy_called(self.strategy)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from campo_onnx.integrations.torch_compile.checks import raise_failed
-from campo_onnx.integrations.torch_compile.concrete import Sizes, Symbols, concrete_graph
+from campo_onnx.integrations.torch_compile.concrete import Sizes, Symbols, concrete_graph, drop_oldest
 from campo_onnx.integrations.torch_compile.flat import FlatGraph, result_of
 from campo_onnx.integrations.torch_compile.planning import Planned
 from campo_onnx.integrations.torch_compile.programs import address, allocated, open_part
@@ -86,8 +86,7 @@ class SizedGraph:
             self.made.move_to_end(sizes)
             return self.made[sizes]
         self.made[sizes] = self._make(concrete_graph(self._gm, self._symbols, sizes), len(self._placeholders))
-        while len(self.made) > self._sessions:
-            self.made.popitem(last=False)
+        drop_oldest(self.made, self._sessions)
         return self.made[sizes]
 
     def made_as_traced(self) -> None:

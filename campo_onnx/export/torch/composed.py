@@ -1,0 +1,178 @@
+"""Operations of torch that ONNX lacks, written with those it has; autograd has been there before."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+_LONGEST_RUN = 512
+"""Elements of a running sum of exponentials: each is summed anew."""
+
+_SHIFT = 8
+"""Arguments of the gamma function are raised by so much, to where its series in 1/x has 12 digits."""
+
+_LGAMMA = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)
+_DIGAMMA = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132, 691 / 32760)
+_TRIGAMMA = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730)
+
+
+def _series(x: torch.Tensor, coefficients: Sequence[float]) -> torch.Tensor:
+    """Give the sum of ``coefficients[k] / x**(2 * k)``."""
+    square = (x * x).reciprocal()
+    total = torch.full_like(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = total * square + coefficient
+    return total
+
+
+def _reflected(
+    x: torch.Tensor, right: Callable[[torch.Tensor], torch.Tensor], left: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    """Compute in double: `right` above 1/2, and `left` of what it gives at ``1 - x`` below."""
+    wide = x.double()
+    above = wide > 0.5
+    y = right(torch.where(above, wide, 1 - wide))
+    return torch.where(above, y, left(torch.where(above, 0.25, wide), y)).to(x.dtype)
+
+
+def _lgamma(x: torch.Tensor) -> torch.Tensor:
+    def right(x: torch.Tensor) -> torch.Tensor:
+        product, top = x, x + _SHIFT
+        for k in range(1, _SHIFT):
+            product = product * (x + k)
+        series = _series(top, _LGAMMA) / top
+        return (top - 0.5) * top.log() - top + 0.5 * math.log(2 * math.pi) + series - product.log()
+
+    def left(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        part = x - x.floor()
+        sine = torch.where(part == 0, 0.0, (math.pi * part).sin())  # a pole at each whole number
+        return math.log(math.pi) - sine.log() - y
+
+    return _reflected(x, right, left)
+
+
+def _digamma(x: torch.Tensor) -> torch.Tensor:
+    def right(x: torch.Tensor) -> torch.Tensor:
+        top = x + _SHIFT
+        total = top.log() - 0.5 / top + _series(top, _DIGAMMA) / (top * top)
+        for k in range(_SHIFT):
+            total = total - (x + k).reciprocal()
+        return total
+
+    def left(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        angle = math.pi * (x - x.floor())
+        return y - math.pi * angle.cos() / angle.sin()
+
+    return _reflected(x, right, left)
+
+
+def _polygamma(n: int, x: torch.Tensor) -> torch.Tensor:
+    def right(x: torch.Tensor) -> torch.Tensor:
+        top = x + _SHIFT
+        total = top.reciprocal() + 0.5 / (top * top) + _series(top, _TRIGAMMA) / (top * top * top)
+        for k in range(_SHIFT):
+            total = total + 1 / ((x + k) * (x + k))
+        return total
+
+    def left(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        sine = (math.pi * (x - x.floor())).sin()
+        return math.pi * math.pi / (sine * sine) - y
+
+    if n == 0:
+        return _digamma(x)
+    return _reflected(x, right, left) if n == 1 else NotImplemented
+
+
+def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
+    if x.dim() == 0:
+        return x.clone()
+    if x.shape[dim] > _LONGEST_RUN:
+        return NotImplemented
+    rows = x.movedim(dim, -1)
+    place = torch.arange(rows.shape[-1], device=x.device)
+    upto = place.unsqueeze(0) <= place.unsqueeze(1)
+    return torch.where(upto, rows.unsqueeze(-2), -math.inf).logsumexp(-1).movedim(-1, dim)
+
+
+def _eye(rows: int, columns: int, **settings: Any) -> torch.Tensor:
+    dtype, device = settings.get("dtype") or torch.get_default_dtype(), settings.get("device")
+    down, across = (torch.arange(n, device=device) for n in (rows, columns))
+    return (down.unsqueeze(1) == across.unsqueeze(0)).to(dtype)
+
+
+def _square_eye(n: int, **settings: Any) -> torch.Tensor:
+    return _eye(n, n, **settings)
+
+
+def _shifted_left(x: torch.Tensor, count: Any) -> torch.Tensor:
+    return x * _powers_of_two(x, count)
+
+
+def _shifted_right(x: torch.Tensor, count: Any) -> torch.Tensor:
+    return torch.div(x, _powers_of_two(x, count), rounding_mode="floor")
+
+
+def _powers_of_two(x: torch.Tensor, count: Any) -> Any:
+    return torch.pow(2, count).to(x.dtype) if isinstance(count, torch.Tensor) else 2**count
+
+
+def _unfold(x: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor:
+    if x.dim() == 0:
+        return x.reshape(1) if size else x.new_empty((0,))
+    dim %= x.dim()
+    count = (x.shape[dim] - size) // step + 1
+    place = torch.arange(count, device=x.device).unsqueeze(1) * step + torch.arange(size, device=x.device)
+    windows = x.index_select(dim, place.reshape(-1))
+    return windows.reshape(*x.shape[:dim], count, size, *x.shape[dim + 1 :]).movedim(dim + 1, -1)
+
+
+def _hypot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    largest = torch.maximum(x.abs(), y.abs())
+    scale = torch.where((largest == 0) | largest.isinf(), 1.0, largest)
+    return ((x / scale).square() + (y / scale).square()).sqrt() * scale
+
+
+def _atan2(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    far, near = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
+    angle = torch.where(far == 0, 0.0, near / torch.where(far == 0, 1.0, far)).atan()
+    angle = torch.where(y.abs() > x.abs(), math.pi / 2 - angle, angle)
+    angle = torch.where(x < 0, math.pi - angle, angle)
+    return torch.where(y < 0, -angle, angle)
+
+
+def _kthvalue(
+    x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if x.dim() == 0:
+        return NotImplemented
+    both = torch.sort(x, dim)
+    values, places = (part.narrow(dim, k - 1, 1) for part in both)
+    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
+
+
+def _dist(x: torch.Tensor, y: torch.Tensor, p: float = 2) -> torch.Tensor:
+    return torch.linalg.vector_norm(x - y, p)
+
+
+OPERATIONS: Mapping[Any, Callable[..., Any]] = {
+    aten.__lshift__.Scalar: _shifted_left,
+    aten.__lshift__.Tensor: _shifted_left,
+    aten.__rshift__.Scalar: _shifted_right,
+    aten.__rshift__.Tensor: _shifted_right,
+    aten.atan2.default: _atan2,
+    aten.bitwise_left_shift.Tensor: _shifted_left,
+    aten.bitwise_right_shift.Tensor: _shifted_right,
+    aten.digamma.default: _digamma,
+    aten.dist.default: _dist,
+    aten.eye.default: _square_eye,
+    aten.eye.m: _eye,
+    aten.hypot.default: _hypot,
+    aten.kthvalue.default: _kthvalue,
+    aten.lgamma.default: _lgamma,
+    aten.logcumsumexp.default: _logcumsumexp,
+    aten.polygamma.default: _polygamma,
+    aten.unfold.default: _unfold,
+}

@@ -1,0 +1,87 @@
+"""Operations that ONNX lacks, against torch in FP64: results and gradients."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
+
+import torch.nn.functional as F
+from against_eager import compiled, distance, weighted
+from torch import nn
+
+from campo_onnx.export.torch import composed
+
+ROUNDING = 1e-6
+LABELS = torch.arange(4)
+LEFT_OUT = torch.tensor([[0, 2, -1, 0, 4, 1]] * 2 + [[5, 4, 3, 2, 1, 0], [-1, 0, 0, 0, 0, 0]])
+
+
+class Applied(nn.Module):
+    """A function of positive numbers."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.weight, self.function = nn.Parameter(torch.randn(4, 6).abs() + 0.3), function
+
+    def forward(self) -> Any:
+        return self.function(self.weight)
+
+
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "eye": lambda w: (torch.eye(300, 6)[:4] * w).sin(),
+    "logcumsumexp": lambda w: w.logcumsumexp(1),
+    "order of masks": lambda w: ((w > 1) < (w < 2)).float() * w,
+    "larger mask": lambda w: torch.maximum(w > 1, w < 0.5).float() * w,
+    "lgamma": lambda w: w.lgamma(),
+    "digamma": lambda w: w.digamma(),
+    "types joined": lambda w: torch.cat([w, torch.ones(4, 2, dtype=torch.int64)], 1).sin(),
+    "types stacked": lambda w: torch.stack([w, torch.ones(4, 6, dtype=torch.int32)]).sin(),
+    "shifts": lambda w: w * ((torch.arange(6) - 3 << 2) + (torch.arange(6) - 3 >> 1)),
+    "shifts by tensors": lambda w: w * torch.bitwise_left_shift(torch.arange(6), torch.arange(6)),
+    "pdist": F.pdist,
+    "multilabel_margin": lambda w: F.multilabel_margin_loss(w, LEFT_OUT),
+    "multilabel_margin of each": lambda w: F.multilabel_margin_loss(w, LEFT_OUT, reduction="none"),
+    "multi_margin": lambda w: F.multi_margin_loss(w, LABELS),
+    "unfold": lambda w: w.unfold(1, 4, 1).sin(),
+    "hypot": lambda w: torch.hypot(w, w.flip(0) - 1),
+    "atan2": lambda w: torch.atan2(w - 1, w.flip(0) - 1),
+    "kthvalue": lambda w: w.kthvalue(2)[0],
+    "dist": lambda w: torch.dist(w, w.flip(0)),
+    "gaussian_nll": lambda w: F.gaussian_nll_loss(w, w.detach() + 1, w.exp()),
+}
+
+
+@pytest.mark.parametrize("function", OPERATIONS.values(), ids=list(OPERATIONS))
+def test_values_and_gradients(function: Callable[[Any], Any]) -> None:
+    module = Applied(function)
+    exact = copy.deepcopy(module).double()
+    found, expected = compiled(module)(), exact()
+    weighted(found).backward()
+    weighted(expected).backward()
+    assert found.dtype == torch.float32
+    assert distance([found.detach()], [expected.detach()]) < ROUNDING
+    assert distance([module.weight.grad], [exact.weight.grad]) < 10 * ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("ours", "torchs"),
+    [
+        (composed._lgamma, torch.lgamma),
+        (composed._digamma, torch.digamma),
+        (lambda x: composed._polygamma(1, x), lambda x: torch.polygamma(1, x)),
+    ],
+    ids=["lgamma", "digamma", "trigamma"],
+)
+def test_the_gamma_function(ours: Callable[[Any], Any], torchs: Callable[[Any], Any]) -> None:
+    x = torch.cat([torch.linspace(-9.9, 40, 1001), torch.tensor([1e-6, 1e4, 1e-3, 1.0, 2.0, 0.5])]).double()
+    torch.testing.assert_close(ours(x), torchs(x), rtol=1e-9, atol=1e-9)
+
+
+def test_angles_in_every_quadrant() -> None:
+    ends = torch.tensor([-2.0, -1.0, 0.0, 1.0, 3.0])
+    y, x = ends.repeat_interleave(5), ends.repeat(5)
+    torch.testing.assert_close(composed._atan2(y, x), torch.atan2(y, x))
+    torch.testing.assert_close(composed._hypot(y * 1e30, x * 1e30), torch.hypot(y * 1e30, x * 1e30))
