@@ -1,9 +1,11 @@
-"""What docs/architecture.md says that adding something touches is what the last examples did touch."""
+"""docs/architecture.md is true: its rooms, its paths, and what it says that adding something touches."""
 
 import re
 from pathlib import Path
 
 import pytest
+
+from tests.test_layering import ROOMS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -27,6 +29,19 @@ def mentions(name: str) -> set[str]:
         for path in paths
         if not path.is_relative_to(ROOT / WRITERS[1]) and word.search(path.read_text(encoding="utf-8"))
     }
+
+
+def test_the_rooms_of_the_page_are_those_that_exist_in_the_order_that_is_enforced() -> None:
+    table = PAGE.partition("\n## Rooms\n")[2].partition("\n\nA room imports")[0]
+    named = [name.removesuffix("/").removesuffix(".py") for name in re.findall(r"^\| (.+?) \| ", table, re.M)]
+    rooms = [room for cell in named for room in re.findall(r"`([a-z_]+)(?:/|\.py)?`", f"{cell}")]
+    assert [room.removeprefix("campo_onnx.") for room in ROOMS] == rooms
+
+
+def test_files_that_the_page_names_exist() -> None:
+    named = set(re.findall(r"`([\w/]+/[\w]+\.(?:py|csv|toml))`", PAGE))
+    homes = (ROOT, ROOT / "campo_onnx")
+    assert not [name for name in sorted(named) if not any((home / name).exists() for home in homes)]
 
 
 def test_the_table_has_examples() -> None:
