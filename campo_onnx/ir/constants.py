@@ -22,7 +22,7 @@ _DENSE_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalData:
-    """Where the bytes of an initializer lie outside the model file.
+    """The place of an initializer's bytes outside the model file.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def external_data(tensor: TensorProto, folder: Path | None) -> ExternalData:
 
 
 def data_path(location: str, folder: Path) -> Path | None:
-    """Where a model in `folder` keeps what lies at `location`; None if that is outside the folder."""
+    """Path of what a model in `folder` keeps at `location`; None if that is outside the folder."""
     if not location:
         return None
     try:
@@ -236,7 +236,7 @@ def _constant_node_value(node: onnx.NodeProto) -> TensorProto | None:
 
 
 def _dense(sparse: onnx.SparseTensorProto, node: str) -> NDArray[Any]:
-    """What a sparse constant is when it is read: every consumer gets it whole."""
+    """A sparse constant as consumers read it: whole."""
     shape = tuple(sparse.dims)
     if math.prod(shape) > _DENSE_ELEMENTS:
         raise UnsupportedModelError(

@@ -1,4 +1,4 @@
-"""What ONNX Runtime's gradient builder calls the nodes and tensors it adds."""
+"""Names of the nodes and tensors that ONNX Runtime's gradient builder adds."""
 
 _NODE_MARK = "_Grad/"
 _SUM_PREFIX = "AccumulateGrad_"

@@ -1,4 +1,4 @@
-"""What a model may be at most, and what no model may be: bounds that a file from outside is held to first.
+"""Bounds that a file from outside is held to first: sizes, and forms that no model has.
 
 They are far above every training graph and far below what would fill a machine. A file of a few
 kilobytes can claim more: functions that call each other twice, or bodies within bodies.
@@ -55,7 +55,7 @@ def refuse_beyond_limits(model: ModelProto, title: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """How many nodes there are after inlining, and how deep bodies are nested."""
+    """Count nodes after inlining, and the depth of nested bodies."""
 
     nodes: int
     depth: int

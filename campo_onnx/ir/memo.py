@@ -1,4 +1,4 @@
-"""What is found out about a graph, remembered for as long as the graph lives."""
+"""Answers about a graph, remembered for as long as the graph lives."""
 
 import weakref
 from collections.abc import Callable

@@ -38,7 +38,7 @@ from campo_onnx.ops.signature import Shape, Signature, TensorType, operands
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorTypes:
-    """What is known of every tensor of the main graph, by name.
+    """Types, shapes and small values of every tensor of the main graph, by name.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def infer(model: ModelProto, dims: Mapping[str, int]) -> TensorTypes:
 
 @dataclass(slots=True, kw_only=True)
 class _Known:
-    """What has been found out so far."""
+    """The types and shapes that are inferred so far."""
 
     dims: Mapping[str, int]
     opsets: Mapping[str, int]

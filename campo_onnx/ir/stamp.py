@@ -18,7 +18,7 @@ STAMP_KEY = "campo_onnx"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """What was decided when the graph was written.
+    """The decision that a written graph carries.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the values of a constant are like: read once, a piece at a time, whatever its size and type."""
+"""Statistics of a constant's values, read once and a piece at a time, whatever its size and type."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _MASKS = 65504.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantStatistics:
-    """What the values of a constant are like, infinities and NaN left out.
+    """Statistics of the values of a constant, without infinities and NaN.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ FLOAT = int(TensorProto.FLOAT)
 
 
 class TensorKind(Enum):
-    """Where a tensor comes from."""
+    """The origin of a tensor."""
 
     INPUT = "input"
     CONSTANT = "constant"  # an initializer, or the output of a Constant node
@@ -193,7 +193,7 @@ class GraphView:
         return {}, {}  # by node, and one object for all nodes that share a signature
 
     def signature(self, node: str) -> Signature:
-        """What functions of an operator may look at of a node; one object for all that share it."""
+        """The part of a node that functions of an operator may look at; one object for all that share it."""
         by_node, distinct = self._signatures
         found = by_node.get(node)
         if found is None:

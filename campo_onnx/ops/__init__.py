@@ -1,1 +1,1 @@
-"""What is known about operators, each fact once."""
+"""Facts about operators, each stated once."""

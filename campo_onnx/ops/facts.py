@@ -1,4 +1,4 @@
-"""What the registry says of one node: its ports, its work, its traffic, the types of its outputs.
+"""Facts of one node, from the registry: its ports, its work, its traffic, the types of its outputs.
 
 Each is a pure function of the signature, computed once for all nodes that share it.
 """

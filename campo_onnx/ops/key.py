@@ -1,4 +1,4 @@
-"""What operators are called."""
+"""Names of operators: domain and type."""
 
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ def short_domain(domain: str) -> str:
 
 
 class OpKey(NamedTuple):
-    """What an operator is called: ``("", "Conv")`` or ``("com.microsoft", "ConvGrad")``.
+    """The name of an operator: ``("", "Conv")`` or ``("com.microsoft", "ConvGrad")``.
 
     Examples
     --------

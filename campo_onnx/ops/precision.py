@@ -114,7 +114,7 @@ class Precision:
 
     @property
     def tensor_type(self) -> str:
-        """What ONNX's schemas call a tensor of it."""
+        """The name of a tensor of it in ONNX's schemas."""
         return f"tensor({self.onnx_name})"
 
 

@@ -5,7 +5,7 @@ from enum import Enum
 
 
 class Refused(Enum):
-    """What keeps an operator, or one node of it, from going low.
+    """A reason that keeps an operator, or one node of it, from going low.
 
     The value is the sentence, a template over the facts of a :class:`Refusal`.
     """

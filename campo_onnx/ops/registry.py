@@ -45,11 +45,11 @@ class Registry:
         self._asking: dict[Ask, Mapping[OpKey, tuple[int, ...]]] = {}
 
     def spec(self, op: OpKey) -> OpSpec:
-        """What is known of an operator; of one that is not registered, that nothing is."""
+        """The facts of an operator; of one that is not registered, that nothing is known."""
         return self.specs.get(op) or OpSpec(key=op, family=Family.OTHER, is_known=False)
 
     def spec_of(self, signature: Signature) -> OpSpec:
-        """What is known of a node's operator; PyTorch's are told apart by an attribute."""
+        """The facts of a node's operator; PyTorch's are told apart by an attribute."""
         if signature.op == _ATEN:
             operator = str(signature.attribute("operator", "")).removeprefix("aten::")
             if (found := self.specs.get(OpKey(ATEN, operator))) is not None:
@@ -176,7 +176,7 @@ def current() -> Registry:
 
 
 def spec(op: OpKey) -> OpSpec:
-    """What is known of an operator; of one that is not registered, that nothing is.
+    """The facts of an operator; of one that is not registered, that nothing is known.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What ONNX's own schemas say of the types of a node's inputs and outputs."""
+"""Types of a node's inputs and outputs, from ONNX's own schemas."""
 
 from collections.abc import Iterable
 from functools import cache

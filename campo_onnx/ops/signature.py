@@ -37,7 +37,7 @@ def itemsize_bytes(dtype: int) -> float:
 
 
 class TensorType(NamedTuple):
-    """What is known of a tensor: its ``TensorProto.DataType`` (0: unknown) and static shape."""
+    """The ``TensorProto.DataType`` (0: unknown) and static shape of a tensor."""
 
     dtype: int = 0
     shape: Shape | None = None
@@ -115,7 +115,7 @@ class Signature:
 
     @cached_property
     def _identity(self) -> tuple[Any, ...]:
-        """What equality and hash go by: the facts of :attr:`key`, without writing text."""
+        """The facts of :attr:`key` without writing text: equality and hash go by them."""
         attributes = tuple((name, _hashable(value)) for name, value in sorted(self.attributes.items()))
         constants = tuple((position, _hashable(value)) for position, value in sorted(self.constants.items()))
         return self.op, self.opset, self.inputs, self.outputs, attributes, constants, self.has_body

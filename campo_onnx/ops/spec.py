@@ -1,4 +1,4 @@
-"""What is known about an operator: one value, registered once."""
+"""The facts about an operator: one value, registered once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ ShapeRule: TypeAlias = Callable[[Signature], Sequence[TensorType]]
 
 
 class Family(Enum):
-    """What kind of thing an operator computes, in the words of charts and reports."""
+    """The kind of computation, in the words of charts and reports."""
 
     MATRIX_PRODUCT = "matrix products"
     CONVOLUTION = "convolutions"
@@ -46,7 +46,7 @@ class Family(Enum):
 
 
 class Movement(Enum):
-    """What an operator that computes nothing does to the elements of its first input."""
+    """The way in which an operator that computes nothing arranges the elements of its first input."""
 
     VIEW = "view"  # the same elements in the same order, under another shape
     REORDER = "reorder"  # each element once
@@ -56,7 +56,7 @@ class Movement(Enum):
 
 
 class Ask(Enum):
-    """What an operator asks of the values of an input, so that its result means something."""
+    """A condition on the values of an input, without which the result means nothing."""
 
     POSITIVE = "numbers above zero"
     SHARE = "the share of elements that are dropped"
@@ -70,7 +70,7 @@ class Ask(Enum):
 
 
 class ScaledRows(NamedTuple):
-    """Where an operator that adds tensors reads one that it scales row by row, and the factors.
+    """The inputs of an operator that adds a tensor after scaling it row by row.
 
     Parameters
     ----------

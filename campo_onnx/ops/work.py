@@ -1,4 +1,4 @@
-"""What a node computes: the value, and the forms in which operators state it.
+"""The work of a node: the value, and the forms in which operators state it.
 
 One multiply-add is two FLOPs. GEMM counts are exact; those of memory-bound ops are rough (their
 time is their bytes).
@@ -14,7 +14,7 @@ from campo_onnx.ops.signature import Signature
 
 
 class WorkKind(Enum):
-    """What limits a node."""
+    """The resource that limits a node."""
 
     GEMM = "gemm"  # matrix products and convolutions: arithmetic, tensor-core candidates
     STREAM = "stream"  # everything that reads and writes its tensors: memory bandwidth

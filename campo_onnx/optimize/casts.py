@@ -22,7 +22,7 @@ _NONE_US: Mapping[str, float] = MappingProxyType({})  # one object for the many 
 
 
 class CastKind(Enum):
-    """What a Cast does."""
+    """The direction of a Cast, and whether it is new."""
 
     DOWN = "down"
     """A new one to the low precision."""

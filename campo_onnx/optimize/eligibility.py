@@ -1,4 +1,4 @@
-"""Which nodes no strategy may touch, and who says so."""
+"""Nodes that no strategy may touch, each with the rule that says so."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

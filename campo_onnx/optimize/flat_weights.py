@@ -14,7 +14,7 @@ _LEAST_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatWeights:
-    """What lies in the buffer.
+    """The weights that lie in the buffer.
 
     Parameters
     ----------

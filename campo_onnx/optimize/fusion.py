@@ -1,4 +1,4 @@
-"""What a step would move if neighbouring pointwise nodes were one kernel: a bound for any compiler."""
+"""Bytes a step would move if neighbouring pointwise nodes were one kernel: a bound for any compiler."""
 
 from collections.abc import Mapping
 

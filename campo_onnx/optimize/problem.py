@@ -40,7 +40,7 @@ class PossiblePad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Padding:
-    """What zero-padding low matrix products to fit tensor cores gains and costs.
+    """Gains and costs of zero-padding low matrix products to fit tensor cores.
 
     Parameters
     ----------

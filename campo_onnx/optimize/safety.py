@@ -1,4 +1,4 @@
-"""What stays FP32 whatever the lists and the costs say: the loss and the weight update."""
+"""Nodes that stay FP32 whatever the lists and the costs say: the loss and the weight update."""
 
 from collections.abc import Mapping
 

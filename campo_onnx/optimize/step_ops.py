@@ -85,7 +85,7 @@ class StepOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What runs, in order, and the bytes of every tensor.
+    """The operators that run, in order, and the bytes of every tensor.
 
     Parameters
     ----------

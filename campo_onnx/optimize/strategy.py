@@ -1,4 +1,4 @@
-"""What a strategy is: a value that says everything about itself."""
+"""A strategy: a value that says everything about itself."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""What a step moves through memory and launches, counted by family of operators. Nothing is timed."""
+"""Bytes that a step moves and kernels that it launches, by family of operators: counted, not timed."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ GRADIENT = "grad"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What one step moves and launches.
+    """The bytes that one step moves, and its launches.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What to try where low precision is not predicted to pay: found by planning again, never guessed."""
+"""Advice where low precision is not predicted to pay: found by planning again, never guessed."""
 
 import re
 import time
@@ -70,7 +70,7 @@ def advice(optimized: Optimized, options: Options, *, patience_s: float = PATIEN
 
 
 def _too_little(plan: Plan) -> Iterator[str]:
-    """What low precision would have saved, where that is less than is asked for."""
+    """Say what low precision would have saved, where that is less than is asked for."""
     verdict = next((d.verdict for d in plan.decisions if d.decided_by is Reason.MIN_GAIN), None)
     if verdict is not None:
         yield f"{verdict.reason[:1].upper()}{verdict.reason[1:]}. --min-gain 0 takes any predicted gain."

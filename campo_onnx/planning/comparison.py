@@ -31,7 +31,7 @@ BASELINE = ("tf-amp", STRATEGIES["tf-amp"].default_lists)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """How far an emulated step is from the FP32 step.
+    """The error of an emulated step beside the FP32 step.
 
     Parameters
     ----------

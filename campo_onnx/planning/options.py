@@ -1,4 +1,4 @@
-"""What to decide with: everything that the user, or a caller, may choose."""
+"""Options of a plan: everything that the user, or a caller, may choose."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from campo_onnx.optimize.values.ranges import DeclaredRange
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What to decide with.
+    """Everything that a plan follows from, beside the graph.
 
     Parameters
     ----------

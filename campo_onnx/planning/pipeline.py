@@ -41,7 +41,7 @@ from campo_onnx.runtime.api import Support
 
 @dataclass(frozen=True, kw_only=True)
 class Optimized:
-    """What :func:`optimize` returns.
+    """The result of :func:`optimize`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Where a graph meets its host, code we cannot see into, other devices, and quantization."""
+"""Operators at the border of a graph: to its host, to opaque code, to other devices; and quantization."""
 
 from campo_onnx.ops.key import MICROSOFT
 from campo_onnx.ops.refusal import Refused

@@ -37,7 +37,7 @@ class _Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ListFile:
-    """What a file may hold; a table is named as its class is."""
+    """The content of a list file; a table is named as its class is."""
 
     title: str | None = None
     source: str = ""

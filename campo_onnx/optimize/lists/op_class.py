@@ -4,7 +4,7 @@ from enum import Enum
 
 
 class OpClass(Enum):
-    """What the lists say about an operator, in TensorFlow's sense."""
+    """The class of an operator under the lists, in TensorFlow's sense."""
 
     ALLOW = "allow"
     """Numerically safe in low precision and much faster there: goes low wherever that pays."""

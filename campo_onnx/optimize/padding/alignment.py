@@ -1,4 +1,4 @@
-"""Which zeros make a matrix product fit tensor cores: geometry only, no costs.
+"""Zeros that make a matrix product fit tensor cores: geometry only, no costs.
 
 Each axis of a product's tensors plays one part: M, N or K of a matrix product, input or output
 channels of a convolution, or none; :func:`campo_onnx.ops.facts.axes_of` says which. Zeros at the
@@ -31,7 +31,7 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """What has to be appended to the tensors of one node.
+    """Zeros to append to the tensors of one node.
 
     Parameters
     ----------

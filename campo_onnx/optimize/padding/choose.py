@@ -34,7 +34,7 @@ _FIRST_OPSET = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PadLimits:
-    """What may be padded, and what that must be worth.
+    """Limits of padding: the tensors that may grow, and the gain that is asked.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def _slice_us(problem: Problem, tensor: str, device: Device) -> float:
 
 
 class _Links:
-    """Who shares Pads with whom, and who may read whose padded output."""
+    """Products that share Pads, and those that may read each other's padded outputs."""
 
     def __init__(self, problem: Problem, candidates: Sequence[_Candidate]) -> None:
         self.candidates = candidates

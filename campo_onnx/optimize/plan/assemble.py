@@ -133,7 +133,7 @@ class _Planning:
                 yield position
 
     def _low_uses(self, tensor: str) -> tuple[Use, ...]:
-        """Who reads a tensor low."""
+        """The readings of a tensor in the low precision."""
         return tuple(
             use
             for use in self.view.consumers.get(tensor, ())
@@ -141,7 +141,7 @@ class _Planning:
         )
 
     def _fp32_uses(self, site: CastSite) -> tuple[Use, ...]:
-        """Who reads, and wants, a tensor in FP32."""
+        """The readings that want a tensor in FP32."""
         low = set(self._low_uses(site.tensor))
         existing = site.existing
         excused = () if existing is None else (existing.cast, *existing.copies)
@@ -235,7 +235,7 @@ class _CountedCast:
         self._fp32s = 1 if self._if_fp32 is None else sum(name not in low for name in self._if_fp32)
 
     def turned_us(self, name: str) -> float:
-        """What the Cast costs more if one node takes the other precision."""
+        """Return what the Cast costs more if one node takes the other precision."""
         turned = -1 if name in self._low else 1
         lows = self._lows + turned * (self._if_low is not None and name in self._if_low)
         fp32s = self._fp32s - turned * (self._if_fp32 is not None and name in self._if_fp32)

@@ -181,7 +181,7 @@ class _Comparison:
                 yield f"whether {constant.tensor!r} is read in FP32 is not what it says"
 
     def _of_fp32_reads(self) -> Iterator[str]:
-        """What is made low, or by a Cast that is dropped, is read in FP32 only behind a Cast."""
+        """Tensors that are made low, or by a dropped Cast, are read in FP32 only behind a Cast."""
         cast_up = {cast.tensor for cast in self.plan.casts if cast.dst is Precision.FP32}
         gone = {cast.tensor for cast in self.plan.dropped if self._is_source(cast)}
         for tensor in (self.made_low | gone) - cast_up:

@@ -183,7 +183,7 @@ class LowConstant:
 
 
 class PadBy(StrEnum):
-    """How a tensor of a padded node gets its size."""
+    """The way in which a tensor of a padded node gets its size."""
 
     PAD = "pad"  # an input: a Pad, shared by every consumer that wants the same
     FILE = "file"  # an input: an initializer, padded where it is stored

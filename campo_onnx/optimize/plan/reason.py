@@ -16,7 +16,7 @@ Fact: TypeAlias = str | int | float
 
 
 class Reason(Enum):
-    """Who or what decided about a node.
+    """The rule that decided about a node.
 
     The value is what files call it. ``sentence`` and ``summary`` are templates over a verdict's
     facts: the whole reason, and the line under which a report sums such nodes up.

@@ -1,4 +1,4 @@
-"""What a person wants to know of a plan: what was won, what casts cost, what stayed FP32 and why."""
+"""A summary of a plan for people: its gain, its Casts, and the nodes that stay FP32, with reasons."""
 
 import math
 from collections import Counter, defaultdict

@@ -78,7 +78,7 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Edited:
-    """What is to be written, by names alone."""
+    """The edited graph, by names alone."""
 
     nodes: Sequence[Wiring]
     retyped: Mapping[str, str]  # low tensor's name to its FP32 name

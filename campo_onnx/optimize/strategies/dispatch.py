@@ -13,7 +13,7 @@ Follows = Callable[[OpNode, "Dispatched"], bool]
 
 
 class Dispatched:
-    """What has run so far.
+    """The operators that have run so far.
 
     Parameters
     ----------

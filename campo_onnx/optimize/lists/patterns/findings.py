@@ -1,4 +1,4 @@
-"""What a pattern rule finds."""
+"""The findings of a pattern rule."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from campo_onnx.optimize.lists.op_class import OpClass
 
 
 class Finding(StrEnum):
-    """What a node is to a pattern rule, in the words of reports."""
+    """The part that a node plays in a pattern, in the words of reports."""
 
     PARAMETER_SUM = "sums the gradient of a bias or scale"
     NO_SUM = "sums over no axis"

@@ -106,7 +106,7 @@ def _vectors_of(tensors: list[str], most: int, view: GraphView) -> set[str]:
 
 
 def _first_reduced(node: OpNode, view: GraphView) -> str:
-    """What a reduction reduces; of one in stages, what the first reduces."""
+    """The tensor that a reduction reduces; of one in stages, the input of the first."""
     tensor = _behind_views(node.inputs[0], view)
     while (producer := view.producer.get(tensor)) is not None and producer.op in _LINEAR:
         tensor = _behind_views(producer.inputs[0], view)
@@ -140,7 +140,7 @@ def _broadcasts_back(node: OpNode, before: int, most: int, view: GraphView) -> I
 
 
 def _square(tensor: str, view: GraphView) -> OpNode | None:
-    """What computes a tensor, if it squares."""
+    """The node that computes a tensor, if it squares."""
     producer = view.producer.get(tensor)
     if producer is None:
         return None
