@@ -3,9 +3,11 @@
 import numpy as np
 import onnx
 import pytest
+from onnx import parser
 
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.check import check_given, check_written
+from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import import_model
 
 VALID = "g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { [n] y = Add(x, w) }"
@@ -162,3 +164,35 @@ def test_nor_in_a_body(model_text, what):
     )
     check_given(model, "m")
     assert import_model(model).view.tensors["y"].shape == (2, 2)
+
+
+BODY_OF_UNKNOWN_TYPES = """g (float[4,8] s, float[8,8] w, float[16,8] v, int64 n) => (float[4,8] y) {
+    y = Loop <body = b (int64 i, bool c, float[4,8] t) => (bool d, float[4,8] r) {
+        d = Identity (c)
+        u = If (c) <then_branch = p () => (a) { a = com.microsoft.FusedMatMul (t, w) },
+                    else_branch = q () => (e) { e = Neg (t) }>
+        k = Concat <axis = 1> (u, t)
+        r = MatMul (k, v) }> (n, , s)
+}"""
+
+
+def test_a_body_in_which_a_type_is_missing_is_no_contradiction(tmp_path):
+    """ONNX's inference fails where it knows no type; ONNX Runtime loads such a file."""
+    header = '<ir_version: 8, opset_import: ["": 13, "com.microsoft": 1]>'
+    model = parser.parse_model(f"{header} {BODY_OF_UNKNOWN_TYPES}")
+    for value in (v for node in _inner(model.graph) for a in node.attribute for v in a.g.output):
+        if value.name in ("a", "e"):
+            value.ClearField("type")
+    with pytest.raises(onnx.shape_inference.InferenceError, match="expected to have type"):
+        onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    export_model(import_model(model).model, tmp_path / "out.onnx")
+    broken = parser.parse_model(f"{header} {BODY_OF_UNKNOWN_TYPES.replace('(k, v)', '(t, v)')}")
+    with pytest.raises(ModelError, match="not a valid ONNX model"):
+        import_model(broken)
+
+
+def _inner(graph):
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            yield from _inner(attribute.g)

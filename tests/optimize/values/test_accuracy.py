@@ -3,10 +3,17 @@
 Every case is held against FP32 under plans that lower whatever they may, in FP16 and BF16.
 """
 
+from dataclasses import replace
+
 import numpy as np
+import onnx.parser
 import pytest
 
+from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.registry import also
+from campo_onnx.ops.spec import Family, OpSpec
+from campo_onnx.ops.values.asks import logarithm
 from campo_onnx.optimize.plan.reason import Reason
 from tests.optimize.formulas import RANDOM, Case, assert_as_in_fp32, f32, i64, normal
 from tests.optimize.small_steps import mixed_of, reasons
@@ -233,3 +240,15 @@ def test_what_a_low_precision_is_made_for_stays_free(name, low):
     model = Case(f"h = MatMul(x, w) {HARMLESS[name]}", constants, XW).model
     assert Reason.ACCURACY not in reasons(model, low=low).values()
     assert Reason.LONG_SUM not in reasons(model, low=low).values()
+
+
+def test_an_operator_brings_its_own():
+    text = """<ir_version: 10, opset_import: ["": 20, "my.domain": 1]> g (float[64,64] x) => (float[64,64] y)
+        <float most = {0.9999}, float least = {0.0001}, float one = {1.0}>
+        { [clip] c = Clip(x, least, most) q = Sub(one, c) y = my.domain.Surprise(q) }"""
+    model = onnx.parser.parse_model(text)
+    surprise = OpSpec(key=OpKey("my.domain", "Surprise"), family=Family.ELEMENTWISE)
+    with also(surprise):
+        assert reasons(model)["clip"] is not Reason.ACCURACY
+    with also(replace(surprise, asks_accuracy=logarithm)):
+        assert reasons(model)["clip"] is Reason.ACCURACY
