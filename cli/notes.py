@@ -71,12 +71,14 @@ def _in_bf16(optimized: "Optimized", options: "Options") -> str:
 
 def note_what_surprises(
     model: Path, optimized: "Optimized", options: "Options", tried: Sequence[str] = ()
-) -> None:
-    """Note what of a graph, or of its device, may surprise, and what was tried on data."""
-    for is_warning, sentence in surprises(model, optimized, options):
+) -> tuple[str, ...]:
+    """Note what of a graph, or of its device, may surprise, and what was tried on data; return the former."""
+    notes = tuple(surprises(model, optimized, options))
+    for is_warning, sentence in notes:
         (print_warning if is_warning else print_note)(sentence)
     for sentence in tried:
         print_note(sentence)
+    return tuple(sentence for _, sentence in notes)
 
 
 def surprises(model: Path, optimized: "Optimized", options: "Options") -> Iterator[tuple[bool, str]]:

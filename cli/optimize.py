@@ -20,7 +20,7 @@ from .evidence import (
     flat_weights_finder,
     opened_target,
 )
-from .notes import note_what_surprises, report_unmatched, surprises
+from .notes import note_what_surprises, report_unmatched
 from .options import (
     AUTO,
     DECISION,
@@ -308,7 +308,7 @@ def optimize(
             evidence=target.evidence,
             ranges=ranges(value_range),
         )
-        optimized, options = planned(
+        optimized, options, batches = planned(
             model,
             source,
             options,
@@ -317,7 +317,7 @@ def optimize(
             by_data=safety is SafetyMode.DATA,
             budget=budget,
         )
-        optimized, options, tried = probed(optimized, options, inputs, probe, probe_s)
+        optimized, options, tried = probed(optimized, options, batches, probe, probe_s)
         report_unmatched(
             optimized.imported.view,
             operators={"--allow": allow, "--infer": infer, "--clear": clear, "--deny": deny},
@@ -327,21 +327,17 @@ def optimize(
         )
         measured = None
         if verify:
-            verification = verified(optimized, options, inputs=inputs, repair=repair, steps=verify_steps)
+            first = next(iter(batches.values()), None)
+            verification = verified(optimized, options, feeds=first, repair=repair, steps=verify_steps)
             optimized = verification.returned
             print_verification(verification)
             measured = verification.attempts[-1].result if verification.attempts else None
         told = () if json or quiet else _advice(optimized, options)
-        note_what_surprises(model, optimized, options, tried)
+        notes = [*told, *tried, *note_what_surprises(model, optimized, options, tried)]
         if not dry_run:
             with working(f"writing {output.name}"):
                 texts = {} if plan is None else {plan: optimized.plan.to_json()}
                 if report is not None:
-                    notes = [
-                        *told,
-                        *tried,
-                        *(sentence for _, sentence in surprises(model, optimized, options)),
-                    ]
                     texts[report] = _page(optimized, model, notes, measured)
                 imported = optimized.imported
                 export_with(

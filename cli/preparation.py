@@ -54,7 +54,7 @@ def planned(
     auto_precision: bool,
     by_data: bool,
     budget: float | None,
-) -> tuple["Optimized", "Options"]:
+) -> tuple["Optimized", "Options", "dict[Path, Feeds]"]:
     """Read a graph, find out what its options leave open, and plan it.
 
     Parameters
@@ -75,7 +75,7 @@ def planned(
     Returns
     -------
     tuple
-        The result, and options that decide it again.
+        The result, options that decide it again, and the batches.
     """
     from campo_onnx.ir.importer import import_model
     from campo_onnx.optimize.values.ranges import measured_ranges
@@ -84,12 +84,12 @@ def planned(
 
     imported = import_model(source, options.dims)
     view, problem, plan = imported.view, None, None
-    batches: list[Feeds] = []
+    batches: dict[Path, Feeds] = {}
     if inputs:
         from campo_onnx.runtime.feeds import read_feeds
 
-        batches = [read_feeds(path, view) for path in inputs]
-        options = replace(options, ranges={**measured_ranges(view, batches), **options.ranges})
+        batches = {path: read_feeds(path, view) for path in inputs}
+        options = replace(options, ranges={**measured_ranges(view, [*batches.values()]), **options.ranges})
     if auto_precision:
         with working(f"choosing a low precision for {model.name} on {options.device.name}"):
             choice = choose_precision(imported, options)
@@ -101,9 +101,10 @@ def planned(
         from campo_onnx.emulation.drift import most_drift
 
         with working(f"measuring safety of {model.name} on {len(batches)} batch(es)"):
-            safety = measure_safety(imported, options, batches, budget=budget, problem=problem, plan=plan)
+            feeds = [*batches.values()]
+            safety = measure_safety(imported, options, feeds, budget=budget, problem=problem, plan=plan)
         print_data_safety(safety, most_drift(options.low) if budget is None else budget)
         options, problem, plan = safety.applied_to(options), safety.problem, safety.plan
     with working(f"planning {model.name} for {options.device.name}"):
         problem = problem or problem_of(imported, options)
-        return apply(plan or decide(problem, imported, options), problem, imported), options
+        return apply(plan or decide(problem, imported, options), problem, imported), options, batches

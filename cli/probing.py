@@ -13,8 +13,11 @@ from .options import SAFETY
 from .render.console import working
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from campo_onnx.planning.options import Options
     from campo_onnx.planning.pipeline import Optimized
+    from campo_onnx.runtime.feeds import Feeds
 
 
 class ProbeMode(StrEnum):
@@ -49,7 +52,7 @@ ProbeBudgetOption = Annotated[
 def probed(
     optimized: "Optimized",
     options: "Options",
-    inputs: list[Path],
+    inputs: "Mapping[Path, Feeds]",
     mode: ProbeMode,
     budget_s: float | None,
 ) -> tuple["Optimized", "Options", tuple[str, ...]]:
@@ -65,10 +68,9 @@ def probed(
     try:
         from campo_onnx.emulation.batches import Batch
         from campo_onnx.emulation.probe import probe
-        from campo_onnx.runtime.feeds import read_feeds
     except DeviceUnavailableError as error:
         return optimized, options, (f"The plan was not tried on data: {error}",)
-    batches = [Batch(path.name, read_feeds(path, optimized.imported.view)) for path in inputs]
+    batches = [Batch(path.name, feeds) for path, feeds in inputs.items()]
     with working("trying the plan on data"):
         outcome = probe(optimized, options, batches, budget_s=budget_s)
     settled = replace(options, forbidden={**options.forbidden, **outcome.fp32})

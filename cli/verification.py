@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from campo_onnx.planning.comparison import Comparison
     from campo_onnx.planning.options import Options
     from campo_onnx.planning.pipeline import Optimized
+    from campo_onnx.runtime.feeds import Feeds
 
 REPAIRS = 3
 
@@ -86,15 +87,13 @@ def check_verifiable(device: "Device") -> None:
 
 
 def verified(
-    optimized: "Optimized", options: "Options", *, inputs: list[Path], repair: bool, steps: int
+    optimized: "Optimized", options: "Options", *, feeds: "Feeds | None", repair: bool, steps: int
 ) -> "Verification":
-    """Measure a result, and repair it if asked to, on the batch in `inputs` or a generated one."""
+    """Measure a result, and repair it if asked to, on a batch or a generated one."""
     from campo_onnx.bench.bench import bench
     from campo_onnx.bench.verify import verify
     from campo_onnx.costs.choose import this_machine
-    from campo_onnx.runtime.feeds import read_feeds
 
-    feeds = read_feeds(inputs[0], optimized.imported.view) if inputs else None
     machine = this_machine(options.device)
     with progressing(f"measuring against fp32 on {machine.device}") as advance:
         measure = partial(bench, machine=machine, feeds=feeds, steps=steps, on_progress=advance)

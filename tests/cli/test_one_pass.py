@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from campo_onnx_cli.main import app
+from campo_onnx_cli.notes import surprises
 from typer.testing import CliRunner
 
 from campo_onnx.costs.estimated import estimate
@@ -21,7 +22,7 @@ from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.safety import weight_update
 from campo_onnx.optimize.values import ranges
 from campo_onnx.planning.pipeline import decide, problem_of
-from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.runtime.feeds import read_feeds, synthesize
 
 MLP = Path(__file__).parents[1] / "data" / "mlp.onnx"
 
@@ -74,6 +75,18 @@ def test_each_stage_is_gone_through_once(batch: Path) -> None:
     assert calls.count["weight_update"] == calls.count["_value_ranges"] == 1
     assert len(calls.decided) > two_precisions
     assert len({*calls.decided}) == len(calls.decided)
+
+
+def test_a_batch_is_read_once_and_notes_are_found_once(batch: Path, tmp_path: Path) -> None:
+    calls = Calls(read_feeds, surprises)
+    words = ["optimize", str(MLP), "-o", str(tmp_path / "out.onnx"), "--report", str(tmp_path / "r.html")]
+    sys.setprofile(calls)
+    try:
+        answer = CliRunner().invoke(app, [*words, "--device", "h200", "--inputs", str(batch)])
+    finally:
+        sys.setprofile(None)
+    assert answer.exit_code == 0, answer.output
+    assert calls.count["read_feeds"] == calls.count["surprises"] == 1
 
 
 def test_a_missing_batch_is_told_before_the_model_is_read(tmp_path: Path) -> None:
