@@ -178,7 +178,11 @@ def decided(p: Any, x: Any) -> Any:
         (decided, UnsupportedModelError, "looks at the data"),
         (lambda p, x: x @ p["w"], UsageError, "not a scalar"),
         (lambda p, x: jnp.linalg.inv(x @ p["w"] @ x.T).sum(), UnsupportedModelError, "no translation .*lu"),
-        (lambda p, x: jnp.sort(x @ p["w"]).sum(), UnsupportedModelError, "sort"),
+        (
+            lambda p, x: jnp.lexsort((x[0], x[1])).sum() * p["w"].sum(),
+            UnsupportedModelError,
+            "sorting by 2 keys",
+        ),
     ],
     ids=["loop", "long_loop", "decision", "vector", "linear_algebra", "sort"],
 )

@@ -96,3 +96,36 @@ def test_an_assignment_outside_is_dropped_as_in_jax() -> None:
     actual = run(export_function(assigned, arguments), arguments)
     for name, expected in assigned(arguments).items():
         assert np.array_equal(actual[name], np.asarray(expected))
+
+
+def decided(p: Any, x: Any) -> Any:
+    y = jnp.tanh(x @ p["w"])
+    y = lax.cond(y.sum() > 0, lambda y: jnp.sin(y), lambda y: y * y, y)
+    return lax.switch(jnp.argmax(y[0]), [jnp.sum, lambda y: (y**3).sum(), lambda y: jnp.exp(y).sum()], y)
+
+
+FURTHER: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
+    **{f"branches of {s}": (decided, {"w": array(4, 3, seed=s)}, {"x": array(5, 4)}) for s in range(4)},
+    "sort": (
+        lambda p, x: (jnp.sort(p["w"] * x, 0) * x).sum(), {"w": array(5, 3)}, {"x": array(5, 3, seed=1)},
+    ),
+    "argsort": (
+        lambda p, x: (jnp.tanh(p["w"])[jnp.argsort(x)] * x[:, None]).sum(),
+        {"w": array(6, 3)}, {"x": array(6)},
+    ),
+    "top_k": (
+        lambda p, x: (lax.top_k(p["w"] * x, 2)[0] * array(5, 2)).sum(),
+        {"w": array(5, 4)}, {"x": array(5, 4, seed=1)},
+    ),
+    "round": (
+        lambda p, x: (p["w"] * (jnp.round(x) + lax.round(x) * 3)).sum(),
+        {"w": array(8)}, {"x": jnp.asarray([-2.5, -1.5, -0.5, 0.49, 0.5, 1.5, 2.5, 1e7])},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "parameters", "inputs"), FURTHER.values(), ids=list(FURTHER))
+def test_branches_order_and_rounding(
+    loss: Callable[..., Any], parameters: dict[str, Any], inputs: dict[str, Any]
+) -> None:
+    assert worst_deviation(loss, parameters, **inputs) < TOLERANCE

@@ -58,7 +58,7 @@ def export_training_step(
     UsageError
         If the loss is not a scalar.
     UnsupportedModelError
-        If there is control flow, or a primitive without a translation.
+        If there is a loop of unknown length, or a primitive without a translation.
 
     Examples
     --------
@@ -125,7 +125,7 @@ def export_function(
     UsageError
         For another opset.
     UnsupportedModelError
-        If there is control flow, a primitive without a translation, or a decision by the data.
+        If there is a loop of unknown length, a primitive without a translation, or a decision by the data.
     """
     if opset not in OPSETS:
         raise UsageError(f"opset {opset} is not supported", remedy="Choose 20 or 21.")

@@ -13,6 +13,7 @@ from campo_onnx.export.compact import (
     concat,
     crop,
     expand,
+    full,
     pad,
     reduce,
     reshape,
@@ -68,6 +69,25 @@ def _iota(g: Graph, expected: Expected, *, dimension: int) -> Value:
     line = np.arange(expected.shape[dimension]).astype(g.scalar(0, expected.dtype).numpy_dtype)
     aligned = [-1 if i == dimension else 1 for i in range(len(expected.shape))]
     return expand(g, g.constant(line.reshape(aligned)), expected.shape)
+
+
+def _top(g: Graph, expected: Expected, x: Value, *, k: int, axis: int) -> tuple[Value, Value]:
+    values, places = g.ops("TopK", x, g.integers([k]), outputs=2, axis=axis, largest=1, sorted=1)
+    return values, cast(g, places, _INT32)
+
+
+def _sorted(g: Graph, expected: Expected, *operands: Value, dimension: int, num_keys: int) -> list[Value]:
+    """Sort by the first operand; of equal elements TopK gives that of the lower index first."""
+    key = operands[0]
+    if num_keys != 1 or key.dtype == _BOOL:
+        raise UntranslatableError(f"sorting by {num_keys} keys" if num_keys != 1 else "sorting truth values")
+    size = g.integers([key.shape[dimension]])
+    values, places = g.ops("TopK", key, size, outputs=2, axis=dimension, largest=0, sorted=1)
+    return [values, *(g.op("GatherElements", x, places, axis=dimension) for x in operands[1:])]
+
+
+def _empty(g: Graph, expected: Expected) -> Value:
+    return full(g, expected.shape, 0, expected.dtype)
 
 
 def _concatenated(g: Graph, expected: Expected, *parts: Value, dimension: int) -> Value:
@@ -176,6 +196,9 @@ TRANSLATIONS: Table = table(
     ("reshape", _reshaped),
     ("rev", _reversed),
     ("slice", _sliced),
+    ("sort", _sorted),
+    ("top_k", _top),
+    ("empty2", _empty),
     ("split", _split),
     ("squeeze", _as_expected),
     ("transpose", _transposed),

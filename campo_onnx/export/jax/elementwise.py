@@ -11,6 +11,7 @@ from campo_onnx.export.translation import Expected, Table, UntranslatableError, 
 from campo_onnx.export.value import Value
 
 _BOOL = int(TensorProto.BOOL)
+_TO_NEAREST_EVEN = 1
 
 _SAME = {
     "abs": "Abs", "acos": "Acos", "acosh": "Acosh", "add": "Add", "add_any": "Add", "asin": "Asin",
@@ -80,6 +81,19 @@ def _erfc(g: Graph, expected: Expected, x: Value) -> Value:
     return elementwise(g, "Sub", g.scalar(1, x.dtype), elementwise(g, "Erf", x))
 
 
+def _rounded(g: Graph, expected: Expected, x: Value, *, rounding_method: Any) -> Value:
+    if int(rounding_method) == _TO_NEAREST_EVEN:
+        return elementwise(g, "Round", x)
+    # Halves away from zero: below 2**23 there is room for one.
+    magnitude = elementwise(g, "Abs", x)
+    low = elementwise(g, "Floor", magnitude)
+    is_up = elementwise(g, "GreaterOrEqual", elementwise(g, "Sub", magnitude, low), g.scalar(0.5, x.dtype))
+    up = elementwise(g, "Where", is_up, elementwise(g, "Add", low, g.scalar(1, x.dtype)), low)
+    return elementwise(
+        g, "Where", elementwise(g, "Less", x, g.scalar(0, x.dtype)), elementwise(g, "Neg", up), up
+    )
+
+
 def _select(g: Graph, expected: Expected, which: Value, *cases: Value) -> Value:
     if len(cases) != 2 or which.dtype != _BOOL:
         raise UntranslatableError("more than two cases")
@@ -111,6 +125,7 @@ TRANSLATIONS: Table = table(
     ("rem", _remainder),
     ("square", _square),
     ("rsqrt", _rsqrt),
+    ("round", _rounded),
     ("integer_pow", _integer_pow),
     ("log1p", _log1p),
     ("expm1", _expm1),

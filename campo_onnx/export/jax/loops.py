@@ -1,13 +1,16 @@
-"""What an unrolled loop needs besides its body: the row each turn reads, and a stack of what they give."""
+"""What an unrolled loop and a choice of functions need besides their bodies.
+
+A loop needs the row that each turn reads, and a stack of what they give.
+"""
 
 from collections.abc import Sequence
 
-from campo_onnx.export.compact import concat, crop, reshape
+from campo_onnx.export.compact import concat, crop, elementwise, reshape
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.translation import Expected, Table, table
 from campo_onnx.export.value import Value
 
-ROW, STACK = "row of a loop", "rows of a loop"
+ROW, STACK, CHOICE = "row of a loop", "rows of a loop", "choice of a result"
 """Kinds of these operations; no primitives of JAX."""
 
 MOST_OPERATIONS = 20_000
@@ -25,4 +28,13 @@ def _stack(g: Graph, expected: Expected, *rows: Value) -> Value:
     return concat(g, parts, 0)
 
 
-TRANSLATIONS: Table = table((ROW, _row), (STACK, _stack))
+def _choice(g: Graph, expected: Expected, which: Value, *cases: Value) -> Value:
+    """Choose by number; one below the first means that, one above the last likewise."""
+    chosen = cases[-1]
+    for number in reversed(range(len(cases) - 1)):
+        is_it = elementwise(g, "LessOrEqual", which, g.scalar(number, which.dtype))
+        chosen = elementwise(g, "Where", is_it, cases[number], chosen)
+    return chosen
+
+
+TRANSLATIONS: Table = table((ROW, _row), (STACK, _stack), (CHOICE, _choice))

@@ -29,9 +29,14 @@ _CALLS = frozenset(
         *("custom_vjp_call_jaxpr", "jit", "pjit", "remat", "remat2"),
     }
 )
-_CONTROL_FLOW = frozenset({"cond", "switch", "while"})
+_BRANCHES = "cond"
+"""Of functions, one: which is a number; all are computed."""
+
+_CONTROL_FLOW = frozenset({"while"})
 _WITHOUT_EFFECT = frozenset(
     {
+        "is_stable",  # every sort is
+        "memory_space",
         *("accuracy", "precision"),  # how exact a result is at least
         *("indices_are_sorted", "unique_indices"),  # promises of the caller
         *("out_sharding", "sharding"),  # where the result lies
@@ -48,6 +53,7 @@ _SAID_BY_THE_RESULT: Mapping[str, Sequence[str]] = {
     "conv_general_dilated": ("preferred_element_type",),
     "convert_element_type": ("new_dtype", "weak_type"),
     "dot_general": ("preferred_element_type",),
+    "empty2": ("dtype", "shape"),
     "expand_dims": ("dimensions",),
     "iota": ("dtype", "shape"),
     "random_bits": ("shape",),
@@ -152,7 +158,9 @@ class _StraightLine:
                     why="the graph of a training step is one straight line",
                     remedy="Choose with jnp.where; loops of a known length are unrolled.",
                 )
-            if equation.primitive.name == "scan":
+            if equation.primitive.name == _BRANCHES:
+                results = self._chosen(equation, operands, inside)
+            elif equation.primitive.name == "scan":
                 results = self._unrolled(equation, operands, inside)
             elif inner is not None:
                 results = self.add(*inner, operands, inside)
@@ -185,6 +193,15 @@ class _StraightLine:
         return carry + [
             self._new(loops.STACK, [given[turn][i] for turn in sorted(given)], {}, _expected(variable), scope)
             for i, variable in enumerate(stacks)
+        ]
+
+    def _chosen(self, equation: Any, operands: Sequence[int], scope: str) -> list[int]:
+        """Add every branch, and choose among their results."""
+        which, *arguments = operands
+        branches = [self.add(b.jaxpr, b.consts, arguments, scope) for b in equation.params["branches"]]
+        return [
+            self._new(loops.CHOICE, [which, *cases], {}, _expected(variable), scope)
+            for variable, *cases in zip(equation.outvars, *branches, strict=True)
         ]
 
     def _computed(self, equation: Any, operands: Sequence[int]) -> list[int]:
