@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, shape_inference
-from onnx.reference import ReferenceEvaluator
 
 from campo_onnx.export.cuda_fusions import bias_dropouts, sums
 from campo_onnx.export.endings import ending_in_computation
@@ -18,6 +17,7 @@ from campo_onnx.export.peepholes import merged_pairs, pads_of_their_own, splits,
 from campo_onnx.export.target import Target, may_use
 from campo_onnx.export.value import Node, Value
 from campo_onnx.ops.facts import output_types
+from campo_onnx.ops.fold import evaluated
 from campo_onnx.ops.key import MICROSOFT, OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.signature import TensorType, make_signature
@@ -191,7 +191,7 @@ class Graph:
             output=[onnx.ValueInfoProto(name=name) for name in node.output],
         )
         with np.errstate(all="ignore"):  # log(0), overflow: what the runtime would compute as well
-            results = ReferenceEvaluator(graph, opsets={"": self.opset}).run(None, feeds)
+            results = evaluated(graph, feeds, self.opset)
         return tuple(self.constant(np.asarray(result)) for result in results)
 
     def producer(self, value: Value, op_type: str) -> Node | None:

@@ -6,7 +6,7 @@ the shapes behind it static.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 from campo_onnx.ops.signature import Shape
 
@@ -107,6 +108,21 @@ def _fold(
     return _evaluate(node, values, opset)
 
 
+class GatherElements(OpRun):
+    """Look elements up; onnx's own chooses among as many arrays as NumPy takes, and is wrong beyond."""
+
+    op_domain = ""
+
+    def _run(self, data: Value, indices: Value, axis: int = 0) -> tuple[Value]:
+        return (np.take_along_axis(data, indices.astype(np.int64), axis),)
+
+
+def evaluated(graph: onnx.GraphProto, feeds: Mapping[str, Any], opset: int) -> list[Any]:
+    """Compute the outputs of a graph of standard operators, in Python."""
+    evaluator = ReferenceEvaluator(graph, opsets={"": opset}, new_ops=[GatherElements])
+    return list(evaluator.run(None, dict(feeds)))
+
+
 def _evaluate(node: NodeProto, values: Sequence[Value | None], opset: int) -> tuple[Value | None, ...]:
     feeds = {name: value for name, value in zip(node.input, values, strict=True) if name}
     outputs = [name for name in node.output if name]
@@ -115,7 +131,7 @@ def _evaluate(node: NodeProto, values: Sequence[Value | None], opset: int) -> tu
         input=[onnx.ValueInfoProto(name=name) for name in feeds],
         output=[onnx.ValueInfoProto(name=name) for name in outputs],
     )
-    results = ReferenceEvaluator(graph, opsets={"": opset}).run(None, feeds)
+    results = evaluated(graph, feeds, opset)
     by_name = {name: np.asarray(result) for name, result in zip(outputs, results, strict=True)}
     return tuple(by_name.get(name) for name in node.output)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from campo_onnx.ops.fold import MAX_ELEMENTS, fold, is_small, may_fold
+from campo_onnx.ops.fold import MAX_ELEMENTS, evaluated, fold, is_small, may_fold
 
 
 def ints(*values: int) -> np.ndarray:
@@ -147,3 +147,12 @@ def test_small_is_up_to_the_limit():
     assert not is_small((MAX_ELEMENTS + 1,))
     assert is_small(())
     assert is_small((0, 10**9))
+
+
+def test_lookups_in_more_rows_than_numpy_chooses_among() -> None:
+    table = np.arange(300, dtype=np.float32).reshape(100, 3)
+    rows = np.asarray([[99, 0, 50], [1, -1, 98]])
+    node = helper.make_node("GatherElements", ["x", "i"], ["y"], axis=0)
+    x, i, y = (helper.make_empty_tensor_value_info(name) for name in "xiy")
+    result = evaluated(helper.make_graph([node], "lookup", [x, i], [y]), {"x": table, "i": rows}, 20)
+    assert np.array_equal(result[0], np.take_along_axis(table, rows, 0))

@@ -90,6 +90,7 @@ def test_sessions_of_sizes_not_used_for_longest_go(monkeypatch: pytest.MonkeyPat
     assert [graph.sizes for graph in report(module).graphs] == [(3,), (4,)]
 
 
+@pytest.mark.filterwarnings("ignore:campo-onnx has compiled a graph for more than")
 def test_a_backward_pass_outlives_its_session() -> None:
     """Sizes that were forgotten since the forward pass are made again."""
     module, batches = perceptron(), [torch.randn(size, 4) for size in (3, 4, 5)]
