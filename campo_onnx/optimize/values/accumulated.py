@@ -111,7 +111,7 @@ class _Terms:
             inputs = [t for t in node.inputs if self._view.is_float32(t)]
             if node.op == OpKey("", "CumSum") or any(t in self.running for t in inputs):
                 self.running.update(t for t in node.outputs if t)
-            if all(t in self.of_one_sign or self._is_signed(t) for t in inputs[:1]):
+            if all(t in self.of_one_sign or self._is_signed(t) for t in inputs):
                 self.of_one_sign.update(t for t in node.outputs if t)
 
     def _terms(self, node: OpNode) -> float:
@@ -150,7 +150,10 @@ class _Terms:
         if any(r.is_integer and r.varies and 0.0 <= r.lowest <= r.highest <= 1.0 for r in known):
             return max(self._of(a), self._of(b)) * terms
         if adds_up(node, self._ranges):
-            return max(self._of(a), self._of(b)) * max(terms_of(node, self._view), 1)
+            if any(r.is_integer and not r.varies for r in known):  # ones below a diagonal: a running sum
+                self.running.update(t for t in node.outputs if t)
+            share = min(min((r.magnitude for r in known if not r.varies), default=1.0), 1.0)
+            return max(self.terms.get(a, 1.0), self.terms.get(b, 1.0)) * max(terms * share, 1.0)
         if all(r.lowest >= 0.0 for r in known) and not any(self._is_share(t) for t in (a, b)):
             return self._of(a) * self._of(b) * terms
         return max(self._of(a), self._of(b))

@@ -15,6 +15,11 @@ from campo_onnx.optimize.values.sum_ops import MOVES
 _ROUNDS = frozenset({OpKey("", "Ceil"), OpKey("", "Floor"), OpKey("", "Round")})
 _PARTS = frozenset({OpKey("", "Slice"), OpKey("", "Split")})
 _NARROW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
+_INTEGERS = frozenset(
+    {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8}
+)
+_LOGARITHMS = frozenset({OpKey("", "LogSoftmax")})
+_CHOSEN = frozenset({OpKey("", "Gather"), OpKey("", "GatherElements"), OpKey("", "GatherND")})
 _ROUNDINGS = 16.0
 
 
@@ -37,8 +42,9 @@ def close_differences(
         if node.op not in (OpKey("", "Sub"), OpKey("", "Add")) or not view.is_float32(node.outputs[0]):
             continue
         need = (
-            _of_remainder(node, view, tolerance)
+            _of_remainder(node, view)
             or _of_parts(node, view)
+            or _of_logarithms(node, view)
             or _of_sums(node, view, ranges, sums, tolerance)
         )
         if need is not None:
@@ -46,12 +52,25 @@ def close_differences(
     return found
 
 
-def _of_remainder(node: OpNode, view: GraphView, tolerance: float) -> Need | None:
+def _of_remainder(node: OpNode, view: GraphView) -> Need | None:
     """What a remainder of rounding asks of what is rounded."""
     (a, a_step), (b, b_step) = (_origin(t, view) for t in node.inputs[:2])
     if a != b or a_step is b_step is None:
         return None
-    return Need(is_place=True) if "Cast" in (a_step, b_step) else Need(absolute=tolerance)
+    return Need(is_place="Cast" in (a_step, b_step))
+
+
+def _of_logarithms(node: OpNode, view: GraphView) -> Need | None:
+    """What the logarithm of a ratio of probabilities asks: of two models that say about the same."""
+    if node.op != OpKey("", "Sub"):
+        return None
+    for tensor in node.inputs:
+        producer = view.producer.get(tensor)
+        while producer is not None and (producer.op in MOVES or producer.op in _CHOSEN):
+            producer = view.producer.get(producer.inputs[0])
+        if producer is not None and producer.op in _LOGARITHMS:
+            return EXACT
+    return None
 
 
 def _of_parts(node: OpNode, view: GraphView) -> Need | None:
@@ -70,9 +89,11 @@ def _origin(tensor: str, view: GraphView) -> tuple[str, str | None]:
     while producer is not None and (
         producer.op in MOVES or producer.op in _ROUNDS or producer.op == OpKey("", "Neg")
     ):
-        is_narrow = view.tensors[producer.outputs[0]].dtype in _NARROW
-        if producer.op in _ROUNDS or (producer.op == OpKey("", "Cast") and is_narrow):
-            rounding = producer.op.op_type
+        dtype = view.tensors[producer.outputs[0]].dtype
+        if producer.op in _ROUNDS or dtype in _INTEGERS:
+            rounding = rounding or "Floor"
+        elif producer.op == OpKey("", "Cast") and dtype in _NARROW:
+            rounding = "Cast"
         tensor = producer.inputs[0]
         producer = view.producer.get(tensor)
     return tensor, rounding

@@ -121,7 +121,8 @@ def is_mean(node: OpNode) -> bool:
 
 def contracted_terms(node: OpNode, view: GraphView) -> int:
     """How many products a product of matrices adds up; 0 where a shape is unknown."""
-    return max((gemm.k for gemm in work_of(view.signature(node.name)).gemms), default=0)
+    products = sum(g.m * g.n * g.k * g.batch for g in work_of(view.signature(node.name)).gemms[:1])
+    return products // max(view.tensors[node.outputs[0]].elements or products, 1)
 
 
 def _is_sum(node: OpNode, view: GraphView) -> bool:

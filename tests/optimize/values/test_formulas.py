@@ -119,6 +119,36 @@ CASES = {
         {"x": f32(np.sin(np.arange(64) * 0.01 + normal(64, 1)) + 5), "w": normal(63, 8)},
         "float[64,8] y",
     ),
+    "what a whole number leaves over": Case(
+        "i = Cast<to = 7>(x) f = Cast<to = 1>(i) d = Sub(x, f) y = MatMul(d, w)",
+        {},
+        {"x": normal(64, 64, size=100.0), "w": W},
+    ),
+    "divergence of two models that are close": Case(
+        """a = LogSoftmax<axis = -1>(x) b = LogSoftmax<axis = -1>(z) d = Sub(a, b) p = Exp(a) m = Mul(p, d)
+           y = ReduceSum<keepdims = 0>(m, rows)""",
+        ONE,
+        {"x": CLOSE, "z": CLOSE + normal(64, 64, size=0.1)},
+        "float[64] y",
+    ),
+    "running sum by a triangle of ones": Case(
+        "s = MatMul(triangle, x) y = MatMul(s, w)",
+        {"triangle": np.tril(np.ones((2000, 2000), np.float32))},
+        {"x": normal(2000, 8, mean=60.0), "w": normal(8, 8)},
+        "float[2000,8] y",
+    ),
+    "sum by a row of ones": Case(
+        "s = MatMul(ones, x) y = MatMul(s, w)",
+        {"ones": np.ones((1, 5000), np.float32)},
+        {"x": normal(5000, 8, mean=40.0), "w": normal(8, 8)},
+        "float[1,8] y",
+    ),
+    "sum of an outer product": Case(
+        """a = Relu(x) b = Relu(z) y = Einsum<equation = "bi,bj->b">(a, b)""",
+        {},
+        {"x": normal(4, 300, size=5.0), "z": normal(4, 300, size=5.0)},
+        "float[4] y",
+    ),
     "sum by scattering": Case(
         """z = ConstantOfShape(shape) s = ScatterElements<axis = 0, reduction = "add">(z, i, x)
            y = MatMul(s, w)""",
