@@ -248,17 +248,6 @@ def _gaussian_nll_loss(
     return {"mean": loss.mean, "sum": loss.sum}.get(reduction, loss.clone)()
 
 
-def _logcumsumexp(input: torch.Tensor, dim: int) -> torch.Tensor:
-    """Double the number of terms in each step: no term is lost beside a far larger one further on."""
-    if input.dim() == 0:
-        return input.clone()
-    result, length, shift = input.movedim(dim, -1), input.shape[dim], 1
-    while shift < length:
-        added = torch.logaddexp(result[..., shift:], result[..., :-shift])
-        result, shift = torch.cat([result[..., :shift], added], -1), 2 * shift
-    return result.movedim(-1, dim)
-
-
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     F.adaptive_avg_pool1d: partial(_adaptive_avg_pool, 1, aten.adaptive_avg_pool1d),
     F.adaptive_avg_pool2d: partial(_adaptive_avg_pool, 2, aten._adaptive_avg_pool2d),
@@ -274,8 +263,6 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     torch._C._nn.multilabel_margin_loss: _multilabel_margin,
     torch.Tensor.fill_diagonal_: _fill_diagonal,
     torch.histc: _histc,
-    torch.logcumsumexp: _logcumsumexp,
-    torch.Tensor.logcumsumexp: _logcumsumexp,
     torch.Tensor.histc: _histc,
     **recurrent.FUNCTIONS,
     **{
@@ -293,12 +280,6 @@ def _weight_norm_backward(
     axes = [axis for axis in range(v.dim()) if axis != dim]
     moment = (gradient * v).sum(axes, keepdim=True) / norms
     return (g / norms) * (gradient - v * (moment / norms)), moment
-
-
-def _eye(rows: int, columns: int | None = None, *, dtype: Any = None, **_: Any) -> torch.Tensor:
-    """Compare places as int64; torch takes the narrowest type, which is uint16 from 256 rows on."""
-    places = torch.arange(rows if columns is None else columns)
-    return (torch.arange(rows).unsqueeze(1) == places).to(dtype or torch.get_default_dtype())
 
 
 def _as_strided(
@@ -324,8 +305,6 @@ def _as_strided_scatter(
 OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten._weight_norm_interface_backward.default: _weight_norm_backward,
     aten.as_strided.default: _as_strided,
-    aten.eye.default: _eye,
-    aten.eye.m: _eye,
     aten.as_strided_scatter.default: _as_strided_scatter,
     **composed.OPERATIONS,
 }
