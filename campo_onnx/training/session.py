@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from campo_onnx.errors import CheckpointError, UnsupportedModelError, UsageError
 from campo_onnx.ir.importer import import_model
-from campo_onnx.runtime.registry import machine, processor_for
+from campo_onnx.runtime.registry import AUTO, machine, processor_for
 from campo_onnx.step.interface import Feed, step_interface
 from campo_onnx.step.naming import GRADS_FINITE, LOSS, LOSS_SCALE
 from campo_onnx.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -76,8 +76,8 @@ class TrainingSession:
     Parameters
     ----------
     model
-        A training step: path or model. On a CPU pass ``emulate(model)`` of a mixed graph, since
-        the CPU provider does not round as the graph says (:mod:`campo_onnx.emulation.numerics`).
+        A training step: path or model. In ONNX Runtime on a CPU pass ``emulate(model)`` of a mixed graph: it
+        does not round there as the graph says (:mod:`campo_onnx.emulation.numerics`).
     state
         First value of every parameter and buffer by input name. Optimizer state starts at zero
         where none is given.
@@ -100,6 +100,8 @@ class TrainingSession:
     cuda_graph
         Whether CUDA captures the step once and replays it, which saves the launches. Every node
         must then run on the GPU.
+    runtime
+        Name of the runtime; ``"auto"`` takes ONNX Runtime.
 
     Raises
     ------
@@ -120,8 +122,9 @@ class TrainingSession:
         dims: Mapping[str, int] | None = None,
         threads: int = 0,
         cuda_graph: bool = False,
+        runtime: str = AUTO,
     ) -> None:
-        here = machine(processor_for(provider), threads)
+        here = machine(processor_for(provider, runtime), threads, runtime)
         if cuda_graph and here.provider != "cuda":
             raise UsageError("a CUDA graph cannot be captured on a CPU", remedy="Leave cuda_graph off.")
         imported = import_model(model, dims)

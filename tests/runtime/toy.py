@@ -1,0 +1,137 @@
+"""A runtime in one file: ONNX's reference implementation, which rounds as the graph says.
+
+It makes believe to have BF16 units: products in FP32 sleep for a while.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from campo_onnx.errors import ModelError
+from campo_onnx.hardware.datasheet import device
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature
+from campo_onnx.runtime.api import Capabilities, NodeTime, Place, StepTimes, Support
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.timing import Step, timing_of
+
+Feeds = Mapping[str, NDArray[Any]]
+PRODUCTS = frozenset({"MatMul", "Gemm"})
+_BF16 = {"bf16_flops_per_s": 1e12, "bf16_tensor_flops_per_s": 1e13}
+_FREE = {"launch_us": 1e-6, "host_us": 1e-6}  # so that small graphs are worth rewriting
+BF16_CPU = replace(device("cpu"), name="toy-cpu", runtime="toy", **_BF16, **_FREE)
+
+
+@dataclass(frozen=True)
+class ToyTensor:
+    memory: NDArray[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.memory.shape
+
+    @property
+    def dtype(self) -> int:
+        return int(helper.np_dtype_to_tensor_dtype(self.memory.dtype))
+
+    def read(self) -> NDArray[Any]:
+        return self.memory.copy()
+
+    def write(self, array: NDArray[Any]) -> None:
+        self.memory[...] = array
+
+    def shared(self) -> NDArray[Any]:
+        return self.memory
+
+    def slice(self, first: int, shape: Sequence[int]) -> "ToyTensor":
+        return ToyTensor(self.memory.reshape(-1)[first : first + int(np.prod(shape))].reshape(shape))
+
+
+class ToyProgram:
+    note = ""
+
+    def __init__(self, model: onnx.ModelProto, slow_s: float) -> None:
+        self._evaluator, self._slow_s = ReferenceEvaluator(model), slow_s
+        self._nodes = [node.name for node in model.graph.node]
+
+    def bound(self, reads: Mapping[str, ToyTensor], writes: Mapping[str, ToyTensor]) -> Step:
+        def step() -> None:
+            values = self.run({name: tensor.memory for name, tensor in reads.items()})
+            for name, tensor in writes.items():
+                tensor.write(values[name])
+
+        return step
+
+    def placed(self, feeds: Feeds) -> Step:
+        return self.bound({name: ToyTensor(array) for name, array in feeds.items()}, {})
+
+    def addressed(self, reads: Sequence[Place], writes: Sequence[Place]) -> Any:
+        raise NotImplementedError
+
+    def run(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
+        values = dict(feeds)
+        for _ in self._timed(values):
+            pass
+        return {name: np.asarray(values[name]) for name in self._evaluator.output_names}
+
+    def _timed(self, values: dict[str, Any]) -> Iterator[float]:
+        values |= self._evaluator.rt_inits_ | {"": None}
+        for node in self._evaluator.rt_nodes_:
+            began = time.perf_counter()
+            operands = [values[name] for name in node.input]
+            try:
+                values |= zip(node.output, node.run(*operands), strict=False)
+            except Exception as error:
+                raise ModelError("the graph fails while it runs", why=str(error)) from None
+            if node.op_type in PRODUCTS and operands[0].dtype == np.float32:
+                time.sleep(self._slow_s)
+            yield 1e6 * (time.perf_counter() - began)
+
+    def node_times(self, feeds: Feeds, *, repeats: int, warmup: int = 2, **_: Any) -> StepTimes:
+        rows = [list(self._timed(dict(feeds))) for _ in range(warmup + repeats)][warmup:]
+        nodes = tuple(
+            NodeTime(nodes=(name,), kernel="reference", precision=None, time=timing_of(times))
+            for name, times in zip(self._nodes, zip(*rows, strict=True), strict=True)
+        )
+        return StepTimes(nodes=nodes, step=timing_of([sum(row) for row in rows]), accounted=1.0)
+
+    def executed(self) -> Mapping[str, Precision]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Toy:
+    slow_s: float = 0.01
+    name: str = "toy"
+    version: str = "1"
+    capabilities: Capabilities = Capabilities(  # noqa: RUF009
+        honours_types=True, captures=False, takes_addresses=False, traces_nodes=True,
+        fuses_casts=False, keeps_nan=True,
+    )  # fmt: skip
+
+    def problem(self, processor: str) -> str:
+        return "" if processor == "cpu" else "the toy runs on no GPU"
+
+    def machine(self, processor: str, threads: int = 0) -> Machine:
+        cpu = Machine(provider="cpu", device="toy", driver="", cuda="", ort="1", tf32=False, threads=1)
+        return replace(cpu, runtime=self.name)
+
+    def support(self, signature: Signature, processor: str, precision: Precision) -> Support:
+        is_native = precision is Precision.FP32 or signature.op.op_type in PRODUCTS | {"Relu", "Transpose"}
+        return Support.NATIVE if is_native else Support.REFUSED
+
+    def sums_low(self, signature: Signature, processor: str, precision: Precision) -> bool:
+        return False
+
+    def load(self, model: onnx.ModelProto, processor: str, **_: Any) -> ToyProgram:
+        return ToyProgram(model, self.slow_s)
+
+    def tensor(self, shape: Sequence[int], dtype: int, processor: str) -> ToyTensor:
+        return ToyTensor(np.zeros(shape, helper.tensor_dtype_to_np_dtype(dtype)))
