@@ -68,8 +68,8 @@ fuzz: $(VENV)/.installed-test
 # The exporters' tests, against torch and JAX on the CPU. Torch is pinned: its exporter changes with
 # every release, and the newest from an index brings gigabytes of CUDA libraries.
 test-frameworks: $(FRAMEWORKS_VENV)/.installed
-	$(FRAMEWORKS_VENV)/bin/python -m pytest tests/export tests/random_networks tests/torch_compile tests/test_doctests.py \
-	    tests/test_docs.py tests/test_examples.py
+	$(FRAMEWORKS_VENV)/bin/python -m pytest tests/export tests/random_networks tests/torch_compile tests/runtime/openvino \
+	    tests/test_doctests.py tests/test_docs.py tests/test_examples.py
 
 # The paper's six models at full size, as training steps (benchmarks/zoo).
 zoo: $(FRAMEWORKS_VENV)/.installed
@@ -129,7 +129,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 $(FRAMEWORKS_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(FRAMEWORKS_VENV)
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet torch==2.13.0
-	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --editable ".[test,torch,jax]"
+	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --editable ".[test,torch,jax,openvino]"
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet $(JAX_LIBRARIES) $(TRAINER)
 	@touch $@
 

@@ -44,6 +44,7 @@ ROOMS = (
 HOMES = {
     "onnx_graphsurgeon": ("campo_onnx.ir.edit", "campo_onnx.optimize.plan.rewrite"),
     "onnxruntime": ("campo_onnx.runtime.onnxruntime.installed",),  # which says what is missing
+    "openvino": ("campo_onnx.runtime.openvino.installed",),
     "pynvml": ("campo_onnx.runtime",),
     "ray": ("campo_onnx.scale.cluster",),
     "matplotlib": ("campo_onnx.report.charts",),
@@ -169,6 +170,7 @@ HEAVY = {
     "jinja2",
     "matplotlib",
     "onnxruntime",
+    "openvino",
     "torch",
     "typer",
     "onnx",

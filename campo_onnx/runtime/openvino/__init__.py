@@ -1,0 +1,1 @@
+"""OpenVINO's CPU plugin as a runtime: the only importer of openvino."""

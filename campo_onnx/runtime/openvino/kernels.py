@@ -1,0 +1,89 @@
+"""How OpenVINO's CPU plugin runs each operator: a table read from what it executed.
+
+``scripts/probe_openvino.py`` writes it: models of one node are compiled, and the executed graph tells their
+kernels. The plugin types any version of an operator in BF16; ONNX's schemas say from which opset a graph may.
+"""
+
+import csv
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature
+from campo_onnx.runtime.api import Support
+
+RELEASE = "2026.4.1"
+"""The release that the table was read from."""
+
+COLUMNS = ("domain", "op_type", "fp32", "bf16", "sums_low")
+
+
+class Row(NamedTuple):
+    """Support of one operator.
+
+    Parameters
+    ----------
+    fp32, bf16
+        How it runs.
+    sums_low
+        Whether sums of BF16 values are accumulated in BF16.
+    """
+
+    fp32: Support
+    bf16: Support
+    sums_low: bool
+
+
+@cache
+def table() -> Mapping[OpKey, Row]:
+    """All rows, by operator."""
+    with files(__package__).joinpath("kernels.csv").open(encoding="utf-8") as lines:
+        return {
+            OpKey(row["domain"], row["op_type"]): Row(
+                Support(row["fp32"]), Support(row["bf16"]), row["sums_low"] == "1"
+            )
+            for row in csv.DictReader(lines)
+        }
+
+
+def support(signature: Signature, precision: Precision) -> Support:
+    """Say how a node runs in a precision.
+
+    An operator that is not in the table is refused: nobody tried it. FP16 types are removed without rounding,
+    so nothing runs in FP16.
+    """
+    row = table().get(signature.op)
+    if row is None or _refused(signature):
+        return Support.REFUSED
+    if precision is Precision.FP32:
+        return row.fp32
+    return row.bf16 if precision is Precision.BF16 else Support.REFUSED
+
+
+def sums_low(signature: Signature, precision: Precision) -> bool:
+    """Say whether a node's sums are accumulated in the low precision itself."""
+    row = table().get(signature.op)
+    if precision is not Precision.BF16 or row is None or not row.sums_low:
+        return False
+    return signature.op.op_type not in _SCATTERS or signature.attribute("reduction", "none") != "none"
+
+
+_SCATTERS = frozenset({"ScatterElements", "ScatterND"})
+"""Only with a reduction do they sum."""
+
+
+def _refused(signature: Signature) -> bool:
+    """Whether the plugin takes the operator, but not with this node's settings."""
+    if signature.op == OpKey("", "Dropout"):
+        training = signature.constants.get(2)
+        return signature.input(2).dtype != 0 and (training is None or bool(training.any()))
+    if signature.op == OpKey("", "GatherElements"):
+        data, indices = signature.input(0).shape, signature.input(1).shape
+        if data is None or indices is None:
+            return False
+        axis = signature.attribute("axis", 0) % len(data)
+        return any(d != i for k, (d, i) in enumerate(zip(data, indices, strict=True)) if k != axis)
+    return False

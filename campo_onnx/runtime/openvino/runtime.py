@@ -1,0 +1,106 @@
+"""OpenVINO's CPU plugin as a :class:`~campo_onnx.runtime.api.Runtime`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+
+from campo_onnx.errors import DeviceUnavailableError
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature
+from campo_onnx.runtime.api import Capabilities, LoadSettings, Support
+from campo_onnx.runtime.machine import Machine, cores, cpu_name
+from campo_onnx.runtime.openvino import kernels
+from campo_onnx.runtime.openvino.installed import installed_version, openvino, openvino_problem
+
+if TYPE_CHECKING:
+    from campo_onnx.runtime.openvino.program import OpenVinoProgram
+    from campo_onnx.runtime.openvino.tensor import HostTensor
+
+_CPU = "cpu"
+_CAPABILITIES = Capabilities(
+    honours_types=True,
+    captures=False,
+    takes_addresses=False,
+    traces_nodes=True,
+    fuses_casts=True,
+    keeps_nan=False,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVino:
+    """Runs a graph on a CPU, BF16 nodes in BF16 where the CPU has units for it, FP32 nodes in FP32.
+
+    Elementwise chains become one kernel that computes in FP32 and rounds once, at its end. A NaN does not
+    survive Relu, Max and MaxPool.
+    """
+
+    name: str = "openvino"
+    capabilities: Capabilities = _CAPABILITIES
+
+    @property
+    def version(self) -> str:
+        """Version of the installed wheel."""
+        openvino()
+        return installed_version()
+
+    def problem(self, processor: str) -> str:
+        """Say why it cannot run here; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        if processor != _CPU:
+            return "OpenVINO's plugin for CPUs runs on no GPU of NVIDIA's"
+        return openvino_problem()
+
+    def machine(self, processor: str, threads: int = 0) -> Machine:
+        """Identify this machine; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        self._refuse_other(processor)
+        return Machine(
+            provider=_CPU,
+            device=cpu_name(),
+            driver="",
+            cuda="",
+            ort=self.version,
+            tf32=False,
+            threads=threads or cores(),
+            runtime=self.name,
+        )
+
+    def support(self, signature: Signature, processor: str, precision: Precision) -> Support:
+        """Say how a node runs; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        return kernels.support(signature, precision) if processor == _CPU else Support.REFUSED
+
+    def sums_low(self, signature: Signature, processor: str, precision: Precision) -> bool:
+        """Whether sums are accumulated in BF16; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        return kernels.sums_low(signature, precision)
+
+    def load(
+        self,
+        model: onnx.ModelProto,
+        processor: str,
+        *,
+        threads: int = 0,
+        folder: Path | None = None,
+        settings: LoadSettings | None = None,
+    ) -> "OpenVinoProgram":
+        """Load a graph; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        self._refuse_other(processor)
+        from campo_onnx.runtime.openvino.program import OpenVinoProgram
+
+        chosen = settings or LoadSettings()
+        return OpenVinoProgram(model, threads=threads or cores(), folder=folder, traces=chosen.traces)
+
+    def tensor(self, shape: Sequence[int], dtype: int, processor: str) -> "HostTensor":
+        """Allocate a tensor of zeros; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        self._refuse_other(processor)
+        from campo_onnx.runtime.openvino.tensor import empty
+
+        return empty(shape, dtype)
+
+    def _refuse_other(self, processor: str) -> None:
+        if problem := self.problem(processor):
+            raise DeviceUnavailableError("OpenVINO cannot be used", why=problem)
+
+
+RUNTIME = OpenVino()

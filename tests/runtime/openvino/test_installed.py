@@ -1,0 +1,68 @@
+"""OpenVINO missing, broken or old: one message with the command that mends it. It reports nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from campo_onnx.errors import DeviceUnavailableError
+from campo_onnx.runtime.openvino import installed
+from campo_onnx.runtime.openvino.runtime import RUNTIME
+
+
+def module(**parts):
+    made = ModuleType("openvino")
+    vars(made).update(parts)
+    return made
+
+
+WHOLE = {"Core": object}
+
+
+@pytest.mark.parametrize(
+    ("imported", "why", "wheel", "problem", "remedy"),
+    [
+        (None, "No module named 'openvino'", "", "not installed", 'pip install "campo-onnx[openvino]"'),
+        (None, "libtbb.so.12: no such file", "2026.4.1", "does not load: libtbb", "uninstall --yes openvino"),
+        (module(), "", "2026.4.1", "files of it are missing", "uninstall --yes openvino"),
+        (module(**WHOLE), "", "2025.3.0", "2025.3.0 is too old: campo-onnx needs 2026.4", "--upgrade"),
+    ],
+)
+def test_what_is_wrong_is_one_message(monkeypatch, imported, why, wheel, problem, remedy):
+    told = installed.problem_with(imported, why, wheel)
+    assert problem in told[0]
+    assert remedy in told[1]
+    monkeypatch.setattr(installed, "_loaded", lambda: (imported, *told))
+    with pytest.raises(DeviceUnavailableError, match="OpenVINO cannot be used") as raised:
+        RUNTIME.machine("cpu")
+    assert problem in str(raised.value)
+    assert remedy in str(raised.value)
+
+
+def test_newer_ones_are_taken():
+    assert installed.problem_with(module(**WHOLE), "", "2026.4.1") == ("", "")
+    assert installed.problem_with(module(**WHOLE), "", "2027.0.0") == ("", "")
+
+
+def test_it_runs_on_cpus_only():
+    assert "GPU" in RUNTIME.problem("cuda")
+    with pytest.raises(DeviceUnavailableError, match="GPU"):
+        RUNTIME.tensor([2], 1, "cuda")
+
+
+def test_it_is_imported_without_telemetry(tmp_path):
+    if installed.openvino_problem():
+        pytest.skip(installed.openvino_problem())
+    program = (
+        "import sys; from campo_onnx.runtime.openvino.installed import openvino; openvino();"
+        "print([m for m in sys.modules if m.startswith('openvino_telemetry')])"
+    )
+    home = {"HOME": str(tmp_path), "PYTHONPATH": ":".join(path for path in sys.path if path)}
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=home, cwd=root, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+    assert not list(tmp_path.iterdir())  # it would write who asks, and how often
