@@ -1,5 +1,6 @@
 """From the file of ``optimize`` to its plan, in one pass: clean up, ranges, a precision, safety on data."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -41,7 +42,7 @@ def check_inputs(inputs: list[Path]) -> None:
         If one does not exist.
     """
     for path in inputs:
-        if not path.exists():
+        if not os.path.exists(path):  # unlike Path.exists, no error where the name is too long
             raise UsageError(f"{path} does not exist", remedy="Check the path of --inputs.")
 
 

@@ -68,10 +68,11 @@ def probed(
     try:
         from campo_onnx.emulation.batches import Batch
         from campo_onnx.emulation.probe import probe
-    except DeviceUnavailableError as error:
+
+        batches = [Batch(path.name, feeds) for path, feeds in inputs.items()]
+        with working("trying the plan on data"):
+            outcome = probe(optimized, options, batches, budget_s=budget_s)
+    except DeviceUnavailableError as error:  # planning from public figures needs no runtime
         return optimized, options, (f"The plan was not tried on data: {error}",)
-    batches = [Batch(path.name, feeds) for path, feeds in inputs.items()]
-    with working("trying the plan on data"):
-        outcome = probe(optimized, options, batches, budget_s=budget_s)
     settled = replace(options, forbidden={**options.forbidden, **outcome.fp32})
     return outcome.optimized, settled, (outcome.summary,)

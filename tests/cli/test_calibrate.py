@@ -161,7 +161,7 @@ def test_by_default_it_is_found_again(
     optimized = str(tmp_path / "mixed.onnx")
     code, out, _ = call("optimize", str(MLP), "-o", optimized, "--device", "cpu")
     assert code == 0
-    assert out.startswith("cpu (predicted from a calibration)")
+    assert ". cpu (predicted from a calibration), strategy optimal" in out
     assert "Everything stays in FP32: fp16 is predicted to be slower on cpu." in out
     assert "calibrated here in fp16: M_A" in call("devices")[1]
     file.write_text(before.replace('"ort": "', '"ort": "0.'))

@@ -148,7 +148,7 @@ def test_the_page_of_one_check_shows_the_graph_that_was_checked(layer, tmp_path)
     )  # fmt: skip
     seen = Read(check_page([checked], known))
     assert seen.data["names"] == [d.node for d in layer.plan.decisions]
-    for text in ("The step that was checked", "grad.w 0.5 1", "Every decision", "What stayed FP32"):
+    for text in ("The graph that was checked", "grad.w 0.5 1", "Every decision", "What stayed FP32"):
         assert text in seen.text
     without = replace(policy, baseline=None)
     alone = as_plan(Pair(name="m", mixed=mixed, against=against, policy=without)).plan

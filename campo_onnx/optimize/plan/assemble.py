@@ -59,6 +59,9 @@ class _Planning:
             fp32_us=problem.predicted_us(frozenset()),
             predicted_us=problem.predicted_us(self.low),
             lower_bound_us=self.assignment.lower_bound_us,
+            unassigned_us=math.fsum(
+                cost.fp32_us for name, cost in problem.costs.nodes.items() if name not in self.view.node
+            ),
             digest=problem.digest,
             casts=casts,
             reused=tuple(self._reused_casts({cast.node for cast in dropped})),

@@ -279,9 +279,10 @@ class _Comparison:
 
     def _of_sums(self) -> Iterator[str]:
         plan = self.plan
-        fp32_us = math.fsum(d.fp32_us for d in plan.decisions)
+        fp32_us = math.fsum((plan.unassigned_us, *(d.fp32_us for d in plan.decisions)))
         predicted_us = math.fsum(
             (
+                plan.unassigned_us,
                 *(d.planned_us for d in plan.decisions),
                 *(cast.cast_us for cast in plan.casts),
                 *(-cast.cast_us for cast in plan.dropped),

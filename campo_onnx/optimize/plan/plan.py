@@ -257,6 +257,9 @@ class Plan:
     lower_bound_us
         What no assignment under the same lists, safety rules and costs can go below; None where
         the strategy proves nothing. Equal to `predicted_us` but for rounding when optimal.
+    unassigned_us
+        Part of both steps that no decision covers: backward nodes of a forward graph's step that belong to
+        none of its nodes.
     digest
         Fingerprint of the graph it fits, constants included; ``""`` for a plan of an earlier
         version, which can be read but not executed.
@@ -287,6 +290,7 @@ class Plan:
     fp32_us: float
     predicted_us: float
     lower_bound_us: float | None = None
+    unassigned_us: float = 0.0
     digest: str
     casts: tuple[PlannedCast, ...]
     reused: tuple[ExistingCast, ...] = ()
