@@ -15,6 +15,7 @@ from typing import NamedTuple
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.ops.registry import spec
+from campo_onnx.ops.schema import schema_of
 from campo_onnx.ops.signature import Signature
 
 RELEASE = "1.31"
@@ -23,7 +24,7 @@ RELEASE = "1.31"
 
 class _Kernel(NamedTuple):
     since: int
-    until: int
+    until: int | None  # the last version of the operator that it takes; None: that of `since` only
     precisions: frozenset[Precision]
 
 
@@ -33,7 +34,7 @@ def _kernels() -> Mapping[tuple[str, OpKey], tuple[_Kernel, ...]]:
     with files(__package__).joinpath("kernels.csv").open(encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
             low = frozenset(p for p in low_precisions() if row.get(p.value) == "1")
-            until = int(row["until"]) if row["until"] else 1 << 30
+            until = int(row["until"]) if row["until"] else None
             key = (row["provider"], OpKey(row["domain"], row["op_type"]))
             table[key].append(_Kernel(int(row["since"]), until, low))
     return {key: tuple(found) for key, found in table.items()}
@@ -62,12 +63,35 @@ def has_kernel(op: OpKey, opset: int, provider: str, precision: Precision) -> bo
     >>> has_kernel(OpKey("", "MatMul"), 20, "cpu", Precision.FP16)
     False
     """
-    if any(
-        kernel.since <= opset <= kernel.until and precision in kernel.precisions
-        for kernel in _kernels().get((provider, op), ())
-    ):
+    if any(precision in kernel.precisions for kernel in _kernels_at(op, opset, provider)):
         return True
     return provider == "cuda" and precision in spec(op).training_kernels
+
+
+def is_registered(op: OpKey, opset: int, provider: str) -> bool:
+    """Whether `provider` has a kernel of `op` for the version that an opset holds, in any precision.
+
+    A kernel without a last version is registered for one version of the operator only: where an opset
+    brings a newer version of the schema, even one that just admits more types, that kernel no longer fits.
+
+    Examples
+    --------
+    >>> [is_registered(OpKey("", "MaxPool"), opset, "cuda") for opset in (20, 22)]
+    [True, False]
+    >>> [is_registered(OpKey("", "RandomUniform"), opset, "cpu") for opset in (20, 22)]
+    [True, False]
+    """
+    return bool(_kernels_at(op, opset, provider))
+
+
+def _kernels_at(op: OpKey, opset: int, provider: str) -> tuple[_Kernel, ...]:
+    schema = schema_of(op, opset)
+    version = opset if schema is None else schema.since_version
+    return tuple(
+        kernel
+        for kernel in _kernels().get((provider, op), ())
+        if kernel.since <= version <= (kernel.until or (kernel.since if schema is not None else version))
+    )
 
 
 _BATCH_NORMALIZATION = OpKey("", "BatchNormalization")
@@ -124,5 +148,4 @@ def runs(op: OpKey, opset: int, provider: str, precision: Precision) -> bool:
     """
     if has_kernel(op, opset, provider, precision):
         return True
-    is_known = any(kernel.since <= opset <= kernel.until for kernel in _kernels().get((provider, op), ()))
-    return provider == "cpu" and precision is Precision.FP16 and is_known
+    return provider == "cpu" and precision is Precision.FP16 and is_registered(op, opset, provider)

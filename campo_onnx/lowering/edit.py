@@ -1,0 +1,103 @@
+"""Replacing nodes of an ONNX graph by others: names, constants and order are seen to here."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import NodeProto, helper, numpy_helper
+
+from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.sort import fresh, tensor_names
+from campo_onnx.ir.view import OpNode
+
+
+class Edit:
+    """The nodes that take the place of one node.
+
+    Parameters
+    ----------
+    stem
+        First part of the names of what is added.
+    taken
+        Names of nodes and tensors of the graph; grows by those added.
+    constants
+        Initializers of the graph; grows likewise.
+    """
+
+    def __init__(self, stem: str, taken: set[str], constants: Any) -> None:
+        self.nodes: list[NodeProto] = []
+        self._stem, self._taken, self._constants = stem, taken, constants
+
+    def constant(self, array: NDArray[Any] | Sequence[int], kind: str = "constant") -> str:
+        """Add an initializer; a sequence of integers is int64. Returns its name."""
+        value = np.asarray(array, None if isinstance(array, np.ndarray) else np.int64)
+        name = self._name(kind)
+        self._constants.append(numpy_helper.from_array(value, name))
+        return name
+
+    def op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        """Add a node of the standard domain with one output. Returns the output's name.
+
+        Parameters
+        ----------
+        op_type
+            The operator.
+        inputs
+            Names by position; ``""`` where one is left out.
+        output
+            Name of the output where it replaces a tensor of the graph; else a new one.
+        attributes
+            By name.
+        """
+        name = self._name(op_type)
+        output = output or name
+        self.nodes.append(helper.make_node(op_type, inputs, [output], name=name, **attributes))
+        return output
+
+    def _name(self, kind: str) -> str:
+        name = fresh(f"{self._stem}/{kind}", self._taken)
+        self._taken.add(name)
+        return name
+
+
+Replacement: TypeAlias = Callable[[Edit, OpNode], None]
+"""Adds to an :class:`Edit` what computes the outputs of a node."""
+
+
+def replaced(imported: Imported, nodes: Sequence[OpNode], replacement: Replacement) -> onnx.ModelProto:
+    """Put other nodes in the place of some.
+
+    Parameters
+    ----------
+    imported
+        The graph; not changed.
+    nodes
+        What to replace.
+    replacement
+        Gives what takes a node's place, with the same outputs.
+
+    Returns
+    -------
+    onnx.ModelProto
+        The model itself where there is nothing to replace.
+    """
+    if not nodes:
+        return imported.model
+    model = onnx.ModelProto()
+    model.CopyFrom(imported.model)
+    graph = model.graph
+    chosen = {node.name: node for node in nodes}
+    taken = tensor_names(graph) | {node.name for node in graph.node}
+    result: list[NodeProto] = []
+    for node in graph.node:
+        if node.name not in chosen:
+            result.append(node)
+            continue
+        edit = Edit(node.name, taken, graph.initializer)
+        replacement(edit, chosen[node.name])
+        result += edit.nodes
+    del graph.node[:]
+    graph.node.extend(result)
+    return model

@@ -1,0 +1,142 @@
+"""Raise the standard operators to a newer version where none of them changes its meaning.
+
+Conv, ConvTranspose and pooling take BF16 only from opset 22 on, so that a BF16 plan of an older graph would
+leave every convolution in FP32::
+
+    <opset_import: ["" : 20]> g (float[1, 3, 8, 8] x, float[4, 3, 3, 3] w) => (float[1, 4, 6, 6] y)
+    { y = Conv (x, w) }
+
+becomes::
+
+    <opset_import: ["" : 22]> g (float[1, 3, 8, 8] x, float[4, 3, 3, 3] w) => (float[1, 4, 6, 6] y)
+    { y = Conv (x, w) }
+
+An operator keeps its meaning where its newer schema differs by admitted types alone. Everything else stops the
+pass: other attributes, defaults, inputs or outputs, and another description, unless it is one of
+:data:`REWORDED`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import onnx
+from onnx import NodeProto, defs, helper
+
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.sort import bodies
+from campo_onnx.lowering.place import Place
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.schema import schema_of
+
+CONVOLUTIONS_IN_BF16 = 22
+"""The first opset in which Conv, ConvTranspose and pooling admit BF16."""
+
+_IR_VERSION = 10
+"""Of opset 21 and 22."""
+
+
+def _is_exact(node: NodeProto) -> bool:
+    """Whether windows end where the image does: the newer text says what follows where they reach beyond."""
+    return not _attribute(node, "ceil_mode", 0)
+
+
+REWORDED: Mapping[str, Callable[[NodeProto], bool]] = {"AveragePool": _is_exact, "MaxPool": _is_exact}
+"""Operators of which a newer schema says more, and the nodes that this does not concern."""
+
+
+def raise_opset(imported: Imported, place: Place, *, opset: int = CONVOLUTIONS_IN_BF16) -> onnx.ModelProto:
+    """Raise a graph to an opset.
+
+    Parameters
+    ----------
+    imported
+        The graph; not changed.
+    place
+        Where it is to run: every operator that runs there as it is must run there in its newer version.
+    opset
+        The version to reach.
+
+    Returns
+    -------
+    onnx.ModelProto
+        The model itself where it is at that version or a newer one.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If an operator would change its meaning, or would have no kernel.
+    """
+    version = imported.view.opset[""]
+    if version >= opset:
+        return imported.model
+    for node in _nodes(imported.model.graph):
+        if node.domain:
+            continue
+        op = OpKey("", node.op_type)
+        if not keeps_meaning(node, version, opset):
+            raise _not_raised(f"{node.op_type} changed its meaning between opset {version} and {opset}")
+        if place.runs(op, version) and not place.runs(op, opset):
+            raise _not_raised(f"{place.runtime} has no kernel of {node.op_type} at opset {opset}")
+    model = onnx.ModelProto()
+    model.CopyFrom(imported.model)
+    next(entry for entry in model.opset_import if not entry.domain).version = opset
+    model.ir_version = max(model.ir_version, _IR_VERSION)
+    return model
+
+
+def keeps_meaning(node: NodeProto, version: int, newer: int) -> bool:
+    """Whether a node of the standard domain computes the same in a newer opset.
+
+    Parameters
+    ----------
+    node
+        The node.
+    version, newer
+        Opsets of the standard domain.
+    """
+    op = OpKey("", node.op_type)
+    old, new = schema_of(op, version), schema_of(op, newer)
+    if old is None or new is None:
+        return old is new  # the runtime's own, at any opset
+    if old.since_version == new.since_version:
+        return True
+    is_same = _attributes(old) == _attributes(new) and _ports(old) == _ports(new) and not new.deprecated
+    is_described_alike = old.doc == new.doc or REWORDED.get(node.op_type, lambda _: False)(node)
+    return is_same and is_described_alike and _admits(old, new)
+
+
+def _attributes(schema: defs.OpSchema) -> dict[str, Any]:
+    return {
+        name: (attribute.type, attribute.required, attribute.default_value.SerializeToString())
+        for name, attribute in schema.attributes.items()
+    }
+
+
+def _ports(schema: defs.OpSchema) -> list[tuple[Any, ...]]:
+    formals = (*schema.inputs, *schema.outputs)
+    return [(formal.name, formal.option, formal.type_str) for formal in formals]
+
+
+def _admits(old: defs.OpSchema, new: defs.OpSchema) -> bool:
+    types = {c.type_param_str: {*c.allowed_type_strs} for c in new.type_constraints}
+    return all({*c.allowed_type_strs} <= types.get(c.type_param_str, set()) for c in old.type_constraints)
+
+
+def _attribute(node: NodeProto, name: str, default: int) -> Any:
+    found = next((each for each in node.attribute if each.name == name), None)
+    return default if found is None else helper.get_attribute_value(found)
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for body in bodies(node):
+            yield from _nodes(body)
+
+
+def _not_raised(why: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        "the graph stays at its opset, where convolutions have no BF16", why=why,
+        remedy="Plan in FP16, or export the graph at opset 22.",
+    )  # fmt: skip
