@@ -108,6 +108,13 @@ def surprises(model: Path, optimized: "Optimized", options: "Options") -> Iterat
             f"{model} uses opset {optimized.imported.converted_from}: it was converted to opset "
             f"{optimized.imported.view.opset['']} by onnx's version converter, and is written at that.",
         )
+    if optimized.imported.given is not None:
+        before = optimized.imported.given.view.opset[""]
+        yield (
+            False,
+            f"{options.low.name} convolutions need opset 22: the graph was raised from opset {before} before "
+            f"it was planned (passes {', '.join(optimized.imported.passes)}).",
+        )
     if optimized.imported.stamp is not None:
         stamp = optimized.imported.stamp
         yield (

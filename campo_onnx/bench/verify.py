@@ -23,7 +23,7 @@ from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.planning.comparison import Comparison
 from campo_onnx.planning.options import Options
-from campo_onnx.planning.pipeline import Optimized, apply, decide, stay_fp32
+from campo_onnx.planning.pipeline import Optimized, apply, decide, problem_of, stay_fp32
 
 Measure = Callable[[Sequence[Graph]], BenchResult]
 """Times training steps in alternation; the others are compared with the first."""
@@ -149,7 +149,7 @@ def scaled_costs(costs: CostTable, plan: Plan, result: BenchResult) -> CostTable
 
 
 def _attempt(optimized: Optimized, options: Options, measure: Measure) -> Attempt:
-    given = optimized.imported
+    given = optimized.imported.given or optimized.imported
     mixed = replace(import_model(optimized.model, options.dims), folder=given.folder)
     result = measure((Graph(name=FP32, imported=given), Graph(name=optimized.plan.low.value, imported=mixed)))
     if result.interrupted:
@@ -193,6 +193,9 @@ def _in_fp32(attempt: Attempt, options: Options) -> Optimized:
             },
         )
     problem, imported = attempt.optimized.problem, attempt.optimized.imported
+    if imported.given is not None:
+        imported = imported.given
+        problem = problem_of(imported, options)
     # What was measured does not change what is proven of the predicted steps.
     bound_us = attempt.optimized.plan.lower_bound_us
     plan = replace(stay_fp32(problem, options, verdict), lower_bound_us=bound_us)

@@ -15,6 +15,8 @@ from campo_onnx.hardware.device import Device
 from campo_onnx.hardware.roofline import copy_us, node_time
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
+from campo_onnx.lowering.place import Place
+from campo_onnx.lowering.sequence import CONVOLUTIONS_LOW, lowered
 from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.rewrite import rewrite
@@ -130,6 +132,8 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
     UsageError
         If the baseline cannot be read, or the policy names something that does not exist.
     """
+    if mixed.view.opset.get("", 0) > fp32.view.opset.get("", 0):
+        fp32 = _as_planned(fp32, policy)
     changes = changes_between(fp32, mixed, title=title)
     plan = None if policy.baseline is None else _read_plan(policy.baseline)
     device = _as_it_runs(policy.device or _device_of(plan, mixed), plan, mixed)
@@ -153,6 +157,14 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
         policy=policy,
         ranges=ranges,
     )
+
+
+def _as_planned(fp32: Imported, policy: Policy) -> Imported:
+    """Bring the FP32 graph into the form of which BF16 plans with convolutions are made."""
+    try:
+        return lowered(fp32, Place(runtime="onnxruntime", processor="cuda"), CONVOLUTIONS_LOW, policy.dims)
+    except UnsupportedModelError:
+        return fp32
 
 
 def _device_of(plan: Plan | None, mixed: Imported) -> Device:

@@ -19,6 +19,8 @@ from campo_onnx.ir.domains import shorten_domains
 from campo_onnx.ir.inline import inline_functions
 from campo_onnx.ir.shapes import infer
 from campo_onnx.ir.sort import fresh, name_nodes, outer_reads, sort_nodes
+from campo_onnx.lowering.place import Place
+from campo_onnx.lowering.raise_opset import lower_opset
 from campo_onnx.ops.key import OpKey, short_domain
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.ops.registry import RANDOM
@@ -74,6 +76,7 @@ def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelPr
         work.add(node)
     del graph.node[:]
     graph.node.extend(work.nodes)
+    lower_opset(emulated, Place(runtime="onnxruntime", processor="cpu"))
     return emulated
 
 

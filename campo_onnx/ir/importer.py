@@ -54,6 +54,10 @@ class Imported:
     converted_from
         The version of the standard operators that the given model used, where it was too old to be
         planned as it is and was converted; None where it was not.
+    given
+        The graph before it was lowered for a target (:mod:`campo_onnx.lowering`); None where it was not.
+    passes
+        Names of the passes that changed it, in order.
     """
 
     model: onnx.ModelProto
@@ -63,6 +67,8 @@ class Imported:
     data_files: frozenset[Path] = frozenset()
     stamp: Stamp | None = None
     converted_from: int | None = None
+    given: "Imported | None" = None
+    passes: tuple[str, ...] = ()
 
     @cached_property
     def digest(self) -> str:

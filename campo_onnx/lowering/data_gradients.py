@@ -30,8 +30,8 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.lowering.edit import Edit, replaced
 from campo_onnx.lowering.place import Place
-from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.kernels import has_kernel
+from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 
 _TRANSPOSED = OpKey("", "ConvTranspose")

@@ -24,18 +24,22 @@ class Edit:
         Names of nodes and tensors of the graph; grows by those added.
     constants
         Initializers of the graph; grows likewise.
+    added
+        Names of initializers that were added, by their values: equal ones are one.
     """
 
-    def __init__(self, stem: str, taken: set[str], constants: Any) -> None:
+    def __init__(self, stem: str, taken: set[str], constants: Any, added: dict[tuple[Any, ...], str]) -> None:
         self.nodes: list[NodeProto] = []
-        self._stem, self._taken, self._constants = stem, taken, constants
+        self._stem, self._taken, self._constants, self._added = stem, taken, constants, added
 
     def constant(self, array: NDArray[Any] | Sequence[int], kind: str = "constant") -> str:
         """Add an initializer; a sequence of integers is int64. Returns its name."""
         value = np.asarray(array, None if isinstance(array, np.ndarray) else np.int64)
-        name = self._name(kind)
-        self._constants.append(numpy_helper.from_array(value, name))
-        return name
+        key = (value.dtype.str, value.shape, value.tobytes())
+        if key not in self._added:
+            self._added[key] = self._name(kind)
+            self._constants.append(numpy_helper.from_array(value, self._added[key]))
+        return self._added[key]
 
     def op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Add a node of the standard domain with one output. Returns the output's name.
@@ -62,6 +66,9 @@ class Edit:
         return name
 
 
+_OLDEST_OPSET = 13
+"""Nodes are written as this opset and newer ones have them."""
+
 Replacement: TypeAlias = Callable[[Edit, OpNode], None]
 """Adds to an :class:`Edit` what computes the outputs of a node."""
 
@@ -81,9 +88,9 @@ def replaced(imported: Imported, nodes: Sequence[OpNode], replacement: Replaceme
     Returns
     -------
     onnx.ModelProto
-        The model itself where there is nothing to replace.
+        The model itself where there is nothing to replace, or its opset is older than passes write.
     """
-    if not nodes:
+    if not nodes or imported.view.opset.get("", 0) < _OLDEST_OPSET:
         return imported.model
     model = onnx.ModelProto()
     model.CopyFrom(imported.model)
@@ -91,11 +98,12 @@ def replaced(imported: Imported, nodes: Sequence[OpNode], replacement: Replaceme
     chosen = {node.name: node for node in nodes}
     taken = tensor_names(graph) | {node.name for node in graph.node}
     result: list[NodeProto] = []
+    added: dict[tuple[Any, ...], str] = {}
     for node in graph.node:
         if node.name not in chosen:
             result.append(node)
             continue
-        edit = Edit(node.name, taken, graph.initializer)
+        edit = Edit(node.name, taken, graph.initializer, added)
         replacement(edit, chosen[node.name])
         result += edit.nodes
     del graph.node[:]

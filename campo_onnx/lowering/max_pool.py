@@ -1,8 +1,8 @@
 """Max pools as comparisons of slices, where the target's kernel is slow or missing.
 
-OpenVINO's kernel of MaxPool with indices is a reference implementation; ONNX Runtime's CUDA provider has no kernel
-of MaxPool from opset 22 on. The windows' elements are slices of the image; the index is that of the first
-slice that equals the maximum::
+OpenVINO's kernel of MaxPool with indices is a reference implementation; ONNX Runtime's CUDA provider has no
+kernel of MaxPool from opset 22 on. The windows' elements are slices of the image; the index is that of the
+first slice that equals the maximum::
 
     g (float[1, 2, 4, 4] x) => (float[1, 2, 2, 2] y, int64[1, 2, 2, 2] place)
     { y, place = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) }
@@ -154,7 +154,9 @@ class _Pool:
         images, size = prod(window.image[:2]), prod(window.image[2:])
         ones = [1] * len(window.kernel)
         start = np.arange(images, dtype=np.int64).reshape(*window.image[:2], *ones) * size
-        edit.op("Add", edit.op("Cast", first, to=TensorProto.INT64), edit.constant(start, "images"), output=places)
+        edit.op(
+            "Add", edit.op("Cast", first, to=TensorProto.INT64), edit.constant(start, "images"), output=places
+        )
 
     def _numbers(self, tap: tuple[int, ...]) -> NDArray[np.int32]:
         """Number the pixels that one element of all windows is, within an image."""

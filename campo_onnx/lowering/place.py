@@ -27,3 +27,7 @@ class Place:
         Only ONNX Runtime registers kernels by version; OpenVINO converts every version it reads.
         """
         return self.runtime != "onnxruntime" or is_registered(op, opset, self.processor)
+
+    def trains_dropout(self, opset: int) -> bool:
+        """Whether the runtime has the training mode of Dropout."""
+        return self.runtime != "openvino" and self.runs(OpKey("", "Dropout"), opset)

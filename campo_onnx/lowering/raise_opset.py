@@ -11,8 +11,8 @@ becomes::
     <opset_import: ["" : 22]> g (float[1, 3, 8, 8] x, float[4, 3, 3, 3] w) => (float[1, 4, 6, 6] y)
     { y = Conv (x, w) }
 
-An operator keeps its meaning where its newer schema differs by admitted types alone. Everything else stops the
-pass: other attributes, defaults, inputs or outputs, and another description, unless it is one of
+An operator keeps its meaning where its newer schema differs by admitted types alone. Everything else stops
+the pass: other attributes, defaults, inputs or outputs, and another description, unless it is one of
 :data:`REWORDED`.
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import onnx
-from onnx import NodeProto, defs, helper
+from onnx import NodeProto, defs
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.importer import Imported
@@ -36,13 +36,16 @@ _IR_VERSION = 10
 """Of opset 21 and 22."""
 
 
-def _is_exact(node: NodeProto) -> bool:
-    """Whether windows end where the image does: the newer text says what follows where they reach beyond."""
-    return not _attribute(node, "ceil_mode", 0)
+def _reaches_beyond(node: NodeProto) -> bool:
+    """Whether a window may begin in the padding at the end, which the newer text leaves out."""
+    return any(attribute.name == "ceil_mode" and attribute.i for attribute in node.attribute)
 
 
-REWORDED: Mapping[str, Callable[[NodeProto], bool]] = {"AveragePool": _is_exact, "MaxPool": _is_exact}
-"""Operators of which a newer schema says more, and the nodes that this does not concern."""
+REWORDED: Mapping[str, Callable[[NodeProto], bool]] = {
+    "AveragePool": _reaches_beyond,
+    "MaxPool": _reaches_beyond,
+}
+"""Operators of which a newer schema says more, and the nodes that this concerns."""
 
 
 def raise_opset(imported: Imported, place: Place, *, opset: int = CONVOLUTIONS_IN_BF16) -> onnx.ModelProto:
@@ -85,6 +88,27 @@ def raise_opset(imported: Imported, place: Place, *, opset: int = CONVOLUTIONS_I
     return model
 
 
+def lower_opset(model: onnx.ModelProto, place: Place) -> None:
+    """Let a graph import an older opset, in place, where the target lacks kernels of the newer one.
+
+    A graph that was raised for another target's sake comes back by it. Nothing changes where an operator
+    means something else in the older opset.
+
+    Parameters
+    ----------
+    model
+        The graph.
+    place
+        Where it is to run.
+    """
+    entry = next(each for each in model.opset_import if not each.domain)
+    older = CONVOLUTIONS_IN_BF16 - 1
+    nodes = [node for node in _nodes(model.graph) if not node.domain]
+    lacks = any(not place.runs(OpKey("", node.op_type), entry.version) for node in nodes)
+    if lacks and entry.version > older and all(keeps_meaning(n, older, entry.version) for n in nodes):
+        entry.version = older
+
+
 def keeps_meaning(node: NodeProto, version: int, newer: int) -> bool:
     """Whether a node of the standard domain computes the same in a newer opset.
 
@@ -102,7 +126,8 @@ def keeps_meaning(node: NodeProto, version: int, newer: int) -> bool:
     if old.since_version == new.since_version:
         return True
     is_same = _attributes(old) == _attributes(new) and _ports(old) == _ports(new) and not new.deprecated
-    is_described_alike = old.doc == new.doc or REWORDED.get(node.op_type, lambda _: False)(node)
+    is_concerned = REWORDED.get(node.op_type)
+    is_described_alike = old.doc == new.doc or (is_concerned is not None and not is_concerned(node))
     return is_same and is_described_alike and _admits(old, new)
 
 
@@ -121,11 +146,6 @@ def _ports(schema: defs.OpSchema) -> list[tuple[Any, ...]]:
 def _admits(old: defs.OpSchema, new: defs.OpSchema) -> bool:
     types = {c.type_param_str: {*c.allowed_type_strs} for c in new.type_constraints}
     return all({*c.allowed_type_strs} <= types.get(c.type_param_str, set()) for c in old.type_constraints)
-
-
-def _attribute(node: NodeProto, name: str, default: int) -> Any:
-    found = next((each for each in node.attribute if each.name == name), None)
-    return default if found is None else helper.get_attribute_value(found)
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[NodeProto]:

@@ -49,18 +49,16 @@ def zero_padding(imported: Imported, place: Place) -> onnx.ModelProto:
         return imported.model
     view = imported.view
     sides = {node.name: _sides(node, view) for node in view.nodes if node.op == _PAD}
-    zeros: dict[tuple[int, ...], str] = {}
 
     def replacement(edit: Edit, node: OpNode) -> None:
         tensor = node.inputs[0]
-        for last, side in zip(reversed(range(len(sides[node.name]))), reversed(sides[node.name]), strict=True):
-            parts = []
-            for shape in (side.before, side.after):
-                if shape and shape not in zeros:
-                    zeros[shape] = edit.constant(np.zeros(shape, np.float32), "zeros")
-                parts.append(zeros[shape] if shape else "")
-            names = [name for name in (parts[0], tensor, parts[1]) if name]
-            tensor = edit.op("Concat", *names, axis=side.axis, output="" if last else node.outputs[0])
+        for side in sides[node.name]:
+            before, after = (
+                [edit.constant(np.zeros(shape, np.float32), "zeros")] if shape else []
+                for shape in (side.before, side.after)
+            )
+            output = node.outputs[0] if side is sides[node.name][-1] else ""
+            tensor = edit.op("Concat", *before, tensor, *after, axis=side.axis, output=output)
 
     return replaced(imported, [node for node in view.nodes if sides.get(node.name)], replacement)
 
@@ -74,13 +72,15 @@ class _Side(NamedTuple):
 
 
 def _sides(node: OpNode, view: GraphView) -> list[_Side]:
-    """List the axes that are padded with zeros, the last one to be written first; none where it is no such Pad."""
+    """List the axes that are padded with zeros, the last axis first; none for another Pad."""
+    if len(node.inputs) < 2:  # an opset that has widths as an attribute
+        return []
     shape, widths = view.shape(node.inputs[0]), view.values.get(node.inputs[1])
     fill = node.inputs[2] if len(node.inputs) > 2 else ""
     if (
         shape is None
         or widths is None
-        or len(node.inputs) > 3 and node.inputs[3]
+        or (len(node.inputs) > 3 and node.inputs[3])
         or not view.is_float32(node.inputs[0])
         or node.attributes.get("mode", "constant") != "constant"
         or (fill and (fill not in view.values or np.any(view.values[fill])))
@@ -93,8 +93,11 @@ def _sides(node: OpNode, view: GraphView) -> list[_Side]:
     size, sides = list(shape), []
     for axis in reversed(range(rank)):
         if before[axis] or after[axis]:
-            shapes = [(*size[:axis], width, *size[axis + 1 :]) if width else () for width in (before[axis], after[axis])]
+            shapes = [
+                (*size[:axis], width, *size[axis + 1 :]) if width else ()
+                for width in (before[axis], after[axis])
+            ]
             sides.append(_Side(axis, *shapes))
             size[axis] += before[axis] + after[axis]
     is_small = all(prod(shape) <= _LARGEST for side in sides for shape in side[1:])
-    return sides[::-1] if is_small else []
+    return sides if is_small else []

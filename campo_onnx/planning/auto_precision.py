@@ -11,7 +11,7 @@ from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.planning.options import Options
-from campo_onnx.planning.pipeline import decide, problem_of, vanishing_gradients
+from campo_onnx.planning.pipeline import decide, form_for, problem_of, vanishing_gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +63,9 @@ def choose_precision(source: str | Path | onnx.ModelProto | Imported, options: O
     problems: dict[Precision, Problem] = {}
     for low in filter(options.device.computes_in, low_precisions()):
         with_low = replace(options, low=low)
-        problems[low] = problem_of(imported, with_low)
-        plans[low] = decide(problems[low], imported, with_low)
+        form = form_for(imported, with_low)
+        problems[low] = problem_of(form, with_low)
+        plans[low] = decide(problems[low], form, with_low)
     low, why = _choice(plans, problems, options)
     return PrecisionChoice(low=low, why=why, plans=plans, problems=problems)
 

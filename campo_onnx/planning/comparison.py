@@ -16,7 +16,7 @@ from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.traffic import Traffic, planned_traffic
 from campo_onnx.planning.options import Options
-from campo_onnx.planning.pipeline import decide, problem_of
+from campo_onnx.planning.pipeline import decide, form_for, problem_of
 
 ROWS = tuple(
     (strategy.name, lists)
@@ -144,6 +144,7 @@ def compare(
             why="no strategy would change it",
             remedy="Compare on the FP32 file it was made from.",
         )
+    imported = form_for(imported, options)
     chosen = _rows(lists)
     problems = {
         name: problem_of(imported, replace(options, lists=row_lists))

@@ -55,6 +55,9 @@ class Options:
         Finds the weights that the session keeps in one buffer and casts at once to FP16, as
         :func:`campo_onnx.training.low_weights.flat_weights` does for a session with an update of its own;
         None where each weight has its own Cast.
+    lowers
+        Whether the graph may be brought into the form that the device runs best (:mod:`campo_onnx.lowering`)
+        before it is planned.
 
     Raises
     ------
@@ -78,6 +81,7 @@ class Options:
     forbidden: Mapping[str, Verdict] = field(default_factory=lambda: MappingProxyType({}))
     released: frozenset[str] = frozenset()
     flat_weights: Callable[[GraphView], FlatWeights] | None = None
+    lowers: bool = True
 
     def __post_init__(self) -> None:
         strategy_called(self.strategy)

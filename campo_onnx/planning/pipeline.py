@@ -10,11 +10,14 @@ import onnx
 from campo_onnx.costs.estimated import estimate
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable
+from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.hardware.detect import resolve_device
 from campo_onnx.hardware.device import Device
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
+from campo_onnx.lowering.place import Place
+from campo_onnx.lowering.sequence import CONVOLUTIONS_LOW, gains_convolutions, lowered
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
@@ -116,10 +119,43 @@ def optimize(source: str | Path | onnx.ModelProto, options: Options | None = Non
     if options is None:
         device, _ = resolve_device("auto")
         options = Options(device=device, lists=preset("campo"))
-    imported = import_model(source, options.dims)
+    imported = form_for(import_model(source, options.dims), options)
     problem = problem_of(imported, options)
     plan = decide(problem, imported, options)
     return apply(plan, problem, imported)
+
+
+def form_for(imported: Imported, options: Options) -> Imported:
+    """Bring a graph into the form that is planned: the one in which the step is predicted to be fastest.
+
+    That is another form than the given one only for BF16, whose convolutions need a newer opset, with what
+    else the device then lacks kernels of. Facts of the given graph's nodes (a profile, what data shows) are
+    of no use for other nodes, so that such a graph keeps its form.
+
+    Parameters
+    ----------
+    imported
+        The graph.
+    options
+        What to decide with.
+
+    Returns
+    -------
+    Imported
+        The graph itself, or another that computes the same and has it as ``given``.
+    """
+    place = Place(runtime="onnxruntime", processor=options.device.provider)
+    is_bound = bool(options.forbidden or options.released or options.evidence.profile)
+    if imported.stamp is not None or is_bound or not options.lowers:
+        return imported
+    if not gains_convolutions(imported.view, place, options.low):
+        return imported
+    try:
+        other = lowered(imported, place, CONVOLUTIONS_LOW, options.dims)
+    except UnsupportedModelError:
+        return imported
+    plans = [decide(problem_of(form, options), form, options) for form in (imported, other)]
+    return other if plans[1].low_nodes and plans[1].predicted_us < plans[0].predicted_us else imported
 
 
 def problem_of(imported: Imported, options: Options) -> Problem:
@@ -151,8 +187,14 @@ def problem_of(imported: Imported, options: Options) -> Problem:
         digest=imported.digest,
         flat=flat_weights_of(view, options),
         kind=kind,
+        given_fp32_us=None if imported.given is None else _fp32_us(imported.given.view, options),
     )
     return problem.informed(options.forbidden, options.released)
+
+
+def _fp32_us(view: GraphView, options: Options) -> float:
+    ports = {node.name: ports_of(view.signature(node.name), options.low) for node in view.nodes}
+    return _costs(view, ports, options).fp32_us
 
 
 def flat_weights_of(view: GraphView, options: Options) -> FlatWeights | None:
@@ -216,6 +258,9 @@ def stay_fp32(problem: Problem, options: Options, verdict: Verdict) -> Plan:
 
 
 def apply(plan: Plan, problem: Problem, imported: Imported) -> Optimized:
-    """Rewrite the graph as planned; a stamped graph stays as it is."""
-    model = imported.model if imported.stamp is not None else rewrite(imported, plan)
+    """Rewrite the graph as planned; a stamped graph stays as it is, and so does one lowered in vain."""
+    if imported.given is not None and not plan.low_nodes:
+        model = imported.given.model
+    else:
+        model = imported.model if imported.stamp is not None else rewrite(imported, plan)
     return Optimized(model=model, plan=plan, problem=problem, imported=imported)

@@ -111,6 +111,7 @@ CHANGES = {
     "forbidden": {"a": VERDICT},
     "released": {"a"},
     "flat_weights": flat,
+    "lowers": False,
 }
 
 

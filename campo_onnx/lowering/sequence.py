@@ -1,0 +1,100 @@
+"""The sequences of passes, and what they make of a graph."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import onnx
+
+from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ir.view import GraphView
+from campo_onnx.lowering.data_gradients import data_gradients
+from campo_onnx.lowering.dropout import dropout
+from campo_onnx.lowering.max_pool import max_pool
+from campo_onnx.lowering.place import Place
+from campo_onnx.lowering.raise_opset import CONVOLUTIONS_IN_BF16, raise_opset
+from campo_onnx.lowering.sign_masks import sign_masks
+from campo_onnx.lowering.zero_padding import zero_padding
+from campo_onnx.ops.kernels import has_kernel
+from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.schema import schema_of
+
+Pass: TypeAlias = Callable[[Imported, Place], onnx.ModelProto]
+"""Gives the model to go on with; the very model of the graph where there is nothing to change."""
+
+CONVOLUTIONS_LOW: tuple[Pass, ...] = (
+    sign_masks,
+    dropout,
+    max_pool,
+    zero_padding,
+    data_gradients,
+    raise_opset,
+)
+"""Let convolutions run in BF16. Masks first: they look for Relu through max pools."""
+
+
+def lowered(
+    imported: Imported, place: Place, passes: Sequence[Pass], dims: Mapping[str, int] | None = None
+) -> Imported:
+    """Run passes one after another.
+
+    Parameters
+    ----------
+    imported
+        The graph; not changed.
+    place
+        Where it is to run.
+    passes
+        In the order to run them in.
+    dims
+        Sizes of symbolic dimensions.
+
+    Returns
+    -------
+    Imported
+        The given object where no pass changes anything.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If a pass cannot keep the meaning of the graph.
+    """
+    result, names = imported, []
+    for rule in passes:
+        model = rule(result, place)
+        if model is not result.model:
+            result = import_model(model, dims, any_type=True, folder=imported.folder)
+            names.append(rule.__name__)
+    if result is imported:
+        return imported
+    return replace(
+        result,
+        data_files=imported.data_files,
+        converted_from=imported.converted_from,
+        given=imported.given or imported,
+        passes=(*imported.passes, *names),
+    )
+
+
+def gains_convolutions(view: GraphView, place: Place, low: Precision) -> bool:
+    """Whether a newer opset admits a low precision for operators that the target runs in it.
+
+    Examples
+    --------
+    A graph of convolutions at opset 20 gains BF16 on CUDA, where opset 22 has it; FP16 it has already.
+    """
+    if place.runtime != "onnxruntime" or view.opset.get("", CONVOLUTIONS_IN_BF16) >= CONVOLUTIONS_IN_BF16:
+        return False
+    ops = {node.op for node in view.nodes if not node.op.domain}
+    return any(
+        has_kernel(op, CONVOLUTIONS_IN_BF16, place.processor, low)
+        and _admits(op.op_type, CONVOLUTIONS_IN_BF16, low)
+        and not _admits(op.op_type, view.opset[""], low)
+        for op in ops
+    )
+
+
+def _admits(op_type: str, opset: int, low: Precision) -> bool:
+    schema = schema_of(OpKey("", op_type), opset)
+    return schema is not None and any(low.tensor_type in c.allowed_type_strs for c in schema.type_constraints)
