@@ -195,7 +195,8 @@ def _in_fp32(attempt: Attempt, options: Options) -> Optimized:
     problem, imported = attempt.optimized.problem, attempt.optimized.imported
     if imported.given is not None:
         imported = imported.given
-        problem = problem_of(imported, options)
+        # What data says of nodes is said of those of the other form.
+        problem = problem_of(imported, replace(options, forbidden={}, released=frozenset()))
     # What was measured does not change what is proven of the predicted steps.
     bound_us = attempt.optimized.plan.lower_bound_us
     plan = replace(stay_fp32(problem, options, verdict), lower_bound_us=bound_us)

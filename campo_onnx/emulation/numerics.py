@@ -296,7 +296,7 @@ def relative_l2(actual: NDArray[Any], expected: NDArray[Any]) -> float:
 
 
 def seeded(model: ModelProto) -> ModelProto:
-    """Copy a graph, giving each random node without a seed one made from its name."""
+    """Copy a graph so that it runs repeatably on a CPU: each random node has a seed, made from its name."""
     copy = ModelProto()
     copy.CopyFrom(model)
     for node in copy.graph.node:
@@ -306,4 +306,5 @@ def seeded(model: ModelProto) -> ModelProto:
             seed = zlib.crc32(node.name.encode()) >> 8  # a float holds integers up to 2^24
             kind = int if "Dropout" in node.op_type else float
             node.attribute.append(onnx.helper.make_attribute("seed", kind(seed)))
+    lower_opset(copy, Place(runtime="onnxruntime", processor="cpu"))
     return copy

@@ -9,6 +9,7 @@ import pytest
 from campo_onnx.checking.context import context_of
 from campo_onnx.checking.policy import Policy
 from campo_onnx.emulation.numerics import emulate
+from campo_onnx.emulation.probe import probe
 from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.importer import import_model
 from campo_onnx.lowering.place import Place
@@ -19,7 +20,7 @@ from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.planning.comparison import compare
 from campo_onnx.planning.options import Options
-from campo_onnx.planning.pipeline import decide, form_for, optimize, problem_of
+from campo_onnx.planning.pipeline import apply, decide, form_for, optimize, problem_of
 
 DATA = Path(__file__).parent.parent / "data"
 BF16 = Options(device=device("h200"), lists=preset("campo"), low=Precision.BF16)
@@ -128,3 +129,15 @@ def test_a_raised_graph_is_checked_against_the_given_one():
     context = context_of(import_model(step()), import_model(optimized.model), policy, title="mixed")
     assert context.changes.low_nodes == optimized.plan.low_nodes
     assert not context.interface_changes
+
+
+def test_a_raised_plan_is_tried_on_data():
+    draws = "u = RandomUniform<shape=[64,64,8,8]>() e = Mul(dy, u) dx = ConvTranspose<pads=[1,1,1,1]>(e, w)"
+    imported = import_model(step(channels=64, size=8, tail=draws))
+    raised = lowered(imported, Place(runtime="onnxruntime", processor="cuda"), CONVOLUTIONS_LOW)
+    options = replace(BF16, strategy="torch-amp", min_gain=0)
+    problem = problem_of(raised, options)
+    optimized = apply(decide(problem, raised, options), problem, raised)
+    outcome = probe(optimized, options)
+    assert not outcome.why_not
+    assert outcome.coverage == 1
