@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from campo_onnx.errors import UsageError
+from campo_onnx.wording import duration
 
 from .render.console import print_note, print_warning
 from .render.plan import recorded
@@ -109,11 +110,14 @@ def surprises(model: Path, optimized: "Optimized", options: "Options") -> Iterat
             f"{optimized.imported.view.opset['']} by onnx's version converter, and is written at that.",
         )
     if optimized.imported.given is not None:
+        from campo_onnx.planning.pipeline import fp32_us
+
         before = optimized.imported.given.view.opset[""]
         yield (
             False,
             f"{options.low.name} convolutions need opset 22: the graph was raised from opset {before} before "
-            f"it was planned (passes {', '.join(optimized.imported.passes)}).",
+            f"it was planned (passes {', '.join(optimized.imported.passes)}). As given, its FP32 step is "
+            f"predicted at {duration(fp32_us(optimized.imported.given.view, options))}.",
         )
     if optimized.imported.stamp is not None:
         stamp = optimized.imported.stamp

@@ -93,8 +93,6 @@ class Problem:
         Weights that the session casts at once where most are read low; None where each has its own Cast.
     kind
         Inference, gradients, a whole step; in what precisions, with a loss scale or without.
-    given_fp32_us
-        FP32 step of the graph before it was lowered for its target; None where it was not.
 
     Raises
     ------
@@ -113,7 +111,6 @@ class Problem:
     cast_factors: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     flat: FlatWeights | None = None
     kind: GraphKind = UNKNOWN_KIND
-    given_fp32_us: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("ports", "fixed", "cast_factors"):

@@ -155,7 +155,8 @@ def form_for(imported: Imported, options: Options) -> Imported:
     except UnsupportedModelError:
         return imported
     plans = [decide(problem_of(form, options), form, options) for form in (imported, other)]
-    return other if plans[1].low_nodes and plans[1].predicted_us < plans[0].predicted_us else imported
+    least_us = min(plans[0].predicted_us, (1 - options.min_gain) * plans[0].fp32_us)
+    return other if plans[1].low_nodes and plans[1].predicted_us < least_us else imported
 
 
 def problem_of(imported: Imported, options: Options) -> Problem:
@@ -187,12 +188,12 @@ def problem_of(imported: Imported, options: Options) -> Problem:
         digest=imported.digest,
         flat=flat_weights_of(view, options),
         kind=kind,
-        given_fp32_us=None if imported.given is None else _fp32_us(imported.given.view, options),
     )
     return problem.informed(options.forbidden, options.released)
 
 
-def _fp32_us(view: GraphView, options: Options) -> float:
+def fp32_us(view: GraphView, options: Options) -> float:
+    """Predict the FP32 step of a graph, in microseconds."""
     ports = {node.name: ports_of(view.signature(node.name), options.low) for node in view.nodes}
     return _costs(view, ports, options).fp32_us
 

@@ -56,9 +56,7 @@ class _Planning:
             captured=problem.costs.captured,
             source=problem.costs.source,
             low=problem.low,
-            fp32_us=problem.predicted_us(frozenset())
-            if problem.given_fp32_us is None
-            else problem.given_fp32_us,
+            fp32_us=problem.predicted_us(frozenset()),
             predicted_us=problem.predicted_us(self.low),
             lower_bound_us=self.assignment.lower_bound_us,
             unassigned_us=math.fsum(
