@@ -89,8 +89,8 @@ def surprises(model: Path, optimized: "Optimized", options: "Options") -> Iterat
     refused = optimized.refused_by(options.device)
     from campo_onnx.runtime.machine import DEFAULT
 
-    if refused and options.device.runtime != DEFAULT:
-        op = optimized.imported.view.node[refused[0]].op.label
+    op = optimized.imported.view.node[refused[0]].op.label if refused else ""
+    if refused and (options.device.runtime != DEFAULT or op != "BatchNormalization"):
         yield (
             True,
             f"{options.device.runtime} does not load this graph, in FP32 or mixed: it refuses {len(refused)} "

@@ -132,10 +132,10 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
     UsageError
         If the baseline cannot be read, or the policy names something that does not exist.
     """
-    if mixed.view.opset.get("", 0) > fp32.view.opset.get("", 0):
-        fp32 = _as_planned(fp32, policy)
-    changes = changes_between(fp32, mixed, title=title)
     plan = None if policy.baseline is None else _read_plan(policy.baseline)
+    if mixed.view.opset.get("", 0) > fp32.view.opset.get("", 0):
+        fp32 = _as_planned(fp32, _device_of(plan, mixed), policy)
+    changes = changes_between(fp32, mixed, title=title)
     device = _as_it_runs(policy.device or _device_of(plan, mixed), plan, mixed)
     relied_on = plan.ranges if plan is not None and plan.digest == fp32.digest else {}
     ranges = {**relied_on, **policy.ranges}
@@ -159,10 +159,11 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
     )
 
 
-def _as_planned(fp32: Imported, policy: Policy) -> Imported:
+def _as_planned(fp32: Imported, device: Device, policy: Policy) -> Imported:
     """Bring the FP32 graph into the form of which BF16 plans with convolutions are made."""
+    place = Place(runtime=device.runtime, processor=device.provider)
     try:
-        return lowered(fp32, Place(runtime="onnxruntime", processor="cuda"), CONVOLUTIONS_LOW, policy.dims)
+        return lowered(fp32, place, CONVOLUTIONS_LOW, policy.dims)
     except UnsupportedModelError:
         return fp32
 

@@ -30,12 +30,10 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.lowering.edit import Edit, replaced
 from campo_onnx.lowering.place import Place
-from campo_onnx.ops.kernels import has_kernel
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 
 _TRANSPOSED = OpKey("", "ConvTranspose")
-_OPSET = 22
 
 
 def data_gradients(imported: Imported, place: Place) -> onnx.ModelProto:
@@ -48,7 +46,7 @@ def data_gradients(imported: Imported, place: Place) -> onnx.ModelProto:
     place
         Where it is to run.
     """
-    if place.runtime != "onnxruntime" or has_kernel(_TRANSPOSED, _OPSET, place.processor, Precision.BF16):
+    if place.computes("ConvTranspose", Precision.BF16):
         return imported.model
     view = imported.view
     settings = {node.name: _settings(node, view) for node in view.nodes if node.op == _TRANSPOSED}

@@ -30,7 +30,6 @@ from campo_onnx.lowering.place import Place
 from campo_onnx.ops.key import OpKey
 
 _DROPOUT = OpKey("", "Dropout")
-_OPSET = 22
 _RATIO, _TRAINING = 1, 2
 
 
@@ -45,9 +44,11 @@ def dropout(imported: Imported, place: Place) -> onnx.ModelProto:
         Where it is to run.
     """
     view = imported.view
-    if place.trains_dropout(_OPSET):
-        return imported.model
-    chosen = [node for node in view.nodes if node.op == _DROPOUT and _is_training(node, view)]
+    chosen = [
+        node
+        for node in view.nodes
+        if node.op == _DROPOUT and not place.runs(view.signature(node.name)) and _is_training(node, view)
+    ]
 
     def replacement(edit: Edit, node: OpNode) -> None:
         _draw(edit, node, view)

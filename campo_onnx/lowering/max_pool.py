@@ -32,7 +32,6 @@ from campo_onnx.lowering.place import Place
 from campo_onnx.ops.key import OpKey
 
 _MAX_POOL = OpKey("", "MaxPool")
-_OPSET = 22
 _MOST_TAPS = 25
 """Elements of a window, each of which costs three passes over the result."""
 
@@ -47,21 +46,22 @@ def max_pool(imported: Imported, place: Place) -> onnx.ModelProto:
     place
         Where it is to run.
     """
-    keeps_maxima = place.runs(_MAX_POOL, _OPSET)
-    if place.runtime == "onnxruntime" and keeps_maxima:
-        return imported.model
     view = imported.view
+    pools = [node for node in view.nodes if node.op == _MAX_POOL]
+    keeps_maxima = all(place.runs(view.signature(node.name)) for node in pools)
+    if keeps_maxima and not place.finds_places_slowly:
+        return imported.model
     windows = {
         node.name: window
-        for node in view.nodes
-        if node.op == _MAX_POOL and (not keeps_maxima or len(node.outputs) > 1)
+        for node in pools
+        if not keeps_maxima or len(node.outputs) > 1
         if (window := _window(node, view)) is not None
     }
 
     def replacement(edit: Edit, node: OpNode) -> None:
         _Pool(edit, node, windows[node.name]).write(keeps_maxima=keeps_maxima)
 
-    return replaced(imported, [node for node in view.nodes if node.name in windows], replacement)
+    return replaced(imported, [node for node in pools if node.name in windows], replacement)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

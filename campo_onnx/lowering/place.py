@@ -1,9 +1,18 @@
 """Where a lowered graph is to run, as far as passes ask."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from campo_onnx.ops.kernels import is_registered
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature, make_signature
+from campo_onnx.runtime.api import Support
+from campo_onnx.runtime.registry import runtime_called
+
+CONVOLUTIONS_IN_BF16 = 22
+"""The first opset in which Conv, ConvTranspose and pooling admit BF16."""
+
+_SLOW_POOL_PLACES = frozenset({"openvino"})
+"""Runtimes whose kernel of MaxPool with indices is a reference implementation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +22,7 @@ class Place:
     Parameters
     ----------
     runtime
-        Name of the runtime: ``"onnxruntime"`` or ``"openvino"``.
+        Name of the runtime.
     processor
         ``"cpu"`` or ``"cuda"``.
     """
@@ -21,13 +30,26 @@ class Place:
     runtime: str
     processor: str
 
-    def runs(self, op: OpKey, opset: int) -> bool:
-        """Whether the runtime has the operator in the version that an opset holds.
+    def runs(self, signature: Signature, opset: int = CONVOLUTIONS_IN_BF16) -> bool:
+        """Whether the runtime takes a node in FP32, were its graph of an opset."""
+        return self._support(replace(signature, opset=opset), Precision.FP32) is not Support.REFUSED
 
-        Only ONNX Runtime registers kernels by version; OpenVINO converts every version it reads.
+    def computes(self, op_type: str, low: Precision, opset: int = CONVOLUTIONS_IN_BF16) -> bool:
+        """Whether the runtime has a kernel of a standard operator in a low precision.
+
+        Examples
+        --------
+        >>> cuda = Place(runtime="onnxruntime", processor="cuda")
+        >>> cuda.computes("Conv", Precision.BF16), cuda.computes("Pad", Precision.BF16)
+        (True, False)
         """
-        return self.runtime != "onnxruntime" or is_registered(op, opset, self.processor)
+        support = self._support(make_signature(OpKey("", op_type), (), (), opset=opset), low)
+        return support in (Support.NATIVE, Support.STORAGE)
 
-    def trains_dropout(self, opset: int) -> bool:
-        """Whether the runtime has the training mode of Dropout."""
-        return self.runtime != "openvino" and self.runs(OpKey("", "Dropout"), opset)
+    @property
+    def finds_places_slowly(self) -> bool:
+        """Whether MaxPool with indices takes several times as long as comparisons do."""
+        return self.runtime in _SLOW_POOL_PLACES
+
+    def _support(self, signature: Signature, precision: Precision) -> Support:
+        return runtime_called(self.runtime).support(signature, self.processor, precision)

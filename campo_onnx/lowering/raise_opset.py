@@ -20,17 +20,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import onnx
-from onnx import NodeProto, defs
+from onnx import NodeProto, defs, helper
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.sort import bodies
-from campo_onnx.lowering.place import Place
+from campo_onnx.lowering.place import CONVOLUTIONS_IN_BF16, Place
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.schema import schema_of
-
-CONVOLUTIONS_IN_BF16 = 22
-"""The first opset in which Conv, ConvTranspose and pooling admit BF16."""
+from campo_onnx.ops.signature import Signature, TensorType, make_signature
 
 _IR_VERSION = 10
 """Of opset 21 and 22."""
@@ -76,10 +74,10 @@ def raise_opset(imported: Imported, place: Place, *, opset: int = CONVOLUTIONS_I
     for node in _nodes(imported.model.graph):
         if node.domain:
             continue
-        op = OpKey("", node.op_type)
+        signature = _bare(node, version)
         if not keeps_meaning(node, version, opset):
             raise _not_raised(f"{node.op_type} changed its meaning between opset {version} and {opset}")
-        if place.runs(op, version) and not place.runs(op, opset):
+        if place.runs(signature, version) and not place.runs(signature, opset):
             raise _not_raised(f"{place.runtime} has no kernel of {node.op_type} at opset {opset}")
     model = onnx.ModelProto()
     model.CopyFrom(imported.model)
@@ -104,7 +102,7 @@ def lower_opset(model: onnx.ModelProto, place: Place) -> None:
     entry = next(each for each in model.opset_import if not each.domain)
     older = CONVOLUTIONS_IN_BF16 - 1
     nodes = [node for node in _nodes(model.graph) if not node.domain]
-    lacks = any(not place.runs(OpKey("", node.op_type), entry.version) for node in nodes)
+    lacks = any(not place.runs(_bare(node, entry.version), entry.version) for node in nodes)
     if lacks and entry.version > older and all(keeps_meaning(n, older, entry.version) for n in nodes):
         entry.version = older
 
@@ -129,6 +127,15 @@ def keeps_meaning(node: NodeProto, version: int, newer: int) -> bool:
     is_concerned = REWORDED.get(node.op_type)
     is_described_alike = old.doc == new.doc or (is_concerned is not None and not is_concerned(node))
     return is_same and is_described_alike and _admits(old, new)
+
+
+def _bare(node: NodeProto, opset: int) -> Signature:
+    """Describe a node by its operator and attributes alone, wherever in the model it stands."""
+    attributes = {
+        a.name: helper.get_attribute_value(a) for a in node.attribute if a.type in (a.INT, a.FLOAT)
+    } | {a.name: a.s.decode() for a in node.attribute if a.type == a.STRING}
+    inputs = [TensorType(onnx.TensorProto.UNDEFINED, None) if name else None for name in node.input]
+    return make_signature(OpKey("", node.op_type), inputs, (), attributes=attributes, opset=opset)
 
 
 def _attributes(schema: defs.OpSchema) -> dict[str, Any]:

@@ -11,11 +11,10 @@ from campo_onnx.ir.view import GraphView
 from campo_onnx.lowering.data_gradients import data_gradients
 from campo_onnx.lowering.dropout import dropout
 from campo_onnx.lowering.max_pool import max_pool
-from campo_onnx.lowering.place import Place
-from campo_onnx.lowering.raise_opset import CONVOLUTIONS_IN_BF16, raise_opset
+from campo_onnx.lowering.place import CONVOLUTIONS_IN_BF16, Place
+from campo_onnx.lowering.raise_opset import raise_opset
 from campo_onnx.lowering.sign_masks import sign_masks
 from campo_onnx.lowering.zero_padding import zero_padding
-from campo_onnx.ops.kernels import has_kernel
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.schema import schema_of
@@ -84,14 +83,14 @@ def gains_convolutions(view: GraphView, place: Place, low: Precision) -> bool:
     --------
     A graph of convolutions at opset 20 gains BF16 on CUDA, where opset 22 has it; FP16 it has already.
     """
-    if place.runtime != "onnxruntime" or view.opset.get("", CONVOLUTIONS_IN_BF16) >= CONVOLUTIONS_IN_BF16:
+    if view.opset.get("", CONVOLUTIONS_IN_BF16) >= CONVOLUTIONS_IN_BF16:
         return False
-    ops = {node.op for node in view.nodes if not node.op.domain}
+    op_types = {node.op.op_type for node in view.nodes if not node.op.domain}
     return any(
-        has_kernel(op, CONVOLUTIONS_IN_BF16, place.processor, low)
-        and _admits(op.op_type, CONVOLUTIONS_IN_BF16, low)
-        and not _admits(op.op_type, view.opset[""], low)
-        for op in ops
+        place.computes(op_type, low)
+        and _admits(op_type, CONVOLUTIONS_IN_BF16, low)
+        and not _admits(op_type, view.opset[""], low)
+        for op_type in op_types
     )
 
 

@@ -30,13 +30,11 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.lowering.edit import Edit, replaced
 from campo_onnx.lowering.place import Place
-from campo_onnx.ops.kernels import has_kernel
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 
 _COMPARISONS = (OpKey("", "Greater"), OpKey("", "LessOrEqual"))
 _KEEPS_SIGN = frozenset({"MaxPool", "Reshape", "Transpose", "Slice", "Flatten", "Squeeze", "Unsqueeze"})
-_OPSET = 22
 
 
 def sign_masks(imported: Imported, place: Place) -> onnx.ModelProto:
@@ -49,7 +47,7 @@ def sign_masks(imported: Imported, place: Place) -> onnx.ModelProto:
     place
         Where it is to run.
     """
-    if place.runtime != "onnxruntime" or has_kernel(_COMPARISONS[0], _OPSET, place.processor, Precision.BF16):
+    if place.computes("Greater", Precision.BF16):
         return imported.model
     view = imported.view
     return replaced(imported, [node for node in view.nodes if _is_sign(node, view)], _cast)

@@ -25,12 +25,10 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.lowering.edit import Edit, replaced
 from campo_onnx.lowering.place import Place
-from campo_onnx.ops.kernels import has_kernel
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 
 _PAD = OpKey("", "Pad")
-_OPSET = 22
 _LARGEST = 1 << 20
 """Zeros in one constant of the file, 4 MiB."""
 
@@ -45,7 +43,7 @@ def zero_padding(imported: Imported, place: Place) -> onnx.ModelProto:
     place
         Where it is to run.
     """
-    if place.runtime != "onnxruntime" or has_kernel(_PAD, _OPSET, place.processor, Precision.BF16):
+    if place.computes("Pad", Precision.BF16):
         return imported.model
     view = imported.view
     sides = {node.name: _sides(node, view) for node in view.nodes if node.op == _PAD}

@@ -144,7 +144,7 @@ def form_for(imported: Imported, options: Options) -> Imported:
     Imported
         The graph itself, or another that computes the same and has it as ``given``.
     """
-    place = Place(runtime="onnxruntime", processor=options.device.provider)
+    place = Place(runtime=options.device.runtime, processor=options.device.provider)
     is_bound = bool(options.forbidden or options.released or options.evidence.profile)
     if imported.stamp is not None or is_bound or not options.lowers:
         return imported

@@ -122,6 +122,12 @@ def never_loads(signature: Signature, provider: str) -> bool:
     )
 
 
+def is_outdated(signature: Signature, provider: str) -> bool:
+    """Whether the provider has kernels of a node's operator, but none of the version that its opset holds."""
+    op, opset = signature.op, signature.opset
+    return (provider, op) in _kernels() and not is_registered(op, opset, provider)
+
+
 def is_in_release(op: OpKey) -> bool:
     """Whether the release that the table was read from has kernels of `op`, on any provider.
 

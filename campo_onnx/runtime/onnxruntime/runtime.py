@@ -13,7 +13,13 @@ from campo_onnx.runtime.api import Capabilities, LoadSettings, Runtime, Support
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.onnxruntime import providers
 from campo_onnx.runtime.onnxruntime.installed import onnxruntime, runtime_problem
-from campo_onnx.runtime.onnxruntime.kernels import has_kernel, never_loads, refuses_attributes, runs
+from campo_onnx.runtime.onnxruntime.kernels import (
+    has_kernel,
+    is_outdated,
+    never_loads,
+    refuses_attributes,
+    runs,
+)
 
 if TYPE_CHECKING:
     from campo_onnx.runtime.onnxruntime.program import OnnxProgram
@@ -53,7 +59,8 @@ class OnnxRuntime:
     def support(self, signature: Signature, processor: str, precision: Precision) -> Support:
         """Say how a node runs; see :class:`~campo_onnx.runtime.api.Runtime`."""
         if precision is Precision.FP32:
-            return Support.REFUSED if never_loads(signature, processor) else Support.NATIVE
+            is_refused = never_loads(signature, processor) or is_outdated(signature, processor)
+            return Support.REFUSED if is_refused else Support.NATIVE
         refuses = refuses_attributes(signature, processor)
         if refuses or not runs(signature.op, signature.opset, processor, precision):
             return Support.REFUSED
