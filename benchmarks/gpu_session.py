@@ -5,9 +5,9 @@
 ``--plan`` prints the steps and how long each is expected to take. What shows that anything works comes
 first, then the first two graphs, planned with public figures, beside PyTorch: whatever comes after may be
 cut off. Then the quick calibration, and every graph in FP32, as strategies plan it with the calibration, and
-beside PyTorch: a machine lent for half an hour leaves those behind. Then CUDA graphs, FP32 without TF32,
-sweeps, profiles and, last, hardware counters; without ``--quick`` a full calibration, which takes hours. Run
-it again until it says that all is done:
+beside PyTorch: a machine lent for half an hour leaves those behind. Then CUDA graphs, FP32 without TF32
+and with channels last, sweeps, profiles and, last, hardware counters; without ``--quick`` a full
+calibration, which takes hours. Run it again until it says that all is done:
 finished steps are not repeated, and every timing of an unfinished one is kept in the store. Steps run in a
 process of their own: one that crashes or hangs is on record as failed, and the others go on. Results go to
 session_<provider>/ below ``--work`` (a JSON file a step, profiles, calibrations, the store), all of it as
@@ -33,13 +33,13 @@ from benchmarks.gpu_steps import (
     REPLANNED,
     bench_forms,
     bench_graph,
-    both_tf32,
     calibrate_device,
     compare_numbers,
     profile_graph,
     sweep_alignment,
     sweep_casts,
     time_launches,
+    time_variants,
     weight_gradient,
 )
 from benchmarks.gpu_torch import against_torch, zoo_model
@@ -100,7 +100,7 @@ def steps_of(session: Session, *, full: bool) -> Iterator[Step]:
     if not session.on_cpu:
         for graph in session.graphs:
             yield step(f"bench_{graph.stem}_captured", 50, bench_graph, graph, CAPTURED)
-            yield step(f"tf32_{graph.stem}", 20, both_tf32, graph)
+            yield step(f"variants_{graph.stem}", 20, time_variants, graph)
     yield from _details(session, step)
     if not session.on_cpu:
         yield step("calibration_bf16_quick", 420, calibrate_device, Precision.BF16, False, False, **quick)
@@ -174,7 +174,7 @@ def collect(session: Session, records: Records) -> dict[str, Any]:
         "benches": by_graph("bench_") | by_graph("forms_"),
         "torch": by_graph("torch_"),
         "numerics": by_graph("numerics_"),
-        "tf32": by_graph("tf32_"),
+        "variants": by_graph("variants_"),
         **{name: results.get(name) for name in ("launches", "weight_gradient", "counters", "alignment")},
         "failures": {name: step["failure"] for name, step in found.items() if "failure" in step},
     }

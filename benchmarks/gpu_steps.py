@@ -1,5 +1,6 @@
 """Steps of a session on a device: what calibrations, cost models and profiles are checked against."""
 
+import json
 import os
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from campo_onnx.runtime.registry import load
 
 _LARGEST_SWEEP = 64  # sizes of casts: a full calibration measures more, and is a step of its own
 _BENCH = Effort(steps=50, budget_s=40.0)
-_TF32_LIMIT_S = 60.0
+_VARIANT_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,20 +142,24 @@ def _loss(outputs: Mapping[str, np.ndarray]) -> float | None:
     return float(outputs["loss"]) if "loss" in outputs else None
 
 
-def both_tf32(graph: Path, session: Session, call: Call) -> dict[str, float]:
-    """Time the FP32 step with TF32 and without; CUDA reads the switch when it starts."""
-    times_us = {}
-    for label, override in (("tf32", {}), ("fp32", {"NVIDIA_TF32_OVERRIDE": "0"})):
-        command = [sys.executable, "-m", "benchmarks.fp32_step", session.provider, str(graph)]
+def time_variants(graph: Path, session: Session, call: Call) -> dict[str, Any]:
+    """Time the FP32 step with TF32, without, and with channels last: each in a process that starts CUDA."""
+    found = {}
+    for label, override, layout in (
+        ("tf32", {}, ()),
+        ("fp32", {"NVIDIA_TF32_OVERRIDE": "0"}, ()),
+        ("tf32, channels last", {}, ("channels-last",)),
+    ):
+        command = [sys.executable, "-m", "benchmarks.fp32_step", session.provider, str(graph), *layout]
         environment = {name: value for name, value in os.environ.items() if name != "NVIDIA_TF32_OVERRIDE"}
         call.deadline.need(10.0)
         done = subprocess.run(
-            command, env=environment | override, capture_output=True, text=True, timeout=_TF32_LIMIT_S
+            command, env=environment | override, capture_output=True, text=True, timeout=_VARIANT_LIMIT_S
         )
         if done.returncode:
             raise StepError(done.stderr.strip().splitlines()[-1])
-        times_us[label] = float(done.stdout)
-    return times_us
+        found[label] = json.loads(done.stdout)
+    return found
 
 
 def bench_forms(forms: Mapping[str, Path], session: Session, call: Call) -> dict[str, Any]:

@@ -77,6 +77,8 @@ class LoadSettings:
     stream
         Address of the CUDA stream that the program runs on, in order with what else is put there; 0 for a
         stream of its own.
+    channels_last
+        Let convolutions compute with channels last (NHWC), where the runtime has such kernels.
     """
 
     captures: bool = False
@@ -86,6 +88,7 @@ class LoadSettings:
     traces: bool = False
     device_id: int = 0
     stream: int = 0
+    channels_last: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

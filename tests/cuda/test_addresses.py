@@ -17,7 +17,7 @@ def test_a_session_reads_and_writes_device_memory_in_place(cuda: Machine, stub: 
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     memory = [ort.OrtValue.ortvalue_from_shape_and_type(shape, np.float32, "cuda", 0) for _ in "xwy"]
     x, w, y = (value.data_ptr() for value in memory)
-    places = [Place(name=name, dtype=TensorProto.FLOAT, shape=(64, 64), provider="cuda") for name in "xwy"]
+    places = [Place(name=name, dtype=TensorProto.FLOAT, shape=(64, 64), processor="cuda") for name in "xwy"]
     session = AddressedSession(model, cuda, places[:2], places[2:])
     session.run([x, w], [y])
     stub.reset()

@@ -140,6 +140,8 @@ def open_session(
         cuda["enable_cuda_graph"] = "1" if settings.captures else "0"
         if settings.device_id:
             cuda["device_id"] = str(settings.device_id)
+        if settings.channels_last:
+            cuda["prefer_nhwc"] = "1"
         if settings.stream:
             cuda["user_compute_stream"] = str(settings.stream)
         provider = (provider, cuda)
