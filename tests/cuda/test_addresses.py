@@ -4,8 +4,9 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
+from campo_onnx.runtime.api import Place
 from campo_onnx.runtime.machine import Machine
-from campo_onnx.runtime.onnxruntime.addresses import AddressedSession, Place
+from campo_onnx.runtime.registry import load
 from tests.cuda.conftest import Stub
 
 
@@ -18,7 +19,7 @@ def test_a_session_reads_and_writes_device_memory_in_place(cuda: Machine, stub: 
     memory = [ort.OrtValue.ortvalue_from_shape_and_type(shape, np.float32, "cuda", 0) for _ in "xwy"]
     x, w, y = (value.data_ptr() for value in memory)
     places = [Place(name=name, dtype=TensorProto.FLOAT, shape=(64, 64), processor="cuda") for name in "xwy"]
-    session = AddressedSession(model, cuda, places[:2], places[2:])
+    session = load(model, cuda).addressed(places[:2], places[2:])
     session.run([x, w], [y])
     stub.reset()
     session.run([x, w], [y])
