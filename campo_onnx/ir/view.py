@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -221,6 +222,31 @@ class GraphView:
         """Whether the tensor exists and holds FP32."""
         info = self.tensors.get(tensor)
         return info is not None and info.dtype == FLOAT
+
+    def is_constant(self, tensor: str) -> bool:
+        """Whether the tensor exists and is a constant."""
+        info = self.tensors.get(tensor)
+        return info is not None and info.kind is TensorKind.CONSTANT
+
+    def scalar(self, tensor: str) -> float | None:
+        """The number that a constant of one element is; None of every other tensor."""
+        value = self.values.get(tensor)
+        return None if value is None or value.size != 1 else float(value.reshape(-1)[0])
+
+    def origin(self, tensor: str, through: AbstractSet[OpKey]) -> str:
+        """The tensor that the first inputs of some operators lead back to."""
+        producer = self.producer.get(tensor)
+        while producer is not None and producer.op in through:
+            tensor = producer.inputs[0]
+            producer = self.producer.get(tensor)
+        return tensor
+
+    @cached_property
+    def data_inputs(self) -> tuple[str, ...]:
+        """FP32 inputs that are neither scalars nor trained: an output has the shape of what is trained."""
+        trained = {self.shape(t) for t in self.outputs if self.is_float32(t)}
+        arrays = (t for t in self.inputs if self.is_float32(t) and self.tensors[t].elements != 1)
+        return tuple(t for t in arrays if self.shape(t) not in trained)
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         """Shape of a tensor, or None when it, or its shape, is unknown."""

@@ -49,3 +49,14 @@ class OpKey(NamedTuple):
         """Read :attr:`label` back."""
         domain, _, op_type = label.rpartition(":")
         return cls(short_domain(domain), op_type)
+
+
+def op_keys(labels: str) -> frozenset[OpKey]:
+    """Read several labels in one text.
+
+    Examples
+    --------
+    >>> sorted(op_keys("Add com.microsoft:BiasAdd"))
+    [OpKey(domain='', op_type='Add'), OpKey(domain='com.microsoft', op_type='BiasAdd')]
+    """
+    return frozenset(map(OpKey.parse, labels.split()))

@@ -20,6 +20,7 @@ class Trait(Enum):
     AT_MOST_ONE = "gives values between -1 and 1, whatever it reads"
     SUM = "adds up values, along axes or in windows"
     SUM_OF_SQUARES = "adds up squares"
+    ADDS = "adds or subtracts two values or a few, element by element"
     CONTRACTION = "multiplies matrices"
     SIGN = "changes the sign at most"
     SAME_SIZE = "gives values as large as those it reads, or sums of a few"
@@ -42,6 +43,7 @@ _BY_TRAIT: tuple[tuple[Trait, str], ...] = (
         com.microsoft:ReduceSumTraining""",
     ),
     (Trait.SUM_OF_SQUARES, "ReduceSumSquare ReduceL2"),
+    (Trait.ADDS, "Add Sub Sum"),
     (Trait.CONTRACTION, "Einsum Gemm MatMul com.microsoft:FusedMatMul"),
     (Trait.SIGN, "Abs Neg"),
     (

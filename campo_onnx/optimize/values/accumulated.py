@@ -1,25 +1,20 @@
-"""How many values have been added up in each element: chains of sums, products of what is not negative."""
+"""Numbers of values that are added up in each element: chains of sums, products of what is not negative."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
-from campo_onnx.ir.view import GraphView, OpNode, TensorKind
-from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.precision import Precision
+from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having
-from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 from campo_onnx.ops.values.traits import Trait
+from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import (
     CONTRACTIONS,
     MOVES,
-    NARROW,
-    SIGNS,
     adds_up,
     contracted_terms,
     is_mean,
-    origin,
     summed_input,
     terms_of,
 )
@@ -33,8 +28,10 @@ _LONG_SUM_OF_ONE_SIGN = 1024.0
 _LONG_RUN = 256.0
 """A running sum has its terms in common, and is no longer for being cut: 256 on average are enough."""
 
-_KEEPING = MOVES | SIGNS | having(Trait.SAME_SIZE, Trait.NO_LARGER) - {OpKey("", "Log")}
-_SHARES = frozenset({OpKey("", "Softmax"), OpKey("com.microsoft", "BiasSoftmax")})
+_KEEPING = having(Trait.MOVES, Trait.SIGN, Trait.SAME_SIZE, Trait.NO_LARGER) - op_keys("Log")
+_AS_LARGE = MOVES | op_keys("Add Sub Neg")
+_SHARES = op_keys("Softmax com.microsoft:BiasSoftmax")
+_SELECTS = op_keys("Mul Where")
 _MOST = 1e30
 
 
@@ -64,42 +61,24 @@ class Accumulated:
         return terms >= (_LONG_SUM_OF_ONE_SIGN if tensor in self.of_one_sign else _LONG_SUM)
 
 
-def accumulated(
-    view: GraphView,
-    ranges: Mapping[str, ValueRange],
-    forward: frozenset[str],
-    loops: Mapping[str, float] = MappingProxyType({}),
-) -> Accumulated:
-    """Count the values that are added up in each element.
-
-    Parameters
-    ----------
-    view, ranges
-        The graph, and what is known of its values.
-    forward
-        Nodes that the loss is computed by; all nodes count where there are none.
-    loops
-        Turns of the loops that add to a state and return it, by output.
-    """
-    search = _Terms(view, ranges, loops)
-    for node in view.nodes:
-        if not forward or node.name in forward:
-            search.add(node)
+def accumulated(values: GraphValues) -> Accumulated:
+    """Count the values that are added up in each element in the forward pass."""
+    search = _Terms(values)
+    for node in values.forward_nodes:
+        search.add(node)
     return Accumulated(
-        terms=MappingProxyType(search.terms),
-        of_one_sign=frozenset(search.of_one_sign),
-        running=frozenset(search.running),
+        terms=search.terms, of_one_sign=frozenset(search.of_one_sign), running=frozenset(search.running)
     )
 
 
 class _Terms:
     """One run of :func:`accumulated`."""
 
-    def __init__(self, view: GraphView, ranges: Mapping[str, ValueRange], loops: Mapping[str, float]) -> None:
-        self.terms: dict[str, float] = dict(loops)
+    def __init__(self, values: GraphValues) -> None:
+        self.terms: dict[str, float] = dict(values.loops)
         self.of_one_sign: set[str] = set()
-        self.running = set(loops)
-        self._view, self._ranges = view, ranges
+        self.running = set(values.loops)
+        self._values, self._view = values, values.view
 
     def add(self, node: OpNode) -> None:
         output = next((t for t in node.outputs if t), "")
@@ -109,7 +88,7 @@ class _Terms:
         if terms > 1.0:
             self.terms.update((t, terms) for t in node.outputs if t and self._view.is_float32(t))
             inputs = [t for t in node.inputs if self._view.is_float32(t)]
-            if node.op == OpKey("", "CumSum") or any(t in self.running for t in inputs):
+            if node.op.label == "CumSum" or any(t in self.running for t in inputs):
                 self.running.update(t for t in node.outputs if t)
             if all(t in self.of_one_sign or self._is_signed(t) for t in inputs):
                 self.of_one_sign.update(t for t in node.outputs if t)
@@ -122,63 +101,61 @@ class _Terms:
             return of(summed) * (1 if is_mean(node) else max(terms_of(node, view), 1))
         if node.op in CONTRACTIONS:
             return self._of_product(node)
-        if adds_up(node, self._ranges):
+        if adds_up(node, self._values):
             return of(inputs[0]) * max(terms_of(node, view), 1)
         if not any(t in self.terms for t in inputs):
             return 1.0
-        if node.op == OpKey("", "Mul"):
+        if node.op.label == "Mul":
             return of(inputs[0]) * of(inputs[1])
-        if node.op == OpKey("", "Div"):
+        if node.op.label == "Div":
             return of(inputs[0]) / of(inputs[1])
-        if node.op == OpKey("", "Sqrt"):
+        if node.op.label == "Sqrt":
             return math.sqrt(of(inputs[0]))
         if node.op in _KEEPING:
             return max(of(t) for t in inputs)
         return 1.0
 
     def _of(self, tensor: str) -> float:
-        if self._view.tensors[tensor].kind is TensorKind.CONSTANT:
-            known = self._ranges.get(tensor, UNKNOWN)
-            return known.magnitude or 1.0 if known.lowest == known.highest else 1.0
+        if self._view.is_constant(tensor):
+            r = self._values.range(tensor)
+            return r.magnitude or 1.0 if r.lowest == r.highest else 1.0
         return self.terms.get(tensor, 1.0)
 
     def _of_product(self, node: OpNode) -> float:
         """Products of matrices of which neither has negative elements, or one of which chooses rows."""
         a, b = node.inputs[:2]
         terms = contracted_terms(node, self._view)
-        known = [self._ranges.get(t, UNKNOWN) for t in (a, b)]
-        if any(r.is_integer and r.varies and 0.0 <= r.lowest <= r.highest <= 1.0 for r in known):
+        ranges = self._values.of((a, b))
+        if any(r.is_integer and r.varies and 0.0 <= r.lowest <= r.highest <= 1.0 for r in ranges):
             return max(self._of(a), self._of(b)) * terms
-        if adds_up(node, self._ranges):
-            if any(r.is_integer and not r.varies for r in known):  # ones below a diagonal: a running sum
+        if adds_up(node, self._values):
+            if any(r.is_integer and not r.varies for r in ranges):  # ones below a diagonal: a running sum
                 self.running.update(t for t in node.outputs if t)
-            share = min(min((r.magnitude for r in known if not r.varies), default=1.0), 1.0)
+            share = min(min((r.magnitude for r in ranges if not r.varies), default=1.0), 1.0)
             return max(self.terms.get(a, 1.0), self.terms.get(b, 1.0)) * max(terms * share, 1.0)
-        if all(r.lowest >= 0.0 for r in known) and not any(self._is_share(t) for t in (a, b)):
+        if all(r.lowest >= 0.0 for r in ranges) and not any(self._is_share(t) for t in (a, b)):
             return self._of(a) * self._of(b) * terms
         return max(self._of(a), self._of(b))
 
     def _is_share(self, tensor: str) -> bool:
-        producer = self._view.producer.get(origin(tensor, self._view))
+        producer = self._view.producer.get(self._view.origin(tensor, MOVES))
         return producer is not None and producer.op in _SHARES
 
     def _is_signed(self, tensor: str) -> bool:
         """Whether no element is negative, or none positive, up to factors that are masks or weights."""
-        known = self._ranges.get(tensor, UNKNOWN)
-        if known.lowest >= 0.0 or known.highest <= 0.0:
+        r = self._values.range(tensor)
+        if r.lowest >= 0.0 or r.highest <= 0.0:
             return True
-        producer = self._view.producer.get(origin(tensor, self._view))
-        if producer is None or producer.op not in (OpKey("", "Mul"), OpKey("", "Where")):
+        producer = self._view.producer.get(self._view.origin(tensor, MOVES))
+        if producer is None or producer.op not in _SELECTS:
             return False
         return any(
             (r.lowest >= 0.0 or r.highest <= 0.0) and not r.is_bounded and r.varies
-            for r in (self._ranges.get(t, UNKNOWN) for t in producer.inputs)
+            for r in map(self._values.range, producer.inputs)
         )
 
 
-def long_sums(
-    view: GraphView, ranges: Mapping[str, ValueRange], sums: Accumulated, low: Precision
-) -> Mapping[str, int]:
+def long_sums(values: GraphValues, sums: Accumulated) -> Mapping[str, int]:
     """Find sums over thousands of activations, and what reads them until they are divided.
 
     The sum of 65,536 values of 1 overflows FP16; a mean over them does not, since kernels add up in FP32. Of
@@ -188,42 +165,37 @@ def long_sums(
     Returns
     -------
     mapping
-        How many values are summed, by node name.
+        The number of values that are summed, by node name.
     """
-    if low.largest > NARROW:
-        return {}
-    found: dict[str, int] = {}
-
-    def is_long(tensor: str) -> bool:
-        return sums.is_long(tensor) and not ranges.get(tensor, UNKNOWN).bound <= low.largest
-
-    for node in view.nodes if sums.terms else ():
-        long = [t for t in (*node.outputs, *node.inputs) if t and is_long(t)]
+    counts: dict[str, int] = {}
+    for node in values.view.nodes if sums.terms else ():
+        tensors = (*node.outputs, *node.inputs)
+        long = [t for t in tensors if t and sums.is_long(t) and not values.fits(t)]
         if not long:
             continue
-        found[node.name] = int(max(sums.terms[t] for t in long))
-        if node.op == OpKey("", "Div") and node.inputs[1] in long:
-            found.update(_as_large(node.inputs[0], sums.terms[node.inputs[1]], view))
-    return found
+        counts[node.name] = int(max(sums.terms[t] for t in long))
+        if node.op.label == "Div" and node.inputs[1] in long:
+            counts.update(_as_large(node.inputs[0], sums.terms[node.inputs[1]], values.view))
+    return counts
 
 
 def _as_large(tensor: str, terms: float, view: GraphView) -> Mapping[str, int]:
     """Nodes that compute what has as many terms as it is divided by."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     pending = [(tensor, terms)]
     while pending:
         name, size = pending.pop()
         producer = view.producer.get(name)
-        if producer is None or size < _LONG_SUM or producer.name in found:
+        if producer is None or size < _LONG_SUM or producer.name in counts:
             continue
         if producer.op in CONTRACTIONS:
-            found[producer.name] = int(size)
+            counts[producer.name] = int(size)
             inner = size / max(contracted_terms(producer, view), 1)
             pending += [(t, inner) for t in producer.inputs[:2]]
-        elif producer.op in MOVES or producer.op.op_type in ("Add", "Sub", "Neg"):
-            found[producer.name] = int(size)
+        elif producer.op in _AS_LARGE:
+            counts[producer.name] = int(size)
             pending += [(t, size) for t in producer.inputs if view.is_float32(t)]
         elif (summed := summed_input(producer, view)) is not None and not is_mean(producer):
-            found[producer.name] = int(size)
+            counts[producer.name] = int(size)
             pending.append((summed, size / max(terms_of(producer, view), 1)))
-    return found
+    return counts

@@ -9,13 +9,13 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.ports import Ports
-from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.registry import current
 from campo_onnx.ops.spec import Family, OpSpec
 from campo_onnx.ops.values.need import NOTHING, Need, Needs
-from campo_onnx.ops.values.range import UNKNOWN, ValueRange
+from campo_onnx.ops.values.range import ValueRange
+from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.positions import largest_exact
 
 _ROUNDINGS = 16.0
@@ -57,25 +57,15 @@ class _Asked:
     reader: str
 
 
-def needed_exactly(
-    view: GraphView,
-    ports: Mapping[str, Ports],
-    ranges: Mapping[str, ValueRange],
-    low: Precision,
-    more: Mapping[str, Needs],
-) -> Mapping[str, TooCoarse]:
-    """Find the nodes that write what is needed more exactly than `low` holds it, or would read it rounded.
+def needed_exactly(values: GraphValues, more: Mapping[str, Needs]) -> Mapping[str, TooCoarse]:
+    """Find the nodes that write what is needed more exactly than rounded, or would read it rounded.
 
     One pass from outputs to inputs, which visits every node once.
 
     Parameters
     ----------
-    view, ports
-        The graph, and what of each node changes type with it.
-    ranges
-        Range of every tensor.
-    low
-        The low precision.
+    values
+        The graph and the ranges of its values.
     more
         What nodes ask of their inputs for what they do together with others, by node name.
 
@@ -84,8 +74,8 @@ def needed_exactly(
     mapping
         By node name, the first such tensor.
     """
-    search = _Backward(view, ports, ranges, low)
-    for node in reversed(view.nodes):
+    search = _Backward(values)
+    for node in reversed(values.view.nodes):
         search.visit(node, more.get(node.name, NOTHING))
     return search.coarse
 
@@ -93,32 +83,25 @@ def needed_exactly(
 class _Backward:
     """The pass: what has been asked of each tensor by the nodes behind."""
 
-    def __init__(
-        self,
-        view: GraphView,
-        ports: Mapping[str, Ports],
-        ranges: Mapping[str, ValueRange],
-        low: Precision,
-    ) -> None:
+    def __init__(self, values: GraphValues) -> None:
         self.coarse: dict[str, TooCoarse] = {}
-        self._view, self._ports, self._ranges, self._low = view, ports, ranges, low
+        self._values, self._specs = values, current()
         self._asked: dict[str, tuple[_Asked, ...]] = {}
-        self._unit = 2.0 ** -(low.fraction_bits + 1)
-        self._specs = current()
+        self._unit = 2.0 ** -(values.low.fraction_bits + 1)
 
     def visit(self, node: OpNode, more: Needs) -> None:
         asked = [(t, one) for t in node.outputs if t for one in self._asked.get(t, ())]
         spec = self._specs.spec(node.op)
         if spec.asks_accuracy is None and not asked and not more:
             return
-        ports = self._ports[node.name]
+        ports = self._values.ports[node.name]
         for tensor, one in asked:
             is_kept = one.need.is_place or spec.family not in _OF_THEIR_OWN
             if is_kept and tensor and self._is_low_output(node, tensor, ports):
                 self._keep(node, tensor, one)
         for position, one in self._needs_of_inputs(node, spec, asked, more):
             tensor = node.inputs[position] if position < len(node.inputs) else ""
-            if not tensor or not self._view.is_float32(tensor):
+            if not tensor or not self._values.view.is_float32(tensor):
                 continue
             if position in ports.low_inputs:
                 self._keep(node, tensor, one)
@@ -131,8 +114,8 @@ class _Backward:
             yield position, _Asked(need, node.name)
         if spec.asks_accuracy is None and (not asked or spec.passes_accuracy is None):
             return
-        signature = self._view.signature(node.name)
-        inputs = tuple(self._ranges.get(t, UNKNOWN) if t else None for t in node.inputs)
+        signature = self._values.view.signature(node.name)
+        inputs = tuple(self._values.range(t) if t else None for t in node.inputs)
         if spec.asks_accuracy is not None:
             tolerance = _ROUNDINGS * self._unit
             for position, need in spec.asks_accuracy(signature, inputs, tolerance).items():
@@ -140,7 +123,7 @@ class _Backward:
         if spec.passes_accuracy is None:
             return
         for tensor, one in asked:
-            result = self._ranges.get(tensor, UNKNOWN)
+            result = self._values.range(tensor)
             for position, need in spec.passes_accuracy(signature, inputs, result, one.need).items():
                 yield position, _Asked(need, one.reader)
 
@@ -155,21 +138,22 @@ class _Backward:
         return any(node.outputs[i] == tensor for i in ports.low_outputs)
 
     def _keep(self, node: OpNode, tensor: str, one: _Asked) -> None:
-        known = self._ranges.get(tensor, UNKNOWN)
         if node.name in self.coarse:
             return
-        rounding, allowed = self._rounding(known), one.need.allowed(known.magnitude)
+        r = self._values.range(tensor)
+        rounding, allowed = self._rounding(r), one.need.allowed(r.magnitude)
         if rounding > allowed:
             self.coarse[node.name] = TooCoarse(
                 tensor=tensor, reader=one.reader, allowed=allowed, rounding=rounding
             )
 
-    def _rounding(self, known: ValueRange) -> float:
+    def _rounding(self, r: ValueRange) -> float:
         """The error that the low precision makes of the largest value."""
-        if known.is_integer and known.bound <= largest_exact(self._low):
+        bits = self._values.low.fraction_bits + 1
+        if r.is_integer and r.bound <= largest_exact(self._values.low):
             return 0.0
-        if known.varies or known.lowest != known.highest:
-            return self._unit * known.magnitude
-        fraction, exponent = math.frexp(known.lowest)
-        steps = math.ldexp(fraction, self._low.fraction_bits + 1)
-        return math.ldexp(abs(steps - round(steps)), exponent - self._low.fraction_bits - 1)
+        if r.varies or r.lowest != r.highest:
+            return self._unit * r.magnitude
+        fraction, exponent = math.frexp(r.lowest)
+        steps = math.ldexp(fraction, bits)
+        return math.ldexp(abs(steps - round(steps)), exponent - bits)

@@ -2,46 +2,47 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from campo_onnx.ir.view import GraphView, OpNode, TensorKind
-from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.values.range import ValueRange
-from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, MOVES, adds_up, squared, summed_input
+from campo_onnx.ir.view import OpNode
+from campo_onnx.ops.key import op_keys
+from campo_onnx.optimize.values.graph_values import GraphValues
+from campo_onnx.optimize.values.sum_ops import (
+    CONTRACTIONS,
+    MOVES,
+    SUMS_OF_FEW,
+    adds_up,
+    squared,
+    summed_input,
+)
+from campo_onnx.optimize.values.walk import Labels
 
-_SCALES = MOVES | {OpKey("", op) for op in ("Div", "Mul", "Neg")}
-_JOINS = frozenset(OpKey("", op) for op in ("Add", "Sub", "Sum"))
+_SCALES = MOVES | op_keys("Div Mul Neg")
 
 
-def cancelling_squares(view: GraphView, ranges: Mapping[str, ValueRange]) -> Mapping[str, str]:
+def cancelling_squares(values: GraphValues) -> Mapping[str, str]:
     """Find differences of squares that are close to each other, with the squares, sums and products in them.
 
     A variance as E[x^2] - E[x]^2, a covariance as E[xy] - E[x]E[y], a squared distance as
     |a|^2 - 2ab + |b|^2: what is left is as small as the rounding of either term, and may become negative.
-
-    Parameters
-    ----------
-    view, ranges
-        The graph, and what is known of its values.
 
     Returns
     -------
     mapping
         The difference, by node name.
     """
-    search = _Terms(view, ranges)
-    found: dict[str, str] = {}
-    for node in view.nodes:
-        if node.op in _JOINS and search.cancels(node):
-            found.update(dict.fromkeys((node.name, *search.behind(node)), node.outputs[0]))
+    search, nodes = _Terms(values), Labels()
+    for node in values.view.nodes:
+        if node.op in SUMS_OF_FEW and search.cancels(node):
+            nodes.mark((node.name, *search.behind(node)), node.outputs[0])
         else:
             search.add(node)
-    return found
+    return nodes
 
 
 class _Terms:
     """Tensors by what they are, up to views and constant factors."""
 
-    def __init__(self, view: GraphView, ranges: Mapping[str, ValueRange]) -> None:
-        self._view, self._ranges = view, ranges
+    def __init__(self, values: GraphValues) -> None:
+        self._values, self._view = values, values.view
         self._products: set[str] = set()  # x * y, element by element
         self._means: set[str] = set()  # sums or means of anything
         self._squares: set[str] = set()  # x * x
@@ -49,17 +50,9 @@ class _Terms:
         self._sums_of_products: set[str] = set()  # E[xy]
         self._products_of_means: set[str] = set()  # E[x] E[y]
         self._contractions: set[str] = set()  # products of matrices that vary
-
-    @property
-    def _kinds(self) -> tuple[set[str], ...]:
-        return (
-            self._products,
-            self._means,
-            self._sums_of_products,
-            self._squares,
-            self._sums_of_squares,
-            self._products_of_means,
-            self._contractions,
+        self._kinds = (
+            *(self._products, self._means, self._squares, self._sums_of_squares, self._sums_of_products),
+            *(self._products_of_means, self._contractions),
         )
 
     def add(self, node: OpNode) -> None:
@@ -67,12 +60,13 @@ class _Terms:
         if not outputs or not self._view.is_float32(outputs[0]):
             return
         summed = self._summed(node)
-        if node.op == OpKey("", "ReduceSumSquare"):
+        if node.op.label == "ReduceSumSquare":
             self._sums_of_products.update(outputs)
             self._sums_of_squares.update(outputs)
         elif summed is not None:
             self._means.update(outputs)
-            self._add_sum([summed], outputs)
+            self._sums_of_products.update(outputs if summed in self._products else ())
+            self._sums_of_squares.update(outputs if summed in self._squares else ())
         elif node.op in CONTRACTIONS and not any(map(self._is_constant, node.inputs)):
             self._contractions.update(outputs)
         elif self._multiplies(node):
@@ -81,16 +75,10 @@ class _Terms:
             for kind in self._kinds:
                 if any(t in kind for t in node.inputs):
                     kind.update(outputs)
-        elif node.op in _JOINS and all(t in self._sums_of_products for t in node.inputs):
+        elif node.op in SUMS_OF_FEW and all(t in self._sums_of_products for t in node.inputs):
             self._sums_of_products.update(outputs)
             if all(t in self._sums_of_squares for t in node.inputs):
                 self._sums_of_squares.update(outputs)
-
-    def _add_sum(self, terms: Sequence[str], outputs: Sequence[str]) -> None:
-        if all(t in self._products for t in terms):
-            self._sums_of_products.update(outputs)
-        if all(t in self._squares for t in terms):
-            self._sums_of_squares.update(outputs)
 
     def _add_product(self, node: OpNode, outputs: Sequence[str]) -> None:
         self._products.update(outputs)
@@ -101,7 +89,7 @@ class _Terms:
 
     def _summed(self, node: OpNode) -> str | None:
         summed = summed_input(node, self._view)
-        if summed is None and adds_up(node, self._ranges):
+        if summed is None and adds_up(node, self._values):
             return next((t for t in node.inputs if not self._is_constant(t)), None)
         return summed
 
@@ -126,10 +114,9 @@ class _Terms:
                 pending.extend(t for t in producer.inputs if t)
 
     def _multiplies(self, node: OpNode) -> bool:
-        if node.op == OpKey("", "Mul"):
+        if node.op.label == "Mul":
             return not any(map(self._is_constant, node.inputs))
-        return node.op == OpKey("", "Pow") and squared(node, self._view) is not None
+        return node.op.label == "Pow" and squared(node, self._view) is not None
 
     def _is_constant(self, tensor: str) -> bool:
-        info = self._view.tensors.get(tensor)
-        return info is None or info.kind is TensorKind.CONSTANT
+        return self._view.is_constant(tensor) or tensor not in self._view.tensors

@@ -1,19 +1,19 @@
 """Chains of small constant factors: each is harmless, what they leave together is too small."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
-
-from campo_onnx.ir.view import GraphView, OpNode, TensorKind
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ir.view import OpNode
+from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import having
-from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 from campo_onnx.ops.values.traits import Trait
+from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, SUMS, is_mean, terms_of
+from campo_onnx.optimize.values.survival import least_of
 
 _KEEPING = having(Trait.MOVES, Trait.SIGN, Trait.SAME_SIZE)
-_PRODUCTS = CONTRACTIONS | {OpKey("", "Conv"), OpKey("", "ConvTranspose")}
+_PRODUCTS = CONTRACTIONS | op_keys("Conv ConvTranspose")
 
 _LEAST = 1e-150
 
@@ -25,21 +25,10 @@ class Shrunken(NamedTuple):
     size: float
 
 
-def shrunken_values(
-    view: GraphView, ranges: Mapping[str, ValueRange], forward: frozenset[str], least: float
-) -> Mapping[str, Shrunken]:
-    """Find nodes that read or write what constant factors have made smaller than `least`.
+def shrunken_values(values: GraphValues) -> Mapping[str, Shrunken]:
+    """Find nodes that read or write what constant factors have made smaller than the low precision holds.
 
     Gradients are not meant: they have such factors, and a loss scale makes up for them.
-
-    Parameters
-    ----------
-    view, ranges
-        The graph, and what is known of its values.
-    forward
-        Nodes that the loss is computed by; all nodes count where there are none.
-    least
-        The smallest magnitude that the low precision holds well enough.
 
     Returns
     -------
@@ -47,51 +36,44 @@ def shrunken_values(
         The tensor, by node name.
     """
     sizes: dict[str, float] = {}
-    found: dict[str, Shrunken] = {}
-    for node in view.nodes:
-        if forward and node.name not in forward:
-            continue
-        size = _size(node, view, ranges, sizes)
+    nodes: dict[str, Shrunken] = {}
+    least = least_of(values.low)
+    for node in values.forward_nodes:
+        size = _size(node, values, sizes)
         if size is not None and size != 1.0:
             size = min(max(size, _LEAST), 1 / _LEAST)
-            sizes.update((t, size) for t in node.outputs if t and view.is_float32(t))
-        for tensor in (*node.inputs, *node.outputs):
-            if tensor in sizes and sizes[tensor] < least:
-                found[node.name] = Shrunken(tensor, sizes[tensor])
-                break
-    return found
+            sizes.update((t, size) for t in node.outputs if t and values.view.is_float32(t))
+        small = (t for t in (*node.inputs, *node.outputs) if t in sizes and sizes[t] < least)
+        if tensor := next(small, ""):
+            nodes[node.name] = Shrunken(tensor, sizes[tensor])
+    return nodes
 
 
-def _size(
-    node: OpNode, view: GraphView, ranges: Mapping[str, ValueRange], sizes: Mapping[str, float]
-) -> float | None:
-    """The size of the result where what nothing is known of has size 1; None where the node sets its own."""
+def _size(node: OpNode, values: GraphValues, sizes: Mapping[str, float]) -> float | None:
+    """The size of a result of inputs of size 1, but for those in `sizes`; None where a node sets its own."""
+    view = values.view
 
     def of(tensor: str, *, constant: float | None = None) -> float:
-        if view.tensors[tensor].kind is TensorKind.CONSTANT:
-            return constant if constant is not None else ranges.get(tensor, UNKNOWN).magnitude or 1.0
+        if view.is_constant(tensor):
+            return constant if constant is not None else values.range(tensor).magnitude or 1.0
         return sizes.get(tensor, 1.0)
 
     inputs = [t for t in node.inputs if t]
-    if node.op == OpKey("", "Mul"):
+    if node.op.label == "Mul":
         return of(inputs[0]) * of(inputs[1])
-    if node.op == OpKey("", "Div"):
+    if node.op.label == "Div":
         return of(inputs[0]) / of(inputs[1])
     alpha = abs(float(node.attributes.get("alpha", 1.0))) if node.op in _PRODUCTS else 1.0
     if not any(t in sizes for t in inputs) and node.op not in SUMS and alpha == 1.0:
         return None
     if node.op in _PRODUCTS:
-        return _size_of_product(node, of(inputs[0], constant=1.0) * of(inputs[1], constant=1.0) * alpha, of)
+        product = of(inputs[0], constant=1.0) * of(inputs[1], constant=1.0) * alpha
+        bias = node.inputs[2] if len(node.inputs) > 2 else ""
+        return max(product, of(bias) * abs(float(node.attributes.get("beta", 1.0)))) if bias else product
     if node.op in SUMS and not is_mean(node):
         return of(inputs[0]) * max(terms_of(node, view), 1)
-    if node.op == OpKey("", "Sqrt"):
-        return float(np.sqrt(of(inputs[0])))
+    if node.op.label == "Sqrt":
+        return math.sqrt(of(inputs[0]))
     if node.op in _KEEPING:
         return max((of(t) for t in inputs if view.is_float32(t)), default=None)
     return None
-
-
-def _size_of_product(node: OpNode, product: float, of: Callable[[str], float]) -> float:
-    """The size of a product of matrices with the bias that a Gemm or a convolution adds."""
-    bias = node.inputs[2] if len(node.inputs) > 2 else ""
-    return max(product, of(bias) * abs(float(node.attributes.get("beta", 1.0)))) if bias else product

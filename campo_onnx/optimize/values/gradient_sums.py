@@ -1,29 +1,23 @@
 """Sums of gradients that FP16 gets wrong: without a loss scale, and with a large one."""
 
-from collections.abc import Mapping
-
 from campo_onnx.ir.view import GraphView, TensorKind
-from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.precision import Precision
-from campo_onnx.ops.values.range import UNKNOWN, ValueRange
+from campo_onnx.ops.key import op_keys
+from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import (
     MOVES,
-    NARROW,
+    MOVES_AND_SIGNS,
     NORMALIZED,
-    SIGNS,
     SUMS,
     is_mean,
     leading_to_sums,
-    origin,
     terms_of,
 )
 
+_SCALES = op_keys("Div Mul")
 _TERMS_OF_A_BATCH = 1 << 16
 
 
-def gradient_products_summed(
-    view: GraphView, ranges: Mapping[str, ValueRange], forward: frozenset[str], low: Precision
-) -> frozenset[str]:
+def gradient_products_summed(values: GraphValues) -> frozenset[str]:
     """Find products of a gradient and an activation that are summed, in a graph without a loss scale.
 
     Unscaled gradients lie close to the smallest value FP16 holds; times an activation well below 1 (a
@@ -31,36 +25,26 @@ def gradient_products_summed(
     a normalized activation, a deviation from the mean that is about to be, or a mask loses little that
     the gradient itself has not lost.
 
-    Parameters
-    ----------
-    view, ranges
-        The graph, and what is known of its values.
-    forward
-        Nodes that the loss is computed by.
-    low
-        The low precision.
-
     Returns
     -------
     frozenset
         Names of nodes.
     """
-    if low.largest > NARROW:
-        return frozenset()
-    leads_on = leading_to_sums(view, ranges)
+    view, forward = values.view, values.scaling.forward
+    leads_on = leading_to_sums(values)
     by_hand = _sums_by_hand(view, forward)
-    found = set()
+    nodes = set()
     for node in view.nodes:
-        if node.op != OpKey("", "Mul") or node.name in forward:
+        if node.op.label != "Mul" or node.name in forward:
             continue
         product = node.outputs[0]
         if product not in by_hand and (product not in leads_on or not _only_summed(product, view)):
             continue
-        if all(_may_be_small(t, view, ranges) for t in node.inputs) and node.inputs[0] != node.inputs[1]:
-            found.add(node.name)
+        if all(_may_be_small(t, values) for t in node.inputs) and node.inputs[0] != node.inputs[1]:
+            nodes.add(node.name)
             if product in by_hand:
-                found.update(use.node for use in view.consumers[product])
-    return frozenset(found)
+                nodes.update(use.node for use in view.consumers[product])
+    return frozenset(nodes)
 
 
 def _only_summed(tensor: str, view: GraphView) -> bool:
@@ -81,14 +65,12 @@ def _sums_by_hand(view: GraphView, forward: frozenset[str]) -> frozenset[str]:
     products: set[str] = set()
     sums: set[str] = set()
     for node in reversed(view.nodes):
-        if node.name in forward or node.op not in (OpKey("", "Add"), OpKey("", "Sum")):
+        if node.name in forward or node.op.label not in ("Add", "Sum"):
             continue
-        leaves = all(_only_leaves(t, view, sums) for t in node.outputs if t)
-        if not leaves:
-            continue
-        sums.add(node.name)
-        producers = {t: view.producer.get(t) for t in node.inputs if t}
-        products.update(t for t, p in producers.items() if p is not None and p.op == OpKey("", "Mul"))
+        if all(_only_leaves(t, view, sums) for t in node.outputs if t):
+            sums.add(node.name)
+            producers = ((t, view.producer.get(t)) for t in node.inputs)
+            products.update(t for t, p in producers if p is not None and p.op.label == "Mul")
     return frozenset(t for t in products if all(use.node in sums for use in view.consumers.get(t, ())))
 
 
@@ -98,65 +80,52 @@ def _only_leaves(tensor: str, view: GraphView, sums: set[str]) -> bool:
     return all(use.node in sums for use in uses) and (bool(uses) or view.tensors[tensor].is_output)
 
 
-def _may_be_small(tensor: str, view: GraphView, ranges: Mapping[str, ValueRange]) -> bool:
+def _may_be_small(tensor: str, values: GraphValues) -> bool:
+    view, r = values.view, values.range(tensor)
     if view.tensors[tensor].kind is not TensorKind.ACTIVATION or not view.is_float32(tensor):
         return False
-    known = ranges.get(tensor, UNKNOWN)
-    if known.from_integers or known.is_guard or not known.varies:
+    if r.from_integers or r.is_guard or not r.varies:
         return False
-    producer = view.producer.get(origin(tensor, view))
+    producer = view.producer.get(view.origin(tensor, MOVES))
     if producer is None:
         return False
-    if producer.op in (OpKey("", "Mul"), OpKey("", "Div")):  # (x - mean) * (1 / deviation)
-        return not any(ranges.get(t, UNKNOWN).is_guard for t in producer.inputs)
-    if producer.op == OpKey("", "Sub"):  # x - mean
+    if producer.op in _SCALES:  # (x - mean) * (1 / deviation)
+        return not any(values.range(t).is_guard for t in producer.inputs)
+    if producer.op.label == "Sub":  # x - mean
         return not _comes_from_mean(producer.inputs[1], view)
     return producer.op not in NORMALIZED
 
 
 def _comes_from_mean(tensor: str, view: GraphView) -> bool:
-    producer = view.producer.get(origin(tensor, view))
+    producer = view.producer.get(view.origin(tensor, MOVES))
     if producer is None:
         return False
-    if producer.op in (OpKey("", "Div"), OpKey("", "Mul")):  # a sum over many, divided by their number
-        total = view.producer.get(origin(producer.inputs[0], view))
+    if producer.op in _SCALES:  # a sum over many, divided by their number
+        total = view.producer.get(view.origin(producer.inputs[0], MOVES))
         return total is not None and total.op in SUMS
-    return producer.op == OpKey("", "ReduceMean") or producer.op in NORMALIZED
+    return producer.op.label == "ReduceMean" or producer.op in NORMALIZED
 
 
-def scaled_gradients_summed(
-    view: GraphView, forward: frozenset[str], unscaled: frozenset[str], low: Precision
-) -> frozenset[str]:
+def scaled_gradients_summed(values: GraphValues) -> frozenset[str]:
     """Find sums over many values of gradients that carry a loss scale: the sum overflows before they do.
 
     The loss scaler would answer with a smaller scale, and small gradients would vanish elsewhere. A sum of
     sums counts what both take in: where each sample is summed first, only the sum over the batch is meant.
-
-    Parameters
-    ----------
-    view
-        The graph.
-    forward
-        Nodes that the loss is computed by.
-    unscaled
-        Nodes behind the division by the loss scale.
-    low
-        The low precision.
     """
-    if low.largest > NARROW:
-        return frozenset()
-    found: set[str] = set()
+    view = values.view
+    others = values.scaling.forward | values.scaling.unscaled
+    nodes: set[str] = set()
     summed: dict[str, int] = {}  # values that are summed in an element, by tensor
     for node in view.nodes:
-        if node.name in forward or node.name in unscaled or not node.inputs:
+        if node.name in others or not node.inputs:
             continue
         terms = summed.get(node.inputs[0], 1)
         if node.op in SUMS and not is_mean(node):
             terms *= terms_of(node, view)
             if terms >= _TERMS_OF_A_BATCH:
-                found.add(node.name)
-        elif node.op not in MOVES and node.op not in SIGNS:
+                nodes.add(node.name)
+        elif node.op not in MOVES_AND_SIGNS:
             continue
         if terms > 1:
             summed[node.outputs[0]] = terms
-    return frozenset(found)
+    return frozenset(nodes)

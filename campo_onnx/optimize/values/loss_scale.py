@@ -1,23 +1,20 @@
-"""Whether a training graph scales its loss, and where it divides the scale out of its gradients."""
+"""Loss scaling of a training graph: the scale, and where it is divided out of the gradients."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import op_keys
 from campo_onnx.optimize.safety import loss_output, weight_update
+from campo_onnx.optimize.values.walk import Labels
 
-_BOUNDARY = OpKey("com.microsoft", "YieldOp")
-_ON_THE_WAY_OUT = frozenset(
-    OpKey("", op)
-    for op in (
-        *("Abs", "Add", "Cast", "Clip", "Div", "Identity", "Mul", "Neg", "Reshape", "Squeeze", "Sub", "Sum"),
-        *("Transpose", "Unsqueeze"),
-    )
+_BOUNDARY = op_keys("com.microsoft:YieldOp")
+_ON_THE_WAY_OUT = op_keys(
+    "Abs Add Cast Clip Div Identity Mul Neg Reshape Squeeze Sub Sum Transpose Unsqueeze"
 )
 _LEAST_SCALE = 32.0
-_QUOTIENTS = frozenset({OpKey("", "Div"), OpKey("", "Reciprocal")})
+_QUOTIENTS = op_keys("Div Reciprocal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +42,12 @@ class LossScaling:
 @remembered
 def loss_scaling(view: GraphView) -> LossScaling:
     """Find the loss scale of a graph, and what is computed with it."""
-    forward, update = forward_of(view, loss_output(view)), weight_update(view)
-    scale = loss_scale(view, forward, update)
-    scalars = scalars_of_inputs(view)
-    unscaled = unscaled_nodes(view, scale, forward, scalars)
+    forward, update = _forward(view), weight_update(view)
+    scale = _loss_scale(view, forward, update)
+    scalars = _scalars_of_inputs(view)
+    unscaled = _unscaled_nodes(view, scale, forward, scalars)
     if scale is None:
-        scale, unscaled = constant_scale(view, forward, update)
+        scale, unscaled = _constant_scale(view, forward, update)
     return LossScaling(forward=forward, scale=scale, scalars=scalars, unscaled=unscaled)
 
 
@@ -63,44 +60,21 @@ def low_gradients(view: GraphView, scaling: LossScaling, low_nodes: Collection[s
 
 def gradient_outputs(view: GraphView, scaling: LossScaling) -> frozenset[str]:
     """Outputs of the backward pass and of the update; none in a graph without a loss."""
-    made = {t: view.producer[t].name for t in view.outputs if t in view.producer}
-    return frozenset(t for t, name in made.items() if scaling.forward and name not in scaling.forward)
+    outputs = (t for t in view.outputs if t in view.producer and scaling.forward)
+    return frozenset(t for t in outputs if view.producer[t].name not in scaling.forward)
 
 
-def forward_of(view: GraphView, loss: str | None) -> frozenset[str]:
+def _forward(view: GraphView) -> frozenset[str]:
     """Nodes that the loss is computed by; in a graph of ORTModule, what is handed to the framework."""
-    starts = [t for node in view.nodes if node.op == _BOUNDARY for t in node.inputs]
-    pending = starts or ([] if loss is None else [loss])
-    found: set[str] = set()
-    while pending:
-        node = view.producer.get(pending.pop())
-        if node is None or node.name in found:
-            continue
-        found.add(node.name)
-        pending.extend(t for t in (*node.inputs, *node.captures) if t)
-    return frozenset(found)
+    loss = loss_output(view)
+    handed_over = [t for node in view.nodes if node.op in _BOUNDARY for t in node.inputs if t]
+    return view.upstream(handed_over or ([] if loss is None else [loss]))
 
 
-def loss_scale(view: GraphView, forward: frozenset[str], update: frozenset[str]) -> str | None:
-    """Find what scales the gradients: a scalar input, or the framework that hands them in.
-
-    Parameters
-    ----------
-    view
-        The graph.
-    forward
-        Nodes that the loss is computed by.
-    update
-        Nodes of the weight update.
-
-    Returns
-    -------
-    str or None
-        Name of the scalar input that multiplies the loss alone, or of the tensor that a YieldOp brings
-        in; None where gradients have the size that the loss gives them.
-    """
+def _loss_scale(view: GraphView, forward: frozenset[str], update: frozenset[str]) -> str | None:
+    """The scalar input that multiplies the loss alone, or the tensor that a YieldOp brings in."""
     for node in view.nodes:
-        if node.op == _BOUNDARY and any(node.outputs):
+        if node.op in _BOUNDARY and any(node.outputs):
             return next(t for t in node.outputs if t)
     for name in view.inputs:
         info = view.tensors[name]
@@ -133,75 +107,51 @@ def _makes_one_element(node: OpNode, view: GraphView) -> bool:
     return all(view.tensors[t].elements == 1 for t in node.outputs if t)
 
 
-def scalars_of_inputs(view: GraphView) -> Mapping[str, str]:
-    """Tensors of one element that are computed from scalar inputs and constants alone.
+def _scalars_of_inputs(view: GraphView) -> Labels:
+    """Tensors of one element that are computed from scalar inputs and constants, each with its input.
 
     A learning rate, a loss scale, its reciprocal: the graph does not tell how large they are.
-
-    Returns
-    -------
-    mapping
-        The input, by tensor; the inputs themselves included.
     """
-    found = {name: name for name in view.inputs if view.is_float32(name) and view.tensors[name].elements == 1}
+    scalars = Labels({t: t for t in view.inputs if view.is_float32(t) and view.tensors[t].elements == 1})
     for node in view.nodes:
-        known = [found.get(t, "") for t in node.inputs if t]
-        if not any(known) or not _makes_one_element(node, view) or not _is_float(node, view):
+        source = scalars.first(node.inputs)
+        if not source or not _makes_one_element(node, view) or not _is_float(node, view):
             continue
-        others = [t for t in node.inputs if t and t not in found]
-        if all(view.tensors[t].kind is TensorKind.CONSTANT for t in others):
-            found.update(dict.fromkeys((t for t in node.outputs if t), next(filter(None, known))))
-    return found
+        if all(t in scalars or view.is_constant(t) for t in node.inputs if t):
+            scalars.mark(node.outputs, source)
+    return scalars
 
 
-def unscaled_nodes(
+def _unscaled_nodes(
     view: GraphView, scale: str | None, forward: frozenset[str], scalars: Mapping[str, str]
 ) -> frozenset[str]:
-    """Nodes behind the division by the loss scale: gradients have their own, small size again.
-
-    Parameters
-    ----------
-    view
-        The graph.
-    scale
-        What scales the loss.
-    forward
-        Nodes that the loss is computed by.
-    scalars
-        Scalars by tensor (:func:`scalars_of_inputs`).
-    """
+    """Nodes behind the division by the loss scale: gradients have their own, small size again."""
     if scale is None or scale not in scalars:
         return frozenset()
     inverses: set[str] = set()
     unscaled: set[str] = set()
-    found: set[str] = set()
+    nodes: set[str] = set()
     for node in view.nodes:
         if node.name in forward:
             continue
-        reads_inverse = any(t in inverses for t in node.inputs)
         divides = node.op in _QUOTIENTS and scalars.get(node.inputs[-1]) == scale
+        divides = divides or not inverses.isdisjoint(node.inputs)
         if node.outputs and scalars.get(node.outputs[0]) == scale:
-            if reads_inverse or divides:
-                inverses.update(t for t in node.outputs if t)
-            continue
-        if reads_inverse or divides or any(t in unscaled for t in node.inputs):
-            found.add(node.name)
-            unscaled.update(t for t in node.outputs if t and view.is_float32(t))
-    return frozenset(found)
+            if divides:
+                inverses.update(filter(None, node.outputs))
+        elif divides or not unscaled.isdisjoint(node.inputs):
+            nodes.add(node.name)
+            unscaled.update(filter(view.is_float32, node.outputs))
+    return frozenset(nodes)
 
 
-def constant_scale(
+def _constant_scale(
     view: GraphView, forward: frozenset[str], update: frozenset[str]
 ) -> tuple[str | None, frozenset[str]]:
     """Find a loss scale that is a constant, and the nodes that divide it out of the gradients or come after.
 
-    Whatever divides gradients by 32 and more where they leave the graph makes them small, so these nodes are
-    found even where no constant of that size multiplies the loss (it may have been folded into another).
-
-    Returns
-    -------
-    tuple
-        Name of the constant, or None; names of nodes.
+    Whatever divides gradients by 32 and more where they leave the graph makes them small, so these nodes
+    count even where no constant of that size multiplies the loss (it may have been folded into another).
     """
     if not forward:
         return None, frozenset()
@@ -225,19 +175,19 @@ def constant_scale(
     factors = set(divided.values())
     scale = next((t for t, value in multiplied.items() if any(_same(value, f) for f in factors)), None)
     reached = {t for name in divided for t in view.node[name].outputs if t}
-    found = set(divided)
+    nodes = set(divided)
     for node in view.nodes:
-        if node.name not in found and any(t in reached for t in node.inputs):
-            found.add(node.name)
-            reached.update(t for t in node.outputs if t and view.is_float32(t))
-    return scale, frozenset(found)
+        if node.name not in nodes and not reached.isdisjoint(node.inputs):
+            nodes.add(node.name)
+            reached.update(filter(view.is_float32, node.outputs))
+    return scale, frozenset(nodes)
 
 
 def _divisor(node: OpNode, scalars: Mapping[str, float]) -> float:
     """By how much a node divides; 0 where it does not."""
-    if node.op == OpKey("", "Div"):
+    if node.op.label == "Div":
         return scalars.get(node.inputs[1], 0.0)
-    if node.op == OpKey("", "Mul"):
+    if node.op.label == "Mul":
         factor = next((scalars[t] for t in node.inputs if t in scalars), 0.0)
         return 1.0 / factor if factor else 0.0
     return 0.0
@@ -245,14 +195,14 @@ def _divisor(node: OpNode, scalars: Mapping[str, float]) -> float:
 
 def _leaving(view: GraphView, update: frozenset[str]) -> frozenset[str]:
     """Nodes whose results only leave the graph, moved or scaled on the way, or enter the weight update."""
-    found: set[str] = set()
+    leaving: set[str] = set()
     for node in reversed(view.nodes):
         if node.op not in _ON_THE_WAY_OUT:
             continue
         uses = [use.node for t in node.outputs if t for use in view.consumers.get(t, ())]
-        if all(name in found or name in update for name in uses):
-            found.add(node.name)
-    return frozenset(found)
+        if all(name in leaving or name in update for name in uses):
+            leaving.add(node.name)
+    return frozenset(leaving)
 
 
 def _same(a: float, b: float) -> bool:

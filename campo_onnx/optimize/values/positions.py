@@ -1,32 +1,28 @@
 """Positions, counts and angles: rounded, they give a wrong answer, not one that is slightly off."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from onnx import TensorProto
 
-from campo_onnx.ir.view import GraphView, OpNode, TensorKind
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.registry import having
-from campo_onnx.ops.values.range import UNKNOWN, ValueRange, from_integers
+from campo_onnx.ops.values.range import ValueRange, from_integers
 from campo_onnx.ops.values.rule import of_type
 from campo_onnx.ops.values.traits import Trait
-from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, MOVES, SIGNS
+from campo_onnx.optimize.values.graph_values import GraphValues
+from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, MOVES, MOVES_AND_SIGNS, SUMS_OF_FEW
+from campo_onnx.optimize.values.walk import Labels
 
 _NEED_EXACT = having(Trait.EXACT)
-_DECIDING = _NEED_EXACT - {OpKey("", "CumSum"), OpKey("", "OneHot"), OpKey("", "TopK")}
-_DIFFERENCES = frozenset({OpKey("", "Add"), OpKey("", "Sub"), OpKey("", "Sum")})
-_ANGLES = frozenset({OpKey("", "Cos"), OpKey("", "Sin"), OpKey("", "Tan")})
-_TO_ANGLES = (
-    MOVES
-    | SIGNS
-    | {OpKey("", op) for op in ("Add", "Concat", "Div", "Gather", "Mul", "Slice", "Sub", "Tile")}
-)
-_SCALES = MOVES | {OpKey("", op) for op in ("Add", "Div", "Mul", "Sub")}
-_KEEPING_OFFSETS = MOVES | {
-    OpKey("", op) for op in ("Add", "Concat", "Max", "Min", "Mul", "ReduceMax", "Slice", "Where")
-}
+_DECIDING = _NEED_EXACT - op_keys("CumSum OneHot TopK")
+_ANGLES = op_keys("Cos Sin Tan")
+_TO_ANGLES = MOVES_AND_SIGNS | op_keys("Add Concat Div Gather Mul Slice Sub Tile")
+_SCALES = MOVES | op_keys("Add Div Mul Sub")
+_COUNTS_ON = _SCALES | op_keys("CumSum")
+_KEEPING_OFFSETS = MOVES | op_keys("Add Concat Max Min Mul ReduceMax Slice Where")
 _FEW_LEVELS = 4.0
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _SMALL_COUNT = 100.0
@@ -52,39 +48,47 @@ def largest_exact(low: Precision) -> int:
     return 1 << (low.fraction_bits + 1)
 
 
-def exact_integers(view: GraphView, ranges: Mapping[str, ValueRange], low: Precision) -> frozenset[str]:
-    """Tensors of positions and counts that `low` may round, and that something compares or converts.
+def exact_integers(values: GraphValues) -> frozenset[str]:
+    """Find positions and counts that the low precision may round, and that something compares or converts.
 
     One pass backwards from what needs them exactly: comparisons, conversions to integers, roundings,
     angles, sums and differences of such tensors, positions that something is added to, outputs of the graph.
     """
-    limit = largest_exact(low)
-    needed = set(_offsets(view, ranges, low))
+    view, limit = values.view, largest_exact(values.low)
+    needed = set(_offsets(values))
 
     def is_counted(tensor: str) -> bool:
         if not tensor or not view.is_float32(tensor):
             return False
-        known = ranges.get(tensor, UNKNOWN)
-        differs = known.varies or known.lowest != known.highest  # one constant factor is not a position
-        return known.from_integers and differs and known.bound > limit * min(known.step, 1.0)
+        r = values.range(tensor)
+        differs = r.varies or r.lowest != r.highest  # one constant factor is not a position
+        return r.from_integers and differs and r.bound > limit * min(r.step, 1.0)
 
-    needed.update(t for t in view.outputs if is_counted(t))
+    needed.update(filter(is_counted, view.outputs))
     for node in reversed(view.nodes):
-        reads = [t for t in node.inputs if is_counted(t)]
-        if not reads:
+        counts = [t for t in node.inputs if is_counted(t)]
+        if not counts:
             continue
-        known = [ranges.get(t, UNKNOWN) for t in node.inputs if t]
-        is_kept = any(t in needed for t in node.outputs)
-        to_integer = node.op == OpKey("", "Cast") and view.tensors[node.outputs[0]].dtype not in _FLOATS
-        is_difference = node.op in _DIFFERENCES and from_integers(known) and _are_arrays(node, view, ranges)
-        if is_kept or to_integer or node.op in _NEED_EXACT or is_difference:
-            needed.update(reads)
+        is_difference = (
+            node.op in SUMS_OF_FEW and from_integers(values.of(node.inputs)) and _are_arrays(node, values)
+        )
+        if (
+            is_difference
+            or node.op in _NEED_EXACT
+            or _is_to_integer(node, view)
+            or not needed.isdisjoint(node.outputs)
+        ):
+            needed.update(counts)
             if is_difference:
-                needed.update(t for t in node.outputs if t)
+                needed.update(filter(None, node.outputs))
     return frozenset(needed)
 
 
-def decided_inputs(view: GraphView, ranges: Mapping[str, ValueRange]) -> Mapping[str, str]:
+def _is_to_integer(node: OpNode, view: GraphView) -> bool:
+    return node.op.label == "Cast" and view.tensors[node.outputs[0]].dtype not in _FLOATS
+
+
+def decided_inputs(values: GraphValues) -> Mapping[str, str]:
     """Find nodes that decide by an input as it comes in, and those that move and scale it before.
 
     It may hold positions, lengths or labels as floats.
@@ -94,86 +98,76 @@ def decided_inputs(view: GraphView, ranges: Mapping[str, ValueRange]) -> Mapping
     mapping
         The tensor that is decided by, by node name.
     """
-    given = _as_given(view, ranges)
-    found: dict[str, str] = {}
-    asked: dict[str, str] = {}
-    for node in reversed(view.nodes if given else ()):
-        is_cast = node.op == OpKey("", "Cast") and view.tensors[node.outputs[0]].dtype not in _FLOATS
-        if is_cast or node.op in _DECIDING:
-            asked.update((t, t) for t in node.inputs if t in given)
-            met = next((t for t in node.inputs if t in given), "")
-        else:
-            met = next((asked[t] for t in node.outputs if t in asked), "")
-            asked.update((t, met) for t in node.inputs if met and t in given)
-        if met:
-            found[node.name] = met
-    return found
+    view, raw = values.view, _raw_inputs(values)
+    nodes, tensors = Labels(), Labels()
+    for node in reversed(view.nodes if raw else ()):
+        inputs = [t for t in node.inputs if t in raw]
+        if node.op in _DECIDING or _is_to_integer(node, view):
+            tensors.update(zip(inputs, inputs, strict=True))
+            decided = next(iter(inputs), "")
+        elif decided := tensors.first(node.outputs):
+            tensors.mark(inputs, decided)
+        if decided:
+            nodes[node.name] = decided
+    return nodes
 
 
-def _as_given(view: GraphView, ranges: Mapping[str, ValueRange]) -> frozenset[str]:
+def _raw_inputs(values: GraphValues) -> frozenset[str]:
     """Inputs that are not trained, moved and scaled: they may be positions, lengths or labels as floats."""
-    trained = {view.shape(t) for t in view.outputs if view.is_float32(t)}
-    found = {
-        t
-        for t in view.inputs
-        if view.is_float32(t)
-        and view.tensors[t].elements != 1
-        and view.shape(t) not in trained
-        and not ranges.get(t, UNKNOWN).is_bounded
-    }
-    for node in view.nodes if found else ():
-        if node.op in _SCALES and all(t in found or _is_constant(t, view) for t in node.inputs if t):
-            found.update(t for t in node.outputs if t)
-    return frozenset(found)
+    raw = {t for t in values.view.data_inputs if not values.range(t).is_bounded}
+    for node in values.view.nodes if raw else ():
+        if node.op in _SCALES and _are_in(node.inputs, raw, values.view):
+            raw.update(filter(None, node.outputs))
+    return frozenset(raw)
 
 
-def _offsets(view: GraphView, ranges: Mapping[str, ValueRange], low: Precision) -> frozenset[str]:
+def _are_in(tensors: Iterable[str], some: set[str], view: GraphView) -> bool:
+    """Whether all tensors are among some, but for constants."""
+    return all(t in some or view.is_constant(t) for t in tensors if t)
+
+
+def _offsets(values: GraphValues) -> frozenset[str]:
     """Positions that something is added to, and the sums, until they are subtracted from each other."""
-    found: set[str] = set()
-    counts = {t for t in view.inputs if ranges.get(t, of_type(view.tensors[t].dtype)).is_integer}
+    view, low = values.view, values.low
+    offsets: set[str] = set()
+    counts = {t for t in view.inputs if values.ranges.get(t, of_type(view.tensors[t].dtype)).is_integer}
     for node in view.nodes:
-        counts_on = node.op in _SCALES or node.op == OpKey("", "CumSum")
-        if counts_on and all(t in counts or _is_constant(t, view) for t in node.inputs if t):
-            counts.update(t for t in node.outputs if t)
-        if any(t in found for t in node.inputs) and node.op in _KEEPING_OFFSETS:
-            found.update(t for t in node.outputs if t)
-        if node.op not in _DIFFERENCES or not view.is_float32(node.outputs[0]):
+        if node.op in _COUNTS_ON and _are_in(node.inputs, counts, view):
+            counts.update(filter(None, node.outputs))
+        if node.op in _KEEPING_OFFSETS and not offsets.isdisjoint(node.inputs):
+            offsets.update(filter(None, node.outputs))
+        if node.op not in SUMS_OF_FEW or not view.is_float32(node.outputs[0]):
             continue
-        known = [ranges.get(t, UNKNOWN) for t in node.inputs if t]
-        offsets = [
+        ranges = values.of(node.inputs)
+        terms = [
             t
-            for t, r in zip(node.inputs, known, strict=False)
+            for t, r in zip(node.inputs, ranges, strict=False)
             if _is_position(r, low)
             or (t in counts and r.varies and not r.is_bounded and r.step <= 1.0)
             or r.rounding * 2.0 ** (_FP16_BITS - low.fraction_bits) > _VISIBLE
         ]
-        if offsets and any(r.varies for r in known) and not from_integers(known):
-            found.update((*offsets, *node.outputs))
-    return frozenset(found)
+        if terms and any(r.varies for r in ranges) and not from_integers(ranges):
+            offsets.update((*terms, *node.outputs))
+    return frozenset(offsets)
 
 
-def _is_position(known: ValueRange, low: Precision) -> bool:
+def _is_position(r: ValueRange, low: Precision) -> bool:
     """Whether integers are positions, far enough from zero to swallow what is added, and no mask.
 
     A mask of 0 and -10,000 takes steps of 10,000.
     """
-    if not known.from_integers or known.lowest == known.highest:
+    if not r.from_integers or r.lowest == r.highest:
         return False
-    is_far = known.magnitude * 2.0**-low.fraction_bits > _COARSE
-    return is_far and known.magnitude > _FEW_LEVELS * known.step
+    return r.magnitude * 2.0**-low.fraction_bits > _COARSE and r.magnitude > _FEW_LEVELS * r.step
 
 
-def _are_arrays(node: OpNode, view: GraphView, ranges: Mapping[str, ValueRange]) -> bool:
+def _are_arrays(node: OpNode, values: GraphValues) -> bool:
     """Whether a sum is one of positions: neither term is a small constant, as in 1 - mask."""
-    constants = [t for t in node.inputs if t and _is_constant(t, view)]
-    return all(ranges.get(t, UNKNOWN).magnitude > _SMALL_COUNT for t in constants)
+    constants = filter(values.view.is_constant, node.inputs)
+    return all(values.range(t).magnitude > _SMALL_COUNT for t in constants)
 
 
-def _is_constant(tensor: str, view: GraphView) -> bool:
-    return view.tensors[tensor].kind is TensorKind.CONSTANT
-
-
-def angles(view: GraphView, ranges: Mapping[str, ValueRange]) -> Mapping[str, str]:
+def angles(values: GraphValues) -> Mapping[str, str]:
     """Find sines and cosines of what may be many turns, and what computes the angle.
 
     At 100 an angle in FP16 is off by up to 0.03, at 3,000 by 1: nothing is left of position times frequency.
@@ -183,19 +177,21 @@ def angles(view: GraphView, ranges: Mapping[str, ValueRange]) -> Mapping[str, st
     mapping
         The angle, by node name.
     """
-    found: dict[str, str] = {}
-    asked: dict[str, str] = {}
+    view = values.view
+    nodes, tensors = Labels(), Labels()
     for node in reversed(view.nodes):
         if node.op in _ANGLES:
             angle = node.inputs[0]
-            if view.is_float32(angle) and not ranges.get(angle, UNKNOWN).bound <= _FEW_TURNS:
-                found[node.name] = asked[angle] = angle
-            continue
-        met = next((asked[t] for t in node.outputs if t in asked), "")
-        if met and (node.op in _TO_ANGLES or _is_outer(node, view) or not _varies(node, ranges)):
-            found[node.name] = met
-            asked.update((t, met) for t in node.inputs if t and view.is_float32(t))
-    return found
+            if view.is_float32(angle) and not values.range(angle).bound <= _FEW_TURNS:
+                nodes[node.name] = tensors[angle] = angle
+        elif (angle := tensors.first(node.outputs)) and (
+            node.op in _TO_ANGLES
+            or _is_outer(node, view)
+            or not any(r.varies for r in values.of(node.outputs))
+        ):
+            nodes[node.name] = angle
+            tensors.mark(filter(view.is_float32, node.inputs), angle)
+    return nodes
 
 
 def _is_outer(node: OpNode, view: GraphView) -> bool:
@@ -205,7 +201,3 @@ def _is_outer(node: OpNode, view: GraphView) -> bool:
     after = view.tensors[node.outputs[0]].elements
     sizes = [view.tensors[t].elements or 0 for t in node.inputs[:2]]
     return bool(after) and math.prod(sizes) == after
-
-
-def _varies(node: OpNode, ranges: Mapping[str, ValueRange]) -> bool:
-    return any(ranges.get(t, UNKNOWN).varies for t in node.outputs if t)

@@ -1,50 +1,48 @@
-"""What is a sum, a square, a product of matrices: what the searches for lost sums have in common."""
+"""Sums, squares and products of matrices, as the searches for lost sums tell them."""
 
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator
 
-import numpy as np
-
-from campo_onnx.ir.view import GraphView, OpNode, TensorKind
+from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.facts import work_of
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import OpKey, op_keys
 from campo_onnx.ops.registry import having
-from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 from campo_onnx.ops.values.traits import Trait
+from campo_onnx.optimize.values.graph_values import GraphValues
+from campo_onnx.optimize.values.walk import leading_to
 
 SUMS = having(Trait.SUM)
 SUMS_OF_SQUARES = having(Trait.SUM_OF_SQUARES)
+SUMS_OF_FEW = having(Trait.ADDS)
 MOVES = having(Trait.MOVES)
 SIGNS = having(Trait.SIGN)
 CONTRACTIONS = having(Trait.CONTRACTION)
 NORMALIZED = having(Trait.NORMALIZES)
-MOVES_AND_SIGNS = MOVES | SIGNS
-CARRIERS = MOVES | {OpKey("", op) for op in ("Add", "Concat", "Div", "Mul", "Neg", "Sum", "Slice", "Where")}
-CARRIERS_OF_SQUARES = CARRIERS | {OpKey("", op) for op in ("Abs", "Clip", "Max", "Min", "Sub")}
-ROOTS = frozenset({OpKey("", "Sqrt"), OpKey("", "Pow")})
-NARROW = 1e30
-"""A precision whose largest value is below this has not the exponents of FP32."""
+MOVES_AND_SIGNS = having(Trait.MOVES, Trait.SIGN)
+CARRIERS = MOVES | op_keys("Add Concat Div Mul Neg Sum Slice Where")
+CARRIERS_OF_SQUARES = CARRIERS | op_keys("Abs Clip Max Min Sub")
+ROOTS = op_keys("Sqrt Pow")
 
-_SCATTERS = frozenset({OpKey("", "ScatterElements"), OpKey("", "ScatterND")})
-_WEIGHTED = CONTRACTIONS | {OpKey("", "Conv")}
+_SCATTERS = op_keys("ScatterElements ScatterND")
+_WEIGHTED = CONTRACTIONS | op_keys("Conv")
+_ALWAYS_SUMS = op_keys("AveragePool CumSum")
 _MANY_TERMS = 16
-_DATA = {"Clip": (0,), "Div": (0,), "Gather": (0,), "GatherElements": (0,), "GatherND": (0,), "Where": (1, 2)}
-"""Inputs that values come through, where that is not all of them."""
+
+
+def is_power(node: OpNode, view: GraphView) -> bool:
+    """Whether a node is a Pow with a constant exponent of at least 2."""
+    return node.op.label == "Pow" and (view.scalar(node.inputs[1]) or 0.0) >= 2.0
 
 
 def squared(node: OpNode, view: GraphView) -> str | None:
     """The tensor whose square a node computes or sums."""
-    if node.op in SUMS_OF_SQUARES:
+    if node.op in SUMS_OF_SQUARES or is_power(node, view):
         return node.inputs[0]
-    if node.op == OpKey("", "Pow"):
-        exponent = view.values.get(node.inputs[1])
-        is_power = exponent is not None and exponent.size == 1 and np.ravel(exponent)[0] >= 2
-        return node.inputs[0] if is_power else None
-    if node.op == OpKey("", "Mul") or (node.op in CONTRACTIONS and _is_norm(node, view)):
+    if node.op.label == "Mul" or (node.op in CONTRACTIONS and _is_norm(node, view)):
         if len(node.inputs) < 2:
             return None
-        a, b = (origin(t, view, MOVES_AND_SIGNS) for t in node.inputs[:2])
-        is_data = a in view.tensors and view.tensors[a].kind is not TensorKind.CONSTANT
+        a, b = (view.origin(t, MOVES_AND_SIGNS) for t in node.inputs[:2])
+        is_data = a in view.tensors and not view.is_constant(a)
         return node.inputs[0] if a == b and is_data else None
     return None
 
@@ -55,59 +53,39 @@ def _is_norm(node: OpNode, view: GraphView) -> bool:
     return before is None or after is None or after == 1 or before >= _MANY_TERMS * after
 
 
-def origin(tensor: str, view: GraphView, through: Set[OpKey] = MOVES) -> str:
-    """The tensor that views of it lead back to."""
-    producer = view.producer.get(tensor)
-    while producer is not None and producer.op in through:
-        tensor = producer.inputs[0]
-        producer = view.producer.get(tensor)
-    return tensor
-
-
-def leading_to_sums(
-    view: GraphView, ranges: Mapping[str, ValueRange], *, to_roots: bool = False
-) -> frozenset[str]:
+def leading_to_sums(values: GraphValues, *, to_roots: bool = False) -> frozenset[str]:
     """Tensors that a sum over many values takes in, directly or through views and sums of two.
 
     With `to_roots`, those that a root takes in too: of a square, and of a sum of squares by hand.
     """
-    found: set[str] = set()
-    carriers = CARRIERS_OF_SQUARES if to_roots else CARRIERS
-    for node in reversed(view.nodes):
-        if summed := summed_input(node, view):
-            found.add(summed)
-        elif adds_up(node, ranges):
-            found.update(node.inputs[:2])
-        elif to_roots and is_root(node, view):
-            found.add(node.inputs[0])
-        elif node.op in carriers and any(t in found for t in node.outputs):
-            found.update(carried(node))
-    return frozenset(found)
 
+    def terms(node: OpNode) -> Iterator[str]:
+        if summed := summed_input(node, values.view):
+            yield summed
+        elif adds_up(node, values):
+            yield from node.inputs[:2]
+        elif to_roots and is_root(node, values.view):
+            yield node.inputs[0]
 
-def carried(node: OpNode) -> Iterator[str]:
-    """The inputs that values come through."""
-    for position in _DATA.get(node.op.op_type, range(len(node.inputs))):
-        if node.inputs[position]:
-            yield node.inputs[position]
+    return leading_to(values.view, terms, CARRIERS_OF_SQUARES if to_roots else CARRIERS)
 
 
 def is_root(node: OpNode, view: GraphView) -> bool:
     """Whether a node takes a root: Sqrt, or a power with a constant exponent between -1 and 1."""
-    if node.op == OpKey("", "Pow"):
-        exponent = view.values.get(node.inputs[1])
-        return exponent is not None and exponent.size == 1 and 0 < abs(float(np.ravel(exponent)[0])) < 1
-    return node.op == OpKey("", "Sqrt")
+    if node.op.label == "Pow":
+        return 0.0 < abs(view.scalar(node.inputs[1]) or 0.0) < 1.0
+    return node.op.label == "Sqrt"
 
 
-def adds_up(node: OpNode, ranges: Mapping[str, ValueRange]) -> bool:
+def adds_up(node: OpNode, values: GraphValues) -> bool:
     """Whether a product with constants of one sign (ones, a Gaussian window) stands for a sum."""
-    known = (ranges.get(t, UNKNOWN) for t in node.inputs[:2])
-    return node.op in _WEIGHTED and any(not r.varies and r.lowest >= 0.0 and r.highest > 0.0 for r in known)
+    return node.op in _WEIGHTED and any(
+        not r.varies and r.lowest >= 0.0 and r.highest > 0.0 for r in map(values.range, node.inputs[:2])
+    )
 
 
 def summed_input(node: OpNode, view: GraphView) -> str | None:
-    """What a node sums over many values; None where it is not such a sum."""
+    """The tensor that a node sums over many values; None where it is not such a sum."""
     if node.op in _SCATTERS:
         return node.inputs[2] if node.attributes.get("reduction") in ("add", b"add") else None
     is_einsum = node.op == OpKey("", "Einsum") and len(node.inputs) == 1
@@ -120,21 +98,19 @@ def is_mean(node: OpNode) -> bool:
 
 
 def contracted_terms(node: OpNode, view: GraphView) -> int:
-    """How many products a product of matrices adds up; 0 where a shape is unknown."""
+    """The number of products that a product of matrices adds up; 0 where a shape is unknown."""
     products = sum(g.m * g.n * g.k * g.batch for g in work_of(view.signature(node.name)).gemms[:1])
     return products // max(view.tensors[node.outputs[0]].elements or products, 1)
 
 
 def _is_sum(node: OpNode, view: GraphView) -> bool:
-    if node.op in (OpKey("", "AveragePool"), OpKey("", "CumSum")):
-        return True
     before, after = view.tensors[node.inputs[0]].elements, view.tensors[node.outputs[0]].elements
-    return before is None or after is None or after < before
+    return node.op in _ALWAYS_SUMS or before is None or after is None or after < before
 
 
 def terms_of(node: OpNode, view: GraphView) -> int:
-    """How many values meet in one of the result; 0 where a shape is unknown."""
-    if node.op == OpKey("", "CumSum"):
+    """The number of values that meet in one of the result; 0 where a shape is unknown."""
+    if node.op.label == "CumSum":
         shape, axis = view.shape(node.inputs[0]) or (), view.values.get(node.inputs[1])
         return shape[int(axis.reshape(-1)[0])] if shape and axis is not None else max(shape, default=0)
     if node.op in _SCATTERS:

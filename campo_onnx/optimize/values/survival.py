@@ -1,4 +1,4 @@
-"""Which values a low precision would lose, node by node: what may not go low, and the value that says so."""
+"""Values that a low precision would lose, node by node."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -6,20 +6,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from campo_onnx.ir.view import GraphView, OpNode, TensorKind
-from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.ports import Ports
+from campo_onnx.ir.view import OpNode
+from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.values.attributes import scalar_attributes
 from campo_onnx.ops.values.range import UNKNOWN, ValueRange
+from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.positions import exact_integers, largest_exact
 
 _WORST_ROUNDING = 0.01
 """Relative error beyond which a derived value counts as lost."""
 
-
-_LOOKING_FOR_INFINITY = frozenset({OpKey("", "IsInf"), OpKey("com.microsoft", "IsFinite")})
+_LOOKING_FOR_INFINITY = op_keys("IsInf com.microsoft:IsFinite")
 _FEW_STEPS = 4.0
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -55,66 +54,43 @@ class LostValue:
     is_attribute: bool = False
 
 
-def lost_values(
-    view: GraphView, ports: Mapping[str, Ports], ranges: Mapping[str, ValueRange], low: Precision
-) -> Mapping[str, LostValue]:
-    """Find the nodes that read or write a value which `low` does not hold.
-
-    Parameters
-    ----------
-    view, ports
-        The graph, and what of each node changes type with it.
-    ranges
-        Range of every tensor (:func:`campo_onnx.optimize.values.ranges.value_ranges`).
-    low
-        The low precision.
+def lost_values(values: GraphValues) -> Mapping[str, LostValue]:
+    """Find the nodes that read or write a value which the low precision does not hold.
 
     Returns
     -------
     mapping
         The first such value, by node name.
     """
-    counted = exact_integers(view, ranges, low)
-    found = {}
-    for node in view.nodes:
-        if node.op in _LOOKING_FOR_INFINITY and ports[node.name].low_inputs:
-            read = node.inputs[0]
-            found[node.name] = LostValue(tensor=read, source=read, value=_LARGEST, overflows=True)
-            continue
-        lost = next(_lost_at(node, view, ports[node.name], ranges, counted, low), None)
-        if lost is not None:
-            found[node.name] = lost
-    return found
+    counts = exact_integers(values)
+    lost = ((node.name, next(_lost_at(node, values, counts), None)) for node in values.view.nodes)
+    return {name: value for name, value in lost if value is not None}
 
 
-def _lost_at(
-    node: OpNode,
-    view: GraphView,
-    ports: Ports,
-    ranges: Mapping[str, ValueRange],
-    counted: frozenset[str],
-    low: Precision,
-) -> Iterator[LostValue]:
-    reads = (node.inputs[i] for i in sorted(ports.low_inputs))
-    writes = (node.outputs[i] for i in sorted(ports.low_outputs))
+def _lost_at(node: OpNode, values: GraphValues, counts: frozenset[str]) -> Iterator[LostValue]:
+    view, low, ports = values.view, values.low, values.ports[node.name]
+    if node.op in _LOOKING_FOR_INFINITY and ports.low_inputs:
+        read = node.inputs[0]
+        yield LostValue(tensor=read, source=read, value=_LARGEST, overflows=True)
     if node.attributes and (ports.low_inputs or ports.low_outputs):
         yield from _lost_attributes(view.signature(node.name), low)
+    reads = (node.inputs[i] for i in sorted(ports.low_inputs))
+    writes = (node.outputs[i] for i in sorted(ports.low_outputs))
     for tensor in (*reads, *writes):
-        known = ranges.get(tensor, UNKNOWN)
-        if known is UNKNOWN:
+        r = values.range(tensor)
+        if r is UNKNOWN:
             continue
-        source = known.source or tensor
-        is_exact = view.tensors[tensor].kind is TensorKind.CONSTANT or not known.varies
-        if known.magnitude > low.largest:
+        source = r.source or tensor
+        if r.magnitude > low.largest:
             # Nothing beyond FP32's own reach occurs, and a plan file holds no infinity.
-            value = math.copysign(min(known.magnitude, _LARGEST), known.extreme)
+            value = math.copysign(min(r.magnitude, _LARGEST), r.extreme)
             yield LostValue(tensor=tensor, source=source, value=value, overflows=True)
-        elif _smallest(known) < _least(low, is_exact=is_exact):
-            yield LostValue(tensor=tensor, source=source, value=_smallest(known))
-        elif _is_narrow(known, low):
-            yield LostValue(tensor=tensor, source=source, value=known.extreme, is_rounded=True)
-        elif tensor in counted:
-            yield LostValue(tensor=tensor, source=tensor, value=known.bound, is_integer=True)
+        elif _smallest(r) < _least(low, is_exact=view.is_constant(tensor) or not r.varies):
+            yield LostValue(tensor=tensor, source=source, value=_smallest(r))
+        elif _is_narrow(r, low):
+            yield LostValue(tensor=tensor, source=source, value=r.extreme, is_rounded=True)
+        elif tensor in counts:
+            yield LostValue(tensor=tensor, source=tensor, value=r.bound, is_integer=True)
 
 
 def _lost_attributes(signature: Signature, low: Precision) -> Iterator[LostValue]:
@@ -126,15 +102,15 @@ def _lost_attributes(signature: Signature, low: Precision) -> Iterator[LostValue
             yield lost
 
 
-def _is_narrow(known: ValueRange, low: Precision) -> bool:
+def _is_narrow(r: ValueRange, low: Precision) -> bool:
     """Whether a few steps of `low` are as wide as all values: x + 30000."""
-    width = known.expected_highest - known.expected_lowest
-    step = known.magnitude * 2.0**-low.fraction_bits
-    return known.varies and not known.from_integers and 0.0 < width < _FEW_STEPS * step
+    width = r.expected_highest - r.expected_lowest
+    step = r.magnitude * 2.0**-low.fraction_bits
+    return r.varies and not r.from_integers and 0.0 < width < _FEW_STEPS * step
 
 
-def _smallest(known: ValueRange) -> float:
-    return min(known.smallest, known.magnitude) if known.magnitude else known.smallest
+def _smallest(r: ValueRange) -> float:
+    return min(r.smallest, r.magnitude or r.smallest)
 
 
 def least_of(low: Precision) -> float:

@@ -1,205 +1,154 @@
 """Values close to zero that something large is made of: before a logarithm, a division, a square."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from campo_onnx.ir.view import GraphView, OpNode, TensorKind
-from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.precision import Precision
+from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ops.key import OpKey, op_keys
 from campo_onnx.ops.registry import having
-from campo_onnx.ops.values.range import UNKNOWN, ValueRange
 from campo_onnx.ops.values.traits import Trait
-from campo_onnx.optimize.values.sum_ops import MOVES, MOVES_AND_SIGNS, NARROW, SIGNS, carried
+from campo_onnx.optimize.values.graph_values import GraphValues
+from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS, is_power
+from campo_onnx.optimize.values.walk import Labels, leading_to
 
 _PROBABILITIES = having(Trait.NEAR_ZERO)
-_CARRIERS = (
-    MOVES
-    | SIGNS
-    | frozenset(
-        OpKey("", op)
-        for op in (
-            *("Add", "Clip", "Concat", "Div", "Gather", "GatherElements", "GatherND", "Max", "Min", "Mul"),
-            *("ReduceMax", "ReduceMin", "ReduceProd", "Slice", "Split", "Sqrt", "Sub", "Sum", "Where"),
-        )
-    )
+_CARRIERS = MOVES_AND_SIGNS | op_keys(
+    """Add Clip Concat Div Gather GatherElements GatherND Max Min Mul ReduceMax ReduceMin ReduceProd Slice
+    Split Sqrt Sub Sum Where"""
 )
-_SPREADING = (
-    MOVES | SIGNS | {OpKey("", op) for op in ("Add", "Concat", "Mul", "ReduceSum", "Slice", "Sub", "Sum")}
-)
-_MOVING = MOVES_AND_SIGNS
+_SPREADING = MOVES_AND_SIGNS | op_keys("Add Concat Mul ReduceSum Slice Sub Sum")
+_GROWING = MOVES_AND_SIGNS | op_keys("Add Mul")
+_LOGARITHM = op_keys("Log")
 _AWAY = 2.0**-7
 """A divisor that is proved to be at least this does not vanish."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vanishing:
-    """Nodes that stay FP32, each with the tensor that comes close to zero.
+def before_logarithms(values: GraphValues) -> Mapping[str, str]:
+    """Find exponentials and probabilities whose logarithm is taken, up to it.
 
-    Parameters
-    ----------
-    before_logarithms
-        Exponentials and probabilities whose logarithm is taken, up to it.
-    divisors
-        Those that something is divided by, the quotient, and what computes with it until it is
-        multiplied by something that vanishes as well.
+    FP16 makes exp(-17) zero and 0.9999 one: log(p) and log(1 - p) are then infinite, or those of a guard,
+    where FP32 says -17 and -9.2.
+
+    Returns
+    -------
+    mapping
+        The tensor that comes close to zero, by node name.
     """
-
-    before_logarithms: Mapping[str, str]
-    divisors: Mapping[str, str]
-
-
-def vanishing_values(view: GraphView, ranges: Mapping[str, ValueRange]) -> Vanishing:
-    """Find exponentials and probabilities whose logarithm or reciprocal is taken.
-
-    FP16 makes exp(-17) zero and 0.9999 one: log(p), log(1 - p) and 1 / p are then infinite, or those of a
-    guard, where FP32 says -17, -9.2 and 24 million.
-
-    Parameters
-    ----------
-    view, ranges
-        The graph, and what is known of its values.
-    """
-    logarithms = _leading_to(view, {n.inputs[0] for n in view.nodes if n.op == OpKey("", "Log")}, ranges)
-    quotients = _leading_to(view, {t for n in view.nodes for t in _divisors(n, view)}, ranges, away=_AWAY)
-    return Vanishing(
-        before_logarithms=_before(view, logarithms, {OpKey("", "Log")}), divisors=_divided(view, quotients)
+    leads_on = leading_to(
+        values.view, lambda node: node.inputs[:1] if node.op in _LOGARITHM else (), _CARRIERS
     )
+    return _from_probabilities(values.view, leads_on, _LOGARITHM)
+
+
+def divisors(values: GraphValues) -> Mapping[str, str]:
+    """Find exponentials and probabilities that something is divided by, and what computes with the quotient.
+
+    FP16 makes exp(-17) zero: 1 / p is then infinite, or that of a guard, where FP32 says 24 million. The
+    quotient is large until it is multiplied by something that vanishes as well.
+
+    Returns
+    -------
+    mapping
+        The tensor that comes close to zero, by node name.
+    """
+    view = values.view
+
+    def may_vanish(tensor: str) -> bool:
+        r = values.range(tensor)
+        return bool(tensor) and r.lowest < _AWAY and r.highest > -_AWAY
+
+    leads_on = leading_to(view, lambda node: _divisors(node, view), _CARRIERS, counts=may_vanish)
+    nodes = _from_probabilities(view, leads_on)
+    if not nodes:
+        return nodes
+    vanishes, large, small = Labels(), Labels(), _small(view)
+    for name, tensor in nodes.items():
+        vanishes.mark(view.node[name].outputs, tensor)
+    for node in view.nodes:
+        divisor = vanishes.first(_divisors(node, view))
+        if source := divisor or large.first(node.inputs):
+            nodes[node.name] = source
+            ends = node.op.label == "Mul" and not small.isdisjoint(node.inputs)
+            if divisor or (node.op in _SPREADING and not ends):
+                large.mark(node.outputs, source)
+    return nodes
 
 
 def _divisors(node: OpNode, view: GraphView) -> Iterator[str]:
-    if node.op == OpKey("", "Div"):
+    if node.op.label == "Div":
         yield node.inputs[1]
-    elif node.op == OpKey("", "Reciprocal"):
+    elif node.op.label == "Reciprocal":
         yield node.inputs[0]
-    elif node.op == OpKey("", "Pow"):
+    elif node.op.label == "Pow":
         exponent = view.values.get(node.inputs[1])
         if exponent is not None and exponent.size and float(np.max(exponent)) < 0.0:
             yield node.inputs[0]
 
 
-def _leading_to(
-    view: GraphView, starts: set[str], ranges: Mapping[str, ValueRange], *, away: float = 0.0
-) -> frozenset[str]:
-    """Tensors whose values come through to one of `starts`, but for those proved to be beyond `away`."""
-    found: set[str] = set()
-
-    def add(tensor: str) -> None:
-        known = ranges.get(tensor, UNKNOWN)
-        if tensor and not (away and (known.lowest >= away or known.highest <= -away)):
-            found.add(tensor)
-
-    for tensor in starts:
-        add(tensor)
-    if not found:
-        return frozenset()
-    for node in reversed(view.nodes):
-        if node.op in _CARRIERS and any(t in found for t in node.outputs):
-            for tensor in carried(node):
-                add(tensor)
-    return frozenset(found)
-
-
-def _before(view: GraphView, leads_on: frozenset[str], ends: set[OpKey]) -> dict[str, str]:
-    """Nodes from a probability to where its logarithm is taken."""
-    found: dict[str, str] = {}
-    source: dict[str, str] = {}
-    for node in view.nodes:
+def _from_probabilities(
+    view: GraphView, leads_on: frozenset[str], ends: Iterable[OpKey] = ()
+) -> dict[str, str]:
+    """Nodes from a probability to where it leads."""
+    nodes, tensors = Labels(), Labels()
+    for node in view.nodes if leads_on else ():
         outputs = [t for t in node.outputs if t in leads_on]
-        read = next((source[t] for t in node.inputs if t in source), "")
+        source = tensors.first(node.inputs)
         if outputs and node.op in _PROBABILITIES:
-            read = outputs[0]
-        elif not read or not (node.op in ends or (outputs and node.op in _CARRIERS)):
+            source = outputs[0]
+        elif not source or not (node.op in ends or (outputs and node.op in _CARRIERS)):
             continue
-        found[node.name] = read
-        source.update(dict.fromkeys(outputs, read))
-    return found
-
-
-def _divided(view: GraphView, leads_on: frozenset[str]) -> dict[str, str]:
-    """Nodes from a probability to where something is divided by it, and on to where the quotient ends."""
-    found = _before(view, leads_on, set())
-    if not found:
-        return found
-    vanishes = {t: found[n.name] for n in view.nodes if n.name in found for t in n.outputs if t}
-    small = _small(view)
-    large: dict[str, str] = {}
-    for node in view.nodes:
-        divisor = next((vanishes[t] for t in _divisors(node, view) if t in vanishes), "")
-        read = divisor or next((large[t] for t in node.inputs if t in large), "")
-        if not read:
-            continue
-        found[node.name] = read
-        ends = node.op == OpKey("", "Mul") and any(t in small for t in node.inputs)
-        if divisor or (node.op in _SPREADING and not ends):
-            large.update(dict.fromkeys((t for t in node.outputs if t), read))
-    return found
+        nodes[node.name] = source
+        tensors.mark(outputs, source)
+    return nodes
 
 
 def _small(view: GraphView) -> frozenset[str]:
     """Probabilities, what they lack to a constant, products of them, and slopes of a tanh."""
-    found: set[str] = set()
+    small: set[str] = set()
     for node in view.nodes:
         inputs = [t for t in node.inputs if t]
         if node.op in _PROBABILITIES:
             is_small = True
-        elif node.op in _MOVING or node.op == OpKey("", "Mul"):
-            is_small = bool(inputs) and all(t in found for t in inputs[: 1 if node.op in _MOVING else None])
-        elif node.op == OpKey("", "Pow"):
-            is_small = inputs[0] in found
+        elif node.op.label == "Mul":
+            is_small = small.issuperset(inputs)
+        elif node.op in MOVES_AND_SIGNS or node.op.label == "Pow":
+            is_small = bool(inputs) and inputs[0] in small
         else:
-            is_constant = bool(inputs) and view.tensors[inputs[0]].kind is TensorKind.CONSTANT
-            is_small = node.op == OpKey("", "Sub") and is_constant and inputs[1] in found
+            is_small = node.op.label == "Sub" and view.is_constant(inputs[0]) and inputs[1] in small
         if is_small:
-            found.update(t for t in node.outputs if t)
-    return frozenset(found)
+            small.update(filter(None, node.outputs))
+    return frozenset(small)
 
 
-def squares_of_slopes(view: GraphView, ranges: Mapping[str, ValueRange], low: Precision) -> Mapping[str, str]:
+def squares_of_slopes(values: GraphValues) -> Mapping[str, str]:
     """Find squares that are multiplied by a slope which is zero where they overflow, up to that product.
 
     The gradient of GELU by tanh is (1 - tanh(u)**2) * (1 + 0.134 * x**2) * x: beyond 256 FP16 takes zero
     times infinity.
-
-    Parameters
-    ----------
-    view, ranges
-        The graph, and what is known of its values.
-    low
-        The low precision.
 
     Returns
     -------
     mapping
         The square, by node name.
     """
-    if low.largest > NARROW:
-        return {}
-    slopes = _small(view)
-    squares: dict[str, str] = {}
-    found: dict[str, str] = {}
+    view, slopes = values.view, _small(values.view)
+    nodes, squares = Labels(), Labels()
     for node in view.nodes:
-        if _is_square(node, view) and not ranges.get(node.outputs[0], UNKNOWN).bound <= low.largest:
+        if _is_square(node, view) and not values.fits(node.outputs[0]):
             squares[node.outputs[0]] = node.outputs[0]
-            continue
-        read = next((squares[t] for t in node.inputs if t in squares), "")
-        if not read:
-            continue
-        if node.op == OpKey("", "Mul") and any(t in slopes for t in node.inputs):
-            found[node.name] = read
-        elif node.op in _MOVING or node.op in (OpKey("", "Mul"), OpKey("", "Add")):
-            squares[node.outputs[0]] = read
-    asked = {t for name in found for t in view.node[name].inputs if t in squares}
-    for node in reversed(view.nodes if asked else ()):
-        if met := next((t for t in node.outputs if t in asked), ""):
-            found[node.name] = squares[met]
-            asked.update(t for t in node.inputs if t in squares)
-    return found
+        elif square := squares.first(node.inputs):
+            if node.op.label == "Mul" and not slopes.isdisjoint(node.inputs):
+                nodes[node.name] = square
+            elif node.op in _GROWING:
+                squares[node.outputs[0]] = square
+    behind = {t for name in nodes for t in view.node[name].inputs if t in squares}
+    for node in reversed(view.nodes if behind else ()):
+        if tensor := next((t for t in node.outputs if t in behind), ""):
+            nodes[node.name] = squares[tensor]
+            behind.update(t for t in node.inputs if t in squares)
+    return nodes
 
 
 def _is_square(node: OpNode, view: GraphView) -> bool:
-    if node.op == OpKey("", "Pow"):
-        exponent = view.values.get(node.inputs[1])
-        return exponent is not None and exponent.size == 1 and float(exponent.reshape(-1)[0]) >= 2
-    return node.op == OpKey("", "Mul") and node.inputs[0] == node.inputs[1]
+    return is_power(node, view) or (node.op.label == "Mul" and node.inputs[0] == node.inputs[1])

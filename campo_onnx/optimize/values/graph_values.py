@@ -1,0 +1,65 @@
+"""A graph with the ranges of its values and what else is known of it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ops.ports import Ports
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.values.range import UNKNOWN, ValueRange
+from campo_onnx.optimize.values.loss_scale import LossScaling
+
+_NARROW = 1e30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphValues:
+    """A graph with all that a search for lost values goes by.
+
+    Parameters
+    ----------
+    view, ports
+        The graph, and what of each node changes type with it.
+    ranges
+        Range of every tensor (:func:`campo_onnx.optimize.values.ranges.value_ranges`).
+    low
+        The low precision.
+    scaling
+        Forward pass, loss scale and what is computed with it.
+    declared
+        Inputs whose range the user says.
+    loops
+        Turns of the loops that add to a state and return it, by output.
+    """
+
+    view: GraphView
+    ports: Mapping[str, Ports]
+    ranges: Mapping[str, ValueRange]
+    low: Precision
+    scaling: LossScaling
+    declared: AbstractSet[str] = frozenset()
+    loops: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the low precision has fewer exponents than FP32."""
+        return self.low.largest <= _NARROW
+
+    @property
+    def forward_nodes(self) -> Iterator[OpNode]:
+        """The nodes that the loss is computed by, or all of a graph without a loss."""
+        forward = self.scaling.forward
+        return (node for node in self.view.nodes if not forward or node.name in forward)
+
+    def range(self, tensor: str) -> ValueRange:
+        """The range of a tensor."""
+        return self.ranges.get(tensor, UNKNOWN)
+
+    def of(self, tensors: Iterable[str]) -> list[ValueRange]:
+        """The ranges of those of some tensors that are there."""
+        return [self.ranges.get(t, UNKNOWN) for t in tensors if t]
+
+    def fits(self, tensor: str) -> bool:
+        """Whether the low precision is proved to hold the largest value of a tensor."""
+        return self.range(tensor).bound <= self.low.largest
