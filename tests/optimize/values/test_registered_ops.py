@@ -15,6 +15,8 @@ from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.lists.op_class import OpClass
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.values import sum_ops
+from campo_onnx.optimize.values.graph_values import GraphValues
+from campo_onnx.optimize.values.loss_scale import loss_scaling
 from campo_onnx.optimize.values.ranges import value_ranges
 from campo_onnx.optimize.values.sums import squares_summed
 
@@ -74,7 +76,15 @@ def test_a_sum_that_is_registered_is_seen_by_the_search_for_sums_of_squares(read
     )
 
     def summed():
-        return squares_summed(imported.view, value_ranges(imported), Precision.FP16)
+        return squares_summed(
+            GraphValues(
+                view=imported.view,
+                ports={},
+                ranges=value_ranges(imported),
+                low=Precision.FP16,
+                scaling=loss_scaling(imported.view),
+            )
+        )
 
     assert "n" not in summed()
     with also(replace(spec(OpKey("", "ReduceSum")), key=fused)):
