@@ -8,7 +8,7 @@ import typer
 
 from .options import FormatOption, JsonOption, StoreOption, check_one_form, complete_devices
 from .render.console import print_json, print_note
-from .render.devices import print_device, print_devices
+from .render.devices import print_device, print_devices, print_machine
 from .render.table import TableFormat
 
 
@@ -26,7 +26,7 @@ def devices(
     form: FormatOption = TableFormat.TEXT,
     json: JsonOption = False,
 ) -> None:
-    """List the devices that a graph can be planned for, and what is known about each.
+    """List the devices that a graph can be planned for, and what is known about each; and this machine.
 
     `datasheet`: public figures and assumptions only. `calibrated`: cost models were fitted to
     measurements on the device, on this machine or before release. `measured`: single nodes were timed on
@@ -35,9 +35,11 @@ def devices(
     Example: `campo-onnx devices h200`
     """
     from campo_onnx.calibrate.knowledge import FORMAT_VERSION, known_devices
+    from campo_onnx.codec import to_plain
     from campo_onnx.errors import ProfileError
     from campo_onnx.files import check_file
     from campo_onnx.hardware.datasheet import device
+    from campo_onnx.hardware.here import this_machine
     from campo_onnx.measure.store import Store, default_path
 
     check_one_form(json=json, form=form)
@@ -60,9 +62,15 @@ def devices(
     if wanted is not None:
         known = tuple(entry for entry in known if entry.device.name == wanted)
     if json:
-        document = {"format_version": FORMAT_VERSION, "devices": [entry.to_dict() for entry in known]}
+        document = {
+            "format_version": FORMAT_VERSION,
+            "machine": to_plain(this_machine()),
+            "devices": [entry.to_dict() for entry in known],
+        }
         print_json(json_format.dumps(document, indent=1) + "\n")
     elif wanted is not None:
         print_device(known[0])
     else:
         print_devices(known, form)
+        if form is TableFormat.TEXT:
+            print_machine(this_machine())

@@ -46,7 +46,12 @@ _CONVERSIONS = frozenset({"Convert", "Reorder"})
 
 
 def further() -> Iterator[Signature]:
-    """Yield nodes of Microsoft's operators, of which the onnx package has no cases."""
+    """Yield nodes of which the onnx package has no cases: random ones, and those of Microsoft's operators."""
+    for op in ("RandomUniform", "RandomNormal"):
+        drawn = {"shape": [8, 64], "dtype": FLOAT}
+        yield make_signature(OpKey("", op), opset=22, inputs=[], outputs=[(FLOAT, (8, 64))], attributes=drawn)
+    for op in ("RandomUniformLike", "RandomNormalLike"):
+        yield make_signature(OpKey("", op), opset=22, inputs=[(FLOAT, (8, 64))], outputs=[(FLOAT, (8, 64))])
     rows, weights, bias = (8, 64), (64, 64), (64,)
     float_rows, float_bias = (FLOAT, rows), (FLOAT, bias)
 
@@ -109,7 +114,7 @@ def cases() -> Iterator[Signature]:
             continue
         for node in view.nodes:
             signature = view.signature(node.name)
-            if signature.stands_alone and any(operand.dtype == FLOAT for operand in signature.operands):
+            if signature.stands_alone:  # nodes of bool and integers too: they must load
                 yield signature
 
 

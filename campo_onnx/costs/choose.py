@@ -12,6 +12,7 @@ from campo_onnx.costs.predicted import CostModel
 from campo_onnx.costs.table import CostTable
 from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, UsageError
 from campo_onnx.hardware import datasheet
+from campo_onnx.hardware.detect import ROUGH_CPUS, device_of
 from campo_onnx.hardware.device import Device
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.node_timer import NodeTimer
@@ -131,7 +132,22 @@ def this_machine(device: Device, threads: int = 0) -> Machine:
                 why=f"this machine has {here.device}",
                 remedy="Measure on that device, or take --costs model or datasheet.",
             )
+    elif device.name in _cpus() and device.name != (cpu := device_of(here)).name:
+        raise DeviceMismatchError(
+            f"{device.name} cannot be measured here",
+            why=f"this machine has {here.device}, which is planned for as {cpu.name}",
+            remedy="Measure on that device, or take --costs model or datasheet.",
+        )
     return here
+
+
+def _cpus() -> list[str]:
+    """Devices of the files that are particular CPUs."""
+    return [
+        name
+        for name, device in datasheet.devices().items()
+        if device.provider == "cpu" and name not in ROUGH_CPUS
+    ]
 
 
 def _modelled(

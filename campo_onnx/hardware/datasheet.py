@@ -1,7 +1,8 @@
 """Devices known from public figures alone: nothing has to be plugged in."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -12,6 +13,7 @@ from typing import TypeVar
 from campo_onnx.codec import DecodeError, from_plain, from_toml
 from campo_onnx.errors import ProfileError, UsageError, did_you_mean
 from campo_onnx.hardware.device import Device, DeviceKind, Efficiency
+from campo_onnx.hardware.processor import Processor, ProcessorKind
 
 TERA = 1e12
 GIGA = 1e9
@@ -32,7 +34,8 @@ class Assumption:
     name
         What it is.
     value
-        The figure: microseconds for a name that ends in ``_us``, else a share of the peak.
+        The figure: microseconds for a name that ends in ``_us``, GB/s for ``_gb_per_s``, else a share of the
+        peak.
     reason
         Why it was taken.
     """
@@ -64,6 +67,7 @@ class _Assumptions:
     cuda_cores: _Assumed
     tensor_cores: _Assumed
     unaligned: _Assumed
+    core_gb_per_s: _Assumed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +89,59 @@ class _DataSheet:
     tf32_tflops: float | None = None
     fp16_tensor_tflops: float | None = None
     bf16_tensor_tflops: float | None = None
+    processors: tuple[ProcessorKind, ...] = ()
+    bf16_feature: str = ""
 
     def __post_init__(self) -> None:
         if not self.source:
             raise ValueError("figures need a source")
+        if self.processors and not self.bf16_feature:
+            raise ValueError("a CPU with BF16 units needs bf16_feature, the instruction set that has them")
         if (self.provider == "cuda") != bool(self.driver_names):
             raise ValueError("a CUDA device has driver_names, and no other device has any")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorSheet:
+    """A CPU of public figures: a whole socket, of which a machine may have a few cores.
+
+    Parameters
+    ----------
+    device
+        The figures of a socket.
+    kinds
+        The CPUs that they describe.
+    core_bytes_per_s
+        Memory bandwidth that one core draws by itself.
+    bf16_feature
+        The instruction set that its BF16 peak needs.
+    """
+
+    device: Device
+    kinds: tuple[ProcessorKind, ...]
+    core_bytes_per_s: float
+    bf16_feature: str
+
+    def on(self, processor: Processor, cores: int) -> Device:
+        """Scale a socket's figures to the cores of a machine.
+
+        Peaks grow with cores. A few cores draw what each draws by itself, many share the socket's channels.
+        Without the instruction set, which a hypervisor may hide, there is no BF16 peak.
+        """
+        socket = self.device
+        share = cores / socket.sm_count
+        bf16 = socket.bf16_tensor_flops_per_s if self.bf16_feature in processor.features else None
+        return replace(
+            socket,
+            sm_count=cores,
+            fp32_flops_per_s=socket.fp32_flops_per_s * share,
+            bf16_tensor_flops_per_s=None if bf16 is None else bf16 * share,
+            memory_bandwidth_bytes_per_s=min(
+                socket.memory_bandwidth_bytes_per_s * max(share, 1.0), cores * self.core_bytes_per_s
+            ),
+            l2_bytes=math.ceil(socket.l2_bytes * share),
+            source=f"{socket.source}; scaled to {cores} of {socket.sm_count} cores",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +156,14 @@ class Catalogue:
         By name of the device.
     by_driver_name
         Devices by what the driver calls them, see :func:`driver_key`.
+    processors
+        CPUs that are told by vendor, family and model.
     """
 
     devices: Mapping[str, Device]
     assumptions: Mapping[str, tuple[Assumption, ...]]
     by_driver_name: Mapping[str, Device]
+    processors: tuple["ProcessorSheet", ...]
 
 
 def read_catalogue(folder: Traversable) -> Catalogue:
@@ -130,6 +184,7 @@ def read_catalogue(folder: Traversable) -> Catalogue:
     devices: dict[str, Device] = {}
     assumed: dict[str, tuple[Assumption, ...]] = {}
     by_driver_name: dict[str, Device] = {}
+    processors: list[ProcessorSheet] = []
     for name in order:
         sheet = sheets[name]
         if sheet.assumptions not in tables:
@@ -142,8 +197,23 @@ def read_catalogue(folder: Traversable) -> Catalogue:
         assumed[name] = tuple(
             Assumption(name=field.name, value=entry.value, reason=entry.reason)
             for field in fields(table)
-            for entry in (getattr(table, field.name),)
+            if (entry := getattr(table, field.name)) is not None
         )
+        if sheet.processors:
+            if table.core_gb_per_s is None:
+                raise ProfileError(
+                    f"device {name!r} names processors, but assumptions {sheet.assumptions!r} have no "
+                    "core_gb_per_s",
+                    remedy="Add what one core draws from memory.",
+                )
+            processors.append(
+                ProcessorSheet(
+                    device=devices[name],
+                    kinds=sheet.processors,
+                    core_bytes_per_s=table.core_gb_per_s.value * GIGA,
+                    bf16_feature=sheet.bf16_feature,
+                )
+            )
         for title in sheet.driver_names:
             key = driver_key(title)
             if key in by_driver_name:
@@ -156,6 +226,7 @@ def read_catalogue(folder: Traversable) -> Catalogue:
         devices=MappingProxyType(devices),
         assumptions=MappingProxyType(assumed),
         by_driver_name=MappingProxyType(by_driver_name),
+        processors=tuple(processors),
     )
 
 
@@ -227,6 +298,22 @@ def matching(gpu: str) -> Device | None:
     True
     """
     return _catalogue().by_driver_name.get(driver_key(gpu))
+
+
+def matching_processor(processor: Processor, cores: int) -> Device | None:
+    """Find the figures of a CPU, for as many cores as a machine has; None for any other CPU.
+
+    Examples
+    --------
+    >>> genoa = Processor(vendor="AuthenticAMD", family=25, model=17, features=frozenset({"avx512_bf16"}))
+    >>> device = matching_processor(genoa, cores=8)
+    >>> device.name, device.sm_count
+    ('zen4', 8)
+    """
+    for sheet in _catalogue().processors:
+        if any(kind.includes(processor) for kind in sheet.kinds):
+            return sheet.on(processor, cores)
+    return None
 
 
 def closest(gpu: str) -> tuple[str, ...]:

@@ -6,12 +6,22 @@ from typing import TYPE_CHECKING
 from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.hardware import datasheet
 from campo_onnx.hardware.device import Device, DeviceKind
+from campo_onnx.hardware.processor import BF16_UNITS, this_processor
 from campo_onnx.runtime.gpu import visible_gpu
-from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.runtime.machine import DEFAULT, cores, cpu_name
 from campo_onnx.runtime.registry import AUTO, runtime_called
 
 if TYPE_CHECKING:
     from campo_onnx.runtime.machine import Machine
+
+CPU = "cpu"
+"""The device that stands for any CPU."""
+
+CPU_WITH_BF16 = "cpu_bf16"
+"""The device that stands for any CPU with BF16 units."""
+
+ROUGH_CPUS = (CPU, CPU_WITH_BF16)
+"""Devices that are no particular CPU."""
 
 FALLBACK = "h200"
 """Planned for where no GPU of known figures is in the machine."""
@@ -41,9 +51,44 @@ def resolve_device(name: str, runtime: str = AUTO) -> tuple[Device, str]:
     """
     chosen = runtime_called(runtime)
     if name == "auto" and chosen.name != DEFAULT and chosen.problem("cuda"):
-        return datasheet.device("cpu").in_runtime(runtime), f"Planning for a CPU, where {chosen.name} runs."
+        here = this_cpu(chosen.name)
+        where = f"where {chosen.name} runs"
+        if here.name in ROUGH_CPUS:
+            note = f"Planning for {here.name}, {where}: no figures of this machine's {cpu_name()} are known."
+        else:
+            note = f"Planning for this machine's {cpu_name()}, {here.sm_count} cores of {here.name}, {where}."
+        return here, note
     found, note = _found(name)
     return found.in_runtime(runtime), note
+
+
+def this_cpu(runtime: str, threads: int = 0) -> Device:
+    """Describe this machine's CPU to plans, by the figures of its kind or, if unknown, of a rough server CPU.
+
+    ONNX Runtime computes in FP32 on every CPU, so there it is always the rough one, and one file of
+    timings serves all.
+
+    Parameters
+    ----------
+    runtime
+        Name of the runtime on it.
+    threads
+        Cores that count; 0 takes all that this process may use.
+    """
+    name = runtime_called(runtime).name
+    figures = datasheet.device(CPU) if name == DEFAULT else cpu_figures(threads or cores())
+    return figures.in_runtime(name)
+
+
+def cpu_figures(threads: int) -> Device:
+    """Find the figures of this machine's CPU, for as many cores, or those of a rough one with such units."""
+    processor = this_processor()
+    if processor is None:
+        return datasheet.device(CPU)
+    known = datasheet.matching_processor(processor, threads)
+    if known is None:
+        known = datasheet.device(CPU_WITH_BF16 if processor.features & BF16_UNITS else CPU)
+    return known
 
 
 def _found(name: str) -> tuple[Device, str]:
@@ -73,8 +118,7 @@ def device_of(machine: "Machine") -> Device:
     """
     if machine.provider == "cpu":
         return replace(
-            datasheet.device("cpu"),
-            runtime=machine.runtime,
+            this_cpu(machine.runtime, machine.threads),
             title=machine.device,
             kind=DeviceKind.MEASURED,
             sm_count=machine.threads,

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from campo_onnx.calibrate.catalog import Found
     from campo_onnx.calibrate.knowledge import Knowledge
     from campo_onnx.hardware.device import Device
+    from campo_onnx.hardware.here import Here
 
 
 def print_devices(known: Sequence["Knowledge"], form: TableFormat = TableFormat.TEXT) -> None:
@@ -22,6 +23,7 @@ def print_devices(known: Sequence["Knowledge"], form: TableFormat = TableFormat.
             Column(title="fp32", key="fp32_flops_per_s", is_number=True, rank=4),
             Column(title="tf32", key="tf32_flops_per_s", is_number=True, rank=5),
             Column(title="fp16 tensor", key="fp16_tensor_flops_per_s", is_number=True),
+            Column(title="bf16 tensor", key="bf16_tensor_flops_per_s", is_number=True),
             Column(title="memory", key="memory_bandwidth_bytes_per_s", is_number=True, rank=3),
             Column(title="known by", key="known_by", may_break=True),
         )
@@ -34,12 +36,26 @@ def print_devices(known: Sequence["Knowledge"], form: TableFormat = TableFormat.
             Cell(tflops(d.fp32_flops_per_s), d.fp32_flops_per_s),
             Cell(tflops(d.tf32_flops_per_s), d.tf32_flops_per_s),
             Cell(tflops(d.fp16_tensor_flops_per_s), d.fp16_tensor_flops_per_s),
+            Cell(tflops(d.bf16_tensor_flops_per_s), d.bf16_tensor_flops_per_s),
             Cell(_bandwidth(d), d.memory_bandwidth_bytes_per_s),
             Cell("\n".join(_known_by(entry)), "; ".join(_known_by(entry))),
         )
     table.show(form)
     if form is TableFormat.TEXT:
         stdout().print("`campo-onnx devices NAME` shows sources, assumptions and calibrations.", style="dim")
+
+
+def print_machine(here: "Here") -> None:
+    """Print what this machine has: processors, low-precision units, runtimes."""
+    console = stdout()
+    units = ", ".join(here.units) or "no low-precision units"
+    known = f"planned for as {here.device}"
+    console.print(escape(f"This machine: {here.cpu}, {here.cores} cores, {units}; {known}."), soft_wrap=True)
+    if here.gpu:
+        console.print(escape(f"GPU: {here.gpu}."), soft_wrap=True)
+    for runtime in here.runtimes:
+        state = f"{runtime.name} {runtime.version}" if not runtime.problem else runtime.problem
+        console.print(escape(f"Runtime: {state}"), soft_wrap=True)
 
 
 def print_device(known: "Knowledge") -> None:
@@ -69,9 +85,11 @@ def print_device(known: "Knowledge") -> None:
         title="Assumptions (no datasheet states these)",
     )
     for assumed in known.assumptions:
-        is_time = assumed.name.endswith("_us")
-        value = f"{assumed.value:g} us" if is_time else f"{assumed.value:.0%}"
-        table.add(assumed.name.removesuffix("_us").replace("_", " "), value, assumed.reason)
+        name, value = assumed.name, f"{assumed.value:.0%}"
+        for suffix, unit in (("_us", "us"), ("_gb_per_s", "GB/s")):
+            if name.endswith(suffix):
+                name, value = name.removesuffix(suffix), f"{assumed.value:g} {unit}"
+        table.add(name.replace("_", " "), value, assumed.reason)
     table.show()
     if not known.calibrations:
         console.print("No calibration. Make one on such a device with `campo-onnx calibrate`.")
@@ -114,4 +132,4 @@ def _bandwidth(device: "Device") -> str:
 
 
 def _short(title: str) -> str:
-    return title.partition(" (")[0].removeprefix("NVIDIA ")
+    return title.partition(" (")[0].removeprefix("NVIDIA ").removeprefix("GeForce ")

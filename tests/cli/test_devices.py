@@ -7,7 +7,8 @@ import pytest
 import campo_onnx
 from campo_onnx.hardware.datasheet import devices
 from campo_onnx.measure.store import Store, TimingKey
-from campo_onnx.runtime.registry import machine
+from campo_onnx.runtime.machine import cores, cpu_name
+from campo_onnx.runtime.registry import machine, runtimes
 from campo_onnx.runtime.timing import Timing
 
 
@@ -24,7 +25,21 @@ def test_the_table_is_compact(program, capsys):
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert sum(any(line.strip().startswith(name) for name in devices()) for line in lines) == len(devices())
     assert max(map(len, lines)) <= 110
-    assert len([line for line in lines if line]) <= len(devices()) + 3  # none is wrapped
+    machine = next(i for i, line in enumerate(lines) if line.startswith("This machine: "))
+    assert len([line for line in lines[:machine] if line]) <= len(devices()) + 3  # none is wrapped
+
+
+def test_this_machine_is_described(program, capsys):
+    assert program("devices") == 0
+    printed = capsys.readouterr().out
+    assert cpu_name() in printed
+    for runtime in runtimes():
+        problem = runtime.problem("cpu")
+        assert (problem or f"Runtime: {runtime.name} {runtime.version}") in printed
+    assert program("devices", "--json") == 0
+    machine = json.loads(capsys.readouterr().out)["machine"]
+    assert (machine["cpu"], machine["cores"]) == (cpu_name(), cores())
+    assert [entry["name"] for entry in machine["runtimes"]] == [runtime.name for runtime in runtimes()]
 
 
 def test_one_device_in_full(program, capsys):

@@ -23,7 +23,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_devices_there_are() -> None:
-    assert list(devices()) == ["v100", "rtx2080ti", "t4", "a100", "l4", "rtx4090", "h100", "h200", "cpu"]
+    gpus = ["v100", "rtx2080ti", "t4", "a100", "l4", "rtx4090", "h100", "h200"]
+    cpus = [
+        "cpu",
+        "cpu_bf16",
+        "granite_rapids",
+        "neoverse_v1",
+        "neoverse_v2",
+        "sapphire_rapids",
+        "zen4",
+        "zen5",
+    ]
+    assert list(devices()) == [*gpus, *cpus]
     assert all(known.kind is DeviceKind.DATASHEET for known in devices().values())
     assert all(name == known.name for name, known in devices().items())
 

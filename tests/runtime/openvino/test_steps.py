@@ -9,6 +9,7 @@ if problem := openvino_problem():
     pytest.skip(problem, allow_module_level=True)
 
 from campo_onnx import Options, Precision, device, oplists, optimize_model
+from campo_onnx.hardware.detect import resolve_device
 from campo_onnx.ir.importer import import_model
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.openvino.runtime import RUNTIME
@@ -41,6 +42,18 @@ def test_products_run_in_the_precision_that_is_planned(path):
     products = {d.node: d.precision for d in result.plan.decisions if d.op_type in PRODUCTS}
     assert Precision.BF16 in products.values()
     assert {name: executed.get(name) for name in products} == products
+
+
+@pytest.mark.usefixtures("bf16_units")
+def test_a_plan_for_this_machine_runs_in_bf16_where_it_says():
+    here, _ = resolve_device("auto", "openvino")
+    assert here.computes_in(Precision.BF16)
+    options = Options(device=here, lists=oplists("campo"), low=Precision.BF16)
+    result = optimize_model(DATA / "bert2_mlm_sdpa.onnx", options)
+    executed = RUNTIME.load(result.model, "cpu").executed()
+    low = {d.node for d in result.plan.decisions if d.precision is Precision.BF16 and d.op_type in PRODUCTS}
+    assert low
+    assert {executed[name] for name in low} == {Precision.BF16}
 
 
 @pytest.mark.parametrize("path", STEPS, ids=lambda path: path.stem)

@@ -1,0 +1,77 @@
+"""A few facts on this machine: its processors, their low-precision units, and the runtimes on it."""
+
+from dataclasses import dataclass
+
+from campo_onnx.errors import DeviceUnavailableError
+from campo_onnx.hardware.detect import cpu_figures
+from campo_onnx.hardware.processor import UNITS, this_processor
+from campo_onnx.runtime.gpu import visible_gpu
+from campo_onnx.runtime.machine import cores, cpu_name
+from campo_onnx.runtime.registry import runtimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledRuntime:
+    """A runtime as it is on this machine.
+
+    Parameters
+    ----------
+    name
+        As after ``--runtime``.
+    version
+        Version of its package; ``""`` if it cannot be used.
+    problem
+        Why it cannot; ``""`` if it can.
+    """
+
+    name: str
+    version: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here:
+    """Facts on this machine.
+
+    Parameters
+    ----------
+    cpu, cores
+        Name of the CPU, and the cores that this process may use.
+    device
+        Name of the device file that describes the CPU; ``"cpu"`` or ``"cpu_bf16"`` if none does.
+    units
+        Its instruction sets with low-precision products.
+    gpu
+        Name of the first GPU; ``""`` without one.
+    runtimes
+        All runtimes, installed or not.
+    """
+
+    cpu: str
+    cores: int
+    device: str
+    units: tuple[str, ...]
+    gpu: str
+    runtimes: tuple[InstalledRuntime, ...]
+
+
+def this_machine() -> Here:
+    """Describe this machine."""
+    processor, gpu = this_processor(), visible_gpu().gpu
+    features = processor.features if processor is not None else frozenset[str]()
+    installed = []
+    for runtime in runtimes():
+        problem = runtime.problem("cpu")
+        try:
+            version = "" if problem else runtime.version
+        except DeviceUnavailableError as error:
+            version, problem = "", str(error)
+        installed.append(InstalledRuntime(name=runtime.name, version=version, problem=problem))
+    return Here(
+        cpu=cpu_name(),
+        cores=cores(),
+        device=cpu_figures(cores()).name,
+        units=tuple(unit for unit in UNITS if unit in features),
+        gpu="" if gpu is None else gpu.name,
+        runtimes=tuple(installed),
+    )
