@@ -1,0 +1,1 @@
+"""Formulas that real models compute, on awkward data, optimized and held against FP64."""

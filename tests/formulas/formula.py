@@ -1,0 +1,339 @@
+"""A formula in the making: written with Python's operators, computed in FP64 at once, a graph in the end."""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+Array: TypeAlias = NDArray[Any]
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+_NUMPY: Mapping[str, Callable[..., Array]] = {
+    "Abs": np.abs,
+    "Acos": np.arccos,
+    "Atan": np.arctan,
+    "Atanh": np.arctanh,
+    "Ceil": np.ceil,
+    "Cos": np.cos,
+    "Cosh": np.cosh,
+    "Erf": _erf,
+    "Exp": np.exp,
+    "Floor": np.floor,
+    "Log": np.log,
+    "Neg": np.negative,
+    "Reciprocal": np.reciprocal,
+    "Round": np.rint,
+    "Sign": np.sign,
+    "Sin": np.sin,
+    "Sinh": np.sinh,
+    "Sqrt": np.sqrt,
+    "Tanh": np.tanh,
+    "Not": np.logical_not,
+    "Relu": lambda x: np.maximum(x, 0),
+    "Sigmoid": lambda x: np.exp(-np.logaddexp(0, -x)),
+    "Softplus": lambda x: np.logaddexp(0, x),
+    "Elu": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Pow": np.power,
+    "Max": np.maximum,
+    "Min": np.minimum,
+    "MatMul": np.matmul,
+    "Where": np.where,
+    "And": np.logical_and,
+    "Greater": np.greater,
+    "Less": np.less,
+    "Equal": np.equal,
+    "GreaterOrEqual": np.greater_equal,
+}
+_PRODUCTS = frozenset({"MatMul"})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node: its operator, what it reads and makes, and how numpy computes it."""
+
+    op: str
+    reads: tuple[str, ...]
+    makes: str
+    compute: Callable[..., Array]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Formula:
+    """Inputs with their data, nodes, and the FP64 value of every tensor."""
+
+    rng: random.Random
+    steps: list[Step] = field(default_factory=list)
+    values: dict[str, Array] = field(default_factory=dict)
+    inputs: dict[str, Array] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.draw = np.random.default_rng(self.rng.getrandbits(32))
+
+    # --- data ---
+
+    def size(self, *choices: int) -> int:
+        """Draw a size."""
+        return self.rng.choice(choices or (4, 7, 16, 33, 64))
+
+    def number(self, low: float, high: float) -> float:
+        """Draw a constant, each power of ten as often."""
+        return float(np.float32(math.exp(self.rng.uniform(math.log(low), math.log(high)))))
+
+    def given(self, value: Array) -> "Tensor":
+        """Add an input; what the graph stores of a fraction is what FP64 computes with."""
+        array = np.asarray(value)
+        array = array.astype(np.int64 if array.dtype.kind in "iu" else np.float32)
+        return self._named(f"in{len(self.inputs)}", array, self.inputs)
+
+    def normal(self, *shape: int, scale: float = 1.0, mean: float = 0.0) -> "Tensor":
+        return self.given(mean + scale * self.draw.standard_normal(shape))
+
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> "Tensor":
+        return self.given(self.draw.uniform(low, high, shape))
+
+    def weight(self, *shape: int) -> "Tensor":
+        """Draw what a layer multiplies by; activations keep their size."""
+        return self.normal(*shape, scale=shape[-2] ** -0.5)
+
+    def below(self, limit: int, *shape: int) -> "Tensor":
+        return self.given(self.draw.integers(0, limit, shape))
+
+    def mask(self, *shape: int, share: float = 0.7) -> "Tensor":
+        """Draw zeros and ones; the first of each row is one."""
+        value = (self.draw.random(shape) < share).astype(np.float32)
+        value[..., 0] = 1
+        return self.given(value)
+
+    def constant(self, value: Any) -> "Tensor":
+        array = np.asarray(value)
+        array = array.astype(
+            np.int64 if array.dtype.kind in "iu" else array.dtype if array.dtype == bool else np.float32
+        )
+        return self._named(f"const{len(self.constants)}", array, self.constants)
+
+    def arange(self, size: int) -> "Tensor":
+        """Positions, as floats."""
+        return self.constant(np.arange(size, dtype=np.float32))
+
+    def _named(self, name: str, array: Array, into: dict[str, Array]) -> "Tensor":
+        into[name] = array
+        self.values[name] = array.astype(np.float64) if array.dtype.kind == "f" else array
+        return Tensor(self, name)
+
+    def formula_value(self, tensor: "Tensor") -> Array:
+        """What a tensor is in FP64, for data that lies close to it."""
+        return self.values[tensor.name]
+
+    # --- nodes ---
+
+    def node(
+        self, op: str, *reads: Any, compute: Callable[..., Array] | None = None, **attributes: Any
+    ) -> "Tensor":
+        """Add a node and compute it."""
+        tensors = [r if isinstance(r, Tensor) else self.constant(np.float32(r)) for r in reads]
+        names = tuple(t.name for t in tensors)
+        step = Step(op, names, f"t{len(self.steps)}", compute or _NUMPY[op], attributes)
+        with np.errstate(all="ignore"):
+            self.values[step.makes] = np.asarray(step.compute(*(self.values[n] for n in names)))
+        self.steps.append(step)
+        return Tensor(self, step.makes)
+
+    def model(self, outputs: Sequence["Tensor"]) -> ModelProto:
+        """Write the graph; the first tensors of a formula are its inputs."""
+        nodes = [
+            helper.make_node(s.op, s.reads, [s.makes], name=f"{s.op}_{i}", **s.attributes)
+            for i, s in enumerate(self.steps)
+        ]
+        graph = helper.make_graph(
+            nodes,
+            "formula",
+            [_info(name, value) for name, value in self.inputs.items()],
+            [_info(t.name, self.values[t.name]) for t in outputs],
+            [numpy_helper.from_array(value, name) for name, value in self.constants.items()],
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+    def with_rounded_products(self, rounded: Callable[[Array], Array]) -> list[Mapping[str, Array]]:
+        """Compute in FP64 but for one product each time, whose operands and result are rounded."""
+        outcomes = []
+        for chosen in (s for s in self.steps if s.op in _PRODUCTS):
+            values = {**self.inputs, **self.constants}
+            values = {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in values.items()}
+            with np.errstate(all="ignore"):
+                for step in self.steps:
+                    reads = [values[name] for name in step.reads]
+                    if step is chosen:
+                        values[step.makes] = rounded(step.compute(*map(rounded, reads)))
+                    else:
+                        values[step.makes] = np.asarray(step.compute(*reads))
+            outcomes.append(values)
+        return outcomes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """A tensor of a formula."""
+
+    formula: Formula
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.formula.values[self.name].shape
+
+    def __getattr__(self, op: str) -> Callable[..., "Tensor"]:
+        """``x.exp()`` is the operator ``Exp``."""
+        name = "".join(part.capitalize() for part in op.split("_")) if op.islower() else op
+        if name not in _NUMPY:
+            raise AttributeError(op)
+        return lambda *others: self.formula.node(name, self, *others)
+
+    def __add__(self, other: Any) -> "Tensor":
+        return self.formula.node("Add", self, other)
+
+    def __radd__(self, other: Any) -> "Tensor":
+        return self.formula.node("Add", other, self)
+
+    def __sub__(self, other: Any) -> "Tensor":
+        return self.formula.node("Sub", self, other)
+
+    def __rsub__(self, other: Any) -> "Tensor":
+        return self.formula.node("Sub", other, self)
+
+    def __mul__(self, other: Any) -> "Tensor":
+        return self.formula.node("Mul", self, other)
+
+    def __rmul__(self, other: Any) -> "Tensor":
+        return self.formula.node("Mul", other, self)
+
+    def __truediv__(self, other: Any) -> "Tensor":
+        return self.formula.node("Div", self, other)
+
+    def __rtruediv__(self, other: Any) -> "Tensor":
+        return self.formula.node("Div", other, self)
+
+    def __pow__(self, other: Any) -> "Tensor":
+        return self.formula.node("Pow", self, other)
+
+    def __matmul__(self, other: "Tensor") -> "Tensor":
+        return self.formula.node("MatMul", self, other)
+
+    def __neg__(self) -> "Tensor":
+        return self.formula.node("Neg", self)
+
+    def __gt__(self, other: Any) -> "Tensor":
+        return self.formula.node("Greater", self, other)
+
+    def __lt__(self, other: Any) -> "Tensor":
+        return self.formula.node("Less", self, other)
+
+    def reduced(self, how: str, axis: int | None = -1, *, keep: bool = True) -> "Tensor":
+        """Reduce an axis, or all."""
+        functions = {"Sum": np.sum, "Mean": np.mean, "Max": np.max, "Min": np.min, "Prod": np.prod}
+        attributes = {"keepdims": int(keep)}
+        axes = [] if axis is None else [self.formula.constant(np.array([axis]))]
+        return self.formula.node(
+            f"Reduce{how}",
+            self,
+            *axes,
+            compute=lambda x, *_: functions[how](x, axis=axis, keepdims=keep),
+            **attributes,
+        )
+
+    def sum(self, axis: int | None = -1, *, keep: bool = True) -> "Tensor":
+        return self.reduced("Sum", axis, keep=keep)
+
+    def mean(self, axis: int | None = -1, *, keep: bool = True) -> "Tensor":
+        return self.reduced("Mean", axis, keep=keep)
+
+    def most(self, axis: int | None = -1, *, keep: bool = True) -> "Tensor":
+        return self.reduced("Max", axis, keep=keep)
+
+    def least(self, axis: int | None = -1, *, keep: bool = True) -> "Tensor":
+        return self.reduced("Min", axis, keep=keep)
+
+    def product(self, axis: int = -1) -> "Tensor":
+        return self.reduced("Prod", axis)
+
+    def softmax(self, axis: int = -1) -> "Tensor":
+        return self.formula.node("Softmax", self, compute=lambda x: np.exp(_log_softmax(x, axis)), axis=axis)
+
+    def log_softmax(self, axis: int = -1) -> "Tensor":
+        return self.formula.node("LogSoftmax", self, compute=lambda x: _log_softmax(x, axis), axis=axis)
+
+    def clip(self, low: float, high: float) -> "Tensor":
+        return self.formula.node("Clip", self, low, high, compute=lambda x, a, b: np.clip(x, a, b))
+
+    def cumsum(self, axis: int = -1) -> "Tensor":
+        at = self.formula.constant(np.array(axis))
+        return self.formula.node("CumSum", self, at, compute=lambda x, _: np.cumsum(x, axis))
+
+    def transpose(self, *order: int) -> "Tensor":
+        order = order or (*range(len(self.shape) - 2), len(self.shape) - 1, len(self.shape) - 2)
+        return self.formula.node("Transpose", self, compute=lambda x: np.transpose(x, order), perm=order)
+
+    def reshape(self, *shape: int) -> "Tensor":
+        target = self.formula.constant(np.array(shape))
+        return self.formula.node("Reshape", self, target, compute=lambda x, _: np.reshape(x, shape))
+
+    def part(self, start: int, end: int, axis: int = -1) -> "Tensor":
+        """Slice one axis."""
+        where = [self.formula.constant(np.array([v])) for v in (start, end, axis)]
+
+        def cut(x: Array, *_: Array) -> Array:
+            index: list[slice] = [slice(None)] * x.ndim
+            index[axis] = slice(start, end)
+            return x[tuple(index)]
+
+        return self.formula.node("Slice", self, *where, compute=cut)
+
+    def take(self, indices: "Tensor", axis: int = 0) -> "Tensor":
+        def gather(x: Array, i: Array) -> Array:
+            return np.take(x, i.astype(np.int64), axis)
+
+        return self.formula.node("Gather", self, indices, compute=gather, axis=axis)
+
+    def pick(self, indices: "Tensor", axis: int = -1) -> "Tensor":
+        """One element of each row."""
+
+        def gather(x: Array, i: Array) -> Array:
+            return np.take_along_axis(x, i.astype(np.int64), axis)
+
+        return self.formula.node("GatherElements", self, indices, compute=gather, axis=axis)
+
+    def integer(self) -> "Tensor":
+        return self.formula.node("Cast", self, compute=lambda x: x.astype(np.int64), to=TensorProto.INT64)
+
+    def real(self) -> "Tensor":
+        return self.formula.node("Cast", self, compute=lambda x: x.astype(np.float64), to=TensorProto.FLOAT)
+
+    def else_(self, condition: "Tensor", other: Any) -> "Tensor":
+        """This where the condition holds, else the other."""
+        return self.formula.node("Where", condition, self, other)
+
+
+def concat(*parts: Tensor, axis: int = -1) -> Tensor:
+    joined = parts[0].formula.node
+    return joined("Concat", *parts, compute=lambda *values: np.concatenate(values, axis), axis=axis)
+
+
+def _log_softmax(x: Array, axis: int) -> Array:
+    shifted = x - x.max(axis, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis, keepdims=True)))
+
+
+def _info(name: str, value: Array) -> Any:
+    kinds = {"f": TensorProto.FLOAT, "i": TensorProto.INT64, "b": TensorProto.BOOL}
+    return helper.make_tensor_value_info(name, kinds[value.dtype.kind], value.shape)

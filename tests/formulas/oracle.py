@@ -1,0 +1,116 @@
+"""A formula optimized, and its outcome held against FP64 and against products that are rounded honestly."""
+
+import inspect
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import StrEnum
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from campo_onnx import Options, Precision, device, oplists, optimize_model
+from campo_onnx.emulation.batches import Batch
+from campo_onnx.emulation.drift import most_drift
+from campo_onnx.emulation.numerics import emulate
+from campo_onnx.emulation.probe import probe
+from tests.formulas import attention, losses, science
+from tests.formulas.formula import Array, Formula, Tensor
+from tests.random_graphs.builder import run
+
+Template = Callable[[Formula], Tensor]
+
+MANY_TIMES = 5.0
+"""By how much a plan may be further off than its products put it, each rounded by itself, together."""
+
+
+class Tried(StrEnum):
+    """On what a plan was tried before it was run on the formula's data."""
+
+    NOTHING = "nothing"
+    DRAWN = "drawn batches"
+    OWN = "its own data"
+
+
+def _of(module: ModuleType) -> dict[str, Template]:
+    functions = inspect.getmembers(module, inspect.isfunction)
+    own = {name: value for name, value in functions if value.__module__ == module.__name__}
+    stem = module.__name__.rpartition(".")[2]
+    return {f"{stem}.{n}": v for n, v in own.items() if len(inspect.signature(v).parameters) == 1}
+
+
+TEMPLATES: Mapping[str, Template] = {k: v for m in (losses, attention, science) for k, v in _of(m).items()}
+
+_ROUNDED: Mapping[Precision, Any] = {Precision.FP16: np.float16, Precision.BF16: ml_dtypes.bfloat16}
+
+
+def outcome_of(seed: int) -> dict[str, Any]:
+    """Draw a formula, its data and how it is planned; optimize it; hold every trial against the oracle.
+
+    Returns
+    -------
+    dict
+        The seed, the template, the setting; by trial ``ok``, ``nothing low``, or what is wrong.
+    """
+    rng = random.Random(f"formula {seed}")
+    name = sorted(TEMPLATES)[seed % len(TEMPLATES)]
+    low = rng.choice((Precision.FP16, Precision.FP16, Precision.BF16))
+    strategy = rng.choice(("optimal", "optimal", "torch-amp", "fine-grained"))
+    row: dict[str, Any] = {"seed": seed, "template": name, "strategy": strategy, "low": low.value}
+    formula = Formula(rng)
+    output = TEMPLATES[name](formula)
+    model = formula.model([output])
+    exact = formula.values[output.name]
+    fp32 = run(model, formula.inputs)[output.name]
+    limit = most_drift(low)
+    if not (np.isfinite(exact).all() and np.isfinite(fp32).all()) or _error(fp32, exact) > limit / 10:
+        return row | {"outcome": "FP32 itself is off"}
+    cheap = replace(device("h200" if low is Precision.BF16 else "v100"), launch_us=1e-6, host_us=1e-6)
+    lists = oplists("pytorch" if strategy == "torch-amp" else "campo")
+    options = Options(
+        device=cheap, lists=lists, low=low, strategy=strategy, margin_us=1e12, min_gain=0.0, pads=False
+    )
+    planned = optimize_model(model, options)
+    explained = max(limit, MANY_TIMES * _error_of_products(formula, output, exact, low))
+    for tried in Tried:
+        optimized = planned
+        if tried is not Tried.NOTHING:
+            batches = [Batch("its own data", formula.inputs)] if tried is Tried.OWN else []
+            optimized = probe(planned, options, batches).optimized
+        row[tried.value] = _verdict(optimized, formula, output, exact, explained)
+    wrong = [tried.value for tried in Tried if row[tried.value] not in ("ok", "nothing low")]
+    return row | {"outcome": f"wrong if tried on {', '.join(wrong)}" if wrong else row[Tried.NOTHING.value]}
+
+
+def _verdict(optimized: Any, formula: Formula, output: Tensor, exact: Array, explained: float) -> str:
+    if not optimized.plan.low_nodes:
+        return "nothing low"
+    try:
+        actual = run(emulate(optimized.model), formula.inputs)[output.name]
+    except Exception as error:  # an index that a low precision put outside
+        return f"fails: {str(error)[:80]}"
+    if not np.isfinite(actual).all():
+        return "not finite"
+    if exact.dtype.kind in "iub":
+        share = float(np.mean(actual != exact))
+        return f"{share:.2%} of the whole numbers differ" if share else "ok"
+    error = _error(actual, exact)
+    return f"off by {error:.2g}, explained {explained:.2g}" if error > explained else "ok"
+
+
+def _error_of_products(formula: Formula, output: Tensor, exact: Array, low: Precision) -> float:
+    def rounded(value: Array) -> Array:
+        with np.errstate(over="ignore"):
+            return value.astype(np.float32).astype(_ROUNDED[low]).astype(np.float64)
+
+    outcomes = (values[output.name] for values in formula.with_rounded_products(rounded))
+    errors = [_error(v, exact) for v in outcomes if np.isfinite(v).all()]
+    return float(np.linalg.norm(errors)) if errors else 0.0
+
+
+def _error(actual: Array, exact: Array) -> float:
+    size = float(np.linalg.norm(exact.astype(np.float64)))
+    distance = float(np.linalg.norm(actual.astype(np.float64) - exact))
+    return distance / size if size else float(distance > 0)
