@@ -4,7 +4,8 @@ Integers stay within their tables, masks are 0 or 1, and what the user declares 
 are small throughout: what a network makes of large ones says nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -42,6 +43,8 @@ def draw_batches(
     view: GraphView,
     products: Iterable[str] = (),
     ranges: Mapping[str, DeclaredRange] = MappingProxyType({}),
+    *,
+    inputs: Collection[str] | None = None,
 ) -> Iterator[Batch]:
     """Draw batches, the most ordinary first; the same ones for the same graph.
 
@@ -53,6 +56,8 @@ def draw_batches(
         Nodes that multiply by weights: an input that reaches none of them may hold large values.
     ranges
         What is declared of inputs.
+    inputs
+        Draw values for these alone; None draws them for all.
 
     Yields
     ------
@@ -65,6 +70,8 @@ def draw_batches(
     UnsupportedModelError
         If an input has no static shape, or a type that no values are drawn for.
     """
+    if inputs is not None:
+        view = replace(view, inputs=tuple(name for name in view.inputs if name in inputs))
     within = {name: (known.lowest, known.highest) for name, known in ranges.items()}
     base = synthesize(view, within=within)
     scaling = loss_scaling(view)

@@ -48,7 +48,7 @@ _EXACT = frozenset(
     }
 )
 _MAKES_WHOLE = frozenset({"Ceil", "DynamicQuantizeLinear", "Floor", "QuantizeLinear", "Round"})
-_PIECES = Limits(piece_bytes=128 << 20)
+_PIECES = Limits(piece_bytes=128 << 20, held_bytes=256 << 20)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ Rules over ranges see what a value can be. Here the planned step is run, emulate
 whoever makes it wrong is searched for by halves.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from campo_onnx.emulation.faults import Nodes, ProbedBatch, Subject
 from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
 from campo_onnx.ir.sort import outer_reads
-from campo_onnx.ir.view import GraphView
+from campo_onnx.ir.view import GraphView, TensorKind
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.precision import Precision, is_low_dtype
 from campo_onnx.optimize.lists.oplists import OpClass
@@ -27,21 +27,28 @@ from campo_onnx.optimize.safety import earlier_versions
 from campo_onnx.optimize.values.loss_scale import gradient_outputs, loss_scaling, low_gradients
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import Optimized, apply, decide
+from campo_onnx.runtime.machine import free_bytes
 from campo_onnx.runtime.registry import machine
+from campo_onnx.wording import gigabytes
 
 Wrong: TypeAlias = Callable[[Nodes], Sequence[Verdict]]
 
 LEAST_BUDGET_S = 5.0
-"""What trying a plan may take where nothing else is said, and a millisecond for each node of the graph."""
+"""Seconds that trying a plan may take where nothing else is said, and as long again as planning takes."""
 
-_NODE_BUDGET_S = 1e-3
+MOST_BYTES = 2 << 30
+"""Memory that trying a plan may take, as predicted; less where a quarter of the free memory is less."""
+
+_PLANNING_S = 4e-4  # a node
+_SHARE_OF_FREE = 4
+_COPIES = 3  # of what a run reads and makes: the batch, the FP32 outputs, and the run's own
 _RUNS = 3  # of one batch without a fault: FP32, the products alone, the whole plan
 _MOST_TRIALS, _LEAST_TRIALS = 96, 12  # of one search; what is not told apart until then stays FP32
 _SEARCH_BUDGETS = 4.0
 _MOST_ROUNDS = 6
 
 # One core of an ordinary machine. Predicted, not taken from a clock: a plan is the same everywhere.
-_FLOPS_PER_S, _BYTES_PER_S, _NODE_S = 2e10, 4e9, 1e-4
+_FLOPS_PER_S, _BYTES_PER_S, _DRAWN_BYTES_PER_S, _NODE_S = 2e10, 4e9, 2e8, 2e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +88,8 @@ class Probed:
         if self.fp32:
             nodes = "node makes" if len(self.fp32) == 1 else "nodes make"
             outcome = f"{len(self.fp32):,} {nodes} the step wrong and stay FP32"
-        told = f"The plan was tried on data ({on}): {self.coverage:.0%} of the low nodes ran; {outcome}."
+        ran = f"{self.coverage:.0%}" if self.coverage >= 0.01 else "less than 1%"
+        told = f"The plan was tried on data ({on}): {ran} of the low nodes ran; {outcome}."
         return f"{told} Left out: {self.why_not}" if self.why_not else told
 
 
@@ -107,8 +115,9 @@ def probe(
         (:func:`campo_onnx.emulation.batches.draw_batches`).
     budget_s
         Seconds that one core may take, as predicted, if nothing is wrong; None takes :data:`LEAST_BUDGET_S`
-        and a millisecond for each node. A step that takes longer runs on fewer batches, then its first part
-        only. Each search for what is wrong may take four times as long.
+        and 0.4 ms for each node, which is what planning takes. A step that takes longer, or more than
+        :data:`MOST_BYTES`, runs on fewer batches, then its first part only. Each search for what is wrong may
+        take four times as long.
 
     Raises
     ------
@@ -117,28 +126,31 @@ def probe(
     """
     view, plan = optimized.problem.view, optimized.plan
     if budget_s is None:
-        budget_s = LEAST_BUDGET_S + _NODE_BUDGET_S * len(view.nodes)
+        budget_s = LEAST_BUDGET_S + _PLANNING_S * len(view.nodes)
     if not budget_s > 0:
         raise UsageError(f"the budget for trying the plan is {budget_s:g} s", remedy="Give a positive one.")
     low_nodes = plan.low_nodes
     if not low_nodes or optimized.was_optimized_before:
         return Probed(optimized=optimized, coverage=1.0)
-    try:
-        subject, step_s = _subject(optimized, budget_s / _RUNS)
-    except UnsupportedModelError as error:
-        return Probed(optimized=optimized, coverage=0.0, why_not=str(error))
-    covered = low_nodes.intersection(node.name for node in subject.model.graph.node)
+    most_bytes = min(MOST_BYTES, free_bytes() / _SHARE_OF_FREE)
+    part = _part(optimized, budget_s, most_bytes, draws=not batches)
+    covered = low_nodes.intersection(node.name for node in part.model.graph.node)
+    allowance = f"{budget_s:.3g} s and {gigabytes(most_bytes)} of memory"
     if not covered:
-        return Probed(
-            optimized=optimized, coverage=0.0, why_not=f"one step takes longer than {budget_s:.3g} s"
-        )
-    affordable = max(1, int(budget_s / (_RUNS * step_s)))
-    most_trials = max(_LEAST_TRIALS, min(_MOST_TRIALS, int(_SEARCH_BUDGETS * budget_s / step_s)))
+        why_not = f"not one low node can be run within {allowance}"
+        return Probed(optimized=optimized, coverage=0.0, why_not=why_not)
+    affordable = max(1, int(budget_s / (part.drawing_s + _RUNS * part.step_s)))
+    most_trials = max(_LEAST_TRIALS, min(_MOST_TRIALS, int(_SEARCH_BUDGETS * budget_s / part.step_s)))
     products = [name for name in low_nodes if optimized.problem.op_class(name) is OpClass.ALLOW]
     prepared: list[ProbedBatch] = []
-    why_not = ""
+    why_not = rest = ""
+    if part.nodes < len(view.nodes):
+        rest = f"all but the first {part.nodes:,} of {len(view.nodes):,} nodes, to keep within {allowance}"
     try:
-        chosen = batches or tuple(islice(draw_batches(view, products, options.ranges), affordable))
+        subject = _subject(optimized, part.model)
+        read = {value.name for value in part.model.graph.input}
+        drawn = draw_batches(view, products, options.ranges, inputs=read)
+        chosen = batches or tuple(islice(drawn, affordable))
     except UnsupportedModelError as error:
         return Probed(optimized=optimized, coverage=0.0, why_not=str(error))
     for batch in chosen[:affordable]:
@@ -155,7 +167,7 @@ def probe(
         batches=tuple(batch.title for batch in prepared),
         fp32=MappingProxyType(fp32),
         trials=sum(batch.trials for batch in prepared),
-        why_not=why_not,
+        why_not="; ".join(filter(None, (rest, why_not))),
     )
 
 
@@ -266,16 +278,61 @@ def _longest_right(involved: Sequence[str], others: Sequence[str], wrong: Wrong)
     return right
 
 
-def _subject(optimized: Optimized, most_s: float) -> tuple[Subject, float]:
-    """Prepare the step, or the part of it that runs in `most_s`, and predict how long it takes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """The first nodes of a step, and what it is predicted to cost to run them.
+
+    Parameters
+    ----------
+    nodes
+        How many of the graph's nodes it has.
+    model
+        The graph of these nodes.
+    step_s, drawing_s
+        Seconds that one run takes, and drawing values for its inputs.
+    """
+
+    nodes: int
+    model: onnx.ModelProto
+    step_s: float
+    drawing_s: float
+
+
+def _part(optimized: Optimized, budget_s: float, most_bytes: float, *, draws: bool) -> _Part:
+    """Cut the step off where it would take too long or too much memory, as sizes tell beforehand."""
+    model, view = optimized.imported.model, optimized.problem.view
+    outputs = {value.name for value in model.graph.output}
+    held: set[str] = set()  # inputs, weights and outputs: they lie in memory from the first node to the last
+    held_bytes = largest_bytes = step_s = drawing_s = 0.0
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        tensors = {
+            t: view.tensors[t] for t in (*node.input, *node.output, *outer_reads(node)) if t in view.tensors
+        }
+        fresh = [t for t in tensors if t not in held and (t not in view.producer or t in outputs)]
+        more_bytes = sum(tensors[t].nbytes for t in fresh)
+        drawn_bytes = sum(tensors[t].nbytes for t in fresh if tensors[t].kind is TensorKind.INPUT)
+        held_bytes += more_bytes
+        largest_bytes = max(largest_bytes, sum(info.nbytes for info in tensors.values()))
+        step_s += _nominal_s(node.name, view) + more_bytes / _BYTES_PER_S
+        drawing_s += drawn_bytes / _DRAWN_BYTES_PER_S if draws else 0.0
+        is_too_large = _COPIES * (held_bytes + largest_bytes) > most_bytes
+        if is_too_large or drawing_s + _RUNS * step_s > budget_s:
+            step_s -= _nominal_s(node.name, view) + more_bytes / _BYTES_PER_S
+            drawing_s -= drawn_bytes / _DRAWN_BYTES_PER_S if draws else 0.0
+            break
+        held.update(fresh)
+        nodes.append(node)
+    return _Part(nodes=len(nodes), model=_first(nodes, model), step_s=step_s, drawing_s=drawing_s)
+
+
+def _subject(optimized: Optimized, model: onnx.ModelProto) -> Subject:
+    """Prepare the step, or the first part of it, for being run."""
     problem, imported = optimized.problem, optimized.imported
-    view, model = problem.view, imported.model
+    view = problem.view
     if any(is_low_dtype(info.dtype) for info in view.tensors.values()):
         model = emulate(model)
-    stored_s = sum(len(t.raw_data) for t in model.graph.initializer) / _BYTES_PER_S
-    costs_s = {node.name: _nominal_s(node.name, view) for node in view.nodes}
-    model = _first_part(seeded(model), costs_s, most_s - stored_s)
-    step_s = stored_s + sum(costs_s.get(node.name, _NODE_S) for node in model.graph.node)
+    model = seeded(model)
     scaling = loss_scaling(view)
     ill_scaled = (
         low_gradients(view, scaling, optimized.plan.low_nodes)
@@ -283,53 +340,40 @@ def _subject(optimized: Optimized, most_s: float) -> tuple[Subject, float]:
         else ()
     )
     outputs = {value.name for value in model.graph.output}
-    return (
-        Subject(
-            model=model,
-            view=view,
-            ports=problem.ports,
-            low=problem.low,
-            earlier={t: names for t, names in earlier_versions(view).items() if t in outputs},
-            machine=machine("cpu", 1),
-            folder=imported.folder,
-            gradients=gradient_outputs(view, scaling),
-            scale=scaling.scale if scaling.scale in view.inputs else None,
-            ill_scaled=view.downstream(t for name in ill_scaled for t in view.node[name].outputs if t),
-        ),
-        step_s,
+    return Subject(
+        model=model,
+        view=view,
+        ports=problem.ports,
+        low=problem.low,
+        earlier={t: names for t, names in earlier_versions(view).items() if t in outputs},
+        machine=machine("cpu", 1),
+        folder=imported.folder,
+        gradients=gradient_outputs(view, scaling),
+        scale=scaling.scale if scaling.scale in view.inputs else None,
+        ill_scaled=view.downstream(t for name in ill_scaled for t in view.node[name].outputs if t),
     )
 
 
 def _nominal_s(name: str, view: GraphView) -> float:
+    if name not in view.node:
+        return _NODE_S
     node = view.node[name]
     moved = sum(view.tensors[t].nbytes for t in (*node.inputs, *node.outputs) if t in view.tensors)
     return work_of(view.signature(name)).flops / _FLOPS_PER_S + moved / _BYTES_PER_S + _NODE_S
 
 
-def _first_part(model: onnx.ModelProto, costs_s: Mapping[str, float], most_s: float) -> onnx.ModelProto:
-    """Cut a step off where it would take too long."""
+def _first(nodes: Sequence[onnx.NodeProto], model: onnx.ModelProto) -> onnx.ModelProto:
+    """Leave the other nodes out, and what only they read."""
     graph = model.graph
-    nodes = list(_until(graph.node, costs_s, most_s))
     if len(nodes) == len(graph.node):
         return model
     part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     part.graph.name = graph.name
     part.graph.node.extend(nodes)
     read = {t for node in nodes for t in (*node.input, *outer_reads(node))}
-    made = {t for node in nodes for t in node.output}
+    computed = {t for node in nodes for t in node.output}
     part.graph.initializer.extend(t for t in graph.initializer if t.name in read)
     part.graph.sparse_initializer.extend(t for t in graph.sparse_initializer if t.values.name in read)
     part.graph.input.extend(value for value in graph.input if value.name in read)
-    part.graph.output.extend(value for value in graph.output if value.name in made)
+    part.graph.output.extend(value for value in graph.output if value.name in computed)
     return part
-
-
-def _until(
-    nodes: Sequence[onnx.NodeProto], costs_s: Mapping[str, float], most_s: float
-) -> Iterator[onnx.NodeProto]:
-    spent_s = 0.0
-    for node in nodes:
-        spent_s += costs_s.get(node.name, _NODE_S)
-        if spent_s > most_s:
-            return
-        yield node

@@ -72,3 +72,20 @@ def cpu_name() -> str:
             if key.strip() == "model name":
                 return value.strip()
     return platform.processor() or platform.machine() or "a CPU"
+
+
+def free_bytes() -> float:
+    """Memory that this process may still take, by its control group too; infinite where unknown."""
+    free = float("inf")
+    table = Path("/proc/meminfo")
+    if table.is_file():
+        for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key == "MemAvailable":
+                free = float(value.split()[0]) * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        most, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        return min(free, max(float(most) - float(used), 0.0))
+    except (OSError, ValueError):  # no such group, or "max": without a limit
+        return free

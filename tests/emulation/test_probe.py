@@ -1,5 +1,6 @@
 """A plan tried on data: what makes the step wrong stays FP32, and the rest is as it was planned."""
 
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 from onnx import parser
 
 from campo_onnx import Options, Precision, device, oplists, optimize_model
+from campo_onnx.emulation import probe as probing
 from campo_onnx.emulation.batches import Batch, draw_batches
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.emulation.probe import Probed, probe, wrongdoers
@@ -131,6 +133,49 @@ def test_a_step_beyond_the_budget_runs_in_its_first_part_only() -> None:
     assert f"{part.coverage:.0%} of the low nodes ran" in part.summary
     assert none.coverage == 0.0
     assert none.summary.startswith("The plan was not tried on data")
+
+
+def chain(layers: int, weight: str) -> str:
+    """Products one after another, each with a weight of its own."""
+    weights = ", ".join(f"float[{weight}] w{i}" for i in range(layers))
+    nodes = " ".join(f"[m{i}] h{i + 1} = MatMul(h{i}, w{i})" for i in range(layers))
+    return f"(float[512, 1024] h0, {weights}) => (float[512, 1024] h{layers}) {{ {nodes} }}"
+
+
+def test_memory_is_bounded_before_anything_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "MOST_BYTES", 48 << 20)
+    optimized, options = planned(chain(40, "1024, 1024"))
+    assert sum(optimized.problem.view.tensors[f"w{i}"].nbytes for i in range(40)) > 3 * (48 << 20)
+    tracemalloc.start()
+    try:
+        outcome = probe(optimized, options, budget_s=100.0)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 48 << 20
+    assert 0.0 < outcome.coverage < 1.0
+    assert "of 40 nodes, to keep within 100 s and 50.3 MB of memory" in outcome.summary
+
+
+def test_little_free_memory_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "free_bytes", lambda: 4 * (48 << 20))
+    assert 0.0 < tried(chain(40, "1024, 1024"), budget_s=100.0).coverage < 1.0
+
+
+def test_drawing_values_counts_as_time() -> None:
+    drawn = tried(chain(40, "1024, 1024"), budget_s=1.0)
+    assert 0.0 < drawn.coverage < 1.0
+    assert len(drawn.batches) == 1
+
+
+def test_an_input_that_does_not_fit_ends_the_part_that_runs() -> None:
+    text = (
+        "(float[64, 256] x, float[256, 256] w, float[256, 900000000] huge) => "
+        "(float[64, 900000000] y) { [m1] h = MatMul(x, w) [r] r = Relu(h) [m2] y = MatMul(r, huge) }"
+    )
+    outcome = tried(text)
+    assert outcome.batches
+    assert "all but the first 2 of 3 nodes" in outcome.summary
 
 
 def test_a_budget_must_be_positive() -> None:
