@@ -13,7 +13,7 @@ CLUSTER_VENV := .venv-cluster
 ORT_BIN := $(ORT_VENV)/bin
 BIN := $(VENV)/bin
 
-.PHONY: check types check-layers coverage demo test package docs test-campaign test-cluster test-cuda-dry test-onnx-cases test-report random-graphs fuzz test-frameworks test-ortmodule zoo models campo-eval lint format clean
+.PHONY: check types check-layers coverage demo test package docs test-campaign test-cluster test-cuda-dry test-onnx-cases test-report random-graphs fuzz test-frameworks test-ortmodule zoo models campo-eval measured measured-quick lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/campo-onnx demo --folder demo_out --force
@@ -86,6 +86,16 @@ models: $(MODELS_VENV)/.installed
 campo-eval: $(FRAMEWORKS_VENV)/.installed
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --editable ".[benchmarks]"
 	$(FRAMEWORKS_VENV)/bin/python -m benchmarks.campo_eval
+
+# BF16 measured on this machine, beside torch, on OpenVINO (benchmarks/measured): a quarter of an hour on two cores, or a
+# night. Keep the machine quiet. A calibration comes first where there is none. Run again, it goes on where it was.
+measured-quick: $(FRAMEWORKS_VENV)/.installed
+	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --editable ".[benchmarks]"
+	$(FRAMEWORKS_VENV)/bin/python -m benchmarks.measured --quick
+
+measured: $(FRAMEWORKS_VENV)/.installed
+	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --editable ".[benchmarks]"
+	$(FRAMEWORKS_VENV)/bin/python -m benchmarks.measured
 
 # The CUDA provider of onnxruntime-gpu on stubs of CUDA's libraries: placement, casts, capture, memory and
 # failures without a GPU. Nothing of it is a measurement (tests/cuda/README.md). Needs any C compiler. Graphs of

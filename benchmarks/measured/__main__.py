@@ -1,232 +1,218 @@
 """BF16 measured on this machine: torch's steps and ours, in turns.
 
-    python -m benchmarks.measured [--quick] [--work DIR] [--limit-s 540] [--costs auto] [--only '*_unet*']
+    python -m benchmarks.measured [--quick] [--population 300] [--limit-s 3600] [--work DIR] [--report]
 
 Every network's step (loss and gradients) is run by torch eager, torch autocast, torch.compile with and
-without autocast, and by us: FP32 on ONNX Runtime and on OpenVINO, and on OpenVINO the BF16 plans of an op
-list, of Campo's traverses and of the exact optimum. Each is a process of its own; they take turns, a few
-steps each, in rotating order. Medians of the ratios by round, with 95 % intervals. Needs a CPU with BF16
-units, OpenVINO, PyTorch and transformers. Run it on a quiet machine, again until it says that all is
-done. ``--quick`` measures five networks in a quarter of an hour. Writes results/measured.json and .md.
+without autocast, and by us: FP32 on ONNX Runtime and on OpenVINO, and on OpenVINO with everything in BF16
+that may be, and by the plans of an op list, of Campo's traverses and of the exact optimum. Each is a process
+of its own; they take turns in rotating order. Then two networks with other batches, single operators with
+and without Casts, and random networks. Every result is kept when it comes: kill the command at any time, run
+it again on the same machine with the same versions, and it goes on. A network is on the page as a whole or
+not at all. Needs a CPU with BF16 units, OpenVINO, PyTorch and transformers, and a quiet machine. Writes
+results/measured.json, .md and .svg, and the table of the README.
+
+``--quick`` takes a quarter of an hour on two cores: fewer networks and rounds, and 20 random networks.
+Without a calibration of this machine it first makes one, in limited time.
 """
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.measured.sides import PLANS, SIDES, THREADS, Worker
-from benchmarks.pages import arguments, made, publish
-from benchmarks.steps import (
-    Call,
-    Facts,
-    Records,
-    Step,
-    StepError,
-    add_arguments,
-    call_of,
-    drive,
-    in_own_process,
-)
-from campo_onnx.bench.statistics import median_interval, paired_speedup
+from benchmarks.measured import BATCHES, NETWORKS, QUICK, QUICK_BATCHES, RANDOM
+from benchmarks.pages import RESULTS, arguments
+from campo_onnx.errors import CampoError
+from campo_onnx.scale.local import LocalPool
+from campo_onnx.scale.results import Results
+from campo_onnx.scale.work import Outcome, Task, call, run
 
-STEPS = 4
-ROUNDS, QUICK_ROUNDS = 25, 12
-_EXPORT_S, _PLAN_S, _START_S, _STEP_S = 20, 30, 90, 0.12
-_LOSS_TOLERANCE = 1e-3  # FP32 sides compute one loss, in other orders
-_LOADED = 0.5  # processes beside ours that want a core
+_TIME_UP = "the time was up"
+_TO_BE_CONTINUED = 75  # EX_TEMPFAIL: run the same command again
+_PREPARERS = 2
+_PREPARED_S = 60.0
 
 
-def export(name: str, folder: Path) -> Facts:
-    """Write a network's step in FP32, from standard operators."""
-    from benchmarks.measured.networks import case_of
-    from campo_onnx.export.torch import export_training_step
+class Part(NamedTuple):
+    """One measurement, and what it needs.
 
-    module, loss, inputs, targets = case_of(name)
-    path = folder / f"{name}.fp32.onnx"
-    model = export_training_step(
-        module, loss, inputs, targets, loss_scale=False, target="standard", device="cpu", path=path
+    Parameters
+    ----------
+    task
+        Its key begins with ``KIND NAME,``.
+    seconds
+        How long it is expected to take; it does not begin when less is left.
+    networks
+        Whose graphs it reads.
+    """
+
+    task: Task
+    seconds: float
+    networks: tuple[str, ...]
+
+
+class InTime:
+    """A pool of this process that begins no task for which too little time is left.
+
+    Parameters
+    ----------
+    end_s
+        End of the time, on the monotonic clock.
+    seconds
+        What each task takes, by key.
+    """
+
+    def __init__(self, end_s: float, seconds: dict[str, float]) -> None:
+        self._end_s, self._seconds = end_s, seconds
+
+    def outcomes(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Outcome]]:
+        """Do tasks one after another."""
+        for task in tasks:
+            if time.monotonic() + self._seconds[task.key] > self._end_s:
+                yield task, Outcome(failure=_TIME_UP)
+                continue
+            outcome = call(task)
+            print(f"{task.key.partition(',')[0]}: {outcome.failure or 'done'}", flush=True)
+            yield task, outcome
+
+
+def parts_of(*, is_quick: bool, population: int, graphs: Path, key: str) -> list[Part]:
+    """List everything to measure, most important first."""
+    from benchmarks.measured.ops import measured_ops
+    from benchmarks.measured.sides import BESIDE_TORCH, DRAWN, SWEPT, THREADS
+    from benchmarks.measured.turns import Effort, in_turns
+
+    names = QUICK if is_quick else tuple(NETWORKS)
+    beside = tuple(side for side in BESIDE_TORCH if not is_quick or side != "compile")
+    long = Effort(0.2, 20.0, 30, 75.0) if is_quick else Effort(0.5, 120.0, 60, 1200.0)
+    short = Effort(0.1, 4.0, 12, 60.0) if is_quick else Effort(0.2, 15.0, 30, 300.0)
+
+    def timed(kind: str, name: str, sides: Sequence[str], effort: Effort, seconds: float) -> Part:
+        task = Task(
+            key=f"{kind} {name}, {' '.join(sides)}, {effort}, {key}",
+            function=in_turns,
+            arguments=(name, graphs, tuple(sides), effort),
+        )
+        return Part(task, seconds + effort.budget_s, (name,))
+
+    batches = QUICK_BATCHES if is_quick else BATCHES
+    ops = Task(key=f"ops {' '.join(names)}, {key}", function=measured_ops, arguments=(names, graphs, THREADS))
+    return [
+        *(timed("network", name, beside, long, 40.0) for name in names),
+        Part(ops, 45.0, ()),
+        *(timed("batch", f"{n}@{batch}", SWEPT, short, 8.0) for n, of in batches.items() for batch in of),
+        *(timed("drawn", f"{RANDOM}{number}", DRAWN, short, 8.0) for number in range(population)),
+    ]
+
+
+def prepare_all(names: Sequence[str], graphs: Path, key: str, costs: str, end_s: float) -> None:
+    """Export and plan networks whose graphs are missing, two at a time."""
+    from benchmarks.measured.plans import plans_of, prepare
+
+    missing = [name for name in names if plans_of(name, graphs, key) is None]
+    tasks = (
+        Task(key=name, function=prepare, arguments=(name, graphs, key, costs))
+        for name in missing
+        if time.monotonic() + _PREPARED_S < end_s
     )
-    return {"nodes": len(model.graph.node)}
+    with LocalPool(_PREPARERS) as pool:
+        for task, outcome in pool.outcomes(tasks):
+            print(f"prepared {task.key}{': ' * bool(outcome.failure)}{outcome.failure}", flush=True)
 
 
-def plan(name: str, folder: Path, costs: str) -> Facts:
-    """Write every plan of a step for OpenVINO on this CPU."""
-    from campo_onnx import Options, Precision, export_model, oplists, optimize_model
-    from campo_onnx.costs.evidence import CostSource
-    from campo_onnx.hardware.detect import resolve_device
-    from campo_onnx.optimize.strategies import strategy_called
+def measure(
+    parts: Sequence[Part], results: Results, graphs: Path, key: str, costs: str, end_s: float
+) -> bool:
+    """Do what is not done yet; tell whether there is nothing left to do."""
+    from benchmarks.measured.plans import plans_of
 
-    device, note = resolve_device("auto", "openvino")
-    facts: Facts = {"device": device.name, "note": note}
-    for strategy in PLANS:
-        options = Options(
-            device=device,
-            lists=oplists(strategy_called(strategy).default_lists),
-            strategy=strategy,
-            low=Precision.BF16,
-            costs=CostSource(costs),
-        )
-        result = optimize_model(folder / f"{name}.fp32.onnx", options)
-        export_model(result.model, folder / f"{name}.{strategy}.onnx")
-        facts[strategy] = {
-            "low": len(result.plan.low_nodes),
-            "casts": len(result.plan.casts),
-            "fp32_us": result.plan.fp32_us,
-            "predicted_us": result.plan.predicted_us,
-            "costs": result.plan.source,
-        }
-    return facts
+    left = [part for part in parts if part.task.key not in results]
+    for names in _blocks(left):
+        prepare_all(sorted(names, key=list(names).index), graphs, key, costs, end_s)
+        ready = [
+            part
+            for part in left
+            if set(part.networks) <= set(names)
+            and all(plans_of(name, graphs, key) is not None for name in part.networks)
+        ]
+        pool = InTime(end_s, {part.task.key: part.seconds for part in ready})
+        run([part.task for part in ready], pool, results)
+    return all(part.task.key in results for part in parts)
 
 
-def in_turns(name: str, folder: Path, rounds: int) -> Facts:
-    """Time all sides, some steps each, in an order that rotates."""
-    workers: dict[str, Worker] = {}
-    failures: dict[str, str] = {}
-    try:
-        for side in SIDES:  # one after another: two that compile at once would take turns themselves
-            worker = Worker(side, name, folder)
-            try:
-                worker.wait_until_ready()
-                workers[side] = worker
-            except RuntimeError as error:
-                failures[side] = str(error)
-                worker.end()
-        load_before = os.getloadavg()[0]
-        times_ms: dict[str, list[float]] = {side: [] for side in workers}
-        order = list(workers)
-        for number in range(rounds):
-            first = number % len(order)
-            for side in order[first:] + order[:first]:
-                steps = workers[side].times_ms(STEPS)
-                times_ms[side].append(sum(steps) / len(steps))
-    finally:
-        for worker in workers.values():
-            worker.end()
-    losses = {side: worker.facts["loss"] for side, worker in workers.items()}
-    refuse_other_losses(losses)
-    return {
-        "failures": failures,
-        "losses": losses,
-        "ready_s": {side: worker.facts["ready_s"] for side, worker in workers.items()},
-        "load": [load_before, os.getloadavg()[0]],
-        "rounds_ms": times_ms,
-    }
-
-
-def refuse_other_losses(losses: Mapping[str, float]) -> None:
-    """Refuse sides in FP32 that do not compute torch's loss: they would not run the same step."""
-    expected = losses.get("torch")
-    for side in ("compile", "ort", "fp32"):
-        if expected and side in losses and abs(losses[side] - expected) > _LOSS_TOLERANCE * abs(expected):
-            raise StepError(f"the loss of {side} is {losses[side]:.6g}, and torch's {expected:.6g}")
-
-
-def steps_of(folder: Path, names: tuple[str, ...], rounds: int, costs: str) -> Iterator[Step]:
-    """An export, plans and measurements for each network."""
-    for name in names:
-
-        def exported(call: Call, name: str = name) -> Facts:
-            return in_own_process(export, name, folder)
-
-        def planned(call: Call, name: str = name) -> Facts:
-            return in_own_process(plan, name, folder, costs)
-
-        def timed(call: Call, name: str = name) -> Facts:
-            return in_turns(name, folder, rounds)
-
-        seconds = _START_S + rounds * len(SIDES) * (STEPS + 1) * _STEP_S
-        yield Step(name=f"export_{name}", work=exported, seconds=_EXPORT_S)
-        yield Step(
-            name=f"plan_{name}",
-            work=planned,
-            seconds=_PLAN_S,
-            asked={"costs": costs},
-            needs=(f"export_{name}",),
-        )
-        yield Step(
-            name=f"timed_{name}",
-            work=timed,
-            seconds=seconds,
-            asked={"rounds": rounds, "steps": STEPS, "threads": THREADS},
-            needs=(f"plan_{name}",),
-        )
-
-
-def row_of(timed: Facts) -> Facts:
-    """Medians by side, and by how much each side is faster than others, by round."""
-    rounds: Mapping[str, list[float]] = timed["rounds_ms"]
-    fp32, optimal = rounds.get("fp32"), rounds.get("optimal")
-
-    def ratios(first: list[float] | None) -> dict[str, Any]:
-        pairs = {side: paired_speedup(first, times) if first else None for side, times in rounds.items()}
-        return {side: asdict(ratio) for side, ratio in pairs.items() if ratio is not None}
-
-    over_fp32 = ratios(fp32)
-    beside = {side: paired_speedup(times, optimal) if optimal else None for side, times in rounds.items()}
-    return {
-        "ms": {side: asdict(median_interval(times)) for side, times in rounds.items()},
-        "over_fp32": over_fp32,
-        "optimal_over": {side: asdict(ratio) for side, ratio in beside.items() if ratio is not None},
-        "losses": timed["losses"],
-        "load": timed["load"],
-        "failures": timed["failures"],
-    }
-
-
-def machine_facts() -> Facts:
-    """Describe the machine: processor, units, governor."""
-    from campo_onnx.runtime.machine import cpu_name
-    from campo_onnx.runtime.openvino.installed import openvino
-
-    governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    units = openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    return {
-        "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "units": [unit for unit in units if unit in ("FP32", "BF16", "FP16", "INT8")],
-        "governor": governor.read_text(encoding="ascii").strip() if governor.is_file() else "not told",
-    }
-
-
-def publish_measured(records: Records) -> tuple[Path, ...]:
-    """Write the page of the networks that were measured."""
-    from benchmarks.measured.networks import NETWORKS
-
-    rows = []
-    for name in NETWORKS:
-        timed, planned = records.result(f"timed_{name}"), records.result(f"plan_{name}")
-        if timed is not None and planned is not None:
-            rows.append({"name": name, "title": NETWORKS[name], "plans": planned, **row_of(timed)})
-    if not rows:
-        return ()
-    facts = {
-        "machine": machine_facts(),
-        "threads": THREADS,
-        "steps": STEPS,
-        "sides": {side: kind.title for side, kind in SIDES.items()},
-        "loaded": [row["title"] for row in rows if max(row["load"]) > THREADS + _LOADED],
-        "rows": rows,
-    }
-    return publish("measured", {"made": made("torch", "openvino", "transformers"), **facts})
+def _blocks(parts: Sequence[Part]) -> Iterator[tuple[str, ...]]:
+    """Give the networks of each kind, which are prepared together, and those of the first kind first."""
+    kinds: dict[str, list[str]] = {}
+    for part in parts:
+        kinds.setdefault(part.task.key.partition(" ")[0], []).extend(part.networks)
+    yield from map(tuple, kinds.values())
 
 
 def main() -> int:
     """Measure what is not measured yet, then write the page."""
     parser = arguments(__doc__)
-    add_arguments(parser, work="build/measured")
-    parser.add_argument("--quick", action="store_true", help="five networks, fewer rounds")
-    parser.add_argument("--costs", default="auto", help="where costs of plans come from, as of optimize")
+    add = parser.add_argument
+    add("--quick", action="store_true", help="a quarter of an hour: fewer networks, fewer rounds")
+    add("--population", type=int, metavar="N", help="random networks; by default 300, or 20 with --quick")
+    add("--costs", default="auto", help="where costs of plans come from, as of optimize")
+    add("--calibrate-s", type=float, metavar="S", help="time for a calibration; by default 3600, or 120")
+    add("--limit-s", type=float, help="time after which nothing further begins; 840 with --quick, else 36000")
+    add("--only", default="", metavar="KIND", help="network, ops, batch or drawn")
+    add("--work", type=Path, default=Path("build/measured"), help="where graphs and results are kept")
+    add("--results", type=Path, default=RESULTS, help="where the page goes")
+    add("--readme", type=Path, default=Path("README.md"), help="whose table is written")
+    add("--report", action="store_true", help="measure nothing, write the page anew")
     options = parser.parse_args()
-    from benchmarks.measured.networks import NETWORKS, QUICK
+    end_s = time.monotonic() + (options.limit_s or (840.0 if options.quick else 36000.0))
+    work = options.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    # Calibrations and timings of its own: those of other days may come from a busy machine.
+    os.environ |= {"XDG_DATA_HOME": str(work / "data"), "XDG_CACHE_HOME": str(work / "cache")}
+    try:
+        done = _measure(options, work, end_s)
+    except CampoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print("all done" if done else "to be continued: run the same command again")
+    return 0 if done else _TO_BE_CONTINUED
 
-    call = call_of(options)
-    names = QUICK if options.quick else tuple(NETWORKS)
-    rounds = QUICK_ROUNDS if options.quick else ROUNDS
-    steps = list(steps_of(call.records.folder, names, rounds, options.costs))
-    return drive(steps, call, options, publish_measured)
+
+def _measure(options: Any, work: Path, end_s: float) -> bool:
+    from benchmarks.measured.calibration import calibrate_here, workload
+    from benchmarks.measured.page import publish_measured
+    from benchmarks.measured.plans import calibration_here, plans_of
+    from benchmarks.measured.turns import here
+    from campo_onnx.version import source_digest
+
+    calibration = calibration_here()
+    if options.costs == "auto" and not (calibration or options.report):
+        limit_s = options.calibrate_s or (120.0 if options.quick else 3600.0)
+        print(f"calibrating, {limit_s:.0f} s at most", flush=True)
+        calibration = calibrate_here(workload(is_quick=options.quick), limit_s)
+    # Without models every node would be timed, which takes a minute a network: that has to be asked for.
+    costs = "datasheet" if options.costs == "auto" and not calibration else options.costs
+    facts, graphs = here(), work / "graphs"
+    versions = " ".join(f"{name} {number}" for name, number in facts["made"]["versions"].items())
+    key = f"{facts['machine']['cpu']}, {versions}, {source_digest()}, {costs} {calibration}"
+    population = options.population if options.population is not None else (20 if options.quick else 300)
+    parts = [
+        part
+        for part in parts_of(is_quick=options.quick, population=population, graphs=graphs, key=key)
+        if part.task.key.startswith(options.only)
+    ]
+    with Results(work / "results.jsonl") as results:
+        done = options.report or measure(parts, results, graphs, key, costs, end_s)
+        values = {
+            part.task.key.partition(",")[0]: results[part.task.key]
+            for part in parts
+            if part.task.key in results
+        }
+    plans = {name: plans_of(name, graphs, key) for part in parts for name in part.networks}
+    for path in publish_measured(values, plans, calibration, population, options.results, options.readme):
+        print(f"wrote {path}")
+    return done
 
 
 if __name__ == "__main__":

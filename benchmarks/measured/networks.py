@@ -1,7 +1,8 @@
 """The networks whose steps are measured: each with a loss and a batch, the same numbers in every process.
 
-Dropout is off in all of them, so that every side computes the same loss from the same weights. Besides torch
-they need transformers.
+A name is that of a network (``resnet18``), of one with another batch (``resnet18@4``), or the number of a
+random one (``random/7``). Dropout is off in all of them, so that every side computes the same loss from
+the same weights. Besides torch they need transformers.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import beside_torch
-from benchmarks.zoo import TITLES
+from benchmarks.measured import RANDOM
+from benchmarks.measured.mobilenetv3 import MobileNetV3
+from benchmarks.population.networks import small_network
 
 
 class Case(NamedTuple):
@@ -24,31 +27,36 @@ class Case(NamedTuple):
     targets: tuple[torch.Tensor, ...]
 
 
-FURTHER = {
-    "encoder": "transformer encoder, 2 layers, 512 wide, 4 x 128",
-    "resnet18": "ResNet-18, 8 x 96 x 96",
-    "mobilenetv2": "MobileNetV2, 8 x 96 x 96",
-    "unet": "U-Net, 16 to 64 channels, 4 x 64 x 64",
-    "convnext": "ConvNeXt atto, 8 x 96 x 96",
-    "vit": "ViT tiny, 8 x 96 x 96",
-    "bert": "BERT, 2 layers, 128 wide, 4 x 64",
-    "gpt2": "GPT-2, 2 layers, 128 wide, 4 x 64",
-}
-NETWORKS = FURTHER | {name: f"{title}, small" for name, title in TITLES.items()}
-"""Titles by name."""
-
-QUICK = ("encoder", "resnet18", "mobilenetv2", "unet", "bert")
-"""Those of a quick run."""
-
 _WORDS, _CLASSES, _PIXELS = 1000, 100, 96
 
 
 def case_of(name: str) -> Case:
     """Build a network."""
+    base, _, batch = name.partition("@")
     torch.manual_seed(0)
-    case = _FURTHER[name]() if name in _FURTHER else Case(*beside_torch.case_of(name)[:4])
+    if base.startswith(RANDOM):
+        drawn = small_network(int(base.removeprefix(RANDOM)))
+        case = Case(drawn.module, drawn.loss, drawn.inputs, drawn.targets)
+    elif base in _BUILDERS:
+        case = _BUILDERS[base]()
+    else:
+        case = Case(*beside_torch.case_of(base)[:4])
     _switch_dropout_off(case.module)
-    return case._replace(module=case.module.train())
+    case.module.train()
+    return _with_batch(case, int(batch)) if batch else case
+
+
+def _with_batch(case: Case, batch: int) -> Case:
+    """Repeat or cut the batch; targets may have several rows for each row of the inputs."""
+    size = len(case.inputs[0])
+
+    def resized(tensor: torch.Tensor) -> torch.Tensor:
+        rows = len(tensor) * batch // size
+        times = -(-rows // len(tensor))
+        return tensor.repeat(times, *[1] * (tensor.ndim - 1))[:rows].contiguous()
+
+    inputs, targets = (tuple(map(resized, tensors)) for tensors in (case.inputs, case.targets))
+    return case._replace(inputs=inputs, targets=targets)
 
 
 def _switch_dropout_off(module: nn.Module) -> None:
@@ -156,11 +164,16 @@ def _resnet18() -> Case:
     return _images(ResNetForImageClassification(config))
 
 
-def _mobilenetv2() -> Case:
-    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
+def _mobilenetv3() -> Case:
+    batch = (torch.randn(8, 3, _PIXELS, _PIXELS),), (torch.randint(0, _CLASSES, (8,)),)
+    return Case(MobileNetV3(_CLASSES), F.cross_entropy, *batch)
 
-    config = MobileNetV2Config(image_size=_PIXELS, classifier_dropout_prob=0.0, num_labels=_CLASSES)
-    return _images(MobileNetV2ForImageClassification(config))
+
+def _mlp() -> Case:
+    sizes = ((1024, 2048), (2048, 2048))
+    layers = [part for size in sizes for part in (nn.Linear(*size), nn.ReLU())]
+    batch = (torch.randn(128, 1024),), (torch.randint(0, _CLASSES, (128,)),)
+    return Case(nn.Sequential(*layers, nn.Linear(2048, _CLASSES)), F.cross_entropy, *batch)
 
 
 def _convnext() -> Case:
@@ -196,13 +209,14 @@ def _unet() -> Case:
     return Case(UNet(), F.cross_entropy, *batch)
 
 
-_FURTHER: dict[str, Callable[[], Case]] = {
+_BUILDERS: dict[str, Callable[[], Case]] = {
     "encoder": _encoder,
     "resnet18": _resnet18,
-    "mobilenetv2": _mobilenetv2,
+    "mobilenetv3": _mobilenetv3,
     "unet": _unet,
     "convnext": _convnext,
     "vit": _vit,
     "bert": _bert,
     "gpt2": _gpt2,
+    "mlp": _mlp,
 }

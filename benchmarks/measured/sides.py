@@ -1,6 +1,6 @@
 """The sides that take turns: each a process of its own that runs steps when it is asked, and else sleeps.
 
-    python -m benchmarks.measured.sides SIDE NETWORK FOLDER
+    python -m benchmarks.measured.sides SIDE NETWORK GRAPHS
 
 A step is loss and gradients, without the update of the weights.
 """
@@ -12,9 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from signal import SIGKILL
+from threading import Timer
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-THREADS = 2
+from campo_onnx.runtime.machine import cores
+
+THREADS = cores()
 WARMUP = 3
 
 Step = Callable[[], float]
@@ -35,7 +40,7 @@ class Ours(NamedTuple):
     Parameters
     ----------
     plan
-        Name of a file ``NETWORK.PLAN.onnx``.
+        Name of a file ``PLAN.onnx`` in the folder of the network.
     """
 
     title: str
@@ -43,18 +48,27 @@ class Ours(NamedTuple):
     plan: str
 
 
-SIDES: Mapping[str, Torch | Ours] = {
-    "torch": Torch("torch eager", False, False),
-    "torch-bf16": Torch("torch autocast", False, True),
-    "compile": Torch("torch.compile", True, False),
-    "compile-bf16": Torch("torch.compile, autocast", True, True),
-    "ort": Ours("ONNX Runtime, FP32", "onnxruntime", "fp32"),
-    "fp32": Ours("OpenVINO, FP32", "openvino", "fp32"),
-    "list": Ours("op list (tf-amp)", "openvino", "tf-amp"),
-    "campo": Ours("campo", "openvino", "campo"),
-    "optimal": Ours("optimal", "openvino", "optimal"),
-}
-PLANS = ("tf-amp", "campo", "optimal")
+SIDES: Mapping[str, Torch | Ours] = MappingProxyType(
+    {
+        "torch": Torch("torch eager", False, False),
+        "torch-bf16": Torch("torch autocast", False, True),
+        "compile": Torch("torch.compile", True, False),
+        "compile-bf16": Torch("torch.compile, autocast", True, True),
+        "ort": Ours("ONNX Runtime, FP32", "onnxruntime", "fp32"),
+        "fp32": Ours("OpenVINO, FP32", "openvino", "fp32"),
+        "all-low": Ours("all BF16", "openvino", "all-low"),
+        "tf-amp": Ours("op list (tf-amp)", "openvino", "tf-amp"),
+        "fine-grained": Ours("fine-grained", "openvino", "fine-grained"),
+        "campo": Ours("campo", "openvino", "campo"),
+        "optimal": Ours("optimal", "openvino", "optimal"),
+    }
+)
+IN_FP32 = ("compile", "ort", "fp32")
+"""Sides that must compute torch's loss."""
+
+BESIDE_TORCH = tuple(side for side in SIDES if side != "fine-grained")
+SWEPT = ("fp32", "all-low", "tf-amp", "campo", "optimal")
+DRAWN = ("fp32", "all-low", "tf-amp", "fine-grained", "campo", "optimal")
 
 
 def torch_step(network: str, side: Torch) -> Step:
@@ -77,18 +91,22 @@ def torch_step(network: str, side: Torch) -> Step:
     return step
 
 
-def our_step(network: str, side: Ours, folder: Path) -> Step:
-    """Load a step of ours; its memory is bound once."""
+def our_step(network: str, side: Ours, graphs: Path) -> Step:
+    """Load a step of ours; its memory is bound once. Torch is not imported: its threads would disturb."""
     import onnx
+    from safetensors.numpy import load_file
 
+    from benchmarks.measured.plans import FEEDS, folder_of
     from campo_onnx.runtime.api import LoadSettings
     from campo_onnx.runtime.registry import runtime_called
 
-    model = onnx.load(folder / f"{network}.{side.plan}.onnx")
+    folder = folder_of(network, graphs)
+    model = onnx.load(folder / f"{side.plan}.onnx")
     program = runtime_called(side.runtime).load(
         model, "cpu", threads=THREADS, folder=folder, settings=LoadSettings(spins=False)
     )
-    feeds = feeds_of(network, model)
+    read = {value.name for value in model.graph.input}
+    feeds = {name: value for name, value in load_file(folder / FEEDS).items() if name in read}
     loss = float(program.run(feeds)["loss"])
     run = program.placed(feeds)
 
@@ -99,33 +117,39 @@ def our_step(network: str, side: Ours, folder: Path) -> Step:
     return step
 
 
-def feeds_of(network: str, model: Any) -> dict[str, Any]:
-    """Give a value for every input of a step: torch's weights and its batch."""
-    from benchmarks.measured.networks import case_of
-    from campo_onnx.export.torch.state_dict import first_state
-
-    module, _, inputs, targets = case_of(network)
-    state = first_state(module, model)
-    batch = [v.name for v in model.graph.input if v.name.startswith(("input", "target"))]
-    values = (value.numpy() for value in (*inputs, *targets))
-    return state | dict(zip(batch, values, strict=True))
-
-
 class Worker:
     """A side in a process of its own."""
 
-    def __init__(self, side: str, network: str, folder: Path) -> None:
-        command = [sys.executable, "-m", "benchmarks.measured.sides", side, network, str(folder)]
+    def __init__(self, side: str, network: str, graphs: Path) -> None:
+        command = [sys.executable, "-m", "benchmarks.measured.sides", side, network, str(graphs)]
         # Threads of torch's that wait for the next step must not take the others' cores.
         environment = os.environ | {"OMP_NUM_THREADS": str(THREADS), "OMP_WAIT_POLICY": "passive"}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
         )
         self.facts: dict[str, Any] = {}
 
-    def wait_until_ready(self) -> None:
-        """Wait until it has warmed up; ``facts`` hold its loss and how long it took to get there."""
-        self.facts = self._answer()
+    def wait_until_ready(self, limit_s: float) -> None:
+        """Wait until it has warmed up; ``facts`` hold its loss.
+
+        Raises
+        ------
+        RuntimeError
+            If it fails, with the message of its error, or takes longer.
+        """
+        timer = Timer(max(limit_s, 0.0), self._process.kill)
+        timer.start()
+        try:
+            self.facts = self._answer()
+        finally:
+            timer.cancel()
+        if failure := self.facts.get("failure"):
+            raise RuntimeError(failure)
 
     def times_ms(self, steps: int) -> list[float]:
         """Time some steps behind one that does not count: the first behind a pause is slower."""
@@ -137,8 +161,8 @@ class Worker:
 
     def end(self) -> None:
         """End it."""
-        self._process.terminate()
-        self._process.wait()
+        self._process.kill()
+        self._process.communicate()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None  # it was asked for
@@ -146,16 +170,20 @@ class Worker:
             if line.startswith("{"):
                 answer: dict[str, Any] = json.loads(line)
                 return answer
-        raise RuntimeError(f"a worker ended with {self._process.wait()}")
+        code = self._process.wait()
+        raise RuntimeError("not ready in time" if code == -SIGKILL else f"its process ended with {code}")
 
 
-def main(side: str, network: str, folder: str) -> None:
+def main(side: str, network: str, graphs: str) -> None:
     """Run steps as often as the parent asks, and say how long each took."""
-    began = time.perf_counter()
     kind = SIDES[side]
-    step = torch_step(network, kind) if isinstance(kind, Torch) else our_step(network, kind, Path(folder))
-    losses = [step() for _ in range(WARMUP)]
-    print(json.dumps({"loss": losses[0], "ready_s": time.perf_counter() - began}), flush=True)
+    try:
+        step = torch_step(network, kind) if isinstance(kind, Torch) else our_step(network, kind, Path(graphs))
+        losses = [step() for _ in range(WARMUP)]
+    except Exception as error:  # of one side: the others are measured, and this one is told
+        print(json.dumps({"failure": f"{type(error).__name__}: {error}"[:500]}), flush=True)
+        return
+    print(json.dumps({"loss": losses[0]}), flush=True)
     for line in sys.stdin:
         times_ms = []
         for _ in range(int(line)):

@@ -66,6 +66,28 @@ def network(number: int) -> Network:
     raise AssertionError(f"no network of the family {family} in {_DRAWS} draws")
 
 
+def small_network(number: int) -> Network:
+    """Draw a network as :func:`network` does, some tens of times smaller, with weights and a batch."""
+    draw, family = np.random.default_rng((SEED, number)), FAMILIES[number % len(FAMILIES)]
+    for _ in range(_DRAWS):
+        figures = _SHRUNK[family](_FIGURES[family](draw))
+        try:
+            parts = _PARTS[family](figures)
+        except _TooSmallError:
+            continue
+        torch.manual_seed(number)
+        limit = figures["words"] if family == "transformer" else figures["classes"]
+        filled = {
+            key: tuple(
+                torch.randn(v.shape) if v.is_floating_point() else torch.randint(0, limit, v.shape)
+                for v in parts[key]
+            )
+            for key in ("inputs", "targets")
+        }
+        return Network(number=number, family=family, figures=figures, **parts | filled)
+    raise AssertionError(f"no network of the family {family} in {_DRAWS} draws")
+
+
 def activation_bytes(made: Network) -> int:
     """Bytes of what the layers of the forward pass give."""
     total = 0
@@ -256,3 +278,31 @@ def _transformer(f: Figures) -> dict[str, Any]:
 
 _FIGURES = {"alexnet": _alexnet_figures, "resnet": _resnet_figures, "transformer": _transformer_figures}
 _PARTS = {"alexnet": _alexnet, "resnet": _resnet, "transformer": _transformer}
+
+
+def _smaller_alexnet(f: Figures) -> Figures:
+    kernels = [max(4, size // 16 * 4) for size in f["kernels"]]
+    widths = [max(8, size // 32 * 8) for size in f["widths"]]
+    smaller = {"batch": max(1, f["batch"] // 32), "image": 112, "classes": 100}
+    return f | smaller | {"kernels": kernels, "widths": widths}
+
+
+def _smaller_resnet(f: Figures) -> Figures:
+    smaller = {
+        "batch": max(1, f["batch"] // 32),
+        "image": min(f["image"], 64),
+        "width": max(8, f["width"] // 8 * 4),
+    }
+    return f | smaller | {"classes": min(f["classes"], 100)}
+
+
+def _smaller_transformer(f: Figures) -> Figures:
+    smaller = {
+        "batch": max(1, f["batch"] // 8),
+        "length": min(f["length"], 128),
+        "layers": min(f["layers"], 2),
+    }
+    return f | smaller | {"words": f["words"] // 20}
+
+
+_SHRUNK = {"alexnet": _smaller_alexnet, "resnet": _smaller_resnet, "transformer": _smaller_transformer}

@@ -1,0 +1,162 @@
+"""The page, its picture, and the table of the README."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import dots
+from benchmarks.measured import NETWORKS, summary
+from benchmarks.measured.sides import SIDES, THREADS
+from benchmarks.pages import head, interval, line, made, publish
+from campo_onnx.errors import UsageError
+from campo_onnx.files import write_text
+
+Facts = dict[str, Any]
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+"""What stands around the table of the README."""
+
+_README_SIDES = ("torch", "torch-bf16", "compile-bf16", "fp32", "tf-amp", "campo", "optimal")
+_PICTURE = "measured.svg"
+
+
+def publish_measured(
+    values: Mapping[str, Facts],
+    plans: Mapping[str, Facts | None],
+    calibration: str,
+    asked: int,
+    folder: Path,
+    readme: Path | None,
+) -> tuple[Path, ...]:
+    """Write page, JSON, picture and the table of the README with what has been measured.
+
+    Parameters
+    ----------
+    values
+        Results by kind and name, such as ``"network resnet18"``.
+    plans
+        Figures of plans, by network.
+    calibration
+        What predictions rest on.
+    asked
+        Random networks that were asked for.
+    folder
+        Where the page goes.
+    readme
+        Whose table is written; None for none.
+
+    Raises
+    ------
+    UsageError
+        If the README lacks the place for the table.
+    """
+    data = data_of(values, plans, calibration, asked)
+    if not data["rows"]:
+        return ()
+    written = publish("measured", data, folder)
+    shown = {row["title"]: {s: r["median"] for s, r in row["over_fp32"].items()} for row in data["rows"]}
+    named = {name: {SIDES[s].title: r for s, r in row.items() if s != "fp32"} for name, row in shown.items()}
+    series = [side.title for key, side in SIDES.items() if key not in ("fp32", "fine-grained")]
+    title = f"Throughput over FP32 on OpenVINO, {data['machine']['cpu']}, {data['made']['date']}"
+    dots(named, series, folder / _PICTURE, title=title, axis="times FP32 (measured)", reference=1.0)
+    if readme is None:
+        return (*written, folder / _PICTURE)
+    write_text(with_table(readme.read_text(encoding="utf-8"), table_of(data)), readme)
+    return (*written, folder / _PICTURE, readme)
+
+
+def data_of(
+    values: Mapping[str, Facts], plans: Mapping[str, Facts | None], calibration: str, asked: int
+) -> Facts:
+    """Gather everything that the page shows."""
+    by_kind: dict[str, dict[str, Facts]] = {kind: {} for kind in ("network", "batch", "drawn", "ops")}
+    for key, value in values.items():
+        kind, _, name = key.partition(" ")
+        by_kind[kind][name] = value
+
+    def rows(kind: str) -> list[Facts]:
+        return [
+            summary.network_row(name, timed, known)
+            for name, timed in by_kind[kind].items()
+            if (known := plans.get(name)) is not None and timed["rounds_ms"].get("fp32")
+        ]
+
+    networks, batches, drawn = rows("network"), rows("batch"), rows("drawn")
+    every = [*by_kind["network"].values(), *by_kind["batch"].values(), *by_kind["drawn"].values()]
+    ops = next(iter(by_kind["ops"].values()), None)
+    return {
+        "made": every[0]["made"] if every else made("torch", "openvino", "transformers"),
+        "machine": every[0]["machine"] if every else {},
+        "times": sorted(value["measured_at"] for value in every),
+        "threads": THREADS,
+        "calibration": calibration,
+        "sides": {
+            side: kind.title
+            for side, kind in SIDES.items()
+            if any(side in row["ms"] or side in row["failures"] for row in networks)
+        },
+        "rows": networks,
+        "loaded": [row["title"] for row in networks if row["load"][0] > THREADS + 0.5],
+        "missing": [title for name, title in NETWORKS.items() if name not in by_kind["network"]],
+        "casts": summary.casts(networks) if networks else {},
+        "over_tf_amp": summary.over_tf_amp(networks),
+        "prediction": summary.prediction([*networks, *batches, *drawn]),
+        "sweeps": _sweeps(networks, batches),
+        "ops": None if ops is None else summary.single_ops(ops),
+        "population": summary.population(drawn, asked),
+        "drawn": [{key: row[key] for key in ("name", "ms", "over_fp32", "plans", "load")} for row in drawn],
+    }
+
+
+def _sweeps(networks: Sequence[Facts], batches: Sequence[Facts]) -> list[Facts]:
+    """Lines of the sweep: a network's own batch is that of the network."""
+    bases = dict.fromkeys(row["name"].partition("@")[0] for row in batches)
+    found = []
+    for base in bases:
+        of_base = [row for row in batches if row["name"].startswith(f"{base}@")]
+        sizes = [(int(row["name"].partition("@")[2]), row) for row in of_base]
+        own = [(0, row) for row in networks if row["name"] == base]
+        for batch, row in sorted((*sizes, *own), key=lambda entry: entry[0]):
+            keys = ("ms", "over_fp32", "load")
+            found.append({"title": NETWORKS[base], "batch": batch or None} | {key: row[key] for key in keys})
+    return found
+
+
+def table_of(data: Facts) -> str:
+    """Write the README's table: steps in ms, and by how much `optimal` is faster than FP32."""
+    versions, machine = data["made"]["versions"], data["machine"]
+    lines = [
+        f"Measured on {machine['cpu']} ({machine['cores']} cores with {', '.join(machine['units'])} units), "
+        f"{data['made']['date']}, OpenVINO {versions['openvino']}, torch {versions['torch']}: milliseconds "
+        "of a step (loss and gradients), medians with 95 % intervals, each side a process of its own, in "
+        "turns. "
+        "`make measured-quick` does it on your machine; "
+        "[everything that was measured](benchmarks/results/measured.md).",
+        "",
+        f"![Throughput of each side over FP32](benchmarks/results/{_PICTURE})",
+        "",
+        head(["step", *(SIDES[side].title for side in _README_SIDES), "optimal over FP32"]),
+    ]
+    for row in data["rows"]:
+        cells = [interval(row["ms"].get(side), ".1f") for side in _README_SIDES]
+        lines.append(line([row["title"], *cells, interval(row["over_fp32"].get("optimal"))]))
+    return "\n".join(lines)
+
+
+def with_table(text: str, table: str) -> str:
+    """Put the table into its place in a README.
+
+    Raises
+    ------
+    UsageError
+        If the place is missing.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise UsageError(
+            "the README has no place for the table of measured steps",
+            why=f"it lacks {BEGIN} or {END}",
+            remedy="Put both lines where the table belongs.",
+        )
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"

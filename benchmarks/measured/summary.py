@@ -1,0 +1,185 @@
+"""Figures of the page, from what was measured: ratios by round, predictions beside steps, counts."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from statistics import fmean, median
+from typing import Any
+
+from benchmarks.measured import NETWORKS, RANDOM
+from benchmarks.measured.plans import ALL_LOW, FP32, PLANS
+from campo_onnx.bench.statistics import median_interval, paired_speedup
+
+Facts = dict[str, Any]
+Times = Mapping[str, Sequence[float]]
+
+_FEWEST_RANKED = 3
+
+
+def ratios(numerators: Times, denominators: Times) -> Facts:
+    """Give the ratio of each side's times by round, with its interval; sides with few rounds are left out."""
+    found = {
+        side: paired_speedup(numerators[side], denominators[side])
+        for side in numerators
+        if side in denominators
+    }
+    return {side: asdict(ratio) for side, ratio in found.items() if ratio is not None}
+
+
+def against(times: Times, side: str, *, faster: bool) -> Facts:
+    """Compare all sides with one: by how much they are faster than it, or it than they."""
+    if side not in times:
+        return {}
+    one = dict.fromkeys(times, times[side])
+    return ratios(one, times) if faster else ratios(times, one)
+
+
+def network_row(name: str, timed: Facts, plans: Facts) -> Facts:
+    """Everything about one network."""
+    times = timed["rounds_ms"]
+    return {
+        "name": name,
+        "title": title_of(name),
+        "ms": {side: asdict(median_interval(rounds)) for side, rounds in times.items() if rounds},
+        "over_fp32": against(times, FP32, faster=True),
+        "optimal_over": against(times, "optimal", faster=False),
+        "losses": timed["losses"],
+        "failures": timed["failures"],
+        "load": [timed["load"], timed["load_after"]],
+        "measured_at": timed["measured_at"],
+        "plans": plans,
+    }
+
+
+def title_of(name: str) -> str:
+    """Title of a network, with its batch where that is not its own."""
+    base, _, batch = name.partition("@")
+    return NETWORKS.get(base, base) + (f", batch {batch}" if batch else "")
+
+
+def points(rows: Sequence[Facts]) -> Iterator[Facts]:
+    """Every plan of every network: predicted and measured step."""
+    for row in rows:
+        for plan in (FP32, *PLANS):
+            if plan in row["ms"] and plan in row["plans"]:
+                yield {
+                    "name": row["name"],
+                    "plan": plan,
+                    "predicted_ms": row["plans"][plan]["predicted_us"] / 1e3,
+                    "measured_ms": row["ms"][plan]["median"],
+                }
+
+
+def prediction(rows: Sequence[Facts]) -> Facts | None:
+    """Compare predicted steps with measured ones (Figure 9): mean error, and the ranking of plans."""
+    found = [*points(rows)]
+    if len(found) < _FEWEST_RANKED:
+        return None
+    by_name = {
+        name: [p for p in found if p["name"] == name] for name in dict.fromkeys(p["name"] for p in found)
+    }
+    within = [rank for group in by_name.values() if (rank := spearman(group)) is not None]
+    return {
+        "plans": len(found),
+        "networks": len(by_name),
+        "error": fmean(abs(p["predicted_ms"] / p["measured_ms"] - 1) for p in found),
+        "median_error": median(abs(p["predicted_ms"] / p["measured_ms"] - 1) for p in found),
+        "ratio_error": _ratio_error(by_name),
+        "spearman": spearman(found),
+        "within": fmean(within) if within else None,
+        "by_plan": {
+            plan: fmean(abs(p["predicted_ms"] / p["measured_ms"] - 1) for p in group)
+            for plan in (FP32, *PLANS)
+            if (group := [p for p in found if p["plan"] == plan])
+        },
+        "points": found,
+    }
+
+
+def _ratio_error(by_name: Mapping[str, Sequence[Facts]]) -> float | None:
+    """Mean error of predicted speed-ups over FP32, from which what is wrong with the whole step falls out."""
+    errors = []
+    for group in by_name.values():
+        first = next((p for p in group if p["plan"] == FP32), None)
+        for p in group:
+            if first is not None and p is not first:
+                predicted = first["predicted_ms"] / p["predicted_ms"]
+                errors.append(abs(predicted / (first["measured_ms"] / p["measured_ms"]) - 1))
+    return fmean(errors) if errors else None
+
+
+def spearman(found: Sequence[Facts]) -> float | None:
+    """Rank correlation of predicted and measured steps; None where they do not differ or are too few."""
+    from scipy.stats import spearmanr
+
+    predicted, measured = ([p[key] for p in found] for key in ("predicted_ms", "measured_ms"))
+    if len(found) < _FEWEST_RANKED or len({*predicted}) == 1 or len({*measured}) == 1:
+        return None
+    return float(spearmanr(predicted, measured).statistic)
+
+
+def casts(rows: Sequence[Facts]) -> Facts:
+    """Sum up Casts by plan (Figure 6), and the mean share of FLOPs in BF16 (for Figure 7)."""
+    return {
+        plan: {
+            "casts": sum(row["plans"][plan]["casts"] for row in rows),
+            "flops_share": fmean(row["plans"][plan]["flops_share"] for row in rows),
+        }
+        for plan in PLANS
+    }
+
+
+def over_tf_amp(rows: Sequence[Facts]) -> Facts:
+    """Throughput over that of the op list (Figures 4 and 5): geometric mean, most and least."""
+    found = {}
+    for plan in ("campo", "optimal"):
+        gains = [
+            row["ms"]["tf-amp"]["median"] / row["ms"][plan]["median"]
+            for row in rows
+            if plan in row["ms"] and "tf-amp" in row["ms"]
+        ]
+        if gains:
+            mean = math.exp(fmean(map(math.log, gains)))
+            found[plan] = {"mean": mean, "most": max(gains), "least": min(gains), "networks": len(gains)}
+    return found
+
+
+def population(rows: Sequence[Facts], asked: int) -> Facts | None:
+    """Sum up random networks: how often each plan wins or loses, and what it reaches of what is expected."""
+    drawn = [row for row in rows if row["name"].startswith(RANDOM)]
+    if not drawn:
+        return None
+    found = {}
+    for plan in PLANS:
+        having = [row for row in drawn if plan in row["over_fp32"]]
+        gains = [row["over_fp32"][plan] for row in having]
+        expected = [row["plans"][plan]["fp32_us"] / row["plans"][plan]["predicted_us"] for row in having]
+        if gains:
+            medians = [gain["median"] for gain in gains]
+            found[plan] = {
+                "slower": sum(gain["high"] < 1 for gain in gains),
+                "faster": sum(gain["low"] > 1 for gain in gains),
+                "least": min(medians),
+                "median": median(medians),
+                "most": max(medians),
+                "reached": median(m / e for m, e in zip(medians, expected, strict=True)),
+                "best_of_list": sum(_is_best(row, plan) for row in having),
+            }
+    return {"networks": len(drawn), "asked": asked, "plans": found, "all_low": ALL_LOW}
+
+
+def _is_best(row: Facts, plan: str) -> bool:
+    """Whether no plan that looks at no costs, nor FP32, has a shorter median step."""
+    others = [row["ms"][other]["median"] for other in (FP32, ALL_LOW, "tf-amp") if other in row["ms"]]
+    return bool(row["ms"][plan]["median"] <= min(others))
+
+
+def single_ops(found: Facts) -> Facts:
+    """Count how often low precision between Casts loses (Table 1)."""
+    rows = [row for row in found["rows"] if row["casts_pay"] is not None]
+    return {
+        **found,
+        "rows": rows,
+        "wrong": sum(row["casts_pay"]["high"] < 1 for row in rows),
+        "right": sum(row["casts_pay"]["low"] > 1 for row in rows),
+    }

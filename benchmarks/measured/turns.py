@@ -1,0 +1,132 @@
+"""Sides of one network in turns, some steps each, in an order that rotates."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from benchmarks.measured.sides import IN_FP32, SIDES, Worker
+from benchmarks.pages import made
+from benchmarks.steps import StepError
+from campo_onnx.bench.statistics import MIN_SAMPLES
+from campo_onnx.runtime.machine import cores, cpu_name
+
+Facts = dict[str, Any]
+
+_LOSS_TOLERANCE = 1e-3  # FP32 sides compute one loss, in other orders
+_FEWEST, _MOST = 2, 50
+
+
+class Effort(NamedTuple):
+    """How long to measure.
+
+    Parameters
+    ----------
+    turn_s
+        How long a side steps before the next one does; at least two steps.
+    budget_s
+        After how long no further round begins, when there are enough for an interval.
+    rounds
+        After how many rounds none follows.
+    ready_s
+        After how long a side is left out that has not run its first steps; torch.compile takes minutes.
+    """
+
+    turn_s: float
+    budget_s: float
+    rounds: int
+    ready_s: float
+
+
+def in_turns(name: str, graphs: Path, sides: Sequence[str], effort: Effort) -> Facts:
+    """Time the sides of a network.
+
+    Parameters
+    ----------
+    name
+        The network, prepared below `graphs`.
+    graphs
+        Parent of the folder of its graphs.
+    sides
+        Names from :data:`benchmarks.measured.sides.SIDES`; one that fails leaves the others as they are.
+    effort
+        How long.
+
+    Raises
+    ------
+    StepError
+        If a side in FP32 computes another loss than torch.
+    """
+    began = here()
+    with ExitStack() as stack:
+        starting: dict[str, Worker] = {}
+        for side in sides:  # all at once: what they import and compile is not measured
+            starting[side] = Worker(side, name, graphs)
+            stack.callback(starting[side].end)
+        workers: dict[str, Worker] = {}
+        failures: dict[str, str] = {}
+        end_s = time.monotonic() + effort.ready_s
+        for side, worker in starting.items():
+            try:
+                worker.wait_until_ready(end_s - time.monotonic())
+                workers[side] = worker
+            except RuntimeError as error:
+                failures[side] = str(error)
+        losses = {side: worker.facts["loss"] for side, worker in workers.items()}
+        refuse_other_losses(losses)
+        times_ms = _rounds(workers, effort)
+    return {
+        **began,
+        "load_after": os.getloadavg()[0],
+        "titles": {side: SIDES[side].title for side in sides},
+        "failures": failures,
+        "losses": losses,
+        "rounds_ms": times_ms,
+    }
+
+
+def _rounds(workers: Mapping[str, Worker], effort: Effort) -> dict[str, list[float]]:
+    steps = {}
+    for side, worker in workers.items():
+        once_s = median(worker.times_ms(_FEWEST)) / 1e3
+        steps[side] = max(_FEWEST, min(round(effort.turn_s / once_s), _MOST))
+    times_ms: dict[str, list[float]] = {side: [] for side in workers}
+    order, end_s = list(workers), time.monotonic() + effort.budget_s
+    for number in range(effort.rounds if order else 0):
+        if number >= MIN_SAMPLES and time.monotonic() > end_s:
+            break
+        first = number % len(order)
+        for side in order[first:] + order[:first]:
+            times_ms[side].append(median(workers[side].times_ms(steps[side])))
+    return times_ms
+
+
+def refuse_other_losses(losses: Mapping[str, float]) -> None:
+    """Refuse sides in FP32 that do not compute torch's loss: they would not run the same step."""
+    expected = losses.get("torch")
+    for side in IN_FP32:
+        if expected and side in losses and abs(losses[side] - expected) > _LOSS_TOLERANCE * abs(expected):
+            raise StepError(f"the loss of {side} is {losses[side]:.6g}, and torch's {expected:.6g}")
+
+
+def here() -> Facts:
+    """Describe the machine as it is now: processor, units, governor, load, versions, date."""
+    from campo_onnx.runtime.openvino.installed import openvino
+
+    governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    units = openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return {
+        "made": made("torch", "openvino", "transformers"),
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "cpu": cpu_name(),
+            "cores": cores(),
+            "units": [unit for unit in units if unit in ("FP32", "BF16", "FP16", "INT8")],
+            "governor": governor.read_text(encoding="ascii").strip() if governor.is_file() else "not told",
+        },
+        "load": os.getloadavg()[0],
+    }

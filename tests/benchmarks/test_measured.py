@@ -1,0 +1,303 @@
+"""Measured steps: who takes turns, what is kept, what the page says. Nothing here is a measurement."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from benchmarks.measured import __main__ as command
+from benchmarks.measured import calibration, page, plans, summary, turns
+from benchmarks.measured.ops import between_casts
+from benchmarks.measured.sides import DRAWN
+from benchmarks.pages import made, render
+from benchmarks.steps import StepError
+from campo_onnx.calibrate.run import Workload
+from campo_onnx.errors import UsageError
+from campo_onnx.hardware.datasheet import device
+from campo_onnx.ir.importer import import_model
+from campo_onnx.scale.results import Results
+from campo_onnx.scale.work import Task
+
+MLP = Path(__file__).parents[1] / "data" / "mlp.onnx"
+EFFORT = turns.Effort(turn_s=0.01, budget_s=60.0, rounds=7, ready_s=60.0)
+STEP_MS = {"torch": 4.0, "fp32": 3.0, "all-low": 2.5, "tf-amp": 2.0, "campo": 1.5, "optimal": 1.0}
+
+
+class Stub:
+    """A side that answers at once."""
+
+    asked: list[str] = []  # noqa: RUF012
+    loss = 1.0
+
+    def __init__(self, side: str, network: str, graphs: Path) -> None:
+        self.side, self.facts = side, {"loss": self.loss}
+
+    def wait_until_ready(self, limit_s: float) -> None:
+        if self.side == "compile":
+            raise RuntimeError("there is no compiler")
+
+    def times_ms(self, steps: int) -> list[float]:
+        self.asked.append(self.side)
+        return [STEP_MS[self.side]] * steps
+
+    def end(self) -> None:
+        self.asked.append(f"{self.side} ended")
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> type[Stub]:
+    pytest.importorskip("openvino")
+    monkeypatch.setattr(Stub, "asked", [])
+    monkeypatch.setattr(turns, "Worker", Stub)
+    return Stub
+
+
+def plan_facts(predicted_us: float) -> dict[str, Any]:
+    facts = {"low": 3, "nodes": 9, "casts": 2, "flops_share": 0.5, "fp32_us": 3000.0, "costs": "model"}
+    return facts | {"predicted_us": predicted_us}
+
+
+PLANS = {name: plan_facts(1000.0 * STEP_MS.get(name, 2.0)) for name in ("fp32", *plans.PLANS)}
+
+
+class TestTurns:
+    def test_every_side_takes_as_many_turns_in_rotating_order(self, stub: type[Stub]) -> None:
+        found = turns.in_turns("mlp", Path(), ("torch", "fp32", "optimal"), EFFORT)
+        assert {side: len(times) for side, times in found["rounds_ms"].items()} == dict.fromkeys(
+            ("torch", "fp32", "optimal"), EFFORT.rounds
+        )
+        asked = stub.asked[3:]  # behind the turns that say how long a step is
+        assert asked[:6] == ["torch", "fp32", "optimal", "fp32", "optimal", "torch"]
+        assert stub.asked[-3:] == ["optimal ended", "fp32 ended", "torch ended"]
+
+    def test_a_side_that_fails_is_told_and_the_others_are_measured(self, stub: type[Stub]) -> None:
+        found = turns.in_turns("mlp", Path(), ("torch", "compile"), EFFORT)
+        assert found["failures"] == {"compile": "there is no compiler"}
+        assert set(found["rounds_ms"]) == {"torch"}
+        assert "compile ended" in stub.asked
+
+    def test_where_and_with_what_it_ran_is_in_every_result(self, stub: type[Stub]) -> None:
+        found = turns.in_turns("mlp", Path(), ("fp32",), EFFORT)
+        assert set(found["machine"]) == {"cpu", "cores", "units", "governor"}
+        assert found["made"]["versions"]["openvino"]
+        assert found["load"] >= 0
+        assert found["load_after"] >= 0
+
+    def test_another_loss_in_fp32_is_refused(self) -> None:
+        turns.refuse_other_losses({"torch": 1.0, "fp32": 1.0005, "torch-bf16": 1.01})
+        with pytest.raises(StepError, match=r"the loss of fp32 is 1\.01, and torch's 1"):
+            turns.refuse_other_losses({"torch": 1.0, "fp32": 1.01})
+
+
+def count(path: Path) -> int:
+    path.write_text(f"{int(path.read_text()) + 1}")
+    return 1
+
+
+class TestResuming:
+    def parts(self, folder: Path, names: str) -> list[command.Part]:
+        for name in names:
+            (folder / name).touch()
+            (folder / name).write_text("0")
+        return [
+            command.Part(Task(key=f"ops {n}, k", function=count, arguments=(folder / n,)), 1.0, ())
+            for n in names
+        ]
+
+    def test_what_is_done_is_not_done_again(self, tmp_path: Path) -> None:
+        parts = self.parts(tmp_path, "abc")
+        for limit_s, is_done in ((0.0, False), (60.0, True), (60.0, True)):
+            with Results(tmp_path / "results.jsonl") as results:
+                end_s = time.monotonic() + limit_s
+                assert command.measure(parts, results, tmp_path, "k", "auto", end_s) is is_done
+                assert len(results) == 3 * is_done
+        assert [(tmp_path / name).read_text() for name in "abc"] == ["1", "1", "1"]
+
+    def test_nothing_begins_for_which_too_little_time_is_left(self) -> None:
+        tasks = [
+            Task(key="long", function=max, arguments=(1, 2)),
+            Task(key="short", function=max, arguments=(1, 2)),
+        ]
+        pool = command.InTime(time.monotonic() + 60.0, {"long": 600.0, "short": 1.0})
+        assert [outcome.failure or outcome.value for _, outcome in pool.outcomes(tasks)] == [
+            "the time was up",
+            2,
+        ]
+
+    def test_a_part_waits_for_graphs_of_the_same_key(self, tmp_path: Path) -> None:
+        folder = plans.folder_of("random/7", tmp_path)
+        folder.mkdir()
+        assert plans.plans_of("random/7", tmp_path, "k") is None
+        (folder / "plans.json").write_text(json.dumps({"key": "k", "plans": PLANS}))
+        assert plans.plans_of("random/7", tmp_path, "k") == PLANS
+        assert plans.plans_of("random/7", tmp_path, "of other versions") is None
+
+    @pytest.mark.parametrize("is_quick", [True, False])
+    def test_keys_tell_all_parts_apart(self, is_quick: bool) -> None:
+        parts = command.parts_of(is_quick=is_quick, population=4, graphs=Path(), key="k")
+        assert len({part.task.key for part in parts}) == len(parts)
+        assert sum(part.task.key.startswith("drawn random/") for part in parts) == 4
+        if is_quick:
+            assert sum(part.seconds for part in parts if part.task.key.startswith("network")) < 400
+
+
+def test_all_plans_of_a_step(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    facts = plans.write_plans(import_model(MLP), device("cpu").in_runtime("openvino"), "datasheet", tmp_path)
+    assert set(facts) == {"fp32", *plans.PLANS} == set(DRAWN)
+    assert {path.stem for path in tmp_path.glob("*.onnx")} == set(facts)
+    assert facts["fp32"]["low"] == facts["fp32"]["casts"] == facts["fp32"]["flops_share"] == 0
+    assert facts["all-low"]["low"] >= facts["tf-amp"]["low"] > 0
+    assert 0 < facts["all-low"]["flops_share"] <= 1
+    assert facts["optimal"]["predicted_us"] <= min(one["predicted_us"] for one in facts.values())
+    for name, one in facts.items():
+        written = [n for n in onnx.load(tmp_path / f"{name}.onnx").graph.node if n.op_type == "Cast"]
+        given = [n for n in onnx.load(MLP).graph.node if n.op_type == "Cast"]
+        assert len(written) - len(given) == one["casts"]
+
+
+def test_casts_around_a_node_of_bf16() -> None:
+    """The graph takes and gives FP32, and rounds to BF16 in between."""
+    low, shape = TensorProto.BFLOAT16, [2, 2]
+    values = [helper.make_tensor_value_info(name, low, shape) for name in ("a_0", "b_0", "c_0")]
+    node = helper.make_node("MatMul", ["a_0", "b_0"], ["c_0"])
+    model = helper.make_model(helper.make_graph([node], "node", values[:2], values[2:]))
+    cast = between_casts(model)
+    onnx.checker.check_model(cast, full_check=True)
+    assert [n.op_type for n in cast.graph.node] == ["Cast", "Cast", "MatMul", "Cast"]
+    types = {v.type.tensor_type.elem_type for v in (*cast.graph.input, *cast.graph.output)}
+    assert types == {TensorProto.FLOAT}
+
+
+def test_a_calibration_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the time is up, the models are fitted to what has been timed."""
+    pytest.importorskip("openvino")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    only_stored: list[bool] = []
+
+    def calibrate(chosen: Workload, timer: Any, *rest: Any) -> None:
+        only_stored.append(timer.only_stored)
+        if len(rest) == 3:
+            rest[2](1, 100)
+        raise calibration.ProfileError("too few timings")
+
+    monkeypatch.setattr(calibration, "calibrate", calibrate)
+    assert calibration.calibrate_here(calibration.workload(is_quick=True), limit_s=-1.0) == ""
+    assert only_stored == [False, True]
+
+
+class TestSummary:
+    def row(self, name: str, slower: float = 1.0) -> dict[str, Any]:
+        times = {
+            side: [ms * slower * factor for factor in np.linspace(0.99, 1.01, 7)]
+            for side, ms in STEP_MS.items()
+        }
+        timed = {
+            "rounds_ms": times,
+            "losses": {"torch": 1.0},
+            "failures": {"compile": "there is no compiler"},
+            "load": 0.1,
+            "load_after": 2.0,
+            "measured_at": "2026-11-23T13:00:00+00:00",
+            "made": made()
+            | {"versions": dict.fromkeys(("campo-onnx", "openvino", "onnxruntime", "torch"), "1.0")},
+            "machine": {"cpu": "A CPU", "cores": 2, "units": ["BF16"], "governor": "not told"},
+        }
+        return timed | {"name": name}
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [
+            summary.network_row("mlp", self.row("mlp"), PLANS),
+            summary.network_row("random/0", self.row("random/0", 1.25), PLANS),
+        ]
+
+    def test_ratios_of_the_same_round(self) -> None:
+        (row, _) = self.rows()
+        assert row["over_fp32"]["optimal"]["median"] == pytest.approx(3.0)
+        assert row["optimal_over"]["torch"]["median"] == pytest.approx(4.0)
+        assert row["over_fp32"]["torch"]["high"] == pytest.approx(0.75)
+
+    def test_predicted_beside_measured(self) -> None:
+        """Of one network every step is predicted right, of the other a fifth too short."""
+        found = summary.prediction(self.rows())
+        assert found is not None
+        assert (found["plans"], found["networks"]) == (10, 2)
+        assert found["error"] == pytest.approx(0.1)
+        assert found["ratio_error"] == pytest.approx(0.0)
+        assert found["within"] == pytest.approx(1.0)
+        assert 0.8 < found["spearman"] < 1.0
+        assert summary.prediction(self.rows()[:1][:0]) is None
+
+    def test_how_often_a_plan_loses(self) -> None:
+        found = summary.population(self.rows(), 3)
+        assert found is not None
+        assert (found["networks"], found["asked"]) == (1, 3)
+        optimal = found["plans"]["optimal"]
+        assert (optimal["slower"], optimal["faster"], optimal["best_of_list"]) == (0, 1, 1)
+        assert optimal["reached"] == pytest.approx(1.0)
+        assert summary.population(self.rows()[:1], 3) is None
+
+    def test_page_picture_and_readme(self, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib")
+        values = {
+            f"{kind} {name}": self.row(name)
+            for kind, name in (("network", "mlp"), ("batch", "mlp@4"), ("drawn", "random/0"))
+        }
+        op_row = {
+            "op": "MatMul",
+            "network": "mlp",
+            "op_class": "allow",
+            "shapes": [[2, 3], [3, 4]],
+            "us": {key: {"median": 2.0, "low": 1.0, "high": 3.0} for key in ("fp32", "low", "low_casts")},
+            "casts_pay": {"median": 0.8, "low": 0.7, "high": 0.9},
+        }
+        values["ops mlp"] = self.row("ops") | {"rows": [op_row], "failures": {}}
+        readme = tmp_path / "README.md"
+        readme.write_text(f"# Title\n{page.BEGIN}\nold\n{page.END}\nrest\n")
+        known = dict.fromkeys(("mlp", "mlp@4", "random/0"), PLANS)
+        written = page.publish_measured(values, known, "here, of today", 3, tmp_path, readme)
+        assert {path.name for path in written} == {
+            "measured.json",
+            "measured.md",
+            "measured.svg",
+            "README.md",
+        }
+        text = (tmp_path / "measured.md").read_text()
+        assert "loses on 1 of 1 and wins on 0" in text
+        assert "torch.compile failed (there is no compiler)" in text
+        assert "Not measured: ResNet-18, 8 x 96 x 96" in text
+        table = readme.read_text()
+        assert table.startswith("# Title\n")
+        assert table.endswith("rest\n")
+        assert "old" not in table
+        assert "Measured on A CPU" in table
+        assert "| 3.00 (3.00 to 3.00) |" in table
+        width = 0
+        for line in text.splitlines():
+            cells = line.count("|")
+            assert not line.startswith("|") or cells == width or not width, line
+            width = cells if line.startswith("|") else 0
+
+    def test_a_network_without_graphs_is_absent(self, tmp_path: Path) -> None:
+        data = page.data_of({"network mlp": self.row("mlp")}, {"mlp": None}, "", 0)
+        assert data["rows"] == []
+        data = page.data_of({"network mlp": self.row("mlp")}, {"mlp": PLANS}, "", 0)
+        text = render("measured", data)
+        assert "not calibrated" in text
+        assert "## Random networks" not in text
+        assert "## Batches" not in text
+
+    def test_a_readme_without_the_place(self) -> None:
+        with pytest.raises(UsageError, match="no place for the table"):
+            page.with_table("# Title\n", "table")
+
+
+def test_the_readme_has_the_place_for_the_table() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert page.with_table(text, "table") != text
