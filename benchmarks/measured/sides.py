@@ -11,9 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from select import select
 from signal import SIGKILL
-from threading import Timer
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -131,7 +132,9 @@ class Worker:
             stderr=subprocess.DEVNULL,
             text=True,
             env=environment,
+            start_new_session=True,
         )
+        self._is_ended = False
         self.facts: dict[str, Any] = {}
 
     def wait_until_ready(self, limit_s: float) -> None:
@@ -142,12 +145,10 @@ class Worker:
         RuntimeError
             If it fails, with the message of its error, or takes longer.
         """
-        timer = Timer(max(limit_s, 0.0), self._process.kill)
-        timer.start()
-        try:
-            self.facts = self._answer()
-        finally:
-            timer.cancel()
+        answers, _, _ = select([self._process.stdout], [], [], max(limit_s, 0.0))
+        if not answers:
+            raise RuntimeError("not ready in time")
+        self.facts = self._answer()
         if failure := self.facts.get("failure"):
             raise RuntimeError(failure)
 
@@ -160,37 +161,41 @@ class Worker:
         return times[1:]
 
     def end(self) -> None:
-        """End it."""
-        self._process.kill()
+        """End it, with the compilers that it started."""
+        if self._is_ended:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, SIGKILL)
         self._process.communicate()
+        self._is_ended = True
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None  # it was asked for
-        while line := self._process.stdout.readline():
-            if line.startswith("{"):
-                answer: dict[str, Any] = json.loads(line)
-                return answer
-        code = self._process.wait()
-        raise RuntimeError("not ready in time" if code == -SIGKILL else f"its process ended with {code}")
+        if not (line := self._process.stdout.readline()):
+            raise RuntimeError(f"its process ended with {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 def main(side: str, network: str, graphs: str) -> None:
     """Run steps as often as the parent asks, and say how long each took."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
     kind = SIDES[side]
     try:
         step = torch_step(network, kind) if isinstance(kind, Torch) else our_step(network, kind, Path(graphs))
         losses = [step() for _ in range(WARMUP)]
     except Exception as error:  # of one side: the others are measured, and this one is told
-        print(json.dumps({"failure": f"{type(error).__name__}: {error}"[:500]}), flush=True)
+        print(json.dumps({"failure": f"{type(error).__name__}: {error}"[:500]}), file=answers, flush=True)
         return
-    print(json.dumps({"loss": losses[0]}), flush=True)
+    print(json.dumps({"loss": losses[0]}), file=answers, flush=True)
     for line in sys.stdin:
         times_ms = []
         for _ in range(int(line)):
             began = time.perf_counter()
             step()
             times_ms.append((time.perf_counter() - began) * 1e3)
-        print(json.dumps({"times_ms": times_ms}), flush=True)
+        print(json.dumps({"times_ms": times_ms}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

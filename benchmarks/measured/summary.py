@@ -46,6 +46,7 @@ def network_row(name: str, timed: Facts, plans: Facts) -> Facts:
         "losses": timed["losses"],
         "failures": timed["failures"],
         "load": [timed["load"], timed["load_after"]],
+        "others_running": timed["others_running"],
         "measured_at": timed["measured_at"],
         "plans": plans,
     }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from benchmarks.measured.sides import IN_FP32, SIDES, Worker
@@ -76,12 +76,14 @@ def in_turns(name: str, graphs: Path, sides: Sequence[str], effort: Effort) -> F
                 workers[side] = worker
             except RuntimeError as error:
                 failures[side] = str(error)
+                worker.end()  # it may still compile
         losses = {side: worker.facts["loss"] for side, worker in workers.items()}
         refuse_other_losses(losses)
-        times_ms = _rounds(workers, effort)
+        times_ms, others = _rounds(workers, effort)
     return {
         **began,
         "load_after": os.getloadavg()[0],
+        "others_running": fmean(others) if others else None,
         "titles": {side: SIDES[side].title for side in sides},
         "failures": failures,
         "losses": losses,
@@ -89,12 +91,14 @@ def in_turns(name: str, graphs: Path, sides: Sequence[str], effort: Effort) -> F
     }
 
 
-def _rounds(workers: Mapping[str, Worker], effort: Effort) -> dict[str, list[float]]:
+def _rounds(workers: Mapping[str, Worker], effort: Effort) -> tuple[dict[str, list[float]], list[int]]:
+    """Give the times of each side by round, and how much else ran while all sides slept."""
     steps = {}
     for side, worker in workers.items():
         once_s = median(worker.times_ms(_FEWEST)) / 1e3
         steps[side] = max(_FEWEST, min(round(effort.turn_s / once_s), _MOST))
     times_ms: dict[str, list[float]] = {side: [] for side in workers}
+    others: list[int] = []
     order, end_s = list(workers), time.monotonic() + effort.budget_s
     for number in range(effort.rounds if order else 0):
         if number >= MIN_SAMPLES and time.monotonic() > end_s:
@@ -102,7 +106,17 @@ def _rounds(workers: Mapping[str, Worker], effort: Effort) -> dict[str, list[flo
         first = number % len(order)
         for side in order[first:] + order[:first]:
             times_ms[side].append(median(workers[side].times_ms(steps[side])))
-    return times_ms
+        others += others_running()
+    return times_ms, others
+
+
+def others_running() -> list[int]:
+    """Count what wants a core besides this process, where the system tells: Linux."""
+    path = Path("/proc/loadavg")
+    if not path.is_file():
+        return []
+    running, _, _ = path.read_text(encoding="ascii").split()[3].partition("/")
+    return [max(0, int(running) - 1)]
 
 
 def refuse_other_losses(losses: Mapping[str, float]) -> None:

@@ -1,6 +1,9 @@
 """Measured steps: who takes turns, what is kept, what the page says. Nothing here is a measurement."""
 
 import json
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from benchmarks.measured import __main__ as command
-from benchmarks.measured import calibration, page, plans, summary, turns
-from benchmarks.measured.ops import between_casts
+from benchmarks.measured import calibration, ops, page, plans, sides, summary, turns
 from benchmarks.measured.sides import DRAWN
 from benchmarks.pages import made, render
 from benchmarks.steps import StepError
@@ -83,6 +85,7 @@ class TestTurns:
 
     def test_where_and_with_what_it_ran_is_in_every_result(self, stub: type[Stub]) -> None:
         found = turns.in_turns("mlp", Path(), ("fp32",), EFFORT)
+        assert found["others_running"] is None or found["others_running"] >= 0
         assert set(found["machine"]) == {"cpu", "cores", "units", "governor"}
         assert found["made"]["versions"]["openvino"]
         assert found["load"] >= 0
@@ -92,6 +95,43 @@ class TestTurns:
         turns.refuse_other_losses({"torch": 1.0, "fp32": 1.0005, "torch-bf16": 1.01})
         with pytest.raises(StepError, match=r"the loss of fp32 is 1\.01, and torch's 1"):
             turns.refuse_other_losses({"torch": 1.0, "fp32": 1.01})
+
+
+def worker(monkeypatch: pytest.MonkeyPatch, script: str) -> sides.Worker:
+    real = subprocess.Popen
+
+    def popen(command: list[str], **how: Any) -> Any:
+        return real([sys.executable, "-c", script], **how)
+
+    monkeypatch.setattr(sides.subprocess, "Popen", popen)
+    return sides.Worker("fp32", "mlp", Path())
+
+
+class TestWorker:
+    @pytest.mark.parametrize(
+        ("script", "limit_s", "why"),
+        [
+            ("import time; time.sleep(60)", 0.2, "not ready in time"),
+            ("import sys; sys.exit(3)", 60.0, "its process ended with 3"),
+            ('print(\'{"failure": "no kernel"}\')', 60.0, "no kernel"),
+        ],
+    )
+    def test_one_that_is_not_ready_says_why_and_ends(
+        self, monkeypatch: pytest.MonkeyPatch, script: str, limit_s: float, why: str
+    ) -> None:
+        one = worker(monkeypatch, script)
+        with pytest.raises(RuntimeError, match=why):
+            one.wait_until_ready(limit_s)
+        one.end()
+        one.end()
+
+    def test_the_first_step_of_a_turn_does_not_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        lines = """print('{"loss": 1}', flush=True); input(); print('{"times_ms": [9, 2, 3]}')"""
+        one = worker(monkeypatch, lines)
+        one.wait_until_ready(60.0)
+        assert one.facts == {"loss": 1}
+        assert one.times_ms(2) == [2, 3]
+        one.end()
 
 
 def count(path: Path) -> int:
@@ -161,13 +201,28 @@ def test_all_plans_of_a_step(tmp_path: Path) -> None:
         assert len(written) - len(given) == one["casts"]
 
 
+def test_operators_alone_and_between_casts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openvino")
+    monkeypatch.setattr(ops, "_ROUNDS_S", 0.0)
+    folder = plans.folder_of("mlp", tmp_path)
+    folder.mkdir()
+    shutil.copy(MLP, folder / "fp32.onnx")
+    found = ops.measured_ops(("mlp", "a network that was not prepared"), tmp_path, threads=1)
+    assert not found["failures"]
+    assert {row["op"] for row in found["rows"]} <= set(ops.OPS)
+    assert any(row["op"] in ("MatMul", "Gemm") for row in found["rows"])
+    for row in found["rows"]:
+        assert set(row["us"]) == {"fp32", "low", "low_casts"}
+        assert row["casts_pay"]["low"] <= row["casts_pay"]["median"] <= row["casts_pay"]["high"]
+
+
 def test_casts_around_a_node_of_bf16() -> None:
     """The graph takes and gives FP32, and rounds to BF16 in between."""
     low, shape = TensorProto.BFLOAT16, [2, 2]
     values = [helper.make_tensor_value_info(name, low, shape) for name in ("a_0", "b_0", "c_0")]
     node = helper.make_node("MatMul", ["a_0", "b_0"], ["c_0"])
     model = helper.make_model(helper.make_graph([node], "node", values[:2], values[2:]))
-    cast = between_casts(model)
+    cast = ops.between_casts(model)
     onnx.checker.check_model(cast, full_check=True)
     assert [n.op_type for n in cast.graph.node] == ["Cast", "Cast", "MatMul", "Cast"]
     types = {v.type.tensor_type.elem_type for v in (*cast.graph.input, *cast.graph.output)}
@@ -204,6 +259,7 @@ class TestSummary:
             "failures": {"compile": "there is no compiler"},
             "load": 0.1,
             "load_after": 2.0,
+            "others_running": 0.0,
             "measured_at": "2026-11-23T13:00:00+00:00",
             "made": made()
             | {"versions": dict.fromkeys(("campo-onnx", "openvino", "onnxruntime", "torch"), "1.0")},
@@ -292,6 +348,11 @@ class TestSummary:
         assert "not calibrated" in text
         assert "## Random networks" not in text
         assert "## Batches" not in text
+
+    def test_a_busy_machine_is_told(self) -> None:
+        timed = self.row("mlp") | {"others_running": 2.0}
+        text = render("measured", page.data_of({"network mlp": timed}, {"mlp": PLANS}, "", 0))
+        assert "not to be relied on: MLP" in text
 
     def test_a_readme_without_the_place(self) -> None:
         with pytest.raises(UsageError, match="no place for the table"):
