@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from campo_onnx.planning.options import Options
     from campo_onnx.planning.pipeline import Optimized
     from campo_onnx.planning.pipeline import optimize as optimize_model
+    from campo_onnx.trial.trial import try_step
 
 
 def _read_only(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
@@ -50,6 +51,7 @@ _HOME = {
     "export_model": "campo_onnx.ir.exporter:export_model",
     "oplists": "campo_onnx.optimize.lists.list_file:resolve",
     "optimize_model": "campo_onnx.planning.pipeline:optimize",
+    "try_step": "campo_onnx.trial.trial:try_step",
 }
 
 __all__ = [
@@ -65,6 +67,7 @@ __all__ = [
     "export_model",
     "oplists",
     "optimize_model",
+    "try_step",
 ]
 
 

@@ -32,6 +32,7 @@ from .render.console import (
     print_line,
     print_traceback,
 )
+from .try_step import try_step
 
 TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
 
@@ -92,6 +93,7 @@ app = typer.Typer(
 )
 for command in (demo, optimize, compare, explain, devices, profile, bench, calibrate, check):
     app.command(cls=Command)(command)
+app.command(name="try", cls=Command)(try_step)
 
 
 def _show_version(wanted: bool) -> None:

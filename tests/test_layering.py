@@ -37,6 +37,7 @@ ROOMS = (
     "campo_onnx.integrations",
     "campo_onnx.checking",
     "campo_onnx.report",
+    "campo_onnx.trial",
     "cli",
 )
 
@@ -51,7 +52,12 @@ HOMES = {
     "jinja2": ("campo_onnx.report",),
     "rich": ("cli.render", "campo_onnx.training.display"),
     "typer": ("cli",),
-    "torch": ("campo_onnx.export.torch", "campo_onnx.integrations", "campo_onnx.runtime.onnxruntime.kineto"),
+    "torch": (
+        "campo_onnx.export.torch",
+        "campo_onnx.integrations",
+        "campo_onnx.runtime.onnxruntime.kineto",
+        "campo_onnx.trial",
+    ),
     "jax": ("campo_onnx.export.jax",),
 }
 

@@ -3,36 +3,32 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
-from campo_onnx.bench.failure import Failure, failure_of
+from campo_onnx.bench.failure import failure_of
 from campo_onnx.bench.graphs import Graph, batch_size, check_same_interface
 from campo_onnx.bench.loading import FIRST_STEPS, Buffers, Loaded, load_graphs
 from campo_onnx.bench.meters import BLOCKS, energy_samples, memory_meter
-from campo_onnx.bench.result import BenchResult, BenchRow, Outcome
+from campo_onnx.bench.result import BenchResult, BenchRow
 from campo_onnx.bench.rounds import (
+    PAUSE_S,
     RUNS,
     Progress,
     Rounds,
     Schedule,
     merged,
+    pause_between,
     time_rounds,
     time_runs,
     total_rounds,
 )
-from campo_onnx.bench.statistics import (
-    RESOLUTION_US,
-    interval_over_runs,
-    median_interval,
-    paired_speedup,
-    resolvable,
-    verdict,
-)
+from campo_onnx.bench.rows import rows_of
+from campo_onnx.bench.statistics import RESOLUTION_US, median_interval, resolvable
 from campo_onnx.bench.subprocess_timing import time_runs_apart
 from campo_onnx.errors import CampoError, DeviceUnavailableError, UsageError
 from campo_onnx.ops.precision import is_low_dtype
@@ -43,8 +39,6 @@ from campo_onnx.runtime.timing import GPU_SPIN_S
 
 TOLERANCE = 0.01
 """Speed-ups within this of 1 count as no difference, unless asked otherwise."""
-
-_PAUSE_S = 0.005
 
 
 def bench(
@@ -129,8 +123,8 @@ def bench(
         blocks = 0 if gpu.problem or not energy else BLOCKS * len(loaded.steps)
         progress = _Progress(on_progress, total_rounds(schedule), blocks, gpu.sm_clock_mhz)
         if on_loaded is not None:
-            on_loaded(_seconds(loaded, schedule, load_s=load_s, pauses=_pause(machine) is not None))
-        time_one = partial(time_rounds, pause=_pause(machine))
+            on_loaded(_seconds(loaded, schedule, load_s=load_s, pauses=pause_between(machine) is not None))
+        time_one = partial(time_rounds, pause=pause_between(machine))
         if is_apart:
             by_name = {graph.name: graph for graph in graphs}
             runs, loaded = time_runs_apart(
@@ -158,7 +152,7 @@ def bench(
     batch = batch or batch_size(graphs[0])
     return BenchResult(
         machine=machine,
-        rows=_rows(graphs, loaded, rounds, [run.count for run in runs], drawn, tolerance, batch),
+        rows=tuple(_rows(graphs, loaded, runs, drawn, tolerance, batch)),
         steps=rounds.count,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         samples_us=rounds.samples_us,
@@ -233,20 +227,11 @@ def _meter(machine: Machine) -> AbstractContextManager[GpuMeter]:
 
 def _seconds(loaded: Loaded, schedule: Schedule, *, load_s: float, pauses: bool) -> float:
     """Guess how long all rounds will take, with pauses between steps, and loading anew for each run."""
-    round_s = sum(step_s + pauses * _PAUSE_S for step_s in loaded.step_s.values())
+    round_s = sum(step_s + pauses * PAUSE_S for step_s in loaded.step_s.values())
     rounds_s = round_s * total_rounds(schedule)
     if schedule.budget_s is not None:
         rounds_s = min(rounds_s, schedule.budget_s)
     return rounds_s + (min(RUNS, schedule.rounds) - 1) * load_s
-
-
-def _pause(machine: Machine) -> Callable[[], None] | None:
-    """What to do between two steps."""
-    if machine.provider != "cpu" or machine.threads == 1:
-        return None
-    # Threads of the previous session keep spinning for about a millisecond, on the cores that the next
-    # one needs; without a pause a step took up to 50 % longer.
-    return partial(time.sleep, _PAUSE_S)
 
 
 def _energy(
@@ -270,50 +255,25 @@ def _energy(
 def _rows(
     graphs: Sequence[Graph],
     loaded: Loaded,
-    rounds: Rounds,
-    rounds_per_run: Sequence[int],
+    runs: Sequence[Rounds],
     energy: _Energy,
     tolerance: float,
     batch: int | None,
-) -> tuple[BenchRow, ...]:
-    failures = {**loaded.failures, **rounds.failures}
-    first = graphs[0].name
-    baseline_us = () if first in failures else rounds.samples_us[first]
-    if baseline_us:
-        tolerance = resolvable(tolerance, median_interval(baseline_us).median)
-    rows = []
-    counted = {graph.name: traffic(graph.imported.view) for graph in graphs}
-    for name in (graph.name for graph in graphs):
-        samples_us = rounds.samples_us.get(name, ())
-        step_us = interval_over_runs(samples_us, rounds_per_run) if samples_us else None
-        failure = failures.get(name, Failure(text="", exit_code=0))
-        is_compared = name != first and not failure.text
-        speedup = paired_speedup(baseline_us, samples_us, rounds_per_run) if is_compared else None
-        if failure.text:
-            outcome = Outcome.FAILED
-        elif name == first:
-            outcome = Outcome.BASELINE
-        else:
-            is_enough = speedup is not None and sum(map(bool, rounds_per_run)) >= RUNS
-            outcome = verdict(speedup, tolerance) if speedup and is_enough else Outcome.NOT_COMPARED
-        joules = energy.samples_j.get(name, ())
-        rows.append(
-            BenchRow(
-                name=name,
-                step_us=step_us,
-                speedup=speedup,
-                verdict=outcome,
-                samples_per_s=batch / step_us.median * 1e6 if batch and step_us else None,
-                energy_j=median_interval(joules) if joules else None,
-                peak_bytes=loaded.peak_bytes.get(name),
-                launches=counted[name].total.launches,
-                moved_bytes=counted[name].total.moved_bytes,
-                alive_bytes=counted[name].peak_bytes,
-                failure=failure.text,
-                failure_code=failure.exit_code,
-            )
+) -> Iterator[BenchRow]:
+    """Add what is measured or counted of graphs alone."""
+    names = [graph.name for graph in graphs]
+    rows = rows_of(names, runs, failures=loaded.failures, tolerance=tolerance, batch=batch)
+    for graph, row in zip(graphs, rows, strict=True):
+        counted = traffic(graph.imported.view)
+        joules = energy.samples_j.get(graph.name, ())
+        yield replace(
+            row,
+            energy_j=median_interval(joules) if joules else None,
+            peak_bytes=loaded.peak_bytes.get(graph.name),
+            launches=counted.total.launches,
+            moved_bytes=counted.total.moved_bytes,
+            alive_bytes=counted.peak_bytes,
         )
-    return tuple(rows)
 
 
 def _notes(graphs: Sequence[Graph], machine: Machine, rounds: Rounds, tolerance: float) -> Iterator[str]:

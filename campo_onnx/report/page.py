@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 SCRIPTS = ("data.js", "table.js", "decisions.js", "map.js", "page.js")
 """In the order in which they run."""
 
-_NEEDED = ("jinja2", "matplotlib")
+NEEDED = ("jinja2", "matplotlib")
+"""Packages that a report needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ def check_report(path: Path) -> None:
     """
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--report {path}: a report is an HTML file", remedy="End the name with .html.")
-    missing = [package for package in _NEEDED if find_spec(package) is None]
+    missing = [package for package in NEEDED if find_spec(package) is None]
     if missing:
         raise UsageError(
             f"--report needs {' and '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed",
@@ -93,6 +94,11 @@ def render(page: Page) -> str:
         version=VERSION,
         **page.values,
     )
+
+
+def fill(template: str, values: Mapping[str, Any]) -> str:
+    """Fill a template that is a part of a page, without style and scripts: a notebook has its own."""
+    return _environment().get_template(template).render(**values)
 
 
 _JSON: Mapping[str, Any] = {"separators": (",", ":"), "allow_nan": False, "sort_keys": False}

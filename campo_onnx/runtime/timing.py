@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Step = Callable[[], None]
+Step = Callable[[], float | None]
+"""Runs one step and waits for its end. One that is told to another process returns the microseconds that it
+took there."""
 
 GPU_SPIN_S = 0.05
 """Work after which a GPU that was idle runs at the clock it keeps."""
@@ -88,6 +90,20 @@ def measure(step: Step, effort: Effort) -> Timing:
     """Time one step."""
     _warm_up((step,), effort)
     return timing_of([sample for (sample,) in _rounds((step,), effort)])
+
+
+def time_behind_another(step: Step) -> float:
+    """Give the microseconds of the second of two steps: the first behind a pause is slower.
+
+    Parameters
+    ----------
+    step
+        A step that does not time itself.
+    """
+    step()
+    began = time.perf_counter()
+    step()
+    return (time.perf_counter() - began) * 1e6
 
 
 def slope(few: Step, many: Step, extra: int, effort: Effort) -> Timing:

@@ -60,7 +60,7 @@ def _table(result: "BenchResult") -> Table:
     is_compared = len(rows) > 1
     shown: list[tuple[Column, Callable[[BenchRow], Cell]]] = [
         (Column(title="graph", key="graph", may_break=True), lambda row: Cell(row.name, row.name)),
-        (Column(title="step", key="step_us", is_number=True), _step),
+        (Column(title="step", key="step_us", is_number=True), step_cell),
         (Column(title="95 % interval", is_number=True, rank=2), _step_interval),
     ]
     if any(row.samples_per_s is not None for row in rows):
@@ -68,9 +68,9 @@ def _table(result: "BenchResult") -> Table:
     if is_compared:
         title = f"x {rows[0].name}, 95 % interval"
         shown.append(
-            (Column(title=title, key="speedup", is_number=True, may_break=True, least=_RATIO), _ratio)
+            (Column(title=title, key="speedup", is_number=True, may_break=True, least=_RATIO), ratio_cell)
         )
-    shown.append((Column(title="verdict", key="verdict"), _verdict))
+    shown.append((Column(title="verdict", key="verdict"), verdict_cell))
     if any(row.launches is not None for row in rows):
         shown.append((Column(title="launches", key="launches", is_number=True, rank=8), _launches))
     if any(row.moved_bytes is not None for row in rows):
@@ -96,12 +96,14 @@ def _bound(of: "Callable[[Interval], float]") -> "Callable[[BenchRow], Cell]":
     return lambda row: Cell("", None if row.speedup is None else of(row.speedup))
 
 
-def _verdict(row: "BenchRow") -> Cell:
+def verdict_cell(row: "BenchRow") -> Cell:
+    """Show how a step compares with the first."""
     word = row.verdict.value
     return Cell(word, word, verdict_style(word))
 
 
-def _step(row: "BenchRow") -> Cell:
+def step_cell(row: "BenchRow") -> Cell:
+    """Show the median step."""
     if row.step_us is None:
         return Cell("-")
     return Cell(duration(row.step_us.median), row.step_us.median)
@@ -120,7 +122,8 @@ def _samples(row: "BenchRow") -> Cell:
     return Cell("-") if row.samples_per_s is None else Cell(f"{row.samples_per_s:,.4g}", row.samples_per_s)
 
 
-def _ratio(row: "BenchRow") -> Cell:
+def ratio_cell(row: "BenchRow") -> Cell:
+    """Show the speed-up over the first, with its interval."""
     interval = row.speedup
     if interval is None:
         return Cell("-")

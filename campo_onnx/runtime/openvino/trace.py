@@ -16,7 +16,7 @@ from onnx import GraphProto, NodeProto
 
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import NodeTime, StepTimes
-from campo_onnx.runtime.timing import timing_of
+from campo_onnx.runtime.timing import Step, timing_of
 
 _SPLIT_OFF = "/WithoutBiases"  # Gemm becomes a product of this name and an Add
 _SINK = "/sink_port_0"
@@ -170,7 +170,7 @@ def executed_nodes(graph: Any, names: Names) -> tuple[Executed, ...]:
 
 def step_times(
     nodes: Sequence[Executed],
-    step: Callable[[], None],
+    step: Step,
     counters: Callable[[], Iterable[Any]],
     *,
     repeats: int,

@@ -1,0 +1,113 @@
+"""Exports and plans of a trial: one step for this machine, one for GPUs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from campo_onnx.bench.rounds import Progress
+from campo_onnx.export.target import Target
+from campo_onnx.export.torch import export_training_step
+from campo_onnx.files import temporary_folder
+from campo_onnx.hardware.device import Device
+from campo_onnx.ir.exporter import export_model
+from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ops.precision import low_precisions
+from campo_onnx.ops.registry import RANDOM
+from campo_onnx.optimize.lists.oplists import preset
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.planning.auto_precision import choose_precision
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import apply, decide, problem_of
+from campo_onnx.trial.result import PlanFacts
+from campo_onnx.trial.torch_steps import TorchStep
+
+LISTS = "campo"
+
+
+def computes_low(device: Device) -> bool:
+    """Whether a device has arithmetic in a low precision."""
+    return any(map(device.computes_in, low_precisions()))
+
+
+def draws(exported: Imported) -> bool:
+    """Whether a step draws random numbers, so that two runs of it differ."""
+    return any(node.op in RANDOM for node in exported.view.nodes)
+
+
+def export_step(
+    user: TorchStep, path: Path, target: Target, device: Device, *, loss_scale: bool = False
+) -> Imported:
+    """Write the step of a user as a graph, and read it.
+
+    Parameters
+    ----------
+    user
+        The step.
+    path
+        Where to write it.
+    target, device, loss_scale
+        See :func:`campo_onnx.export.torch.export_training_step`.
+    """
+    export_training_step(
+        user.module,
+        user.loss,
+        user.inputs,
+        user.targets,
+        loss_scale=loss_scale,
+        target=target,
+        device=device,
+        path=path,
+    )
+    return import_model(path)
+
+
+def plan_step(exported: Imported, options: Options, path: Path) -> PlanFacts:
+    """Plan for this machine in the low precision that suits it.
+
+    The mixed step is written to `path` if the plan changes something.
+    """
+    choice = choose_precision(exported, options)
+    options = replace(options, low=choice.low)
+    problem = choice.problems.get(choice.low) or problem_of(exported, options)
+    plan = choice.plans.get(choice.low) or decide(problem, exported, options)
+    if plan.low_nodes:
+        export_model(apply(plan, problem, exported).model, path)
+    return _facts(plan, options.device, choice.why)
+
+
+def predicted(user: TorchStep, devices: Sequence[Device], tell: Progress) -> Iterator[PlanFacts]:
+    """Plan for other devices, from public figures, with a loss scale in the step.
+
+    Parameters
+    ----------
+    user
+        The step; it is exported as kernels on CUDA like it.
+    devices
+        The devices; one without low arithmetic is passed over.
+    tell
+        Called with the devices that are done, and how many there are.
+    """
+    if not devices:
+        return
+    with temporary_folder() as folder:
+        exported = export_step(user, folder / "step.onnx", "cuda", devices[0], loss_scale=True)
+    for number, device in enumerate(devices):
+        tell(number, len(devices))
+        choice = choose_precision(exported, Options(device=device, lists=preset(LISTS)))
+        if choice.low in choice.plans:
+            yield _facts(choice.plans[choice.low], device, choice.why)
+
+
+def _facts(plan: Plan, device: Device, why: str) -> PlanFacts:
+    return PlanFacts(
+        device=device.name,
+        title=device.title,
+        low=plan.low.value,
+        why=why,
+        nodes=len(plan.decisions),
+        low_nodes=len(plan.low_nodes),
+        casts=len(plan.casts),
+        fp32_us=plan.fp32_us,
+        predicted_us=plan.predicted_us,
+        source=plan.source,
+    )

@@ -1,0 +1,159 @@
+"""Steps that take turns: torch's in this process, each of ours in one of its own."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from campo_onnx.bench.bench import TOLERANCE
+from campo_onnx.bench.failure import Failure, failure_of
+from campo_onnx.bench.loading import Loaded
+from campo_onnx.bench.result import BenchResult
+from campo_onnx.bench.rounds import Progress, Schedule, merged, pause_between, time_rounds, time_runs
+from campo_onnx.bench.rows import rows_of
+from campo_onnx.bench.worker import WorkerStep
+from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
+from campo_onnx.export.torch.arguments import arguments
+from campo_onnx.export.torch.state_dict import first_state
+from campo_onnx.ir.importer import Imported
+from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.timing import Step, time_behind_another
+from campo_onnx.step import naming as step_naming
+from campo_onnx.trial.gradients import gradient_error
+from campo_onnx.trial.result import EAGER, GradientError
+from campo_onnx.trial.torch_steps import Gradients, TorchStep, torch_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sides:
+    """Everything that takes turns.
+
+    Parameters
+    ----------
+    user
+        The step of torch.
+    graphs
+        Files of our steps, by name.
+    batch
+        ``.npz`` file with a value for every input of theirs.
+    machine
+        Where they run.
+    """
+
+    user: TorchStep
+    graphs: Mapping[str, Path]
+    batch: Path
+    machine: Machine
+
+    def measured(
+        self, *, compiles: bool, rounds: int, budget_s: float | None, seed: int, on_progress: Progress
+    ) -> tuple[BenchResult, tuple[GradientError, ...]]:
+        """Run the first step of each to compare its gradients, then let them take turns.
+
+        Parameters
+        ----------
+        compiles
+            Whether torch.compile runs as well.
+        rounds, budget_s
+            Timed rounds at most, and the time after which no further one begins.
+        seed
+            Of the order within rounds.
+        on_progress
+            Called with the rounds done and the total.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            If the user ends it before the first round is complete.
+        """
+        of_torch = torch_steps(self.user, compiles=compiles)
+        errors, failures, exact = self._first_of_torch(of_torch)
+        timed: dict[str, Step] = {
+            name: partial(time_behind_another, run) for name, run in of_torch.items() if name not in failures
+        }
+        loaded = self._load([*timed, *self.graphs], timed)
+        for name, step in loaded.steps.items():
+            if isinstance(step, WorkerStep):
+                results = step.results()
+                errors.append(gradient_error(name, float(results[step_naming.LOSS]), results, exact))
+        runs, loaded = time_runs(
+            replace(loaded, failures={**failures, **loaded.failures}),
+            lambda names: self._load(names, timed),
+            partial(time_rounds, pause=pause_between(self.machine)),
+            Schedule(rounds=rounds, warmup=1, budget_s=budget_s),
+            seed=seed,
+            on_progress=on_progress,
+        )
+        loaded.steps.clear()  # which ends the processes
+        merged_runs = merged(runs)
+        names = [*of_torch, *self.graphs]
+        batch = self.user.batch_size
+        result = BenchResult(
+            machine=self.machine,
+            rows=tuple(rows_of(names, runs, failures=loaded.failures, tolerance=TOLERANCE, batch=batch)),
+            steps=merged_runs.count,
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            samples_us=merged_runs.samples_us,
+            rounds_per_run=tuple(run.count for run in runs),
+            tolerance=TOLERANCE,
+            batch=batch,
+            interrupted=merged_runs.interrupted,
+            notes=loaded.notes,
+        )
+        return result, tuple(errors)
+
+    def _first_of_torch(
+        self, of_torch: Mapping[str, Callable[[], float]]
+    ) -> tuple[list[GradientError], dict[str, Failure], Gradients]:
+        errors: list[GradientError] = []
+        failures: dict[str, Failure] = {}
+        exact: Gradients = {}
+        for name, run in of_torch.items():
+            try:
+                loss = run()
+            except Exception as error:  # whatever torch, or the user's module, raises
+                if is_foreign(error):
+                    raise
+                why = f"{type(error).__name__}: {error}"
+                failures[name] = Failure(text=why, exit_code=UnsupportedModelError.exit_code)
+                continue
+            gradients = self.user.gradients()
+            if name == EAGER:
+                exact = gradients
+            errors.append(gradient_error(name, loss, gradients, exact))
+        return errors, failures, exact
+
+    def _load(self, names: Collection[str], timed: Mapping[str, Step]) -> Loaded:
+        """Start a process for each graph; torch's steps stay as they are."""
+        steps: dict[str, Step] = {name: step for name, step in timed.items() if name in names}
+        failures: dict[str, Failure] = {}
+        notes: list[str] = []
+        for name, path in self.graphs.items():
+            if name not in names:
+                continue
+            folder = path.with_suffix("")
+            folder.mkdir(exist_ok=True)
+            try:
+                steps[name] = step = WorkerStep(path, self.batch, folder, self.machine)
+            except CampoError as error:
+                failures[name] = failure_of(error)
+                continue
+            if step.note:
+                notes.append(f"{name}: {step.note}")
+        return Loaded(steps=steps, failures=failures, notes=tuple(notes))
+
+
+def write_batch(user: TorchStep, exported: Imported, path: Path) -> None:
+    """Write a value for every input of an exported step: torch's weights and its batch."""
+    inputs = arguments(
+        user.inputs, user.module.forward, skip=0, kind="input", name_of=step_naming.batch_input
+    )
+    targets = arguments(user.targets, user.loss, skip=1, kind="target", name_of=step_naming.target)
+    feeds = first_state(user.module, exported.model)
+    for name, tensor in (inputs.tensors | targets.tensors).items():
+        if name in exported.view.inputs:
+            feeds[name] = tensor.detach().cpu().numpy()
+    np.savez(path, allow_pickle=False, **feeds)

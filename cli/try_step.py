@@ -1,0 +1,138 @@
+"""``campo-onnx try``: a PyTorch training step, measured here beside torch's own and predicted for GPUs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from campo_onnx.costs.evidence import CostSource
+
+from .evidence import CostsOption
+from .options import (
+    MEASURE,
+    OUTPUT,
+    ForceOption,
+    FormatOption,
+    JsonOption,
+    QuietOption,
+    ReportOption,
+    RunInOption,
+    ThreadsOption,
+    check_one_form,
+)
+from .outputs import check_outputs
+from .render.bench import print_written
+from .render.console import INTERRUPTED, command_line, print_json, progressing, set_loudness
+from .render.table import TableFormat
+from .render.trial import print_trial
+
+
+def try_step(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCRIPT.py:FUNCTION",
+            help="A function without arguments that returns a module, its loss and a batch, such as "
+            "`(model, loss, (x, y))`. The script is executed.",
+            show_default=False,
+        ),
+    ],
+    runtime: RunInOption = "auto",
+    threads: ThreadsOption = 0,
+    compiles: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            help="Also measure torch.compile, which takes minutes to compile large networks.",
+            rich_help_panel=MEASURE,
+        ),
+    ] = False,
+    steps: Annotated[
+        int,
+        typer.Option("--steps", metavar="N", min=6, help="Timed rounds, at most.", rich_help_panel=MEASURE),
+    ] = 24,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--seconds",
+            metavar="S",
+            min=0.0,
+            help="Start no further round after this time.",
+            rich_help_panel=MEASURE,
+        ),
+    ] = 40.0,
+    costs: CostsOption = CostSource.AUTO,
+    report: ReportOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE.json",
+            help="Write the results and every single time as JSON.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    form: FormatOption = TableFormat.TEXT,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    force: ForceOption = False,
+) -> None:
+    """Measure a PyTorch training step here, beside torch's own, and predict it for GPUs.
+
+    The step is exported and planned. Then torch eager, torch autocast and our step, in FP32 and mixed, take
+    turns, and their gradients are compared. A step is forward, loss and backward. Needs PyTorch.
+
+    Example: `campo-onnx try train.py:make`
+    """
+    from campo_onnx.report.page import check_report
+    from campo_onnx.runtime.registry import runtime_called
+    from campo_onnx.trial.script import split_target, step_from
+
+    set_loudness(quiet=quiet)
+    check_one_form(json=json, form=form)
+    script, function = split_target(target)
+    runtime_called(runtime)
+    if report is not None:
+        check_report(report)
+    check_outputs({"--output": output, "--report": report}, {"SCRIPT": script}, force=force)
+    with progressing(f"running {script.name}") as advance:
+        user = step_from(script, function)
+        from campo_onnx.trial.trial import try_step as run_trial
+
+        phase = ""
+
+        def progress(now: str, done: int, total: int) -> None:
+            nonlocal phase
+            if now != phase:
+                phase = now
+                advance.describe(f"{now} {script.name}:{function}")
+            advance(done, total)
+
+        trial = run_trial(
+            *user,
+            name=f"{script.name}:{function}",
+            runtime=runtime,
+            threads=threads,
+            compiles=compiles,
+            steps=steps,
+            seconds=seconds,
+            costs=costs,
+            on_progress=progress,
+        )
+    if output is not None or report is not None:
+        from campo_onnx.files import write_text
+        from campo_onnx.trial.page import trial_page
+
+        if output is not None:
+            write_text(trial.to_json(), output)
+        if report is not None:
+            write_text(trial_page(trial, command=command_line()), report)
+    if json:
+        print_json(trial.to_json())
+    else:
+        print_trial(trial, form)
+        print_written(output, report, form=form)
+    if trial.measured.interrupted:
+        raise typer.Exit(INTERRUPTED)
