@@ -1,5 +1,6 @@
 """A training step of the user's: exported, planned, measured here beside torch's, predicted elsewhere."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +18,7 @@ from campo_onnx.ir.importer import Imported
 from campo_onnx.measure.store import Store, default_path
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.planning.options import Options
-from campo_onnx.runtime.machine import DEFAULT, Machine
+from campo_onnx.runtime.machine import DEFAULT, Machine, cores
 from campo_onnx.runtime.registry import AUTO, machine, runtimes
 from campo_onnx.trial.planned import LISTS, computes_low, draws, export_step, plan_step, predicted
 from campo_onnx.trial.result import MIXED, OURS, PlanFacts, Trial
@@ -26,6 +27,8 @@ from campo_onnx.trial.torch_steps import TorchStep, threads_of_torch
 
 Progress = Callable[[str, int, int], None]
 """Called with the phase, the work done in it, and its total; 0 where that is not known."""
+
+_IDLE = 1.5  # beside our own process, one more that is small
 
 
 def try_step(
@@ -151,6 +154,11 @@ def _costs(costs: CostSource, device: Device, tell: Progress) -> Iterator[tuple[
 
 def _notes(exported: Imported, here: Machine, device: Device, plan: PlanFacts) -> Iterator[str]:
     yield "A step is forward, loss and backward, without the update of the weights."
+    if hasattr(os, "getloadavg") and (load := os.getloadavg()[0]) > cores() + _IDLE:
+        yield (
+            f"The machine was busy: {load:.1f} processes wanted its {cores()} cores. It slows steps of many "
+            "threads most; measure again when it is quiet."
+        )
     if draws(exported):
         yield "Gradients were not compared: the step draws random numbers. Set dropout to 0 to compare them."
     if not computes_low(device):

@@ -129,6 +129,13 @@ def test_random_steps_are_not_compared():
     assert all(row.step_us is not None for row in trial.measured.rows)
 
 
+def test_a_busy_machine_is_told(monkeypatch):
+    for load, is_told in ((1e3, True), (0.0, False)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, load, load))
+        trial = tried(network(), devices=[], steps=6, seconds=0.5)
+        assert any("machine was busy" in note for note in trial.notes) == is_told
+
+
 def test_a_batch_by_name_and_a_loss_of_the_output_alone():
     class Named(nn.Module):
         def __init__(self):
