@@ -27,6 +27,7 @@ _TAIL = 8.0  # standard deviations that a value of real data may be off
 _PIXELS = 700.0  # coordinates, times, counts: what is not multiplied by weights may be this large
 _NEAR = (0.0, 1e-5, -1e-5, 2.0**-12, -(2.0**-12), 2.0**-9, -(2.0**-9), 0.03, -0.03)
 _LARGEST_CONSTANT = 1e4
+_APART = 0.01
 _THRESHOLDS = frozenset({"Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"})
 
 _MOVES = frozenset({"Cast", "Expand", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
@@ -63,7 +64,8 @@ def draw_batches(
     ------
     Batch
         Ordinary values; rows that are empty, repeated and extreme; values next to the constants they meet;
-        large coordinates. A batch that would be like the ones before is left out.
+        large coordinates; smooth rows and small offsets, whose differences are small. A batch that would be
+        like the ones before is left out.
 
     Raises
     ------
@@ -99,6 +101,10 @@ def draw_batches(
     if free:
         large = {name: _large(base[name], rng) for name in free}
         yield Batch("large coordinates", {**base, **large})
+        yield Batch("values close to one another", {**base, **_close(free, base, rng)})
+        small = {name: base[name] * np.float32(_APART) for name in _repeated(free, base)}
+        if small:
+            yield Batch("small offsets", {**base, **small})
 
 
 def _data(
@@ -203,6 +209,28 @@ def _meeting_no_product(data: Sequence[str], view: GraphView, products: frozense
 def _large(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
     """Coordinates of boxes, ascending along the last axis, as corners are."""
     return np.sort(rng.uniform(0.0, _PIXELS, value.shape), axis=-1).astype(value.dtype)
+
+
+def _close(names: Sequence[str], base: Feeds, rng: np.random.Generator) -> Feeds:
+    """Samples of a smooth function along the last axis; inputs of a shape are a hundredth apart."""
+    smooth: dict[tuple[int, ...], NDArray[Any]] = {}
+    close: Feeds = {}
+    for name in names:
+        shape = base[name].shape
+        if shape not in smooth:
+            phase = rng.uniform(0.0, 2.0 * np.pi, (*shape[:-1], 1))
+            smooth[shape] = 1.5 + np.sin(phase + np.linspace(0.0, np.pi, shape[-1]))
+            close[name] = smooth[shape].astype(base[name].dtype)
+        else:
+            apart = _APART * rng.standard_normal(shape)
+            close[name] = (smooth[shape] * (1.0 + apart)).astype(base[name].dtype)
+    return close
+
+
+def _repeated(names: Sequence[str], base: Feeds) -> list[str]:
+    """Inputs of a shape that an earlier one has."""
+    shapes = [base[name].shape for name in names]
+    return [name for i, name in enumerate(names) if shapes[i] in shapes[:i]]
 
 
 def _moved(name: str, view: GraphView) -> set[str]:

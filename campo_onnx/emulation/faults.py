@@ -48,6 +48,14 @@ _EXACT = frozenset(
     }
 )
 _MAKES_WHOLE = frozenset({"Ceil", "DynamicQuantizeLinear", "Floor", "QuantizeLinear", "Round"})
+_CHOOSE = _MAKES_WHOLE.union(
+    ("Abs", "ArgMax", "ArgMin", "Clip", "Compress", "Hardmax", "HardSigmoid", "HardSwish", "If", "LeakyRelu"),
+    ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Loop", "Max", "MaxPool", "MaxPoolGrad"),
+    ("MaxUnpool", "Min", "Mod", "NonMaxSuppression", "PRelu", "ReduceMax", "ReduceMin", "Relu", "ReluGrad"),
+    ("RoiAlign", "Scan", "Shrink", "Sign", "ThresholdedRelu", "TopK", "Where"),
+)
+"""Operators whose result jumps, or changes its slope, where an input is rounded past a threshold."""
+
 _PIECES = Limits(piece_bytes=128 << 20, held_bytes=256 << 20)
 
 
@@ -118,6 +126,12 @@ class Subject:
             return node.op.op_type in _MAKES_WHOLE and not node.op.domain
         before, after = (self.view.tensors[t].dtype for t in (node.inputs[0], node.outputs[0]))
         return before in _FLOATS and after in _EXACT
+
+    @cached_property
+    def chosen(self) -> frozenset[str]:
+        """Tensors behind an operator that chooses by what it reads."""
+        choosing = (node for node in self.view.nodes if node.op.op_type in _CHOOSE or self._counts(node))
+        return self.view.downstream(t for node in choosing for t in node.outputs if t)
 
     @cached_property
     def scaled(self) -> frozenset[str]:
@@ -311,6 +325,8 @@ class ProbedBatch:
         is_poor = reference.own_error.get(name, float("inf")) > POORLY_DETERMINED
         if (is_gradient or is_poor) and outcome.conditioned.get(name, 0.0) <= self._limit:
             return True
+        if not is_gradient and name not in reference.bases and name not in subject.chosen:
+            return False
         flips = _FLIPS * 2.0 ** (-(subject.low.fraction_bits + 1) / 2)
         return self._is_choice(name, error, _MOST_BY_CHOICE if is_gradient else flips)
 
