@@ -31,12 +31,6 @@ def split_target(target: str) -> tuple[Path, str]:
     ------
     UsageError
         If it is not of that form, the script does not exist, or PyTorch is not installed.
-
-    Examples
-    --------
-    >>> split_target("train.py")
-    Traceback (most recent call last):
-    campo_onnx.errors.UsageError: 'train.py' is not SCRIPT.py:FUNCTION. Write, for example, ...
     """
     script, colon, function = target.rpartition(":")
     if not (colon and script.endswith(".py") and function.isidentifier()):

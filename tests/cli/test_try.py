@@ -103,6 +103,8 @@ def test_bad_requests_end_before_the_script_runs(script, program, capsys):
     Path("there.json").write_text("{}", encoding="utf-8")
     for words, says in (
         (("missing.py:make",), "does not exist"),
+        (("make",), "'make' is not SCRIPT.py:FUNCTION"),
+        (("good_script.py:a b",), "is not SCRIPT.py:FUNCTION"),
         ((f"{script}:make", "--runtime", "toaster"), "unknown runtime 'toaster'"),
         ((f"{script}:make", "--report", "r.txt"), "a report is an HTML file"),
         ((f"{script}:make", "-o", "there.json"), "exists"),
