@@ -233,6 +233,12 @@ class GraphView:
         value = self.values.get(tensor)
         return None if value is None or value.size != 1 else float(value.reshape(-1)[0])
 
+    def power(self, node: OpNode) -> float | None:
+        """The constant power that a node raises its first input to: 2 of a product with itself."""
+        if node.op.label == "Pow":
+            return self.scalar(node.inputs[1])
+        return 2.0 if node.op.label == "Mul" and node.inputs[0] == node.inputs[1] else None
+
     def origin(self, tensor: str, through: AbstractSet[OpKey]) -> str:
         """The tensor that the first inputs of some operators lead back to."""
         producer = self.producer.get(tensor)

@@ -164,6 +164,11 @@ def having(*traits: Trait) -> Ops:
     return Ops(lambda registry: registry.having(*traits))
 
 
+def moving(*movements: Movement) -> Ops:
+    """The operators that arrange elements in one of some ways, in the registry in force when it is asked."""
+    return Ops(lambda registry: frozenset(k for k, s in registry.specs.items() if s.movement in movements))
+
+
 RANDOM = Ops(lambda registry: frozenset(key for key, spec in registry.specs.items() if spec.draws))
 """The operators that draw random numbers."""
 

@@ -7,24 +7,19 @@ from enum import StrEnum
 
 from campo_onnx.ir.gradient_names import differentiated_tensor
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
-from campo_onnx.ops.key import MICROSOFT, OpKey
+from campo_onnx.ops.key import MICROSOFT, op_keys
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.signature import Shape
 from campo_onnx.ops.spec import Family
-from campo_onnx.optimize.safety import earlier_versions
+from campo_onnx.optimize.safety import BOUNDARY, earlier_versions
 from campo_onnx.optimize.values.loss_scale import loss_scaling
 
 _PRODUCTS = frozenset({Family.MATRIX_PRODUCT, Family.CONVOLUTION, Family.RECURRENT, Family.ATTENTION})
-_SAME_VALUES = frozenset(
-    OpKey("", op)
-    for op in ("Cast", "Flatten", "Identity", "Pad", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-)
+_SAME_VALUES = op_keys("Cast Flatten Identity Pad Reshape Squeeze Transpose Unsqueeze")
 _MOST_STEPS_BACK = 64
 _MOST = 0.5
 _LEAST_COVERED = 3  # fewer outputs have the shape of a weight by chance
-_CAST = OpKey("", "Cast")
-_BOUNDARY = OpKey(MICROSOFT, "YieldOp")
 
 
 class Form(StrEnum):
@@ -157,7 +152,7 @@ def graph_kind(view: GraphView, *, is_result: bool = False) -> GraphKind:
         )
     form = _form(view, returned)
     # What a framework hands in may be scaled or not.
-    is_told = form is not Form.UPDATE and not any(node.op == _BOUNDARY for node in view.nodes)
+    is_told = form is not Form.UPDATE and not any(node.op in BOUNDARY for node in view.nodes)
     scaling = loss_scaling(view) if is_told else None
     scales_loss = None if scaling is None or not scaling.forward else scaling.scale is not None
     return GraphKind(form=form, storage=_storage(view), scales_loss=scales_loss, is_result=is_result)
@@ -187,7 +182,7 @@ def _only_updates(view: GraphView) -> bool:
 def _is_of_training(node: OpNode) -> bool:
     """Whether an operator exists in the backward pass only."""
     name = node.op.op_type
-    return node.op == _BOUNDARY or (name.endswith("Grad") and node.op.domain in ("", MICROSOFT))
+    return node.op in BOUNDARY or (name.endswith("Grad") and node.op.domain in ("", MICROSOFT))
 
 
 def _has_loss(view: GraphView) -> bool:
@@ -266,7 +261,7 @@ def _storage(view: GraphView) -> Storage:
         return Storage.QUANTIZED
     has_low = has_fp32 = False
     for node in view.nodes:
-        if node.op == _CAST:
+        if node.op.label == "Cast":
             continue
         types = [view.tensors[tensor].dtype for tensor in node.outputs if tensor in view.tensors]
         has_low |= any(map(is_low_dtype, types))

@@ -4,21 +4,17 @@ from collections.abc import Mapping
 
 from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Family
 from campo_onnx.optimize.lists.oplists import OpClass, OpLists
 from campo_onnx.optimize.plan.reason import Reason
 
-_ELEMENTWISE = frozenset(
-    OpKey("", op)
-    for op in (
-        *("Abs", "Add", "Cast", "Clip", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Pow"),
-        *("Reciprocal", "Sign", "Sqrt", "Sub", "Sum", "Where"),
-    )
+_ELEMENTWISE = op_keys(
+    "Abs Add Cast Clip Div Identity Max Min Mul Neg Pow Reciprocal Sign Sqrt Sub Sum Where"
 )
-_SPLIT, _CONCAT, _RESHAPE = (OpKey("", op) for op in ("Split", "Concat", "Reshape"))
-_BOUNDARY = OpKey("com.microsoft", "YieldOp")
+BOUNDARY = op_keys("com.microsoft:YieldOp")
+"""The operator by which a graph of ORTModule hands tensors to the framework and takes gradients."""
 
 
 @remembered
@@ -61,14 +57,14 @@ def _joined_region(output: str, view: GraphView) -> tuple[set[str], set[str]] | 
     before: set[str] = set()
     tensor = _unshaped(output, view, before)
     split = view.producer.get(tensor)
-    if split is None or split.op != _SPLIT or (shape := view.shape(split.inputs[0])) is None:
+    if split is None or split.op.label != "Split" or (shape := view.shape(split.inputs[0])) is None:
         return None
     region, reads = _elementwise_region(split.inputs[0], shape, view)
     part, parts = split.outputs.index(tensor), len(split.outputs)
     found: set[str] = set()
     for joined in tuple(reads):
         made = view.producer.get(joined)
-        if made is None or made.op != _CONCAT or len(made.inputs) != parts:
+        if made is None or made.op.label != "Concat" or len(made.inputs) != parts:
             continue
         sources = [_unshaped(name, view, set()) for name in made.inputs]
         found.add(sources[part])
@@ -79,7 +75,7 @@ def _joined_region(output: str, view: GraphView) -> tuple[set[str], set[str]] | 
 
 def _unshaped(tensor: str, view: GraphView, passed: set[str]) -> str:
     """Say what a tensor was before it was reshaped, and note the nodes that did it."""
-    while (node := view.producer.get(tensor)) is not None and node.op == _RESHAPE:
+    while (node := view.producer.get(tensor)) is not None and node.op.label == "Reshape":
         passed.add(node.name)
         tensor = node.inputs[0]
     return tensor
@@ -132,7 +128,7 @@ def loss(view: GraphView, lists: OpLists) -> frozenset[str]:
 def loss_output(view: GraphView) -> str | None:
     """Find the tensor that is the loss, or one that is handed to a framework; None where there is neither."""
     # Where there is a YieldOp, the outputs of the graph are gradients.
-    crossing = [t for node in view.nodes if node.op == _BOUNDARY for t in node.inputs]
+    crossing = [t for node in view.nodes if node.op in BOUNDARY for t in node.inputs]
     scalars = [
         t
         for t in crossing or view.outputs
@@ -144,7 +140,7 @@ def loss_output(view: GraphView) -> str | None:
 
 
 def _joins_two_tensors(node: OpNode, view: GraphView) -> bool:
-    if node.op != OpKey("", "Add"):
+    if node.op.label != "Add":
         return False
     shapes = {view.shape(t) for t in node.inputs}
     kinds = {view.tensors[t].kind for t in node.inputs}

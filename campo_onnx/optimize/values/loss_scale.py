@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
 from campo_onnx.ops.key import op_keys
-from campo_onnx.optimize.safety import loss_output, weight_update
+from campo_onnx.optimize.safety import BOUNDARY, loss_output, weight_update
 from campo_onnx.optimize.values.walk import Labels
 
-_BOUNDARY = op_keys("com.microsoft:YieldOp")
 _ON_THE_WAY_OUT = op_keys(
     "Abs Add Cast Clip Div Identity Mul Neg Reshape Squeeze Sub Sum Transpose Unsqueeze"
 )
@@ -67,14 +66,14 @@ def gradient_outputs(view: GraphView, scaling: LossScaling) -> frozenset[str]:
 def _forward(view: GraphView) -> frozenset[str]:
     """Nodes that the loss is computed by; in a graph of ORTModule, what is handed to the framework."""
     loss = loss_output(view)
-    handed_over = [t for node in view.nodes if node.op in _BOUNDARY for t in node.inputs if t]
+    handed_over = [t for node in view.nodes if node.op in BOUNDARY for t in node.inputs if t]
     return view.upstream(handed_over or ([] if loss is None else [loss]))
 
 
 def _loss_scale(view: GraphView, forward: frozenset[str], update: frozenset[str]) -> str | None:
     """The scalar input that multiplies the loss alone, or the tensor that a YieldOp brings in."""
     for node in view.nodes:
-        if node.op in _BOUNDARY and any(node.outputs):
+        if node.op in BOUNDARY and any(node.outputs):
             return next(t for t in node.outputs if t)
     for name in view.inputs:
         info = view.tensors[name]

@@ -28,15 +28,12 @@ _ALWAYS_SUMS = op_keys("AveragePool CumSum")
 _MANY_TERMS = 16
 
 
-def is_power(node: OpNode, view: GraphView) -> bool:
-    """Whether a node is a Pow with a constant exponent of at least 2."""
-    return node.op.label == "Pow" and (view.scalar(node.inputs[1]) or 0.0) >= 2.0
-
-
 def squared(node: OpNode, view: GraphView) -> str | None:
     """The tensor whose square a node computes or sums."""
-    if node.op in SUMS_OF_SQUARES or is_power(node, view):
+    if node.op in SUMS_OF_SQUARES:
         return node.inputs[0]
+    if node.op.label == "Pow":
+        return node.inputs[0] if (view.power(node) or 0.0) >= 2.0 else None
     if node.op.label == "Mul" or (node.op in CONTRACTIONS and _is_norm(node, view)):
         if len(node.inputs) < 2:
             return None
@@ -71,9 +68,7 @@ def leading_to_sums(values: GraphValues, *, to_roots: bool = False) -> frozenset
 
 def is_root(node: OpNode, view: GraphView) -> bool:
     """Whether a node takes a root: Sqrt, or a power with a constant exponent between -1 and 1."""
-    if node.op.label == "Pow":
-        return 0.0 < abs(view.scalar(node.inputs[1]) or 0.0) < 1.0
-    return node.op.label == "Sqrt"
+    return node.op.label == "Sqrt" or 0.0 < abs(view.power(node) or 0.0) < 1.0
 
 
 def adds_up(node: OpNode, values: GraphValues) -> bool:

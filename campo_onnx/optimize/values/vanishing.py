@@ -9,7 +9,7 @@ from campo_onnx.ops.key import OpKey, op_keys
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS, is_power
+from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS
 from campo_onnx.optimize.values.walk import Labels, leading_to
 
 _PROBABILITIES = having(Trait.NEAR_ZERO)
@@ -135,7 +135,7 @@ def squares_of_slopes(values: GraphValues) -> Mapping[str, str]:
     view, slopes = values.view, _small(values.view)
     nodes, squares = Labels(), Labels()
     for node in view.nodes:
-        if _is_square(node, view) and not values.fits(node.outputs[0]):
+        if (view.power(node) or 0.0) >= 2.0 and not values.fits(node.outputs[0]):
             squares[node.outputs[0]] = node.outputs[0]
         elif square := squares.first(node.inputs):
             if node.op.label == "Mul" and not slopes.isdisjoint(node.inputs):
@@ -148,7 +148,3 @@ def squares_of_slopes(values: GraphValues) -> Mapping[str, str]:
             nodes[node.name] = squares[tensor]
             behind.update(t for t in node.inputs if t in squares)
     return nodes
-
-
-def _is_square(node: OpNode, view: GraphView) -> bool:
-    return is_power(node, view) or (node.op.label == "Mul" and node.inputs[0] == node.inputs[1])

@@ -1,18 +1,15 @@
 """ReduceSum that computes the gradient of a bias or scale: TensorFlow's BiasAddGrad, not Sum."""
 
-from campo_onnx.ir.view import GraphView, OpNode, TensorKind
-from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.registry import spec
+from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ops.key import op_keys
+from campo_onnx.ops.registry import moving
 from campo_onnx.ops.spec import Movement
 from campo_onnx.optimize.lists.op_class import OpClass
 from campo_onnx.optimize.lists.patterns.findings import Finding, Findings
 
-_SUMS = frozenset({OpKey("", "ReduceSum"), OpKey("com.microsoft", "ReduceSumTraining")})
-_ACCUMULATORS = frozenset(
-    {OpKey("com.microsoft", "InPlaceAccumulator"), OpKey("com.microsoft", "InPlaceAccumulatorV2")}
-)
-_MUL = OpKey("", "Mul")
-_ONE_TO_ONE = frozenset({Movement.VIEW, Movement.REORDER})
+_SUMS = op_keys("ReduceSum com.microsoft:ReduceSumTraining")
+_ACCUMULATORS = op_keys("com.microsoft:InPlaceAccumulator com.microsoft:InPlaceAccumulatorV2")
+_ONE_TO_ONE = moving(Movement.VIEW, Movement.REORDER)
 
 
 def bias_gradient(view: GraphView, update: frozenset[str]) -> Findings:
@@ -51,7 +48,7 @@ def _only_leaves(tensor: str, view: GraphView, update: frozenset[str]) -> bool:
                 leaves = True
             elif (
                 consumer.op in _SUMS  # the batch, after each sample
-                or (spec(consumer.op).movement in _ONE_TO_ONE and use.position == 0)
+                or (consumer.op in _ONE_TO_ONE and use.position == 0)
                 or _scales(consumer, view)
             ):
                 pending.append(consumer.outputs[0])
@@ -62,19 +59,17 @@ def _only_leaves(tensor: str, view: GraphView, update: frozenset[str]) -> bool:
 
 def _unscales(node: OpNode, position: int, view: GraphView) -> bool:
     """Whether a node divides a gradient by the loss scale: a scalar that is not a constant."""
-    if node.op not in (OpKey("", "Div"), OpKey("", "Mul")):
+    if node.op.label not in ("Div", "Mul"):
         return False
     other = node.inputs[1 - position]
-    info = view.tensors[other]
-    if info.kind is TensorKind.CONSTANT or info.elements != 1:
+    if view.is_constant(other) or view.tensors[other].elements != 1:
         return False
     if node.op.op_type == "Div":
         return position == 0
     producer = view.producer.get(other)
-    return producer is not None and producer.op == OpKey("", "Reciprocal")
+    return producer is not None and producer.op.label == "Reciprocal"
 
 
 def _scales(node: OpNode, view: GraphView) -> bool:
     """Whether a node multiplies by one constant number."""
-    constants = [view.values.get(tensor) for tensor in node.inputs]
-    return node.op == _MUL and any(value is not None and value.size == 1 for value in constants)
+    return node.op.label == "Mul" and any(view.scalar(tensor) is not None for tensor in node.inputs)

@@ -3,7 +3,6 @@
 import numpy as np
 
 from campo_onnx.ir.view import GraphView, OpNode
-from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.lists.op_class import OpClass
 from campo_onnx.optimize.lists.patterns.findings import Finding, Findings
 
@@ -17,16 +16,16 @@ def gelu(view: GraphView, update: frozenset[str]) -> Findings:
     """
     classes = {}
     for node in view.nodes:
-        if node.op == OpKey("", "Exp") and _is_bounded(node.inputs[0], view):
+        if node.op.label == "Exp" and _is_bounded(node.inputs[0], view):
             classes[node.name] = (OpClass.INFER, Finding.GELU_EXP)
-        elif node.op == OpKey("", "Pow") and _decays(node, view):
+        elif node.op.label == "Pow" and _decays(node, view):
             classes[node.name] = (OpClass.INFER, Finding.GELU_POWER)
     return Findings(classes=classes)
 
 
 def _is_bounded(exponent: str, view: GraphView) -> bool:
     shift = view.producer.get(exponent)
-    if shift is not None and shift.op == OpKey("", "Sub") and _is_at_most_one(shift.inputs[0], view):
+    if shift is not None and shift.op.label == "Sub" and _is_at_most_one(shift.inputs[0], view):
         return _is_minus_square(shift.inputs[1], view, negative=True)
     return _is_minus_square(exponent, view, negative=False)
 
@@ -41,9 +40,9 @@ def _decays(power: OpNode, view: GraphView) -> bool:
 def _is_minus_square(tensor: str, view: GraphView, *, negative: bool) -> bool:
     """Whether a tensor is a square times constants, with a minus sign over all; one may stand before it."""
     while (node := view.producer.get(tensor)) is not None:
-        if _is_square(node, view):
+        if view.power(node) == 2:
             return negative
-        if node.op == OpKey("", "Neg"):
+        if node.op.label == "Neg":
             tensor, negative = node.inputs[0], not negative
             continue
         scaled = _scaled(node, view)
@@ -58,16 +57,9 @@ def _is_at_most_one(tensor: str, view: GraphView) -> bool:
     return constant is not None and bool(np.all(constant <= 1))
 
 
-def _is_square(node: OpNode, view: GraphView) -> bool:
-    if node.op == OpKey("", "Pow"):
-        exponent = view.values.get(node.inputs[1])
-        return exponent is not None and exponent.size == 1 and np.ravel(exponent)[0] == 2
-    return node.op == OpKey("", "Mul") and node.inputs[0] == node.inputs[1]
-
-
 def _scaled(node: OpNode, view: GraphView) -> tuple[str, bool] | None:
     """Return what a node multiplies or divides by a constant, and whether that is negative."""
-    if node.op not in (OpKey("", "Mul"), OpKey("", "Div")):
+    if node.op.label not in ("Mul", "Div"):
         return None
     pairs = [node.inputs] if node.op.op_type == "Div" else [node.inputs, node.inputs[::-1]]
     for tensor, scale in pairs:

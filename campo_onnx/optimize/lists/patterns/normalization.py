@@ -7,32 +7,24 @@ made of those of rows that a LayerNormalization gives; they are broadcast onto w
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from campo_onnx.ir.view import GraphView, OpNode, Use
-from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.registry import spec
+from campo_onnx.ops.key import op_keys
+from campo_onnx.ops.registry import having, moving
 from campo_onnx.ops.spec import Movement
+from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.lists.op_class import OpClass
 from campo_onnx.optimize.lists.patterns.findings import Finding, Findings
 
-_LINEAR = frozenset(
-    {OpKey("", "ReduceMean"), OpKey("", "ReduceSum"), OpKey("com.microsoft", "ReduceSumTraining")}
+_LINEAR = op_keys("ReduceMean ReduceSum com.microsoft:ReduceSumTraining")
+_SQUARING = having(Trait.SUM_OF_SQUARES)
+_REDUCTIONS = _SQUARING | _LINEAR
+_VECTOR_OPS = op_keys(
+    """Add Sub Mul Div Sqrt Reciprocal Pow Neg Max Clip Reshape Squeeze Unsqueeze Identity Expand Transpose
+    Concat Split ReduceMean ReduceSum ReduceL2 ReduceSumSquare"""
 )
-_SQUARING = frozenset({OpKey("", "ReduceL2"), OpKey("", "ReduceSumSquare")})
-_VECTOR_OPS = frozenset(
-    OpKey("", op)
-    for op in (
-        *("Add", "Sub", "Mul", "Div", "Sqrt", "Reciprocal", "Pow", "Neg", "Max", "Clip"),
-        *("Reshape", "Squeeze", "Unsqueeze", "Identity", "Expand", "Transpose"),
-        *("Concat", "Split", "ReduceMean", "ReduceSum", "ReduceL2", "ReduceSumSquare"),
-    )
-)
-_BROADCASTS = frozenset(OpKey("", op) for op in ("Add", "BatchNormalization", "Div", "Mul", "Sub")) | {
-    OpKey("com.microsoft", "GatedAdd")
-}
-_PRODUCTS = frozenset({OpKey("", "MatMul"), OpKey("com.microsoft", "FusedMatMul")})
-_LAYER_NORMALIZATION = OpKey("", "LayerNormalization")
+_BROADCASTS = op_keys("Add BatchNormalization Div Mul Sub com.microsoft:GatedAdd")
+_PRODUCTS = op_keys("MatMul com.microsoft:FusedMatMul")
+_VIEWS = moving(Movement.VIEW)
 _STACKED = 2
 """Statistics of two kinds may be joined to be reduced together."""
 
@@ -49,7 +41,7 @@ def normalization(view: GraphView, update: frozenset[str]) -> Findings:
     normalized = _row_statistics(view)
     for node in view.nodes:
         sums_rows = node.op in _PRODUCTS and (view.shape(node.outputs[0]) or ())[-1:] == (1,)
-        if not (sums_rows or node.op in _LINEAR | _SQUARING) or not view.is_float32(node.outputs[0]):
+        if not (sums_rows or node.op in _REDUCTIONS) or not view.is_float32(node.outputs[0]):
             continue
         reduced = _first_reduced(node, view)
         given = view.tensors[reduced].elements
@@ -62,12 +54,13 @@ def normalization(view: GraphView, update: frozenset[str]) -> Findings:
         if not broadcasts:
             continue
         contained |= broadcasts
-        square = _square(reduced, view)
-        if node.op in _SQUARING or square is not None:
+        square = view.producer.get(reduced)
+        is_squared = square is not None and view.power(square) == 2
+        if node.op in _SQUARING or is_squared:
             classes[node.name] = (OpClass.DENY, Finding.SUM_OF_SQUARES)
         else:
             classes[node.name] = (OpClass.INFER, Finding.STATISTIC)
-        if square is not None:
+        if square is not None and is_squared:
             classes[square.name] = (OpClass.DENY, Finding.SQUARES)
     return Findings(classes=classes, contained=frozenset(contained))
 
@@ -82,7 +75,7 @@ def _row_statistics(view: GraphView) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for node in view.nodes:
-        if node.op != _LAYER_NORMALIZATION or len(node.outputs) < 2:
+        if node.op.label != "LayerNormalization" or len(node.outputs) < 2:
             continue
         statistics = [tensor for tensor in node.outputs[1:] if tensor]
         normalized = view.tensors[node.outputs[0]].elements or 0
@@ -106,17 +99,10 @@ def _vectors_of(tensors: list[str], most: int, view: GraphView) -> set[str]:
 
 
 def _first_reduced(node: OpNode, view: GraphView) -> str:
-    """The tensor that a reduction reduces; of one in stages, the input of the first."""
-    tensor = _behind_views(node.inputs[0], view)
+    """The tensor that a reduction reduces; of one in stages, which reads rows of rows, that of the first."""
+    tensor = view.origin(node.inputs[0], _VIEWS)
     while (producer := view.producer.get(tensor)) is not None and producer.op in _LINEAR:
-        tensor = _behind_views(producer.inputs[0], view)
-    return tensor
-
-
-def _behind_views(tensor: str, view: GraphView) -> str:
-    """Return what `tensor` is in another shape: a long sum in stages reads its terms as rows of rows."""
-    while (producer := view.producer.get(tensor)) and spec(producer.op).movement is Movement.VIEW:
-        tensor = producer.inputs[0]
+        tensor = view.origin(producer.inputs[0], _VIEWS)
     return tensor
 
 
@@ -137,17 +123,3 @@ def _broadcasts_back(node: OpNode, before: int, most: int, view: GraphView) -> I
             elif elements <= most and consumer.op in _VECTOR_OPS and consumer.outputs[0] not in seen:
                 seen.update(consumer.outputs)
                 pending.extend(consumer.outputs)
-
-
-def _square(tensor: str, view: GraphView) -> OpNode | None:
-    """The node that computes a tensor, if it squares."""
-    producer = view.producer.get(tensor)
-    if producer is None:
-        return None
-    if producer.op == OpKey("", "Mul") and producer.inputs[0] == producer.inputs[1]:
-        return producer
-    if producer.op == OpKey("", "Pow"):
-        exponent = view.values.get(producer.inputs[1])
-        if exponent is not None and exponent.size == 1 and np.ravel(exponent)[0] == 2:
-            return producer
-    return None

@@ -1,13 +1,13 @@
 """Random sources: they keep their FP32 draws, and what they draw is not unsafe."""
 
 from campo_onnx.ir.view import GraphView, Use
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Family
 from campo_onnx.optimize.lists.op_class import OpClass
 from campo_onnx.optimize.lists.patterns.findings import Finding, Findings
 
-_COMPARISONS = frozenset(OpKey("", op) for op in ("Greater", "GreaterOrEqual", "Less", "LessOrEqual"))
+_COMPARISONS = op_keys("Greater GreaterOrEqual Less LessOrEqual")
 
 
 def random(view: GraphView, update: frozenset[str]) -> Findings:

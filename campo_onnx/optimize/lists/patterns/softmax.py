@@ -3,16 +3,15 @@
 from collections.abc import Iterator
 
 from campo_onnx.ir.view import GraphView, OpNode, Use
-from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.registry import spec
+from campo_onnx.ops.key import op_keys
+from campo_onnx.ops.registry import moving, spec
 from campo_onnx.ops.spec import Movement
 from campo_onnx.optimize.lists.op_class import OpClass
 from campo_onnx.optimize.lists.patterns.findings import Finding, Findings
 
-_SOFTMAX = frozenset({OpKey("", "Softmax"), OpKey("com.microsoft", "BiasSoftmax")})
-
-
-_KEEPS_ALL = frozenset({Movement.VIEW, Movement.REPEAT})
+_SOFTMAX = op_keys("Softmax com.microsoft:BiasSoftmax")
+_VIEWS = moving(Movement.VIEW)
+_KEEPS_ALL = moving(Movement.VIEW, Movement.REPEAT)
 
 
 def softmax(view: GraphView, update: frozenset[str]) -> Findings:
@@ -36,9 +35,9 @@ def softmax(view: GraphView, update: frozenset[str]) -> Findings:
             for use, total in _row_sums(node.outputs[0], view):
                 contained.add(use)
                 classes[total.name] = (OpClass.INFER, Finding.SOFTMAX_SUM)
-        elif node.op == OpKey("", "Exp"):
+        elif node.op.label == "Exp":
             shift = view.producer.get(node.inputs[0])
-            if shift is None or shift.op != OpKey("", "Sub"):
+            if shift is None or shift.op.label != "Sub":
                 continue
             if shift.inputs[0] in _maxima_of(shift.inputs[1], view):
                 classes[node.name] = (OpClass.INFER, Finding.SOFTMAX_EXP)
@@ -51,15 +50,15 @@ def _row_sums(weights: str, view: GraphView) -> Iterator[tuple[Use, OpNode]]:
     while pending:
         for use in view.consumers.get(pending.pop(), ()):
             consumer = view.node[use.node]
-            if spec(consumer.op).movement is Movement.VIEW or consumer.op == OpKey("", "Where"):
+            if consumer.op in _VIEWS or consumer.op.label == "Where":
                 pending.append(consumer.outputs[0])
             elif (place := _factor_of(consumer, use)) is not None:  # g * y + y * -sum
                 total = _sum_behind(consumer.inputs[place], view)
                 if total is not None:
                     yield Use(node=consumer.name, position=place), total
-            elif consumer.op == OpKey("", "Mul"):
+            elif consumer.op.label == "Mul":
                 shift = view.producer.get(consumer.inputs[1 - use.position])
-                total = _sum_behind(shift.inputs[1], view) if shift and shift.op == OpKey("", "Sub") else None
+                total = _sum_behind(shift.inputs[1], view) if shift and shift.op.label == "Sub" else None
                 if shift is not None and total is not None:
                     yield Use(node=shift.name, position=1), total
 
@@ -78,12 +77,10 @@ def _factor_of(consumer: OpNode, use: Use) -> int | None:
 def _sum_behind(tensor: str, view: GraphView) -> OpNode | None:
     """Return the ReduceSum that `tensor` is, but for its shape and a constant factor."""
     while (node := view.producer.get(tensor)) is not None:
-        if node.op == OpKey("", "ReduceSum"):
+        if node.op.label == "ReduceSum":
             return node
-        is_scale = node.op == OpKey("", "Neg") or (
-            node.op == OpKey("", "Mul") and node.inputs[1] in view.values
-        )
-        if not is_scale and spec(node.op).movement is not Movement.VIEW:
+        is_scale = node.op.label == "Neg" or (node.op.label == "Mul" and node.inputs[1] in view.values)
+        if not is_scale and node.op not in _VIEWS:
             return None
         tensor = node.inputs[0]
     return None
@@ -94,15 +91,15 @@ def _maxima_of(tensor: str, view: GraphView) -> set[str]:
 
     JAX takes the larger of the maximum and minus infinity, as if a row could be empty.
     """
-    found, pending = set(), [tensor]
+    maxima, pending = set(), [tensor]
     while pending:
         producer = view.producer.get(pending.pop())
         if producer is None:
             continue
-        if producer.op == OpKey("", "ReduceMax"):
-            found.add(producer.inputs[0])
-        elif spec(producer.op).movement in _KEEPS_ALL:
+        if producer.op.label == "ReduceMax":
+            maxima.add(producer.inputs[0])
+        elif producer.op in _KEEPS_ALL:
             pending.append(producer.inputs[0])
-        elif producer.op == OpKey("", "Max"):
+        elif producer.op.label == "Max":
             pending.extend(producer.inputs)
-    return found
+    return maxima
