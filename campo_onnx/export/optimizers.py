@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from campo_onnx.errors import UsageError
 
@@ -17,17 +17,29 @@ _BELOW: Mapping[str, float] = MappingProxyType(
 """What each setting must be below; none may be negative."""
 
 
-def _check(optimizer: Any) -> None:
-    """Refuse settings that torch refuses, or that leave no finite weights."""
-    for name, limit in _BELOW.items():
-        number = getattr(optimizer, name, 0.0)
-        if not 0 <= number < limit:
-            bound = f"and below {limit:g}" if limit < math.inf else "and finite"
-            raise UsageError(f"{name} is {number:g}", remedy=f"It must be 0 or more, {bound}.")
+class _Settings:
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Refuse settings that torch refuses, or that leave no finite weights."""
+        for name, limit in _BELOW.items():
+            number = getattr(self, name, 0.0)
+            if not 0 <= number < limit:
+                bound = f"and below {limit:g}" if limit < math.inf else "and finite"
+                raise UsageError(f"{name} is {number:g}", remedy=f"It must be 0 or more, {bound}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SGD:
+class _Moments(_Settings):
+    slots: ClassVar[tuple[str, ...]] = ("m", "v")
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGD(_Settings):
     """Gradient descent.
 
     Parameters
@@ -44,12 +56,9 @@ class SGD:
     slots: ClassVar[tuple[str, ...]] = ()
     weight_decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        _check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Momentum:
+class Momentum(_Settings):
     """Gradient descent with momentum.
 
     Parameters
@@ -67,12 +76,9 @@ class Momentum:
     nesterov: bool = False
     weight_decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        _check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adam:
+class Adam(_Moments):
     """Adam.
 
     Parameters
@@ -85,18 +91,9 @@ class Adam:
         Added to the gradient, times the parameter.
     """
 
-    slots: ClassVar[tuple[str, ...]] = ("m", "v")
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdamW:
+class AdamW(_Moments):
     """Adam with decoupled weight decay: the parameter itself shrinks by ``lr * weight_decay``.
 
     Parameters
@@ -107,18 +104,11 @@ class AdamW:
         Rate of the shrinking.
     """
 
-    slots: ClassVar[tuple[str, ...]] = ("m", "v")
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
     weight_decay: float = 0.01
-
-    def __post_init__(self) -> None:
-        _check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LAMB:
+class LAMB(_Moments):
     """Adam's direction, each tensor's step as long as the tensor itself times the learning rate.
 
     Parameters
@@ -131,14 +121,8 @@ class LAMB:
         Added to the direction, times the parameter.
     """
 
-    slots: ClassVar[tuple[str, ...]] = ("m", "v")
-    beta1: float = 0.9
-    beta2: float = 0.999
     eps: float = 1e-6
     weight_decay: float = 0.01
-
-    def __post_init__(self) -> None:
-        _check(self)
 
 
 Optimizer: TypeAlias = SGD | Momentum | Adam | AdamW | LAMB

@@ -34,7 +34,7 @@ from campo_onnx.optimize.plan.reason import Fact, Reason, Verdict
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.safety import protected, weight_update
-from campo_onnx.optimize.strategies.fp32 import all_fp32, fp32
+from campo_onnx.optimize.strategies.listed import all_fp32, fp32
 from campo_onnx.optimize.strategies.optimal import lower_bound_us
 from campo_onnx.optimize.traffic import Traffic, planned_traffic, traffic
 from campo_onnx.optimize.values.loss_scale import loss_scaling, low_gradients

@@ -4,9 +4,8 @@ from functools import partial
 
 import pytest
 
+from campo_onnx.optimize.strategies.dispatch import nvidia_amp, torch_amp
 from campo_onnx.optimize.strategies.fine_grained import fine_grained
-from campo_onnx.optimize.strategies.nvidia_amp import nvidia_amp
-from campo_onnx.optimize.strategies.torch_amp import torch_amp
 
 # c: all inputs low. d: first input low, second a graph input. e: first input FP32, second low.
 # f: only a constant beside a low input. g: on the FP32 list. h: downstream of it.

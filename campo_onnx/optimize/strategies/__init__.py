@@ -32,13 +32,13 @@ _ALL = (
     Strategy(
         name="nvidia-amp",
         title="NVIDIA's allow and deny lists, without costs; other nodes follow their first input",
-        rule=later(f"{_HERE}.nvidia_amp:nvidia_amp"),
+        rule=later(f"{_HERE}.dispatch:nvidia_amp"),
         default_lists="nvidia",
     ),
     Strategy(
         name="torch-amp",
         title="the rules of torch.autocast, without costs",
-        rule=later(f"{_HERE}.torch_amp:torch_amp"),
+        rule=later(f"{_HERE}.dispatch:torch_amp"),
         default_lists="pytorch",
     ),
     Strategy(
@@ -48,7 +48,7 @@ _ALL = (
         default_lists="tf115",
         compared_with=("tf2", "campo"),
     ),
-    Strategy(name="fp32", title="change nothing", rule=later(f"{_HERE}.fp32:fp32")),
+    Strategy(name="fp32", title="change nothing", rule=later(f"{_HERE}.listed:fp32")),
 )
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType({strategy.name: strategy for strategy in _ALL})

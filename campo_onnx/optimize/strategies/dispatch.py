@@ -1,8 +1,8 @@
-"""Deciding node by node in the order of execution, as a framework does when it runs eagerly."""
+"""NVIDIA's and PyTorch's AMP: node by node in the order of execution, as frameworks run eagerly."""
 
 from collections.abc import Callable
 
-from campo_onnx.ir.view import OpNode, TensorKind
+from campo_onnx.ir.view import OpNode
 from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.problem import Assignment, Problem
@@ -28,7 +28,7 @@ class Dispatched:
     def data(self, node: OpNode) -> tuple[str, ...]:
         """Inputs whose precision counts: those that can be low, without constants."""
         tensors = (node.inputs[i] for i in sorted(self.problem.ports[node.name].low_inputs))
-        return tuple(t for t in tensors if self.problem.view.tensors[t].kind is not TensorKind.CONSTANT)
+        return tuple(t for t in tensors if not self.problem.view.is_constant(t))
 
     def is_low(self, tensor: str) -> bool:
         """Whether a tensor is made low."""
@@ -62,3 +62,32 @@ def dispatch(problem: Problem, follows: Follows, *, rule: Reason) -> Assignment:
         if is_low:
             so_far.low.add(name)
     return Assignment(low=frozenset(so_far.low), verdicts=verdicts)
+
+
+def nvidia_amp(problem: Problem) -> Assignment:
+    """Decide by NVIDIA's rules (Mixed precision training, GTC 2019, "Operation classification").
+
+    Whitelist: always low, cast if necessary. Blacklist: always FP32, cast if necessary. Everything
+    else runs in the existing type of its input: of its first one, the others are cast to it.
+    """
+    return dispatch(problem, _first_input_low, rule=Reason.FIRST_INPUT)
+
+
+def _first_input_low(node: OpNode, so_far: Dispatched) -> bool:
+    data = so_far.data(node)
+    return bool(data) and so_far.is_low(data[0])
+
+
+def torch_amp(problem: Problem) -> Assignment:
+    """Decide as ``torch.autocast`` does, one call after the other.
+
+    A node on neither list runs in the widest type among its inputs: low only when all of them are
+    (type promotion). Constants stand for Python numbers and zero-dimensional tensors, which do not
+    take part in promotion; graph inputs are FP32.
+    """
+    return dispatch(problem, _all_inputs_low, rule=Reason.WIDEST_INPUT)
+
+
+def _all_inputs_low(node: OpNode, so_far: Dispatched) -> bool:
+    data = so_far.data(node)
+    return bool(data) and all(map(so_far.is_low, data))

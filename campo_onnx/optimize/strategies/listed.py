@@ -1,8 +1,8 @@
-"""Verdicts that follow from the lists alone, whatever the strategy."""
+"""Verdicts that no costs change: those of the lists, and FP32 throughout."""
 
 from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.plan.reason import Reason, Verdict
-from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.problem import Assignment, Problem
 
 _REASON = {
     OpClass.DENY: Reason.DENY_LIST,
@@ -29,3 +29,16 @@ def listed_verdicts(problem: Problem) -> dict[str, Verdict]:
 def has_class(problem: Problem, node: str, *classes: OpClass) -> bool:
     """Whether a node is free and of one of `classes`."""
     return problem.is_free(node) and problem.op_class(node) in classes
+
+
+def fp32(problem: Problem) -> Assignment:
+    """Leave every node in FP32: the baseline."""
+    return all_fp32(problem, Verdict(decided_by=Reason.STRATEGY_FP32))
+
+
+def all_fp32(problem: Problem, verdict: Verdict) -> Assignment:
+    """Leave every node in FP32, for a given reason."""
+    return Assignment(
+        low=frozenset(),
+        verdicts={node.name: verdict for node in problem.view.nodes if problem.is_free(node.name)},
+    )

@@ -244,17 +244,12 @@ def measured_ranges(
 
     A weight of one batch is another after the next step; data and masks are of one kind in every batch.
     """
-    trained = {view.shape(t) for t in view.outputs if view.is_float32(t)}
-    found: dict[str, DeclaredRange] = {}
-    for name in view.inputs:
-        is_scalar = view.tensors[name].elements == 1
-        if not view.is_float32(name) or is_scalar or view.shape(name) in trained:
-            continue
+    ranges: dict[str, DeclaredRange] = {}
+    for name in view.data_inputs:
         values = [np.asarray(batch[name]) for batch in batches]
         finite = [value[np.isfinite(value)] for value in values]
-        known = [value for value in finite if value.size]
-        if known:
-            lowest = min(float(value.min()) for value in known)
-            highest = max(float(value.max()) for value in known)
-            found[name] = DeclaredRange(lowest=lowest, highest=highest)
-    return MappingProxyType(found)
+        if values := [value for value in finite if value.size]:
+            lowest = min(float(value.min()) for value in values)
+            highest = max(float(value.max()) for value in values)
+            ranges[name] = DeclaredRange(lowest=lowest, highest=highest)
+    return MappingProxyType(ranges)
