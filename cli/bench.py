@@ -169,7 +169,7 @@ def bench(
         {"--output": output, "--plot": plot}, {"MODEL": models, "--inputs": inputs}, force=force
     )
     here = machine(processor_for(device, runtime), threads, runtime)
-    if tensor_cores and here.provider != "cuda":
+    if tensor_cores and not here.is_gpu:
         raise UsageError("--tensor-cores needs --device cuda", why="a CPU has no tensor cores")
     with working("reading graphs"):
         graphs = read_graphs(models, dimensions(dim))

@@ -154,7 +154,7 @@ def calibrate(
         here = _machine_in(from_store, device, runtime)
     else:
         here = machine(processor_for(device, runtime), threads, runtime)
-    if cuda_graph and here.provider != "cuda":
+    if cuda_graph and not here.is_gpu:
         raise UsageError("--cuda-graph needs the CUDA provider", remedy="Leave it out on a CPU.")
     figures, low = device_of(here), Precision(precision)
     execution = Execution.GRAPH if cuda_graph else Execution.STREAM
@@ -169,7 +169,7 @@ def calibrate(
         with progressing(f"calibrating {here.device} ({here.provider})") as advance:
             only_stored = from_store is not None
             timer = NodeTimer(machine=here, store=timings, execution=execution, only_stored=only_stored)
-            with_counters = counters is Use.AUTO and here.provider == "cuda" and not only_stored
+            with_counters = counters is Use.AUTO and here.is_gpu and not only_stored
             made = run_calibration(
                 workload, timer, figures, low, advance, counters_of if with_counters else None
             )

@@ -171,7 +171,7 @@ def opened_target(
     if calibration is not None and (why := doubt(calibration)):
         print_warning(f"{device}: {why}.")
     read = _read(profile) if profile is not None else None
-    may_measure = known.provider == "cpu" or visible_gpu().gpu is not None
+    may_measure = not known.is_gpu or visible_gpu().gpu is not None
     if costs is CostSource.MODEL or calibration is not None or not may_measure:
         yield Target(device=known, evidence=Evidence(calibration=calibration, profile=read), costs=costs)
         return
@@ -219,7 +219,7 @@ def _of_captured(costs: CostSource) -> CostSource:
 
 
 def _captured(device: "Device") -> "Device":
-    if device.provider != "cuda":
+    if not device.is_gpu:
         raise UsageError("--execution graph needs a GPU", why=f"{device.name} cannot capture CUDA graphs")
     captured = device.captured
     print_note(

@@ -113,7 +113,7 @@ def profile(
                 figures,
                 steps=steps,
                 kernel_trace=kernel_trace is Use.AUTO,
-                counters=counters is Use.AUTO and here.provider == "cuda",
+                counters=counters is Use.AUTO and here.is_gpu,
                 on_progress=advance,
             )
     write_profile(taken, output)

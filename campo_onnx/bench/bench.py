@@ -118,7 +118,7 @@ def bench(
             rounds=steps,
             warmup=max(0, warmup - FIRST_STEPS),
             budget_s=budget_s,
-            spin_s=GPU_SPIN_S if machine.provider == "cuda" else 0.0,
+            spin_s=GPU_SPIN_S if machine.is_gpu else 0.0,
         )
         blocks = 0 if gpu.problem or not energy else BLOCKS * len(loaded.steps)
         progress = _Progress(on_progress, total_rounds(schedule), blocks, gpu.sm_clock_mhz)
@@ -206,7 +206,7 @@ def _check_arguments(
         )
     if batch is not None and batch < 1:
         raise UsageError(f"the batch is {batch}", remedy="Give the number of samples in a step.")
-    if cuda_graph and machine.provider != "cuda":
+    if cuda_graph and not machine.is_gpu:
         raise UsageError("a CUDA graph cannot be captured on a CPU", remedy="Leave --cuda-graph off.")
 
 
@@ -220,7 +220,7 @@ def _buffers(graph: Graph, feeds: Mapping[str, NDArray[Any]] | None, machine: Ma
 
 
 def _meter(machine: Machine) -> AbstractContextManager[GpuMeter]:
-    if machine.provider == "cuda":
+    if machine.is_gpu:
         return gpu_meter()
     return nullcontext(GpuMeter(problem="only NVIDIA GPUs report it"))
 
@@ -284,7 +284,7 @@ def _notes(graphs: Sequence[Graph], machine: Machine, rounds: Rounds, tolerance:
         if smallest > tolerance:
             yield f"differences below {RESOLUTION_US:g} us ({smallest:.1%} of a step) cannot be resolved"
     low = [g.name for g in graphs if any(is_low_dtype(t.dtype) for t in g.imported.view.tensors.values())]
-    if machine.provider == "cpu" and low:
+    if not machine.is_gpu and low:
         yield (
             f"{', '.join(low)}: ONNX Runtime's CPU provider computes FP16 in FP32 between casts; this "
             "says nothing about a GPU"

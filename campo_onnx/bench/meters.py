@@ -133,7 +133,7 @@ class MemoryMeter:
 
 def memory_meter(machine: Machine, gpu: GpuMeter) -> MemoryMeter:
     """Choose what to read on a machine."""
-    if machine.provider == "cuda":
+    if machine.is_gpu:
         missing = gpu.problem or ("" if gpu.process_bytes() is not None else "the driver does not report it")
         source = f"not measured: {missing}" if missing else "growth of this process' GPU memory (NVML)"
         return MemoryMeter(read=gpu.process_bytes, min_bytes=0, source=source)
@@ -175,7 +175,7 @@ def with_tensor_pipe(
     UsageError
         If the result was measured on a CPU.
     """
-    if result.machine.provider != "cuda":
+    if not result.machine.is_gpu:
         raise UsageError("a CPU has no tensor cores", remedy="Leave --tensor-cores out.")
     ran = [(row.name, file) for row, file in zip(result.rows, files, strict=True) if not row.failure]
     try:

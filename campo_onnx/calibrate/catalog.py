@@ -125,7 +125,7 @@ def _misfit(calibration: Calibration, device: str) -> str:
         return problem
     if calibration.device.name != device:
         return f"it is of {calibration.device.name}"
-    if made.provider == "cuda":
+    if made.is_gpu:
         if runtime.problem("cuda"):
             return ""
         here = machine("cuda", runtime=made.runtime)

@@ -178,7 +178,7 @@ def _device_of(plan: Plan | None, mixed: Imported) -> Device:
 def _as_it_runs(device: Device, plan: Plan | None, mixed: Imported) -> Device:
     """The device, running the step as it was planned to run: the baseline says it, else the mixed file."""
     made = next((known for known in (plan, mixed.stamp) if known is not None), None)
-    is_captured = made is not None and made.captured and device.provider == "cuda"
+    is_captured = made is not None and made.captured and device.is_gpu
     return device.captured if is_captured else device
 
 

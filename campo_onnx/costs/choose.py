@@ -124,7 +124,7 @@ def this_machine(device: Device, threads: int = 0) -> Machine:
         If this machine has another GPU.
     """
     here = machine(processor_for(device.provider, device.runtime), threads, device.runtime)
-    if device.provider == "cuda":
+    if device.is_gpu:
         known = datasheet.matching(here.device)
         if known is None or known.name != device.name:
             raise DeviceMismatchError(

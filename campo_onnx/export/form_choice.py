@@ -43,7 +43,7 @@ def cheapest(g: Graph, forms: Mapping[Name, Form], values: Sequence[Value], devi
         Whose figures count.
     """
     prices = {name: _price(g, form, values, device) for name, form in forms.items()}
-    if device.provider == "cpu":
+    if not device.is_gpu:
         room_bytes = max(_ROOM_BYTES, min(price.largest_bytes for price in prices.values()))
         prices = {name: price for name, price in prices.items() if price.largest_bytes <= room_bytes}
     return min(prices, key=lambda name: prices[name].time_us)
@@ -74,7 +74,7 @@ def _price(g: Graph, form: Form, values: Sequence[Value], device: Device) -> Pri
 
 
 def _time(signature: Signature, device: Device) -> float:
-    if device.provider == "cpu":
+    if not device.is_gpu:
         return node_us(signature)
     # The step is planned behind this, so what a form takes in FP16 counts as much.
     return sum(_time_in(signature, device, precision) for precision in (Precision.FP32, Precision.FP16))

@@ -116,7 +116,7 @@ def device_of(machine: "Machine") -> Device:
     DeviceUnavailableError
         If no figures are known for its GPU.
     """
-    if machine.provider == "cpu":
+    if not machine.is_gpu:
         return replace(
             this_cpu(machine.runtime, machine.threads),
             title=machine.device,

@@ -145,7 +145,7 @@ class Device:
                 self._refuse(f"{field.name} is {value}, and must be positive")
         if self.provider not in PROCESSORS:
             self._refuse(f"provider {self.provider!r} is neither 'cuda' nor 'cpu'")
-        if (self.provider == "cuda") != (self.compute_capability is not None):
+        if self.is_gpu != (self.compute_capability is not None):
             self._refuse("a CUDA device has a compute capability, and no other device has one")
         tensor_peaks = (self.fp16_tensor_flops_per_s, self.tf32_flops_per_s, self.bf16_tensor_flops_per_s)
         if self.compute_capability is not None and self.compute_capability < AMPERE and any(tensor_peaks[1:]):
@@ -157,6 +157,11 @@ class Device:
 
     def _refuse(self, why: str) -> None:
         raise ProfileError(f"device {self.name!r} is inconsistent", why=why, remedy="Correct its figures.")
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU."""
+        return self.provider == "cuda"
 
     @property
     def captured(self) -> "Device":

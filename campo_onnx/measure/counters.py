@@ -56,7 +56,7 @@ def counters_of(signatures: Iterable[Signature], timer: NodeTimer, read: Count =
     read
         What reads counters of model files.
     """
-    if timer.machine.provider != "cuda":
+    if not timer.machine.is_gpu:
         return Counted(by_key={}, refusal="only CUDA devices have hardware counters that can be read")
     found: dict[str, Mapping[str, float]] = {}
     missing: dict[str, Signature] = {}

@@ -172,7 +172,7 @@ def _slope_of(signature: Signature, timer: NodeTimer) -> Timing:
         extra = copies_for(once_us, node_bytes=signature.nbytes, limit_bytes=timer.memory_bytes)
     many = _step(signature, feeds, 1 + extra, timer)
     effort = replace(timer.effort, least=3) if once_us > _LONG_US else timer.effort
-    if timer.machine.provider == "cuda":  # it was idle while the models were loaded
+    if timer.machine.is_gpu:  # it was idle while the models were loaded
         effort = replace(effort, spin_s=GPU_SPIN_S)
     timing = slope(few, many, extra, effort)
     for _ in range(_RETRIES):

@@ -116,11 +116,11 @@ def take_profile(
     view = imported.view
     signatures = {node.name: standalone(view, node.name) for node in view.nodes}
     runtime = runtime_called(timer.machine.runtime)
-    if timer.machine.provider == "cpu" and runtime.capabilities.traces_nodes:
+    if not timer.machine.is_gpu and runtime.capabilities.traces_nodes:
         traced = _trace_host(imported, feeds, timer, steps, on_progress)
     else:
         traced = Traced(how=MeasuredBy.KERNEL_TRACE, step_us=_step_us(imported, feeds, timer, steps))
-        if kernel_trace and timer.machine.provider == "cuda":
+        if kernel_trace and timer.machine.is_gpu:
             traced = trace_kernels(imported, feeds, timer, signatures, traced.step_us, steps=steps)
     own = [(n, s) for n, s in signatures.items() if s is not None and view.node[n].op != _CONSTANT]
     missing = {signature.key: signature for name, signature in own if name not in traced.nodes}

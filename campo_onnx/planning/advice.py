@@ -96,7 +96,7 @@ def _denied(plan: Plan) -> Iterator[str]:
 
 def _launches(optimized: Optimized, options: Options) -> Iterator[str]:
     plan, device = optimized.plan, options.device
-    if device.provider != "cuda" or not plan.fp32_us:
+    if not device.is_gpu or not plan.fp32_us:
         return
     launches = optimized.given_traffic.total.launches
     share = min(1.0, launches * device.launch_us / plan.fp32_us)
@@ -110,7 +110,7 @@ def _launches(optimized: Optimized, options: Options) -> Iterator[str]:
 def _captured(imported: Imported, options: Options, until: float) -> Iterator[str]:
     """Try the step as a captured CUDA graph."""
     device = options.device
-    if device.provider != "cuda" or device.captured == device or time.monotonic() >= until:
+    if not device.is_gpu or device.captured == device or time.monotonic() >= until:
         return
     plan = _plan(imported, replace(options, device=device.captured, costs=CostSource.DATASHEET))
     if plan is not None and plan.low_nodes:
@@ -149,7 +149,7 @@ def _devices(imported: Imported, options: Options, until: float) -> Iterator[str
     """Try the other GPUs, from public figures."""
     best: tuple[float, str] | None = None
     for name, device in devices().items():
-        if name == options.device.name or device.provider != "cuda" or time.monotonic() >= until:
+        if name == options.device.name or not device.is_gpu or time.monotonic() >= until:
             continue
         there = replace(options, device=device, costs=CostSource.DATASHEET, evidence=Evidence())
         plan = _plan(imported, there)

@@ -118,7 +118,7 @@ def run_in_pieces(
     UsageError
         If there is no room for it, in memory or on disk.
     """
-    pieces = [] if machine.provider != "cpu" else _pieces(model, feeds, limits)
+    pieces = [] if machine.is_gpu else _pieces(model, feeds, limits)
     if len(pieces) < 2:
         yield from run(model, feeds, machine, folder=folder).items()
         return

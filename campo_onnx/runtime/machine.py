@@ -47,6 +47,11 @@ class Machine:
         """Runtime and version, as people write them."""
         return f"{_TITLES.get(self.runtime, self.runtime)} {self.ort}"
 
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU."""
+        return self.provider == "cuda"
+
     def is_same_device(self, other: "Machine") -> bool:
         """Whether timings of both describe the same device, whatever the software's versions."""
         return (self.runtime, self.provider, self.device) == (

@@ -79,7 +79,7 @@ class FlatStep:
         )
         self._roles = self._update.roles()
         self._further = tensor((self._layout.rows * ROW,), _FLOAT, machine) if update.accumulate > 1 else None
-        if machine.provider == "cpu":
+        if not machine.is_gpu:
             model = with_compared_places(model, imported.view)
         model, self._low = with_low_weights(model, self._layout)
         self._low_weights: Tensor | None = None

@@ -125,7 +125,7 @@ class TrainingSession:
         runtime: str = AUTO,
     ) -> None:
         here = machine(processor_for(provider, runtime), threads, runtime)
-        if cuda_graph and here.provider != "cuda":
+        if cuda_graph and not here.is_gpu:
             raise UsageError("a CUDA graph cannot be captured on a CPU", remedy="Leave cuda_graph off.")
         imported = import_model(model, dims)
         gradients: GradientInterface | None = None

@@ -45,7 +45,7 @@ class WholeStep:
     ) -> None:
         self._interface, self._machine = interface, machine
         model = imported.model
-        if machine.provider == "cpu":
+        if not machine.is_gpu:
             model = with_compared_places(model, imported.view)
         settings = LoadSettings(captures=cuda_graph, must_stay=cuda_graph, spins=False)
         program = load(model, machine, folder=imported.folder, settings=settings)

@@ -29,7 +29,7 @@ def print_bench(result: "BenchResult", form: TableFormat = TableFormat.TEXT) -> 
         style="bold",
     )
     _table(result).show()
-    if machine.provider == "cuda":
+    if machine.is_gpu:
         for subject, source in (("energy", result.energy_from), ("memory", result.memory_from)):
             if source.startswith("not measured"):
                 console.print(escape(f"{subject} {source}"), style="dim")

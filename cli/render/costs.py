@@ -45,7 +45,7 @@ def print_profile(profile: "Profile", output: Path, form: TableFormat = TableFor
         style="bold",
     )
     if profile.accounted is not None:
-        what = "of the step" if machine.provider == "cpu" else "of the time in which the GPU was busy"
+        what = "of the step" if not machine.is_gpu else "of the time in which the GPU was busy"
         console.print(f"Within a step, node times add up to {profile.accounted:.1%} {what}.")
     table.show()
     for note in profile.notes:

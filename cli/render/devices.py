@@ -65,7 +65,7 @@ def print_device(known: "Knowledge") -> None:
     rows = {
         "provider": d.provider,
         "compute capability": ".".join(map(str, d.compute_capability)) if d.compute_capability else "-",
-        "multiprocessors" if d.provider == "cuda" else "cores": str(d.sm_count),
+        "multiprocessors" if d.is_gpu else "cores": str(d.sm_count),
         "last-level cache": f"{d.l2_bytes / 2**20:g} MiB",
         "memory bandwidth": _bandwidth(d),
         "fp32 peak": tflops(d.fp32_flops_per_s),
