@@ -31,6 +31,9 @@ from campo_onnx.planning.pipeline import decide, problem_of
 Facts = dict[str, Any]
 
 RUNTIME = "openvino"
+EXPORTED = "exported"
+"""The step as it is exported: what is not OpenVINO runs it, not a form made for OpenVINO."""
+
 FP32, ALL_LOW = "fp32", "all-low"
 PLANS = (ALL_LOW, "tf-amp", "fine-grained", "campo", "optimal")
 """Everything low that may be, and strategies, each with its own default lists."""
@@ -104,6 +107,7 @@ def prepare(name: str, graphs: Path, key: str, costs: str = "auto") -> None:
     values = (value.numpy() for value in (*inputs, *targets))
     feeds = first_state(module, model) | dict(zip(batch, values, strict=True))
     save_file({key: value.copy() for key, value in feeds.items()}, folder / FEEDS)
+    export_model(model, folder / f"{EXPORTED}.onnx")
     device = device_here()
     plans = write_plans(form_for_all(import_model(model), device), device, costs, folder)
     write_text(json.dumps({"key": key, "plans": plans}, indent=1) + "\n", folder / _DONE)
