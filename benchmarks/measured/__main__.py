@@ -157,7 +157,7 @@ def main() -> int:
     add("--quick", action="store_true", help="a quarter of an hour: fewer networks, fewer rounds")
     add("--population", type=int, metavar="N", help="random networks; by default 300, or 20 with --quick")
     add("--costs", default="auto", help="where costs of plans come from, as of optimize")
-    add("--calibrate-s", type=float, metavar="S", help="time for a calibration; by default 3600, or 120")
+    add("--calibrate-s", type=float, metavar="S", help="time for a calibration; by default 3600, or 150")
     add("--limit-s", type=float, help="time after which nothing further begins; 840 with --quick, else 36000")
     add("--only", default="", metavar="KIND", help="measure only what is called so: network, batch mlp")
     add("--work", type=Path, default=Path("build/measured"), help="where graphs and results are kept")
@@ -189,7 +189,7 @@ def _measure(options: Any, work: Path, end_s: float) -> bool:
     calibration, tried = calibration_here(), work / "calibration-tried"
     # Once: with other costs everything would have to be measured anew.
     if options.costs == "auto" and not (calibration or options.report or tried.is_file()):
-        limit_s = options.calibrate_s or (120.0 if options.quick else 3600.0)
+        limit_s = options.calibrate_s or (150.0 if options.quick else 3600.0)
         print(f"calibrating, {limit_s:.0f} s at most", flush=True)
         calibration = calibrate_here(workload(is_quick=options.quick), limit_s)
         print(calibration or "no calibration to rely on: costs come from public figures", flush=True)

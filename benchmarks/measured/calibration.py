@@ -20,7 +20,7 @@ from campo_onnx.runtime.registry import machine
 QUICK_OPS = ("MatMul", "Conv", "Gemm", "Add", "Mul", "ConvTranspose", "Transpose", "ReduceSum", "Relu")
 """What the networks spend their time in; other operators take the general model."""
 
-_QUICK_SHAPES = 15
+_QUICK_SHAPES = 20
 
 
 class _TimeUpError(Exception):
