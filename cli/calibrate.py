@@ -8,6 +8,7 @@ import typer
 
 from .evidence import telling_what_is_kept
 from .options import (
+    AUTO,
     DECISION,
     MEASURE,
     CountersOption,
@@ -23,6 +24,7 @@ from .options import (
     Use,
     check_one_form,
     complete_calibrated,
+    low_precision,
 )
 from .outputs import check_outputs
 from .render.console import print_json, print_note, progressing, set_loudness
@@ -78,7 +80,7 @@ def calibrate(
             rich_help_panel=DECISION,
         ),
     ] = None,
-    precision: PrecisionOption = "fp16",
+    precision: PrecisionOption = None,
     device: RunOnOption = "auto",
     runtime: RunInOption = "auto",
     cuda_graph: Annotated[
@@ -131,7 +133,6 @@ def calibrate(
     from campo_onnx.measure.counters import counters_of
     from campo_onnx.measure.node_timer import NodeTimer
     from campo_onnx.measure.store import Execution, Store, default_path
-    from campo_onnx.ops.precision import Precision
     from campo_onnx.runtime.registry import machine, processor_for
 
     set_loudness(quiet=quiet)
@@ -141,12 +142,13 @@ def calibrate(
         if clash := next((name for name, value in alone.items() if value is not None), None):
             raise UsageError(f"{clash} cannot be combined with --cluster", remedy="Leave one of them out.")
         _on_cluster(
-            cluster, device, threads, Precision(precision),
+            cluster, device, threads, low_precision(precision, AUTO),
             Execution.GRAPH if cuda_graph else Execution.STREAM,
             partial(_workload, quick=quick, ops=ops, shapes=shapes), store or default_path(), form,
             force=force,
         )  # fmt: skip
         return
+    low = low_precision(precision, runtime)
     kept = {"--from-store": from_store, "--store": store or default_path()}
     if output is not None:
         check_outputs({"--output": output}, kept, force=force)
@@ -156,7 +158,7 @@ def calibrate(
         here = machine(processor_for(device, runtime), threads, runtime)
     if cuda_graph and not here.is_gpu:
         raise UsageError("--cuda-graph needs the CUDA provider", remedy="Leave it out on a CPU.")
-    figures, low = device_of(here), Precision(precision)
+    figures = device_of(here)
     execution = Execution.GRAPH if cuda_graph else Execution.STREAM
     if output is None:
         make_folder(user_folder())

@@ -41,6 +41,7 @@ from .options import (
     complete_lists,
     dimensions,
     existing,
+    low_precision,
 )
 from .outputs import check_outputs
 from .render.bench import print_written
@@ -62,7 +63,7 @@ def compare(
     dim: DimOption = None,
     device: DeviceOption = "auto",
     runtime: RuntimeOption = "auto",
-    precision: PrecisionOption = "fp16",
+    precision: PrecisionOption = None,
     lists: Annotated[
         str | None,
         typer.Option(
@@ -147,7 +148,6 @@ def compare(
     from campo_onnx.files import write_text
     from campo_onnx.ir.exporter import check_not_read
     from campo_onnx.ir.importer import check_model
-    from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.lists.list_file import resolve
     from campo_onnx.optimize.lists.oplists import preset
     from campo_onnx.planning.comparison import compare as run_comparison
@@ -159,6 +159,7 @@ def compare(
     check_one_form(json=json, form=form)
     check_model(model)
     check_device(device, runtime)
+    low_precision(precision, runtime)
     if inputs is not None and not drift:
         raise UsageError("--inputs is for --drift", remedy="Give both, or leave it out.")
     if plot is not None:
@@ -185,7 +186,7 @@ def compare(
             device=target.device,
             lists=preset("campo"),
             margin_us=margin_us,
-            low=Precision(precision),
+            low=low_precision(precision, target.device.runtime),
             keep_fp32=tuple(keep_fp32 or ()),
             flat_weights=flat_weights_finder(flat_weights),
             dims=dimensions(dim),

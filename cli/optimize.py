@@ -44,6 +44,7 @@ from .options import (
     complete_strategies,
     dimensions,
     existing,
+    low_precision,
     ranges,
 )
 from .outputs import check_outputs
@@ -137,7 +138,7 @@ def optimize(
             rich_help_panel=DECISION,
         ),
     ] = 0.01,
-    precision: PrecisionOrAutoOption = "fp16",
+    precision: PrecisionOrAutoOption = None,
     lists: Annotated[
         str | None,
         typer.Option(
@@ -254,7 +255,6 @@ def optimize(
     """
     from campo_onnx.ir.exporter import check_not_read, export_with
     from campo_onnx.ir.importer import check_model, data_files_of
-    from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.lists.list_file import resolve
     from campo_onnx.optimize.lists.oplists import with_overrides
     from campo_onnx.planning.options import Options
@@ -273,6 +273,7 @@ def optimize(
     if repair:
         check_repairable(strategy, verify=verify)
     check_device(device, runtime)
+    low_precision(precision, runtime)
     output = output or default_output(model)
     given_data = data_files_of(model) if simplify else frozenset()
     if not dry_run:
@@ -300,7 +301,7 @@ def optimize(
             pads=not no_pads,
             pad_threshold_us=pad_threshold_us,
             min_gain=min_gain,
-            low=Precision.FP16 if precision == AUTO else Precision(precision),
+            low=low_precision(precision, target.device.runtime),
             keep_fp32=tuple(keep_fp32 or ()),
             flat_weights=flat_weights_finder(flat_weights),
             dims=dimensions(dim),

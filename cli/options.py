@@ -14,6 +14,7 @@ from campo_onnx.ops.precision import low_precisions
 from .render.table import TableFormat
 
 if TYPE_CHECKING:
+    from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.values.ranges import DeclaredRange
 
 INPUT = "Input"
@@ -142,19 +143,37 @@ def _low_precision(text: str) -> str:
     return text
 
 
+def low_precision(text: str | None, runtime: str) -> "Precision":
+    """Turn ``--precision`` into a low precision; None, or ``auto``, is what the runtime computes in.
+
+    Raises
+    ------
+    UsageError
+        If the runtime refuses the precision.
+    """
+    from campo_onnx.ops.precision import Precision
+    from campo_onnx.runtime.registry import check_precision, default_precision
+
+    if text is None or text == AUTO:
+        return default_precision(runtime)
+    check_precision(Precision(text), runtime)
+    return Precision(text)
+
+
 PrecisionOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--precision",
         parser=_low_precision,
         autocompletion=complete_precisions,
         metavar="|".join(precision.value for precision in low_precisions()),
-        help="The low precision.",
+        show_default=False,
+        help="The low precision. By default FP16; BF16 where the runtime computes in no FP16.",
         rich_help_panel=DECISION,
     ),
 ]
 PrecisionOrAutoOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--precision",
         parser=lambda text: AUTO if text == AUTO else _low_precision(text),
@@ -163,8 +182,10 @@ PrecisionOrAutoOption = Annotated[
             *(name for name in (AUTO,) if name.startswith(incomplete)),
         ],
         metavar="|".join([*(precision.value for precision in low_precisions()), AUTO]),
-        help="The low precision. `auto` plans in each that the device computes in: BF16 where the graph does "
-        "not scale its loss, else the faster one.",
+        show_default=False,
+        help="The low precision; by default FP16, or BF16 where the runtime computes in no FP16. `auto` "
+        "plans in each that the device computes in: BF16 where the graph does not scale its loss, else the "
+        "faster one.",
         rich_help_panel=DECISION,
     ),
 ]

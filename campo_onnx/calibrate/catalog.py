@@ -14,7 +14,7 @@ from campo_onnx.calibrate.quality import doubt
 from campo_onnx.hardware.datasheet import matching
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.machine import DEFAULT, cores
+from campo_onnx.runtime.machine import DEFAULT, Machine, cores
 from campo_onnx.runtime.registry import machine, runtime_called
 
 
@@ -109,9 +109,15 @@ def found_calibrations(
     file = (shipped or shipped_folder()).joinpath(name)
     if file.is_file():
         calibration = Calibration.from_json(file.read_bytes(), str(file))
-        yield Found(
-            calibration=calibration, origin=Origin.SHIPPED, file=str(file), refusal=doubt(calibration)
-        )
+        refusal = _other_cores(calibration.machine) or doubt(calibration)
+        yield Found(calibration=calibration, origin=Origin.SHIPPED, file=str(file), refusal=refusal)
+
+
+def _other_cores(made: Machine) -> str:
+    """Why a shipped calibration of a CPU does not hold here: its times are those of so many cores."""
+    if made.provider != "cpu" or made.threads == cores():
+        return ""
+    return f"the number of threads was {made.threads} when it was made, and is {cores()} here"
 
 
 def _misfit(calibration: Calibration, device: str) -> str:

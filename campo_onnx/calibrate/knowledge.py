@@ -12,6 +12,7 @@ from campo_onnx.hardware.device import Device
 from campo_onnx.measure.store import Store
 from campo_onnx.ops.precision import low_precisions
 from campo_onnx.runtime.machine import cpu_name
+from campo_onnx.runtime.registry import runtimes
 
 FORMAT_VERSION = 1
 """Version of the JSON document."""
@@ -85,7 +86,8 @@ def _calibrations(name: str) -> tuple[tuple[Found, ...], tuple[str, ...]]:
     problems = []
     for precision in low_precisions():
         try:
-            found += found_calibrations(name, precision)
+            for runtime in runtimes():
+                found += found_calibrations(name, precision, runtime=runtime.name)
         except CampoError as error:  # one bad file hides no other device
             problems.append(str(error))
     return tuple(found), tuple(problems)

@@ -19,6 +19,7 @@ from campo_onnx.calibrate.networks import (
     convolution,
     dense,
     feature_map,
+    grouped_convolution,
     pick,
     tokens,
 )
@@ -128,6 +129,32 @@ def _conv_transpose(random: Random, target: float) -> SampledNode:
         outputs=((data[0], filters, size, size),),
         attributes={"kernel_shape": [kernel] * 2, "pads": [pad] * 4, "strides": [stride] * 2},
     )
+
+
+def _grouped_conv(random: Random, target: float) -> SampledNode:
+    data, weight, pad, stride, groups = grouped_convolution(random, target)
+    size = (data[2] + 2 * pad - weight[2]) // stride + 1
+    return SampledNode(
+        inputs=_floats(data, weight),
+        outputs=((data[0], weight[0], size, size),),
+        attributes=_window(weight[2], pad, stride, groups),
+    )
+
+
+def _grouped_conv_transpose(random: Random, target: float) -> SampledNode:
+    """Draw what gives the gradient of the data of a grouped convolution."""
+    data, weight, pad, stride, groups = grouped_convolution(random, target)
+    size = (data[2] + 2 * pad - weight[2]) // stride + 1
+    restored = stride * (size - 1) + weight[2] - 2 * pad
+    return SampledNode(
+        inputs=_floats((data[0], weight[0], size, size), weight),
+        outputs=((*data[:2], restored, restored),),
+        attributes=_window(weight[2], pad, stride, groups),
+    )
+
+
+def _window(kernel: int, pad: int, stride: int, groups: int) -> dict[str, Any]:
+    return {"kernel_shape": [kernel] * 2, "pads": [pad] * 4, "strides": [stride] * 2, "group": groups}
 
 
 def _pool(random: Random, target: float) -> SampledNode:
@@ -294,3 +321,8 @@ GENERATORS: Mapping[str, Generator] = MappingProxyType(
     {label: generator for generator, labels in (*_QUICK, *_FURTHER) for label in labels.split()}
 )
 """By op label: what draws a node of about so many elements."""
+
+GROUPED: Mapping[str, Generator] = MappingProxyType(
+    {"Conv": _grouped_conv, "ConvTranspose": _grouped_conv_transpose}
+)
+"""By op label: what draws grouped and depthwise convolutions, whose kernels are others on a CPU."""

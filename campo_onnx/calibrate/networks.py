@@ -53,6 +53,13 @@ _CONVS = (
     ),
 )
 
+# (channels, height = width, kernel, stride, channels of a group): MobileNet, EfficientNet, ConvNeXt, ResNeXt.
+_GROUPED = (
+    *((16, 112, 3, 2, 1), (72, 56, 3, 2, 1), (88, 28, 3, 1, 1), (96, 28, 5, 2, 1), (240, 14, 5, 1, 1)),
+    *((288, 14, 5, 2, 1), (576, 7, 5, 1, 1), (32, 112, 3, 1, 1), (144, 56, 3, 2, 1), (480, 14, 3, 1, 1)),
+    *((40, 56, 7, 1, 1), (320, 7, 7, 1, 1), (128, 56, 3, 1, 4), (256, 56, 3, 2, 8), (512, 14, 3, 1, 16)),
+)
+
 
 def pick(random: Random, table: tuple[Any, ...]) -> Any:
     """One row of a table, each as likely as the others."""
@@ -116,3 +123,20 @@ def convolution(random: Random, target: float) -> tuple[Shape, Shape, int, int]:
     batch = max(1, round(target / (channels * size * size)))
     channels, filters = aligned_or_not(random, (channels, filters))
     return (batch, channels, size, size), (filters, channels, kernel, kernel), kernel // 2, stride
+
+
+def grouped_convolution(random: Random, target: float) -> tuple[Shape, Shape, int, int, int]:
+    """Shapes of data and filters, padding, stride and groups: mostly depthwise, as in mobile networks."""
+    channels, size, kernel, stride, width = pick(random, _GROUPED)
+    while channels * size * size > target and size > 7:
+        size = max(7, size // 2)
+    while channels * size * size > target and channels // 2 >= max(8, width):
+        channels //= 2
+    batch = max(1, round(target / (channels * size * size)))
+    return (
+        (batch, channels, size, size),
+        (channels, width, kernel, kernel),
+        kernel // 2,
+        stride,
+        channels // width,
+    )

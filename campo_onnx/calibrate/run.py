@@ -40,6 +40,7 @@ from campo_onnx.runtime.registry import runtime_called
 from campo_onnx.runtime.timing import SHORTEST_US
 
 _CASTS = "Cast"
+_NEWER_OPSET = 22
 _FEWEST_CASTS = 4  # to fit a line, and to test it
 
 
@@ -137,7 +138,13 @@ def calibrate(
     ProfileError
         If nothing could be measured, or a timer that only looks up finds too little; the message says why.
     """
-    drawn = {op: samples_of(op, workload.sampling) for op in workload.ops}
+    drawn = {
+        op: tuple(
+            typed(signature, precision)
+            for signature in samples_of(op, workload.sampling, grouped=_takes_any_size(device))
+        )
+        for op in workload.ops
+    }
     casts = list(cast_samples(workload.casts, workload.largest_cast_elements, precision))
     total = 2 * sum(map(len, drawn.values())) + len(casts) + 1
     done = 0
@@ -159,7 +166,8 @@ def calibrate(
     for op, signatures in drawn.items():
         for signature in signatures:
             if not has_kernel(signature, timer.machine, precision):
-                failures[op] = f"the {timer.machine.provider} provider has no {precision.value} kernel"
+                where = f"{timer.machine.software.rpartition(' ')[0]} on {timer.machine.provider}"
+                failures[op] = f"{where} has no {precision.value} kernel"
                 continue
             try:
                 pair = _measure(signature, precision, device, time_us)
@@ -223,13 +231,36 @@ def _too_little(why: str) -> ProfileError:
 
 
 def takes_tensor_cores(signature: Signature, device: Device, precision: Precision) -> bool:
-    """Whether tensor cores take all matrix products of a node in the low precision, unpadded."""
+    """Whether tensor cores take all matrix products of a node in the low precision, unpadded.
+
+    Where they take any size, as a CPU's BF16 units do, kernels differ for grouped convolutions instead.
+    """
     gemms = work_of(signature).gemms
-    return (
-        bool(gemms)
-        and device.tensor_flops_per_s(precision) is not None
-        and all(gemm.is_aligned() for gemm in gemms)
-    )
+    if not gemms or device.tensor_flops_per_s(precision) is None:
+        return False
+    if _takes_any_size(device):
+        return bool(signature.attribute("group", 1) == 1)
+    return all(gemm.is_aligned() for gemm in gemms)
+
+
+def _takes_any_size(device: Device) -> bool:
+    return device.efficiency.unaligned == 1.0
+
+
+def typed(signature: Signature, precision: Precision) -> Signature:
+    """Return a node at an opset that has it in a precision: ONNX has BF16 convolutions from 22 on.
+
+    Examples
+    --------
+    >>> from campo_onnx.calibrate.samples import Sampling, samples_of
+    >>> (conv,) = samples_of("Conv", Sampling(count=1, largest_bytes=1e6, largest_flops=1e8))
+    >>> conv.opset, typed(conv, Precision.FP16).opset, typed(conv, Precision.BF16).opset
+    (20, 20, 22)
+    """
+    if not ports_of(signature, precision).refusal:
+        return signature
+    newer = replace(signature, opset=_NEWER_OPSET)
+    return signature if ports_of(newer, precision).refusal else newer
 
 
 def _measure(

@@ -8,11 +8,11 @@ log scale, and every other sample is nudged off the multiples of 8 that tensor c
 import math
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from campo_onnx.calibrate.layers import GENERATORS, SAMPLED_OPS, SampledNode
+from campo_onnx.calibrate.layers import GENERATORS, GROUPED, SAMPLED_OPS, Generator, SampledNode
 from campo_onnx.errors import UsageError
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.key import OpKey
@@ -46,8 +46,17 @@ class Sampling:
     seed: int = 0
 
 
-def samples_of(label: str, sampling: Sampling) -> tuple[Signature, ...]:
+def samples_of(label: str, sampling: Sampling, *, grouped: bool = False) -> tuple[Signature, ...]:
     """Draw FP32 nodes of one op, all different.
+
+    Parameters
+    ----------
+    label
+        Label of the op.
+    sampling
+        How many, and how large.
+    grouped
+        Whether, of convolutions, half as many grouped and depthwise ones follow.
 
     Raises
     ------
@@ -58,6 +67,14 @@ def samples_of(label: str, sampling: Sampling) -> tuple[Signature, ...]:
         raise UsageError(
             f"no samples can be drawn of {label!r}", remedy=f"Choose among: {', '.join(SAMPLED_OPS)}."
         )
+    dense = _drawn(label, GENERATORS[label], sampling)
+    if not grouped or label not in GROUPED:
+        return dense
+    half = replace(sampling, count=max(sampling.count // 2, 9), seed=sampling.seed + 1)
+    return (*dense, *_drawn(label, GROUPED[label], half))
+
+
+def _drawn(label: str, draw: Generator, sampling: Sampling) -> tuple[Signature, ...]:
     generator = np.random.default_rng([sampling.seed, zlib.crc32(label.encode())])
     found: dict[str, Signature] = {}
     for _ in range(sampling.count * _TRIES):
@@ -65,7 +82,7 @@ def samples_of(label: str, sampling: Sampling) -> tuple[Signature, ...]:
             break
         largest = sampling.largest_bytes / Precision.FP32.itemsize_bytes / 2
         target = math.exp(generator.uniform(math.log(_SMALLEST_ELEMENTS), math.log(largest)))
-        signature = _signature(label, GENERATORS[label](generator, target))
+        signature = _signature(label, draw(generator, target))
         if signature.nbytes <= sampling.largest_bytes and work_of(signature).flops <= sampling.largest_flops:
             found.setdefault(signature.key, signature)
     return tuple(found.values())

@@ -59,6 +59,8 @@ def resolve_device(name: str, runtime: str = AUTO) -> tuple[Device, str]:
             note = f"Planning for this machine's {cpu_name()}, {here.sm_count} cores of {here.name}, {where}."
         return here, note
     found, note = _found(name)
+    if found.provider == "cpu" and (here := this_cpu(chosen.name)).name == name:
+        return here, ""
     return found.in_runtime(runtime), note
 
 

@@ -179,9 +179,11 @@ class Device:
         return self.memory_bandwidth_bytes_per_s * self.efficiency.bandwidth / 1e6
 
     def computes_in(self, precision: Precision) -> bool:
-        """Whether it has arithmetic in a precision, rather than FP32 kernels between Casts."""
+        """Whether it has arithmetic in a precision that its runtime takes, rather than FP32 between Casts."""
         if precision is Precision.FP32:
             return True
+        if runtime_called(self.runtime).capabilities.refusal(precision):
+            return False
         return bool(self.vector_flops_per_s(precision) or self.tensor_flops_per_s(precision))
 
     def vector_flops_per_s(self, precision: Precision) -> float | None:

@@ -46,6 +46,8 @@ class Capabilities:
         Whether a Cast beside an elementwise operator costs no launch of its own.
     keeps_nan
         Whether a NaN survives Relu, Max and MaxPool, so that a finite loss means finite activations.
+    refused_precisions
+        Low precisions in which nothing may be planned for it, each with the reason.
     """
 
     honours_types: bool
@@ -54,6 +56,11 @@ class Capabilities:
     traces_nodes: bool
     fuses_casts: bool
     keeps_nan: bool
+    refused_precisions: tuple[tuple[Precision, str], ...] = ()
+
+    def refusal(self, precision: Precision) -> str:
+        """Say why nothing may be planned in a precision; empty if it may."""
+        return dict(self.refused_precisions).get(precision, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

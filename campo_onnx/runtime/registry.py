@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from campo_onnx.errors import DeviceUnavailableError, UsageError
+from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.runtime.api import LoadSettings, Program, Runtime, Tensor
 from campo_onnx.runtime.machine import DEFAULT, Machine
 
@@ -72,6 +73,30 @@ def processor_for(wanted: str, runtime: str = AUTO) -> str:
             "--device cpu.",
         )
     return wanted
+
+
+def default_precision(runtime: str = AUTO) -> Precision:
+    """Choose the low precision of a runtime where the user names none: the first that it does not refuse."""
+    capabilities = runtime_called(runtime).capabilities
+    return next(low for low in low_precisions() if not capabilities.refusal(low))
+
+
+def check_precision(precision: Precision, runtime: str = AUTO) -> None:
+    """Refuse a low precision in which nothing may be planned for a runtime.
+
+    Raises
+    ------
+    UsageError
+        If the runtime is unknown, or refuses the precision.
+    """
+    chosen = runtime_called(runtime)
+    if why := chosen.capabilities.refusal(precision):
+        instead = default_precision(runtime).value
+        raise UsageError(
+            f"{chosen.name} does not compute in {precision.value}",
+            why=why,
+            remedy=f"Choose {instead}: --precision {instead}, or low=Precision.{instead.upper()}.",
+        )
 
 
 def machine(processor: str, threads: int = 0, runtime: str = AUTO) -> Machine:

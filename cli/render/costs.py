@@ -52,7 +52,7 @@ def print_profile(profile: "Profile", output: Path, form: TableFormat = TableFor
         console.print(escape(_sentence(note)), soft_wrap=True)
     if profile.failed:
         console.print(
-            f"{profile.failed} nodes were not measured: ONNX Runtime could not run them in isolation."
+            f"{profile.failed} nodes were not measured: {machine.software} could not run them in isolation."
         )
     console.print(escape(f"Wrote {output}"))
 
@@ -110,9 +110,10 @@ def _calibration_table(calibration: "Calibration") -> Table:
         ),
         title="M_A on held-out shapes",
     )
+    units = "BF16 units" if calibration.machine.provider == "cpu" else "tensor cores"
     for entry in calibration.entries:
         scores = entry.scores
-        name = f"{entry.op} (tensor cores)" if entry.on_tensor_cores else entry.op
+        name = f"{entry.op} ({units})" if entry.on_tensor_cores else entry.op
         figures = (scores.chosen, scores.by_method["paper"], scores.general, scores.roofline)
         cells = [
             Cell(f"{figure:.1%}", figure, "yellow" if figure < LEAST_ACCURACY and not number else "")

@@ -27,6 +27,13 @@ _CAPABILITIES = Capabilities(
     traces_nodes=True,
     fuses_casts=True,
     keeps_nan=False,
+    refused_precisions=(
+        (
+            Precision.FP16,
+            "its plugin for CPUs takes FP16 types out of a graph without rounding, so that a plan could be "
+            "neither checked nor timed",
+        ),
+    ),
 )
 
 

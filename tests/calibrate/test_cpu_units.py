@@ -1,0 +1,47 @@
+"""Calibrating for a CPU with BF16 units: grouped convolutions apart, and BF16 where ONNX types it."""
+
+import pytest
+
+from campo_onnx.calibrate.layers import GROUPED
+from campo_onnx.calibrate.run import takes_tensor_cores, typed
+from campo_onnx.calibrate.samples import Sampling, samples_of
+from campo_onnx.hardware.datasheet import device
+from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.precision import Precision
+
+SAMPLING = Sampling(count=20, largest_bytes=8e6, largest_flops=5e8)
+
+
+@pytest.mark.parametrize("op", sorted(GROUPED))
+def test_grouped_convolutions_follow_the_dense_ones(op: str) -> None:
+    dense, both = (samples_of(op, SAMPLING, grouped=grouped) for grouped in (False, True))
+    assert both[: len(dense)] == dense
+    grouped = both[len(dense) :]
+    assert len(grouped) == SAMPLING.count // 2
+    assert all(signature.attribute("group", 1) > 1 for signature in grouped)
+    strides = {tuple(signature.attribute("strides", [])) for signature in grouped}
+    assert strides == {(1, 1), (2, 2)}
+
+
+def test_other_operators_have_no_groups() -> None:
+    assert samples_of("Add", SAMPLING, grouped=True) == samples_of("Add", SAMPLING)
+
+
+def test_units_that_take_any_size_tell_groups_apart_and_tensor_cores_alignment() -> None:
+    nodes = samples_of("Conv", SAMPLING, grouped=True)
+    on_cpu = {takes_tensor_cores(node, device("zen4"), Precision.BF16): node for node in nodes}
+    assert {units: node.attribute("group", 1) == 1 for units, node in on_cpu.items()} == {
+        True: True,
+        False: False,
+    }
+    odd = [node for node in samples_of("MatMul", SAMPLING) if node.inputs[0].shape[-1] % 8]  # type: ignore[union-attr, index]
+    assert odd
+    assert all(takes_tensor_cores(node, device("zen4"), Precision.BF16) for node in odd)
+    assert not any(takes_tensor_cores(node, device("a100"), Precision.BF16) for node in odd)
+
+
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose", "MaxPool", "MatMul"])
+def test_bf16_is_measured_at_an_opset_that_has_it(op: str) -> None:
+    for node in samples_of(op, SAMPLING):
+        assert ports_of(typed(node, Precision.BF16), Precision.BF16).refusal is None
+        assert typed(node, Precision.FP16) == node
