@@ -16,7 +16,6 @@ from campo_onnx.optimize.plan.reason import Verdict
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, strategy_called
 from campo_onnx.optimize.strategy import Strategy
 from campo_onnx.optimize.values.ranges import DeclaredRange
-from campo_onnx.runtime.registry import check_precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +62,7 @@ class Options:
     Raises
     ------
     UsageError
-        If the strategy is unknown, a figure is out of its range, or the device's runtime refuses the
-        precision.
+        If the strategy is unknown, or a figure is out of its range.
     """
 
     device: Device
@@ -93,7 +91,6 @@ class Options:
         object.__setattr__(self, "released", frozenset(self.released))
         if self.low is Precision.FP32:
             raise UsageError("FP32 is not a low precision", remedy="Choose fp16 or bf16.")
-        check_precision(self.low, self.device.runtime)
         for name, lowest, highest in (
             ("margin_us", -math.inf, math.inf),
             ("pad_threshold_us", 0.0, math.inf),

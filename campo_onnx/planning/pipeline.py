@@ -40,6 +40,7 @@ from campo_onnx.optimize.traffic import Traffic, planned_traffic, traffic
 from campo_onnx.optimize.values.loss_scale import loss_scaling, low_gradients
 from campo_onnx.planning.options import Options
 from campo_onnx.runtime.api import Support
+from campo_onnx.runtime.registry import check_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +165,14 @@ def problem_of(imported: Imported, options: Options) -> Problem:
 
     What data says of nodes (`options.forbidden`, `options.released`) is added last, so that
     :meth:`~campo_onnx.optimize.problem.Problem.informed` states the same problem with other data.
+
+    Raises
+    ------
+    campo_onnx.errors.UsageError
+        If the device's runtime refuses the low precision.
     """
     view, low = imported.view, options.low
+    check_precision(low, options.device.runtime)
     kind = graph_kind(view, is_result=imported.stamp is not None)
     ports = {node.name: ports_of(view.signature(node.name), low) for node in view.nodes}
     fixed = fixed_nodes(
