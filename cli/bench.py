@@ -8,6 +8,7 @@ import typer
 
 from campo_onnx.errors import CheckFailedError, UsageError
 
+from .notes import note_form
 from .options import (
     INPUT,
     MEASURE,
@@ -158,6 +159,7 @@ def bench(
     from campo_onnx.bench.meters import with_tensor_pipe
     from campo_onnx.files import write_text
     from campo_onnx.ir.exporter import check_not_read
+    from campo_onnx.lowering.place import Place
     from campo_onnx.report.charts import draw_bench, save_figure
     from campo_onnx.runtime.feeds import read_feeds
     from campo_onnx.runtime.registry import machine, processor_for
@@ -172,11 +174,13 @@ def bench(
     if tensor_cores and not here.is_gpu:
         raise UsageError("--tensor-cores needs --device cuda", why="a CPU has no tensor cores")
     with working("reading graphs"):
-        graphs = read_graphs(models, dimensions(dim))
+        graphs = read_graphs(models, dimensions(dim), Place.on(here))
         check_same_interface(graphs)
         for graph in graphs:
             check_not_read(targets, graph.imported.data_files)
         feeds = None if inputs is None else read_feeds(inputs, graphs[0].imported.view)
+    for graph in graphs:
+        note_form(graph.imported, here.runtime, graph.name)
     several = f"{len(graphs)} graphs" if len(graphs) > 1 else graphs[0].name
 
     def loaded(seconds: float) -> None:

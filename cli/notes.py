@@ -11,6 +11,7 @@ from .render.console import print_note, print_warning
 from .render.plan import recorded
 
 if TYPE_CHECKING:
+    from campo_onnx.ir.importer import Imported
     from campo_onnx.ir.view import GraphView
     from campo_onnx.optimize.lists.oplists import OpLists
     from campo_onnx.planning.options import Options
@@ -70,6 +71,22 @@ def _in_bf16(optimized: "Optimized", options: "Options") -> str:
     return f" ({plan.speedup:.2f}x predicted, where {options.low.value} has {optimized.plan.speedup:.2f}x)"
 
 
+def sentence_of_form(imported: "Imported", runtime: str, title: str) -> str:
+    """Say which passes brought a graph into the form that a runtime runs; ``""`` where none did."""
+    if not imported.passes:
+        return ""
+    return (
+        f"{title} was brought into the form that {runtime} runs best before anything else, in FP32 too "
+        f"(passes {', '.join(imported.passes)})."
+    )
+
+
+def note_form(imported: "Imported", runtime: str, title: str) -> None:
+    """Note which passes brought a graph into the form that a runtime runs."""
+    if sentence := sentence_of_form(imported, runtime, title):
+        print_note(sentence)
+
+
 def note_what_surprises(
     model: Path, optimized: "Optimized", options: "Options", tried: Sequence[str] = ()
 ) -> tuple[str, ...]:
@@ -109,14 +126,19 @@ def surprises(model: Path, optimized: "Optimized", options: "Options") -> Iterat
             f"{model} uses opset {optimized.imported.converted_from}: it was converted to opset "
             f"{optimized.imported.view.opset['']} by onnx's version converter, and is written at that.",
         )
+    if form := sentence_of_form(
+        optimized.imported.given or optimized.imported, options.device.runtime, model.name
+    ):
+        yield False, form
     if optimized.imported.given is not None:
         from campo_onnx.planning.pipeline import fp32_us
 
         before = optimized.imported.given.view.opset[""]
+        raised = optimized.imported.passes[len(optimized.imported.given.passes) :]
         yield (
             False,
             f"{options.low.name} convolutions need opset 22: the graph was raised from opset {before} before "
-            f"it was planned (passes {', '.join(optimized.imported.passes)}). As given, its FP32 step is "
+            f"it was planned (passes {', '.join(raised)}). As given, its FP32 step is "
             f"predicted at {duration(fp32_us(optimized.imported.given.view, options))}.",
         )
     if optimized.imported.stamp is not None:

@@ -81,10 +81,10 @@ def planned(
     from campo_onnx.ir.importer import import_model
     from campo_onnx.optimize.values.ranges import measured_ranges
     from campo_onnx.planning.auto_precision import choose_precision
-    from campo_onnx.planning.pipeline import apply, decide, problem_of
+    from campo_onnx.planning.pipeline import apply, decide, form_for, problem_of
 
     imported = import_model(source, options.dims)
-    view, problem, plan = imported.view, None, None
+    view, form, problem, plan = imported.view, None, None, None
     batches: dict[Path, Feeds] = {}
     if inputs:
         from campo_onnx.runtime.feeds import read_feeds
@@ -96,16 +96,18 @@ def planned(
             choice = choose_precision(imported, options)
         print_note(f"{choice.low.name} was chosen. {choice.why}")
         options = replace(options, low=choice.low)
+        form = choice.forms.get(choice.low)
         problem, plan = choice.problems.get(choice.low), choice.plans.get(choice.low)
+    form = form or form_for(imported, options)
     if by_data:
         from campo_onnx.emulation.data_safety import measure_safety
         from campo_onnx.emulation.drift import most_drift
 
         with working(f"measuring safety of {model.name} on {len(batches)} batch(es)"):
             feeds = [*batches.values()]
-            safety = measure_safety(imported, options, feeds, budget=budget, problem=problem, plan=plan)
+            safety = measure_safety(form, options, feeds, budget=budget, problem=problem, plan=plan)
         print_data_safety(safety, most_drift(options.low) if budget is None else budget)
         options, problem, plan = safety.applied_to(options), safety.problem, safety.plan
     with working(f"planning {model.name} for {options.device.name}"):
-        problem = problem or problem_of(imported, options)
-        return apply(plan or decide(problem, imported, options), problem, imported), options, batches
+        problem = problem or problem_of(form, options)
+        return apply(plan or decide(problem, form, options), problem, form), options, batches

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from .evidence import telling_what_is_kept
+from .notes import note_form
 from .options import (
     INPUT,
     MEASURE,
@@ -83,6 +84,8 @@ def profile(
     from campo_onnx.hardware.detect import device_of
     from campo_onnx.ir.exporter import check_not_read
     from campo_onnx.ir.importer import check_model, import_model
+    from campo_onnx.lowering.place import Place
+    from campo_onnx.lowering.sequence import as_it_runs
     from campo_onnx.measure.node_timer import NodeTimer
     from campo_onnx.measure.profile import write_profile
     from campo_onnx.measure.profiler import take_profile
@@ -97,7 +100,9 @@ def profile(
     check_outputs({"--output": output}, {"MODEL": model, "--inputs": inputs, "--store": store}, force=force)
     here = machine(processor_for(device, runtime), threads, runtime)
     figures = device_of(here)
-    imported = import_model(model, dimensions(dim))
+    sizes = dimensions(dim)
+    imported = as_it_runs(import_model(model, sizes), Place.on(here), sizes)
+    note_form(imported, here.runtime, model.name)
     check_not_read([output], imported.data_files)
     with working("preparing inputs"):
         feeds = synthesize(imported.view) if inputs is None else read_feeds(inputs, imported.view)

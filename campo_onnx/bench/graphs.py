@@ -9,6 +9,8 @@ from onnx import TensorProto, helper
 from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView, TensorInfo
+from campo_onnx.lowering.place import Place
+from campo_onnx.lowering.sequence import as_it_runs
 from campo_onnx.step.interface import paired_interface
 
 _SUFFIX = ".onnx"
@@ -30,7 +32,9 @@ class Graph:
     imported: Imported
 
 
-def read_graphs(paths: Sequence[Path], dims: Mapping[str, int] | None = None) -> tuple[Graph, ...]:
+def read_graphs(
+    paths: Sequence[Path], dims: Mapping[str, int] | None = None, place: Place | None = None
+) -> tuple[Graph, ...]:
     """Read graphs and give each a name of its own.
 
     Parameters
@@ -39,15 +43,18 @@ def read_graphs(paths: Sequence[Path], dims: Mapping[str, int] | None = None) ->
         Files. The same file may be named twice, to see by how much measurements of equal graphs differ.
     dims
         Sizes of symbolic dimensions.
+    place
+        Where they are to run: each is brought into the form that runs there. None leaves them as they are.
 
     Raises
     ------
     campo_onnx.errors.CampoError
         If a file cannot be read as a training graph; see :func:`campo_onnx.ir.importer.import_model`.
     """
+    graphs = (import_model(path, dims) for path in paths)
+    forms = graphs if place is None else (as_it_runs(graph, place, dims) for graph in graphs)
     return tuple(
-        Graph(name=name, imported=import_model(path, dims))
-        for name, path in zip(distinct_names(paths), paths, strict=True)
+        Graph(name=name, imported=form) for name, form in zip(distinct_names(paths), forms, strict=True)
     )
 
 

@@ -2,7 +2,7 @@
 
 OpenVINO's kernel of MaxPool with indices is a reference implementation; ONNX Runtime's CUDA provider has no
 kernel of MaxPool from opset 22 on. The windows' elements are slices of the image; the index is that of the
-first slice that equals the maximum::
+first slice that none exceeds::
 
     g (float[1, 2, 4, 4] x) => (float[1, 2, 2, 2] y, int64[1, 2, 2, 2] place)
     { y, place = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) }
@@ -10,10 +10,12 @@ first slice that equals the maximum::
 becomes, with slices ``s00`` to ``s11`` and constants for the places of each slice's elements::
 
     { y = Max (s00, s01, s10, s11)
-      last = Where (Equal (s10, y), p10, p11) ...
-      place = Add (Cast <to = 7> (first), images) }
+      p1 = Where (GreaterOrEqual (s10, s11), p10, p11)
+      m1 = Max (s10, s11) ...
+      place = Add (Cast <to = 7> (p3), images) }
 
-What a window sees beyond the image is the pixel at the edge, which it sees anyway.
+Nothing is compared with `y`, which a plan may round when it does not round the slices. What a window
+sees beyond the image is the pixel at the edge, which it sees anyway.
 """
 
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ from campo_onnx.ops.key import OpKey
 
 _MAX_POOL = OpKey("", "MaxPool")
 _MOST_TAPS = 25
-"""Elements of a window, each of which costs three passes over the result."""
+"""Elements of a window, each of which costs four passes over the result."""
 
 
 def max_pool(imported: Imported, place: Place) -> onnx.ModelProto:
@@ -128,7 +130,7 @@ class _Pool:
         else:
             edit.op("Max", *slices, output=y)
         if is_read:
-            self._write_places(slices, y, places[0])
+            self._write_places(slices, places[0])
 
     def _with_edges(self) -> str:
         window = self._window
@@ -145,12 +147,13 @@ class _Pool:
         bounds = ([*tap], ends, axes, [*window.strides])
         return edit.op("Slice", image, *map(edit.constant, bounds))
 
-    def _write_places(self, slices: list[str], y: str, places: str) -> None:
+    def _write_places(self, slices: list[str], places: str) -> None:
         edit, window = self._edit, self._window
-        first = edit.constant(self._numbers(self._taps[-1]), "place")
-        for tap, seen in reversed([*zip(self._taps, slices, strict=True)][:-1]):
-            number = edit.constant(self._numbers(tap), "place")
-            first = edit.op("Where", edit.op("Equal", seen, y), number, first)
+        numbers = [edit.constant(self._numbers(tap), "place") for tap in self._taps]
+        first, largest = numbers[-1], slices[-1]
+        for number, seen in reversed([*zip(numbers, slices, strict=True)][:-1]):
+            first = edit.op("Where", edit.op("GreaterOrEqual", seen, largest), number, first)
+            largest = edit.op("Max", seen, largest) if seen is not slices[0] else largest
         images, size = prod(window.image[:2]), prod(window.image[2:])
         ones = [1] * len(window.kernel)
         start = np.arange(images, dtype=np.int64).reshape(*window.image[:2], *ones) * size

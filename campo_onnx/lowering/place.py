@@ -6,6 +6,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature, make_signature
 from campo_onnx.runtime.api import Support
+from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import runtime_called
 
 CONVOLUTIONS_IN_BF16 = 22
@@ -25,14 +26,23 @@ class Place:
         Name of the runtime.
     processor
         ``"cpu"`` or ``"cuda"``.
+    opset
+        The opset that the graph will have.
     """
 
     runtime: str
     processor: str
+    opset: int = CONVOLUTIONS_IN_BF16
 
-    def runs(self, signature: Signature, opset: int = CONVOLUTIONS_IN_BF16) -> bool:
-        """Whether the runtime takes a node in FP32, were its graph of an opset."""
-        return self._support(replace(signature, opset=opset), Precision.FP32) is not Support.REFUSED
+    @classmethod
+    def on(cls, machine: Machine) -> "Place":
+        """The runtime and the processor of a machine."""
+        return cls(runtime=machine.runtime, processor=machine.provider)
+
+    def runs(self, signature: Signature, opset: int | None = None) -> bool:
+        """Whether the runtime takes a node in FP32, were its graph of an opset, by default :attr:`opset`."""
+        at = replace(signature, opset=self.opset if opset is None else opset)
+        return self._support(at, Precision.FP32) is not Support.REFUSED
 
     def computes(self, op_type: str, low: Precision, opset: int = CONVOLUTIONS_IN_BF16) -> bool:
         """Whether the runtime has a kernel of a standard operator in a low precision.

@@ -22,6 +22,9 @@ from campo_onnx.ops.schema import schema_of
 Pass: TypeAlias = Callable[[Imported, Place], onnx.ModelProto]
 """Gives the model to go on with; the very model of the graph where there is nothing to change."""
 
+AS_IT_RUNS: tuple[Pass, ...] = (dropout, max_pool)
+"""Avoid what the runtime refuses, or runs by a reference implementation, in any precision."""
+
 CONVOLUTIONS_LOW: tuple[Pass, ...] = (
     sign_masks,
     dropout,
@@ -31,6 +34,31 @@ CONVOLUTIONS_LOW: tuple[Pass, ...] = (
     raise_opset,
 )
 """Let convolutions run in BF16. Masks first: they look for Relu through max pools."""
+
+
+def as_it_runs(imported: Imported, place: Place, dims: Mapping[str, int] | None = None) -> Imported:
+    """Bring a graph into the form that a runtime runs, in FP32 as in any precision.
+
+    Everything that is planned, timed or trained for the runtime starts from this form, the FP32 step
+    that others are compared with included. It is its own form.
+
+    Parameters
+    ----------
+    imported
+        The graph; not changed.
+    place
+        Where it is to run.
+    dims
+        Sizes of symbolic dimensions.
+
+    Returns
+    -------
+    Imported
+        The given object where it is in that form already; else `passes` names what changed it.
+    """
+    here = replace(place, opset=imported.view.opset.get("", place.opset))
+    result = lowered(imported, here, AS_IT_RUNS, dims)
+    return result if result is imported else replace(result, given=imported.given)
 
 
 def lowered(

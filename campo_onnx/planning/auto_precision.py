@@ -24,15 +24,16 @@ class PrecisionChoice:
         The precision.
     why
         A sentence.
-    plans, problems
-        The plan in each precision that the device computes in, and what it decided about; empty for a graph
-        that was optimized before.
+    plans, problems, forms
+        The plan in each precision that the device computes in, what it decided about, and the form of the
+        graph that it is of; empty for a graph that was optimized before.
     """
 
     low: Precision
     why: str
     plans: Mapping[Precision, Plan]
     problems: Mapping[Precision, Problem]
+    forms: Mapping[Precision, Imported]
 
 
 def choose_precision(source: str | Path | onnx.ModelProto | Imported, options: Options) -> PrecisionChoice:
@@ -58,16 +59,19 @@ def choose_precision(source: str | Path | onnx.ModelProto | Imported, options: O
     imported = source if isinstance(source, Imported) else import_model(source, options.dims)
     if imported.stamp is not None:
         low = Precision(imported.stamp.low)
-        return PrecisionChoice(low=low, why="The model was optimized in it before.", plans={}, problems={})
+        return PrecisionChoice(
+            low=low, why="The model was optimized in it before.", plans={}, problems={}, forms={}
+        )
     plans: dict[Precision, Plan] = {}
     problems: dict[Precision, Problem] = {}
+    forms: dict[Precision, Imported] = {}
     for low in filter(options.device.computes_in, low_precisions()):
         with_low = replace(options, low=low)
-        form = form_for(imported, with_low)
-        problems[low] = problem_of(form, with_low)
-        plans[low] = decide(problems[low], form, with_low)
+        forms[low] = form_for(imported, with_low)
+        problems[low] = problem_of(forms[low], with_low)
+        plans[low] = decide(problems[low], forms[low], with_low)
     low, why = _choice(plans, problems, options)
-    return PrecisionChoice(low=low, why=why, plans=plans, problems=problems)
+    return PrecisionChoice(low=low, why=why, plans=plans, problems=problems, forms=forms)
 
 
 def _choice(

@@ -17,7 +17,7 @@ from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.lowering.place import Place
-from campo_onnx.lowering.sequence import CONVOLUTIONS_LOW, gains_convolutions, lowered
+from campo_onnx.lowering.sequence import CONVOLUTIONS_LOW, as_it_runs, gains_convolutions, lowered
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
@@ -129,9 +129,10 @@ def optimize(source: str | Path | onnx.ModelProto, options: Options | None = Non
 def form_for(imported: Imported, options: Options) -> Imported:
     """Bring a graph into the form that is planned: the one in which the step is predicted to be fastest.
 
-    That is another form than the given one only for BF16, whose convolutions need a newer opset, with what
-    else the device then lacks kernels of. Facts of the given graph's nodes (a profile, what data shows) are
-    of no use for other nodes, so that such a graph keeps its form.
+    First, nodes that the runtime refuses or runs by a reference implementation become others, in every
+    precision. Then, in BF16, convolutions need a newer opset, with what else the device lacks kernels of
+    there. Facts of nodes (a profile, what data shows) are of no use for other nodes, so that such a graph
+    is not raised.
 
     Parameters
     ----------
@@ -143,13 +144,15 @@ def form_for(imported: Imported, options: Options) -> Imported:
     Returns
     -------
     Imported
-        The graph itself, or another that computes the same and has it as ``given``.
+        The graph itself, or another that computes the same. One at a newer opset has the graph in which the
+        FP32 step runs as ``given``.
     """
     place = Place(runtime=options.device.runtime, processor=options.device.provider)
     is_bound = bool(options.forbidden or options.released or options.evidence.profile)
-    if imported.stamp is not None or is_bound or not options.lowers:
+    if imported.stamp is not None or not options.lowers:
         return imported
-    if not gains_convolutions(imported.view, place, options.low):
+    imported = as_it_runs(imported, place, options.dims)
+    if is_bound or not gains_convolutions(imported.view, place, options.low):
         return imported
     try:
         other = lowered(imported, place, CONVOLUTIONS_LOW, options.dims)

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from campo_onnx.errors import CheckpointError, UnsupportedModelError, UsageError
 from campo_onnx.ir.importer import import_model
+from campo_onnx.lowering.place import Place
+from campo_onnx.lowering.sequence import as_it_runs
 from campo_onnx.runtime.registry import AUTO, machine, processor_for
 from campo_onnx.step.interface import Feed, step_interface
 from campo_onnx.step.naming import GRADS_FINITE, LOSS, LOSS_SCALE
@@ -127,7 +129,7 @@ class TrainingSession:
         here = machine(processor_for(provider, runtime), threads, runtime)
         if cuda_graph and not here.is_gpu:
             raise UsageError("a CUDA graph cannot be captured on a CPU", remedy="Leave cuda_graph off.")
-        imported = import_model(model, dims)
+        imported = as_it_runs(import_model(model, dims), Place.on(here), dims)
         gradients: GradientInterface | None = None
         if update is None:
             self.interface = step_interface(imported.view, pairs, imported.constants)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import onnx
 import pytest
+from campo_onnx_cli.main import app
+from typer.testing import CliRunner
 
 from campo_onnx.checking.context import context_of
 from campo_onnx.checking.policy import Policy
@@ -18,6 +20,7 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.plan.rewrite import rewrite
+from campo_onnx.planning.auto_precision import choose_precision
 from campo_onnx.planning.comparison import compare
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import apply, decide, form_for, fp32_us, optimize, problem_of
@@ -36,6 +39,17 @@ def step(channels=512, size=32, tail="dx = ConvTranspose<pads=[1,1,1,1]>(dy, w)"
     )
 
 
+def training():
+    """A convolution, its loss, and the gradients of both that it reads, without a loss scale."""
+    return onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
+    g (float[64,512,32,32] x, float[512,512,3,3] w) => (float loss, float[64,512,32,32] grad)
+    <float one = {1.0}, float many = {33554432.0}>
+    { a = Conv<pads=[1,1,1,1]>(x, w) r = Relu(a) y = Conv<pads=[1,1,1,1]>(r, w)
+      loss = ReduceMean<keepdims=0>(y) s = Div(one, many) sizes = Shape(y) dy = Expand(s, sizes)
+      dr = ConvTranspose<pads=[1,1,1,1]>(dy, w) da = Mul(dr, r)
+      grad = ConvTranspose<pads=[1,1,1,1]>(da, w) }""")
+
+
 def low_ops(optimized):
     return sorted(d.op_type for d in optimized.plan.decisions if d.node in optimized.plan.low_nodes)
 
@@ -47,6 +61,29 @@ def test_convolutions_and_their_gradients_run_in_bf16():
     assert optimized.imported.passes == ("data_gradients", "raise_opset")
     onnx.checker.check_model(optimized.model, full_check=True)
     assert [v.name for v in optimized.model.graph.input] == ["x", "w", "d"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "opset"),
+    [("fp16", 20), ("bf16", 22), ("auto", 22)],
+)
+def test_the_command_plans_the_same_form(tmp_path, precision, opset):
+    given, mixed = tmp_path / "step.onnx", tmp_path / "mixed.onnx"
+    onnx.save(step() if precision != "auto" else training(), given)
+    command = ["optimize", str(given), "-o", str(mixed), "--device", "h200", "--probe", "off"]
+    result = CliRunner().invoke(app, [*command, "--precision", precision])
+    assert result.exit_code == 0, result.output
+    assert onnx.load(mixed).opset_import[0].version == opset
+    assert ("opset 22" in result.output) == (opset == 22)
+
+
+def test_each_precision_has_its_form():
+    choice = choose_precision(step(), BF16)
+    assert {low: form.view.opset[""] for low, form in choice.forms.items()} == {
+        Precision.FP16: 20,
+        Precision.BF16: 22,
+    }
+    assert all(choice.plans[low].digest == form.digest for low, form in choice.forms.items())
 
 
 def test_fp16_plans_are_of_the_given_graph():
