@@ -9,13 +9,14 @@ first slice that none exceeds::
 
 becomes, with slices ``s00`` to ``s11`` and constants for the places of each slice's elements::
 
-    { y = Max (s00, s01, s10, s11)
-      p1 = Where (GreaterOrEqual (s10, s11), p10, p11)
+    { p1 = Where (GreaterOrEqual (s10, s11), p10, p11)
       m1 = Max (s10, s11) ...
+      p3 = Where (GreaterOrEqual (s00, m2), p00, p2)
+      y = Max (s00, m2)
       place = Add (Cast <to = 7> (p3), images) }
 
-Nothing is compared with `y`, which a plan may round when it does not round the slices. What a window
-sees beyond the image is the pixel at the edge, which it sees anyway.
+Nothing is looked for that equals `y`, which a plan may round when it does not round the slices. What a
+window sees beyond the image is the pixel at the edge, which it sees anyway.
 """
 
 from dataclasses import dataclass
@@ -127,10 +128,10 @@ class _Pool:
         if keeps_maxima:
             attributes = {name: self._node.attributes[name] for name in self._node.attributes}
             edit.op("MaxPool", self._node.inputs[0], output=y, **attributes)
-        else:
+        elif not is_read or len(slices) == 1:
             edit.op("Max", *slices, output=y)
         if is_read:
-            self._write_places(slices, places[0])
+            self._write_places(slices, places[0], "" if keeps_maxima else y)
 
     def _with_edges(self) -> str:
         window = self._window
@@ -147,13 +148,16 @@ class _Pool:
         bounds = ([*tap], ends, axes, [*window.strides])
         return edit.op("Slice", image, *map(edit.constant, bounds))
 
-    def _write_places(self, slices: list[str], places: str) -> None:
+    def _write_places(self, slices: list[str], places: str, y: str) -> None:
+        """Write the places, and the maxima as `y` where it has a name."""
         edit, window = self._edit, self._window
         numbers = [edit.constant(self._numbers(tap), "place") for tap in self._taps]
         first, largest = numbers[-1], slices[-1]
         for number, seen in reversed([*zip(numbers, slices, strict=True)][:-1]):
             first = edit.op("Where", edit.op("GreaterOrEqual", seen, largest), number, first)
-            largest = edit.op("Max", seen, largest) if seen is not slices[0] else largest
+            is_last = seen is slices[0]
+            if y or not is_last:
+                largest = edit.op("Max", seen, largest, output=y if is_last else "")
         images, size = prod(window.image[:2]), prod(window.image[2:])
         ones = [1] * len(window.kernel)
         start = np.arange(images, dtype=np.int64).reshape(*window.image[:2], *ones) * size
