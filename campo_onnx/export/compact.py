@@ -186,6 +186,13 @@ def reduce(g: Graph, op_type: str, x: Value, axes: Sequence[int], *, keepdims: b
     magnitude = g.producer(x, "Abs")
     if op_type == "ReduceSum" and magnitude is not None:
         return g.op("ReduceL1", magnitude.inputs[0], g.integers(sorted(axes)), keepdims=int(keepdims))
+    if g.sizes_change and op_type == "ReduceSum" and (parts := _parts_of_any_length(g, x, axes)) is not None:
+        whole, first, then = parts
+        sums = g.op(op_type, whole, g.integers(first), keepdims=0)
+        total = g.op(op_type, sums, g.integers(then), keepdims=0)
+        return (
+            reshape(g, total, [1 if i in axes else n for i, n in enumerate(x.shape)]) if keepdims else total
+        )
     if op_type == "ReduceMean" and _is_long_total(g, x, axes):
         return scaled(g, reduce(g, "ReduceSum", x, axes, keepdims=keepdims), 1 / x.elements)
     if op_type == "ReduceSum" and (runs := _runs(g, x, sorted(axes))) > 1:
@@ -197,14 +204,35 @@ def _runs(g: Graph, x: Value, axes: Sequence[int]) -> int:
     """Into how many runs the terms of a long sum over the first axes are parted; 1 for any other sum."""
     rows = math.prod(x.shape[axis] for axis in axes)
     is_of_rows = axes == list(range(len(axes))) and len(axes) < x.rank and rows >= _MANY_ROWS
-    if g.target == "cuda" or not (is_of_rows or _is_long_total(g, x, axes)):
+    if g.target == "cuda" or g.sizes_change or not (is_of_rows or _is_long_total(g, x, axes)):
         return 1
     return max(n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0)
 
 
 def _is_long_total(g: Graph, x: Value, axes: Sequence[int]) -> bool:
     """Whether a sum of all elements is so long that the CPU provider's few running sums lose digits."""
-    return g.target != "cuda" and len(axes) == x.rank and x.elements >= _MANY_IN_ALL
+    many = x.elements >= _MANY_IN_ALL or (g.sizes_change and x.rank > 0)
+    return g.target != "cuda" and len(axes) == x.rank and many
+
+
+def _parts_of_any_length(
+    g: Graph, x: Value, axes: Sequence[int]
+) -> tuple[Value, Sequence[int], Sequence[int]] | None:
+    """Give what to sum in two steps instead, and the axes of both; None where there is one axis only.
+
+    As :func:`_summed_in_parts` it makes runs shorter, whatever their lengths are.
+    """
+    before = g.producer(x, "Reshape")
+    rows = None if before is None else before.inputs[0]
+    if g.target == "cuda":
+        return None
+    if list(axes) == [0] and rows is not None and rows.rank > x.rank > 1:
+        gone = rows.rank - x.rank
+        if rows.shape[gone + 1 :] == x.shape[1:]:
+            return rows, range(1, gone + 1), [0]
+    if len(axes) < 2 or sorted(axes) != list(range(len(axes))):
+        return None
+    return x, range(1, len(axes)), [0]
 
 
 def _summed_in_parts(g: Graph, x: Value, count: int, runs: int, *, keepdims: bool) -> Value:
@@ -226,7 +254,7 @@ def sum_per_channel(g: Graph, x: Value) -> Value:
     may as well be FP32.
     """
     others = [axis for axis in range(x.rank) if axis != 1]
-    if x.rank > 2 and x.elements // x.shape[1] >= MANY_TERMS:
+    if x.rank > 2 and (g.sizes_change or x.elements // x.shape[1] >= MANY_TERMS):
         x = reduce(g, "ReduceSum", x, others[1:], keepdims=False)
         others = [0]
     return reduce(g, "ReduceSum", x, others, keepdims=False)

@@ -43,6 +43,9 @@ class Graph:
         Where the graph is to run: what other operators it may have.
     scope
         Where the nodes being added come from; the first part of their names.
+    sizes_change
+        Whether the graph is to be the same at other sizes: then only numbers are computed now, no tables, and
+        no form is chosen by how long a sum is.
     drawn
         Random numbers by what tells them from others, for translations that may meet a draw again.
     """
@@ -50,6 +53,7 @@ class Graph:
     opset: int
     target: Target = "standard"
     scope: str = ""
+    sizes_change: bool = False
     drawn: dict[Hashable, Value] = field(default_factory=dict)
     _inputs: list[Value] = field(default_factory=list)
     _nodes: list[Node] = field(default_factory=list)
@@ -133,9 +137,14 @@ class Graph:
         types = self._infer(node, inputs)
         is_left = op_type == "ConstantOfShape" or _draws(op_type)
         foldable = not is_left and all(v is None or v.constant is not None for v in inputs)
-        if foldable and sum(_nbytes(*t) for t in types) <= MAX_FOLDED_BYTES:
+        if foldable and self._is_small(types):
             return self._fold(node, inputs)
         return self._append(op_type, inputs, types, attributes)
+
+    def _is_small(self, types: Sequence[tuple[int, tuple[int, ...]]]) -> bool:
+        if self.sizes_change:
+            return all(not shape for _, shape in types)
+        return sum(_nbytes(*t) for t in types) <= MAX_FOLDED_BYTES
 
     def may_use(self, op_type: str, *operands: Value) -> bool:
         """Whether ONNX Runtime's operator `op_type` may be written, for these tensors where they are given.

@@ -129,6 +129,7 @@ def translate_step(
     *,
     opset: int,
     target: Target = "standard",
+    sizes_change: bool = False,
     optional_inputs: frozenset[str],
     unchanged: Mapping[str, str] | None = None,
 ) -> onnx.ModelProto:
@@ -144,6 +145,8 @@ def translate_step(
         Version of the standard operators.
     target
         Where the step is to run: what other operators it may have.
+    sizes_change
+        Whether the graph is to be the same at other sizes.
     optional_inputs
         Inputs that are left out when nothing reads them.
     unchanged
@@ -155,7 +158,7 @@ def translate_step(
     UnsupportedModelError
         If an operation is used in a way that has no translation.
     """
-    g = Graph(opset=opset, target=target)
+    g = Graph(opset=opset, target=target, sizes_change=sizes_change)
     values: dict[Ref, Value] = {
         ref: g.input(name, expected.dtype, expected.shape) for name, (ref, expected) in step.inputs.items()
     }

@@ -77,6 +77,7 @@ def translate(
     *,
     opset: int,
     target: Target = "standard",
+    sizes_change: bool = False,
 ) -> onnx.ModelProto:
     """Write a traced step as a model.
 
@@ -92,6 +93,8 @@ def translate(
         Version of the standard operators.
     target
         Where the step is to run: what other operators it may have.
+    sizes_change
+        Whether the graph is to be the same at other sizes.
 
     Raises
     ------
@@ -106,6 +109,7 @@ def translate(
         table,
         opset=opset,
         target=target,
+        sizes_change=sizes_change,
         optional_inputs=frozenset(name for name in inputs if not step_naming.is_batch(name)),
         unchanged={new: name for name in buffers if (new := step_naming.next_value(name))},
     )

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from campo_onnx.errors import UnsupportedModelError
-
-Sizes = tuple[int, ...]
-"""What the symbols of a graph stand for, in their order."""
+from campo_onnx.integrations.torch_compile.formulas import Sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +78,22 @@ def _note(found: dict[Any, tuple[int, int | None]], size: Any, place: tuple[int,
         found.setdefault(size.node.expr, place)
 
 
+def are_polynomials(gm: torch.fx.GraphModule) -> bool:
+    """Whether every size of a traced graph is a polynomial of its symbols: no halves, no remainders."""
+    expressions = {
+        number.node.expr
+        for node in gm.graph.nodes
+        for value in _flat(node.meta.get("val"))
+        for number in ((*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,))
+        if isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool)
+    }
+    return all(e.is_polynomial(*e.free_symbols) for e in expressions)
+
+
+def _flat(meta: Any) -> Sequence[Any]:
+    return meta if isinstance(meta, list | tuple) else (meta,)
+
+
 _warned_of_dropping = False
 
 
@@ -121,8 +135,7 @@ def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> 
     UnsupportedModelError
         If a size depends on a tensor's data, or the graph calls another.
     """
-    known = dict(zip(symbols.names, sizes, strict=True))
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    known = _Known(dict(zip(symbols.names, sizes, strict=True)))
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, Any] = {}
     position = 0
@@ -134,7 +147,7 @@ def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> 
         if node.op not in ("placeholder", "get_attr", "call_function"):
             raise UnsupportedModelError(f"the graph calls {node.target}, which is not an operation")
         meta = getattr(gm, node.target) if node.op == "get_attr" else node.meta.get("val")
-        value = _static(meta, known, mode)
+        value = known.static(meta)
         if isinstance(value, int | float):
             copies[node] = value
         else:
@@ -147,23 +160,70 @@ def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> 
     return torch.fx.GraphModule(gm, graph)
 
 
-def _static(meta: Any, known: Mapping[Any, int], mode: FakeTensorMode) -> Any:
-    """Give a traced value for given sizes: fake tensors of those, and numbers."""
-    if isinstance(meta, list | tuple):
-        return type(meta)(_static(one, known, mode) for one in meta)
-    if not isinstance(meta, torch.Tensor):
-        return _number(meta, known)
-    shape = [_number(size, known) for size in meta.shape]
-    strides = [_number(stride, known) for stride in meta.stride()]
-    with mode:
-        return torch.empty_strided(shape, strides, dtype=meta.dtype, device=meta.device)
+class _Known:
+    """Traced values at sizes: most are alike, and each is made once."""
+
+    def __init__(self, sizes: Mapping[Any, int]) -> None:
+        self._sizes = sizes
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._numbers: dict[Any, Any] = {}
+        self._tensors: dict[Any, torch.Tensor] = {}
+
+    def static(self, meta: Any) -> Any:
+        """Give a traced value for the sizes: fake tensors of those, and numbers."""
+        if isinstance(meta, list | tuple):
+            return type(meta)(self.static(one) for one in meta)
+        if not isinstance(meta, torch.Tensor):
+            return self._number(meta)
+        shape = tuple(self._number(size) for size in meta.shape)
+        strides = tuple(self._number(stride) for stride in meta.stride())
+        key = (shape, strides, meta.dtype, meta.device)
+        if key not in self._tensors:
+            with self._mode:
+                self._tensors[key] = torch.empty_strided(shape, strides, dtype=meta.dtype, device=meta.device)
+        return self._tensors[key]
+
+    def _number(self, value: Any) -> Any:
+        if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return value
+        kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+        key = (kind, value.node.expr)
+        if key not in self._numbers:
+            number = value.node.expr.xreplace(self._sizes)
+            if getattr(number, "free_symbols", ()):
+                raise UnsupportedModelError(f"a size depends on what a tensor holds: {number}")
+            self._numbers[key] = kind(number)
+        return self._numbers[key]
 
 
-def _number(value: Any, known: Mapping[Any, int]) -> Any:
-    if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return value
-    number = value.node.expr.xreplace(known)
-    if getattr(number, "free_symbols", ()):
-        raise UnsupportedModelError(f"a size depends on what a tensor holds: {number}")
-    kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
-    return kind(number)
+def computed() -> Any:
+    """Stand for what a graph computes, where only its type matters."""
+    raise AssertionError("this graph describes an interface, and cannot run")
+
+
+def interface_of(
+    gm: torch.fx.GraphModule, is_needed: Callable[[torch.fx.Node], bool]
+) -> torch.fx.GraphModule:
+    """Leave out of a traced graph what its interface does not need.
+
+    Parameters
+    ----------
+    gm
+        A flat graph; its nodes know their fake values.
+    is_needed
+        Whether an operation stays; of others that something reads, the type stays.
+    """
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+
+    def copy(node: torch.fx.Node) -> torch.fx.Node:
+        if node not in copies:
+            copies[node] = graph.create_node("call_function", computed, name=node.name)
+            copies[node].meta = dict(node.meta)
+        return copies[node]
+
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or is_needed(node):
+            copies[node] = graph.node_copy(node, copy)
+            copies[node].meta = dict(node.meta)
+    return torch.fx.GraphModule(gm, graph)

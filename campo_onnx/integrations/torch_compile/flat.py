@@ -19,7 +19,7 @@ from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import Origin, mark
 from campo_onnx.export.torch.translate import translate
 from campo_onnx.integrations.torch_compile.checks import CHECKS, Check, lift_checks
-from campo_onnx.integrations.torch_compile.index_checks import IndexGuard, guard_indices
+from campo_onnx.integrations.torch_compile.index_checks import IndexGuard, guard_indices, reads_index
 from campo_onnx.integrations.torch_compile.layout import Layout
 from campo_onnx.integrations.torch_compile.random_inputs import Draw, is_lifted, is_random, lift_random
 from campo_onnx.integrations.torch_compile.tracing import OPSET, TABLE
@@ -156,8 +156,26 @@ class FlatGraph:
         placed = [n.meta["val"] for n in self.gm.graph.nodes if n.op == "placeholder"]
         return {t.name: meta for t, meta in zip(self.inputs, placed, strict=True)}
 
-    def model(self) -> onnx.ModelProto:
+    def is_like(self, other: "FlatGraph") -> bool:
+        """Whether another differs in sizes only."""
+        return self._form == other._form
+
+    @property
+    def _form(self) -> Any:
+        tensors = [
+            (t.name, t.dtype, t.layout.repeated, t.layout.order, t.layout.gaps is None)
+            for t in (*self.inputs, *self.outputs)
+        ]
+        checks = [(check.result, check.message) for check in self.checks]
+        return tensors, self.positions, len(self.draws), self.arguments, self.results, checks
+
+    def model(self, *, sizes_change: bool = False) -> onnx.ModelProto:
         """Translate it.
+
+        Parameters
+        ----------
+        sizes_change
+            Whether the graph is to be the same at other sizes.
 
         Raises
         ------
@@ -166,7 +184,9 @@ class FlatGraph:
         """
         target = target_here(provider_of(self.device), runtime_called(AUTO).version)
         inputs, outputs = ([t.name for t in tensors] for tensors in (self.inputs, self.outputs))
-        return translate(self.gm, inputs, outputs, TABLE, opset=OPSET, target=target)
+        return translate(
+            self.gm, inputs, outputs, TABLE, opset=OPSET, target=target, sizes_change=sizes_change
+        )
 
 
 def flatten(
@@ -209,6 +229,14 @@ def flatten(
         checks=tuple(Check(result, *said) for result, said in zip(checked, messages, strict=True)),
         indices=indices,
     )
+
+
+def shapes_interface(node: torch.fx.Node) -> bool:
+    """Whether an operation can matter to what :func:`flatten` finds out, besides its type."""
+    values = node.meta.get("val")
+    values = values if isinstance(values, list | tuple) else (values,)
+    whole = any(not isinstance(v, torch.Tensor) or not v.is_floating_point() for v in values)
+    return whole or is_random(node) or node.target in CHECKS or reads_index(node)
 
 
 def _position(node: torch.fx.Node, arguments: int) -> int:

@@ -99,6 +99,11 @@ def _shape(node: Any) -> torch.Size:
     return shape
 
 
+def reads_index(node: torch.fx.Node) -> bool:
+    """Whether an operation looks something up."""
+    return node.target in _USES
+
+
 def index_uses(graph: torch.fx.Graph) -> list[IndexUse]:
     """Find the indices that the forward pass of a graph of static sizes reads and that may lie outside.
 

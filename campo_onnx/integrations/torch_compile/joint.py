@@ -3,20 +3,43 @@
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property
 from typing import Any
 
+import onnx
 import torch
 
-from campo_onnx.integrations.torch_compile.concrete import Sizes, Symbols, concrete_graph, drop_oldest
-from campo_onnx.integrations.torch_compile.flat import Made, flatten, provider_of, refuse_untranslatable
+from campo_onnx.integrations.torch_compile.any_size import AnySize, Example, Learner
+from campo_onnx.integrations.torch_compile.concrete import (
+    Symbols,
+    are_polynomials,
+    concrete_graph,
+    drop_oldest,
+    interface_of,
+)
+from campo_onnx.integrations.torch_compile.cut import Cut
+from campo_onnx.integrations.torch_compile.flat import (
+    FlatGraph,
+    Made,
+    flatten,
+    provider_of,
+    refuse_untranslatable,
+    shapes_interface,
+)
+from campo_onnx.integrations.torch_compile.formulas import Sizes
 from campo_onnx.integrations.torch_compile.handoff import Kept
-from campo_onnx.integrations.torch_compile.planning import plan_graph
+from campo_onnx.integrations.torch_compile.planning import Planned, plan_any_size, plan_graph
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.integrations.torch_compile.step import TrainingStep
 
+_MOST_RESIZED = 512
+"""Of a graph that runs at any size; another set of sizes takes milliseconds and kilobytes."""
+
 
 class JointGraph:
-    """A joint graph, and the training steps made of it: one for each set of sizes, the latest ones kept.
+    """A joint graph, and the training steps made of it.
+
+    The first sets of sizes have a graph each, the latest ones kept, until one of any sizes is learned.
 
     Parameters
     ----------
@@ -50,38 +73,95 @@ class JointGraph:
         self._placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
         self._symbols = Symbols.of(self._placeholders[:primals])
         self._kept: Kept | None = None
+        self._learner = Learner(self._planned_for_any_size, is_smooth=are_polynomials(gm))
         self.steps: OrderedDict[Sizes, TrainingStep] = OrderedDict()
+        self.resized: dict[int, OrderedDict[Sizes, TrainingStep]] = {}
 
     @property
     def is_dynamic(self) -> bool:
         """Whether sizes differ from call to call."""
         return bool(self._symbols.names)
 
-    def step(self, sizes: Sizes) -> TrainingStep:
-        """Give the step of some sizes; it is made if need be, and the one not used for longest goes."""
-        if sizes in self.steps:
-            self.steps.move_to_end(sizes)
-            return self.steps[sizes]
-        made = self._made(sizes)
-        self.steps[sizes] = made
-        drop_oldest(self.steps, self._settings.sessions)
-        return made
+    def step(self, sizes: Sizes) -> tuple[TrainingStep, int]:
+        """Give a step of some sizes, and the number of the graph of any sizes that it runs.
 
-    def _made(self, sizes: Sizes) -> TrainingStep:
+        -1 stands for a graph of these sizes only.
+        """
+        newest = len(self._learner.planned) - 1
+        for number in dict.fromkeys((newest, -1)):
+            if sizes in self._made(number):
+                return self.step_again(sizes, number), number
+        model = cache(lambda: self._flat(sizes).model(sizes_change=self.is_dynamic))
+        if self._learner.holds_at(sizes, model) and (step := self._resized(sizes, newest)) is not None:
+            return self._added(step, sizes, newest), newest
+        step = self._compiled(self._flat(sizes), model())
+        if self.is_dynamic:
+            self._learner.learn(Example(sizes, model()))
+        return self._added(step, sizes, -1), -1
+
+    def step_again(self, sizes: Sizes, number: int) -> TrainingStep:
+        """Give the step that a forward pass ran; it is made again if that was long ago."""
+        made = self._made(number)
+        if sizes in made:
+            made.move_to_end(sizes)
+            return made[sizes]
+        step = self._resized(sizes, number) if number >= 0 else None
+        if step is None:
+            flat = self._flat(sizes)
+            step = self._compiled(flat, flat.model(sizes_change=self.is_dynamic))
+        return self._added(step, sizes, number)
+
+    def _made(self, number: int) -> OrderedDict[Sizes, TrainingStep]:
+        return self.steps if number < 0 else self.resized.setdefault(number, OrderedDict())
+
+    def _added(self, step: TrainingStep, sizes: Sizes, number: int) -> TrainingStep:
+        made = self._made(number)
+        made[sizes] = step
+        if number < 0:
+            drop_oldest(made, self._settings.sessions)
+        elif len(made) > _MOST_RESIZED:
+            made.popitem(last=False)
+        return step
+
+    def _flat(self, sizes: Sizes) -> FlatGraph:
         gm = concrete_graph(self._gm, self._symbols, sizes)
         refuse_untranslatable(gm)
+        return flatten(gm, len(self._placeholders), self._names)
+
+    @cached_property
+    def _interface(self) -> torch.fx.GraphModule:
+        return interface_of(self._gm, shapes_interface)
+
+    def _compiled(self, flat: FlatGraph, model: onnx.ModelProto) -> TrainingStep:
+        planned = plan_graph(model, self._tangents(flat), self._settings, provider_of(flat.device))
+        step = self._step(flat, planned)
+        self._kept = step.kept
+        return step
+
+    def _resized(self, sizes: Sizes, number: int) -> TrainingStep | None:
+        """Give a step of a graph that runs at any size; None where tensors lie otherwise at these."""
+        base: TrainingStep = self._learner.planned[number]
+        gm = concrete_graph(self._interface, self._symbols, sizes)
         flat = flatten(gm, len(self._placeholders), self._names)
-        planned = plan_graph(flat.model(), self._tangents(flat), self._settings, provider_of(flat.device))
-        step = TrainingStep(
+        return self._step(flat, base.planned.at(sizes), base.cut) if flat.is_like(base.flat) else None
+
+    def _planned_for_any_size(self, graph: AnySize, sizes: Sizes) -> TrainingStep:
+        flat = self._flat(sizes)
+        planned = plan_any_size(graph, self._tangents(flat), self._settings, provider_of(flat.device))
+        step = self._step(flat, planned.at(sizes))
+        step.open()
+        return step
+
+    def _step(self, flat: FlatGraph, planned: Planned, parts: Cut | None = None) -> TrainingStep:
+        return TrainingStep(
             flat,
             planned,
             primals=self._primals,
             forward_results=self._forward_results,
             weights=self._weights,
             kept=self._kept,
+            parts=parts,
         )
-        self._kept = step.kept
-        return step
 
     def _tangents(self, flat: Any) -> dict[str, str]:
         """Say which output each tangent is the gradient of, where the session computes that output."""
@@ -105,17 +185,18 @@ class JointGraph:
         given = list(arguments)
         arguments.clear()
         sizes = self._symbols.read(given)
-        results, kept = self.step(sizes).forward(given)
+        step, number = self.step(sizes)
+        results, kept = step.forward(given)
         if self.is_dynamic:
-            kept.insert(0, torch.tensor(sizes))
+            kept.insert(0, torch.tensor((*sizes, number)))
         return [*results, *kept]
 
     def backward(self, arguments: list[Any]) -> list[Any]:
         """Run a backward pass on what autograd kept, and gradients."""
         given = list(arguments)
         arguments.clear()
-        sizes: Sizes = tuple(given.pop(0).tolist()) if self.is_dynamic else ()
-        step = self.step(sizes)
+        *sizes, number = given.pop(0).tolist() if self.is_dynamic else (-1,)
+        step = self.step_again(tuple(sizes), number)
         kept = len(step.kept.arguments) + len(step.kept.results) + 1
         return step.backward(given[:kept], given[kept:])
 
@@ -127,7 +208,7 @@ class JointGraph:
         UnsupportedModelError
             If the graph cannot be translated.
         """
-        step = self.step(self._symbols.traced_at(self._placeholders))
+        step, _ = self.step(self._symbols.traced_at(self._placeholders))
         step.open()
         assert self._kept is not None
         results = list(self._gm.graph.output_node().args[0])
@@ -138,7 +219,7 @@ class JointGraph:
         )
         with mode:
             buffer = torch.empty(step.buffer_bytes, dtype=torch.uint8, device=step.flat.device)
-            sizes = [torch.empty(len(self._symbols.names), dtype=torch.int64)] if self.is_dynamic else []
+            sizes = [torch.empty(len(self._symbols.names) + 1, dtype=torch.int64)] if self.is_dynamic else []
         own = [primals[p].meta["val"] for p in self._kept.arguments]
         made = {r.place: i for i, r in enumerate(step.flat.results) if isinstance(r, Made)}
         own += [results[made[place]].meta["val"] for place in self._kept.results]

@@ -1,20 +1,36 @@
 """Plan a translated graph, with the framework on the other side of its loss."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import onnx
+from numpy.typing import NDArray
 from onnx import NodeProto, helper
 
 from campo_onnx.emulation.numerics import emulate
+from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.integrations.torch_compile.any_size import AnySize
+from campo_onnx.integrations.torch_compile.formulas import ArrayFormula, Sizes, declared
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ops.key import MICROSOFT
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.planning.kept_plans import planned_once
+from campo_onnx.runtime.api import Program
 
 _HANDOVER = "handed_to_the_framework"
+
+
+class Loaded(NamedTuple):
+    """A part of a graph, loaded, and what its inputs and outputs are called, in order."""
+
+    program: Program
+    inputs: Sequence[str]
+    outputs: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +43,62 @@ class Planned:
         Every decision.
     imported
         The graph with the plan executed; emulated on a CPU.
+    any_size
+        The FP32 graph that runs at any size; None for one of static sizes.
+    sizes
+        Those that it runs at now.
+    programs
+        What was loaded of it, shared by all sizes.
     """
 
     plan: Plan
     imported: Imported
+    any_size: AnySize | None = None
+    sizes: Sizes = ()
+    programs: dict[Hashable, Loaded] = field(default_factory=dict)
+
+    def at(self, sizes: Sizes) -> "Planned":
+        """Give the same at other sizes."""
+        return replace(self, sizes=sizes)
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """Shape of a tensor."""
+        if self.any_size is None:
+            return self.imported.view.tensors[tensor].shape or ()
+        return self.any_size.shape(self._in_fp32[tensor], self.sizes)
+
+    def nbytes(self, tensor: str) -> int:
+        """Size of a tensor in memory."""
+        info = self.imported.view.tensors[tensor]
+        return prod(self.shape(tensor)) * helper.tensor_dtype_to_np_dtype(info.dtype).itemsize
+
+    def declared_shape(self, tensor: str) -> tuple[int | None, ...]:
+        """Shape of a tensor as a program declares it: None where it depends on sizes."""
+        if self.any_size is None:
+            return self.shape(tensor)
+        return declared(self.any_size.shapes[self._in_fp32[tensor]])
+
+    @property
+    def by_size(self) -> Mapping[str, ArrayFormula]:
+        """Constants that depend on sizes: inputs of the programs."""
+        return {} if self.any_size is None else self.any_size.constants
+
+    def constants(self, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
+        """Give constants that depend on sizes at those that it runs at."""
+        return {name: self.by_size[name].at(self.sizes) for name in names}
+
+    @cached_property
+    def _in_fp32(self) -> Mapping[str, str]:
+        """For each tensor one of its shape in the FP32 graph: itself, or the one of its node there."""
+        assert self.any_size is not None
+        before = {node.name: node.output for node in self.any_size.model.graph.node}
+        same = {name: name for name in self.any_size.shapes}
+        for node in self.imported.model.graph.node:
+            sources = before.get(node.name, node.input[:1] if node.op_type == "Cast" else ())
+            for output, source in zip(node.output, sources, strict=False):
+                if output not in same and source in same:
+                    same[output] = same[source]
+        return same
 
 
 def plan_graph(
@@ -56,6 +124,25 @@ def plan_graph(
     if plan.low_nodes and provider == "cpu":
         mixed = emulate(mixed)
     return Planned(plan=plan, imported=import_model(mixed, any_type=True))
+
+
+def plan_any_size(graph: AnySize, tangents: Mapping[str, str], settings: Settings, provider: str) -> Planned:
+    """Plan a graph of any sizes at those of its example.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the plan holds at those sizes only: it pads tensors, or stores a low version of a constant
+        that depends on sizes.
+    """
+    planned = plan_graph(graph.model, tangents, settings, provider)
+    plan = planned.plan
+    bound = [c.tensor for c in plan.constants if c.tensor in graph.constants]
+    if plan.pads or bound:
+        raise UnsupportedModelError(
+            "the plan of a graph of changing sizes pads or stores what depends on them"
+        )
+    return replace(planned, any_size=graph)
 
 
 def _with_handover(model: onnx.ModelProto, tangents: Mapping[str, str]) -> onnx.ModelProto:

@@ -7,26 +7,26 @@ import torch
 from onnx import helper
 
 from campo_onnx.integrations.torch_compile.flat import Tensor, provider_of
-from campo_onnx.ir.importer import Imported
+from campo_onnx.integrations.torch_compile.planning import Loaded, Planned
 from campo_onnx.runtime.api import AddressedProgram, LoadSettings, Place
 from campo_onnx.runtime.registry import load, machine
 
 
 def part_of(
-    imported: Imported, nodes: Collection[str] | None, reads: Sequence[str], writes: Sequence[str]
+    planned: Planned, nodes: Collection[str] | None, reads: Sequence[str], writes: Sequence[str]
 ) -> onnx.ModelProto:
     """Take some nodes out of a graph.
 
     Parameters
     ----------
-    imported
-        The whole graph.
+    planned
+        The whole graph; constants that depend on sizes become inputs, behind the others.
     nodes
         Names of nodes; None for all.
     reads, writes
         What becomes an input and an output.
     """
-    given = imported.model
+    given = planned.imported.model
     kept = [node for node in given.graph.node if nodes is None or node.name in nodes]
     made = {t for node in kept for t in node.output}
     used = {t for node in kept for t in node.input} | set(writes)
@@ -39,39 +39,43 @@ def part_of(
     for name, output in zip(writes, shown, strict=True):
         if name != output:
             graph.node.add(op_type="Identity", name=output, input=[name], output=[output])
-    graph.initializer.extend(i for i in given.graph.initializer if i.name in used)
-    tensors = imported.view.tensors
+    by_size = planned.by_size
+    graph.initializer.extend(i for i in given.graph.initializer if i.name in used - set(by_size))
     for field, names, called in ((graph.input, reads, reads), (graph.output, writes, shown)):
         for name, output in zip(names, called, strict=True):
-            info = tensors[name]
-            field.append(helper.make_tensor_value_info(output, info.dtype, info.shape))
+            dtype = planned.imported.view.tensors[name].dtype
+            field.append(helper.make_tensor_value_info(output, dtype, planned.declared_shape(name)))
+    for name, formula in by_size.items():
+        if name in used:
+            dtype = helper.np_dtype_to_tensor_dtype(formula.dtype)
+            graph.input.append(helper.make_tensor_value_info(name, dtype, formula.declared_shape))
     return onnx.ModelProto(ir_version=given.ir_version, opset_import=given.opset_import, graph=graph)
 
 
-def place(name: str, imported: Imported, device: torch.device) -> Place:
-    """Say what lies at the address of a tensor."""
-    info = imported.view.tensors[name]
-    return Place(
-        name=name,
-        dtype=info.dtype,
-        shape=info.shape or (),
-        processor=provider_of(device),
-        device_id=device.index or 0,
-    )
+class _WithConstants:
+    """A program some of whose inputs are the constants of the sizes it runs at."""
+
+    def __init__(self, program: AddressedProgram, constants: Sequence[torch.Tensor]) -> None:
+        self._program, self._constants = program, constants
+        self._read_at = list(map(address, constants))
+
+    def run(self, read_at: Sequence[int], written_at: Sequence[int]) -> None:
+        """Run it."""
+        self._program.run([*read_at, *self._read_at], written_at)
 
 
 def open_part(
-    imported: Imported,
-    nodes: Collection[str] | None,
+    planned: Planned,
+    nodes: frozenset[str] | None,
     reads: Mapping[str, torch.device],
     writes: Sequence[str],
     device: torch.device,
 ) -> AddressedProgram:
-    """Load a part of a graph.
+    """Load a part of a graph, unless that is done, for the sizes that it is planned at.
 
     Parameters
     ----------
-    imported, nodes
+    planned, nodes
         The graph, and the names of the nodes in the part; None for all.
     reads
         Inputs, and where each lies.
@@ -81,22 +85,35 @@ def open_part(
         Where it runs.
     """
     provider = provider_of(device)
-    model = part_of(imported, nodes, list(reads), writes)
-    shown = [value.name for value in model.graph.output]
-    here = machine(provider, torch.get_num_threads() if provider == "cpu" else 0)
-    settings = LoadSettings(
-        must_stay=False,
-        spins=False,  # between two runs the processor belongs to torch's own threads
-        device_id=device.index or 0,
-        stream=torch.cuda.current_stream(device).cuda_stream if provider == "cuda" else 0,
-    )
-    return load(model, here, settings=settings).addressed(
-        [place(name, imported, where) for name, where in reads.items()],
-        [
-            place(name, imported, device)._replace(name=output)
-            for name, output in zip(writes, shown, strict=True)
-        ],
-    )
+    key = (nodes, tuple(reads), tuple(writes))
+    if key not in planned.programs:
+        model = part_of(planned, nodes, list(reads), writes)
+        here = machine(provider, torch.get_num_threads() if provider == "cpu" else 0)
+        settings = LoadSettings(
+            must_stay=False,
+            spins=False,  # between two runs the processor belongs to torch's own threads
+            device_id=device.index or 0,
+            stream=torch.cuda.current_stream(device).cuda_stream if provider == "cuda" else 0,
+        )
+        inputs, outputs = ([v.name for v in values] for values in (model.graph.input, model.graph.output))
+        planned.programs[key] = Loaded(load(model, here, settings=settings), inputs, outputs)
+    loaded = planned.programs[key]
+
+    def place(name: str, tensor: str, where: torch.device) -> Place:
+        dtype, shape = planned.imported.view.tensors[tensor].dtype, planned.shape(tensor)
+        return Place(name, dtype, shape, provider_of(where), where.index or 0)
+
+    read_from = [place(name, name, where) for name, where in reads.items()]
+    written_to = [place(name, tensor, device) for name, tensor in zip(loaded.outputs, writes, strict=True)]
+    constants = planned.constants(loaded.inputs[len(reads) :])
+    read_from += [
+        Place(name, int(helper.np_dtype_to_tensor_dtype(array.dtype)), array.shape, "cpu")
+        for name, array in constants.items()
+    ]
+    program = loaded.program.addressed(read_from, written_to)
+    if not constants:
+        return program
+    return _WithConstants(program, [torch.from_numpy(array) for array in constants.values()])
 
 
 _NOTHING = torch.empty(16)  # ONNX Runtime refuses the null pointer of an empty tensor

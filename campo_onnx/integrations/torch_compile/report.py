@@ -153,13 +153,15 @@ def report(model: Any = None) -> Report:
 
 def _graphs(compiled: Compiled) -> Iterator[RunningGraph]:
     if compiled.joint is not None:
-        for sizes, step in compiled.joint.steps.items():
+        at_any = [((), next(iter(made.values()))) for made in compiled.joint.resized.values() if made]
+        for sizes, step in (*compiled.joint.steps.items(), *at_any):
             tensors = step.planned.imported.view.tensors
             kept = [
                 KeptTensor(name=n, is_low=is_low_dtype(tensors[n].dtype), nbytes=slot.nbytes)
                 for n, slot in step.slots.items()
             ]
-            yield _running("training step", sizes, step.planned, step.flat.device, kept)
+            kind = "training step" if step.planned.any_size is None else "training step at any size"
+            yield _running(kind, sizes, step.planned, step.flat.device, kept)
     for graph in compiled.graphs:
         for sizes, made in graph.made.items():
             if isinstance(made, Piece):

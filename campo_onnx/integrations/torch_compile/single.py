@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from campo_onnx.integrations.torch_compile.checks import raise_failed
-from campo_onnx.integrations.torch_compile.concrete import Sizes, Symbols, concrete_graph, drop_oldest
+from campo_onnx.integrations.torch_compile.concrete import Symbols, concrete_graph, drop_oldest
 from campo_onnx.integrations.torch_compile.flat import FlatGraph, result_of
+from campo_onnx.integrations.torch_compile.formulas import Sizes
 from campo_onnx.integrations.torch_compile.planning import Planned
 from campo_onnx.integrations.torch_compile.programs import address, allocated, open_part
 
@@ -31,7 +32,7 @@ class Piece:
         self._reads = [known[name] for name in planned.imported.view.inputs]
         reads = {name: flat.device_of(name) for name in planned.imported.view.inputs}
         writes = [t.name for t in flat.outputs]
-        self._session = open_part(planned.imported, None, reads, writes, self._device) if writes else None
+        self._session = open_part(planned, None, reads, writes, self._device) if writes else None
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """Run it."""

@@ -39,6 +39,8 @@ class TrainingStep:
         Positions of arguments that live as long as the model.
     kept
         What autograd keeps; None to find out.
+    parts
+        Where to cut; None to find out.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class TrainingStep:
         forward_results: int,
         weights: frozenset[int],
         kept: Kept | None = None,
+        parts: Cut | None = None,
     ) -> None:
         self.flat, self.planned = flat, planned
         self._primals = primals
@@ -60,12 +63,11 @@ class TrainingStep:
         self._checked = [check.result for check in flat.checks]
         self._written = _made([*self._results, *self._checked], flat)
         self._computed = _made(self._gradients, flat)
-        self.cut = self._cut(weights if kept is None else frozenset(kept.arguments))
+        self.cut = parts or self._cut(weights if kept is None else frozenset(kept.arguments))
         self.kept = kept or self._found_kept()
         own = {n for n, p in self._position.items() if p in self.kept.arguments}
         own |= {flat.outputs[place].name for place in self.kept.results}
-        tensors = planned.imported.view.tensors
-        self.slots = slots_of({n: int(tensors[n].nbytes) for n in self.cut.kept}, own)
+        self.slots = slots_of({n: planned.nbytes(n) for n in self.cut.kept}, own)
         self.buffer_bytes = total_bytes(self.slots)
 
     def _is_tangent(self, name: str) -> bool:
@@ -79,7 +81,7 @@ class TrainingStep:
             backward_outputs=[t.name for t in self._computed],
             tangents=[name for name in view.inputs if self._is_tangent(name)],
             input_bytes={
-                name: 0.0 if self._position[name] in free else view.tensors[name].nbytes
+                name: 0.0 if self._position[name] in free else self.planned.nbytes(name)
                 for name in view.inputs
             },
         )
@@ -134,7 +136,7 @@ class TrainingStep:
         reads = {t: self.flat.device_of(t) for t in imported.view.tensors if t in outside}
         if not writes:
             return _Half(None, ())
-        program = open_part(imported, nodes, reads, writes, device)
+        program = open_part(self.planned, nodes, reads, writes, device)
         return _Half(program, tuple(reads))
 
     def forward(self, arguments: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:

@@ -1,0 +1,244 @@
+"""Formulas for numbers that depend on sizes, from a few examples; none where those leave a choice."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Sizes = tuple[int, ...]
+"""What the symbols of a graph stand for, in their order."""
+
+_MOST_DEGREE = 3
+_MOST_ELEMENTS = 16
+_MOST_CORNERS = 64
+_FLOAT_ERROR = 2.0**-22
+"""Relative; a constant in FP32 is off by a quarter of this at most, and its coefficient by as much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formula:
+    """``offset + factor * (product of powers of sizes + shift) ** exponent``.
+
+    Parameters
+    ----------
+    offset, factor
+        Coefficients; integers where the number is one.
+    powers
+        Of each size.
+    shift, exponent
+        0 and 1 where the number is an integer.
+    """
+
+    offset: float
+    factor: float = 0
+    powers: tuple[int, ...] = ()
+    shift: int = 0
+    exponent: float = 1
+
+    def at(self, sizes: Sizes) -> float:
+        """Evaluate it."""
+        if not self.factor:
+            return self.offset
+        base = math.prod(n**p for n, p in zip(sizes, self.powers, strict=True)) + self.shift
+        return self.offset + self.factor * (base if self.exponent == 1 else float(base) ** self.exponent)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is the same at all sizes."""
+        return not self.factor
+
+
+def formula_of(numbers: Sequence[Any], sizes: Sequence[Sizes]) -> Formula | None:
+    """Find the formula of a number; None where none fits, or several that differ elsewhere do.
+
+    Parameters
+    ----------
+    numbers
+        All integers, or all floating-point numbers.
+    sizes
+        The sizes at which it is each of them; two at least.
+
+    Examples
+    --------
+    >>> formula_of([6, 10, 28], [(2, 3), (2, 5), (4, 7)]).at((3, 9))
+    27
+    """
+    if all(number == numbers[0] for number in numbers):
+        return Formula(offset=numbers[0])
+    if not all(math.isfinite(number) for number in numbers):
+        return None
+    whole = all(isinstance(number, int) for number in numbers)
+    shapes = [(0, 1)] if whole else [(0, 1), (0, -1), (0, 0.5), (0, -0.5), (-1, -1)]
+    monomials = _monomials(sizes)
+    for with_offset in (False, True):
+        fitting = [
+            formula
+            for powers in monomials
+            for shift, exponent in shapes
+            if (formula := _solved(numbers, sizes, powers, shift, exponent, with_offset)) is not None
+        ]
+        if fitting:
+            return fitting[0] if _agree(fitting, sizes, whole) else None
+    return None
+
+
+def _monomials(sizes: Sequence[Sizes]) -> list[tuple[int, ...]]:
+    """Powers of the sizes that differ among the examples, lowest degrees first."""
+    choices = [range(3) if len(set(column)) > 1 else range(1) for column in zip(*sizes, strict=True)]
+    powers = [p for p in itertools.product(*choices) if 0 < sum(p) <= _MOST_DEGREE]
+    return sorted(powers, key=sum)
+
+
+def _solved(
+    numbers: Sequence[Any],
+    sizes: Sequence[Sizes],
+    powers: tuple[int, ...],
+    shift: int,
+    exponent: float,
+    with_offset: bool,
+) -> Formula | None:
+    unit = Formula(offset=0, factor=1, powers=powers, shift=shift, exponent=exponent)
+    bases = [unit.at(each) for each in sizes]
+    whole = isinstance(numbers[0], int)
+    low, high = min(range(len(bases)), key=bases.__getitem__), max(range(len(bases)), key=bases.__getitem__)
+    rise, run = numbers[high] - numbers[low], bases[high] - bases[low]
+    if not with_offset:
+        rise, run = numbers[high], bases[high]
+    if not run or not rise or (whole and rise % run):
+        return None
+    factor = rise // run if whole else _short(rise / run)
+    offset = numbers[high] - factor * bases[high] if with_offset else 0
+    formula = Formula(offset=offset, factor=factor, powers=powers, shift=shift, exponent=exponent)
+    fits = all(same(formula.at(at), number) for number, at in zip(numbers, sizes, strict=True))
+    return formula if fits else None
+
+
+def _short(number: float) -> float:
+    """Give the number that was meant: its few digits, where they are as near as rounding allows."""
+    short = float(f"{number:.6g}")
+    return short if same(short, number) else number
+
+
+def same(one: float, other: float) -> bool:
+    """Whether two numbers are the same, floating-point ones up to rounding to FP32."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    return bool(abs(one - other) <= _FLOAT_ERROR * abs(other)) or (math.isnan(one) and math.isnan(other))
+
+
+def _agree(formulas: Sequence[Formula], sizes: Sequence[Sizes], whole: bool) -> bool:
+    """Whether formulas give the same at the corners of the box around the examples."""
+    ends = [(min(column), max(column)) for column in zip(*sizes, strict=True)]
+    corners = itertools.islice(itertools.product(*ends), _MOST_CORNERS)
+    return all(
+        same(formula.at(corner), formulas[0].at(corner)) for corner in corners for formula in formulas[1:]
+    )
+
+
+def declared(shape: Sequence[Formula]) -> tuple[int | None, ...]:
+    """Give the sizes of axes, None for those that are not the same at all sizes."""
+    return tuple(int(n.offset) if n.is_constant else None for n in shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayFormula:
+    """An array whose shape and elements depend on sizes.
+
+    Parameters
+    ----------
+    dtype
+        NumPy's type.
+    shape
+        Of each axis.
+    elements
+        Each element, of a small array whose shape is the same at all sizes; None for a larger one.
+    first, steps
+        Of a larger one its first element, and what is added from place to place along each axis.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[Formula, ...]
+    elements: tuple[Formula, ...] | None
+    first: Formula
+    steps: tuple[Formula, ...]
+
+    def at(self, sizes: Sizes) -> NDArray[Any]:
+        """Make the array."""
+        shape = tuple(int(n.at(sizes)) for n in self.shape)
+        if self.elements is not None:
+            return np.array([e.at(sizes) for e in self.elements], self.dtype).reshape(shape)
+        steps = [step.at(sizes) for step in self.steps]
+        return _ramp(self.first.at(sizes), steps, shape).astype(self.dtype)
+
+    @property
+    def declared_shape(self) -> tuple[int | None, ...]:
+        """Its shape, None where that depends on sizes."""
+        return declared(self.shape)
+
+    def is_at(self, sizes: Sizes, array: NDArray[Any]) -> bool:
+        """Whether an array is what the formula gives."""
+        made = self.at(sizes)
+        if (made.dtype, made.shape) != (array.dtype, array.shape):
+            return False
+        return all(map(same, made.ravel().tolist(), array.ravel().tolist()))
+
+
+def array_formula_of(arrays: Sequence[NDArray[Any]], sizes: Sequence[Sizes]) -> ArrayFormula | None:
+    """Find the formula of an array; None where none fits.
+
+    Parameters
+    ----------
+    arrays
+        Of one type and rank.
+    sizes
+        The sizes at which it is each of them.
+    """
+    shape = _formulas([a.shape for a in arrays], sizes)
+    if shape is None or arrays[0].dtype.kind not in "iufb" or min(a.size for a in arrays) == 0:
+        return None
+    dtype = arrays[0].dtype
+    if arrays[0].size <= _MOST_ELEMENTS and len({a.shape for a in arrays}) == 1:
+        elements = _formulas([_numbers(a) for a in arrays], sizes)
+        if elements is None:
+            return None
+        return ArrayFormula(dtype=dtype, shape=shape, elements=elements, first=elements[0], steps=())
+    firsts = [_numbers(a[(slice(0, 1),) * a.ndim])[0] for a in arrays]
+    rises = [[_rise(a, axis) for axis in range(a.ndim)] for a in arrays]
+    first, steps = _formulas([[f] for f in firsts], sizes), _formulas(rises, sizes)
+    if first is None or steps is None:
+        return None
+    made = ArrayFormula(dtype=dtype, shape=shape, elements=None, first=first[0], steps=steps)
+    return made if all(made.is_at(at, a) for a, at in zip(arrays, sizes, strict=True)) else None
+
+
+def _numbers(array: NDArray[Any]) -> list[Any]:
+    return [int(x) if isinstance(x, bool) else x for x in array.ravel().tolist()]
+
+
+def _formulas(rows: Sequence[Sequence[Any]], sizes: Sequence[Sizes]) -> tuple[Formula, ...] | None:
+    if len({len(row) for row in rows}) > 1:
+        return None
+    formulas = tuple(formula_of(column, sizes) for column in zip(*rows, strict=True))
+    return None if None in formulas else tuple(f for f in formulas if f is not None)
+
+
+def _rise(array: NDArray[Any], axis: int) -> Any:
+    """From an array's first element to the next along an axis; 0 where there is no next."""
+    if array.shape[axis] < 2:
+        return 0.0 if array.dtype.kind == "f" else 0
+    corner = array[tuple(slice(0, 2 if k == axis else 1) for k in range(array.ndim))]
+    ends = _numbers(corner)
+    return ends[1] - ends[0]
+
+
+def _ramp(first: float, steps: Sequence[float], shape: Sequence[int]) -> NDArray[Any]:
+    whole = all(isinstance(n, int) for n in (first, *steps))
+    ramp: NDArray[Any] = np.full(shape, first, np.int64 if whole else np.float64)
+    for axis, step in enumerate(steps):
+        along = np.arange(shape[axis]).reshape([-1 if k == axis else 1 for k in range(len(shape))])
+        ramp = ramp + step * along
+    return ramp
