@@ -19,7 +19,7 @@ from campo_onnx.hardware.detect import resolve_device
 from campo_onnx.hardware.device import Device
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.lowering.place import Place
-from campo_onnx.lowering.sequence import CONVOLUTIONS_LOW, lowered
+from campo_onnx.lowering.sequence import CONVOLUTIONS_LOW, as_it_runs, lowered
 from campo_onnx.ops.facts import work_of
 from campo_onnx.optimize.plan.assemble import make_plan
 from campo_onnx.optimize.plan.plan import Plan
@@ -115,10 +115,12 @@ def prepare(name: str, graphs: Path, key: str, costs: str = "auto") -> None:
 
 def form_for_all(imported: Imported, device: Device) -> Imported:
     """Bring a step into the form in which convolutions may be low; its FP32 step is measured in it, too."""
+    place = Place(runtime=RUNTIME, processor=device.provider)
+    first = as_it_runs(imported, place)
     try:
-        return lowered(imported, Place(runtime=RUNTIME, processor=device.provider), CONVOLUTIONS_LOW)
+        return lowered(first, place, CONVOLUTIONS_LOW)
     except UnsupportedModelError:
-        return imported
+        return first
 
 
 def write_plans(imported: Imported, device: Device, costs: str, folder: Path) -> Facts:
