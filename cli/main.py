@@ -21,6 +21,7 @@ from .compare import compare
 from .demo import demo
 from .devices import devices
 from .explain import explain
+from .frontier import frontier
 from .optimize import optimize
 from .profile import profile
 from .render.console import (
@@ -91,7 +92,7 @@ app = typer.Typer(
         "8 device or ONNX Runtime unavailable, 9 check failed, 130 interrupted."
     ),
 )
-for command in (demo, optimize, compare, explain, devices, profile, bench, calibrate, check):
+for command in (demo, optimize, compare, frontier, explain, devices, profile, bench, calibrate, check):
     app.command(cls=Command)(command)
 app.command(name="try", cls=Command)(try_step)
 

@@ -174,6 +174,33 @@ class Reference:
                 errors[name] = self._conditioned(name, error)
         return errors
 
+    def squared_error_of(self, actual: Outputs) -> float:
+        """Add up the squared errors of another step's outputs, each kind against the size of all of its kind.
+
+        Kinds are those of :meth:`drift_of`: scalars, vectors and matrices, and new versions of inputs apart.
+        Errors that know nothing of each other add up in it.
+
+        Parameters
+        ----------
+        actual
+            The outputs, one after another.
+
+        Returns
+        -------
+        float
+            Infinite where an output is not finite. Outputs of other types than floats do not count.
+        """
+        squares: dict[tuple[bool, int], float] = {}
+        for name, value in actual:
+            if name in self._sizes:
+                kind = self._kind(name)
+                squares[kind] = squares.get(kind, 0.0) + self._distance(name, value) ** 2
+        sizes: dict[tuple[bool, int], float] = {}
+        for name, size in self._sizes.items():
+            sizes[self._kind(name)] = sizes.get(self._kind(name), 0.0) + size**2
+        relative = [0.0 if e == 0.0 else (e / sizes[k] if sizes[k] else np.inf) for k, e in squares.items()]
+        return float(sum(relative))
+
     def relative(self, name: str, actual: NDArray[Any]) -> float:
         """Relative L2 error of an output, however well FP32 itself determines it; of integers, as above."""
         error, size = self._distance(name, actual), self._sizes.get(name, 1.0)

@@ -3,7 +3,8 @@
 Every tensor keeps its FP32 name, so that two such graphs are compared tensor by tensor.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto
@@ -11,6 +12,8 @@ from onnx import ModelProto, NodeProto, TensorProto
 from campo_onnx.ir.sort import fresh, tensor_names
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.roundings import Rounding
 
 
 def rounded(
@@ -46,6 +49,31 @@ def rounded(
     del copy.graph.node[:]
     copy.graph.node.extend(writer.nodes)
     return copy
+
+
+def with_roundings(model: ModelProto, group: Sequence[Rounding], problem: Problem) -> ModelProto:
+    """Let some roundings happen in an FP32 graph, and no others.
+
+    Parameters
+    ----------
+    model
+        The graph of the problem in FP32; not changed.
+    group
+        The roundings.
+    problem
+        Ports of the nodes, and the low precision.
+    """
+    reads = {(one.reader, one.tensor) for one in group if one.producer is None}
+    writes = {(one.producer, one.tensor) for one in group}
+    ports: dict[str, Ports] = {}
+    for name in dict.fromkeys(name for one in group for name in one.nodes):
+        node, every = problem.view.node[name], problem.ports[name]
+        ports[name] = replace(
+            every,
+            low_inputs=frozenset(i for i in every.low_inputs if (name, node.inputs[i]) in reads),
+            low_outputs=frozenset(i for i in every.low_outputs if (name, node.outputs[i]) in writes),
+        )
+    return rounded(model, ports.keys(), ports, problem.low)
 
 
 class _Writer:

@@ -18,6 +18,7 @@ from campo_onnx.optimize.flat_weights import FlatWeights
 from campo_onnx.optimize.graph_kind import UNKNOWN_KIND, GraphKind
 from campo_onnx.optimize.lists.classify import Classification
 from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.passes import taint
 from campo_onnx.optimize.plan.reason import Verdict
 
 
@@ -62,6 +63,16 @@ class Padding:
     def __post_init__(self) -> None:
         for name in ("gains_us", "alone_us"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    def cost_us(self, padded: Collection[str]) -> float:
+        """Time that padding exactly the products in `padded` adds to the step; negative if it saves some."""
+        pads_us = [
+            pad.pad_us
+            for pad in self.pads
+            if any(name in padded for name in pad.if_padded)
+            and (pad.if_unpadded is None or any(name not in padded for name in pad.if_unpadded))
+        ]
+        return math.fsum([*pads_us, *(-self.gains_us[name] for name in padded)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +141,11 @@ class Problem:
     def sites(self) -> Mapping[str, CastSite]:
         """Every tensor around which Casts may be needed, by name."""
         return cast_sites(self.view, self.ports, self.costs, self.low, self.cast_factors)
+
+    @cached_property
+    def tainted(self) -> frozenset[str]:
+        """Nodes that a deny node makes unsafe."""
+        return taint(self.view, self.classification)
 
     def offering(self, padding: Padding) -> "Problem":
         """The same with something to pad, which changes no Cast: sites are listed once."""

@@ -228,7 +228,7 @@ def decide(problem: Problem, imported: Imported, options: Options) -> Plan:
         stamp = imported.stamp
         answer = replace(fp32(problem), lower_bound_us=problem.predicted_us(frozenset()))  # no choice is left
         return make_plan(problem, answer, strategy=stamp.strategy, lists=stamp.lists)
-    strategy, limits = options.chosen_strategy, _pad_limits(imported, options)
+    strategy, limits = options.chosen_strategy, pad_limits(imported, options)
     seen = with_padding(problem, options.device, limits) if options.may_pad else problem
     answer = strategy.decide(seen)
     plan = make_plan(problem, answer, strategy=strategy.name, lists=options.lists.name)
@@ -242,7 +242,8 @@ def decide(problem: Problem, imported: Imported, options: Options) -> Plan:
     return _unless_too_little(plan, problem, options) if strategy.is_cost_aware else plan
 
 
-def _pad_limits(imported: Imported, options: Options) -> PadLimits:
+def pad_limits(imported: Imported, options: Options) -> PadLimits:
+    """Say what may be padded: constants in the file, and axes whose size is fixed."""
     return PadLimits(
         threshold_us=options.pad_threshold_us,
         stored=frozenset(name for name, tensor in imported.constants.items() if not is_external(tensor)),

@@ -20,6 +20,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Family
 from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.planning.frontier import FrontierPlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -279,6 +280,32 @@ def draw_bench(result: BenchResult, *, title: str, wide: bool = False) -> "Figur
         text = _summary(row, int(np.sum(times_ms > last_ms)))
         place = outermost.get_yaxis_transform()
         outermost.text(1.03, height, text, va="center", transform=place, parse_math=False)
+    return figure
+
+
+def draw_frontier(plans: Sequence[FrontierPlan], *, title: str) -> "Figure":
+    """Draw error over step time: a line through what is predicted, dots where the plan was emulated.
+
+    Parameters
+    ----------
+    plans
+        Points of a frontier, the fastest first.
+    title
+        Title of the figure.
+    """
+    figure = _figure(rows=10, title=title)
+    axes = figure.add_subplot()
+    times_ms = [one.plan.predicted_us / 1000 for one in plans]
+    axes.plot(times_ms, [one.point.error for one in plans], color="black", marker=".", label="predicted")
+    emulated = [(ms, one.emulated_error) for ms, one in zip(times_ms, plans, strict=True)]
+    dots = [(ms, error) for ms, error in emulated if error is not None and np.isfinite(error)]
+    axes.scatter(*zip(*dots, strict=True), color="white", edgecolor="black", zorder=3, label="emulated")
+    least = min((error for one in plans for error in (one.point.error,) if error > 0), default=1.0)
+    axes.set_yscale("symlog", linthresh=least)
+    axes.set_xlabel("predicted step in ms")
+    axes.set_ylabel("relative error")
+    axes.grid(linewidth=0.4, color="#c8ccd2")
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 

@@ -249,6 +249,16 @@ class Reason(Enum):
         "would {gain_us:gain}; FP32 gives the shortest step overall, casts counted",
         "casts would cost more than low precision gains",
     )
+    FRONTIER_LOW = (
+        "frontier-low",
+        "{gain_us:gains}; {low} gives the shortest step within the predicted error of {error:.2g}",
+        "the shortest step within a predicted error",
+    )
+    FRONTIER_FP32 = (
+        "frontier-fp32",
+        "would {gain_us:gain}; FP32 gives the shortest step within the predicted error of {error:.2g}",
+        "casts or rounding would cost more than low precision gains",
+    )
 
     EARLIER_VERSION = "earlier-version", "{who}: {why}", "{why}"
     AS_WRITTEN = "as-written", "it is so in the mixed file, which does not say why"

@@ -7,19 +7,37 @@ for ever (deny, taint, missing kernels, graph inputs and outputs) is not a choic
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cache
+from typing import NamedTuple
 
 from campo_onnx.optimize.casts import CastKind
 from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.minimum_cut import Cut, Network
 from campo_onnx.optimize.padding.terms import padded_choice, pay_for_pads
-from campo_onnx.optimize.passes import taint
-from campo_onnx.optimize.plan.reason import Reason, Verdict
+from campo_onnx.optimize.plan.reason import Fact, Reason, Verdict
 from campo_onnx.optimize.problem import Assignment, Padding, Problem
 from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
 
 _MAY_BE_LOW = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR)
+
+
+class Charge(NamedTuple):
+    """A cost of an assignment beside time.
+
+    Parameters
+    ----------
+    cost_us
+        Its price.
+    nodes
+        It is paid once while any of them is low.
+    unless
+        And while this one is not; None where that does not matter.
+    """
+
+    cost_us: float
+    nodes: tuple[str, ...]
+    unless: str | None = None
 
 
 def optimal(problem: Problem) -> Assignment:
@@ -31,31 +49,65 @@ def optimal(problem: Problem) -> Assignment:
         Of the fewest low nodes among those equally fast. ``lower_bound_us`` is what no assignment
         can go below: the value of the cut.
     """
-    verdicts = listed_verdicts(problem)
-    tainted = taint(problem.view, problem.classification)
-    verdicts |= dict.fromkeys(tainted, Verdict(decided_by=Reason.DOWNSTREAM_OF_DENY))
-    free = _free(problem, tainted)
-    cut, bound_us = _best(problem, free)
+    free = free_nodes(problem)
+    cut, bound_us = cheapest(problem, free)
     padding = problem.padding
-    may_be_padded = {} if padding is None else padding.gains_us
-    padded = _padded(cut, padding) if padding else frozenset()
+    padded = padded_nodes(cut, padding)
+    # The threshold steers the choice; no time passes in it.
+    return answer(
+        problem,
+        cut.yes.intersection(free),
+        padded,
+        lower_bound_us=bound_us - (0.0 if padding is None else padding.threshold_us * len(padded)),
+    )
+
+
+def answer(
+    problem: Problem,
+    low: Collection[str],
+    padded: frozenset[str],
+    *,
+    lower_bound_us: float,
+    reasons: tuple[Reason, Reason] = (Reason.CUT_LOW, Reason.CUT_FP32),
+    error: float | None = None,
+) -> Assignment:
+    """State an assignment with a verdict for every node.
+
+    Parameters
+    ----------
+    problem
+        The question.
+    low, padded
+        Low nodes, and those of them that are padded.
+    lower_bound_us
+        What no assignment can go below.
+    reasons
+        The rule that decided about low nodes, and about those in FP32.
+    error
+        What the sentences of these rules speak of beside gains, if they do.
+    """
+    verdicts = listed_verdicts(problem)
+    verdicts |= dict.fromkeys(problem.tainted, Verdict(decided_by=Reason.DOWNSTREAM_OF_DENY))
+    padding = problem.padding
+    more: dict[str, Fact] = {} if error is None else {"error": error}
 
     @cache  # nodes alike share one
     def verdict(gain_us: float, is_low: bool) -> Verdict:
         if is_low:
-            low = problem.low.value.upper()
-            return Verdict(decided_by=Reason.CUT_LOW, facts={"gain_us": gain_us, "low": low})
-        return Verdict(decided_by=Reason.CUT_FP32, facts={"gain_us": gain_us})
+            facts: dict[str, Fact] = {"gain_us": gain_us, "low": problem.low.value.upper(), **more}
+            return Verdict(decided_by=reasons[0], facts=facts)
+        return Verdict(decided_by=reasons[1], facts={"gain_us": gain_us, **more})
 
-    for name in free:
-        gain_us = problem.costs.nodes[name].gain_us + (may_be_padded[name] if name in padded else 0.0)
-        verdicts[name] = verdict(gain_us, name in cut.yes)
+    for name in free_nodes(problem):
+        gain_us = problem.costs.nodes[name].gain_us
+        if padding is not None and name in padded:
+            gain_us += padding.gains_us[name]
+        verdicts[name] = verdict(gain_us, name in low)
     return Assignment(
-        low=cut.yes & frozenset(free),
+        low=frozenset(low),
         verdicts={k: v for k, v in verdicts.items() if problem.is_free(k)},
         padded=None if padding is None else padded,
-        # The threshold steers the choice; no time passes in it.
-        lower_bound_us=bound_us - (0.0 if padding is None else padding.threshold_us * len(padded)),
+        lower_bound_us=lower_bound_us,
     )
 
 
@@ -71,47 +123,62 @@ def lower_bound_us(problem: Problem, low: Collection[str], padded: int) -> float
     padded
         How many products the plan that the bound is meant for pads.
     """
-    allowed = set(_free(problem, taint(problem.view, problem.classification))).union(low)
+    allowed = set(free_nodes(problem)).union(low)
     free = [node.name for node in problem.view.nodes if node.name in allowed]
-    cut, bound_us = _best(problem, free)
+    cut, bound_us = cheapest(problem, free)
     # The threshold steers the choice; no time passes in it.
     padding = problem.padding
-    return bound_us - (padding.threshold_us * max(len(_padded(cut, padding)), padded) if padding else 0.0)
+    return bound_us - (
+        padding.threshold_us * max(len(padded_nodes(cut, padding)), padded) if padding else 0.0
+    )
 
 
-def _padded(cut: Cut, padding: Padding) -> frozenset[str]:
+def padded_nodes(cut: Cut, padding: Padding | None) -> frozenset[str]:
+    """Products that an answer pads."""
+    if padding is None:
+        return frozenset()
     return frozenset(name for name in padding.gains_us if padded_choice(name) in cut.yes)
 
 
-def _free(problem: Problem, tainted: Collection[str]) -> list[str]:
+def free_nodes(problem: Problem) -> list[str]:
+    """Nodes that may be decided about: lists, safety rules and taint permitting."""
     return [
         node.name
         for node in problem.view.nodes
-        if node.name not in tainted and has_class(problem, node.name, *_MAY_BE_LOW)
+        if node.name not in problem.tainted and has_class(problem, node.name, *_MAY_BE_LOW)
     ]
 
 
-def _best(problem: Problem, free: list[str]) -> tuple[Cut, float]:
+def cheapest(problem: Problem, free: list[str], charges: Sequence[Charge] = ()) -> tuple[Cut, float]:
     """Find the answer that costs least, and what no answer can cost less than.
 
     Where the session may cast all weights at once, both ways are tried, and each answer is charged with what
     the session then does.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    free
+        Nodes that may be low.
+    charges
+        What is paid beside time.
     """
-    cuts = {False: _minimum_cut(problem, free, at_once=False)}
+    cuts = {False: _minimum_cut(problem, free, charges, at_once=False)}
     if problem.flat is None:
         return cuts[False], cuts[False].cost_us
-    cuts[True] = _minimum_cut(problem, free, at_once=True)
-    free_nodes = frozenset(free)
+    cuts[True] = _minimum_cut(problem, free, charges, at_once=True)
+    choices = frozenset(free)
 
     def charged_us(at_once: bool) -> float:
-        low = cuts[at_once].yes & free_nodes
+        low = cuts[at_once].yes & choices
         return cuts[at_once].cost_us + problem.predicted_us(low) - problem.predicted_us(low, at_once=at_once)
 
     best = min(cuts, key=charged_us)
     return cuts[best], min(cut.cost_us for cut in cuts.values())
 
 
-def _minimum_cut(problem: Problem, free: list[str], *, at_once: bool) -> Cut:
+def _minimum_cut(problem: Problem, free: list[str], charges: Sequence[Charge], *, at_once: bool) -> Cut:
     padding = problem.padding
     network = Network([*free, *map(padded_choice, padding.gains_us)] if padding else free)
     network.pay(math.fsum(cost.fp32_us for cost in problem.costs.nodes.values()))
@@ -128,6 +195,8 @@ def _minimum_cut(problem: Problem, free: list[str], *, at_once: bool) -> Cut:
             network.pay(cast.cast_us, yes=cast.if_low, no=cast.if_fp32)
     if readers:
         network.pay(problem.flat_cast_us, yes=tuple(readers))
+    for charge in charges:
+        network.pay(charge.cost_us, yes=charge.nodes, no=None if charge.unless is None else (charge.unless,))
     if padding:
         pay_for_pads(network, padding)
         for name in padding.gains_us:

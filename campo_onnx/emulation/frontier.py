@@ -1,0 +1,122 @@
+"""A frontier with errors measured on batches: predicted from single roundings, then emulated as a whole."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from campo_onnx.emulation.drift import Arrays
+from campo_onnx.emulation.numerics import emulate, seeded
+from campo_onnx.emulation.sensitivity import (
+    MOST_RUNS,
+    Sensitivities,
+    mean_squared_error,
+    measure_sensitivities,
+    references_of,
+)
+from campo_onnx.ir.importer import Imported
+from campo_onnx.optimize.plan.rewrite import rewrite
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.planning.frontier import FrontierPlan, are_nested, check_undecided, frontier_plans
+from campo_onnx.planning.options import Options
+
+MOST_EMULATED = 20
+"""Plans of a frontier that are emulated, unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontier:
+    """Plans from the fastest to the one without error.
+
+    Parameters
+    ----------
+    problem
+        What was decided about.
+    plans
+        Every point of the convex frontier, the fastest first.
+    sensitivities
+        What the predicted errors rest on.
+    batches
+        How many batches errors were measured on.
+    """
+
+    problem: Problem
+    plans: tuple[FrontierPlan, ...]
+    sensitivities: Sensitivities
+    batches: int
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether nodes only leave the low precision from each plan to the next."""
+        return are_nested([one.point for one in self.plans])
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """Emulated over predicted error of the plans that were emulated and are predicted to have one."""
+        return tuple(
+            one.emulated_error / one.point.error
+            for one in self.plans
+            if one.emulated_error is not None and one.point.error > 0.0
+        )
+
+
+def measured_frontier(
+    imported: Imported,
+    problem: Problem,
+    options: Options,
+    batches: Sequence[Arrays],
+    *,
+    most_runs: int = MOST_RUNS,
+    most_emulated: int = MOST_EMULATED,
+    tell: Callable[[int, int], None] = lambda steps, most: None,
+) -> Frontier:
+    """Find every plan of the frontier for errors that are measured on batches.
+
+    Parameters
+    ----------
+    imported, problem, options
+        The step, what is to be decided, and with what.
+    batches
+        Values for every input.
+    most_runs
+        Emulated steps for each batch that measure single roundings
+        (:func:`campo_onnx.emulation.sensitivity.measure_sensitivities`).
+    most_emulated
+        Plans that are emulated as a whole, spread over the frontier; the first and the last are among them.
+    tell
+        Called with emulated steps done, and the most there may be.
+
+    Raises
+    ------
+    ModelError
+        If the FP32 step fails on a batch, or is not finite.
+    UsageError
+        If there is no batch or no run, or the model is a result of campo-onnx already.
+    """
+    check_undecided(imported)
+    references = references_of(imported, batches)
+    sensitivities = measure_sensitivities(
+        problem, references, most_runs=most_runs, tell=lambda done, most: tell(done, most + most_emulated)
+    )
+    plans = list(frontier_plans(problem, imported, options, sensitivities.squared_errors))
+    places = [*spread_over(len(plans), most_emulated)]
+    runs = sensitivities.runs // len(references)
+    for done, place in enumerate(places, 1):
+        emulated = seeded(emulate(rewrite(imported, plans[place].plan), options.dims))
+        error = math.sqrt(mean_squared_error(emulated, references))
+        plans[place] = replace(plans[place], emulated_error=error)
+        tell(runs + done, runs + len(places))
+    return Frontier(problem=problem, plans=tuple(plans), sensitivities=sensitivities, batches=len(references))
+
+
+def spread_over(count: int, most: int) -> Iterator[int]:
+    """Choose places in a list that lie evenly, its ends among them.
+
+    Examples
+    --------
+    >>> [*spread_over(10, 4)], [*spread_over(2, 4)]
+    ([0, 3, 6, 9], [0, 1])
+    """
+    if count <= most:
+        yield from range(count)
+    else:
+        yield from sorted({round(i * (count - 1) / max(most - 1, 1)) for i in range(most)})

@@ -1,0 +1,117 @@
+"""The frontier of predicted time against predicted error, as plans."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from campo_onnx.errors import UsageError
+from campo_onnx.ir.importer import Imported
+from campo_onnx.optimize.frontier import FrontierPoint, assignment_at, frontier
+from campo_onnx.optimize.padding.choose import pad, with_padding
+from campo_onnx.optimize.plan.assemble import make_plan
+from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.problem import Problem
+from campo_onnx.optimize.roundings import Rounding
+from campo_onnx.planning.options import Options
+from campo_onnx.planning.pipeline import pad_limits
+from campo_onnx.wording import duration
+
+STRATEGY = "frontier"
+"""What a plan is called that is a point of the frontier."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierPlan:
+    """A point of the frontier and its plan.
+
+    Parameters
+    ----------
+    point
+        Predicted time and error, with the proof.
+    plan
+        Every decision.
+    emulated_error
+        Error of the planned step on the batches, emulated; None where that was not computed.
+    """
+
+    point: FrontierPoint
+    plan: Plan
+    emulated_error: float | None = None
+
+
+def check_undecided(imported: Imported) -> None:
+    """Find out before any work whether there is something to decide.
+
+    Raises
+    ------
+    UsageError
+        If the model is a result of campo-onnx already.
+    """
+    if imported.stamp is not None:
+        raise UsageError(
+            "the model is a result of campo-onnx already",
+            why="its precisions are decided",
+            remedy="Give the FP32 file it was made from.",
+        )
+
+
+def frontier_plans(
+    problem: Problem,
+    imported: Imported,
+    options: Options,
+    squared_errors: Mapping[Rounding, float],
+    tell: Callable[[int], None] = lambda points: None,
+) -> tuple[FrontierPlan, ...]:
+    """Plan every point of the frontier, the fastest first.
+
+    Parameters
+    ----------
+    problem, imported, options
+        The step, and how it would be planned. Strategy and least gain do not count.
+    squared_errors
+        What each rounding adds to the squared error.
+    tell
+        Called with the number of points whenever there is one more.
+
+    Raises
+    ------
+    UsageError
+        If the model is a result of campo-onnx already.
+    """
+    check_undecided(imported)
+    limits = pad_limits(imported, options)
+    seen = with_padding(problem, options.device, limits) if options.pads else problem
+    points = frontier(seen, squared_errors, tell)
+    plans = []
+    for point in points:
+        assignment = assignment_at(seen, point, points[0])
+        plan = make_plan(problem, assignment, strategy=STRATEGY, lists=options.lists.name)
+        if options.pads:
+            plan = pad(problem, plan, options.device, limits, point.padded)
+        plans.append(FrontierPlan(point=point, plan=plan))
+    return tuple(plans)
+
+
+def are_nested(points: Sequence[FrontierPoint]) -> bool:
+    """Whether nodes only leave the low precision from each point to the next: then they have an order."""
+    return all(after.low <= before.low for before, after in pairwise(points))
+
+
+def least_error_within(plans: Sequence[FrontierPlan], most_us: float) -> FrontierPlan:
+    """Choose the plan of least predicted error whose predicted step is short enough.
+
+    Raises
+    ------
+    UsageError
+        If none is.
+    """
+    short = [one for one in plans if one.plan.predicted_us <= most_us]
+    if not short:
+        fastest = plans[0]
+        raise UsageError(
+            f"no plan takes at most {duration(most_us)}",
+            why=f"the fastest is predicted to take {duration(fastest.plan.predicted_us)}, with an error of "
+            f"{fastest.point.error:.2g}",
+            remedy="Allow more time.",
+        )
+    return short[-1]

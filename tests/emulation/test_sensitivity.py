@@ -1,0 +1,136 @@
+"""Errors of single roundings, and of whole plans: what is emulated is what a plan rounds."""
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from campo_onnx import Options, Precision, device, oplists
+from campo_onnx.emulation.batches import draw_batches
+from campo_onnx.emulation.drift import Reference
+from campo_onnx.emulation.frontier import measured_frontier
+from campo_onnx.emulation.numerics import emulate, seeded
+from campo_onnx.emulation.rounded import with_roundings
+from campo_onnx.emulation.sensitivity import measure_sensitivities, references_of
+from campo_onnx.errors import ModelError, UsageError
+from campo_onnx.ir.importer import import_model
+from campo_onnx.optimize.plan.assemble import make_plan
+from campo_onnx.optimize.plan.reason import Reason
+from campo_onnx.optimize.plan.rewrite import rewrite
+from campo_onnx.optimize.roundings import roundings
+from campo_onnx.optimize.strategies.optimal import answer, free_nodes
+from campo_onnx.planning.frontier import least_error_within
+from campo_onnx.planning.pipeline import optimize, problem_of
+from campo_onnx.runtime.chunked_run import run
+from campo_onnx.runtime.registry import machine
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def posed(name, low=Precision.FP16):
+    options = Options(device=device("v100").captured, lists=oplists("campo"), low=low, min_gain=0.0)
+    imported = import_model(DATA / f"{name}.onnx")
+    return imported, problem_of(imported, options), options
+
+
+def batch_of(imported):
+    return next(draw_batches(imported.view)).feeds
+
+
+@pytest.mark.parametrize("name", ["mlp", "alexnet_like"])
+@pytest.mark.parametrize("low", [Precision.FP16, Precision.BF16])
+def test_the_roundings_of_a_plan_are_what_the_plan_computes(name, low):
+    """To the bit, for random sets of low nodes: none is missing, and none too many."""
+    imported, problem, _ = posed(name, low)
+    free, feeds, here = free_nodes(problem), batch_of(imported), machine("cpu", 1)
+    every = roundings(problem, free)
+    for seed in range(4):
+        rng = random.Random(f"{name} {seed}")
+        chosen = frozenset(node for node in free if rng.random() < (0.2, 0.5, 0.8, 1.0)[seed])
+        plan = make_plan(
+            problem, answer(problem, chosen, frozenset(), lower_bound_us=0.0), strategy="", lists=""
+        )
+        expected = run(seeded(emulate(rewrite(imported, plan))), feeds, here)
+        group = [one for one in every if one.is_there(chosen)]
+        actual = run(with_roundings(seeded(imported.model), group, problem), feeds, here)
+        exact = run(seeded(imported.model), feeds, here)
+        assert any(not np.array_equal(expected[output], exact[output]) for output in exact)
+        for output, value in expected.items():
+            np.testing.assert_array_equal(actual[output], value, err_msg=f"{output} {sorted(chosen)}")
+
+
+def test_squared_errors_of_outputs_that_move_by_a_known_share():
+    imported, _, _ = posed("mlp")
+    (reference,) = references_of(imported, [batch_of(imported)])
+    kinds = {min(v.ndim, 2) for v in reference.outputs.values() if v.dtype.kind == "f"}
+    moved = [(n, v * np.float32(1.125) if v.dtype.kind == "f" else v) for n, v in reference.outputs.items()]
+    assert reference.squared_error_of(reference.outputs.items()) == 0.0
+    assert reference.squared_error_of(moved) == pytest.approx(len(kinds) / 64, rel=1e-5)
+    name, value = moved[0]
+    broken = [(name, np.full_like(value, np.inf)), *moved[1:]]
+    assert reference.squared_error_of(broken) == math.inf
+
+
+def test_with_few_runs_neighbours_share_what_they_do_together():
+    imported, problem, _ = posed("mlp")
+    references = references_of(imported, [batch_of(imported)])
+    told = []
+    single = measure_sensitivities(problem, references, tell=lambda done, most: told.append((done, most)))
+    assert single.together == 0
+    assert single.runs == len(single.squared_errors) == len(told)
+    few = measure_sensitivities(problem, references, most_runs=9)
+    assert few.runs <= 9
+    assert few.together > 0
+    assert few.squared_errors.keys() == single.squared_errors.keys()
+    assert sum(few.squared_errors.values()) == pytest.approx(sum(single.squared_errors.values()), rel=0.5)
+    whole = measure_sensitivities(problem, references, most_runs=1)
+    assert len(set(whole.squared_errors.values())) == 1
+
+
+def test_several_batches_are_averaged():
+    imported, problem, _ = posed("mlp")
+    drawn = [batch.feeds for batch in draw_batches(imported.view)][:2]
+    assert len(drawn) == 2
+    one, other, both = (
+        measure_sensitivities(problem, references_of(imported, feeds), most_runs=1)
+        for feeds in (drawn[:1], drawn[1:], drawn)
+    )
+    for rounding, error in both.squared_errors.items():
+        mean = (one.squared_errors[rounding] + other.squared_errors[rounding]) / 2
+        assert error == pytest.approx(mean)
+    assert both.runs == 2
+
+
+def test_the_frontier_of_a_graph_is_near_what_its_plans_compute():
+    imported, problem, options = posed("alexnet_like")
+    found = measured_frontier(imported, problem, options, [batch_of(imported)])
+    assert len(found.plans) > 2
+    fastest, exact = found.plans[0], found.plans[-1]
+    assert fastest.plan.low_nodes == optimize(DATA / "alexnet_like.onnx", options).plan.low_nodes
+    assert (exact.point.error, exact.emulated_error) == (0.0, 0.0)
+    assert all(0.3 < factor < 3.0 for factor in found.factors)
+    assert len(found.factors) == len(found.plans) - 1
+    between = least_error_within(found.plans, found.plans[1].plan.predicted_us)
+    assert between == found.plans[1]
+    assert Reason.FRONTIER_LOW in {d.decided_by for d in between.plan.decisions}
+    with pytest.raises(UsageError, match="the fastest is predicted to take"):
+        least_error_within(found.plans, fastest.plan.predicted_us / 2)
+
+
+def test_what_cannot_be_measured_is_told():
+    imported, problem, options = posed("mlp")
+    with pytest.raises(UsageError, match="no batch"):
+        references_of(imported, [])
+    feeds = {
+        name: np.full_like(v, np.nan) if v.dtype.kind == "f" else v for name, v in batch_of(imported).items()
+    }
+    with pytest.raises(ModelError, match="the FP32 step is not finite"):
+        references_of(imported, [feeds])
+    with pytest.raises(UsageError, match="measure nothing"):
+        measure_sensitivities(problem, references_of(imported, [batch_of(imported)]), most_runs=0)
+    assert isinstance(references_of(imported, [batch_of(imported)])[0], Reference)
+    done = import_model(optimize(DATA / "alexnet_like.onnx", options).model)
+    with pytest.raises(UsageError, match="result of campo-onnx already"):
+        measured_frontier(done, problem, options, [batch_of(imported)])
