@@ -1,7 +1,7 @@
 """The frontier of predicted time against predicted error, as plans."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from campo_onnx.errors import UsageError
@@ -88,7 +88,7 @@ def frontier_plans(
         plan = make_plan(problem, assignment, strategy=STRATEGY, lists=options.lists.name)
         if options.pads:
             plan = pad(problem, plan, options.device, limits, point.padded)
-        plans.append(FrontierPlan(point=point, plan=plan))
+        plans.append(FrontierPlan(point=point, plan=replace(plan, ranges=options.ranges)))
     return tuple(plans)
 
 
