@@ -10,6 +10,7 @@ from campo_onnx.costs.evidence import CostSource
 from campo_onnx.errors import UsageError
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, STRATEGIES, strategy_called
 
+from .error_limit import MaxErrorOption, MaxTimeOption, check_limits, within_limits
 from .evidence import (
     CostsOption,
     ExecutionOption,
@@ -139,6 +140,8 @@ def optimize(
         ),
     ] = 0.01,
     precision: PrecisionOrAutoOption = None,
+    max_error: MaxErrorOption = None,
+    max_time_us: MaxTimeOption = None,
     lists: Annotated[
         str | None,
         typer.Option(
@@ -270,6 +273,7 @@ def optimize(
     if safety is SafetyMode.DATA and not inputs:
         raise UsageError("--safety data needs a batch", remedy="Give --inputs FILE.npz.")
     check_inputs(inputs)
+    check_limits(max_error, max_time_us, strategy=strategy, repair=repair, inputs=inputs)
     if repair:
         check_repairable(strategy, verify=verify)
     check_device(device, runtime)
@@ -319,6 +323,7 @@ def optimize(
             budget=budget,
         )
         optimized, options, tried = probed(optimized, options, batches, probe, probe_s)
+        optimized = within_limits(optimized, options, batches, max_error, max_time_us)
         report_unmatched(
             optimized.imported.view,
             operators={"--allow": allow, "--infer": infer, "--clear": clear, "--deny": deny},

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from campo_onnx.emulation.drift import Arrays
+from campo_onnx.emulation.drift import Arrays, Reference
 from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.emulation.sensitivity import (
     MOST_RUNS,
@@ -13,10 +13,17 @@ from campo_onnx.emulation.sensitivity import (
     measure_sensitivities,
     references_of,
 )
+from campo_onnx.errors import CheckFailedError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.planning.frontier import FrontierPlan, are_nested, check_undecided, frontier_plans
+from campo_onnx.planning.frontier import (
+    FrontierPlan,
+    are_nested,
+    check_undecided,
+    frontier_plans,
+    least_error_within,
+)
 from campo_onnx.planning.options import Options
 
 MOST_EMULATED = 20
@@ -101,11 +108,68 @@ def measured_frontier(
     places = [*spread_over(len(plans), most_emulated)]
     runs = sensitivities.runs // len(references)
     for done, place in enumerate(places, 1):
-        emulated = seeded(emulate(rewrite(imported, plans[place].plan), options.dims))
-        error = math.sqrt(mean_squared_error(emulated, references))
-        plans[place] = replace(plans[place], emulated_error=error)
+        plans[place] = _emulated(plans[place], imported, options, references)
         tell(runs + done, runs + len(places))
     return Frontier(problem=problem, plans=tuple(plans), sensitivities=sensitivities, batches=len(references))
+
+
+def chosen_plan(
+    imported: Imported,
+    problem: Problem,
+    options: Options,
+    batches: Sequence[Arrays],
+    *,
+    most_error: float | None = None,
+    most_us: float | None = None,
+    most_runs: int = MOST_RUNS,
+    tell: Callable[[int, int], None] = lambda steps, most: None,
+) -> FrontierPlan:
+    """Choose a plan of the frontier by its error, or by its time.
+
+    Parameters
+    ----------
+    imported, problem, options, batches, most_runs, tell
+        See :func:`measured_frontier`.
+    most_error
+        Take the fastest plan of at most this error, as predicted and as emulated.
+    most_us
+        Take the plan of least predicted error whose predicted step is at most this long.
+
+    Raises
+    ------
+    ValueError
+        Unless one of both limits is set.
+    CheckFailedError
+        If the emulated errors of all plans are larger.
+    UsageError
+        If no plan is as fast; and see :func:`measured_frontier`.
+    """
+    if (most_error is None) == (most_us is None):
+        raise ValueError("exactly one of most_error and most_us is to be set")
+    check_undecided(imported)
+    references = references_of(imported, batches)
+    sensitivities = measure_sensitivities(problem, references, most_runs=most_runs, tell=tell)
+    plans = frontier_plans(problem, imported, options, sensitivities.squared_errors)
+    if most_us is not None:
+        return _emulated(least_error_within(plans, most_us), imported, options, references)
+    assert most_error is not None
+    for plan in (one for one in plans if one.point.error <= most_error):
+        emulated = _emulated(plan, imported, options, references)
+        assert emulated.emulated_error is not None
+        if emulated.emulated_error <= most_error:
+            return emulated
+    raise CheckFailedError(
+        f"no plan of the frontier has an error of at most {most_error:g}",
+        why=f"the last one is predicted to have {plans[-1].point.error:.2g}, and has more on the batches",
+        remedy="Allow a larger error.",
+    )
+
+
+def _emulated(
+    one: FrontierPlan, imported: Imported, options: Options, references: Sequence[Reference]
+) -> FrontierPlan:
+    mixed = seeded(emulate(rewrite(imported, one.plan), options.dims))
+    return replace(one, emulated_error=math.sqrt(mean_squared_error(mixed, references)))
 
 
 def spread_over(count: int, most: int) -> Iterator[int]:

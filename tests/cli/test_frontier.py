@@ -75,3 +75,40 @@ def test_bad_input_is_one_message(program, batch, capsys, tmp_path):
     np.savez(tmp_path / "nan.npz", **{**feeds, name: np.full_like(feeds[name], np.nan)})
     assert program(*WORDS, "--inputs", tmp_path / "nan.npz") == 3
     assert "not finite" in capsys.readouterr().err
+
+
+@pytest.fixture
+def points(program, batch, capsys):
+    assert program(*WORDS, "--inputs", batch, "--json") == 0
+    return json.loads(capsys.readouterr().out)["points"]
+
+
+def test_optimize_takes_the_point_asked_for(program, batch, points, capsys):
+    words = ("optimize", *WORDS[1:], "--inputs", batch, "--dry-run", "--json", "--probe", "off")
+    near = points[1]
+    cases = [
+        (("--max-error", max(near["predicted_error"], near["emulated_error"]) * 1.001), near),
+        (("--max-error", 0), points[-1]),
+        (("--max-time-us", near["predicted_us"] * 1.0001), near),
+    ]
+    for limit, point in cases:
+        assert program(*words, *limit) == 0
+        captured = capsys.readouterr()
+        assert json.loads(captured.out)["predicted_us"] == pytest.approx(point["predicted_us"])
+        assert f"{point['predicted_error']:.2g}, and" in captured.err
+
+
+def test_limits_that_cannot_be_met_or_make_no_sense(program, batch, points, capsys):
+    words = ("optimize", *WORDS[1:], "--dry-run", "--probe", "off")
+    with_batch = (*words, "--inputs", batch)
+    assert program(*with_batch, "--max-time-us", 1.0) == 2
+    assert "the fastest is predicted to take" in capsys.readouterr().err
+    for wrong, why in (
+        ((*words, "--max-error", 0.1), "needs a batch"),
+        ((*with_batch, "--max-error", 0.1, "--max-time-us", 1), "cannot be combined"),
+        ((*with_batch, "--max-error", 0.1, "--strategy", "campo"), "--strategy campo"),
+        ((*with_batch, "--max-time-us", 1, "--verify", "--repair"), "--repair"),
+        ((*with_batch, "--max-error", -1), "greater than or equal to 0"),
+    ):
+        assert program(*wrong) == 2
+        assert why in capsys.readouterr().err
