@@ -38,6 +38,7 @@ from .options import (
     complete_lists,
     dimensions,
     existing,
+    low_precision,
     ranges,
 )
 from .outputs import check_outputs
@@ -59,7 +60,7 @@ def frontier(
     dim: DimOption = None,
     device: DeviceOption = "auto",
     runtime: RuntimeOption = "auto",
-    precision: PrecisionOption = "fp16",
+    precision: PrecisionOption = None,
     lists: Annotated[
         str,
         typer.Option(
@@ -129,7 +130,6 @@ def frontier(
     from campo_onnx.emulation.frontier import measured_frontier
     from campo_onnx.ir.exporter import check_not_read
     from campo_onnx.ir.importer import check_model, import_model
-    from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.lists.list_file import resolve
     from campo_onnx.planning.options import Options
     from campo_onnx.planning.pipeline import problem_of
@@ -139,6 +139,7 @@ def frontier(
     check_one_form(json=json, form=form)
     check_model(model)
     check_device(device, runtime)
+    low_precision(precision, runtime)
     inputs = inputs or []
     check_inputs(inputs)
     if plot is not None:
@@ -150,7 +151,7 @@ def frontier(
         options = Options(
             device=target.device,
             lists=chosen_lists,
-            low=Precision(precision),
+            low=low_precision(precision, target.device.runtime),
             keep_fp32=tuple(keep_fp32 or ()),
             flat_weights=flat_weights_finder(flat_weights),
             dims=dimensions(dim),
