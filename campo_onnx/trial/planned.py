@@ -3,14 +3,16 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from campo_onnx.bench.rounds import Progress
 from campo_onnx.export.target import Target
-from campo_onnx.export.torch import export_training_step
 from campo_onnx.files import temporary_folder
 from campo_onnx.hardware.device import Device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.lowering.place import Place
+from campo_onnx.lowering.sequence import as_it_runs
 from campo_onnx.ops.precision import low_precisions
 from campo_onnx.ops.registry import RANDOM
 from campo_onnx.optimize.lists.oplists import preset
@@ -19,7 +21,9 @@ from campo_onnx.planning.auto_precision import choose_precision
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import apply, decide, problem_of
 from campo_onnx.trial.result import PlanFacts
-from campo_onnx.trial.torch_steps import TorchStep
+
+if TYPE_CHECKING:
+    from campo_onnx.trial.torch_steps import TorchStep
 
 LISTS = "campo"
 
@@ -35,9 +39,9 @@ def draws(exported: Imported) -> bool:
 
 
 def export_step(
-    user: TorchStep, path: Path, target: Target, device: Device, *, loss_scale: bool = False
+    user: "TorchStep", path: Path, target: Target, device: Device, *, loss_scale: bool = False
 ) -> Imported:
-    """Write the step of a user as a graph, and read it.
+    """Write the step of a user as a graph in the form that a device's runtime runs, and read it.
 
     Parameters
     ----------
@@ -48,6 +52,8 @@ def export_step(
     target, device, loss_scale
         See :func:`campo_onnx.export.torch.export_training_step`.
     """
+    from campo_onnx.export.torch import export_training_step
+
     export_training_step(
         user.module,
         user.loss,
@@ -58,7 +64,11 @@ def export_step(
         device=device,
         path=path,
     )
-    return import_model(path)
+    exported = import_model(path)
+    form = as_it_runs(exported, Place(runtime=device.runtime, processor=device.provider))
+    if form is not exported:
+        export_model(form.model, path)
+    return form
 
 
 def plan_step(exported: Imported, options: Options, path: Path) -> PlanFacts:
@@ -68,14 +78,15 @@ def plan_step(exported: Imported, options: Options, path: Path) -> PlanFacts:
     """
     choice = choose_precision(exported, options)
     options = replace(options, low=choice.low)
-    problem = choice.problems.get(choice.low) or problem_of(exported, options)
-    plan = choice.plans.get(choice.low) or decide(problem, exported, options)
+    form = choice.forms.get(choice.low, exported)
+    problem = choice.problems.get(choice.low) or problem_of(form, options)
+    plan = choice.plans.get(choice.low) or decide(problem, form, options)
     if plan.low_nodes:
-        export_model(apply(plan, problem, exported).model, path)
+        export_model(apply(plan, problem, form).model, path)
     return _facts(plan, options.device, choice.why)
 
 
-def predicted(user: TorchStep, devices: Sequence[Device], tell: Progress) -> Iterator[PlanFacts]:
+def predicted(user: "TorchStep", devices: Sequence[Device], tell: Progress) -> Iterator[PlanFacts]:
     """Plan for other devices, from public figures, with a loss scale in the step.
 
     Parameters

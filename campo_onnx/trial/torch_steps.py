@@ -127,9 +127,9 @@ def torch_steps(step: TorchStep, *, compiles: bool) -> Mapping[str, Callable[[],
 
 @contextmanager
 def threads_of_torch(threads: int) -> Iterator[None]:
-    """Let torch use a number of threads meanwhile."""
+    """Let torch use a number of threads meanwhile; 0 leaves it as it is."""
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(threads or before)
     try:
         yield
     finally:

@@ -4,9 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.export.target import Target
@@ -22,8 +20,12 @@ from campo_onnx.runtime.machine import DEFAULT, Machine, cores
 from campo_onnx.runtime.registry import AUTO, machine, runtimes
 from campo_onnx.trial.planned import LISTS, computes_low, draws, export_step, plan_step, predicted
 from campo_onnx.trial.result import MIXED, OURS, PlanFacts, Trial
-from campo_onnx.trial.sides import Sides, write_batch
-from campo_onnx.trial.torch_steps import TorchStep, threads_of_torch
+from campo_onnx.trial.script import check_torch
+
+if TYPE_CHECKING:
+    import torch
+
+    from campo_onnx.trial.torch_steps import TorchStep
 
 Progress = Callable[[str, int, int], None]
 """Called with the phase, the work done in it, and its total; 0 where that is not known."""
@@ -32,7 +34,7 @@ _IDLE = 1.5  # beside our own process, one more that is small
 
 
 def try_step(
-    module: torch.nn.Module,
+    module: "torch.nn.Module",
     loss: Callable[..., Any],
     batch: Any,
     *,
@@ -83,10 +85,14 @@ def try_step(
     Raises
     ------
     UsageError
-        If module, loss and batch do not fit each other, or torch's own step fails.
+        If torch is not installed, module, loss and batch do not fit each other, or torch's own step fails.
     UnsupportedModelError
         If the step cannot be exported.
     """
+    check_torch()
+    from campo_onnx.trial.sides import Sides, write_batch
+    from campo_onnx.trial.torch_steps import TorchStep, threads_of_torch
+
     tell = on_progress or (lambda phase, done, total: None)
     gpus = [one for one in datasheet.devices().values() if one.provider == "cuda"]
     elsewhere = gpus if devices is None else [datasheet.device(one) for one in devices]
@@ -102,7 +108,7 @@ def try_step(
         graphs = {OURS: folder / "fp32.onnx"} | ({MIXED: folder / "mixed.onnx"} if plan.low_nodes else {})
         sides = Sides(user=user, graphs=graphs, batch=folder / "batch.npz", machine=here)
         tell("loading", 0, 0)
-        with threads_of_torch(here.threads or torch.get_num_threads()):
+        with threads_of_torch(here.threads):
             result, errors = sides.measured(
                 compiles=compiles,
                 rounds=steps,
@@ -120,7 +126,7 @@ def try_step(
     )
 
 
-def _target(user: TorchStep, runtime: str, threads: int) -> tuple[Machine, Device]:
+def _target(user: "TorchStep", runtime: str, threads: int) -> tuple[Machine, Device]:
     """Find the runtime and the device that our steps run on: the processor that the module is on."""
     processor = "cuda" if user.is_on_gpu else "cpu"
     if runtime == AUTO:

@@ -215,3 +215,15 @@ def test_a_worker_that_dies_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(ModelError, match="ended"):
         WorkerStep(tmp_path / "a.onnx", tmp_path / "b.npz", tmp_path, machine("cpu", 1))
+
+
+def test_a_step_for_openvino_is_planned_in_the_form_that_runs_there():
+    pytest.importorskip("openvino")
+    module = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 256, 8)
+    )
+    images = torch.randn(8, 3, 32, 32), torch.randint(0, 8, (8,))
+    trial = tried(module, of=images, runtime="openvino", costs="datasheet", seconds=1.0)
+    assert {row.name for row in trial.measured.rows} >= {"torch", "ours, FP32"}
+    assert not any(row.failure for row in trial.measured.rows)
+    assert all(error.whole < 0.05 for error in trial.gradients)
