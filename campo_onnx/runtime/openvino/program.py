@@ -178,7 +178,7 @@ class OpenVinoProgram:
 
         def step(_alive: Any = (reads, writes, self)) -> None:  # BF16 tensors hold no reference to memory
             try:
-                request.infer()
+                request.infer(share_outputs=True)  # by default every output is copied to a new array
             except RuntimeError as error:
                 raise ModelError("the step fails while it runs", why=str(error).strip()) from None
 

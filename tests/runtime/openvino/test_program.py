@@ -2,6 +2,7 @@
 
 import gc
 import resource
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -269,3 +270,14 @@ def test_nodes_are_timed_by_their_names():
     assert program.executed()["gemm"] is Precision.FP32
     assert times.step.median_us > 0
     assert times.accounted > 0
+
+
+def test_a_step_copies_no_output():
+    program = load("agraph (float[1024,1024] x) => (float[1024,1024] y) { y = Relu (x) }")
+    step = program.placed({"x": np.ones((1024, 1024), np.float32)})
+    step()
+    tracemalloc.start()
+    step()
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 2**20  # the output has 4 MiB
