@@ -38,7 +38,7 @@ def print_devices(known: Sequence["Knowledge"], form: TableFormat = TableFormat.
             Cell(tflops(d.fp16_tensor_flops_per_s), d.fp16_tensor_flops_per_s),
             Cell(tflops(d.bf16_tensor_flops_per_s), d.bf16_tensor_flops_per_s),
             Cell(_bandwidth(d), d.memory_bandwidth_bytes_per_s),
-            Cell("\n".join(_known_by(entry)), "; ".join(_known_by(entry))),
+            Cell("\n".join(_known_by(entry, in_full=False)), "; ".join(_known_by(entry))),
         )
     table.show(form)
     if form is TableFormat.TEXT:
@@ -105,9 +105,12 @@ def print_device(known: "Knowledge") -> None:
         console.print(escape(problem), soft_wrap=True)
 
 
-def _known_by(known: "Knowledge") -> list[str]:
+def _known_by(known: "Knowledge", *, in_full: bool = True) -> list[str]:
+    """Say what is known; in a table only of the user's own calibrations in full."""
     lines = [
         f"calibrated {_calibration(found)}" + (", not used" if found.refusal else "")
+        if in_full or found.origin.value == "here"
+        else "calibrated"
         for found in known.calibrations
     ]
     if known.problems:

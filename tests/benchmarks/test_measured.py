@@ -234,6 +234,7 @@ def test_a_calibration_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     pytest.importorskip("openvino")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(calibration, "calibration_here", str)  # none is shipped for this machine
     only_stored: list[bool] = []
 
     def calibrate(chosen: Workload, timer: Any, *rest: Any) -> None:

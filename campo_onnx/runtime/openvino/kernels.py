@@ -60,7 +60,9 @@ def support(signature: Signature, precision: Precision) -> Support:
         return Support.REFUSED
     if precision is Precision.FP32:
         return row.fp32
-    return row.bf16 if precision is Precision.BF16 else Support.REFUSED
+    if precision is not Precision.BF16 or _crawls(signature):
+        return Support.REFUSED
+    return row.bf16
 
 
 def sums_low(signature: Signature, precision: Precision) -> bool:
@@ -69,6 +71,20 @@ def sums_low(signature: Signature, precision: Precision) -> bool:
     if precision is not Precision.BF16 or row is None or not row.sums_low:
         return False
     return signature.op.op_type not in _SCATTERS or signature.attribute("reduction", "none") != "none"
+
+
+def _crawls(signature: Signature) -> bool:
+    """Whether a node's kernel in BF16 takes 15 to 80 times as long as that in FP32, whatever its size.
+
+    So do depthwise transposed convolutions with a stride, the gradients of strided depthwise ones: measured
+    in ``benchmarks/results/measured.md`` and by ``campo-onnx calibrate``. A model fitted to shapes
+    smooths such a cliff over.
+    """
+    if signature.op != OpKey("", "ConvTranspose") or signature.attribute("group", 1) == 1:
+        return False
+    kernel = signature.input(1).shape
+    strides = signature.attribute("strides", ())
+    return (kernel is None or kernel[1] == 1) and any(stride > 1 for stride in strides)
 
 
 _SCATTERS = frozenset({"ScatterElements", "ScatterND"})

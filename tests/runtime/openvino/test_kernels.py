@@ -99,3 +99,19 @@ def test_settings_that_the_plugin_refuses():
     gather = {"attributes": {"axis": 1}}
     assert support(node("GatherElements", [ROWS, (INT, (16, 3))], **gather), FP32) is Support.NATIVE
     assert support(node("GatherElements", [ROWS, (INT, (8, 3))], **gather), FP32) is Support.REFUSED
+
+
+def depthwise(stride, channels=8, group=8):
+    return node(
+        "ConvTranspose",
+        [image(channels, 7), (FLOAT, (channels, channels // group, 3, 3))],
+        [image(channels, 7 * stride)],
+        attributes={"group": group, "strides": [stride, stride]},
+    )
+
+
+def test_strided_gradients_of_depthwise_convolutions_stay_fp32():
+    assert support(depthwise(2), BF16) is Support.REFUSED
+    assert support(depthwise(2), FP32) is Support.NATIVE
+    assert support(depthwise(1), BF16) is Support.NATIVE
+    assert support(depthwise(2, group=4), BF16) is Support.NATIVE
