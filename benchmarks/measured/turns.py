@@ -19,6 +19,7 @@ Facts = dict[str, Any]
 
 _LOSS_TOLERANCE = 1e-3  # FP32 sides compute one loss, in other orders
 _FEWEST, _MOST = 2, 50
+_SETTLES_S = 0.1  # threads wait busily for more work until then
 
 
 class Effort(NamedTuple):
@@ -106,6 +107,7 @@ def _rounds(workers: Mapping[str, Worker], effort: Effort) -> tuple[dict[str, li
         first = number % len(order)
         for side in order[first:] + order[:first]:
             times_ms[side].append(median(workers[side].times_ms(steps[side])))
+        time.sleep(_SETTLES_S)
         others += others_running()
     return times_ms, others
 
