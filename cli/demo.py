@@ -8,9 +8,14 @@ import typer
 
 from .optimize import default_output, optimize
 from .options import OUTPUT, DeviceOption, ForceOption
-from .render.console import print_line
+from .render.console import print_line, print_note
+from .render.verification import print_verification
+from .verification import verified
 
 EXAMPLE = "bert_layer.onnx"
+PREDICTED = "v100"
+STEPS = 8
+BUDGET_S = 30.0  # a step takes about a second
 
 
 def demo(
@@ -18,12 +23,13 @@ def demo(
         Path,
         typer.Option("--folder", metavar="FOLDER", help="Where to write its files.", rich_help_panel=OUTPUT),
     ] = Path("campo_demo"),
-    device: DeviceOption = "v100",
+    device: DeviceOption = PREDICTED,
     force: ForceOption = False,
 ) -> None:
     """Optimize an example that comes with the program: a training step of one BERT layer.
 
-    Needs no GPU, no network and no ONNX Runtime: times are estimated from public figures of the device.
+    Needs no GPU, no network and no ONNX Runtime: times are estimated from public figures of the device. On a
+    CPU with BF16 units and OpenVINO the step is also planned for this machine, and measured before and after.
 
     Example: `campo-onnx demo`
     """
@@ -46,6 +52,8 @@ def demo(
         if not was_there:
             model.unlink()
         raise
+    if device == PREDICTED:
+        measure_here(model)
     print_line("Next:")
     for command in (
         f"campo-onnx explain {plan} intermediate/Gemm",
@@ -53,3 +61,27 @@ def demo(
         f"campo-onnx check {mixed} --against {model}",
     ):
         print_line(f"  {command}")
+
+
+def measure_here(model: Path) -> None:
+    """Plan the example for this machine's CPU and measure it, where a runtime has low precision there."""
+    from campo_onnx.errors import CampoError
+    from campo_onnx.hardware.detect import cpu_with_low_precision
+    from campo_onnx.optimize.lists.oplists import preset
+    from campo_onnx.planning.options import Options
+    from campo_onnx.planning.pipeline import optimize as plan
+    from campo_onnx.runtime.registry import default_precision
+
+    here = cpu_with_low_precision()
+    if here is None:
+        return
+    low = default_precision(here.runtime)
+    print_note(f"This machine ({here.name}) computes in {low.name} with {here.runtime}: measured here.")
+    try:
+        options = Options(device=here, lists=preset("campo"), low=low)
+        optimized = plan(model, options)
+        print_verification(
+            verified(optimized, options, feeds=None, repair=False, steps=STEPS, budget_s=BUDGET_S)
+        )
+    except CampoError as error:  # the example itself is written
+        print_note(str(error))

@@ -87,7 +87,13 @@ def check_verifiable(device: "Device") -> None:
 
 
 def verified(
-    optimized: "Optimized", options: "Options", *, feeds: "Feeds | None", repair: bool, steps: int
+    optimized: "Optimized",
+    options: "Options",
+    *,
+    feeds: "Feeds | None",
+    repair: bool,
+    steps: int,
+    budget_s: float | None = None,
 ) -> "Verification":
     """Measure a result, and repair it if asked to, on a batch or a generated one."""
     from campo_onnx.bench.bench import bench
@@ -96,7 +102,9 @@ def verified(
 
     machine = this_machine(options.device)
     with progressing(f"measuring against fp32 on {machine.device}") as advance:
-        measure = partial(bench, machine=machine, feeds=feeds, steps=steps, on_progress=advance)
+        measure = partial(
+            bench, machine=machine, feeds=feeds, steps=steps, budget_s=budget_s, on_progress=advance
+        )
         return verify(optimized, options, measure, repairs=REPAIRS if repair else 0)
 
 

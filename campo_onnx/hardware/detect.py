@@ -7,9 +7,10 @@ from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.hardware import datasheet
 from campo_onnx.hardware.device import Device, DeviceKind
 from campo_onnx.hardware.processor import BF16_UNITS, this_processor
+from campo_onnx.ops.precision import low_precisions
 from campo_onnx.runtime.gpu import visible_gpu
 from campo_onnx.runtime.machine import DEFAULT, cores, cpu_name
-from campo_onnx.runtime.registry import AUTO, runtime_called
+from campo_onnx.runtime.registry import AUTO, runtime_called, runtimes
 
 if TYPE_CHECKING:
     from campo_onnx.runtime.machine import Machine
@@ -80,6 +81,15 @@ def this_cpu(runtime: str, threads: int = 0) -> Device:
     name = runtime_called(runtime).name
     figures = datasheet.device(CPU) if name == DEFAULT else cpu_figures(threads or cores())
     return figures.in_runtime(name)
+
+
+def cpu_with_low_precision() -> Device | None:
+    """Find this machine's CPU with an installed runtime that computes in a low precision on it."""
+    for runtime in runtimes():
+        device = this_cpu(runtime.name)
+        if not runtime.problem("cpu") and any(map(device.computes_in, low_precisions())):
+            return device
+    return None
 
 
 def cpu_figures(threads: int) -> Device:
