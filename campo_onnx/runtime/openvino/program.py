@@ -14,10 +14,11 @@ from campo_onnx.errors import ModelError, UnsupportedModelError
 from campo_onnx.files import temporary_folder
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import AddressedProgram, Place, StepTimes, Tensor
+from campo_onnx.runtime.machine import cpu_name
 from campo_onnx.runtime.openvino.blobs import blob_folder
 from campo_onnx.runtime.openvino.external_data import write_beside
 from campo_onnx.runtime.openvino.installed import ov
-from campo_onnx.runtime.openvino.refusal import refuse_fp16, refused
+from campo_onnx.runtime.openvino.refusal import refuse_types, refused
 from campo_onnx.runtime.openvino.tensor import as_array, as_openvino
 from campo_onnx.runtime.openvino.trace import Names, executed_nodes, step_times
 from campo_onnx.runtime.timing import Step
@@ -51,12 +52,15 @@ class OpenVinoProgram:
     ------
     UnsupportedModelError
         If the plugin refuses the graph, or would not run it in the precisions that it is typed in.
+    DeviceUnavailableError
+        If the graph is of BF16 and the CPU has no units for it.
     """
 
     def __init__(
         self, model: onnx.ModelProto, *, threads: int, folder: Path | None, traces: bool = False
     ) -> None:
-        refuse_fp16(model)
+        self._core = ov.Core()
+        refuse_types(model, self._core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES"), cpu_name())
         constants = {constant.name for constant in model.graph.initializer}
         constants |= {constant.values.name for constant in model.graph.sparse_initializer}
         self._inputs = tuple(v.name for v in model.graph.input if v.name not in constants)
@@ -65,7 +69,6 @@ class OpenVinoProgram:
         self._config = {**_TYPED, "INFERENCE_NUM_THREADS": threads, "PERF_COUNT": traces}
         if len(model.graph.node) >= _CACHED_NODES and (blobs := blob_folder()) is not None:
             self._config["CACHE_DIR"] = str(blobs)
-        self._core = ov.Core()
         self._graph = self._read(model, folder)
         self._program = self._compile()
         self._ports = self._positions()

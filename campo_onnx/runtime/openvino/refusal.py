@@ -1,12 +1,13 @@
 """Why OpenVINO does not load a graph: every refused operator in one message, with a form that it takes."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import chain
 
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
-from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.errors import DeviceUnavailableError, UnsupportedModelError
 
 _NO_RULE = re.compile(r"No conversion rule found for operations: (?P<ops>.+)")
 _FAILED = re.compile(
@@ -52,23 +53,44 @@ def refused(error: Exception) -> UnsupportedModelError:
     )
 
 
-def refuse_fp16(model: onnx.ModelProto) -> None:
-    """Refuse a graph with FP16 in it.
+def refuse_types(model: onnx.ModelProto, units: Container[str], cpu: str) -> None:
+    """Refuse a graph whose types the plugin would not compute in.
+
+    Parameters
+    ----------
+    model
+        The graph.
+    units
+        Types that the plugin computes in on this CPU: its property ``OPTIMIZATION_CAPABILITIES``.
+    cpu
+        Name of the CPU.
 
     Raises
     ------
     UnsupportedModelError
         If a tensor or a Cast of it is FP16; the message names the first.
+    DeviceUnavailableError
+        If one is BF16, and the CPU multiplies no BF16 numbers.
     """
-    place = next(_fp16_in(model.graph), None)
-    if place is None:
-        place = next((p for f in model.functions for p in _fp16_in_nodes(f.node)), None)
-    if place is not None:
+    if place := _first_of_type(model, TensorProto.FLOAT16):
         raise UnsupportedModelError(
             "OpenVINO's CPU plugin does not run FP16",
             why=f"it removes FP16 types without rounding and computes in FP32, and {place} is FP16",
             remedy="Plan with --precision bf16, or run the graph on ONNX Runtime (--runtime onnxruntime).",
         )
+    if "BF16" not in units and (place := _first_of_type(model, TensorProto.BFLOAT16)):
+        raise DeviceUnavailableError(
+            f"OpenVINO does not run BF16 on this machine's {cpu}",
+            why="the CPU has no BF16 units (AVX512_BF16 or AMX), or a hypervisor hides them, and "
+            f"{place} is BF16",
+            remedy="Run it on a CPU that has them, or run the FP32 graph here.",
+        )
+
+
+def _first_of_type(model: onnx.ModelProto, dtype: int) -> str:
+    """Describe the first place of a type in a graph; empty if it holds none."""
+    places = chain(_of_type(model.graph, dtype), *(_made_by(f.node, dtype) for f in model.functions))
+    return next(places, "")
 
 
 def _no_rule(text: str) -> Iterator[tuple[str, str]]:
@@ -103,26 +125,26 @@ def _last_line(text: str) -> str:
     return (told or lines or ["no reason is told"])[-1].rstrip(".")
 
 
-def _fp16_in(graph: GraphProto) -> Iterator[str]:
+def _of_type(graph: GraphProto, dtype: int) -> Iterator[str]:
     for kind, values in (("input", graph.input), ("output", graph.output)):
         for value in values:
-            if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
+            if value.type.tensor_type.elem_type == dtype:
                 yield f"{kind} {value.name!r}"
     for constant in graph.initializer:
-        if constant.data_type == TensorProto.FLOAT16:
+        if constant.data_type == dtype:
             yield f"constant {constant.name!r}"
-    yield from _fp16_in_nodes(graph.node)
+    yield from _made_by(graph.node, dtype)
 
 
-def _fp16_in_nodes(nodes: Iterable[NodeProto]) -> Iterator[str]:
-    """Nodes that make FP16 by themselves: all others only pass it on."""
+def _made_by(nodes: Iterable[NodeProto], dtype: int) -> Iterator[str]:
+    """Nodes that make a type by themselves: all others only pass it on."""
     for node in nodes:
         for attribute in node.attribute:
             if attribute.type == AttributeProto.INT and attribute.name in ("to", "dtype", "output_dtype"):
-                makes = attribute.i == TensorProto.FLOAT16
+                makes = attribute.i == dtype
             else:
-                makes = attribute.t.data_type == TensorProto.FLOAT16
+                makes = attribute.t.data_type == dtype
             if makes:
                 yield f"{node.name or node.op_type!r} ({node.op_type})"
             if attribute.HasField("g"):
-                yield from _fp16_in(attribute.g)
+                yield from _of_type(attribute.g, dtype)

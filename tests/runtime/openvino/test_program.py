@@ -50,7 +50,7 @@ def tensor(array):
 
 
 @pytest.fixture
-def arrays():
+def arrays(bf16_units):
     low = np.asarray([1, 2, 3, 4]).astype(helper.tensor_dtype_to_np_dtype(BF16))
     return {
         "unread": np.zeros(3, np.float32),
@@ -195,7 +195,7 @@ def test_a_graph_too_large_for_a_message_is_told(monkeypatch):
 
     from campo_onnx.runtime.openvino import program
 
-    monkeypatch.setattr(program, "refuse_fp16", lambda model: None)
+    monkeypatch.setattr(program, "refuse_types", lambda *_: None)
 
     class Large:
         graph = parse_model(SQUARE).graph
