@@ -87,6 +87,15 @@ def calibrate(
         bool,
         typer.Option("--cuda-graph", help="Time nodes inside captured CUDA graphs.", rich_help_panel=MEASURE),
     ] = False,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again",
+            help="Take the timings that are there once more, and keep the shorter one of each: other "
+            "programs, and other guests of the same host, only ever make a node slower.",
+            rich_help_panel=MEASURE,
+        ),
+    ] = False,
     counters: CountersOption = Use.AUTO,
     threads: ThreadsOption = 0,
     store: StoreOption = None,
@@ -132,13 +141,18 @@ def calibrate(
     from campo_onnx.hardware.detect import device_of
     from campo_onnx.measure.counters import counters_of
     from campo_onnx.measure.node_timer import NodeTimer
-    from campo_onnx.measure.store import Execution, Store, default_path
+    from campo_onnx.measure.store import Execution, Store, default_path, now
     from campo_onnx.runtime.registry import machine, processor_for
 
     set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)
     if cluster:
-        alone = {"--output": output, "--from-store": from_store, "--json": json or None}
+        alone = {
+            "--output": output,
+            "--from-store": from_store,
+            "--again": again or None,
+            "--json": json or None,
+        }
         if clash := next((name for name, value in alone.items() if value is not None), None):
             raise UsageError(f"{clash} cannot be combined with --cluster", remedy="Leave one of them out.")
         _on_cluster(
@@ -148,6 +162,12 @@ def calibrate(
             force=force,
         )  # fmt: skip
         return
+    if again and from_store is not None:
+        raise UsageError(
+            "--again cannot be combined with --from-store",
+            why="the one measures, the other does not",
+            remedy="Leave one of them out.",
+        )
     low = low_precision(precision, runtime)
     kept = {"--from-store": from_store, "--store": store or default_path()}
     if output is not None:
@@ -170,7 +190,13 @@ def calibrate(
             print_note(timings.notice)
         with progressing(f"calibrating {here.device} ({here.provider})") as advance:
             only_stored = from_store is not None
-            timer = NodeTimer(machine=here, store=timings, execution=execution, only_stored=only_stored)
+            timer = NodeTimer(
+                machine=here,
+                store=timings,
+                execution=execution,
+                only_stored=only_stored,
+                again_before=now() if again else "",
+            )
             with_counters = counters is Use.AUTO and here.is_gpu and not only_stored
             made = run_calibration(
                 workload, timer, figures, low, advance, counters_of if with_counters else None

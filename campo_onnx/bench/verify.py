@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from campo_onnx.bench.graphs import Graph
 from campo_onnx.bench.result import BenchResult, BenchRow, Outcome
-from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.costs.choose import costs_for
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable
@@ -144,8 +143,7 @@ def scaled_costs(costs: CostTable, plan: Plan, result: BenchResult) -> CostTable
         name: replace(cost, low_us=cost.low_us * factor, source=CostSource.SCALED)
         for name, cost in costs.nodes.items()
     }
-    cast = CastModel(r_us=costs.cast.r_us * factor, c_i_us=costs.cast.c_i_us * factor)
-    return replace(costs, source=CostSource.SCALED, nodes=nodes, cast=cast)
+    return replace(costs, source=CostSource.SCALED, nodes=nodes, cast=costs.cast.scaled(factor))
 
 
 def _attempt(optimized: Optimized, options: Options, measure: Measure) -> Attempt:

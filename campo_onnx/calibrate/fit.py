@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.calibrate.cast_model import CastModel, Knee
 from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel
 from campo_onnx.errors import ProfileError
 
@@ -139,17 +139,20 @@ def fit_time(events: Sequence[Mapping[str, float]], fp32_us: Sequence[float]) ->
 
 
 _FEWEST_CASTS = 2  # Eq. 1 has two unknowns
+_KNEES = tuple(1 << bits for bits in (14, 16, 18, 20, 22))  # elements that caches of 100 KB to 25 MB hold
+_FEWEST_BEYOND = 3  # Casts of more elements: one alone would be met exactly, noise included
 
 
 def fit_cast(elements: Sequence[int], cast_us: Sequence[float], *, relative: bool = True) -> CastModel:
-    """Find r and C_I of Eq. 1 by least squares; neither is negative.
+    """Find r and C_I of Eq. 1 by least squares, and the sizes from which r grows; none is negative.
 
     Parameters
     ----------
     elements, cast_us
         Measured casts, both directions together, as in the paper.
     relative
-        Whether errors count as shares of the measured time; the paper's fit counts microseconds.
+        Whether errors count as shares of the measured time, and r may grow with the size; the paper's fit
+        counts microseconds and has one r.
 
     Raises
     ------
@@ -162,10 +165,18 @@ def fit_cast(elements: Sequence[int], cast_us: Sequence[float], *, relative: boo
             why=f"{len(elements)} of them have a time above zero, and {_FEWEST_CASTS} are needed",
             remedy="Measure them again: name another file with --store.",
         )
-    r_us, c_i_us = _solve(
-        [np.asarray(elements, np.float64)], np.asarray(cast_us), relative=relative, non_negative=True
+    sizes = np.asarray(elements, np.float64)
+    knees = [knee for knee in _KNEES if relative and np.count_nonzero(sizes > knee) >= _FEWEST_BEYOND]
+    r_us, *more_us, c_i_us = _solve(
+        [sizes, *(np.maximum(sizes - knee, 0.0) for knee in knees)],
+        np.asarray(cast_us),
+        relative=relative,
+        non_negative=True,
     )
-    return CastModel(r_us=r_us, c_i_us=c_i_us)
+    steeper = zip(knees, more_us, strict=True)
+    return CastModel(
+        r_us=r_us, c_i_us=c_i_us, knees=tuple(Knee(elements=n, more_us=us) for n, us in steeper if us > 0)
+    )
 
 
 def _solve(columns: Sequence[Floats], target: Floats, *, relative: bool, non_negative: bool) -> list[float]:

@@ -62,6 +62,7 @@ _ACTIVE = "SELECT count(*) FROM sqlite_master WHERE type IN ('view', 'trigger')"
 _FIND = (
     "SELECT median_us, spread_us, repeats FROM timings WHERE machine = ? AND signature = ? AND execution = ?"
 )
+_WHEN = "SELECT measured_at FROM timings WHERE machine = ? AND signature = ? AND execution = ?"
 _ADD = "INSERT OR REPLACE INTO timings VALUES (?, ?, ?, ?, ?, ?, ?)"
 _FIND_COUNTERS = "SELECT counters FROM counters WHERE machine = ? AND signature = ? AND execution = ?"
 _ADD_COUNTERS = "INSERT OR REPLACE INTO counters VALUES (?, ?, ?, ?, ?)"
@@ -167,9 +168,15 @@ class Store:
             row = self._connection.execute(_FIND, key.row()).fetchone()
             return None if row is None else _timing_of(*row)
 
+    def measured_at(self, key: TimingKey) -> str:
+        """When a timing was last taken (ISO 8601, UTC); ``""`` where there is none."""
+        with self._refusals():
+            row = self._connection.execute(_WHEN, key.row()).fetchone()
+            return "" if row is None else str(row[0])
+
     def add(self, key: TimingKey, timing: Timing) -> None:
         """File a timing; it is on disk when this returns, and replaces an earlier one."""
-        self._write(_ADD, (*key.row(), timing.median_us, timing.spread_us, timing.repeats, _now()))
+        self._write(_ADD, (*key.row(), timing.median_us, timing.spread_us, timing.repeats, now()))
 
     def find_counters(self, key: TimingKey) -> Mapping[str, float] | None:
         """Look up hardware counters; empty ones were looked for and could not be read."""
@@ -179,7 +186,7 @@ class Store:
 
     def add_counters(self, key: TimingKey, counters: Mapping[str, float]) -> None:
         """File hardware counters; they are on disk when this returns."""
-        self._write(_ADD_COUNTERS, (*key.row(), json.dumps(dict(counters)), _now()))
+        self._write(_ADD_COUNTERS, (*key.row(), json.dumps(dict(counters)), now()))
 
     def timed_devices(self) -> Mapping[tuple[str, str], int]:
         """Number of timings by provider and device, whatever the software."""
@@ -333,7 +340,8 @@ def _identity(path: Path | None) -> tuple[int, int] | None:
     return None if status is None else (status.st_dev, status.st_ino)
 
 
-def _now() -> str:
+def now() -> str:
+    """The present moment as it is filed with a timing: ISO 8601, UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -83,8 +83,7 @@ def provenance(plan: Plan, problem: Problem | None) -> Provenance:
     source = CostSource(plan.source) if plan.source in known_sources else CostSource.UNKNOWN
     cast = ""
     if problem is not None:
-        model = problem.costs.cast
-        cast = f"{model.r_us * 1e6:,.2f} us per million elements + {model.c_i_us:,.2f} us a Cast"
+        cast = f"{problem.costs.cast} a Cast"
     return Provenance(
         device=plan.device if known is None else known.title,
         figures_from="" if known is None else known.source,

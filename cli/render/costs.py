@@ -70,11 +70,7 @@ def print_calibration(calibration: "Calibration", output: Path, form: TableForma
         escape(f"{machine.device} ({machine.provider}), {machine.software}, {calibration.precision.value}"),
         style="bold",
     )
-    cast = calibration.cast
-    console.print(
-        f"Cast: {cast.r_us * 1e6:.1f} us per million elements + {cast.c_i_us:.2f} us "
-        f"(M_A {calibration.cast_score:.1%})"
-    )
+    console.print(f"Cast: {calibration.cast} (M_A {calibration.cast_score:.1%})")
     _calibration_table(calibration).show()
     if calibration.entries:
         console.print(f"Overall: {calibration.score:.1%} (the paper reports 94.2 % on its GPUs)")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.calibrate.cast_model import CastModel, Knee
 from campo_onnx.calibrate.fit import (
     METHODS,
     PAPER,
@@ -108,6 +108,30 @@ def test_eq1_recovers_r_and_constant() -> None:
     assert cast.c_i_us == pytest.approx(4)
 
 
+def test_casts_that_outgrow_a_cache_take_longer() -> None:
+    def exact_us(n: int) -> float:
+        return 2.0 + 1e-4 * n + 2e-4 * max(0, n - (1 << 18))
+
+    elements = [round(x) for x in np.geomspace(512, 1 << 23, 24)]
+    cast = fit_cast(elements, [exact_us(n) for n in elements])
+    assert [knee.elements for knee in cast.knees if knee.more_us > 1e-9] == [1 << 18]
+    assert [cast.cast_us(n) for n in (700, 1 << 20)] == pytest.approx([exact_us(700), exact_us(1 << 20)])
+    assert fit_cast(elements, [exact_us(n) for n in elements], relative=False).knees == ()
+    assert str(cast) == "100.0 to 300.0 us per million elements + 2.00 us"
+
+
+def test_a_few_large_casts_are_no_cache() -> None:
+    elements = [1000, 10_000, 100_000, 1_000_000]
+    assert fit_cast(elements, [2.0, 3.0, 12.0, 900.0]).knees == ()
+
+
+def test_scaled_casts_take_longer_at_every_size() -> None:
+    cast = CastModel(r_us=1e-3, c_i_us=2.0, knees=(Knee(elements=1000, more_us=1e-3),))
+    assert [cast.scaled(1.5).cast_us(n) for n in (10, 5000)] == pytest.approx(
+        [1.5 * cast.cast_us(n) for n in (10, 5000)]
+    )
+
+
 def test_relative_fit_does_not_sacrifice_small_casts() -> None:
     elements = [100, 1000, 10_000, 1_000_000]
     measured = [2.0, 2.1, 4.0, 500.0]  # steeper beyond the cache
@@ -148,6 +172,8 @@ def model(**changes: object) -> OpModel:
         (lambda: TimeModel(features=("flops",), weights=(1.0, 2.0), constant_us=0.0), "1 features have 2"),
         (lambda: CastModel(r_us=-1e-9, c_i_us=1.0), "r_us is -1e-09"),
         (lambda: CastModel(r_us=1e-9, c_i_us=math.nan), "c_i_us is nan"),
+        (lambda: Knee(elements=0, more_us=1.0), "a knee at 0 elements"),
+        (lambda: Knee(elements=9, more_us=-1.0), "a knee at 9 elements"),
         (lambda: Sample(fp32_us=0.0, low_us=1.0, events={}), "fp32_us is 0.0"),
         (lambda: Sample(fp32_us=1.0, low_us=math.nan, events={}), "low_us is nan"),
     ],

@@ -108,12 +108,26 @@ def test_killed_and_resumed_without_repeating_work(killed_and_resumed: Calibrate
     assert json.loads(killed_and_resumed.out.read_text())["entries"][0]["op"] == "Neg"
 
 
+def test_again_takes_every_timing_once_more(killed_and_resumed: Calibrated) -> None:
+    home, before = killed_and_resumed.store.parents[1], rows(killed_and_resumed.store)
+    with closing(sqlite3.connect(killed_and_resumed.store)) as connection:
+        connection.execute("UPDATE timings SET measured_at = '2001-01-01T00:00:00+00:00', median_us = 1e9")
+        connection.commit()
+    out = home / "again.json"
+    run = program("-o", str(out), *WORDS, "--ops", "Neg", "--again", home=home)
+    assert run.returncode == 0, run.stderr
+    after = rows(killed_and_resumed.store)
+    assert after.keys() == before.keys()
+    assert all(row[3] < 1e9 and not row[6].startswith("2001") for row in after.values())
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
         (["--ops", "NoSuchOp"], 2, "no samples can be drawn of 'NoSuchOp'"),
         (["--cuda-graph", "--ops", "Neg"], 2, "--cuda-graph needs the CUDA provider"),
         (["--precision", "bf16", "--ops", "MatMul"], 5, "nothing could be calibrated"),
+        (["--again", "--from-store", "any.sqlite"], 2, "--again cannot be combined with --from-store"),
     ],
 )
 def test_refusals(

@@ -13,7 +13,7 @@ from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.measure import node_timer
 from campo_onnx.measure.node_timer import VIEW_NODE, Measured, NodeTimer, time_all, timed_as
 from campo_onnx.measure.one_node import chain_model, one_node_model, one_node_view
-from campo_onnx.measure.store import Store
+from campo_onnx.measure.store import Store, now
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import lowered
@@ -117,6 +117,26 @@ def test_a_timing_is_taken_once(timer: NodeTimer) -> None:
     assert timer.time(matmul(32)) == made_up
     other = replace(timer, machine=replace(timer.machine, ort="0.0"))
     assert other.find(matmul(32)) is None
+
+
+@pytest.mark.parametrize(("stored_us", "expected_us"), [(COPY_US / 2, COPY_US / 2), (COPY_US * 2, COPY_US)])
+def test_a_timing_taken_again_counts_where_it_is_shorter(
+    timer: NodeTimer, imagined, stored_us: float, expected_us: float
+) -> None:
+    imagined()
+    stored = Timing(median_us=stored_us, spread_us=0.0, repeats=1)
+    timer.store.add(timer.key(matmul(8)), stored)
+    again = replace(timer, again_before="9999-12-31T00:00:00+00:00")
+    assert again.time(matmul(8)).median_us == pytest.approx(expected_us)
+    assert timer.find(matmul(8)) == again.find(matmul(8))
+    assert timer.find(matmul(8)).median_us == pytest.approx(expected_us)
+
+
+def test_a_timing_from_the_moment_on_is_not_taken_again(timer: NodeTimer, imagined) -> None:
+    built = imagined()
+    again = replace(timer, again_before=now())
+    assert again.time(matmul(8)) == again.time(matmul(8))
+    assert len(built) == 2  # one pair of models: the timing is of the same second or later
 
 
 def test_names_for_bytes_are_timed_as_one(timer: NodeTimer) -> None:
