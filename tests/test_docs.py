@@ -27,7 +27,7 @@ import pytest
 import typer
 
 from campo_onnx.calibrate.calibration import Calibration, OpEntry, Scores
-from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.calibrate.cast_model import CastModel, Knee
 from campo_onnx.calibrate.op_model import OpModel, TimeModel
 from campo_onnx.hardware.device import Device, Efficiency
 from campo_onnx.runtime.machine import Machine
@@ -236,7 +236,18 @@ def test_the_page_of_devices_names_every_key():
         table = tomllib.loads(file.read_text(encoding="utf-8"))
         groups = table.values() if file.name == "assumptions.toml" else [table]
         keys |= {key for group in groups for key in group}
-    for value in (Calibration, OpEntry, Scores, OpModel, TimeModel, CastModel, Machine, Device, Efficiency):
+    for value in (
+        Calibration,
+        OpEntry,
+        Scores,
+        OpModel,
+        TimeModel,
+        CastModel,
+        Knee,
+        Machine,
+        Device,
+        Efficiency,
+    ):
         keys |= {field.name for field in fields(value)}
     assert {key for key in keys if f"`{key}`" not in page} == set()
 
