@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 
 from benchmarks.pages import arguments, made, publish
-from campo_onnx import Options, device, oplists
+from campo_onnx import Options, oplists, target
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.values.loss_scale import loss_scaling
@@ -29,10 +29,10 @@ def open_dimensions(graph: Path) -> set[str]:
 
 def chosen(graph: Path, name: str, dims: dict[str, int]) -> dict[str, Any]:
     """Choose for one graph on one device."""
-    on = device(name)
+    on = target(name)
     dims = {dim: size for dim, size in dims.items() if dim in open_dimensions(graph)}
     known = import_model(graph, dims)
-    options = Options(device=on, lists=oplists("campo"), dims=dims)
+    options = Options(target=on, lists=oplists("campo"), dims=dims)
     choice = choose_precision(graph, options)
     times = {low.value: plan.predicted_us for low, plan in choice.plans.items()}
     nodes = {low.value: len(plan.low_nodes) for low, plan in choice.plans.items()}

@@ -31,12 +31,12 @@ from benchmarks.evaluation.strategies import STRATEGIES
 from benchmarks.pages import RESULTS, arguments, publish
 from benchmarks.steps import Call, Records, Step, add_arguments, call_of, drive
 from benchmarks.zoo import NOT_ON_RTX2080TI, TITLES
-from campo_onnx import CampoError, device
-from campo_onnx.hardware.detect import device_of
+from campo_onnx import CampoError, target
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import machine, processor_for
+from campo_onnx.targets.detect import target_of
 
 FULL, FULL_2080TI, SMALL = "full", "full-rtx2080ti", "small"
 EFFORT = Effort(steps=50, budget_s=60.0)
@@ -73,7 +73,7 @@ class Evaluation:
     def members(self, model: str, labels: tuple[str, ...]) -> list[Candidate]:
         """Graphs of strategies and of peers."""
         planned = [label for label in labels if label in STRATEGIES]
-        ours = candidates(self.graph(model, self.variant), device(self.planned_for), planned)
+        ours = candidates(self.graph(model, self.variant), target(self.planned_for), planned)
         peers = [label for label in labels if label in PEERS]
         return [*ours, *(peer_candidate(name, self.output(name, model, self.variant)) for name in peers)]
 
@@ -171,20 +171,20 @@ def _measure(asked: Evaluation, model: str, labels: tuple[str, ...], call: Call)
 def _time_nodes(asked: Evaluation, of: str, model: str, call: Call) -> Any:
     with Store(asked.work / "timings.sqlite") as store:
         bench = NodeTimer(machine=asked.machine, store=store)
-        graph, on = asked.graph(model, asked.variant), device_of(asked.machine)
+        graph, on = asked.graph(model, asked.variant), target_of(asked.machine)
         return (cast_times if of == CAST else node_times)(graph, on, bench, call.deadline.tick)
 
 
 def evaluation_of(options: argparse.Namespace) -> Evaluation:
     """Put together what the command line asks for."""
-    here = machine(processor_for(options.device), options.threads)
+    here = machine(processor_for(options.target), options.threads)
     on_gpu = here.provider == "cuda"
     for name in ("graphs", "converted", "peers"):
         (options.work / name).mkdir(parents=True, exist_ok=True)
     return Evaluation(
         work=options.work,
         machine=here,
-        planned_for=device_of(here).name if on_gpu else "v100",
+        planned_for=target_of(here).name if on_gpu else "v100",
         variant=options.variants or (FULL if on_gpu else SMALL),
         together=3 if on_gpu else 0,  # for its memory
     )

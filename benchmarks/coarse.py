@@ -28,7 +28,7 @@ from benchmarks.pages import arguments, made, publish
 from benchmarks.table1 import TABLE_1, estimated
 from benchmarks.zoo import NOT_ON_RTX2080TI, TITLES
 from benchmarks.zoo.export import ZOO
-from campo_onnx import Device, Options, device, oplists
+from campo_onnx import Options, Target, oplists, target
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.lists.op_class import OpClass
 from campo_onnx.optimize.plan.plan import Plan
@@ -94,9 +94,9 @@ def table1() -> Table1:
     )
 
 
-def devices(name: str, known: Table1) -> dict[str, Device]:
+def devices(name: str, known: Table1) -> dict[str, Target]:
     """A device under each assumption about costs."""
-    ours = device(name)
+    ours = target(name)
     peaks = {
         key: getattr(ours, key) / known.slower
         for key in ("fp32_flops_per_s", "fp16_flops_per_s", "fp16_tensor_flops_per_s")
@@ -169,12 +169,12 @@ def differentiated(forward: onnx.ModelProto, batch: int) -> onnx.ModelProto:
     return onnx.load_model_from_string(builder.get_gradient_model())
 
 
-def planned(imported: Imported, on: Device, strategy: str, lists: str, *, pads: bool = True) -> Plan:
-    options = Options(device=on, lists=oplists(lists), strategy=strategy, pads=pads)
+def planned(imported: Imported, on: Target, strategy: str, lists: str, *, pads: bool = True) -> Plan:
+    options = Options(target=on, lists=oplists(lists), strategy=strategy, pads=pads)
     return decide(problem_of(imported, options), imported, options)
 
 
-def row(imported: Imported, on: Device, label: str) -> Row:
+def row(imported: Imported, on: Target, label: str) -> Row:
     strategy, lists = ROWS[label]
     plan = planned(imported, on, strategy, lists)
     unpadded = planned(imported, on, strategy, lists, pads=False) if plan.pads else plan
@@ -212,7 +212,7 @@ def models_on(name: str, work: Path, known: Table1) -> Iterator[tuple[str, Row]]
             }
         )
         for cast_us in SWEEP_US:
-            on = replace(device(name), launch_us=cast_us)
+            on = replace(target(name), launch_us=cast_us)
             labels = (TF_AMP, CAMPO_TF, OPTIMAL_TF)
             found[f"cast_{cast_us:g}"] = with_ratios({label: row(imported, on, label) for label in labels})
         print(name, title, nodes, flush=True)
@@ -241,8 +241,8 @@ def main() -> None:
     for name in DEVICES:
         models = dict(models_on(name, work, known))
         found[name] = {
-            "title": device(name).title,
-            "launch_us": device(name).launch_us,
+            "title": target(name).title,
+            "launch_us": target(name).launch_us,
             "models": models,
             "summary": {costs: summary(models, costs) for costs in COSTS},
             "sweep": {f"{us:g}": summary(models, f"cast_{us:g}") for us in SWEEP_US},

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from campo_onnx import Options, Plan, Precision, device, oplists
+from campo_onnx import Options, Plan, Precision, oplists, target
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.emulation.dfp16 import Rounding, emulate_dfp16
 from campo_onnx.emulation.numerics import emulate
@@ -122,7 +122,7 @@ def costless(step: str, name: str) -> tuple[onnx.ModelProto, Plan]:
 
 def options(how: How) -> Options:
     """What is planned with."""
-    return Options(device=device(DEVICE), lists=oplists("campo"), strategy=how.strategy)
+    return Options(target=target(DEVICE), lists=oplists("campo"), strategy=how.strategy)
 
 
 @cache

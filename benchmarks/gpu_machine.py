@@ -15,7 +15,7 @@ import onnx
 import onnxruntime as ort
 
 from benchmarks.steps import Call
-from campo_onnx import Device, __version__
+from campo_onnx import Target, __version__
 from campo_onnx.calibrate.catalog import file_name
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import FLOAT
@@ -65,7 +65,7 @@ class Session:
 
     folder: Path
     bench: NodeTimer
-    device: Device
+    device: Target
     graphs: tuple[Path, ...]
     forms: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
     ops: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class Session:
 
     def calibration_path(self, precision: Precision, *, full: bool) -> Path:
         """Where a calibration goes: the full one under the name it is shipped as."""
-        name = file_name(self.device.name, precision)
+        name = file_name(self.device, precision)
         return self.folder / (name if full else name.replace(".json", ".quick.json"))
 
 

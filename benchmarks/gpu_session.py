@@ -57,16 +57,16 @@ from benchmarks.steps import (
     run_steps,
 )
 from benchmarks.supervision import AGAIN, Marks, die_with_parent, forget_failures, pack, supervise
-from campo_onnx import CampoError, Device, Precision, device
+from campo_onnx import CampoError, Precision, Target, target
 from campo_onnx.calibrate.calibration import Calibration, Scores, load_calibration
 from campo_onnx.calibrate.catalog import file_name
 from campo_onnx.calibrate.fit import METHODS, PAPER_ACCURACY
-from campo_onnx.hardware.detect import device_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store, default_path
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.onnxruntime.providers import cuda_problem
 from campo_onnx.runtime.registry import machine, processor_for
+from campo_onnx.targets.detect import target_of
 
 FIRST_GRAPHS = 2
 """Graphs that are measured before anything is calibrated."""
@@ -219,7 +219,7 @@ def what_to_copy(session: Session) -> list[str]:
         written.exists() and not session.on_cpu and STUB not in session.bench.machine.driver
     ):  # no CPU stands for all others
         shipped = Path("campo_onnx") / "calibrate" / "data" / "calibrations"
-        lines.append(f"to ship the calibration: cp {written} {shipped / file_name(session.device.name, LOW)}")
+        lines.append(f"to ship the calibration: cp {written} {shipped / file_name(session.device, LOW)}")
     lines.append(f"to keep everything: commit {session.folder} and the page beside it")
     return lines
 
@@ -242,11 +242,11 @@ def main() -> int:
     add_arguments(parser, work=str(RESULTS))
     options = parser.parse_args()
     try:
-        if options.plan and options.device == "cuda" and cuda_problem():
-            here, figures = _ABSENT, device("h100")  # a plan needs no GPU
+        if options.plan and options.target == "cuda" and cuda_problem():
+            here, figures = _ABSENT, target("h100")  # a plan needs no GPU
         else:
-            here = machine(processor_for(options.device), options.threads)
-            figures = device_of(here)
+            here = machine(processor_for(options.target), options.threads)
+            figures = target_of(here)
         refuse_stub(asdict(here), options.work)
         with _opened(options, here, figures) as session:
             return _work(session, options) if options.worker is not None else _lead(session, options)
@@ -256,7 +256,7 @@ def main() -> int:
 
 
 @contextmanager
-def _opened(options: argparse.Namespace, here: Machine, figures: Device) -> Iterator[Session]:
+def _opened(options: argparse.Namespace, here: Machine, figures: Target) -> Iterator[Session]:
     forms = forms_of(options.graphs)
     of_forms = {graph for form in forms.values() for graph in [*form.values()][1:]}
     folder = options.work / f"session_{here.provider}"

@@ -18,7 +18,7 @@ from networks import Bert, Cnn, Mlp
 from onnxruntime.training.ortmodule import DebugOptions, LogLevel, ORTModule
 
 from benchmarks.pages import arguments, made, publish
-from campo_onnx import Options, device, oplists
+from campo_onnx import Options, oplists, target
 from campo_onnx.integrations.backward import with_backward
 from campo_onnx.integrations.ortmodule import Attached, attach
 from campo_onnx.ir.importer import import_model
@@ -97,7 +97,7 @@ def row(placed_by: str, gradient: onnx.ModelProto, sizes: Mapping[str, int], ask
 
 
 def rows(network: torch.nn.Module, batch: tuple[torch.Tensor, ...], on: str) -> Iterator[Row]:
-    options = Options(device=device(on), lists=oplists("campo"))
+    options = Options(target=target(on), lists=oplists("campo"))
     forward, gradient, attached = build(network, batch, planned(on, "fp32"))
     sizes = attached.graphs[0].sizes
     asked = with_backward(*(problem_of(import_model(part, sizes), options) for part in (forward, gradient)))

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.evaluation.predicted import missed_us
 from benchmarks.pages import arguments, made, publish
-from campo_onnx import Options, Plan, device, oplists, optimize_model
+from campo_onnx import Options, Plan, oplists, optimize_model, target
 
 DEVICES = ("h200", "v100")
 LISTS = ("campo", "tf2", "tf115")
@@ -26,7 +26,7 @@ def rows_of(path: Path) -> Iterator[Row]:
     """Plan one graph for every device and preset."""
     for device_name in DEVICES:
         for lists in LISTS:
-            options = Options(device=device(device_name), lists=oplists(lists))
+            options = Options(target=target(device_name), lists=oplists(lists))
             plans = {s: optimize_model(path, replace(options, strategy=s)).plan for s in STRATEGIES}
             yield {
                 "graph": path.stem,

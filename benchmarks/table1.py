@@ -11,12 +11,12 @@ from statistics import median
 from typing import Any
 
 from benchmarks.pages import made, publish
-from campo_onnx import Precision, device
-from campo_onnx.hardware.roofline import cast_us_per_element, node_time
+from campo_onnx import Precision, target
 from campo_onnx.ir.view import FLOAT
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.signature import Signature, make_signature
+from campo_onnx.targets.roofline import cast_us_per_element, node_time
 
 DEVICE = "rtx2080ti"
 BATCH = 64
@@ -119,7 +119,7 @@ def times(fp16_ms: float, fp16_cast_ms: float, fp32_ms: float, on_tensor_cores: 
 
 def estimated(signature: Signature, ports: Ports) -> Times:
     """Estimate one operation alone, with a Cast for everything it reads and writes."""
-    on = device(DEVICE)
+    on = target(DEVICE)
     fp32, low = (node_time(signature, ports, on, precision) for precision in (Precision.FP32, Precision.FP16))
     cast = [signature.inputs[i] for i in ports.low_inputs] + [signature.outputs[i] for i in ports.low_outputs]
     r_us = cast_us_per_element(on, Precision.FP16)
@@ -143,7 +143,7 @@ def results() -> dict[str, Any]:
         "rows": rows,
         "fp32_ratio": {"least": min(slower), "median": median(slower), "most": max(slower)},
         "paper_cast_us": {"least": min(casts_us), "most": max(casts_us)},
-        "assumed_launch_us": device(DEVICE).launch_us,
+        "assumed_launch_us": target(DEVICE).launch_us,
         "same_tensor_cores": sum(same_cores),
         "same_winner": sum(same_winner),
         "wrong_with_other_tensor_cores": sum(

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.pages import RESULTS, arguments, made, publish
 from benchmarks.zoo.eager_traffic import eager_traffic
 from benchmarks.zoo.export import ZOO, Entry, export
-from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.export.optimizers import BY_NAME
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.traffic import Moved, Traffic, traffic
@@ -44,7 +44,7 @@ def row_of(name: str) -> dict[str, Any]:
         export(name, batch, optimizer=None, weight_gradient="auto", path=path, unscale=False, target="cuda")
         results = {
             n: optimize_model(
-                path, Options(device=device(n), lists=oplists("campo"), flat_weights=flat_weights)
+                path, Options(target=target(n), lists=oplists("campo"), flat_weights=flat_weights)
             )
             for n in DEVICES
         }
@@ -67,7 +67,7 @@ def before(name: str, folder: Path) -> dict[str, Any]:
     """Count and predict the graphs that the exporter wrote before."""
     file = f"{name}_b{max(ZOO[name].batch_sizes)}.onnx"
     step = folder / "gradients" / file
-    results = {n: optimize_model(step, Options(device=device(n), lists=oplists("campo"))) for n in DEVICES}
+    results = {n: optimize_model(step, Options(target=target(n), lists=oplists("campo"))) for n in DEVICES}
     whole = traffic(import_model(folder / "step" / file).view)
     return {"total": _moved(whole.total), "step_ms": _step_ms(results)}
 
@@ -120,7 +120,8 @@ def main() -> None:
     rows = [known[name] for name in ZOO if name in known]
     print(
         *publish(
-            "traffic", {"made": made(), "device": device(DEVICES[0]).title, "before": BEFORE, "rows": rows}
+            "traffic",
+            {"made": made(), "device": target(DEVICES[0]).hardware.title, "before": BEFORE, "rows": rows},
         )
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.pages import arguments, made, publish
-from campo_onnx import Options, Plan, device, oplists
+from campo_onnx import Options, Plan, oplists, target
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize import eligibility
 from campo_onnx.optimize.plan.reason import Reason
@@ -42,7 +42,7 @@ def _planned(imported: Imported, options: Options) -> Plan:
 def measure(graph: Path, device_name: str) -> dict[str, Any]:
     """Plan a graph with and without the analysis, and time it."""
     imported = import_model(graph)
-    options = Options(device=device(device_name), lists=oplists("campo"))
+    options = Options(target=target(device_name), lists=oplists("campo"))
     with mock.patch.object(eligibility, "value_verdicts", _without):
         before = _planned(imported, options)
     ports = problem_of(imported, options).ports

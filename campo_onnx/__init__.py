@@ -1,7 +1,7 @@
 """Cost-aware mixed precision for ONNX training graphs.
 
->>> from campo_onnx import Options, device, oplists, optimize_model  # doctest: +SKIP
->>> options = Options(device=device("h200"), lists=oplists("campo"))  # doctest: +SKIP
+>>> from campo_onnx import Options, oplists, optimize_model, target  # doctest: +SKIP
+>>> options = Options(target=target("h200"), lists=oplists("campo"))  # doctest: +SKIP
 >>> result = optimize_model("step.onnx", options)  # doctest: +SKIP
 >>> result.plan.speedup, result.model  # doctest: +SKIP
 """
@@ -15,8 +15,6 @@ from campo_onnx.version import VERSION
 
 if TYPE_CHECKING:
     from campo_onnx.errors import CampoError
-    from campo_onnx.hardware.datasheet import device
-    from campo_onnx.hardware.device import Device
     from campo_onnx.ir.exporter import export_model
     from campo_onnx.ops.precision import Precision
     from campo_onnx.optimize.lists.list_file import resolve as oplists
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from campo_onnx.planning.options import Options
     from campo_onnx.planning.pipeline import Optimized
     from campo_onnx.planning.pipeline import optimize as optimize_model
+    from campo_onnx.targets.target import Target, target
     from campo_onnx.trial.trial import try_step
 
 
@@ -41,32 +40,32 @@ __version__ = VERSION
 # Where each public name lives. Loaded on first use, so that `import campo_onnx` stays light.
 _HOME = {
     "CampoError": "campo_onnx.errors:CampoError",
-    "Device": "campo_onnx.hardware.device:Device",
     "OpLists": "campo_onnx.optimize.lists.oplists:OpLists",
     "Optimized": "campo_onnx.planning.pipeline:Optimized",
     "Options": "campo_onnx.planning.options:Options",
     "Plan": "campo_onnx.optimize.plan.plan:Plan",
     "Precision": "campo_onnx.ops.precision:Precision",
-    "device": "campo_onnx.hardware.datasheet:device",
+    "Target": "campo_onnx.targets.target:Target",
     "export_model": "campo_onnx.ir.exporter:export_model",
     "oplists": "campo_onnx.optimize.lists.list_file:resolve",
     "optimize_model": "campo_onnx.planning.pipeline:optimize",
+    "target": "campo_onnx.targets.target:target",
     "try_step": "campo_onnx.trial.trial:try_step",
 }
 
 __all__ = [
     "CampoError",
-    "Device",
     "OpLists",
     "Optimized",
     "Options",
     "Plan",
     "Precision",
+    "Target",
     "__version__",
-    "device",
     "export_model",
     "oplists",
     "optimize_model",
+    "target",
     "try_step",
 ]
 

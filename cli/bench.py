@@ -220,9 +220,9 @@ def bench(
 
 def _check_request(models: list[Path], device: str, plot: Path | None) -> None:
     """Check what can be checked before anything is read."""
+    from campo_onnx.hardware.hardware import PROCESSORS
     from campo_onnx.ir.importer import check_model
     from campo_onnx.report.charts import check_plot
-    from campo_onnx.runtime.registry import PROCESSORS
 
     for model in models:
         check_model(model)

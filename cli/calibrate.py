@@ -138,11 +138,11 @@ def calibrate(
     from campo_onnx.calibrate.run import calibrate as run_calibration
     from campo_onnx.errors import UsageError
     from campo_onnx.files import write_text
-    from campo_onnx.hardware.detect import device_of
     from campo_onnx.measure.counters import counters_of
     from campo_onnx.measure.node_timer import NodeTimer
     from campo_onnx.measure.store import Execution, Store, default_path, now
     from campo_onnx.runtime.registry import machine, processor_for
+    from campo_onnx.targets.detect import target_of
 
     set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)
@@ -178,11 +178,11 @@ def calibrate(
         here = machine(processor_for(device, runtime), threads, runtime)
     if cuda_graph and not here.is_gpu:
         raise UsageError("--cuda-graph needs the CUDA provider", remedy="Leave it out on a CPU.")
-    figures = device_of(here)
+    target = target_of(here)
     execution = Execution.GRAPH if cuda_graph else Execution.STREAM
     if output is None:
         make_folder(user_folder())
-        output = user_folder() / file_name(figures.name, low, execution, here.runtime)
+        output = user_folder() / file_name(target, low, execution)
         check_outputs({"--output": output}, kept, force=force)
     workload = _workload(here.provider, quick=quick, ops=ops, shapes=shapes)
     with Store(from_store or store or default_path()) as timings, telling_what_is_kept(timings):
@@ -199,7 +199,7 @@ def calibrate(
             )
             with_counters = counters is Use.AUTO and here.is_gpu and not only_stored
             made = run_calibration(
-                workload, timer, figures, low, advance, counters_of if with_counters else None
+                workload, timer, target, low, advance, counters_of if with_counters else None
             )
     write_text(made.to_json(), output)
     if json:
@@ -240,11 +240,11 @@ def _on_cluster(
     from campo_onnx.calibrate.catalog import file_name, make_folder, user_folder
     from campo_onnx.calibrate.run import calibrate as run_calibration
     from campo_onnx.files import write_text
-    from campo_onnx.hardware.detect import device_of
     from campo_onnx.ir.exporter import check_destination
     from campo_onnx.measure.node_timer import NodeTimer
     from campo_onnx.measure.store import Store
     from campo_onnx.scale.cluster import RayPool
+    from campo_onnx.targets.detect import target_of
 
     make_folder(user_folder())
     with Store(store) as timings:
@@ -254,7 +254,7 @@ def _on_cluster(
             kinds = kinds_in(pool, device, threads)
             places = {}
             for kind in kinds:
-                name = file_name(device_of(kind.machine).name, precision, execution)
+                name = file_name(target_of(kind.machine), precision, execution)
                 places[kind.machine] = user_folder() / name
                 check_destination(places[kind.machine], force=force)
             with progressing(f"calibrating {len(kinds)} kinds of devices") as advance:
@@ -271,7 +271,7 @@ def _on_cluster(
             print_note(failure)
         for machine, output in places.items():
             timer = NodeTimer(machine=machine, store=timings, execution=execution, only_stored=True)
-            made = run_calibration(workload_of(machine.provider), timer, device_of(machine), precision)
+            made = run_calibration(workload_of(machine.provider), timer, target_of(machine), precision)
             write_text(made.to_json(), output)
             print_calibration(made, output, form)
 

@@ -210,10 +210,10 @@ def check(
     from campo_onnx.checking.policy import Pair, Policy, load_policy
     from campo_onnx.checking.reports import to_annotations, to_json, to_junit
     from campo_onnx.files import write_text
-    from campo_onnx.hardware.datasheet import device as device_called
     from campo_onnx.optimize.lists.list_file import resolve
     from campo_onnx.scale.pools import pool_for
     from campo_onnx.scale.results import Results
+    from campo_onnx.targets.target import target as target_called
 
     set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)
@@ -249,7 +249,7 @@ def check(
             **{name: value for name, value in given.items() if value is not None},
             max_casts=max_casts,
             baseline=baseline,
-            device=None if device is None else device_called(device),
+            target=None if device is None else target_called(device),
             lists=resolve(lists or "campo"),
             keep_fp32=tuple(keep_fp32 or ()),
             dims=dimensions(dim),

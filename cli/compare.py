@@ -179,21 +179,21 @@ def compare(
         force=force,
     )
     chosen_lists = None if lists is None else resolve(lists)
-    with opened_target(device, runtime, costs, profile=profile, store=store, execution=execution) as target:
+    with opened_target(device, runtime, costs, profile=profile, store=store, execution=execution) as basis:
         if measure:
-            check_verifiable(target.device)
+            check_verifiable(basis.target)
         options = Options(
-            device=target.device,
+            target=basis.target,
             lists=preset("campo"),
             margin_us=margin_us,
-            low=low_precision(precision, target.device.runtime),
+            low=low_precision(precision, basis.target.runtime.name),
             keep_fp32=tuple(keep_fp32 or ()),
             flat_weights=flat_weights_finder(flat_weights),
             dims=dimensions(dim),
-            costs=target.costs,
-            evidence=target.evidence,
+            costs=basis.costs,
+            evidence=basis.evidence,
         )
-        with working(f"comparing strategies on {model.name} for {target.device.name}"):
+        with working(f"comparing strategies on {model.name} for {basis.target.name}"):
             comparison = run_comparison(model, options, lists=chosen_lists)
         report_unmatched(
             comparison.imported.view,

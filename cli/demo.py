@@ -66,19 +66,19 @@ def demo(
 def measure_here(model: Path) -> None:
     """Plan the example for this machine's CPU and measure it, where a runtime has low precision there."""
     from campo_onnx.errors import CampoError
-    from campo_onnx.hardware.detect import cpu_with_low_precision
     from campo_onnx.optimize.lists.oplists import preset
     from campo_onnx.planning.options import Options
     from campo_onnx.planning.pipeline import optimize as plan
     from campo_onnx.runtime.registry import default_precision
+    from campo_onnx.targets.detect import cpu_with_low_precision
 
     here = cpu_with_low_precision()
     if here is None:
         return
-    low = default_precision(here.runtime)
-    print_note(f"This machine ({here.name}) computes in {low.name} with {here.runtime}: measured here.")
+    low = default_precision(here.runtime.name)
+    print_note(f"This machine ({here.name}) computes in {low.name} with {here.runtime.name}: measured here.")
     try:
-        options = Options(device=here, lists=preset("campo"), low=low)
+        options = Options(target=here, lists=preset("campo"), low=low)
         optimized = plan(model, options)
         print_verification(
             verified(optimized, options, feeds=None, repair=False, steps=STEPS, budget_s=BUDGET_S)

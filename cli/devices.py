@@ -39,8 +39,8 @@ def devices(
     from campo_onnx.errors import ProfileError
     from campo_onnx.files import check_file
     from campo_onnx.hardware.datasheet import device
-    from campo_onnx.hardware.here import this_machine
     from campo_onnx.measure.store import Store, default_path
+    from campo_onnx.targets.here import this_machine
 
     check_one_form(json=json, form=form)
     wanted = device(name).name if name is not None else None
@@ -60,7 +60,7 @@ def devices(
         if timings is not None:
             timings.close()
     if wanted is not None:
-        known = tuple(entry for entry in known if entry.device.name == wanted)
+        known = tuple(entry for entry in known if entry.target.name == wanted)
     if json:
         document = {
             "format_version": FORMAT_VERSION,

@@ -18,11 +18,11 @@ from .render.console import print_note, print_warning, progressing
 if TYPE_CHECKING:
     from campo_onnx.calibrate.calibration import Calibration
     from campo_onnx.costs.evidence import Evidence
-    from campo_onnx.hardware.device import Device
     from campo_onnx.ir.view import GraphView
     from campo_onnx.measure.profile import Profile
     from campo_onnx.measure.store import Store
     from campo_onnx.optimize.flat_weights import FlatWeights
+    from campo_onnx.targets.target import Target
 
 CALIBRATION_SUFFIX = ".json"
 
@@ -85,10 +85,10 @@ ProfileOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """The device to plan for, and what costs are based on."""
+class Basis:
+    """The target to plan for, and what costs are based on."""
 
-    device: "Device"
+    target: "Target"
     evidence: "Evidence"
     costs: CostSource
 
@@ -130,12 +130,12 @@ def opened_target(
     profile: Path | None,
     store: Path | None,
     execution: Running = Running.STREAM,
-) -> Iterator[Target]:
+) -> Iterator[Basis]:
     """Find the device (a name, ``auto``, or a calibration file) and open the files that costs come from."""
     from campo_onnx.costs.evidence import Evidence
-    from campo_onnx.hardware.detect import resolve_device
     from campo_onnx.runtime.gpu import visible_gpu
     from campo_onnx.runtime.registry import runtime_called
+    from campo_onnx.targets.detect import resolve_target
 
     if profile is not None and costs in (CostSource.DATASHEET, CostSource.MEASURE):
         raise UsageError(
@@ -150,12 +150,12 @@ def opened_target(
         print_note(f"{why}, so costs are estimated from public figures.")
         costs = CostSource.DATASHEET
     if costs is CostSource.DATASHEET and not device.endswith(CALIBRATION_SUFFIX):
-        known, note = resolve_device(device, runtime)
+        known, note = resolve_target(device, runtime)
         if note:
             print_note(note)
         if execution is Running.GRAPH:
             known = _captured(known)
-        yield Target(device=known, evidence=Evidence(), costs=costs)
+        yield Basis(target=known, evidence=Evidence(), costs=costs)
         return
     from campo_onnx.calibrate.calibration import load_calibration
     from campo_onnx.calibrate.quality import doubt
@@ -163,7 +163,7 @@ def opened_target(
 
     calibration = load_calibration(Path(device)) if device.endswith(CALIBRATION_SUFFIX) else None
     _check_runtime(calibration, device, runtime)
-    known, note = resolve_device(device, runtime) if calibration is None else (calibration.device, "")
+    known, note = resolve_target(device, runtime) if calibration is None else (calibration.target, "")
     if note:
         print_note(note)
     if calibration is not None and (changed := _changed(calibration)):
@@ -171,9 +171,9 @@ def opened_target(
     if calibration is not None and (why := doubt(calibration)):
         print_warning(f"{device}: {why}.")
     read = _read(profile) if profile is not None else None
-    may_measure = not known.is_gpu or visible_gpu().gpu is not None
+    may_measure = not known.hardware.is_gpu or visible_gpu().gpu is not None
     if costs is CostSource.MODEL or calibration is not None or not may_measure:
-        yield Target(device=known, evidence=Evidence(calibration=calibration, profile=read), costs=costs)
+        yield Basis(target=known, evidence=Evidence(calibration=calibration, profile=read), costs=costs)
         return
     with (
         Store(store if store is not None else default_path()) as timings,
@@ -183,7 +183,7 @@ def opened_target(
         if timings.notice:
             print_note(timings.notice)
         evidence = Evidence(profile=read, store=timings, on_progress=advance)
-        yield Target(device=known, evidence=evidence, costs=costs)
+        yield Basis(target=known, evidence=evidence, costs=costs)
 
 
 @contextmanager
@@ -200,9 +200,9 @@ def telling_what_is_kept(timings: "Store") -> Iterator[None]:
 
 
 def _check_runtime(calibration: "Calibration | None", device: str, runtime: str) -> None:
-    if calibration is not None and runtime not in (AUTO, calibration.device.runtime):
+    if calibration is not None and runtime not in (AUTO, calibration.machine.runtime):
         raise UsageError(
-            f"{device} is of {calibration.device.runtime}",
+            f"{device} is of {calibration.machine.runtime}",
             why=f"costs are wanted for {runtime}",
             remedy="Leave --runtime out, or pass a calibration of that runtime.",
         )
@@ -218,13 +218,13 @@ def _of_captured(costs: CostSource) -> CostSource:
     return CostSource.DATASHEET
 
 
-def _captured(device: "Device") -> "Device":
-    if not device.is_gpu:
-        raise UsageError("--execution graph needs a GPU", why=f"{device.name} cannot capture CUDA graphs")
-    captured = device.captured
+def _captured(target: "Target") -> "Target":
+    if not target.can_capture:
+        raise UsageError("--execution graph needs a GPU", why=f"{target.name} cannot capture CUDA graphs")
+    captured = target.captured
     print_note(
         f"Planning for a captured CUDA graph: a launch counts {captured.launch_us:g} us instead of "
-        f"{device.launch_us:g}. Let the runtime capture it (`bench --cuda-graph` does)."
+        f"{target.launch_us:g}. Let the runtime capture it (`bench --cuda-graph` does)."
     )
     return captured
 

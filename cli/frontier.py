@@ -147,16 +147,16 @@ def frontier(
     read = {"--device": device, "--lists": lists, "--profile": profile, "--store": store}
     targets = check_outputs({"--plot": plot}, {"MODEL": model, "--inputs": inputs, **read}, force=force)
     chosen_lists = resolve(lists)
-    with opened_target(device, runtime, costs, profile=profile, store=store, execution=execution) as target:
+    with opened_target(device, runtime, costs, profile=profile, store=store, execution=execution) as basis:
         options = Options(
-            device=target.device,
+            target=basis.target,
             lists=chosen_lists,
-            low=low_precision(precision, target.device.runtime),
+            low=low_precision(precision, basis.target.runtime.name),
             keep_fp32=tuple(keep_fp32 or ()),
             flat_weights=flat_weights_finder(flat_weights),
             dims=dimensions(dim),
-            costs=target.costs,
-            evidence=target.evidence,
+            costs=basis.costs,
+            evidence=basis.evidence,
             ranges=ranges(value_range),
         )
         imported = import_model(model, options.dims)

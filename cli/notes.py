@@ -64,7 +64,7 @@ def _in_bf16(optimized: "Optimized", options: "Options") -> str:
     from campo_onnx.planning.pipeline import decide, problem_of
 
     is_estimated = optimized.plan.source == CostSource.DATASHEET.value
-    if not (is_estimated and options.device.computes_in(Precision.BF16)):
+    if not (is_estimated and options.target.computes_in(Precision.BF16)):
         return ""
     instead = replace(options, low=Precision.BF16, costs=CostSource.DATASHEET)
     plan = decide(problem_of(optimized.imported, instead), optimized.imported, instead)
@@ -101,16 +101,17 @@ def note_what_surprises(
 
 def surprises(model: Path, optimized: "Optimized", options: "Options") -> Iterator[tuple[bool, str]]:
     """Yield what of a graph, or of its device, may surprise: whether it is a warning, and a sentence."""
-    if not options.device.computes_in(options.low):
-        yield False, f"{options.device.name} has no {options.low.value} arithmetic, so it cannot pay there."
-    refused = optimized.refused_by(options.device)
+    if not options.target.computes_in(options.low):
+        yield False, f"{options.target.name} has no {options.low.value} arithmetic, so it cannot pay there."
+    refused = optimized.refused_by(options.target)
     from campo_onnx.runtime.machine import DEFAULT
 
     op = optimized.imported.view.node[refused[0]].op.label if refused else ""
-    if refused and (options.device.runtime != DEFAULT or op != "BatchNormalization"):
+    runtime = options.target.runtime.name
+    if refused and (runtime != DEFAULT or op != "BatchNormalization"):
         yield (
             True,
-            f"{options.device.runtime} does not load this graph, in FP32 or mixed: it refuses {len(refused)} "
+            f"{runtime} does not load this graph, in FP32 or mixed: it refuses {len(refused)} "
             f"nodes, the first is {refused[0]!r} ({op}).",
         )
     elif refused:
@@ -126,9 +127,7 @@ def surprises(model: Path, optimized: "Optimized", options: "Options") -> Iterat
             f"{model} uses opset {optimized.imported.converted_from}: it was converted to opset "
             f"{optimized.imported.view.opset['']} by onnx's version converter, and is written at that.",
         )
-    if form := sentence_of_form(
-        optimized.imported.given or optimized.imported, options.device.runtime, model.name
-    ):
+    if form := sentence_of_form(optimized.imported.given or optimized.imported, runtime, model.name):
         yield False, form
     if optimized.imported.given is not None:
         from campo_onnx.planning.pipeline import fp32_us

@@ -292,25 +292,25 @@ def optimize(
         if report is not None:
             check_report(report)
     with (
-        opened_target(device, runtime, costs, profile=profile, store=store, execution=execution) as target,
+        opened_target(device, runtime, costs, profile=profile, store=store, execution=execution) as basis,
         cleaned_up(model, dim, wanted=simplify) as source,
     ):
         if verify:
-            check_verifiable(target.device)
+            check_verifiable(basis.target)
         options = Options(
-            device=target.device,
+            target=basis.target,
             lists=chosen_lists,
             strategy=strategy,
             margin_us=margin_us,
             pads=not no_pads,
             pad_threshold_us=pad_threshold_us,
             min_gain=min_gain,
-            low=low_precision(precision, target.device.runtime),
+            low=low_precision(precision, basis.target.runtime.name),
             keep_fp32=tuple(keep_fp32 or ()),
             flat_weights=flat_weights_finder(flat_weights),
             dims=dimensions(dim),
-            costs=target.costs,
-            evidence=target.evidence,
+            costs=basis.costs,
+            evidence=basis.evidence,
             ranges=ranges(value_range),
         )
         optimized, options, batches = planned(

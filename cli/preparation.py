@@ -92,7 +92,7 @@ def planned(
         batches = {path: read_feeds(path, view) for path in inputs}
         options = replace(options, ranges={**measured_ranges(view, [*batches.values()]), **options.ranges})
     if auto_precision:
-        with working(f"choosing a low precision for {model.name} on {options.device.name}"):
+        with working(f"choosing a low precision for {model.name} on {options.target.name}"):
             choice = choose_precision(imported, options)
         print_note(f"{choice.low.name} was chosen. {choice.why}")
         options = replace(options, low=choice.low)
@@ -108,6 +108,6 @@ def planned(
             safety = measure_safety(form, options, feeds, budget=budget, problem=problem, plan=plan)
         print_data_safety(safety, most_drift(options.low) if budget is None else budget)
         options, problem, plan = safety.applied_to(options), safety.problem, safety.plan
-    with working(f"planning {model.name} for {options.device.name}"):
+    with working(f"planning {model.name} for {options.target.name}"):
         problem = problem or problem_of(form, options)
         return apply(plan or decide(problem, form, options), problem, form), options, batches

@@ -81,7 +81,6 @@ def profile(
 
     Example: `campo-onnx profile bert.onnx -o bert.parquet --dim batch=8`
     """
-    from campo_onnx.hardware.detect import device_of
     from campo_onnx.ir.exporter import check_not_read
     from campo_onnx.ir.importer import check_model, import_model
     from campo_onnx.lowering.place import Place
@@ -92,6 +91,7 @@ def profile(
     from campo_onnx.measure.store import Store, default_path
     from campo_onnx.runtime.feeds import read_feeds, synthesize
     from campo_onnx.runtime.registry import machine, processor_for
+    from campo_onnx.targets.detect import target_of
 
     set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)
@@ -99,7 +99,7 @@ def profile(
     store = store or default_path()
     check_outputs({"--output": output}, {"MODEL": model, "--inputs": inputs, "--store": store}, force=force)
     here = machine(processor_for(device, runtime), threads, runtime)
-    figures = device_of(here)
+    target = target_of(here)
     sizes = dimensions(dim)
     imported = as_it_runs(import_model(model, sizes), Place.on(here), sizes)
     note_form(imported, here.runtime, model.name)
@@ -115,7 +115,7 @@ def profile(
                 imported,
                 feeds,
                 timer,
-                figures,
+                target,
                 steps=steps,
                 kernel_trace=kernel_trace is Use.AUTO,
                 counters=counters is Use.AUTO and here.is_gpu,

@@ -14,11 +14,11 @@ from .render.console import progressing, working
 
 if TYPE_CHECKING:
     from campo_onnx.bench.verify import Verification
-    from campo_onnx.hardware.device import Device
     from campo_onnx.planning.comparison import Comparison
     from campo_onnx.planning.options import Options
     from campo_onnx.planning.pipeline import Optimized
     from campo_onnx.runtime.feeds import Feeds
+    from campo_onnx.targets.target import Target
 
 REPAIRS = 3
 
@@ -73,8 +73,8 @@ def check_repairable(strategy: str, *, verify: bool) -> None:
         )
 
 
-def check_verifiable(device: "Device") -> None:
-    """Check that a device can be measured on this machine.
+def check_verifiable(target: "Target") -> None:
+    """Check that a target can be measured on this machine.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def check_verifiable(device: "Device") -> None:
     """
     from campo_onnx.costs.choose import this_machine
 
-    this_machine(device)
+    this_machine(target)
 
 
 def verified(
@@ -100,7 +100,7 @@ def verified(
     from campo_onnx.bench.verify import verify
     from campo_onnx.costs.choose import this_machine
 
-    machine = this_machine(options.device)
+    machine = this_machine(options.target)
     with progressing(f"measuring against fp32 on {machine.device}") as advance:
         measure = partial(
             bench, machine=machine, feeds=feeds, steps=steps, budget_s=budget_s, on_progress=advance
@@ -114,7 +114,7 @@ def measured_strategies(comparison: "Comparison", options: "Options", *, steps: 
     from campo_onnx.bench.verify import measured
     from campo_onnx.costs.choose import this_machine
 
-    machine = this_machine(options.device)
+    machine = this_machine(options.target)
     with progressing(f"measuring strategies on {machine.device}") as advance:
         measure = partial(bench, machine=machine, steps=steps, on_progress=advance)
         return measured(comparison, measure, options.dims)

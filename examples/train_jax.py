@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.export.jax import export_function
 from campo_onnx.runtime.registry import processor_for
@@ -55,7 +55,7 @@ def train(plan_for: str = "v100", steps: int = 20) -> list[float]:
     batch = {"x": jnp.zeros((ROWS, 64)), "y": jnp.zeros((ROWS, 8))}
     scalars = {"lr": jnp.zeros(()), "loss_scale": jnp.zeros(())}
     exported = export_function(step, {"param": first, "input": batch, **scalars})
-    mixed = optimize_model(exported, Options(device=device(plan_for), lists=oplists("campo")))
+    mixed = optimize_model(exported, Options(target=target(plan_for), lists=oplists("campo")))
     print(f"{len(mixed.plan.low_nodes)} of {len(mixed.plan.decisions)} nodes in {mixed.plan.low.value}")
     print(f"predicted for {plan_for}: {mixed.plan.speedup:.2f}x")
 

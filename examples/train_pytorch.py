@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import torch
 
-from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.export.torch import Adam, export_training_step
 from campo_onnx.runtime.registry import processor_for
@@ -41,7 +41,7 @@ def train(plan_for: str = "v100", steps: int = 20) -> list[float]:
         optimizer=Adam(),
         loss_scale=True,  # FP16 gradients need it
     )
-    mixed = optimize_model(step, Options(device=device(plan_for), lists=oplists("campo")))
+    mixed = optimize_model(step, Options(target=target(plan_for), lists=oplists("campo")))
     print(f"{len(mixed.plan.low_nodes)} of {len(mixed.plan.decisions)} nodes in {mixed.plan.low.value}")
     print(f"predicted for {plan_for}: {mixed.plan.speedup:.2f}x")
 

@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, parser
 
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import preset
@@ -27,6 +26,7 @@ from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Assignment, Problem
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import problem_of
+from campo_onnx.targets.target import target
 
 # The same examples every time, however long one takes: a test that fails on one machine fails on all.
 settings.register_profile(
@@ -147,7 +147,7 @@ def _asked(
     source: Path | ModelProto, precision: Precision, dims: Mapping[str, int] | None
 ) -> tuple[Imported, Problem]:
     imported = import_model(source, dims)
-    options = Options(device=device("h200"), lists=preset("campo"), low=precision)
+    options = Options(target=target("h200"), lists=preset("campo"), low=precision)
     return imported, replace(problem_of(imported, options), fixed={})
 
 

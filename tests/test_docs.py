@@ -29,7 +29,7 @@ import typer
 from campo_onnx.calibrate.calibration import Calibration, OpEntry, Scores
 from campo_onnx.calibrate.cast_model import CastModel, Knee
 from campo_onnx.calibrate.op_model import OpModel, TimeModel
-from campo_onnx.hardware.device import Device, Efficiency
+from campo_onnx.hardware.hardware import Efficiency, Hardware
 from campo_onnx.runtime.machine import Machine
 
 ROOT = Path(__file__).parent.parent
@@ -245,7 +245,7 @@ def test_the_page_of_devices_names_every_key():
         CastModel,
         Knee,
         Machine,
-        Device,
+        Hardware,
         Efficiency,
     ):
         keys |= {field.name for field in fields(value)}

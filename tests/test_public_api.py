@@ -89,7 +89,7 @@ def test_values_can_be_copied_and_sent_to_other_processes(copied):
         """<ir_version: 10, opset_import: ["": 20]> g (float[512, 512] x, float[512, 512] w)
            => (float[512, 512] y) { p = MatMul(x, w) e = Relu(p) y = MatMul(e, w) }"""
     )
-    options = campo_onnx.Options(device=campo_onnx.device("v100"), lists=campo_onnx.oplists("campo"))
+    options = campo_onnx.Options(target=campo_onnx.target("v100"), lists=campo_onnx.oplists("campo"))
     plan = campo_onnx.optimize_model(model, options).plan
     assert copied(options) == options
     assert copied(plan) == plan

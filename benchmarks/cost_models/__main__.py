@@ -40,7 +40,7 @@ from benchmarks.pages import arguments, made, publish
 from campo_onnx.calibrate.fit import PAPER_ACCURACY, Sample
 from campo_onnx.calibrate.samples import samples_of
 from campo_onnx.files import write_text
-from campo_onnx.hardware.detect import device_of
+from campo_onnx.targets.detect import target_of
 
 FEWEST = 250
 """Samples below which an operator is left out."""
@@ -65,7 +65,7 @@ def loaded(op: str, store: Path, work: Path) -> tuple[Pairs, Row | None]:
     pairs, found = ([], []), None
     if any(map(first.find, samples_of(op, replace(SAMPLING, count=10)))):  # drawing all shapes takes time
         signatures = samples_of(op, SAMPLING)
-        pairs = samples_in(signatures, first, device_of(first.machine))
+        pairs = samples_in(signatures, first, target_of(first.machine))
         found = noise(signatures, first, again)
     plain = [[{**asdict(s), "events": dict(s.events)} for s in part] for part in pairs]
     if len(pairs[1]) >= FEWEST:

@@ -20,11 +20,11 @@ from campo_onnx.calibrate.fit import (
     select,
 )
 from campo_onnx.calibrate.op_model import OpModel
-from campo_onnx.hardware.device import Device
 from campo_onnx.measure.events import events_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.timing import SHORTEST_US
+from campo_onnx.targets.target import Target
 
 SIZES = (8, 16, 32, 64, 128, 250, 500, 1000)
 _NEARLY = 0.9  # a few nodes are too short to be timed
@@ -44,7 +44,7 @@ Pairs: TypeAlias = tuple[list[Sample], list[Sample]]
 Row: TypeAlias = dict[str, Any]
 
 
-def samples_in(signatures: Sequence[Signature], timer: NodeTimer, device: Device) -> Pairs:
+def samples_in(signatures: Sequence[Signature], timer: NodeTimer, device: Target) -> Pairs:
     """What the store holds of an operator: samples to test with, and to fit with."""
     found: Pairs = ([], [])
     for i, signature in enumerate(signatures):

@@ -9,7 +9,7 @@ import onnx
 from onnx import ModelProto, TensorProto
 
 from benchmarks.evaluation.strategies import options_for
-from campo_onnx import device, oplists, optimize_model
+from campo_onnx import oplists, optimize_model, target
 from campo_onnx.checking.changes import Changes
 from campo_onnx.checking.context import predicted_us
 from campo_onnx.errors import CampoError
@@ -99,7 +99,7 @@ def _predict(graph: Path, mixed: Imported, low: frozenset[str], name: str) -> tu
 
     No more is asked of the mixed graph than its nodes' names: what it computes is checked elsewhere.
     """
-    options = options_for(device(name))
+    options = options_for(target(name))
     problem = optimize_model(graph, replace(options, strategy="fp32")).problem
     before, after = problem.view.node, mixed.view.node
     changes = Changes(
@@ -109,7 +109,7 @@ def _predict(graph: Path, mixed: Imported, low: frozenset[str], name: str) -> tu
         casts=tuple(node for node in mixed.view.nodes if node.op == _CAST and node.name not in before),
         paddings=(),
     )
-    return problem.costs.fp32_us, predicted_us(problem, changes, mixed.view, options.device)
+    return problem.costs.fp32_us, predicted_us(problem, changes, mixed.view, options.target)
 
 
 def _interface(model: ModelProto) -> list[list[tuple[str, bytes]]]:

@@ -13,7 +13,6 @@ from campo_onnx import optimize_model
 from campo_onnx.calibrate.fit import model_accuracy
 from campo_onnx.calibrate.samples import cast_samples
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.hardware.device import Device
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.one_node import standalone
 from campo_onnx.ops.facts import ports_of
@@ -21,6 +20,7 @@ from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
 from campo_onnx.optimize.problem import Problem
+from campo_onnx.targets.target import Target
 
 CAST = "Cast"
 OPERATORS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
@@ -34,11 +34,11 @@ Times = list[dict[str, Any]]
 """Distinct nodes: operator, how many there are, measured and predicted times."""
 
 
-def _problem(graph: Path, device: Device) -> Problem:
+def _problem(graph: Path, device: Target) -> Problem:
     return optimize_model(graph, replace(options_for(device), strategy="fp32")).problem
 
 
-def node_times(graph: Path, device: Device, bench: NodeTimer, on_progress: Progress) -> Times:
+def node_times(graph: Path, device: Target, bench: NodeTimer, on_progress: Progress) -> Times:
     """Time each distinct product and convolution of a graph in both precisions."""
     problem = _problem(graph, device)
     names: defaultdict[Signature, list[str]] = defaultdict(list)
@@ -62,7 +62,7 @@ def node_times(graph: Path, device: Device, bench: NodeTimer, on_progress: Progr
     return found
 
 
-def cast_times(graph: Path, device: Device, bench: NodeTimer, on_progress: Progress) -> Times:
+def cast_times(graph: Path, device: Target, bench: NodeTimer, on_progress: Progress) -> Times:
     """Time Casts in both directions over a sweep of sizes."""
     cast = _problem(graph, device).costs.cast
     found = []

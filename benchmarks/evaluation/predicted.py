@@ -17,7 +17,7 @@ from benchmarks.evaluation.strategies import (
     options_for,
 )
 from benchmarks.zoo import NOT_ON_RTX2080TI
-from campo_onnx import Plan, device, oplists, optimize_model
+from campo_onnx import Plan, oplists, optimize_model, target
 from campo_onnx.planning.comparison import ComparisonRow, compare
 
 Row = dict[str, Any]
@@ -27,7 +27,7 @@ Rows = Mapping[str, Row]
 
 def predict(graph: Path, device_name: str, labels: Collection[str]) -> dict[str, Row]:
     """Let the strategies plan a graph for a device."""
-    options = options_for(device(device_name))
+    options = options_for(target(device_name))
     compared = compare(graph, options)
     rows = {label_of(row.plan.strategy, row.plan.lists): row for row in compared.rows}
     unpadded_us = {}

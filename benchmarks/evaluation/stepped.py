@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.evaluation.strategies import FP32, PADDING, STRATEGIES, TF_AMP, decided, options_for
 from benchmarks.steps import Deadline
-from campo_onnx import Device, Options, Plan, oplists, optimize_model
+from campo_onnx import Options, Plan, Target, oplists, optimize_model
 from campo_onnx.bench.bench import bench
 from campo_onnx.bench.graphs import Graph
 from campo_onnx.bench.result import Outcome
@@ -40,7 +40,7 @@ class Effort:
 
 
 def candidates(
-    graph: Path, planned_for: Device, labels: Collection[str], calibrated: Path | None = None
+    graph: Path, planned_for: Target, labels: Collection[str], calibrated: Path | None = None
 ) -> tuple[Candidate, ...]:
     """Let the strategies plan a graph, and write their graphs; equal ones once.
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from campo_onnx.calibrate.calibration import Calibration
 from campo_onnx.calibrate.catalog import file_name, shipped_folder
 from campo_onnx.costs.evidence import CostSource, Evidence
-from campo_onnx.hardware.device import Device
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.planning.comparison import BASELINE, ROWS
 from campo_onnx.planning.options import Options
+from campo_onnx.targets.target import Target
 
 
 def label_of(strategy: str, lists: str) -> str:
@@ -30,11 +30,11 @@ PADDING = (CAMPO, OPTIMAL)
 """Those that zero-pad products for tensor cores."""
 
 
-def options_for(device: Device, calibrated: Path | None = None) -> Options:
+def options_for(device: Target, calibrated: Path | None = None) -> Options:
     """What is planned with on a device: a calibration, or public figures where there is none."""
     name = file_name(device.name, Precision.FP16)
     file = calibrated or shipped_folder().joinpath(name)
-    options = Options(device=device, lists=preset("campo"))
+    options = Options(target=device, lists=preset("campo"))
     if not file.is_file():
         return options
     evidence = Evidence(calibration=Calibration.from_json(file.read_text(encoding="utf-8"), name))

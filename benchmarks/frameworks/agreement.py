@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.frameworks.roles import LAYOUT, PRODUCT, Role, roles_of
 from benchmarks.pages import made, publish
-from campo_onnx import Options, Plan, Precision, device, oplists, optimize_model
+from campo_onnx import Options, Plan, Precision, oplists, optimize_model, target
 from campo_onnx.optimize.plan.plan import Decision
 from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.plan.report import report_of
@@ -83,7 +83,7 @@ class Agreement:
 
 def agreement(network: str, device_name: str, strategy: str) -> Agreement:
     """Plan one network in every framework's graph, and sort its nodes by role."""
-    options = Options(device=device(device_name), lists=oplists("campo"), strategy=strategy)
+    options = Options(target=target(device_name), lists=oplists("campo"), strategy=strategy)
     plans: dict[str, Plan] = {}
     found: dict[Role, dict[str, list[Decision]]] = defaultdict(lambda: defaultdict(list))
     for framework in FRAMEWORKS:

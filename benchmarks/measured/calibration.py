@@ -10,12 +10,12 @@ from campo_onnx.calibrate.catalog import file_name, make_folder, user_folder
 from campo_onnx.calibrate.run import Workload, calibrate, quick_workload
 from campo_onnx.errors import ProfileError
 from campo_onnx.files import write_text
-from campo_onnx.hardware.detect import device_of
-from campo_onnx.hardware.device import Device
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store, default_path
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.registry import machine
+from campo_onnx.targets.detect import target_of
+from campo_onnx.targets.target import Target
 
 QUICK_OPS = ("MatMul", "Conv", "Gemm", "Add", "Mul", "ConvTranspose", "Transpose", "ReduceSum", "Relu")
 """What the networks spend their time in; other operators take the general model."""
@@ -55,7 +55,7 @@ def calibrate_here(chosen: Workload, limit_s: float) -> str:
     if there := calibration_here():
         return there
     here, end_s = machine("cpu", runtime=RUNTIME), time.monotonic() + limit_s
-    figures = device_of(here)
+    figures = target_of(here)
 
     def advance(done: int, total: int) -> None:
         if time.monotonic() > end_s:
@@ -74,7 +74,7 @@ def calibrate_here(chosen: Workload, limit_s: float) -> str:
     return calibration_here()
 
 
-def _keep(made: Calibration, figures: Device) -> Path:
+def _keep(made: Calibration, figures: Target) -> Path:
     make_folder(user_folder())
     path = user_folder() / file_name(figures.name, Precision.BF16, runtime=RUNTIME)
     write_text(made.to_json(), path)

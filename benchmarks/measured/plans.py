@@ -15,8 +15,6 @@ from campo_onnx.calibrate.catalog import found_calibrations
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.files import write_text
-from campo_onnx.hardware.detect import resolve_device
-from campo_onnx.hardware.device import Device
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import CONVOLUTIONS_LOW, as_it_runs, lowered
@@ -27,6 +25,8 @@ from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.planning.pipeline import decide, problem_of
+from campo_onnx.targets.detect import resolve_target
+from campo_onnx.targets.target import Target
 
 Facts = dict[str, Any]
 
@@ -45,18 +45,17 @@ FEEDS = "feeds.safetensors"
 _DONE = "plans.json"
 
 
-def device_here() -> Device:
-    """The device of this machine, with OpenVINO on it."""
-    device, _ = resolve_device("auto", RUNTIME)
-    return device
+def target_here() -> Target:
+    """Describe this machine, with OpenVINO on it."""
+    target, _ = resolve_target("auto", RUNTIME)
+    return target
 
 
 def calibration_here() -> str:
     """Name the calibration that plans rest on; "" where there is none that fits."""
-    device = device_here()
     fitting = (
         f"{one.origin}, of {one.calibration.measured_at}"
-        for one in found_calibrations(device.name, Precision.BF16, runtime=RUNTIME)
+        for one in found_calibrations(target_here(), Precision.BF16)
         if not one.refusal
     )
     return next(fitting, "")
@@ -108,14 +107,14 @@ def prepare(name: str, graphs: Path, key: str, costs: str = "auto") -> None:
     feeds = first_state(module, model) | dict(zip(batch, values, strict=True))
     save_file({key: value.copy() for key, value in feeds.items()}, folder / FEEDS)
     export_model(model, folder / f"{EXPORTED}.onnx")
-    device = device_here()
-    plans = write_plans(form_for_all(import_model(model), device), device, costs, folder)
+    target = target_here()
+    plans = write_plans(form_for_all(import_model(model), target), target, costs, folder)
     write_text(json.dumps({"key": key, "plans": plans}, indent=1) + "\n", folder / _DONE)
 
 
-def form_for_all(imported: Imported, device: Device) -> Imported:
+def form_for_all(imported: Imported, target: Target) -> Imported:
     """Bring a step into the form in which convolutions may be low; its FP32 step is measured in it, too."""
-    place = Place(runtime=RUNTIME, processor=device.provider)
+    place = Place.of(target)
     first = as_it_runs(imported, place)
     try:
         return lowered(first, place, CONVOLUTIONS_LOW)
@@ -123,10 +122,10 @@ def form_for_all(imported: Imported, device: Device) -> Imported:
         return first
 
 
-def write_plans(imported: Imported, device: Device, costs: str, folder: Path) -> Facts:
+def write_plans(imported: Imported, target: Target, costs: str, folder: Path) -> Facts:
     """Plan a step in every way, write the graphs, and give figures of each plan by its name."""
     asked = Options(
-        device=device, lists=oplists("campo"), low=Precision.BF16, costs=CostSource(costs), pads=False
+        target=target, lists=oplists("campo"), low=Precision.BF16, costs=CostSource(costs), pads=False
     )
     problems: dict[str, Problem] = {}
     facts: Facts = {}

@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from benchmarks.models.case import Case
-from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.export.optimizers import Momentum
 from campo_onnx.runtime.api import LoadSettings
@@ -268,10 +268,10 @@ def _length(value: NDArray[Any]) -> float:
 
 def _planned(model: onnx.ModelProto, feeds: Arrays, out: Arrays, here: Machine) -> dict[str, Any]:
     """Plan the step, and see how far one as low as torch's autocast has it drifts from FP32."""
-    options = Options(device=device(PLANNED_FOR), lists=oplists("campo"))
+    options = Options(target=target(PLANNED_FOR), lists=oplists("campo"))
     plan = optimize_model(model, options).plan
     amp = optimize_model(
-        model, Options(device=device(PLANNED_FOR), lists=oplists("pytorch"), strategy="torch-amp")
+        model, Options(target=target(PLANNED_FOR), lists=oplists("pytorch"), strategy="torch-amp")
     )
     mixed = run(emulate(amp.model), feeds | {"loss_scale": np.array(_LOSS_SCALE, np.float32)}, here)
     names = [name for name in out if name.startswith("grad.")]

@@ -10,7 +10,7 @@ import onnx
 
 from benchmarks.population import ALL_FP16, BY_LISTS, DEVICES, OPTIMAL, PLANNED, UNPADDED, Row
 from benchmarks.population.networks import Network, network
-from campo_onnx import Options, device, oplists
+from campo_onnx import Options, oplists, target
 from campo_onnx.bench.bench import bench
 from campo_onnx.bench.graphs import read_graphs
 from campo_onnx.costs.estimated import estimate
@@ -117,13 +117,13 @@ class Questions:
         """Make the options of a strategy for a device."""
         chosen = OPTIMAL if strategy == UNPADDED else strategy
         lists = oplists(lists_of(strategy))
-        return Options(device=device(name), lists=lists, strategy=chosen, pads=strategy != UNPADDED)
+        return Options(target=target(name), lists=lists, strategy=chosen, pads=strategy != UNPADDED)
 
     def problem(self, lists: str, name: str) -> Problem:
         """Find the problem under some lists for a device."""
-        first, asked = self._first.get(lists), device(name)
+        first, asked = self._first.get(lists), target(name)
         if first is None:
-            options = Options(device=asked, lists=oplists(lists))
+            options = Options(target=asked, lists=oplists(lists))
             self._first[lists] = self._by_device[lists, name] = problem_of(self._imported, options)
         elif (lists, name) not in self._by_device:
             costs = estimate(first.view, first.ports, asked, first.low)

@@ -164,7 +164,7 @@ def _replanned(attempt: Attempt, options: Options) -> tuple[Problem, Plan]:
     problem, plan = attempt.optimized.problem, attempt.optimized.plan
     if problem.costs.source not in (CostSource.MEASURE, CostSource.SCALED):
         costs = costs_for(
-            problem.view, problem.ports, options.device, options.low, CostSource.MEASURE, options.evidence
+            problem.view, problem.ports, options.target, options.low, CostSource.MEASURE, options.evidence
         )
         problem = replace(problem, costs=costs)
         plan = decide(problem, attempt.optimized.imported, options)

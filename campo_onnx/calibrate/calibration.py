@@ -1,4 +1,4 @@
-"""A calibration: everything learned about one device, in one readable file that can be shipped."""
+"""A calibration: everything learned about one target, in one readable file that can be shipped."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,13 +8,14 @@ from types import MappingProxyType
 
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel
-from campo_onnx.codec import Format
+from campo_onnx.codec import Document, Format
 from campo_onnx.errors import ProfileError
-from campo_onnx.hardware.device import Device
+from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.measure.events import EVENTS, STATIC_EVENTS
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.machine import Machine
+from campo_onnx.targets.target import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +92,14 @@ class OpEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Cost models of one device in one precision.
+    """Cost models of one target in one precision.
 
     Parameters
     ----------
     machine
         Where and with what software it was measured.
-    device
-        Figures of the device.
+    hardware
+        Figures of the processor.
     precision
         The low precision.
     execution
@@ -122,7 +123,7 @@ class Calibration:
     """
 
     machine: Machine
-    device: Device
+    hardware: Hardware
     precision: Precision
     execution: Execution
     cast: CastModel
@@ -143,6 +144,12 @@ class Calibration:
         _check_events([*(entry.time for entry in self.entries), self.general_time], STATIC_EVENTS)
         _check_events([*(entry.model for entry in self.entries), self.general], (*EVENTS, TIME))
         object.__setattr__(self, "failures", MappingProxyType(dict(self.failures)))
+
+    @property
+    def target(self) -> Target:
+        """The target that it describes."""
+        target = Target.of(self.hardware, self.machine.runtime)
+        return target.captured if self.execution is Execution.GRAPH else target
 
     @property
     def score(self) -> float | None:
@@ -185,12 +192,21 @@ def _check_events(models: Sequence[OpModel | TimeModel], known: Sequence[str]) -
             raise ValueError(f"unknown event {name!r}")
 
 
+def _of_version_1(document: Document) -> Document:
+    """Take of a device what is its hardware; what its runtime adds comes from the runtime's folder."""
+    device = {name: value for name, value in document.pop("device").items() if name not in _OF_RUNTIMES}
+    return {**document, "hardware": {"processor": device.pop("provider"), **device}}
+
+
+_OF_RUNTIMES = frozenset({"kind", "tf32_default", "launch_us", "host_us", "captures", "runtime"})
+
 FORMAT = Format(
     holds=Calibration,
     noun="calibration",
     kind="campo-onnx calibration",
-    version=1,
+    version=2,
     rows=("entries",),
+    older={1: _of_version_1},
     error=ProfileError,
     remedy="Make it again with campo-onnx calibrate.",
 )

@@ -16,6 +16,7 @@ from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.machine import DEFAULT, Machine, cores
 from campo_onnx.runtime.registry import machine, runtime_called
+from campo_onnx.targets.target import Target
 
 
 class Origin(StrEnum):
@@ -68,27 +69,24 @@ def shipped_folder() -> Traversable:
     return resources.files("campo_onnx.calibrate").joinpath("data", "calibrations")
 
 
-def file_name(
-    device: str, precision: Precision, execution: Execution = Execution.STREAM, runtime: str = DEFAULT
-) -> str:
-    """Name of the calibration file of a device, with a runtime on it."""
+def file_name(target: Target, precision: Precision, execution: Execution = Execution.STREAM) -> str:
+    """Name of the calibration file of a target."""
+    runtime = "" if target.runtime.name == DEFAULT else f"-{target.runtime.name}"
     captured = "-graph" if execution is Execution.GRAPH else ""
-    return f"{device}{'' if runtime == DEFAULT else f'-{runtime}'}-{precision.value}{captured}.json"
+    return f"{target.name}{runtime}-{precision.value}{captured}.json"
 
 
 def found_calibrations(
-    device: str, precision: Precision, *, runtime: str = DEFAULT, shipped: Traversable | None = None
+    target: Target, precision: Precision, *, shipped: Traversable | None = None
 ) -> Iterator[Found]:
-    """Yield the calibrations of a device whose nodes run one after another, this user's first.
+    """Yield the calibrations of a target whose nodes run one after another, this user's first.
 
     Parameters
     ----------
-    device
-        Its name.
+    target
+        The target.
     precision
         The low precision.
-    runtime
-        Name of the runtime.
     shipped
         Where shipped calibrations lie; None takes :func:`shipped_folder`.
 
@@ -99,12 +97,12 @@ def found_calibrations(
     UsageError
         If a file may not be read.
     """
-    name = file_name(device, precision, runtime=runtime)
+    name = file_name(target, precision)
     own = user_folder() / name
     if os.path.lexists(own):
         files.check_file(own, title=f"the calibration {own}", remedy="Remove the link.")
         calibration = load_calibration(own)
-        refusal = _misfit(calibration, device) or doubt(calibration)
+        refusal = _misfit(calibration, target.name) or doubt(calibration)
         yield Found(calibration=calibration, origin=Origin.HERE, file=str(own), refusal=refusal)
     file = (shipped or shipped_folder()).joinpath(name)
     if file.is_file():
@@ -129,8 +127,8 @@ def _misfit(calibration: Calibration, device: str) -> str:
     runtime = runtime_called(made.runtime)
     if problem := runtime.problem("cpu"):
         return problem
-    if calibration.device.name != device:
-        return f"it is of {calibration.device.name}"
+    if calibration.hardware.name != device:
+        return f"it is of {calibration.hardware.name}"
     if made.is_gpu:
         if runtime.problem("cuda"):
             return ""

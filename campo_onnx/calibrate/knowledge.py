@@ -7,12 +7,13 @@ from typing import Any
 from campo_onnx.calibrate.catalog import Found, found_calibrations
 from campo_onnx.codec import to_plain
 from campo_onnx.errors import CampoError
-from campo_onnx.hardware.datasheet import Assumption, assumptions, devices, matching
-from campo_onnx.hardware.device import Device
+from campo_onnx.hardware.datasheet import devices, matching
+from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.measure.store import Store
-from campo_onnx.ops.precision import low_precisions
+from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.runtime.machine import cpu_name
 from campo_onnx.runtime.registry import runtimes
+from campo_onnx.targets.target import Target
 
 FORMAT_VERSION = 1
 """Version of the JSON document."""
@@ -24,10 +25,8 @@ class Knowledge:
 
     Parameters
     ----------
-    device
-        Its public figures.
-    assumptions
-        Figures that no data sheet states.
+    target
+        Its public figures, with ONNX Runtime on it.
     calibrations
         Those that are found by its name.
     timings
@@ -36,8 +35,7 @@ class Knowledge:
         Calibrations that are there and cannot be read.
     """
 
-    device: Device
-    assumptions: tuple[Assumption, ...]
+    target: Target
     calibrations: tuple[Found, ...]
     timings: int
     problems: tuple[str, ...] = ()
@@ -45,8 +43,15 @@ class Knowledge:
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values; of calibrations, what they are and how good."""
         return {
-            **to_plain(self.device),
-            "assumptions": to_plain(self.assumptions),
+            **to_plain(self.target.hardware),
+            "kind": "datasheet",
+            "provider": self.target.hardware.processor,
+            "launch_us": self.target.launch_us,
+            "host_us": self.target.host_us,
+            "tf32_default": self.target.tensor_flops_per_s(Precision.FP32) is not None,
+            "captures": self.target.captures,
+            "runtime": self.target.runtime.name,
+            "assumptions": to_plain(self.target.assumptions),
             "calibrations": [_calibration_facts(found) for found in self.calibrations],
             "timings": self.timings,
             "problems": list(self.problems),
@@ -70,24 +75,23 @@ def known_devices(store: Store | None) -> Iterator[Knowledge]:
             match = matching(title)
             name = match.name if match is not None else ""
         timings[name] = timings.get(name, 0) + count
-    for device in devices().values():
-        calibrations, problems = _calibrations(device.name)
+    for hardware in devices().values():
+        calibrations, problems = _calibrations(hardware)
         yield Knowledge(
-            device=device,
-            assumptions=assumptions(device.name),
+            target=Target.of(hardware),
             calibrations=calibrations,
-            timings=timings.get(device.name, 0),
+            timings=timings.get(hardware.name, 0),
             problems=problems,
         )
 
 
-def _calibrations(name: str) -> tuple[tuple[Found, ...], tuple[str, ...]]:
+def _calibrations(hardware: Hardware) -> tuple[tuple[Found, ...], tuple[str, ...]]:
     found: list[Found] = []
     problems = []
     for precision in low_precisions():
         try:
             for runtime in runtimes():
-                found += found_calibrations(name, precision, runtime=runtime.name)
+                found += found_calibrations(Target.of(hardware, runtime), precision)
         except CampoError as error:  # one bad file hides no other device
             problems.append(str(error))
     return tuple(found), tuple(problems)

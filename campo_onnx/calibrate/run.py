@@ -25,8 +25,7 @@ from campo_onnx.calibrate.layers import QUICK_OPS, SAMPLED_OPS
 from campo_onnx.calibrate.op_model import OpModel, TimeModel
 from campo_onnx.calibrate.samples import Sampling, cast_samples, samples_of
 from campo_onnx.errors import ProfileError, UnsupportedModelError
-from campo_onnx.hardware.device import Device, DeviceKind
-from campo_onnx.hardware.roofline import node_time
+from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.measure.counters import Counted
 from campo_onnx.measure.events import events_of, static_events
 from campo_onnx.measure.node_timer import VIEW_NODE, NodeTimer, NotStoredError
@@ -38,6 +37,8 @@ from campo_onnx.runtime.api import Support
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import runtime_called
 from campo_onnx.runtime.timing import SHORTEST_US
+from campo_onnx.targets.roofline import node_time
+from campo_onnx.targets.target import Target
 
 _CASTS = "Cast"
 _NEWER_OPSET = 22
@@ -110,7 +111,7 @@ class _Pair:
 def calibrate(
     workload: Workload,
     timer: NodeTimer,
-    device: Device,
+    target: Target,
     precision: Precision,
     on_progress: Callable[[int, int], None] | None = None,
     read_counters: Callable[[Iterable[Signature], NodeTimer], Counted] | None = None,
@@ -123,8 +124,8 @@ def calibrate(
         What to measure.
     timer
         Where, and the store.
-    device
-        Figures of the machine.
+    target
+        The machine as plans see it.
     precision
         The low precision.
     on_progress
@@ -141,7 +142,7 @@ def calibrate(
     drawn = {
         op: tuple(
             typed(signature, precision)
-            for signature in samples_of(op, workload.sampling, grouped=_takes_any_size(device))
+            for signature in samples_of(op, workload.sampling, grouped=_takes_any_size(target.hardware))
         )
         for op in workload.ops
     }
@@ -170,7 +171,7 @@ def calibrate(
                 failures[op] = f"{where} has no {precision.value} kernel"
                 continue
             try:
-                pair = _measure(signature, precision, device, time_us)
+                pair = _measure(signature, precision, target.hardware, time_us)
             except NotStoredError:
                 missing[op] += 1
                 continue
@@ -178,17 +179,17 @@ def calibrate(
                 failures.setdefault(op, str(error))
                 continue
             if pair is not None:
-                group = (op, takes_tensor_cores(signature, device, precision))
+                group = (op, takes_tensor_cores(signature, target.hardware, precision))
                 pairs.setdefault(group, []).append(pair)
     totals = {_CASTS: len(casts)} | {op: len(signatures) for op, signatures in drawn.items()}
     failures = {op: f"{n} of {totals[op]} are not in the store" for op, n in missing.items() if n} | failures
     counters_refusal = ""
     if read_counters is not None:
         pairs, counters_refusal = _counted(pairs, timer, read_counters)
-    entries, general, general_time = _fit(pairs, device, precision, failures)
+    entries, general, general_time = _fit(pairs, target, precision, failures)
     return Calibration(
         machine=timer.machine,
-        device=replace(device, kind=DeviceKind.CALIBRATED),
+        hardware=target.hardware,
         precision=precision,
         execution=timer.execution,
         cast=cast,
@@ -230,21 +231,21 @@ def _too_little(why: str) -> ProfileError:
     )
 
 
-def takes_tensor_cores(signature: Signature, device: Device, precision: Precision) -> bool:
+def takes_tensor_cores(signature: Signature, hardware: Hardware, precision: Precision) -> bool:
     """Whether tensor cores take all matrix products of a node in the low precision, unpadded.
 
     Where they take any size, as a CPU's BF16 units do, kernels differ for grouped convolutions instead.
     """
     gemms = work_of(signature).gemms
-    if not gemms or device.tensor_flops_per_s(precision) is None:
+    if not gemms or hardware.tensor_flops_per_s(precision) is None:
         return False
-    if _takes_any_size(device):
+    if _takes_any_size(hardware):
         return bool(signature.attribute("group", 1) == 1)
     return all(gemm.is_aligned() for gemm in gemms)
 
 
-def _takes_any_size(device: Device) -> bool:
-    return device.efficiency.unaligned == 1.0
+def _takes_any_size(hardware: Hardware) -> bool:
+    return hardware.efficiency.unaligned == 1.0
 
 
 def typed(signature: Signature, precision: Precision) -> Signature:
@@ -264,7 +265,7 @@ def typed(signature: Signature, precision: Precision) -> Signature:
 
 
 def _measure(
-    signature: Signature, precision: Precision, device: Device, time_us: Callable[[Signature], float]
+    signature: Signature, precision: Precision, hardware: Hardware, time_us: Callable[[Signature], float]
 ) -> _Pair | None:
     """Both times of a node; None when it is too short to be told from noise."""
     ports = ports_of(signature, precision)
@@ -277,7 +278,7 @@ def _measure(
     low_us, fp32_us = time_us(low), time_us(signature)  # the one that may be refused comes first
     if fp32_us <= SHORTEST_US or low_us <= SHORTEST_US:
         return None
-    events = events_of(signature, fp32_us, device)
+    events = events_of(signature, fp32_us, hardware)
     return _Pair(signature=signature, sample=Sample(fp32_us=fp32_us, low_us=low_us, events=events))
 
 
@@ -309,7 +310,7 @@ def _fit_casts(measured: Sequence[tuple[int, float]]) -> tuple[CastModel, float,
 
 def _fit(
     pairs: Mapping[tuple[str, bool], list[_Pair]],
-    device: Device,
+    target: Target,
     precision: Precision,
     failures: dict[str, str],
 ) -> tuple[tuple[OpEntry, ...], OpModel, TimeModel]:
@@ -321,7 +322,7 @@ def _fit(
         raise ProfileError(
             "nothing could be calibrated", why=why, remedy="Choose other operators with --ops."
         )
-    general_time = _fit_time(everything, device)
+    general_time = _fit_time(everything, target.hardware)
     entries = []
     for (op, on_tensor_cores), (fitted, kept) in halves.items():
         best = fit_best([pair.sample for pair in fitted])
@@ -329,7 +330,7 @@ def _fit(
             where = " on tensor cores" if on_tensor_cores else ""
             failures.setdefault(op, f"only {len(fitted)} shapes to fit{where}")
             continue
-        time, tests = _fit_time(fitted, device), [pair.sample for pair in kept]
+        time, tests = _fit_time(fitted, target.hardware), [pair.sample for pair in kept]
         with_counters, counters_score = _fit_counted(fitted, kept)
         scores = Scores(
             shapes=len(kept),
@@ -337,10 +338,11 @@ def _fit(
             by_method={name: accuracy(model, tests) for name, model in best.by_method.items()},
             general=accuracy(general.model, tests),
             roofline=model_accuracy(
-                [_roofline_us(p.signature, device, precision) for p in kept], [s.low_us for s in tests]
+                [_roofline_us(p.signature, target, precision) for p in kept], [s.low_us for s in tests]
             ),
             fp32=model_accuracy(
-                [time.fp32_us(static_events(p.signature, device)) for p in kept], [s.fp32_us for s in tests]
+                [time.fp32_us(static_events(p.signature, target.hardware)) for p in kept],
+                [s.fp32_us for s in tests],
             ),
             with_counters=counters_score,
         )
@@ -371,10 +373,10 @@ def _fit_counted(fitted: Sequence[_Pair], kept: Sequence[_Pair]) -> tuple[OpMode
     return (best.model, accuracy(best.model, samples(kept))) if best is not None else (None, None)
 
 
-def _fit_time(pairs: Sequence[_Pair], device: Device) -> TimeModel:
-    events = [static_events(pair.signature, device) for pair in pairs]
+def _fit_time(pairs: Sequence[_Pair], hardware: Hardware) -> TimeModel:
+    events = [static_events(pair.signature, hardware) for pair in pairs]
     return fit_time(events, [pair.sample.fp32_us for pair in pairs])
 
 
-def _roofline_us(signature: Signature, device: Device, precision: Precision) -> float:
-    return node_time(signature, ports_of(signature, precision), device, precision).time_us
+def _roofline_us(signature: Signature, target: Target, precision: Precision) -> float:
+    return node_time(signature, ports_of(signature, precision), target, precision).time_us

@@ -60,8 +60,8 @@ def check(mixed: str | Path, against: str | Path, policy: Policy, *, name: str =
     others = (Verdict(rule=rule.name, finding=_strict(rule.check(context), policy)) for rule in RULES)
     return verdicts_of(
         verdicts=(valid, *others),
-        device=context.device.name,
-        captured=context.device.captures,
+        device=context.target.name,
+        captured=context.target.captures,
         costs=context.problem.costs.source,
     )
 

@@ -10,9 +10,6 @@ from campo_onnx.checking.policy import Policy
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.files import read_bytes as read_file
 from campo_onnx.hardware.datasheet import devices
-from campo_onnx.hardware.detect import resolve_device
-from campo_onnx.hardware.device import Device
-from campo_onnx.hardware.roofline import copy_us, node_time
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.lowering.place import Place
@@ -26,6 +23,9 @@ from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import problem_of
 from campo_onnx.runtime.api import LoadSettings
 from campo_onnx.runtime.registry import load, machine
+from campo_onnx.targets.detect import resolve_target
+from campo_onnx.targets.roofline import copy_us, node_time
+from campo_onnx.targets.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,8 @@ class CheckContext:
         What was changed.
     problem
         Classes and costs of the FP32 graph.
-    device
-        The device that costs are for.
+    target
+        What costs are for.
     plan
         The committed plan, or None.
     policy
@@ -70,7 +70,7 @@ class CheckContext:
     mixed: Imported
     changes: Changes
     problem: Problem
-    device: Device
+    target: Target
     plan: Plan | None
     policy: Policy
     ranges: Mapping[str, DeclaredRange]
@@ -78,7 +78,7 @@ class CheckContext:
     @cached_property
     def step_us(self) -> float:
         """Predicted step of the mixed graph."""
-        return predicted_us(self.problem, self.changes, self.mixed.view, self.device)
+        return predicted_us(self.problem, self.changes, self.mixed.view, self.target)
 
     @property
     def fp32_us(self) -> float:
@@ -103,7 +103,7 @@ class CheckContext:
         changes = changes_between(self.fp32, planned, title="the baseline", with_weights=False)
         return Baseline(
             casts=len(changes.casts),
-            step_us=predicted_us(self.problem, changes, planned.view, self.device),
+            step_us=predicted_us(self.problem, changes, planned.view, self.target),
         )
 
     @cached_property
@@ -134,13 +134,13 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
     """
     plan = None if policy.baseline is None else _read_plan(policy.baseline)
     if mixed.view.opset.get("", 0) > fp32.view.opset.get("", 0):
-        fp32 = _as_planned(fp32, _device_of(plan, mixed), policy)
+        fp32 = _as_planned(fp32, _target_of(plan, mixed), policy)
     changes = changes_between(fp32, mixed, title=title)
-    device = _as_it_runs(policy.device or _device_of(plan, mixed), plan, mixed)
+    target = _as_it_runs(policy.target or _target_of(plan, mixed), plan, mixed)
     relied_on = plan.ranges if plan is not None and plan.digest == fp32.digest else {}
     ranges = {**relied_on, **policy.ranges}
     options = Options(
-        device=device,
+        target=target,
         lists=policy.lists,
         low=changes.low,
         keep_fp32=policy.keep_fp32,
@@ -152,34 +152,34 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
         mixed=mixed,
         changes=changes,
         problem=problem_of(fp32, options),
-        device=device,
+        target=target,
         plan=plan,
         policy=policy,
         ranges=ranges,
     )
 
 
-def _as_planned(fp32: Imported, device: Device, policy: Policy) -> Imported:
+def _as_planned(fp32: Imported, target: Target, policy: Policy) -> Imported:
     """Bring the FP32 graph into the form of which BF16 plans with convolutions are made."""
-    place = Place(runtime=device.runtime, processor=device.provider)
+    place = Place.of(target)
     try:
         return lowered(fp32, place, CONVOLUTIONS_LOW, policy.dims)
     except UnsupportedModelError:
         return fp32
 
 
-def _device_of(plan: Plan | None, mixed: Imported) -> Device:
-    """The device that the plan, or else the mixed graph, was made for, if its figures are known."""
+def _target_of(plan: Plan | None, mixed: Imported) -> Target:
+    """The target that the plan, or else the mixed graph, was made for, if its figures are known."""
     named = (made.device for made in (plan, mixed.stamp) if made is not None)
     name = next((name for name in named if name in devices()), "auto")
-    return resolve_device(name)[0]
+    return resolve_target(name)[0]
 
 
-def _as_it_runs(device: Device, plan: Plan | None, mixed: Imported) -> Device:
-    """The device, running the step as it was planned to run: the baseline says it, else the mixed file."""
+def _as_it_runs(target: Target, plan: Plan | None, mixed: Imported) -> Target:
+    """The target, running the step as it was planned to run: the baseline says it, else the mixed file."""
     made = next((known for known in (plan, mixed.stamp) if known is not None), None)
-    is_captured = made is not None and made.captured and device.is_gpu
-    return device.captured if is_captured else device
+    is_captured = made is not None and made.captured and target.can_capture
+    return target.captured if is_captured else target
 
 
 def _read_plan(path: Path) -> Plan:
@@ -214,7 +214,7 @@ def _load_error(imported: Imported) -> str:
     return ""
 
 
-def predicted_us(problem: Problem, changes: Changes, mixed: GraphView, device: Device) -> float:
+def predicted_us(problem: Problem, changes: Changes, mixed: GraphView, target: Target) -> float:
     """Predict the step of a mixed graph as it stands, whoever wrote it.
 
     Every node counts in its precision, and so does every Cast, Pad and Slice, shared or not. For a
@@ -228,27 +228,27 @@ def predicted_us(problem: Problem, changes: Changes, mixed: GraphView, device: D
         What was changed in it.
     mixed
         The mixed graph.
-    device
-        The device that the costs are for.
+    target
+        What the costs are for.
     """
     costs = problem.costs
     nodes_us = 0.0
     for name, cost in costs.nodes.items():
         if name in changes.low_nodes:
-            nodes_us += cost.low_us * _padding_factor(name, problem, mixed, device)
+            nodes_us += cost.low_us * _padding_factor(name, problem, mixed, target)
         elif name not in changes.removed:
             nodes_us += cost.fp32_us
     casts_us = sum(costs.cast.cast_us(mixed.tensors[cast.inputs[0]].elements or 0) for cast in changes.casts)
     paddings_us = 0.0
     for node in changes.paddings:
-        source, target = (mixed.tensors[t].nbytes for t in (node.inputs[0], node.outputs[0]))
+        source, written = (mixed.tensors[t].nbytes for t in (node.inputs[0], node.outputs[0]))
         # A Slice reads only what it keeps.
-        read_bytes = target if node.op == OpKey("", "Slice") else source
-        paddings_us += copy_us(read_bytes + target, device)
+        read_bytes = written if node.op == OpKey("", "Slice") else source
+        paddings_us += copy_us(read_bytes + written, target)
     return nodes_us + casts_us + paddings_us
 
 
-def _padding_factor(name: str, problem: Problem, mixed: GraphView, device: Device) -> float:
+def _padding_factor(name: str, problem: Problem, mixed: GraphView, target: Target) -> float:
     """Time of a padded product over its time without padding; 1 for a node that was not padded."""
     node, now = problem.view.node[name], mixed.node[name]
     sizes = [(problem.view.shape(a), mixed.shape(b)) for a, b in zip(node.inputs, now.inputs, strict=True)]
@@ -256,5 +256,5 @@ def _padding_factor(name: str, problem: Problem, mixed: GraphView, device: Devic
     if all(before == after for before, after in sizes):
         return 1.0
     ports = problem.ports[name]
-    kernel_us = node_time(problem.view.signature(name), ports, device, problem.low).time_us
-    return node_time(mixed.signature(name), ports, device, problem.low).time_us / kernel_us
+    kernel_us = node_time(problem.view.signature(name), ports, target, problem.low).time_us
+    return node_time(mixed.signature(name), ports, target, problem.low).time_us / kernel_us

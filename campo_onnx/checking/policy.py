@@ -12,11 +12,11 @@ from typing import Any
 from campo_onnx.codec import DecodeError, from_plain, from_toml
 from campo_onnx.errors import UsageError
 from campo_onnx.files import read_bytes
-from campo_onnx.hardware.datasheet import device as device_called
-from campo_onnx.hardware.device import Device
 from campo_onnx.optimize.lists.list_file import resolve
 from campo_onnx.optimize.lists.oplists import OpLists, preset
 from campo_onnx.optimize.values.ranges import DeclaredRange
+from campo_onnx.targets.target import Target
+from campo_onnx.targets.target import target as target_called
 
 DEFAULT_MIN_SPEEDUP = 1.0
 
@@ -36,8 +36,8 @@ class Policy:
         Most Casts that may be inserted; None sets no limit of its own.
     baseline
         A committed plan; the graph may have neither more casts nor a slower step.
-    device
-        The device that the step is predicted for; None takes the baseline's, else the one that the mixed
+    target
+        What the step is predicted for; None takes the baseline's, else the one that the mixed
         file was made for (a file that was edited since does not say), else what ``auto`` finds.
     lists
         Op lists that say which operators are deny.
@@ -58,7 +58,7 @@ class Policy:
     min_speedup: float = DEFAULT_MIN_SPEEDUP
     max_casts: int | None = None
     baseline: Path | None = None
-    device: Device | None = None
+    target: Target | None = None
     lists: OpLists = field(default_factory=lambda: preset("campo"))
     keep_fp32: tuple[str, ...] = ()
     dims: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -195,7 +195,7 @@ def _limits(folder: Path, graph: _Graph, defaults: _Limits) -> dict[str, Any]:
         if value is not None:
             limits[limit.name] = value
     if "device" in limits:
-        limits["device"] = device_called(limits["device"])
+        limits["target"] = target_called(limits.pop("device"))
     if "lists" in limits:
         beside = folder / limits["lists"]
         is_file = os.path.lexists(beside) and not os.path.isdir(beside)

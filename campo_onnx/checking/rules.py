@@ -95,7 +95,7 @@ def step(context: CheckContext) -> Finding:
     if context.baseline is None:
         return _without_baseline(context, "the policy names no baseline")
     now_us, then_us = context.step_us, context.baseline.step_us
-    reason = f"predicted {now_us:,.1f} us on {context.device.name}; the baseline takes {then_us:,.1f} us"
+    reason = f"predicted {now_us:,.1f} us on {context.target.name}; the baseline takes {then_us:,.1f} us"
     finding = passed if now_us <= then_us * (1 + _ROUNDING) else failed
     return finding(reason, value=now_us, limit=then_us)
 
@@ -105,7 +105,7 @@ def gain(context: CheckContext) -> Finding:
     limit = context.policy.min_speedup
     speedup = context.fp32_us / context.step_us if context.step_us else 1.0
     reason = (
-        f"predicted {speedup:.3g}x on {context.device.name} "
+        f"predicted {speedup:.3g}x on {context.target.name} "
         f"({context.fp32_us:,.1f} us -> {context.step_us:,.1f} us); {limit:g}x is required"
     )
     if speedup >= limit * (1 - _ROUNDING):
@@ -119,7 +119,7 @@ def _other_prediction(context: CheckContext) -> str:
     if made is None or made.fp32_us is None or not made.predicted_us:
         return ""
     then = made.fp32_us / made.predicted_us
-    if made.device != context.device.name or then < context.policy.min_speedup:
+    if made.device != context.target.name or then < context.policy.min_speedup:
         return ""
     return (
         f"; the plan that made it predicted {then:.3g}x, from measured times or by another version of "

@@ -12,8 +12,6 @@ from campo_onnx.costs.predicted import CostModel
 from campo_onnx.costs.table import CostTable
 from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, UsageError
 from campo_onnx.hardware import datasheet
-from campo_onnx.hardware.detect import ROUGH_CPUS, device_of
-from campo_onnx.hardware.device import Device
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
@@ -21,6 +19,8 @@ from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.machine import DEFAULT, Machine
 from campo_onnx.runtime.registry import machine, processor_for
+from campo_onnx.targets.detect import ROUGH_CPUS, target_of
+from campo_onnx.targets.target import Target
 
 if TYPE_CHECKING:  # it needs polars, which a slim install has not
     from campo_onnx.measure.profile import Profile
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # it needs polars, which a slim install has not
 def costs_for(
     view: GraphView,
     ports: Mapping[str, Ports],
-    device: Device,
+    target: Target,
     precision: Precision,
     source: CostSource = CostSource.DATASHEET,
     evidence: Evidence | None = None,
@@ -42,7 +42,7 @@ def costs_for(
         The graph.
     ports
         For every node, the tensors that change precision with it.
-    device
+    target
         Where it is to run.
     precision
         The low precision.
@@ -66,31 +66,27 @@ def costs_for(
     """
     known = evidence or Evidence()
     if source is CostSource.DATASHEET:
-        return estimate(view, ports, device, precision)
-    calibration = known.calibration or _found(device, precision, source)
+        return estimate(view, ports, target, precision)
+    calibration = known.calibration or _found(target, precision, source)
     wants_model = source is CostSource.AUTO and (calibration is not None or known.profile is not None)
     if source is CostSource.MODEL or wants_model:
-        return _modelled(view, ports, device, precision, calibration, known.profile)
-    if source is CostSource.AUTO and not is_here(device):
-        return estimate(view, ports, device, precision)
-    here = this_machine(device, known.threads)
+        return _modelled(view, ports, target, precision, calibration, known.profile)
+    if source is CostSource.AUTO and not is_here(target):
+        return estimate(view, ports, target, precision)
+    here = this_machine(target, known.threads)
     if known.store is not None:
         return measured_costs(
-            view, ports, device, precision, NodeTimer(machine=here, store=known.store), known.on_progress
+            view, ports, target, precision, NodeTimer(machine=here, store=known.store), known.on_progress
         )
     with Store() as store:
         timer = NodeTimer(machine=here, store=store)
-        return measured_costs(view, ports, device, precision, timer, known.on_progress)
+        return measured_costs(view, ports, target, precision, timer, known.on_progress)
 
 
-def _found(device: Device, precision: Precision, source: CostSource) -> Calibration | None:
+def _found(target: Target, precision: Precision, source: CostSource) -> Calibration | None:
     """Find a calibration by name; one that no longer fits is passed over or, if asked for, refused."""
     refused = None
-    for found in (
-        found_calibrations(device.name, precision, runtime=device.runtime)
-        if source is not CostSource.MEASURE
-        else ()
-    ):
+    for found in found_calibrations(target, precision) if source is not CostSource.MEASURE else ():
         if not found.refusal:
             return found.calibration
         refused = refused or found
@@ -104,16 +100,16 @@ def _found(device: Device, precision: Precision, source: CostSource) -> Calibrat
     return None
 
 
-def is_here(device: Device) -> bool:
+def is_here(target: Target) -> bool:
     """Whether this machine is, or has, the device, with a provider that loads."""
     try:
-        this_machine(device)
+        this_machine(target)
     except (DeviceUnavailableError, DeviceMismatchError):
         return False
     return True
 
 
-def this_machine(device: Device, threads: int = 0) -> Machine:
+def this_machine(target: Target, threads: int = 0) -> Machine:
     """Identify this machine, which must have the device.
 
     Raises
@@ -123,18 +119,19 @@ def this_machine(device: Device, threads: int = 0) -> Machine:
     DeviceMismatchError
         If this machine has another GPU.
     """
-    here = machine(processor_for(device.provider, device.runtime), threads, device.runtime)
-    if device.is_gpu:
+    name = target.runtime.name
+    here = machine(processor_for(target.hardware.processor, name), threads, name)
+    if target.hardware.is_gpu:
         known = datasheet.matching(here.device)
-        if known is None or known.name != device.name:
+        if known is None or known.name != target.name:
             raise DeviceMismatchError(
-                f"{device.name} cannot be measured here",
+                f"{target.name} cannot be measured here",
                 why=f"this machine has {here.device}",
                 remedy="Measure on that device, or take --costs model or datasheet.",
             )
-    elif device.name in _cpus() and device.name != (cpu := device_of(here)).name:
+    elif target.name in _cpus() and target.name != (cpu := target_of(here)).name:
         raise DeviceMismatchError(
-            f"{device.name} cannot be measured here",
+            f"{target.name} cannot be measured here",
             why=f"this machine has {here.device}, which is planned for as {cpu.name}",
             remedy="Measure on that device, or take --costs model or datasheet.",
         )
@@ -145,30 +142,30 @@ def _cpus() -> list[str]:
     """Devices of the files that are particular CPUs."""
     return [
         name
-        for name, device in datasheet.devices().items()
-        if device.provider == "cpu" and name not in ROUGH_CPUS
+        for name, hardware in datasheet.devices().items()
+        if not hardware.is_gpu and name not in ROUGH_CPUS
     ]
 
 
 def _modelled(
     view: GraphView,
     ports: Mapping[str, Ports],
-    device: Device,
+    target: Target,
     precision: Precision,
     calibration: Calibration | None,
     profile: "Profile | None",
 ) -> CostTable:
     if calibration is None:
         raise UsageError(
-            f"there is no calibration of {device.name} in {precision.value}",
+            f"there is no calibration of {target.name} in {precision.value}",
             remedy="Make one on that device with campo-onnx calibrate; or take --costs datasheet.",
         )
-    of = (calibration.device.name, calibration.precision, calibration.device.runtime)
-    if of != (device.name, precision, device.runtime):
-        there, here = ("" if name == DEFAULT else f" with {name}" for name in (of[2], device.runtime))
+    of = (calibration.hardware.name, calibration.precision, calibration.machine.runtime)
+    if of != (target.name, precision, target.runtime.name):
+        there, here = ("" if name == DEFAULT else f" with {name}" for name in (of[2], target.runtime.name))
         raise DeviceMismatchError(
-            f"the calibration is of {calibration.device.name} in {calibration.precision.value}{there}",
-            why=f"costs are wanted for {device.name} in {precision.value}{here}",
+            f"the calibration is of {calibration.hardware.name} in {calibration.precision.value}{there}",
+            why=f"costs are wanted for {target.name} in {precision.value}{here}",
             remedy="Pass the calibration of that device and precision.",
         )
     if profile is None:

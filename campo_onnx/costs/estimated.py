@@ -6,19 +6,19 @@ from functools import cache
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable, NodeCost
-from campo_onnx.hardware.device import Device
-from campo_onnx.hardware.roofline import Estimate, cast_us_per_element, node_time
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
+from campo_onnx.targets.roofline import Estimate, cast_us_per_element, node_time
+from campo_onnx.targets.target import Target
 
 CONSTANT = OpKey("", "Constant")
 """In place before the step, so that it takes no time."""
 
 
-def estimate(view: GraphView, ports: Mapping[str, Ports], device: Device, precision: Precision) -> CostTable:
+def estimate(view: GraphView, ports: Mapping[str, Ports], target: Target, precision: Precision) -> CostTable:
     """Estimate every node of a graph, and Casts, on a device.
 
     Parameters
@@ -27,7 +27,7 @@ def estimate(view: GraphView, ports: Mapping[str, Ports], device: Device, precis
         The graph.
     ports
         For every node, the tensors that change precision with it.
-    device
+    target
         Where it is to run.
     precision
         The low precision.
@@ -35,8 +35,8 @@ def estimate(view: GraphView, ports: Mapping[str, Ports], device: Device, precis
 
     @cache
     def both(signature: Signature, own: Ports) -> tuple[Estimate, Estimate]:
-        fp32 = node_time(signature, own, device, Precision.FP32)
-        return fp32, node_time(signature, own, device, precision)
+        fp32 = node_time(signature, own, target, Precision.FP32)
+        return fp32, node_time(signature, own, target, precision)
 
     nodes = {}
     for node in view.nodes:
@@ -51,11 +51,12 @@ def estimate(view: GraphView, ports: Mapping[str, Ports], device: Device, precis
             on_tensor_cores=low.on_tensor_cores and not ports[node.name].refusal,
             source=CostSource.DATASHEET,
         )
-    cast = CastModel(r_us=cast_us_per_element(device, precision), c_i_us=device.launch_us)
+    cast = CastModel(r_us=cast_us_per_element(target, precision), c_i_us=target.launch_us)
     return CostTable(
-        device=device.name,
+        device=target.name,
+        runtime=target.runtime.name,
         source=CostSource.DATASHEET,
         nodes=nodes,
         cast=cast,
-        captured=device.captures,
+        captured=target.captures,
     )

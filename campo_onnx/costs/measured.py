@@ -9,7 +9,6 @@ from campo_onnx.costs.estimated import CONSTANT, estimate
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable, NodeCost
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.hardware.device import Device
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.one_node import standalone
@@ -20,6 +19,7 @@ from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.api import Support
 from campo_onnx.runtime.registry import runtime_called
 from campo_onnx.runtime.timing import SHORTEST_US
+from campo_onnx.targets.target import Target
 
 _CASTS = 12
 _LARGEST_CAST_ELEMENTS = 1 << 22
@@ -28,7 +28,7 @@ _LARGEST_CAST_ELEMENTS = 1 << 22
 def measured_costs(
     view: GraphView,
     ports: Mapping[str, Ports],
-    device: Device,
+    target: Target,
     precision: Precision,
     timer: NodeTimer,
     on_progress: Callable[[int, int], None] | None = None,
@@ -58,10 +58,10 @@ def measured_costs(
     times: dict[Signature, tuple[float, float] | None] = {}
     for signature in distinct:
         times[signature] = _both_us(
-            signature, precision, timer, cast_model, may_gain=device.computes_in(precision)
+            signature, precision, timer, cast_model, may_gain=target.computes_in(precision)
         )
         advance()
-    estimated = estimate(view, ports, device, precision).nodes
+    estimated = estimate(view, ports, target, precision).nodes
     nodes = {}
     for node in view.nodes:
         own = signatures[node.name]
@@ -69,7 +69,8 @@ def measured_costs(
         nodes[node.name] = _measured_node(node, found, estimated[node.name], ports[node.name])
     machine = timer.machine
     return CostTable(
-        device=device.name,
+        device=target.name,
+        runtime=target.runtime.name,
         source=CostSource.MEASURE,
         nodes=nodes,
         cast=cast_model,

@@ -59,7 +59,8 @@ class CostModel:
         }
         calibration = self.calibration
         return CostTable(
-            device=calibration.device.name,
+            device=calibration.hardware.name,
+            runtime=calibration.machine.runtime,
             source=CostSource.MODEL,
             nodes=nodes,
             cast=calibration.cast,
@@ -96,18 +97,18 @@ class CostModel:
         if work_of(signature).kind in HOST_ONLY:
             host_us = calibration.host_us if measured_us is None else measured_us
             return _fixed(node, host_us, CostSource.MODEL)
-        on_tensor_cores = takes_tensor_cores(signature, calibration.device, calibration.precision)
+        on_tensor_cores = takes_tensor_cores(signature, calibration.hardware, calibration.precision)
         entry = self._entry(node.op.label, on_tensor_cores)
         fp32_us = self._fp32_us(signature, entry) if measured_us is None else measured_us
         source = CostSource.MODEL if entry is not None else CostSource.GENERAL
         if ports.refusal:
             return _fixed(node, fp32_us, source)
-        events = {**events_of(signature, fp32_us, calibration.device), **counters}
+        events = {**events_of(signature, fp32_us, calibration.hardware), **counters}
         model = entry.model if entry is not None else calibration.general
         if entry is not None and entry.with_counters is not None and entry.with_counters.reads(events):
             model = entry.with_counters
         low_us = model.low_us(fp32_us, events)
-        if not calibration.device.computes_in(calibration.precision):
+        if not calibration.target.computes_in(calibration.precision):
             low_us = max(low_us, fp32_us)  # FP32 kernels between Casts: as where nodes are measured
         return NodeCost(
             node=node.name,
@@ -123,7 +124,7 @@ class CostModel:
 
     def _fp32_us(self, signature: Signature, entry: OpEntry | None) -> float:
         time = entry.time if entry is not None else self.calibration.general_time
-        return time.fp32_us(static_events(signature, self.calibration.device))
+        return time.fp32_us(static_events(signature, self.calibration.hardware))
 
 
 def _fixed(node: OpNode, time_us: float, source: CostSource) -> NodeCost:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.costs.evidence import CostSource
+from campo_onnx.runtime.machine import DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,8 @@ class CostTable:
         What they rest on: machine, software, date and accuracy of measurements, one sentence each.
     captured
         Whether they are of a step that runs as a captured CUDA graph.
+    runtime
+        Name of the runtime on the device.
     """
 
     device: str
@@ -61,6 +64,7 @@ class CostTable:
     cast: CastModel
     basis: tuple[str, ...] = ()
     captured: bool = False
+    runtime: str = DEFAULT
 
     @property
     def fp32_us(self) -> float:

@@ -11,14 +11,14 @@ from onnx import TensorProto, numpy_helper
 from campo_onnx.export.cpu_price import node_us
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.value import Node, Value
-from campo_onnx.hardware.device import Device
-from campo_onnx.hardware.roofline import TILE, gemm_rate, node_time, utilization
 from campo_onnx.ops.facts import ports_of, work_of
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.signature import Signature, operands
 from campo_onnx.ops.spec import Family
+from campo_onnx.targets.roofline import TILE, gemm_rate, node_time, utilization
+from campo_onnx.targets.target import Target
 
 _ROOM_BYTES = 1 << 30
 """Largest tensor that a form for a CPU may make, where another makes none so large."""
@@ -28,7 +28,7 @@ Form = Callable[..., Value]
 """``(graph, *values) -> value``."""
 
 
-def cheapest(g: Graph, forms: Mapping[Name, Form], values: Sequence[Value], device: Device) -> Name:
+def cheapest(g: Graph, forms: Mapping[Name, Form], values: Sequence[Value], device: Target) -> Name:
     """Choose a form.
 
     Parameters
@@ -43,7 +43,7 @@ def cheapest(g: Graph, forms: Mapping[Name, Form], values: Sequence[Value], devi
         Whose figures count.
     """
     prices = {name: _price(g, form, values, device) for name, form in forms.items()}
-    if not device.is_gpu:
+    if not device.hardware.is_gpu:
         room_bytes = max(_ROOM_BYTES, min(price.largest_bytes for price in prices.values()))
         prices = {name: price for name, price in prices.items() if price.largest_bytes <= room_bytes}
     return min(prices, key=lambda name: prices[name].time_us)
@@ -65,7 +65,7 @@ class Price:
     largest_bytes: float
 
 
-def _price(g: Graph, form: Form, values: Sequence[Value], device: Device) -> Price:
+def _price(g: Graph, form: Form, values: Sequence[Value], device: Target) -> Price:
     scratch = Graph(opset=g.opset, target=g.target)
     result = form(scratch, *(scratch.input(f"x{i}", v.dtype, v.shape) for i, v in enumerate(values)))
     signatures = [_signature(node, g.opset) for node in scratch.nodes_behind(result)]
@@ -73,21 +73,21 @@ def _price(g: Graph, form: Form, values: Sequence[Value], device: Device) -> Pri
     return Price(time_us=sum(_time(s, device) for s in signatures), largest_bytes=max(sizes, default=0.0))
 
 
-def _time(signature: Signature, device: Device) -> float:
-    if not device.is_gpu:
+def _time(signature: Signature, device: Target) -> float:
+    if not device.hardware.is_gpu:
         return node_us(signature)
     # The step is planned behind this, so what a form takes in FP16 counts as much.
     return sum(_time_in(signature, device, precision) for precision in (Precision.FP32, Precision.FP16))
 
 
-def _time_in(signature: Signature, device: Device, precision: Precision) -> float:
+def _time_in(signature: Signature, device: Target, precision: Precision) -> float:
     found = node_time(signature, ports_of(signature, Precision.FP16), device, precision).time_us
     if spec(signature.op).family is not Family.CONVOLUTION:
         return found
     # Libraries split long sums of products, but not of convolutions: a small result fills few processors.
     gemm = work_of(signature).gemms[0]
     tiles = math.ceil(gemm.m / TILE) * math.ceil(gemm.n / TILE) * gemm.batch
-    used = min(1.0, tiles / device.sm_count) / utilization(gemm, device.sm_count)
+    used = min(1.0, tiles / device.hardware.sm_count) / utilization(gemm, device.hardware.sm_count)
     return max(found, gemm.flops / (gemm_rate(gemm, device, precision)[0] * used) * 1e6)
 
 

@@ -1,1 +1,1 @@
-"""Devices: public figures, assumptions, and which one this machine has."""
+"""Hardware: public figures of processors, and assumptions that no data sheet states."""

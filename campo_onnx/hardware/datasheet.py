@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from campo_onnx.codec import DecodeError, from_plain, from_toml
 from campo_onnx.errors import ProfileError, UsageError, did_you_mean
-from campo_onnx.hardware.device import Device, DeviceKind, Efficiency
+from campo_onnx.hardware.hardware import Efficiency, Hardware
 from campo_onnx.hardware.processor import Processor, ProcessorKind
 
 TERA = 1e12
@@ -46,8 +46,14 @@ class Assumption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Assumed:
-    """A figure in ``assumptions.toml``."""
+class Assumed:
+    """A figure in a file of assumptions.
+
+    Parameters
+    ----------
+    value, reason
+        As in :class:`Assumption`.
+    """
 
     value: float
     reason: str
@@ -56,18 +62,20 @@ class _Assumed:
         if not self.reason:
             raise ValueError("an assumption needs a reason")
 
+    def called(self, name: str) -> Assumption:
+        """Give it its name."""
+        return Assumption(name=name, value=self.value, reason=self.reason)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Assumptions:
     """One table of ``assumptions.toml``."""
 
-    launch_us: _Assumed
-    host_us: _Assumed
-    bandwidth: _Assumed
-    cuda_cores: _Assumed
-    tensor_cores: _Assumed
-    unaligned: _Assumed
-    core_gb_per_s: _Assumed | None = None
+    bandwidth: Assumed
+    cuda_cores: Assumed
+    tensor_cores: Assumed
+    unaligned: Assumed
+    core_gb_per_s: Assumed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +115,7 @@ class ProcessorSheet:
 
     Parameters
     ----------
-    device
+    socket
         The figures of a socket.
     kinds
         The CPUs that they describe.
@@ -117,18 +125,18 @@ class ProcessorSheet:
         The instruction set that its BF16 peak needs.
     """
 
-    device: Device
+    socket: Hardware
     kinds: tuple[ProcessorKind, ...]
     core_bytes_per_s: float
     bf16_feature: str
 
-    def on(self, processor: Processor, cores: int) -> Device:
+    def on(self, processor: Processor, cores: int) -> Hardware:
         """Scale a socket's figures to the cores of a machine.
 
         Peaks grow with cores. A few cores draw what each draws by itself, many share the socket's channels.
         Without the instruction set, which a hypervisor may hide, there is no BF16 peak.
         """
-        socket = self.device
+        socket = self.socket
         share = cores / socket.sm_count
         bf16 = socket.bf16_tensor_flops_per_s if self.bf16_feature in processor.features else None
         return replace(
@@ -160,9 +168,9 @@ class Catalogue:
         CPUs that are told by vendor, family and model.
     """
 
-    devices: Mapping[str, Device]
+    devices: Mapping[str, Hardware]
     assumptions: Mapping[str, tuple[Assumption, ...]]
-    by_driver_name: Mapping[str, Device]
+    by_driver_name: Mapping[str, Hardware]
     processors: tuple["ProcessorSheet", ...]
 
 
@@ -181,9 +189,9 @@ def read_catalogue(folder: Traversable) -> Catalogue:
         if file.name.endswith(_SUFFIX) and file.name != _ASSUMPTIONS + _SUFFIX
     }
     order = sorted(sheets, key=lambda name: (sheets[name].compute_capability or (1000, 0), name))
-    devices: dict[str, Device] = {}
+    devices: dict[str, Hardware] = {}
     assumed: dict[str, tuple[Assumption, ...]] = {}
-    by_driver_name: dict[str, Device] = {}
+    by_driver_name: dict[str, Hardware] = {}
     processors: list[ProcessorSheet] = []
     for name in order:
         sheet = sheets[name]
@@ -193,9 +201,9 @@ def read_catalogue(folder: Traversable) -> Catalogue:
                 remedy=f"Choose among {', '.join(tables)}.",
             )
         table = tables[sheet.assumptions]
-        devices[name] = _device(name, sheet, table)
+        devices[name] = _hardware(name, sheet, table)
         assumed[name] = tuple(
-            Assumption(name=field.name, value=entry.value, reason=entry.reason)
+            entry.called(field.name)
             for field in fields(table)
             if (entry := getattr(table, field.name)) is not None
         )
@@ -208,7 +216,7 @@ def read_catalogue(folder: Traversable) -> Catalogue:
                 )
             processors.append(
                 ProcessorSheet(
-                    device=devices[name],
+                    socket=devices[name],
                     kinds=sheet.processors,
                     core_bytes_per_s=table.core_gb_per_s.value * GIGA,
                     bf16_feature=sheet.bf16_feature,
@@ -248,7 +256,7 @@ def _catalogue() -> Catalogue:
     return read_catalogue(files("campo_onnx.hardware").joinpath("data"))
 
 
-def devices() -> Mapping[str, Device]:
+def devices() -> Mapping[str, Hardware]:
     """All devices that come with the program, by name.
 
     Examples
@@ -270,7 +278,7 @@ def assumptions(name: str) -> tuple[Assumption, ...]:
     return _catalogue().assumptions[device(name).name]
 
 
-def device(name: str) -> Device:
+def device(name: str) -> Hardware:
     """Find a device by name.
 
     Raises
@@ -284,7 +292,7 @@ def device(name: str) -> Device:
     raise UsageError(f"unknown device {name!r}", remedy=did_you_mean(name, known))
 
 
-def matching(gpu: str) -> Device | None:
+def matching(gpu: str) -> Hardware | None:
     """Find the device that a driver calls `gpu`; None for any other GPU, however close its name.
 
     Another memory, form or chip has other figures: timings and calibrations filed under a name must
@@ -300,7 +308,7 @@ def matching(gpu: str) -> Device | None:
     return _catalogue().by_driver_name.get(driver_key(gpu))
 
 
-def matching_processor(processor: Processor, cores: int) -> Device | None:
+def matching_processor(processor: Processor, cores: int) -> Hardware | None:
     """Find the figures of a CPU, for as many cores as a machine has; None for any other CPU.
 
     Examples
@@ -338,15 +346,14 @@ def _read(file: Traversable, kind: type[T]) -> T:
         ) from None
 
 
-def _device(name: str, sheet: _DataSheet, assumed: _Assumptions) -> Device:
+def _hardware(name: str, sheet: _DataSheet, assumed: _Assumptions) -> Hardware:
     def flops_per_s(tflops: float | None) -> float | None:
         return None if tflops is None else tflops * TERA
 
-    return Device(
+    return Hardware(
         name=name,
         title=sheet.title,
-        kind=DeviceKind.DATASHEET,
-        provider=sheet.provider,
+        processor=sheet.provider,
         compute_capability=sheet.compute_capability,
         sm_count=sheet.sm_count,
         l2_bytes=int(sheet.l2_mib * MIB),
@@ -357,9 +364,6 @@ def _device(name: str, sheet: _DataSheet, assumed: _Assumptions) -> Device:
         tf32_flops_per_s=flops_per_s(sheet.tf32_tflops),
         fp16_tensor_flops_per_s=flops_per_s(sheet.fp16_tensor_tflops),
         bf16_tensor_flops_per_s=flops_per_s(sheet.bf16_tensor_tflops),
-        tf32_default=sheet.tf32_tflops is not None,  # use_tf32 of ONNX Runtime's CUDA provider is on
-        launch_us=assumed.launch_us.value,
-        host_us=assumed.host_us.value,
         efficiency=Efficiency(
             bandwidth=assumed.bandwidth.value,
             cuda_cores=assumed.cuda_cores.value,

@@ -14,14 +14,14 @@ from typing import Any
 import onnx
 
 from campo_onnx.errors import DeviceUnavailableError, UsageError
-from campo_onnx.hardware.detect import resolve_device
-from campo_onnx.hardware.device import Device
 from campo_onnx.integrations.forward import PlannedGraph, plan_forward
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.list_file import resolve
 from campo_onnx.optimize.lists.oplists import OpLists
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, strategy_called
 from campo_onnx.planning.options import Options
+from campo_onnx.targets.detect import resolve_target
+from campo_onnx.targets.target import Target
 
 SUPPORTED_VERSION = "1.19"
 """The ONNX Runtime whose ORTModule is known; 1.19.2 is the last release with a training build."""
@@ -167,7 +167,7 @@ class Attached:
 def attach(
     ort_module: Any,
     *,
-    device: str | Device = "auto",
+    device: str | Target = "auto",
     strategy: str = DEFAULT_STRATEGY,
     lists: str | OpLists | None = None,
     precision: Precision = Precision.FP16,
@@ -189,7 +189,7 @@ def attach(
     ort_module
         The ``onnxruntime.training.ORTModule``; not one that is wrapped in something else.
     device
-        Device to plan for: a name, ``"auto"`` for this machine's GPU, or a :class:`Device`.
+        Device to plan for: a name, ``"auto"`` for this machine's GPU, or a :class:`Target`.
     strategy
         Name of a strategy.
     lists
@@ -211,9 +211,9 @@ def attach(
     """
     manager = _training_manager(ort_module)
     own_lists = strategy_called(strategy).default_lists
-    chosen, note = resolve_device(device) if isinstance(device, str) else (device, "")
+    chosen, note = resolve_target(device) if isinstance(device, str) else (device, "")
     options = Options(
-        device=chosen,
+        target=chosen,
         lists=lists if isinstance(lists, OpLists) else resolve(lists or own_lists),
         strategy=strategy,
         low=precision,

@@ -8,6 +8,7 @@ from campo_onnx.ops.signature import Signature, make_signature
 from campo_onnx.runtime.api import Support
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import runtime_called
+from campo_onnx.targets.target import Target
 
 CONVOLUTIONS_IN_BF16 = 22
 """The first opset in which Conv, ConvTranspose and pooling admit BF16."""
@@ -33,6 +34,11 @@ class Place:
     runtime: str
     processor: str
     opset: int = CONVOLUTIONS_IN_BF16
+
+    @classmethod
+    def of(cls, target: Target) -> "Place":
+        """The runtime and the processor of a target."""
+        return cls(runtime=target.runtime.name, processor=target.hardware.processor)
 
     @classmethod
     def on(cls, machine: Machine) -> "Place":

@@ -7,11 +7,11 @@ so they exist everywhere, also for a device that is not there; each stands for o
 import math
 from collections.abc import Mapping
 
-from campo_onnx.hardware.device import Device
-from campo_onnx.hardware.roofline import utilization
+from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.ops.facts import moved_bytes, work_of
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.signature import Signature
+from campo_onnx.targets.roofline import utilization
 
 ALIGNMENT_ELEMENTS = 8
 """Multiple that FP16 tensor cores want of every dimension of a product."""
@@ -40,19 +40,19 @@ STATIC_EVENTS = (*(event for event in EVENTS if event not in RATES), "beyond_l2_
 """Events that follow from shapes: what FP32 times are predicted from."""
 
 
-def static_events(signature: Signature, device: Device) -> Mapping[str, float]:
+def static_events(signature: Signature, hardware: Hardware) -> Mapping[str, float]:
     """Events that follow from shapes alone, and what FP32 times are predicted from.
 
     Parameters
     ----------
     signature
         The node.
-    device
+    hardware
         For its cores and cache.
     """
     work, traffic = work_of(signature), moved_bytes(signature, Ports(), None)
     elements = max((operand.elements for operand in signature.operands), default=0)
-    waves = elements / (device.sm_count * _THREADS_PER_SM)
+    waves = elements / (hardware.sm_count * _THREADS_PER_SM)
     dims = [dim for gemm in work.gemms for dim in (gemm.channels or (gemm.m, gemm.n, gemm.k))]
     aligned = sum(dim % ALIGNMENT_ELEMENTS == 0 for dim in dims)
     return {
@@ -61,14 +61,14 @@ def static_events(signature: Signature, device: Device) -> Mapping[str, float]:
         "flops_per_byte": work.flops / traffic if traffic else 0.0,
         "occupancy": min(1.0, waves),
         "waves": waves,
-        "utilization": min((utilization(gemm, device.sm_count) for gemm in work.gemms), default=1.0),
-        "working_set_over_l2": signature.nbytes / device.l2_bytes,
-        "beyond_l2_bytes": max(0.0, signature.nbytes - device.l2_bytes),
+        "utilization": min((utilization(gemm, hardware.sm_count) for gemm in work.gemms), default=1.0),
+        "working_set_over_l2": signature.nbytes / hardware.l2_bytes,
+        "beyond_l2_bytes": max(0.0, signature.nbytes - hardware.l2_bytes),
         "alignment": aligned / len(dims) if dims else 1.0,
     }
 
 
-def events_of(signature: Signature, fp32_us: float, device: Device) -> Mapping[str, float]:
+def events_of(signature: Signature, fp32_us: float, hardware: Hardware) -> Mapping[str, float]:
     """All events of a node whose FP32 time is known, in the order of :data:`EVENTS`.
 
     Parameters
@@ -77,10 +77,10 @@ def events_of(signature: Signature, fp32_us: float, device: Device) -> Mapping[s
         The node in FP32.
     fp32_us
         Its measured time.
-    device
+    hardware
         Where it was measured.
     """
-    static = static_events(signature, device)
+    static = static_events(signature, hardware)
     known = fp32_us > 0 and math.isfinite(fp32_us)
     rates = {
         "bytes_per_us": static["moved_bytes"] / fp32_us if known else 0.0,

@@ -15,7 +15,6 @@ import polars as pl
 from numpy.typing import NDArray
 
 from campo_onnx.errors import DeviceUnavailableError, UnsupportedModelError
-from campo_onnx.hardware.device import Device
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import OpNode
 from campo_onnx.measure.counters import Counted, counters_of
@@ -30,6 +29,7 @@ from campo_onnx.runtime.onnxruntime.kernel_trace import Joined, disagreement
 from campo_onnx.runtime.onnxruntime.kineto import record
 from campo_onnx.runtime.registry import load, runtime_called
 from campo_onnx.runtime.timing import Effort, Timing, measure
+from campo_onnx.targets.target import Target
 
 _CONSTANT = OpKey("", "Constant")
 _NOTHING = Timing(median_us=0.0, spread_us=0.0, repeats=0)
@@ -78,7 +78,7 @@ def take_profile(
     imported: Imported,
     feeds: Feeds,
     timer: NodeTimer,
-    device: Device,
+    target: Target,
     *,
     steps: int = 10,
     kernel_trace: bool = True,
@@ -95,7 +95,7 @@ def take_profile(
         A value for every input.
     timer
         Where to run, and the store for nodes that are timed alone.
-    device
+    target
         Figures of the machine, for the events.
     steps
         Steps that count.
@@ -141,7 +141,7 @@ def take_profile(
                 "spread_us": timing.spread_us if timing else None,
                 "repeats": timing.repeats if timing else 0,
                 "measured": how.value,
-                **(events_of(signature, timing.median_us, device) if signature and timing else {}),
+                **(events_of(signature, timing.median_us, target.hardware) if signature and timing else {}),
                 **(counted.by_key.get(signature.key, {}) if signature else {}),
             }
         )

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from campo_onnx.hardware.device import Device
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.ports import NO_FP32, Ports
@@ -16,6 +15,7 @@ from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.optimize.values.verdicts import value_verdicts
 from campo_onnx.runtime.api import Support
 from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.targets.target import Target
 
 
 def fixed_nodes(
@@ -23,7 +23,7 @@ def fixed_nodes(
     ports: Mapping[str, Ports],
     *,
     low: Precision,
-    device: Device,
+    target: Target,
     protected: Mapping[str, Reason],
     keep_fp32: Sequence[str] = (),
     declared: Mapping[str, DeclaredRange] = MappingProxyType({}),
@@ -38,7 +38,7 @@ def fixed_nodes(
         Ports of every node.
     low
         The low precision.
-    device
+    target
         Where the graph is to run: the kernels of its runtime count.
     protected
         Nodes of the loss and the weight update, with the reason.
@@ -59,7 +59,8 @@ def fixed_nodes(
     names = dict.fromkeys(text for texts in named for text in texts)
     kept = matching([pattern_of(text) for text in keep_fp32], names)
 
-    provider = device.provider if device.runtime == DEFAULT else device.runtime
+    runtime = target.runtime.name
+    provider = target.hardware.processor if runtime == DEFAULT else runtime
     would_lose = value_verdicts(imported, ports, low, declared)
 
     def verdict_of(node: OpNode) -> Verdict | None:
@@ -76,9 +77,9 @@ def fixed_nodes(
             return Verdict.refused(Refused.NO_CAST.of(low=low.value, opset=view.opset[""]))
         signature = view.signature(node.name)
         facts = {"provider": provider, "low": low.value, "op": node.op.label}
-        if device.support(signature, low) is Support.REFUSED:
+        if target.support(signature, low) is Support.REFUSED:
             return Verdict(decided_by=Reason.KERNEL, facts=facts)
-        if device.sums_low(signature, low):
+        if target.sums_low(signature, low):
             return Verdict(decided_by=Reason.SUMS_LOW, facts=facts)
         return would_lose.get(node.name)
 

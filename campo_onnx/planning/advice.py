@@ -13,6 +13,7 @@ from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import Optimized, decide, problem_of
+from campo_onnx.targets.target import Target
 
 PATIENCE_S = 5.0
 """Time after which no further plan is tried."""
@@ -57,7 +58,7 @@ def advice(optimized: Optimized, options: Options, *, patience_s: float = PATIEN
             "FP32; the table says which.",
         )
     denied = tuple(_denied(plan))
-    computes = options.device.computes_in(options.low)
+    computes = options.target.computes_in(options.low)
     sizes_matter = computes and not denied  # what a list holds, it holds at any size
     return (
         *too_little,
@@ -95,24 +96,24 @@ def _denied(plan: Plan) -> Iterator[str]:
 
 
 def _launches(optimized: Optimized, options: Options) -> Iterator[str]:
-    plan, device = optimized.plan, options.device
-    if not device.is_gpu or not plan.fp32_us:
+    plan, target = optimized.plan, options.target
+    if not target.hardware.is_gpu or not plan.fp32_us:
         return
     launches = optimized.given_traffic.total.launches
-    share = min(1.0, launches * device.launch_us / plan.fp32_us)
+    share = min(1.0, launches * target.launch_us / plan.fp32_us)
     if share > _MOSTLY:
         yield (
-            f"The step is launch-bound at this size: {launches:,} launches of {device.launch_us:g} us are "
+            f"The step is launch-bound at this size: {launches:,} launches of {target.launch_us:g} us are "
             f"{share:.0%} of it. No precision makes a launch shorter, and every Cast is one more."
         )
 
 
 def _captured(imported: Imported, options: Options, until: float) -> Iterator[str]:
     """Try the step as a captured CUDA graph."""
-    device = options.device
-    if not device.is_gpu or device.captured == device or time.monotonic() >= until:
+    target = options.target
+    if not target.can_capture or target.captured == target or time.monotonic() >= until:
         return
-    plan = _plan(imported, replace(options, device=device.captured, costs=CostSource.DATASHEET))
+    plan = _plan(imported, replace(options, target=target.captured, costs=CostSource.DATASHEET))
     if plan is not None and plan.low_nodes:
         yield (
             "Captured as a CUDA graph, where a launch costs less, it is predicted to pay: "
@@ -148,10 +149,10 @@ def _batches(imported: Imported, options: Options, until: float) -> Iterator[str
 def _devices(imported: Imported, options: Options, until: float) -> Iterator[str]:
     """Try the other GPUs, from public figures."""
     best: tuple[float, str] | None = None
-    for name, device in devices().items():
-        if name == options.device.name or not device.is_gpu or time.monotonic() >= until:
+    for name, hardware in devices().items():
+        if name == options.target.name or not hardware.is_gpu or time.monotonic() >= until:
             continue
-        there = replace(options, device=device, costs=CostSource.DATASHEET, evidence=Evidence())
+        there = replace(options, target=Target.of(hardware), costs=CostSource.DATASHEET, evidence=Evidence())
         plan = _plan(imported, there)
         if plan is not None and plan.low_nodes and (best is None or plan.speedup > best[0]):
             best = plan.speedup, name

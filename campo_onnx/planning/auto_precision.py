@@ -65,7 +65,7 @@ def choose_precision(source: str | Path | onnx.ModelProto | Imported, options: O
     plans: dict[Precision, Plan] = {}
     problems: dict[Precision, Problem] = {}
     forms: dict[Precision, Imported] = {}
-    for low in filter(options.device.computes_in, low_precisions()):
+    for low in filter(options.target.computes_in, low_precisions()):
         with_low = replace(options, low=low)
         forms[low] = form_for(imported, with_low)
         problems[low] = problem_of(forms[low], with_low)
@@ -77,7 +77,7 @@ def choose_precision(source: str | Path | onnx.ModelProto | Imported, options: O
 def _choice(
     plans: Mapping[Precision, Plan], problems: Mapping[Precision, Problem], options: Options
 ) -> tuple[Precision, str]:
-    name = options.device.name
+    name = options.target.name
     if not plans:
         return options.low, f"{name} computes in none."
     if len(plans) == 1:

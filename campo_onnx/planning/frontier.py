@@ -80,14 +80,14 @@ def frontier_plans(
     """
     check_undecided(imported)
     limits = pad_limits(imported, options)
-    seen = with_padding(problem, options.device, limits) if options.pads else problem
+    seen = with_padding(problem, options.target, limits) if options.pads else problem
     points = frontier(seen, squared_errors, tell)
     plans = []
     for point in points:
         assignment = assignment_at(seen, point, points[0])
         plan = make_plan(problem, assignment, strategy=STRATEGY, lists=options.lists.name)
         if options.pads:
-            plan = pad(problem, plan, options.device, limits, point.padded)
+            plan = pad(problem, plan, options.target, limits, point.padded)
         plans.append(FrontierPlan(point=point, plan=replace(plan, ranges=options.ranges)))
     return tuple(plans)
 

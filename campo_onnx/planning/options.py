@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.errors import UsageError
-from campo_onnx.hardware.device import Device
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.flat_weights import FlatWeights
@@ -16,6 +15,7 @@ from campo_onnx.optimize.plan.reason import Verdict
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, strategy_called
 from campo_onnx.optimize.strategy import Strategy
 from campo_onnx.optimize.values.ranges import DeclaredRange
+from campo_onnx.targets.target import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,8 @@ class Options:
 
     Parameters
     ----------
-    device
-        The device to plan for.
+    target
+        What to plan for: hardware and the runtime on it.
     lists
         The op lists.
     strategy
@@ -39,7 +39,7 @@ class Options:
     dims
         Sizes of symbolic dimensions.
     costs, evidence
-        Where costs come from, and what is known beside the device's figures.
+        Where costs come from, and what is known beside public figures.
     pads, pad_threshold_us
         Whether strategies that decide by costs may zero-pad products to fit tensor cores, and what
         that must gain per node beyond its predicted cost.
@@ -56,7 +56,7 @@ class Options:
         :func:`campo_onnx.training.low_weights.flat_weights` does for a session with an update of its own;
         None where each weight has its own Cast.
     lowers
-        Whether the graph may be brought into the form that the device runs best (:mod:`campo_onnx.lowering`)
+        Whether the graph may be brought into the form that the target runs best (:mod:`campo_onnx.lowering`)
         before it is planned.
 
     Raises
@@ -65,7 +65,7 @@ class Options:
         If the strategy is unknown, or a figure is out of its range.
     """
 
-    device: Device
+    target: Target
     lists: OpLists
     strategy: str = DEFAULT_STRATEGY
     margin_us: float = 1000.0

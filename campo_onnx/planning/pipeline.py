@@ -11,8 +11,6 @@ from campo_onnx.costs.estimated import estimate
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.hardware.detect import resolve_device
-from campo_onnx.hardware.device import Device
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
@@ -41,6 +39,8 @@ from campo_onnx.optimize.values.loss_scale import loss_scaling, low_gradients
 from campo_onnx.planning.options import Options
 from campo_onnx.runtime.api import Support
 from campo_onnx.runtime.registry import check_precision
+from campo_onnx.targets.detect import resolve_target
+from campo_onnx.targets.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +84,13 @@ class Optimized:
         """Launches, bytes and memory of the step as it is planned."""
         return planned_traffic(self.problem, self.plan)
 
-    def refused_by(self, device: Device) -> tuple[str, ...]:
-        """Nodes for which a device's runtime does not load the graph, be it in FP32 or mixed."""
+    def refused_by(self, target: Target) -> tuple[str, ...]:
+        """Nodes for which a target's runtime does not load the graph, be it in FP32 or mixed."""
         view = self.imported.view
         return tuple(
             node.name
             for node in view.nodes
-            if device.support(view.signature(node.name), Precision.FP32) is Support.REFUSED
+            if target.support(view.signature(node.name), Precision.FP32) is Support.REFUSED
         )
 
 
@@ -118,8 +118,8 @@ def optimize(source: str | Path | onnx.ModelProto, options: Options | None = Non
         For anything wrong with the model or the options; see its subclasses.
     """
     if options is None:
-        device, _ = resolve_device("auto")
-        options = Options(device=device, lists=preset("campo"))
+        target, _ = resolve_target("auto")
+        options = Options(target=target, lists=preset("campo"))
     imported = form_for(import_model(source, options.dims), options)
     problem = problem_of(imported, options)
     plan = decide(problem, imported, options)
@@ -130,7 +130,7 @@ def form_for(imported: Imported, options: Options) -> Imported:
     """Bring a graph into the form that is planned: the one in which the step is predicted to be fastest.
 
     First, nodes that the runtime refuses or runs by a reference implementation become others, in every
-    precision. Then, in BF16, convolutions need a newer opset, with what else the device lacks kernels of
+    precision. Then, in BF16, convolutions need a newer opset, with what else the target lacks kernels of
     there. Facts of nodes (a profile, what data shows) are of no use for other nodes, so that such a graph
     is not raised.
 
@@ -147,7 +147,7 @@ def form_for(imported: Imported, options: Options) -> Imported:
         The graph itself, or another that computes the same. One at a newer opset has the graph in which the
         FP32 step runs as ``given``.
     """
-    place = Place(runtime=options.device.runtime, processor=options.device.provider)
+    place = Place.of(options.target)
     is_bound = bool(options.forbidden or options.released or options.evidence.profile)
     if imported.stamp is not None or not options.lowers:
         return imported
@@ -172,17 +172,17 @@ def problem_of(imported: Imported, options: Options) -> Problem:
     Raises
     ------
     campo_onnx.errors.UsageError
-        If the device's runtime refuses the low precision.
+        If the target's runtime refuses the low precision.
     """
     view, low = imported.view, options.low
-    check_precision(low, options.device.runtime)
+    check_precision(low, options.target.runtime.name)
     kind = graph_kind(view, is_result=imported.stamp is not None)
     ports = {node.name: ports_of(view.signature(node.name), low) for node in view.nodes}
     fixed = fixed_nodes(
         imported,
         ports,
         low=low,
-        device=options.device,
+        target=options.target,
         protected={} if kind.has_nothing_to_protect else protected(view, options.lists),
         keep_fp32=options.keep_fp32,
         declared=options.ranges,
@@ -215,11 +215,11 @@ def flat_weights_of(view: GraphView, options: Options) -> FlatWeights | None:
 
 def _costs(view: GraphView, ports: Mapping[str, Ports], options: Options) -> CostTable:
     if options.costs is CostSource.DATASHEET:
-        return estimate(view, ports, options.device, options.low)
+        return estimate(view, ports, options.target, options.low)
     # Measuring needs ONNX Runtime, scipy and polars; planning from public figures does not.
     from campo_onnx.costs.choose import costs_for
 
-    return costs_for(view, ports, options.device, options.low, options.costs, options.evidence)
+    return costs_for(view, ports, options.target, options.low, options.costs, options.evidence)
 
 
 def decide(problem: Problem, imported: Imported, options: Options) -> Plan:
@@ -229,13 +229,13 @@ def decide(problem: Problem, imported: Imported, options: Options) -> Plan:
         answer = replace(fp32(problem), lower_bound_us=problem.predicted_us(frozenset()))  # no choice is left
         return make_plan(problem, answer, strategy=stamp.strategy, lists=stamp.lists)
     strategy, limits = options.chosen_strategy, pad_limits(imported, options)
-    seen = with_padding(problem, options.device, limits) if options.may_pad else problem
+    seen = with_padding(problem, options.target, limits) if options.may_pad else problem
     answer = strategy.decide(seen)
     plan = make_plan(problem, answer, strategy=strategy.name, lists=options.lists.name)
     if options.may_pad:
-        plan = pad(problem, plan, options.device, limits, answer.padded)
+        plan = pad(problem, plan, options.target, limits, answer.padded)
     if plan.lower_bound_us is None:
-        offered = with_padding(problem, options.device, limits) if options.pads else problem
+        offered = with_padding(problem, options.target, limits) if options.pads else problem
         bound_us = lower_bound_us(offered, plan.low_nodes, len(plan.pads))
         plan = replace(plan, lower_bound_us=bound_us)
     plan = replace(plan, ranges=options.ranges)

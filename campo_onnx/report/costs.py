@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from campo_onnx.costs.evidence import CostSource
-from campo_onnx.hardware.datasheet import Assumption, assumptions, devices
+from campo_onnx.hardware.datasheet import Assumption, devices
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.problem import Problem
+from campo_onnx.runtime.registry import AUTO
+from campo_onnx.targets.target import Target
 
 MEANINGS: Mapping[CostSource, str] = {
     CostSource.MEASURE: "measured: the node was timed alone on this machine, in both precisions",
@@ -81,15 +83,15 @@ def provenance(plan: Plan, problem: Problem | None) -> Provenance:
     # A plan file may have been written by a version with other sources.
     known_sources = {source.value for source in CostSource}
     source = CostSource(plan.source) if plan.source in known_sources else CostSource.UNKNOWN
-    cast = ""
+    cast, runtime = "", AUTO
     if problem is not None:
-        cast = f"{problem.costs.cast} a Cast"
+        cast, runtime = f"{problem.costs.cast} a Cast", problem.costs.runtime
     return Provenance(
         device=plan.device if known is None else known.title,
         figures_from="" if known is None else known.source,
         predicted=_ways(source),
         sources=_rows(plan, problem, source),
-        assumed=() if known is None else assumptions(plan.device),
+        assumed=() if known is None else Target.of(known, runtime).assumptions,
         cast=cast,
         basis=() if problem is None else problem.costs.basis,
     )

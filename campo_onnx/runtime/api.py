@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.overhead import Overhead
 from campo_onnx.runtime.timing import Step, Timing
 
 
@@ -44,6 +45,8 @@ class Capabilities:
         Whether it times each node of a whole step.
     fuses_casts
         Whether a Cast beside an elementwise operator costs no launch of its own.
+    multiplies_in_tf32
+        Whether FP32 products run as TF32 where the hardware has it.
     keeps_nan
         Whether a NaN survives Relu, Max and MaxPool, so that a finite loss means finite activations.
     refused_precisions
@@ -55,6 +58,7 @@ class Capabilities:
     takes_addresses: bool
     traces_nodes: bool
     fuses_casts: bool
+    multiplies_in_tf32: bool
     keeps_nan: bool
     refused_precisions: tuple[tuple[Precision, str], ...] = ()
 
@@ -320,6 +324,10 @@ class Runtime(Protocol):
         threads
             Threads of one node on a CPU; 0 takes all cores that this process may use.
         """
+        ...
+
+    def overhead(self, processor: str, *, captured: bool = False) -> Overhead:
+        """Say what it adds to kernels, or would as a captured CUDA graph."""
         ...
 
     def support(self, signature: Signature, processor: str, precision: Precision) -> Support:

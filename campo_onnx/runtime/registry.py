@@ -14,15 +14,13 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from campo_onnx.errors import DeviceUnavailableError, UsageError
+from campo_onnx.hardware.hardware import PROCESSORS
 from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.runtime.api import LoadSettings, Program, Runtime, Tensor
 from campo_onnx.runtime.machine import DEFAULT, Machine
 
 AUTO = "auto"
 """Takes the default runtime."""
-
-PROCESSORS = ("cpu", "cuda")
-"""Kinds of processors that runtimes run on."""
 
 _FURTHER: ContextVar[tuple[Runtime, ...]] = ContextVar("further_runtimes", default=())
 

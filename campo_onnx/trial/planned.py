@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from campo_onnx.bench.rounds import Progress
-from campo_onnx.export.target import Target
+from campo_onnx.export.target import Target as ExportTarget
 from campo_onnx.files import temporary_folder
-from campo_onnx.hardware.device import Device
+from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.lowering.place import Place
@@ -20,6 +20,7 @@ from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.planning.auto_precision import choose_precision
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import apply, decide, problem_of
+from campo_onnx.targets.target import Target
 from campo_onnx.trial.result import PlanFacts
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 LISTS = "campo"
 
 
-def computes_low(device: Device) -> bool:
-    """Whether a device has arithmetic in a low precision."""
-    return any(map(device.computes_in, low_precisions()))
+def computes_low(target: Target) -> bool:
+    """Whether a target has arithmetic in a low precision."""
+    return any(map(target.computes_in, low_precisions()))
 
 
 def draws(exported: Imported) -> bool:
@@ -39,9 +40,9 @@ def draws(exported: Imported) -> bool:
 
 
 def export_step(
-    user: "TorchStep", path: Path, target: Target, device: Device, *, loss_scale: bool = False
+    user: "TorchStep", path: Path, form: ExportTarget, target: Target, *, loss_scale: bool = False
 ) -> Imported:
-    """Write the step of a user as a graph in the form that a device's runtime runs, and read it.
+    """Write the step of a user as a graph in the form that a target's runtime runs, and read it.
 
     Parameters
     ----------
@@ -49,7 +50,7 @@ def export_step(
         The step.
     path
         Where to write it.
-    target, device, loss_scale
+    form, target, loss_scale
         See :func:`campo_onnx.export.torch.export_training_step`.
     """
     from campo_onnx.export.torch import export_training_step
@@ -60,15 +61,15 @@ def export_step(
         user.inputs,
         user.targets,
         loss_scale=loss_scale,
-        target=target,
-        device=device,
+        target=form,
+        device=target,
         path=path,
     )
     exported = import_model(path)
-    form = as_it_runs(exported, Place(runtime=device.runtime, processor=device.provider))
-    if form is not exported:
-        export_model(form.model, path)
-    return form
+    lowered = as_it_runs(exported, Place.of(target))
+    if lowered is not exported:
+        export_model(lowered.model, path)
+    return lowered
 
 
 def plan_step(exported: Imported, options: Options, path: Path) -> PlanFacts:
@@ -83,10 +84,10 @@ def plan_step(exported: Imported, options: Options, path: Path) -> PlanFacts:
     plan = choice.plans.get(choice.low) or decide(problem, form, options)
     if plan.low_nodes:
         export_model(apply(plan, problem, form).model, path)
-    return _facts(plan, options.device, choice.why)
+    return _facts(plan, options.target, choice.why)
 
 
-def predicted(user: "TorchStep", devices: Sequence[Device], tell: Progress) -> Iterator[PlanFacts]:
+def predicted(user: "TorchStep", devices: Sequence[Hardware], tell: Progress) -> Iterator[PlanFacts]:
     """Plan for other devices, from public figures, with a loss scale in the step.
 
     Parameters
@@ -101,18 +102,19 @@ def predicted(user: "TorchStep", devices: Sequence[Device], tell: Progress) -> I
     if not devices:
         return
     with temporary_folder() as folder:
-        exported = export_step(user, folder / "step.onnx", "cuda", devices[0], loss_scale=True)
+        exported = export_step(user, folder / "step.onnx", "cuda", Target.of(devices[0]), loss_scale=True)
     for number, device in enumerate(devices):
         tell(number, len(devices))
-        choice = choose_precision(exported, Options(device=device, lists=preset(LISTS)))
+        target = Target.of(device)
+        choice = choose_precision(exported, Options(target=target, lists=preset(LISTS)))
         if choice.low in choice.plans:
-            yield _facts(choice.plans[choice.low], device, choice.why)
+            yield _facts(choice.plans[choice.low], target, choice.why)
 
 
-def _facts(plan: Plan, device: Device, why: str) -> PlanFacts:
+def _facts(plan: Plan, target: Target, why: str) -> PlanFacts:
     return PlanFacts(
-        device=device.name,
-        title=device.title,
+        device=target.name,
+        title=target.hardware.title,
         low=plan.low.value,
         why=why,
         nodes=len(plan.decisions),

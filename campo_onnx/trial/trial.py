@@ -7,17 +7,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from campo_onnx.costs.evidence import CostSource, Evidence
-from campo_onnx.export.target import Target
+from campo_onnx.export.target import Target as ExportTarget
 from campo_onnx.files import temporary_folder
 from campo_onnx.hardware import datasheet
-from campo_onnx.hardware.detect import resolve_device
-from campo_onnx.hardware.device import Device
 from campo_onnx.ir.importer import Imported
 from campo_onnx.measure.store import Store, default_path
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.planning.options import Options
 from campo_onnx.runtime.machine import DEFAULT, Machine, cores
 from campo_onnx.runtime.registry import AUTO, machine, runtimes
+from campo_onnx.targets.detect import resolve_target
+from campo_onnx.targets.target import Target
+from campo_onnx.targets.target import target as target_called
 from campo_onnx.trial.planned import LISTS, computes_low, draws, export_step, plan_step, predicted
 from campo_onnx.trial.result import MIXED, OURS, PlanFacts, Trial
 from campo_onnx.trial.script import check_torch
@@ -94,15 +95,15 @@ def try_step(
     from campo_onnx.trial.torch_steps import TorchStep, threads_of_torch
 
     tell = on_progress or (lambda phase, done, total: None)
-    gpus = [one for one in datasheet.devices().values() if one.provider == "cuda"]
+    gpus = [one for one in datasheet.devices().values() if one.is_gpu]
     elsewhere = gpus if devices is None else [datasheet.device(one) for one in devices]
     user = TorchStep.of(module, loss, batch)
     user.check()
-    here, device = _target(user, runtime, threads)
-    with temporary_folder() as folder, _costs(CostSource(costs), device, tell) as (source, evidence):
+    here, target = _target(user, runtime, threads)
+    with temporary_folder() as folder, _costs(CostSource(costs), target, tell) as (source, evidence):
         tell("exporting", 0, 0)
-        exported = export_step(user, folder / "fp32.onnx", _export_target(here), device)
-        options = Options(device=device, lists=preset(LISTS), costs=source, evidence=evidence)
+        exported = export_step(user, folder / "fp32.onnx", _export_target(here), target)
+        options = Options(target=target, lists=preset(LISTS), costs=source, evidence=evidence)
         plan = plan_step(exported, options, folder / "mixed.onnx")
         write_batch(user, exported, folder / "batch.npz")
         graphs = {OURS: folder / "fp32.onnx"} | ({MIXED: folder / "mixed.onnx"} if plan.low_nodes else {})
@@ -122,43 +123,43 @@ def try_step(
         gradients=() if draws(exported) else errors,
         plan=plan,
         predictions=tuple(predicted(user, elsewhere, partial(tell, "predicting"))),
-        notes=tuple(_notes(exported, here, device, plan)),
+        notes=tuple(_notes(exported, here, target, plan)),
     )
 
 
-def _target(user: "TorchStep", runtime: str, threads: int) -> tuple[Machine, Device]:
+def _target(user: "TorchStep", runtime: str, threads: int) -> tuple[Machine, Target]:
     """Find the runtime and the device that our steps run on: the processor that the module is on."""
     processor = "cuda" if user.is_on_gpu else "cpu"
     if runtime == AUTO:
         usable = [one.name for one in runtimes() if not one.problem(processor)]
-        computing = (name for name in usable if computes_low(_device(processor, name)))
+        computing = (name for name in usable if computes_low(_planned_for(processor, name)))
         runtime = next(computing, DEFAULT)
-    return machine(processor, threads, runtime), _device(processor, runtime)
+    return machine(processor, threads, runtime), _planned_for(processor, runtime)
 
 
-def _device(processor: str, runtime: str) -> Device:
+def _planned_for(processor: str, runtime: str) -> Target:
     if processor == "cpu" and runtime == DEFAULT:
-        return datasheet.device("cpu")
-    return resolve_device(AUTO, runtime)[0]
+        return target_called("cpu")
+    return resolve_target(AUTO, runtime)[0]
 
 
-def _export_target(here: Machine) -> Target:
+def _export_target(here: Machine) -> ExportTarget:
     if here.runtime != DEFAULT:
         return "standard"
     return "cuda" if here.provider == "cuda" else "cpu"
 
 
 @contextmanager
-def _costs(costs: CostSource, device: Device, tell: Progress) -> Iterator[tuple[CostSource, Evidence]]:
+def _costs(costs: CostSource, target: Target, tell: Progress) -> Iterator[tuple[CostSource, Evidence]]:
     """Open the store of timings where costs are measured; nothing is decided without low arithmetic."""
-    if costs is CostSource.DATASHEET or not computes_low(device):
+    if costs is CostSource.DATASHEET or not computes_low(target):
         yield CostSource.DATASHEET, Evidence()
         return
     with Store(default_path()) as store:
         yield costs, Evidence(store=store, on_progress=partial(tell, "measuring nodes"))
 
 
-def _notes(exported: Imported, here: Machine, device: Device, plan: PlanFacts) -> Iterator[str]:
+def _notes(exported: Imported, here: Machine, target: Target, plan: PlanFacts) -> Iterator[str]:
     yield "A step is forward, loss and backward, without the update of the weights."
     if hasattr(os, "getloadavg") and (load := os.getloadavg()[0]) > cores() + _IDLE:
         yield (
@@ -167,7 +168,7 @@ def _notes(exported: Imported, here: Machine, device: Device, plan: PlanFacts) -
         )
     if draws(exported):
         yield "Gradients were not compared: the step draws random numbers. Set dropout to 0 to compare them."
-    if not computes_low(device):
+    if not computes_low(target):
         yield (
             f"Our step stays FP32 here: {here.software} computes in no low precision on {here.device}. "
             "On a CPU with BF16 units OpenVINO does: pip install 'campo-onnx[openvino]'."

@@ -10,8 +10,8 @@ from .units import tflops
 if TYPE_CHECKING:
     from campo_onnx.calibrate.catalog import Found
     from campo_onnx.calibrate.knowledge import Knowledge
-    from campo_onnx.hardware.device import Device
-    from campo_onnx.hardware.here import Here
+    from campo_onnx.hardware.hardware import Hardware
+    from campo_onnx.targets.here import Here
 
 
 def print_devices(known: Sequence["Knowledge"], form: TableFormat = TableFormat.TEXT) -> None:
@@ -29,7 +29,7 @@ def print_devices(known: Sequence["Knowledge"], form: TableFormat = TableFormat.
         )
     )
     for entry in known:
-        d = entry.device
+        d = entry.target.hardware
         table.add(
             d.name,
             _short(d.title),
@@ -60,10 +60,10 @@ def print_machine(here: "Here") -> None:
 
 def print_device(known: "Knowledge") -> None:
     """Print one device in detail."""
-    console, d = stdout(), known.device
+    console, d = stdout(), known.target.hardware
     console.print(escape(f"{d.name}: {d.title}"), style="bold")
     rows = {
-        "provider": d.provider,
+        "provider": d.processor,
         "compute capability": ".".join(map(str, d.compute_capability)) if d.compute_capability else "-",
         "multiprocessors" if d.is_gpu else "cores": str(d.sm_count),
         "last-level cache": f"{d.l2_bytes / 2**20:g} MiB",
@@ -84,7 +84,7 @@ def print_device(known: "Knowledge") -> None:
         ),
         title="Assumptions (no datasheet states these)",
     )
-    for assumed in known.assumptions:
+    for assumed in known.target.assumptions:
         name, value = assumed.name, f"{assumed.value:.0%}"
         for suffix, unit in (("_us", "us"), ("_gb_per_s", "GB/s")):
             if name.endswith(suffix):
@@ -117,7 +117,7 @@ def _known_by(known: "Knowledge", *, in_full: bool = True) -> list[str]:
         lines.append(f"{len(known.problems)} calibrations cannot be read")
     if known.timings:
         lines.append(f"measured here: {known.timings:,} timings")
-    return lines or [known.device.kind.value]
+    return lines or ["datasheet"]
 
 
 def _calibration(found: "Found") -> str:
@@ -130,8 +130,8 @@ def _calibration(found: "Found") -> str:
     )
 
 
-def _bandwidth(device: "Device") -> str:
-    return f"{device.memory_bandwidth_bytes_per_s / 1e9:,.0f} GB/s"
+def _bandwidth(hardware: "Hardware") -> str:
+    return f"{hardware.memory_bandwidth_bytes_per_s / 1e9:,.0f} GB/s"
 
 
 def _short(title: str) -> str:

@@ -15,18 +15,18 @@ from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable
 from campo_onnx.errors import ModelError
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.view import GraphView
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import Optimized, optimize
 from campo_onnx.runtime.registry import machine
+from campo_onnx.targets.target import target
 
 GRAPH = Path(__file__).parents[1] / "data" / "alexnet_like.onnx"
 # Casts and launches next to nothing, so that the small graph is worth rewriting.
-EAGER = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
-OPTIONS = Options(device=EAGER, lists=preset("campo"), pads=False)
+EAGER = replace(target("v100"), launch_us=1e-6, host_us=1e-6)
+OPTIONS = Options(target=EAGER, lists=preset("campo"), pads=False)
 
 Truth = Callable[[CostTable], CostTable]
 

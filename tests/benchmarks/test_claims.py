@@ -24,13 +24,13 @@ from benchmarks.gpu_session import forms_of
 from benchmarks.pages import made, render
 from benchmarks.steps import Call, Deadline, Records, run_steps
 from benchmarks.zoo import TITLES
-from campo_onnx.hardware.detect import device_of
 from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
 from campo_onnx.optimize.traffic import traffic
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import machine
+from campo_onnx.targets.detect import target_of
 
 DATA = Path(__file__).parents[1] / "data"
 MLP = DATA / "mlp.onnx"
@@ -188,7 +188,7 @@ class TestGpuSession:
         here = machine("cpu", 1)
         with Store(tmp_path / "timings.sqlite") as store:
             bench = NodeTimer(machine=here, store=store)
-            yield Session(folder=tmp_path, bench=bench, device=device_of(here), graphs=(MLP,))
+            yield Session(folder=tmp_path, bench=bench, device=target_of(here), graphs=(MLP,))
 
     def test_what_is_worth_most_comes_first(self, session: Session) -> None:
         names = [step.name for step in gpu_session.steps_of(session, full=True)]

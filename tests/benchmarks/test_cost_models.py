@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks.cost_models import collect, curves
 from campo_onnx.calibrate.fit import Sample
-from campo_onnx.hardware.detect import device_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
 from campo_onnx.runtime.timing import Timing
+from campo_onnx.targets.detect import target_of
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_runs_add_up_and_do_nothing_twice(tmp_path: Path) -> None:
     apart = curves.noise(signatures, first, again)
     assert apart is not None
     assert (apart["timings"], apart["median"], apart["bound"]) == pytest.approx((4, 0.1, 0.9))
-    tests, pool = curves.samples_in(signatures, first, device_of(first.machine))
+    tests, pool = curves.samples_in(signatures, first, target_of(first.machine))
     assert (len(tests), len(pool)) == (21, 0)  # those drawn first are to test with
 
 

@@ -16,7 +16,7 @@ from benchmarks.evaluation import strategies as labels
 from benchmarks.pages import render
 from benchmarks.steps import Deadline, Records, StepError
 from benchmarks.zoo import TITLES
-from campo_onnx import Plan, device, optimize_model
+from campo_onnx import Plan, optimize_model, target
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.plan.reason import Reason
@@ -25,7 +25,7 @@ from campo_onnx.runtime.registry import machine
 ROOT = Path(__file__).parents[2]
 STEP = ROOT / "benchmarks" / "data" / "mlp_step.onnx"
 DATA = ROOT / "tests" / "data"
-V100 = device("v100")
+V100 = target("v100")
 NEVER = Deadline.after(3600)
 
 

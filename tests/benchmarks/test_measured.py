@@ -20,10 +20,10 @@ from benchmarks.pages import made, render
 from benchmarks.steps import StepError
 from campo_onnx.calibrate.run import Workload
 from campo_onnx.errors import UsageError
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.importer import import_model
 from campo_onnx.scale.results import Results
 from campo_onnx.scale.work import Task
+from campo_onnx.targets.target import target
 
 MLP = Path(__file__).parents[1] / "data" / "mlp.onnx"
 EFFORT = turns.Effort(turn_s=0.01, budget_s=60.0, rounds=7, ready_s=60.0)
@@ -188,7 +188,7 @@ class TestResuming:
 
 def test_all_plans_of_a_step(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    facts = plans.write_plans(import_model(MLP), device("cpu").in_runtime("openvino"), "datasheet", tmp_path)
+    facts = plans.write_plans(import_model(MLP), target("cpu", "openvino"), "datasheet", tmp_path)
     assert set(facts) == {"fp32", *plans.PLANS} == set(DRAWN)
     assert {path.stem for path in tmp_path.glob("*.onnx")} == set(facts)
     assert facts["fp32"]["low"] == facts["fp32"]["casts"] == facts["fp32"]["flops_share"] == 0

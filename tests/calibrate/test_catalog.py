@@ -23,8 +23,7 @@ from campo_onnx.calibrate.op_model import OpModel, TimeModel
 from campo_onnx.costs.choose import costs_for
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
-from campo_onnx.hardware.datasheet import assumptions, device, devices
-from campo_onnx.hardware.detect import device_of
+from campo_onnx.hardware.datasheet import devices
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.store import Execution, Store, TimingKey
@@ -34,6 +33,8 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import machine
 from campo_onnx.runtime.timing import Timing
+from campo_onnx.targets.detect import target_of
+from campo_onnx.targets.target import target
 
 DATA = Path(__file__).parent.parent / "data"
 LOW = Precision.FP16
@@ -44,10 +45,10 @@ GPU = Machine(
 
 
 def made(name: str, on: Machine, precision: Precision = LOW) -> Calibration:
-    figures = device(name) if name != "cpu" else device_of(on)
+    figures = target(name) if name != "cpu" else target_of(on)
     return Calibration(
         machine=on,
-        device=figures,
+        hardware=figures.hardware,
         precision=precision,
         execution=Execution.STREAM,
         cast=CastModel(r_us=1e-4, c_i_us=2.0),
@@ -65,7 +66,7 @@ def made(name: str, on: Machine, precision: Precision = LOW) -> Calibration:
 def keep(calibration: Calibration, folder: Path | None = None) -> Path:
     where = folder or user_folder()
     make_folder(where)
-    path = where / file_name(calibration.device.name, calibration.precision)
+    path = where / file_name(calibration.target, calibration.precision)
     path.write_text(calibration.to_json(), encoding="utf-8")
     return path
 
@@ -81,8 +82,9 @@ def ports(view: GraphView) -> Mapping[str, Ports]:
 
 
 def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert file_name("h200", LOW) == "h200-fp16.json"
-    assert file_name("h200", Precision.BF16, Execution.GRAPH) == "h200-bf16-graph.json"
+    assert file_name(target("h200"), LOW) == "h200-fp16.json"
+    assert file_name(target("h200"), Precision.BF16, Execution.GRAPH) == "h200-bf16-graph.json"
+    assert file_name(target("zen4", "openvino"), Precision.BF16) == "zen4-openvino-bf16.json"
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert user_folder() == tmp_path / "campo-onnx" / "calibrations"
     monkeypatch.setenv("XDG_DATA_HOME", "relative")
@@ -90,9 +92,9 @@ def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
-    assert list(found_calibrations("no-such-device", LOW)) == []
-    assert list(found_calibrations("h200", LOW, shipped=tmp_path)) == []
-    assert list(found_calibrations("h200", LOW, shipped=tmp_path / "missing")) == []
+    assert list(found_calibrations(target("t4"), LOW)) == []
+    assert list(found_calibrations(target("h200"), LOW, shipped=tmp_path)) == []
+    assert list(found_calibrations(target("h200"), LOW, shipped=tmp_path / "missing")) == []
 
 
 def test_shipped_ones_lie_with_the_package() -> None:
@@ -103,7 +105,7 @@ def test_the_users_own_come_first(tmp_path: Path) -> None:
     own, shipped = made("h200", GPU), replace(made("h200", GPU), host_us=9.0)
     keep(own)
     keep(shipped, tmp_path / "shipped")
-    first, second = found_calibrations("h200", LOW, shipped=tmp_path / "shipped")
+    first, second = found_calibrations(target("h200"), LOW, shipped=tmp_path / "shipped")
     assert (first.origin, first.calibration, first.refusal) == (Origin.HERE, own, "")
     assert (second.origin, second.calibration, second.refusal) == (Origin.SHIPPED, shipped, "")
     assert first.file == str(user_folder() / "h200-fp16.json")
@@ -119,15 +121,15 @@ def test_costs_take_a_shipped_calibration_by_name(
 ) -> None:
     monkeypatch.setattr(calibrations, "shipped_folder", lambda: tmp_path / "shipped")
     keep(made("a100", GPU), tmp_path / "shipped")
-    assert costs_for(view, ports, device("a100"), LOW, source).source == "model"
+    assert costs_for(view, ports, target("a100"), LOW, source).source == "model"
     with pytest.raises(UsageError, match="no calibration of t4"):
-        costs_for(view, ports, device("t4"), LOW, CostSource.MODEL)
+        costs_for(view, ports, target("t4"), LOW, CostSource.MODEL)
 
 
 def test_costs_take_what_was_calibrated_here(view: GraphView, ports: Mapping[str, Ports]) -> None:
     keep(made("cpu", CPU))
     for source in (CostSource.AUTO, CostSource.MODEL):
-        table = costs_for(view, ports, device("cpu"), LOW, source)
+        table = costs_for(view, ports, target("cpu"), LOW, source)
         assert table.source == "model"
         # Its model says half the time, but a CPU runs FP32 kernels between Casts.
         assert all(cost.gain_us <= 0 for cost in table.nodes.values())
@@ -145,10 +147,10 @@ def test_a_calibration_that_no_longer_fits(
     change: Mapping[str, object], why: str, view: GraphView, ports: Mapping[str, Ports]
 ) -> None:
     path = keep(made("cpu", replace(CPU, **change)))
-    (found,) = found_calibrations("cpu", LOW)
+    (found,) = found_calibrations(target("cpu"), LOW)
     assert why in found.refusal
     with pytest.raises(DeviceMismatchError, match=why) as error:
-        costs_for(view, ports, device("cpu"), LOW, CostSource.MODEL)
+        costs_for(view, ports, target("cpu"), LOW, CostSource.MODEL)
     assert str(path) in str(error.value)
     assert error.value.exit_code == 6
 
@@ -156,7 +158,7 @@ def test_a_calibration_that_no_longer_fits(
 def test_a_file_under_a_wrong_name(tmp_path: Path) -> None:
     path = keep(made("a100", GPU))
     path.rename(path.with_name("h200-fp16.json"))
-    (found,) = found_calibrations("h200", LOW)
+    (found,) = found_calibrations(target("h200"), LOW)
     assert found.refusal == "it is of a100"
 
 
@@ -164,8 +166,8 @@ def test_a_damaged_one_is_told(view: GraphView, ports: Mapping[str, Ports]) -> N
     path = keep(made("cpu", CPU))
     path.write_text(path.read_text()[:200])
     with pytest.raises(ProfileError, match=r"cpu-fp16\.json cannot be read"):
-        costs_for(view, ports, device("cpu"), LOW, CostSource.AUTO)
-    cpu = {known.device.name: known for known in known_devices(None)}["cpu"]
+        costs_for(view, ports, target("cpu"), LOW, CostSource.AUTO)
+    cpu = {known.target.name: known for known in known_devices(None)}["cpu"]
     assert cpu.calibrations == ()
     assert "cannot be read" in cpu.problems[0]
 
@@ -181,7 +183,7 @@ def known() -> dict[str, Knowledge]:
         for on in (CPU, replace(CPU, device="another CPU"), GPU):
             key = TimingKey(machine=on, signature="x")
             store.add(key, Timing(median_us=1.0, spread_us=0.0, repeats=1))
-        return {entry.device.name: entry for entry in known_devices(store)}
+        return {entry.target.name: entry for entry in known_devices(store)}
 
 
 def test_what_is_known_of_each_device() -> None:
@@ -199,9 +201,9 @@ def test_what_is_known_of_each_device() -> None:
 
 def test_every_assumption_has_a_reason() -> None:
     for name in devices():
-        assumed = {entry.name: entry for entry in assumptions(name)}
+        assumed = {entry.name: entry for entry in target(name).assumptions}
         on_a_core = {"core_gb_per_s"} & set(assumed)
-        assert bool(on_a_core) == (device(name).provider == "cpu" and name != "cpu")
+        assert bool(on_a_core) == (not target(name).hardware.is_gpu and name != "cpu")
         assert set(assumed) - on_a_core == {
             "launch_us",
             "host_us",
@@ -211,7 +213,7 @@ def test_every_assumption_has_a_reason() -> None:
             "unaligned",
         }
         assert all(entry.reason for entry in assumed.values())
-        assert assumed["bandwidth"].value == device(name).efficiency.bandwidth
+        assert assumed["bandwidth"].value == target(name).hardware.efficiency.bandwidth
 
 
 def test_a_model_of_an_event_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ import pytest
 from campo_onnx.calibrate.layers import GROUPED
 from campo_onnx.calibrate.run import takes_tensor_cores, typed
 from campo_onnx.calibrate.samples import Sampling, samples_of
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.precision import Precision
+from campo_onnx.targets.target import target
 
 SAMPLING = Sampling(count=20, largest_bytes=8e6, largest_flops=5e8)
 
@@ -29,15 +29,15 @@ def test_other_operators_have_no_groups() -> None:
 
 def test_units_that_take_any_size_tell_groups_apart_and_tensor_cores_alignment() -> None:
     nodes = samples_of("Conv", SAMPLING, grouped=True)
-    on_cpu = {takes_tensor_cores(node, device("zen4"), Precision.BF16): node for node in nodes}
+    on_cpu = {takes_tensor_cores(node, target("zen4").hardware, Precision.BF16): node for node in nodes}
     assert {units: node.attribute("group", 1) == 1 for units, node in on_cpu.items()} == {
         True: True,
         False: False,
     }
     odd = [node for node in samples_of("MatMul", SAMPLING) if node.inputs[0].shape[-1] % 8]  # type: ignore[union-attr, index]
     assert odd
-    assert all(takes_tensor_cores(node, device("zen4"), Precision.BF16) for node in odd)
-    assert not any(takes_tensor_cores(node, device("a100"), Precision.BF16) for node in odd)
+    assert all(takes_tensor_cores(node, target("zen4").hardware, Precision.BF16) for node in odd)
+    assert not any(takes_tensor_cores(node, target("a100").hardware, Precision.BF16) for node in odd)
 
 
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose", "MaxPool", "MatMul"])

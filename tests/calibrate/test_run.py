@@ -14,8 +14,6 @@ from campo_onnx.calibrate.samples import Sampling, samples_of
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.predicted import CostModel
 from campo_onnx.errors import ProfileError, UsageError
-from campo_onnx.hardware.datasheet import device as datasheet_device
-from campo_onnx.hardware.device import DeviceKind
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.events import EVENTS, events_of
@@ -28,12 +26,13 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.timing import Timing
+from campo_onnx.targets.target import target
 
 DATA = Path(__file__).parent.parent / "data"
 GPU = Machine(
     provider="cuda", device="NVIDIA H200", driver="580", cuda="13.0", ort="1.31.1", tf32=True, threads=0
 )
-H200 = datasheet_device("h200")
+H200 = target("h200")
 TINY = Workload(
     ops=("MatMul", "Add", "Gather"),
     sampling=Sampling(count=36, largest_bytes=4e6, largest_flops=1e9),
@@ -84,7 +83,7 @@ def test_tensor_cores_have_a_model_of_their_own(calibration: Calibration) -> Non
     assert calibration.score > 0.95
     assert calibration.cast_score > 0.95
     assert calibration.failures == {}
-    assert calibration.device.kind is DeviceKind.CALIBRATED
+    assert calibration.target == H200
 
 
 def test_progress_ends_at_its_total() -> None:
@@ -108,11 +107,11 @@ def test_ops_without_a_kernel_are_named_and_the_rest_is_kept() -> None:
 
 def test_events_are_complete_and_follow_the_shapes() -> None:
     (small, large) = sorted(samples_of("Add", replace(TINY.sampling, count=2)), key=lambda s: s.nbytes)
-    first, second = (events_of(s, 10.0, H200) for s in (small, large))
+    first, second = (events_of(s, 10.0, H200.hardware) for s in (small, large))
     assert tuple(first) == EVENTS
     assert first["moved_bytes"] < second["moved_bytes"]
     assert second["bytes_per_us"] == pytest.approx(second["moved_bytes"] / 10)
-    assert events_of(small, 0.0, H200)["bytes_per_us"] == 0.0
+    assert events_of(small, 0.0, H200.hardware)["bytes_per_us"] == 0.0
 
 
 def test_file_round_trip(calibration: Calibration, tmp_path: Path) -> None:
@@ -141,7 +140,7 @@ def test_a_calibration_without_entries_has_no_score(calibration: Calibration, tm
         (("execution",), "steam", "execution: invalid enum value 'steam'"),
         (("host_us",), -1, "host_us is -1"),
         (("precision",), "fp17", "precision: unknown precision 'fp17'"),
-        (("device", "sm_count"), 0, "sm_count is 0"),
+        (("hardware", "sm_count"), 0, "sm_count is 0"),
     ],
 )
 def test_a_wrong_field_is_named(
@@ -155,6 +154,19 @@ def test_a_wrong_field_is_named(
         Calibration.from_json(json.dumps(document), "c.json")
     assert str(refusal.value).startswith("c.json cannot be read: ")
     assert message in str(refusal.value)
+
+
+def test_a_file_of_version_1_is_read(calibration: Calibration) -> None:
+    document = json.loads(calibration.to_json())
+    assert document["format_version"] == 2
+    hardware = document.pop("hardware")
+    of_runtime = {"launch_us": 5.0, "host_us": 1.0, "captures": False, "tf32_default": True}
+    rest = {"kind": "calibrated", "provider": hardware.pop("processor"), "runtime": "onnxruntime"}
+    old = document | {"format_version": 1, "device": hardware | of_runtime | rest}
+    assert Calibration.from_json(json.dumps(old)) == calibration
+    del old["device"]["provider"]
+    with pytest.raises(ProfileError, match="cannot be read"):
+        Calibration.from_json(json.dumps(old))
 
 
 def test_bad_files(calibration: Calibration, tmp_path: Path) -> None:

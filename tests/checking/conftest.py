@@ -12,12 +12,12 @@ from campo_onnx.checking.check import check
 from campo_onnx.checking.policy import Policy
 from campo_onnx.checking.rules import RULES, VALID
 from campo_onnx.checking.verdict import Status
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
+from campo_onnx.targets.target import target
 
 NAMES = [VALID, *(rule.name for rule in RULES)]
 
@@ -94,7 +94,7 @@ def made(fp32_model: onnx.ModelProto, tmp_path_factory: pytest.TempPathFactory) 
     """Made once; tests that change a file take `step`."""
     folder = tmp_path_factory.mktemp("made")
     onnx.save(fp32_model, folder / "step.onnx")
-    optimized = optimize(folder / "step.onnx", Options(device=device("v100"), lists=preset("campo")))
+    optimized = optimize(folder / "step.onnx", Options(target=target("v100"), lists=preset("campo")))
     assert len(optimized.plan.low_nodes) > 5
     export_model(optimized.model, folder / "mixed.onnx", folder=folder)
     (folder / "plan.json").write_text(optimized.plan.to_json())

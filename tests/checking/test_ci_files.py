@@ -17,11 +17,11 @@ import pytest
 
 from campo_onnx.checking.batch import check_all
 from campo_onnx.checking.policy import load_policy
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
+from campo_onnx.targets.target import target
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "scripts" / "ci_check.sh"
@@ -180,7 +180,7 @@ def test_the_guide_s_policy_is_read_and_kept(step, model_text, tmp_path):
     np.savez(graphs / "batch.npz", **arrays)
     cnn = model_text("g (float[B,4096] x, float[4096,4096] w) => (float[B,4096] y) { y = MatMul(x, w) }")
     onnx.save(cnn, graphs / "cnn.onnx")
-    options = Options(device=device("v100"), lists=preset("campo"), dims={"B": 4})
+    options = Options(target=target("v100"), lists=preset("campo"), dims={"B": 4})
     export_model(optimize(graphs / "cnn.onnx", options).model, graphs / "cnn_mixed.onnx")
     (tmp_path / "campo.toml").write_text(text)
     found = check_all(load_policy(tmp_path / "campo.toml"))

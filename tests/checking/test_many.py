@@ -11,12 +11,12 @@ from campo_onnx.checking.batch import check_all, from_row, key_of, pairs_in, to_
 from campo_onnx.checking.policy import Pair, Policy
 from campo_onnx.checking.verdict import Verdict, Verdicts, failed, not_checked
 from campo_onnx.errors import PlanMismatchError, UsageError
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
 from campo_onnx.scale.results import Results
+from campo_onnx.targets.target import target
 
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 
@@ -25,7 +25,7 @@ MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 def folders(tmp_path, monkeypatch):
     """Three mixed graphs, one of them without its FP32 graph and one damaged; the working directory."""
     monkeypatch.chdir(tmp_path)
-    optimized = optimize(MLP, Options(device=device("v100"), lists=preset("campo"), strategy="tf-amp"))
+    optimized = optimize(MLP, Options(target=target("v100"), lists=preset("campo"), strategy="tf-amp"))
     for name in ("a", "b/c", "d"):
         for folder in ("mixed", "fp32"):
             (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def test_a_graph_is_checked_again_when_anything_of_it_changed(folders):
         replace(pair, policy=replace(pair.policy, **limit))
         for limit in (
             {"max_drift": 0.5},
-            {"device": device("v100")},
+            {"target": target("v100")},
             {"lists": preset("tf2")},
             {"dims": {"n": 2}},
             {"keep_fp32": ("Gemm",)},

@@ -30,9 +30,9 @@ def test_defaults_hold_for_every_graph_and_give_way_to_its_own(load, tmp_path):
     assert (first.policy.max_drift, first.policy.min_speedup, first.policy.max_casts) == (0.0, 1.0, 3)
     assert (first.policy.baseline, first.policy.inputs) == (tmp_path / "sub/p.json", (tmp_path / "b.npz",))
     assert (first.policy.dims, first.policy.keep_fp32) == ({"N": 4}, ("Relu",))
-    assert (first.policy.device.name, first.policy.lists.name, first.policy.strict) == ("t4", "tf2", True)
+    assert (first.policy.target.name, first.policy.lists.name, first.policy.strict) == ("t4", "tf2", True)
     assert (second.name, second.policy.max_drift, second.policy.min_speedup) == ("second", 0.5, 1.5)
-    assert (second.policy.device.name, second.policy.strict, second.policy.baseline) == ("v100", False, None)
+    assert (second.policy.target.name, second.policy.strict, second.policy.baseline) == ("v100", False, None)
 
 
 def test_a_graph_needs_no_more_than_two_files(load):

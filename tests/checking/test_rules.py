@@ -12,7 +12,6 @@ from campo_onnx.checking.check import check
 from campo_onnx.checking.policy import Pair, Policy
 from campo_onnx.checking.verdict import Status
 from campo_onnx.errors import UsageError
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.stamp import read_stamp, write_stamp
 from campo_onnx.ops.precision import Precision
@@ -20,6 +19,7 @@ from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
+from campo_onnx.targets.target import target
 from tests.checking.conftest import checked, red
 
 
@@ -176,7 +176,7 @@ def test_drift_is_red_beyond_the_limit(made):
 def test_the_limit_of_drift_is_that_of_the_format(request, tmp_path):
     """BF16 rounds eight times as coarsely as FP16: what is too much for one is as exact as the other gets."""
     path = request.config.rootpath / "tests" / "data" / "mlp.onnx"
-    options = Options(device=device("h200"), lists=preset("tf115"), strategy="tf-amp", low=Precision.BF16)
+    options = Options(target=target("h200"), lists=preset("tf115"), strategy="tf-amp", low=Precision.BF16)
     export_model(optimize(path, options).model, tmp_path / "m.onnx", folder=path.parent)
     found = {}
     for limit in (None, 0.01):
@@ -243,11 +243,11 @@ def test_casts_and_step_are_red_against_a_better_baseline(step, edit):
     findings = checked(step, baseline=step.baseline)
     assert red(findings) == ["casts", "step"]
     assert findings["casts"].value == findings["casts"].limit + 1
-    assert not red(checked(step, device=device("v100")))  # an edited file no longer says what it is for
+    assert not red(checked(step, target=target("v100")))  # an edited file no longer says what it is for
 
 
 def test_step_is_red_when_the_graph_got_slower(step):
-    options = Options(device=device("v100"), lists=preset("campo"), strategy="fp32")
+    options = Options(target=target("v100"), lists=preset("campo"), strategy="fp32")
     export_model(optimize(step.fp32, options).model, step.mixed)
     findings = checked(step, baseline=step.baseline)
     assert red(findings) == ["step"]
@@ -265,8 +265,8 @@ def test_gain_is_red_below_what_is_required(made):
 
 
 def test_gain_is_red_when_casts_do_not_pay(step):
-    slow = replace(device("v100"), launch_us=50.0)
-    assert red(checked(step, device=slow, max_drift=1)) == ["gain"]
+    slow = replace(target("v100"), launch_us=50.0)
+    assert red(checked(step, target=slow, max_drift=1)) == ["gain"]
 
 
 # --- which device, strictness, several graphs ---
@@ -277,7 +277,7 @@ def test_the_device_is_the_policy_s_else_the_plan_s_else_the_file_s(step, edit):
         return check(step.mixed, step.fp32, Policy(min_speedup=0, **policy)).device
 
     assert device_of() == "v100"
-    assert device_of(device=device("a100")) == "a100"
+    assert device_of(target=target("a100")) == "a100"
     plan = Plan.from_json(step.baseline.read_text())
     step.baseline.write_text(replace(plan, device="t4").to_json())
     assert device_of(baseline=step.baseline) == "t4"
@@ -305,4 +305,4 @@ def test_gain_names_the_plans_own_prediction_where_only_that_would_pass(step, ed
     edit(measured)
     assert "predicted 3x, from measured times" in checked(step, min_speedup=2.5)["gain"].reason
     assert "measured" not in checked(step, min_speedup=3.5)["gain"].reason
-    assert "measured" not in checked(step, min_speedup=2.5, device=device("h100"))["gain"].reason
+    assert "measured" not in checked(step, min_speedup=2.5, target=target("h100"))["gain"].reason

@@ -13,7 +13,6 @@ from campo_onnx.checking.policy import Policy
 from campo_onnx.checking.verdict import Status
 from campo_onnx.emulation import batches
 from campo_onnx.emulation.drift import Reference
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import preset
@@ -21,6 +20,7 @@ from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
 from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.targets.target import target
 from tests.checking.conftest import Step, checked, red
 
 # --- graphs of every origin ---
@@ -38,9 +38,9 @@ CASES = [
 @pytest.mark.parametrize(("name", "strategy", "low"), CASES)
 def test_what_optimize_writes_is_what_its_plan_promised(name, strategy, low, request, dims_of, tmp_path):
     path = request.config.rootpath / "tests" / "data" / f"{name}.onnx"
-    planned_for = replace(device("v100" if low == "fp16" else "h200"), launch_us=1e-6, host_us=1e-6)
+    planned_for = replace(target("v100" if low == "fp16" else "h200"), launch_us=1e-6, host_us=1e-6)
     options = Options(
-        device=planned_for,
+        target=planned_for,
         lists=preset("campo"),
         strategy=strategy,
         low=Precision(low),
@@ -51,7 +51,7 @@ def test_what_optimize_writes_is_what_its_plan_promised(name, strategy, low, req
     export_model(optimized.model, tmp_path / "m.onnx", folder=path.parent)
     (tmp_path / "plan.json").write_text(optimized.plan.to_json())
     policy = Policy(
-        device=planned_for, dims=options.dims, baseline=tmp_path / "plan.json", max_drift=1, min_speedup=0
+        target=planned_for, dims=options.dims, baseline=tmp_path / "plan.json", max_drift=1, min_speedup=0
     )
     verdicts = check(tmp_path / "m.onnx", path, policy)
     findings = {v.rule: v.finding for v in verdicts.verdicts}
@@ -77,7 +77,7 @@ def test_padding_counts_as_the_plan_says(model_text, tmp_path):
     weight = np.random.default_rng(0).normal(0, 0.03, (1001, 1001)).astype(np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "c"))
     onnx.save(model, tmp_path / "fp32.onnx")
-    optimized = optimize(tmp_path / "fp32.onnx", Options(device=device("v100"), lists=preset("campo")))
+    optimized = optimize(tmp_path / "fp32.onnx", Options(target=target("v100"), lists=preset("campo")))
     assert {"Pad", "Slice"} <= {node.op_type for node in optimized.model.graph.node}
     export_model(optimized.model, tmp_path / "m.onnx")
     (tmp_path / "plan.json").write_text(optimized.plan.to_json())
@@ -99,7 +99,7 @@ def masked(model_text, tmp_path):
     """A step whose mask was declared, so that its softmax is low."""
     onnx.save(model_text(MASKED), tmp_path / "step.onnx")
     options = Options(
-        device=replace(device("v100"), launch_us=1e-6, host_us=1e-6),
+        target=replace(target("v100"), launch_us=1e-6, host_us=1e-6),
         lists=preset("campo"),
         strategy="fine-grained",
         ranges={"mask": DeclaredRange(lowest=-10000.0, highest=0.0)},
@@ -132,8 +132,8 @@ CUBE = """g (float[64,256] x, float[256,256] w) => (float[64,256] y) {
 
 def test_extreme_rows_break_what_ordinary_values_do_not(model_text, tmp_path):
     onnx.save(model_text(CUBE), tmp_path / "step.onnx")
-    cheap = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
-    optimized = optimize(tmp_path / "step.onnx", Options(device=cheap, lists=preset("campo"), min_gain=0.0))
+    cheap = replace(target("v100"), launch_us=1e-6, host_us=1e-6)
+    optimized = optimize(tmp_path / "step.onnx", Options(target=cheap, lists=preset("campo"), min_gain=0.0))
     assert "cube" in optimized.plan.low_nodes
     export_model(optimized.model, tmp_path / "mixed.onnx", folder=tmp_path)
     step = Step(folder=tmp_path, plan=optimized.plan)

@@ -83,9 +83,9 @@ def test_table_files_and_real_inputs(program, tmp_path, capsys) -> None:
 
 
 def test_a_graph_and_its_mixed_version(program, capsys, monkeypatch) -> None:
-    from campo_onnx import Options, device, export_model, oplists, optimize_model
+    from campo_onnx import Options, export_model, oplists, optimize_model, target
 
-    options = Options(device=device("v100"), lists=oplists("campo"))
+    options = Options(target=target("v100"), lists=oplists("campo"))
     export_model(optimize_model(MLP, options).model, Path("mixed.onnx"))
     assert program(MLP, "mixed.onnx", *QUICK) == 0
     assert "mixed" in capsys.readouterr().out

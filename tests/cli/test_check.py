@@ -10,12 +10,12 @@ from xml.etree import ElementTree
 import onnx
 import pytest
 
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
+from campo_onnx.targets.target import target
 
 ROOT = Path(__file__).parent.parent.parent
 DATA = ROOT / "tests" / "data"
@@ -32,7 +32,7 @@ def made(tmp_path_factory):
     """The MLP, a mixed version that is slower on a V100 (tf-amp asks no costs), and its plan."""
     folder = tmp_path_factory.mktemp("graphs")
     (folder / "mlp.onnx").write_bytes((DATA / "mlp.onnx").read_bytes())
-    options = Options(device=device("v100"), lists=preset("campo"), strategy="tf-amp")
+    options = Options(target=target("v100"), lists=preset("campo"), strategy="tf-amp")
     optimized = optimize(folder / "mlp.onnx", options)
     export_model(optimized.model, folder / "mixed.onnx", folder=folder)
     (folder / "plan.json").write_text(optimized.plan.to_json())

@@ -5,18 +5,18 @@ from functools import partial
 from pathlib import Path
 
 from campo_onnx.codec import fingerprint
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
+from campo_onnx.targets.target import target
 
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 
 
 def test_folders_and_results(program, tmp_path, capsys):
     check = partial(program, "check", "mixed", "--against", "fp32", "--min-speedup", "0", "--json")
-    optimized = optimize(MLP, Options(device=device("v100"), lists=preset("campo"), strategy="tf-amp"))
+    optimized = optimize(MLP, Options(target=target("v100"), lists=preset("campo"), strategy="tf-amp"))
     for folder in ("mixed", "fp32"):
         (tmp_path / folder).mkdir()
     for name in ("a", "b"):

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.emulation.dfp16 import emulate_dfp16
 from campo_onnx.emulation.numerics import relative_l2, run
 from campo_onnx.ir.importer import import_model
@@ -113,7 +113,7 @@ def test_compare_shows_what_rounding_makes_of_a_plan(program, batch, capsys):
         errors |= {form: d["error"] for form, d in rows["tf-amp", "tf115"]["drift"].items()}
     assert 2**-16 < errors["dfp16"] < errors["bf16"] < 0.1  # 15, 11 and 8 significant bits
     assert 2**-12 < errors["fp16"] < errors["bf16"] / 4
-    options = Options(device=device("h200"), lists=oplists("tf115"), strategy="tf-amp", low=Precision.BF16)
+    options = Options(target=target("h200"), lists=oplists("tf115"), strategy="tf-amp", low=Precision.BF16)
     mixed, given = optimize_model(MLP, options).model, onnx.load(MLP)
     here, feeds = machine("cpu"), dict(np.load(batch))
     expected, actual = (run(model, feeds, here) for model in (given, emulate_dfp16(mixed)))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.hardware import detect
+from campo_onnx.targets import detect
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
+from campo_onnx.targets.target import target
 
 MLP = Path(__file__).parent.parent / "data" / "mlp.onnx"
 
 
 @pytest.fixture(scope="module")
 def plan():
-    return optimize(MLP, Options(device=device("v100"), lists=preset("tf115"), strategy="tf-amp")).plan
+    return optimize(MLP, Options(target=target("v100"), lists=preset("tf115"), strategy="tf-amp")).plan
 
 
 @pytest.fixture

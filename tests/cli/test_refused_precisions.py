@@ -2,21 +2,21 @@
 
 import pytest
 
-from campo_onnx import Options, Precision, device, oplists, optimize_model
+from campo_onnx import Options, Precision, oplists, optimize_model, target
 from campo_onnx.errors import UsageError
 from campo_onnx.runtime.registry import check_precision, default_precision
 from tests.conftest import DATA
 
-CPU = device("cpu_bf16").in_runtime("openvino")
+CPU = target("cpu_bf16", "openvino")
 
 
 def test_openvino_refuses_fp16_and_says_why() -> None:
     with pytest.raises(UsageError, match=r"openvino does not compute in fp16.*without rounding.*Choose bf16"):
-        optimize_model(DATA / "mlp.onnx", Options(device=CPU, lists=oplists("campo")))
+        optimize_model(DATA / "mlp.onnx", Options(target=CPU, lists=oplists("campo")))
     assert not CPU.computes_in(Precision.FP16)
     assert CPU.computes_in(Precision.BF16)
     plan = optimize_model(
-        DATA / "mlp.onnx", Options(device=CPU, lists=oplists("campo"), low=Precision.BF16)
+        DATA / "mlp.onnx", Options(target=CPU, lists=oplists("campo"), low=Precision.BF16)
     ).plan
     assert plan.low is Precision.BF16
 

@@ -13,11 +13,11 @@ from campo_onnx.calibrate.campaign import CHUNK, campaign, kinds_in, nodes_of
 from campo_onnx.calibrate.run import Workload, calibrate
 from campo_onnx.calibrate.samples import Sampling
 from campo_onnx.errors import DeviceUnavailableError, UnsupportedModelError
-from campo_onnx.hardware.detect import device_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Execution, Store
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.registry import machine
+from campo_onnx.targets.detect import target_of
 from tests.cluster.conftest import kill_who_is_stuck
 
 pytest.importorskip("ray")
@@ -91,7 +91,7 @@ def test_one_store_as_if_one_process_had_timed(pool, home, tmp_path, monkeypatch
     assert signatures(together) == signatures(alone)
     with Store(together) as store:
         timer = NodeTimer(machine=here, store=store, only_stored=True)
-        made = calibrate(WORKLOAD, timer, device_of(here), Precision.FP16)
+        made = calibrate(WORKLOAD, timer, target_of(here), Precision.FP16)
     assert "not in the store" not in str(made.failures)
     again = []
     run_campaign(pool, together, lambda *progress: again.append(progress))

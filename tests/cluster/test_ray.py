@@ -18,7 +18,6 @@ from campo_onnx.checking.batch import check_all, pairs_in, to_row
 from campo_onnx.checking.policy import Policy
 from campo_onnx.checking.reports import to_json
 from campo_onnx.errors import DeviceUnavailableError, UsageError
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.planning.options import Options
@@ -26,6 +25,7 @@ from campo_onnx.planning.pipeline import optimize
 from campo_onnx.scale.pools import pool_for
 from campo_onnx.scale.results import Results
 from campo_onnx.scale.work import Task, run
+from campo_onnx.targets.target import target
 from tests.cluster.conftest import kill_who_is_stuck
 
 pytest.importorskip("ray")
@@ -44,7 +44,7 @@ def folders(tmp_path_factory):
     for graph in GRAPHS:
         given = ROOT / "benchmarks" / "data" / f"{graph}.onnx"
         for strategy in ("optimal", "campo", "tf-amp"):
-            options = Options(device=device("v100"), lists=preset("campo"), strategy=strategy)
+            options = Options(target=target("v100"), lists=preset("campo"), strategy=strategy)
             export_model(optimize(given, options).model, folder / "mixed" / f"{graph}-{strategy}.onnx")
             (folder / "fp32" / f"{graph}-{strategy}.onnx").write_bytes(given.read_bytes())
     return folder

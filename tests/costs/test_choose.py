@@ -13,8 +13,6 @@ from campo_onnx.calibrate.samples import Sampling
 from campo_onnx.costs.choose import costs_for, is_here, measured_costs
 from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.errors import DeviceMismatchError, DeviceUnavailableError, ProfileError, UsageError
-from campo_onnx.hardware.datasheet import device
-from campo_onnx.hardware.detect import device_of
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.measure import node_timer
 from campo_onnx.measure.node_timer import NodeTimer
@@ -26,10 +24,12 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.onnxruntime.kernels import has_kernel
 from campo_onnx.runtime.registry import machine
+from campo_onnx.targets.detect import target_of
+from campo_onnx.targets.target import target
 from tests.timed_by_bytes import time_node
 
 DATA = Path(__file__).parent.parent / "data"
-CPU, H200 = device("cpu"), device("h200")
+CPU, H200 = target("cpu"), target("h200")
 HERE = machine("cpu", threads=1)
 LOW = Precision.FP16
 
@@ -60,7 +60,7 @@ def timer() -> NodeTimer:
 def calibration(timer: NodeTimer) -> Calibration:
     sampling = Sampling(count=9, largest_bytes=1e5, largest_flops=1e7)
     workload = Workload(ops=("Add",), sampling=sampling, casts=3, largest_cast_elements=1 << 14)
-    return calibrate(workload, timer, device_of(HERE), LOW)
+    return calibrate(workload, timer, target_of(HERE), LOW)
 
 
 def test_datasheet_needs_no_machine(imported: Imported, ports: Mapping[str, Ports]) -> None:
@@ -110,7 +110,7 @@ def test_auto_falls_back_to_figures(imported: Imported, ports: Mapping[str, Port
 
 def test_model_without_a_calibration(imported: Imported, ports: Mapping[str, Ports]) -> None:
     with pytest.raises(UsageError, match="campo-onnx calibrate"):
-        costs_for(imported.view, ports, device("t4"), LOW, CostSource.MODEL)
+        costs_for(imported.view, ports, target("t4"), LOW, CostSource.MODEL)
 
 
 def test_model_with_and_without_a_profile(
@@ -121,7 +121,7 @@ def test_model_with_and_without_a_profile(
     assert plain.source == "model"
     assert f"calibrated on {calibration.machine.device}" in plain.basis[0]
     assert calibration.measured_at in plain.basis[0]
-    profile = take_profile(imported, synthesize(view), timer, device_of(HERE), steps=2)
+    profile = take_profile(imported, synthesize(view), timer, target_of(HERE), steps=2)
     evidence = Evidence(calibration=calibration, profile=profile)
     profiled = costs_for(view, ports, CPU, LOW, CostSource.MODEL, evidence)
     assert profiled.fp32_us == pytest.approx(profile.nodes_us)
@@ -137,7 +137,7 @@ def test_model_with_and_without_a_profile(
 def test_a_profile_without_a_calibration_is_not_passed_over(
     imported: Imported, ports: Mapping[str, Ports], timer: NodeTimer
 ) -> None:
-    profile = take_profile(imported, synthesize(imported.view), timer, device_of(HERE), steps=1)
+    profile = take_profile(imported, synthesize(imported.view), timer, target_of(HERE), steps=1)
     with pytest.raises(UsageError, match="no calibration of cpu"):
         costs_for(imported.view, ports, CPU, LOW, CostSource.AUTO, Evidence(profile=profile))
 

@@ -10,9 +10,8 @@ from onnx import TensorProto
 from campo_onnx.costs import estimated
 from campo_onnx.costs.estimated import estimate
 from campo_onnx.costs.table import CostTable
-from campo_onnx.hardware.datasheet import device, devices
-from campo_onnx.hardware.device import Device, DeviceKind, Efficiency
-from campo_onnx.hardware.roofline import Estimate, gemm_rate, node_time
+from campo_onnx.hardware.datasheet import devices
+from campo_onnx.hardware.hardware import Efficiency, Hardware
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.gemms import GemmShape
 from campo_onnx.ops.key import OpKey
@@ -20,13 +19,14 @@ from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.refusal import Refused
 from campo_onnx.ops.signature import Signature
+from campo_onnx.targets.roofline import Estimate, gemm_rate, node_time
+from campo_onnx.targets.target import Target, target
 
 # 1 MB/us reached of 2, 8 TFLOP/s reached of 10, 50 reached of 100: easy numbers.
-GPU = Device(
+HARDWARE = Hardware(
     name="gpu",
     title="A GPU",
-    kind=DeviceKind.DATASHEET,
-    provider="cuda",
+    processor="cuda",
     compute_capability=(7, 0),
     sm_count=10,
     l2_bytes=1 << 20,
@@ -34,13 +34,16 @@ GPU = Device(
     fp32_flops_per_s=10e12,
     fp16_flops_per_s=20e12,
     fp16_tensor_flops_per_s=100e12,
-    launch_us=5.0,
-    host_us=1.0,
     efficiency=Efficiency(bandwidth=0.5, cuda_cores=0.8, tensor_cores=0.5, unaligned=0.0),
     source="made up",
 )
+GPU = Target.of(HARDWARE)
 ALL = Ports(low_inputs=frozenset({0, 1}), low_outputs=frozenset({0}))
 UNARY = Ports(low_inputs=frozenset({0}), low_outputs=frozenset({0}))
+
+
+def on_gpu(**changes: Any) -> Target:
+    return Target.of(replace(HARDWARE, **changes))
 
 
 def graph(*nodes: tuple[str, list[tuple[int, ...]], tuple[int, ...]]) -> GraphView:
@@ -61,7 +64,7 @@ def graph(*nodes: tuple[str, list[tuple[int, ...]], tuple[int, ...]]) -> GraphVi
 
 
 def costs(
-    view: GraphView, ports: Ports, on: Device = GPU, precision: Precision = Precision.FP16
+    view: GraphView, ports: Ports, on: Target = GPU, precision: Precision = Precision.FP16
 ) -> CostTable:
     table: Mapping[str, Ports] = {node.name: ports for node in view.nodes}
     return estimate(view, table, on, precision)
@@ -88,17 +91,19 @@ def test_unaligned_product_stays_on_cuda_cores_before_ampere() -> None:
     old = costs(view, ALL).nodes["n0"]
     assert not old.on_tensor_cores
     assert old.low_us == pytest.approx(old.fp32_us)  # FP32 accumulation: the FP32 rate
-    newer = replace(GPU, efficiency=replace(GPU.efficiency, unaligned=0.5))
+    newer = on_gpu(efficiency=replace(HARDWARE.efficiency, unaligned=0.5))
     new = costs(view, ALL, newer).nodes["n0"]
     assert new.on_tensor_cores
     assert new.low_us - 5 == pytest.approx(2 * 1024 * 1024 * 1023 / 25e6)
 
 
 def test_tf32_speeds_up_fp32_where_it_is_the_default() -> None:
-    ampere = replace(GPU, compute_capability=(8, 0), tf32_flops_per_s=50e12)
-    with_tf32 = replace(ampere, tf32_default=True)
+    with_tf32 = on_gpu(compute_capability=(8, 0), tf32_flops_per_s=50e12)
+    without = Target.of(with_tf32.hardware, "openvino")
     view = graph(("MatMul", [(1024, 1024), (1024, 1024)], (1024, 1024)))
-    assert costs(view, ALL, ampere).fp32_us == pytest.approx(costs(view, ALL).fp32_us)
+    assert costs(view, ALL, without).fp32_us - without.launch_us == pytest.approx(
+        costs(view, ALL).fp32_us - 5
+    )
     assert costs(view, ALL, with_tf32).fp32_us == pytest.approx(2 * 1024**3 / 25e6 + 5)
     multiple_of_4 = GemmShape(m=1024, n=1020, k=1024)
     assert gemm_rate(multiple_of_4, with_tf32, Precision.FP32) == (25e12, True)
@@ -130,7 +135,7 @@ def test_cast_model_reads_four_bytes_and_writes_two() -> None:
 
 def test_without_fp16_arithmetic_casts_surround_the_kernel() -> None:
     view = graph(("Add", [(1000,), (1000,)], (1000,)))
-    table = costs(view, ALL, device("cpu"))
+    table = costs(view, ALL, target("cpu"))
     cost = table.nodes["n0"]
     assert cost.low_us == pytest.approx(cost.fp32_us + 3 * table.cast.cast_us(1000))
     assert cost.gain_us < 0
@@ -138,13 +143,17 @@ def test_without_fp16_arithmetic_casts_surround_the_kernel() -> None:
 
 def test_bf16_before_ampere_does_not_pay() -> None:
     view = graph(("MatMul", [(1024, 1024), (1024, 1024)], (1024, 1024)))
-    assert costs(view, ALL, device("v100"), Precision.BF16).nodes["n0"].gain_us < 0
-    assert costs(view, ALL, device("a100"), Precision.BF16).nodes["n0"].gain_us > 0
+    assert costs(view, ALL, target("v100"), Precision.BF16).nodes["n0"].gain_us < 0
+    assert costs(view, ALL, target("a100"), Precision.BF16).nodes["n0"].gain_us > 0
 
 
 def test_bf16_elementwise_computes_in_fp32() -> None:
-    ampere = replace(GPU, compute_capability=(8, 0), bf16_tensor_flops_per_s=100e12)
-    slow_memory = replace(ampere, fp32_flops_per_s=1e9, fp16_flops_per_s=2e9)
+    slow_memory = on_gpu(
+        compute_capability=(8, 0),
+        bf16_tensor_flops_per_s=100e12,
+        fp32_flops_per_s=1e9,
+        fp16_flops_per_s=2e9,
+    )
     view = graph(("Exp", [(1_000_000,)], (1_000_000,)))
     fp16 = costs(view, UNARY, slow_memory, Precision.FP16).nodes["n0"]
     bf16 = costs(view, UNARY, slow_memory, Precision.BF16).nodes["n0"]
@@ -152,11 +161,11 @@ def test_bf16_elementwise_computes_in_fp32() -> None:
     assert fp16.low_us < bf16.low_us
 
 
-@pytest.mark.parametrize("name", [d.name for d in devices().values() if d.provider == "cuda"])
+@pytest.mark.parametrize("name", [d.name for d in devices().values() if d.is_gpu])
 def test_every_gpu_prefers_fp16_for_a_large_product_and_not_for_a_tiny_one(name: str) -> None:
     n = 4096
     view = graph(("MatMul", [(n, n), (n, n)], (n, n)), ("Add", [(64, 8), (8,)], (64, 8)))
-    table = costs(view, ALL, device(name))
+    table = costs(view, ALL, target(name))
     large, tiny = table.nodes["n0"], table.nodes["n1"]
     assert large.on_tensor_cores
     assert large.gain_us > 3 * table.cast.cast_us(n * n)

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from campo_onnx import Options, Precision, device, oplists, optimize_model
+from campo_onnx import Options, Precision, oplists, optimize_model, target
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.strategies import STRATEGIES
@@ -66,7 +66,7 @@ def test_the_given_graph_runs_on_cuda(path: Path, cuda: Machine) -> None:
 def test_the_mixed_graph_runs_on_cuda(path: Path, strategy: str, low: Precision, cuda: Machine) -> None:
     given = imported(path)
     options = Options(
-        device=device("h100"),
+        target=target("h100"),
         lists=oplists(STRATEGIES[strategy].default_lists),
         strategy=strategy,
         low=low,
@@ -92,7 +92,7 @@ def test_a_mask_of_integers_is_cast_as_often_as_planned(strategy: str, cuda: Mac
         }"""
     onnx.save(onnx.parser.parse_model(text), path)
     lists = oplists(STRATEGIES[strategy].default_lists)
-    mixed = optimize_model(path, Options(device=device("v100"), lists=lists, strategy=strategy)).model
+    mixed = optimize_model(path, Options(target=target("v100"), lists=lists, strategy=strategy)).model
     assert casts(optimized_nodes(mixed, "cuda")) == casts(list(mixed.graph.node))
 
 

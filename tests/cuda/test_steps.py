@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.export.optimizers import AdamW
 from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import VIEW_NODE
@@ -152,8 +152,8 @@ def test_a_session_with_a_flat_update_steps(cuda_graph: bool, stub: Stub) -> Non
 def test_what_is_planned_for_a_flat_session_is_what_runs(cuda: Machine, stub: Stub, tmp_path: Path) -> None:
     """The Casts of the gradient graph that runs, and one more of all weights, are the planned ones."""
     path = ROOT / "tests" / "cuda" / "data" / "attention_step.onnx"
-    free = replace(device("v100"), launch_us=1e-6, host_us=1e-6)  # so that a small graph goes low as well
-    options = Options(device=free, lists=oplists("campo"), flat_weights=flat_weights)
+    free = replace(target("v100"), launch_us=1e-6, host_us=1e-6)  # so that a small graph goes low as well
+    options = Options(target=free, lists=oplists("campo"), flat_weights=flat_weights)
     planned = optimize_model(path, options)
     assert len(planned.plan.low_nodes) > 50
     feeds = synthesize(planned.imported.view)

@@ -9,7 +9,6 @@ from onnx import numpy_helper, parser
 from campo_onnx.emulation.data_safety import measure_safety
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.errors import UsageError
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import preset
@@ -18,10 +17,11 @@ from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
 from campo_onnx.runtime.chunked_run import run
 from campo_onnx.runtime.registry import machine
+from campo_onnx.targets.target import target
 
 # Launches that cost nothing: so small a graph has precisions worth choosing.
-DEVICE = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
-OPTIONS = Options(device=DEVICE, lists=preset("campo"))
+DEVICE = replace(target("v100"), launch_us=1e-6, host_us=1e-6)
+OPTIONS = Options(target=DEVICE, lists=preset("campo"))
 
 # Exp taints Mul and Add, whose values here are harmless; MatMul is allowed.
 HARMLESS = """<ir_version: 10, opset_import: ["": 20]> g (float[256, 256] x, float[256, 256] w)

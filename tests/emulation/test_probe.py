@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from campo_onnx import Options, Precision, device, oplists, optimize_model
+from campo_onnx import Options, Precision, oplists, optimize_model, target
 from campo_onnx.emulation import probe as probing
 from campo_onnx.emulation.batches import Batch, draw_batches
 from campo_onnx.emulation.numerics import emulate
@@ -24,7 +24,7 @@ from campo_onnx.runtime.registry import machine
 
 # Launches that cost nothing: so small a graph has precisions worth choosing.
 DEVICES = {
-    low: replace(device(name), launch_us=1e-6, host_us=1e-6)
+    low: replace(target(name), launch_us=1e-6, host_us=1e-6)
     for low, name in ((Precision.FP16, "v100"), (Precision.BF16, "h200"))
 }
 HEADER = '<ir_version: 10, opset_import: ["": 20]> step '
@@ -55,7 +55,7 @@ HARMLESS = f"{DENSE} {{ [m1] h = MatMul(x, w) [relu] r = Relu(h) [m2] y = MatMul
 
 
 def planned(text: str, low: Precision = Precision.FP16) -> tuple[Optimized, Options]:
-    options = Options(device=DEVICES[low], lists=oplists("campo"), low=low, min_gain=0.0)
+    options = Options(target=DEVICES[low], lists=oplists("campo"), low=low, min_gain=0.0)
     return optimize_model(parser.parse_model(HEADER + text), options), options
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from campo_onnx import Options, Precision, device, oplists
+from campo_onnx import Options, Precision, oplists, target
 from campo_onnx.emulation.batches import draw_batches
 from campo_onnx.emulation.drift import Reference
 from campo_onnx.emulation.frontier import measured_frontier
@@ -30,7 +30,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 def posed(name, low=Precision.FP16):
-    options = Options(device=device("v100").captured, lists=oplists("campo"), low=low, min_gain=0.0)
+    options = Options(target=target("v100").captured, lists=oplists("campo"), low=low, min_gain=0.0)
     imported = import_model(DATA / f"{name}.onnx")
     return imported, problem_of(imported, options), options
 

@@ -14,10 +14,10 @@ from benchmarks.steps import Call, Deadline, Records
 from benchmarks.zoo.export import ZOO
 from benchmarks.zoo.variants import SMALL, export_variant
 from campo_onnx.bench.rounds import Schedule
-from campo_onnx.hardware.detect import device_of
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.store import Store
 from campo_onnx.runtime.registry import machine
+from campo_onnx.targets.detect import target_of
 
 
 @pytest.mark.parametrize("name", ["dcgan_generator", "resnet50"])
@@ -29,7 +29,7 @@ def test_both_do_the_same_step(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     here = machine("cpu", 1)
     with Store(tmp_path / "timings.sqlite") as store:
         bench = NodeTimer(machine=here, store=store)
-        session = Session(folder=tmp_path, bench=bench, device=device_of(here), graphs=(graph,))
+        session = Session(folder=tmp_path, bench=bench, device=target_of(here), graphs=(graph,))
         call = Call(records=Records(folder=tmp_path), deadline=Deadline.after(36000))
         found = gpu_torch.against_torch(graph, session, call)
     assert not found["failures"]

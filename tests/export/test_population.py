@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 from benchmarks.population import ALL_FP16, PLANNED, UNPADDED
 from benchmarks.population.networks import ACTIVATIONS_BYTES, FAMILIES, activation_bytes, network
 from benchmarks.population.rows import exported, measured, plan_of, row
-from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.ir.importer import import_model
 
 
@@ -44,7 +44,7 @@ def test_a_row_has_what_the_product_plans(number):
         assert figures["predicted_us"].keys() == {*PLANNED}
         for strategy in (*PLANNED[1:6], "optimal"):
             lists = {"tf-amp": "tf115", "torch-amp": "pytorch", "nvidia-amp": "nvidia"}.get(strategy, "campo")
-            options = Options(device=device(name), lists=oplists(lists), strategy=strategy)
+            options = Options(target=target(name), lists=oplists(lists), strategy=strategy)
             plan = optimize_model(model, options).plan
             assert figures["predicted_us"][strategy] == pytest.approx(plan.predicted_us, rel=1e-12)
             assert figures["fp32_us"] == pytest.approx(plan.fp32_us, rel=1e-12)

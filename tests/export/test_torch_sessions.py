@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.errors import UsageError
 from campo_onnx.export.optimizers import SGD, AdamW, Momentum
@@ -276,8 +276,8 @@ def test_a_mixed_gradient_graph_trains_in_flat_steps() -> None:
     module = Network()
     model = export_training_step(module, F.cross_entropy, *BATCH, unscale=False)
     # Launches that cost nothing: so small a graph has precisions worth choosing.
-    free = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
-    mixed = optimize_model(model, Options(device=free, lists=oplists("campo")))
+    free = replace(target("v100"), launch_us=1e-6, host_us=1e-6)
+    mixed = optimize_model(model, Options(target=free, lists=oplists("campo")))
     assert mixed.plan.low_nodes
     update = WeightUpdate(optimizer=AdamW(), clip_norm=1.0, accumulate=2)
     state = first_state(module.state_dict(), model)

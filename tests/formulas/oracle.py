@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from campo_onnx import Options, Precision, device, oplists, optimize_model
+from campo_onnx import Options, Precision, oplists, optimize_model, target
 from campo_onnx.emulation.batches import Batch
 from campo_onnx.emulation.drift import most_drift
 from campo_onnx.emulation.numerics import emulate
@@ -67,10 +67,10 @@ def outcome_of(seed: int) -> dict[str, Any]:
     limit = most_drift(low)
     if not (np.isfinite(exact).all() and np.isfinite(fp32).all()) or _error(fp32, exact) > limit / 10:
         return row | {"outcome": "FP32 itself is off"}
-    cheap = replace(device("h200" if low is Precision.BF16 else "v100"), launch_us=1e-6, host_us=1e-6)
+    cheap = replace(target("h200" if low is Precision.BF16 else "v100"), launch_us=1e-6, host_us=1e-6)
     lists = oplists("pytorch" if strategy == "torch-amp" else "campo")
     options = Options(
-        device=cheap, lists=lists, low=low, strategy=strategy, margin_us=1e12, min_gain=0.0, pads=False
+        target=cheap, lists=lists, low=low, strategy=strategy, margin_us=1e12, min_gain=0.0, pads=False
     )
     planned = optimize_model(model, options)
     explained = max(limit, MANY_TIMES * _error_of_products(formula, output, exact, low))

@@ -12,10 +12,10 @@ from onnx import parser
 from campo_onnx.calibrate.calibration import Calibration
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.op_model import OpModel, TimeModel
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.measure.store import Execution
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.machine import Machine
+from campo_onnx.targets.target import target
 from campo_onnx.training.session import TrainingSession
 from tests.fuzz.cases import CHECK_ALL, GIVEN_ONES, MIXED_ONES, RANDOM_GRAPHS, USER_CALIBRATION
 from tests.fuzz.sandbox import Bounds, in_child, run
@@ -171,7 +171,7 @@ def _calibration() -> Calibration:
     here = Machine(provider="cuda", device="NVIDIA H200", driver="", cuda="", ort="1", tf32=True, threads=0)
     return Calibration(
         machine=here,
-        device=device("h200"),
+        hardware=target("h200").hardware,
         precision=Precision("fp16"),
         execution=Execution.STREAM,
         cast=CastModel(r_us=1e-4, c_i_us=2.0),

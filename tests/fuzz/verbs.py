@@ -48,7 +48,7 @@ def train(path: Path, model: Path) -> None:
 
 def apply(plan: Path, model: Path) -> None:
     """Execute a plan that was read from a file."""
-    from campo_onnx import Options, Plan, device, oplists
+    from campo_onnx import Options, Plan, oplists, target
     from campo_onnx.files import read_bytes
     from campo_onnx.ir.exporter import export_model
     from campo_onnx.ir.importer import import_model
@@ -57,7 +57,7 @@ def apply(plan: Path, model: Path) -> None:
 
     read = Plan.from_json(read_bytes(plan, title=str(plan)), title=str(plan))
     imported = import_model(model)
-    problem = problem_of(imported, Options(device=device("v100"), lists=oplists("campo")))
+    problem = problem_of(imported, Options(target=target("v100"), lists=oplists("campo")))
     export_model(execute(read, problem, imported).model, Path("out.onnx"), folder=Path())
 
 
@@ -65,13 +65,13 @@ def keep(plan: Path, model: Path) -> None:
     """Take the plan of a model from a folder of plans, in which a file lies in its place."""
     import shutil
 
-    from campo_onnx import Options, device, oplists
+    from campo_onnx import Options, oplists, target
     from campo_onnx.ir.exporter import export_model
     from campo_onnx.ir.importer import import_model
     from campo_onnx.planning.kept_plans import name_of, planned_once
 
     imported = import_model(model)
-    options = Options(device=device("v100"), lists=oplists("tf115"), strategy="tf-amp")
+    options = Options(target=target("v100"), lists=oplists("tf115"), strategy="tf-amp")
     place = Path("plans")
     place.mkdir(exist_ok=True)
     shutil.copy(plan, place / name_of(imported, options))

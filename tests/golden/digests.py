@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from campo_onnx import Options, Precision, device, oplists, optimize_model
+from campo_onnx import Options, Precision, oplists, optimize_model, target
 from campo_onnx.errors import CampoError
 
 DEVICES = ("v100", "h200", "a100", "cpu")
@@ -38,7 +38,7 @@ def _sha(value: Any) -> str:
 def digest_of(graph: Path, device_name: str, strategy: str, low: Precision) -> dict[str, Any]:
     """Plan and write one graph; times are held to nine digits, the last ones depend on summation."""
     options = Options(
-        device=device(device_name), lists=oplists(STRATEGIES[strategy]), strategy=strategy, low=low
+        target=target(device_name), lists=oplists(STRATEGIES[strategy]), strategy=strategy, low=low
     )
     try:
         result = optimize_model(graph, options)

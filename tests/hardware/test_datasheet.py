@@ -9,9 +9,10 @@ import pytest
 
 from campo_onnx.errors import DeviceUnavailableError, ProfileError, UsageError
 from campo_onnx.hardware.datasheet import closest, device, devices, matching, read_catalogue
-from campo_onnx.hardware.detect import device_of
-from campo_onnx.hardware.device import DeviceKind
+from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.machine import Machine
+from campo_onnx.targets.detect import target_of
+from campo_onnx.targets.target import Target
 
 DATA = Path(str(files("campo_onnx.hardware").joinpath("data")))
 
@@ -35,7 +36,6 @@ def test_the_devices_there_are() -> None:
         "zen5",
     ]
     assert list(devices()) == [*gpus, *cpus]
-    assert all(known.kind is DeviceKind.DATASHEET for known in devices().values())
     assert all(name == known.name for name, known in devices().items())
 
 
@@ -50,7 +50,9 @@ def test_figures_arrive_in_si_units() -> None:
 
 
 def test_tf32_is_the_default_where_it_exists() -> None:
-    assert [name for name, known in devices().items() if known.tf32_default] == [
+    assert [
+        name for name, known in devices().items() if Target.of(known).tensor_flops_per_s(Precision.FP32)
+    ] == [
         "a100",
         "l4",
         "rtx4090",
@@ -118,7 +120,7 @@ def test_a_gpu_is_a_device_by_its_exact_name(gpu: str, name: str | None) -> None
 
 def test_every_gpu_has_a_real_name() -> None:
     assert {name for name in REAL_NAMES.values() if name} == {
-        name for name, known in devices().items() if known.provider == "cuda"
+        name for name, known in devices().items() if known.is_gpu
     }
 
 
@@ -129,7 +131,7 @@ def test_the_closest_are_told_of_a_gpu_without_figures() -> None:
     gpu = "NVIDIA A100-SXM4-80GB"
     here = Machine(provider="cuda", device=gpu, driver="", cuda="", ort="", tf32=True, threads=0)
     with pytest.raises(DeviceUnavailableError, match=r"80GB \(closest: .*a100.*, whose figures differ\)"):
-        device_of(here)
+        target_of(here)
 
 
 def test_adding_a_device_is_adding_its_file(folder: Path) -> None:

@@ -6,14 +6,15 @@ import pytest
 
 from campo_onnx.costs.choose import this_machine
 from campo_onnx.errors import DeviceMismatchError, ProfileError
-from campo_onnx.hardware import detect
-from campo_onnx.hardware.datasheet import device, devices, matching_processor, read_catalogue
-from campo_onnx.hardware.detect import device_of, resolve_device, this_cpu
-from campo_onnx.hardware.here import this_machine as described
+from campo_onnx.hardware.datasheet import devices, matching_processor, read_catalogue
 from campo_onnx.hardware.processor import Processor, parse_cpuinfo
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import runtimes
+from campo_onnx.targets import detect
+from campo_onnx.targets.detect import resolve_target, target_of, this_cpu
+from campo_onnx.targets.here import this_machine as described
+from campo_onnx.targets.target import target
 from tests.hardware.test_datasheet import folder
 
 __all__ = ["folder"]
@@ -72,7 +73,7 @@ def test_a_kernel_that_does_not_tell(text: str) -> None:
 def test_figures_grow_with_cores_and_memory_does_not_forever() -> None:
     processor = parse_cpuinfo(cpuinfo("AuthenticAMD", 25, 17, "avx512_bf16"))
     assert processor is not None
-    socket = device("zen4")
+    socket = target("zen4").hardware
     two, whole = (matching_processor(processor, cores) for cores in (2, socket.sm_count))
     assert two is not None
     assert whole is not None
@@ -94,12 +95,12 @@ def test_units_that_a_hypervisor_hides_are_not_planned_for() -> None:
         assert processor is not None
         matched = matching_processor(processor, cores=8)
         assert matched is not None
-        assert matched.computes_in(Precision.BF16) is expected
+        assert (matched.tensor_flops_per_s(Precision.BF16) is not None) is expected
 
 
 def test_every_cpu_with_bf16_units_tells_how_it_is_recognised(folder: Path) -> None:
-    cpus = {name for name, d in devices().items() if d.provider == "cpu" and d.computes_in(Precision.BF16)}
-    assert {sheet.device.name for sheet in read_catalogue(folder).processors} == cpus - {"cpu_bf16"}
+    cpus = {name for name, d in devices().items() if not d.is_gpu and d.tensor_flops_per_s(Precision.BF16)}
+    assert {sheet.socket.name for sheet in read_catalogue(folder).processors} == cpus - {"cpu_bf16"}
     path = folder / "zen4.toml"
     path.write_text(path.read_text().replace('bf16_feature = "avx512_bf16"', ""))
     with pytest.raises(ProfileError, match="needs bf16_feature"):
@@ -126,15 +127,15 @@ def genoa(monkeypatch: pytest.MonkeyPatch) -> Processor:
 
 
 def test_openvino_plans_for_this_machine(genoa: Processor) -> None:
-    chosen, note = resolve_device("auto", "openvino")
-    assert (chosen.name, chosen.runtime, chosen.sm_count) == ("zen4", "openvino", 4)
+    chosen, note = resolve_target("auto", "openvino")
+    assert (chosen.name, chosen.runtime.name, chosen.hardware.sm_count) == ("zen4", "openvino", 4)
     assert chosen.computes_in(Precision.BF16)
     assert "4 cores of zen4" in note
 
 
 def test_onnx_runtime_computes_in_fp32_on_every_cpu(genoa: Processor) -> None:
     here = Machine(provider="cpu", device="x", driver="", cuda="", ort="1", tf32=False, threads=2)
-    assert device_of(here).name == "cpu"
+    assert target_of(here).name == "cpu"
     assert this_cpu("onnxruntime").name == "cpu"
 
 
@@ -142,15 +143,15 @@ def test_timings_are_filed_under_the_cpu(genoa: Processor) -> None:
     here = Machine(
         provider="cpu", device="x", driver="", cuda="", ort="1", tf32=False, threads=2, runtime="openvino"
     )
-    filed = device_of(here)
-    assert (filed.name, filed.runtime, filed.sm_count) == ("zen4", "openvino", 2)
+    filed = target_of(here)
+    assert (filed.name, filed.runtime.name, filed.hardware.sm_count) == ("zen4", "openvino", 2)
 
 
 def test_an_unknown_cpu_is_a_rough_one_without_units(monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = parse_cpuinfo(cpuinfo("AuthenticAMD", 25, 1, "avx2"))
     for processor in (None, unknown):
         monkeypatch.setattr(detect, "this_processor", lambda processor=processor: processor)
-        chosen, note = resolve_device("auto", "openvino")
+        chosen, note = resolve_target("auto", "openvino")
         assert (chosen.name, chosen.computes_in(Precision.BF16)) == ("cpu", False)
         assert "no figures of" in note
 
@@ -158,15 +159,15 @@ def test_an_unknown_cpu_is_a_rough_one_without_units(monkeypatch: pytest.MonkeyP
 def test_an_unknown_cpu_with_units_is_planned_for_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     ryzen = parse_cpuinfo(cpuinfo("AuthenticAMD", 25, 97, "avx512_bf16"))
     monkeypatch.setattr(detect, "this_processor", lambda: ryzen)
-    chosen, note = resolve_device("auto", "openvino")
+    chosen, note = resolve_target("auto", "openvino")
     assert (chosen.name, chosen.computes_in(Precision.BF16)) == ("cpu_bf16", True)
     assert "no figures of" in note
 
 
 def test_another_cpu_is_not_measured_here(genoa: Processor) -> None:
-    assert this_machine(device("cpu")).provider == "cpu"
+    assert this_machine(target("cpu")).provider == "cpu"
     with pytest.raises(DeviceMismatchError, match="granite_rapids cannot be measured here"):
-        this_machine(device("granite_rapids"))
+        this_machine(target("granite_rapids"))
 
 
 def test_this_machine_in_a_few_facts() -> None:

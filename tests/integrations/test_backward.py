@@ -6,7 +6,6 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.integrations.backward import owners, with_backward
 from campo_onnx.integrations.forward import plan_forward
 from campo_onnx.ir.importer import import_model
@@ -16,8 +15,9 @@ from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import problem_of
+from campo_onnx.targets.target import target
 
-OPTIONS = Options(device=device("v100"), lists=preset("campo"), pads=False)
+OPTIONS = Options(target=target("v100"), lists=preset("campo"), pads=False)
 
 FORWARD = """g (float[N,512] x, float[512,512] w, float[512,512] v) => (float[N,512] y) {
     [first] h = MatMul(x, w)
@@ -136,7 +136,7 @@ def test_backward_nodes_can_turn_a_decision(graph):
 
 
 def test_a_gradient_without_a_kernel_keeps_its_node_in_fp32(posed):
-    options = replace(OPTIONS, device=replace(device("a100"), launch_us=1e-6), low=Precision.BF16)
+    options = replace(OPTIONS, target=replace(target("a100"), launch_us=1e-6), low=Precision.BF16)
     text = GRADIENT.replace("ReluGrad", "DivGrad").replace("(a_grad, a)", "(a_grad, a, a)")
     text = text.replace("act_Grad__DivGrad_0", "act_Grad__ReluGrad_0")
     gradient = posed(text, options)

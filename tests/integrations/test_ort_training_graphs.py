@@ -10,12 +10,12 @@ import onnx
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto
 
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
+from campo_onnx.targets.target import target
 
 DATA = Path(__file__).parent.parent / "data"
 GRAPHS = sorted(DATA.rglob("*training*.onnx"))  # those in ort/ are made by the make.py there
@@ -23,7 +23,7 @@ ALL = {
     "optimal": "campo", "campo": "campo", "fine-grained": "campo", "tf-amp": "tf115", "torch-amp": "pytorch",
     "nvidia-amp": "nvidia",
 }  # fmt: skip
-EAGER = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
+EAGER = replace(target("v100"), launch_us=1e-6, host_us=1e-6)
 # Outputs of these have no type but the one that value_info declares.
 DECLARED = ("ATen", "PythonOp", "PythonOpGrad")
 
@@ -36,7 +36,7 @@ def path(request) -> Path:
 @pytest.fixture(scope="module", params=["optimal", "tf-amp"])
 def mixed(request, path, dims_of, tmp_path_factory) -> Path:
     lists = "campo" if request.param == "optimal" else "tf115"
-    options = Options(device=EAGER, lists=preset(lists), strategy=request.param, dims=dims_of(path))
+    options = Options(target=EAGER, lists=preset(lists), strategy=request.param, dims=dims_of(path))
     optimized = optimize(path, options)
     assert optimized.plan.low_nodes
     written = tmp_path_factory.mktemp("mixed") / path.name
@@ -65,9 +65,9 @@ def test_normalizations_stand_in_the_standard_domain_before_it_had_them():
 @pytest.mark.parametrize(("strategy", "low"), [*((name, "fp16") for name in ALL), ("fine-grained", "bf16")])
 @pytest.mark.parametrize("path", [g for g in GRAPHS if g.parent.name == "ort"], ids=lambda p: p.stem)
 def test_every_strategy_writes_valid_graphs(path, strategy, low, dims_of, tmp_path):
-    a_device = replace(device("h200"), launch_us=1e-6, host_us=1e-6)
+    a_device = replace(target("h200"), launch_us=1e-6, host_us=1e-6)
     options = Options(
-        device=a_device,
+        target=a_device,
         lists=preset(ALL[strategy]),
         strategy=strategy,
         low=Precision(low),

@@ -11,7 +11,6 @@ import pytest
 from onnx import TensorProto
 from ortmodule_steps import casts, error, gradients, manager_of, running
 
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.integrations import ortmodule as integration
 from campo_onnx.integrations.ortmodule import attach
 from campo_onnx.ir.exporter import export_model
@@ -20,9 +19,10 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
+from campo_onnx.targets.target import target
 
 ROOT = Path(__file__).parent.parent.parent
-EAGER = replace(device("v100"), launch_us=1e-6, host_us=1e-6)  # small networks are worth rewriting
+EAGER = replace(target("v100"), launch_us=1e-6, host_us=1e-6)  # small networks are worth rewriting
 
 # PyTorch's and ONNX Runtime's own, on the first export.
 pytestmark = pytest.mark.filterwarnings("ignore:::(torch|onnxruntime|onnxscript|copyreg)")
@@ -258,7 +258,7 @@ def test_a_cached_export_can_be_optimized_as_a_file(mlp, ortmodule, monkeypatch,
     network, batch = mlp()
     expected = gradients(ortmodule.wrap(copy.deepcopy(network)), batch)
     (cached,) = tmp_path.glob("*.onnx")
-    chosen = Options(device=EAGER, lists=preset("campo"), dims={"x_dim0": 16, "x_dim1": 64}, pads=False)
+    chosen = Options(target=EAGER, lists=preset("campo"), dims={"x_dim0": 16, "x_dim1": 64}, pads=False)
     optimized = optimize(cached, chosen)
     assert optimized.plan.low_nodes
     export_model(optimized.model, cached)

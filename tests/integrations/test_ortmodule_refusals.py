@@ -10,13 +10,13 @@ import pytest
 from ortmodule_steps import casts, error, gradients, manager_of, running
 
 from campo_onnx.errors import DeviceUnavailableError, UsageError
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.integrations import ortmodule as integration
 from campo_onnx.integrations.ortmodule import attach
 from campo_onnx.ops.precision import Precision
+from campo_onnx.targets.target import target
 
 ROOT = Path(__file__).parent.parent.parent
-EAGER = replace(device("v100"), launch_us=1e-6, host_us=1e-6)  # small networks are worth rewriting
+EAGER = replace(target("v100"), launch_us=1e-6, host_us=1e-6)  # small networks are worth rewriting
 
 # PyTorch's and ONNX Runtime's own, on the first export.
 pytestmark = pytest.mark.filterwarnings("ignore:::(torch|onnxruntime|onnxscript|copyreg)")
@@ -46,7 +46,7 @@ def plan_a_graph_that_cannot_be_differentiated(monkeypatch):
 
 
 def plan_a_graph_without_kernels(monkeypatch):
-    return {"precision": Precision.BF16, "device": replace(device("a100"), launch_us=1e-6)}, "NOT_IMPLEMENTED"
+    return {"precision": Precision.BF16, "device": replace(target("a100"), launch_us=1e-6)}, "NOT_IMPLEMENTED"
 
 
 @pytest.mark.parametrize(

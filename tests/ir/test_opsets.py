@@ -9,7 +9,7 @@ import onnx.backend.test
 import pytest
 from onnx import numpy_helper, parser
 
-from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.errors import ModelError, UnsupportedModelError
 from campo_onnx.ir.importer import import_model
 
@@ -20,7 +20,7 @@ OLD_MODELS = sorted(SHIPPED.glob("pytorch-*/*/model.onnx"))
 def lowered(source):
     """Everything low that may be."""
     options = Options(
-        device=device("v100"), lists=oplists("campo"), strategy="fine-grained", margin_us=1e12, min_gain=0.0
+        target=target("v100"), lists=oplists("campo"), strategy="fine-grained", margin_us=1e12, min_gain=0.0
     )
     return optimize_model(source, options)
 

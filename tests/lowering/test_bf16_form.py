@@ -12,7 +12,6 @@ from campo_onnx.checking.context import context_of
 from campo_onnx.checking.policy import Policy
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.emulation.probe import probe
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.importer import import_model
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import CONVOLUTIONS_LOW, lowered
@@ -24,9 +23,10 @@ from campo_onnx.planning.auto_precision import choose_precision
 from campo_onnx.planning.comparison import compare
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import apply, decide, form_for, fp32_us, optimize, problem_of
+from campo_onnx.targets.target import target
 
 DATA = Path(__file__).parent.parent / "data"
-BF16 = Options(device=device("h200"), lists=preset("campo"), low=Precision.BF16)
+BF16 = Options(target=target("h200"), lists=preset("campo"), low=Precision.BF16)
 
 
 def step(channels=512, size=32, tail="dx = ConvTranspose<pads=[1,1,1,1]>(dy, w)", halves=1):
@@ -107,7 +107,7 @@ def test_a_form_with_a_slower_pool_is_taken_where_its_step_is_faster():
     [
         replace(BF16, lowers=False),
         replace(BF16, forbidden={"n": Verdict(decided_by=Reason.USER)}),
-        replace(BF16, device=device("cpu")),
+        replace(BF16, target=target("cpu")),
     ],
     ids=["asked not to", "nodes that data forbids", "a CPU has no such kernels"],
 )
@@ -152,7 +152,7 @@ def test_a_step_that_draws_numbers_is_emulated_on_a_cpu(run):
     raised = lowered(imported, Place(runtime="onnxruntime", processor="cuda"), CONVOLUTIONS_LOW)
     assert raised.view.opset[""] == 22
     low = Options(
-        device=device("h200"), lists=preset("campo"), low=Precision.BF16, strategy="torch-amp", min_gain=0
+        target=target("h200"), lists=preset("campo"), low=Precision.BF16, strategy="torch-amp", min_gain=0
     )
     mixed = rewrite(raised, decide(problem_of(raised, low), raised, low))
     emulated = emulate(mixed)
@@ -162,7 +162,7 @@ def test_a_step_that_draws_numbers_is_emulated_on_a_cpu(run):
 
 def test_a_raised_graph_is_checked_against_the_given_one():
     optimized = optimize(step(), BF16)
-    policy = Policy(device=device("h200"), lists=preset("campo"))
+    policy = Policy(target=target("h200"), lists=preset("campo"))
     context = context_of(import_model(step()), import_model(optimized.model), policy, title="mixed")
     assert context.changes.low_nodes == optimized.plan.low_nodes
     assert not context.interface_changes

@@ -16,7 +16,6 @@ if problem := openvino_problem():
 from campo_onnx.bench.bench import bench
 from campo_onnx.bench.graphs import read_graphs
 from campo_onnx.bench.result import Outcome
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.importer import import_model
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import as_it_runs
@@ -27,12 +26,13 @@ from campo_onnx.planning.pipeline import form_for, optimize
 from campo_onnx.runtime.api import LoadSettings
 from campo_onnx.runtime.openvino.runtime import RUNTIME
 from campo_onnx.runtime.registry import machine
+from campo_onnx.targets.target import target
 from campo_onnx.training.session import TrainingSession
 from tests.conftest import run_model
 
 HERE = Place(runtime="openvino", processor="cpu")
-CPU = device("cpu").in_runtime("openvino")
-OPTIONS = Options(device=CPU, lists=preset("campo"), low=Precision.BF16)
+CPU = target("cpu", "openvino")
+OPTIONS = Options(target=CPU, lists=preset("campo"), low=Precision.BF16)
 SHAPES = {"x": (2, 3, 10, 10), "param.w": (4, 3, 3, 3)}
 
 

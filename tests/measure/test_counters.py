@@ -12,7 +12,6 @@ from campo_onnx.calibrate.run import Workload, calibrate
 from campo_onnx.calibrate.samples import Sampling, samples_of
 from campo_onnx.costs.predicted import CostModel
 from campo_onnx.errors import DeviceUnavailableError
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.measure.counters import COUNTERS, Counted, counters_of
 from campo_onnx.measure.node_timer import VIEW_NODE, NodeTimer
 from campo_onnx.measure.one_node import NODE, one_node_view
@@ -25,6 +24,7 @@ from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.onnxruntime.ncu_table import DURATION
 from campo_onnx.runtime.registry import machine
 from campo_onnx.runtime.timing import Timing
+from campo_onnx.targets.target import target
 
 GPU = Machine(
     provider="cuda", device="NVIDIA H200", driver="580", cuda="13.0", ort="1.31.1", tf32=True, threads=0
@@ -103,7 +103,7 @@ WORKLOAD = Workload(ops=("Add",), sampling=SAMPLING, casts=6, largest_cast_eleme
 @pytest.fixture(scope="module")
 def calibration() -> Calibration:
     timer = Imagined(machine=GPU, store=Store())
-    return calibrate(WORKLOAD, timer, device("h200"), Precision.FP16, None, ask)
+    return calibrate(WORKLOAD, timer, target("h200"), Precision.FP16, None, ask)
 
 
 def test_counters_are_selected_beside_derived_events(calibration: Calibration) -> None:
@@ -123,7 +123,7 @@ def test_without_counters_of_every_shape_they_are_not_fitted() -> None:
         return Counted(by_key=found, refusal="ncu died")
 
     timer = Imagined(machine=GPU, store=Store())
-    made = calibrate(WORKLOAD, timer, device("h200"), Precision.FP16, None, ask_some)
+    made = calibrate(WORKLOAD, timer, target("h200"), Precision.FP16, None, ask_some)
     assert made.entries[0].with_counters is None
     assert made.entries[0].scores.with_counters is None
     assert made.counters_refusal == "ncu died"

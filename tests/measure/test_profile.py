@@ -9,7 +9,6 @@ import polars as pl
 import pytest
 
 from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
-from campo_onnx.hardware.detect import device_of
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.measure.counters import COUNTERS
 from campo_onnx.measure.events import EVENTS
@@ -22,6 +21,7 @@ from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.onnxruntime.program import OnnxProgram
 from campo_onnx.runtime.registry import machine
 from campo_onnx.runtime.timing import Effort, Timing
+from campo_onnx.targets.detect import target_of
 
 DATA = Path(__file__).parent.parent / "data"
 HERE = machine("cpu", threads=1)
@@ -29,7 +29,7 @@ HERE = machine("cpu", threads=1)
 
 def taken(imported: Imported, steps: int = 3) -> Profile:
     timer = NodeTimer(machine=HERE, store=Store(), effort=Effort(warmup=1, repeats=3, least=1, budget_s=0.01))
-    return take_profile(imported, synthesize(imported.view), timer, device_of(HERE), steps=steps)
+    return take_profile(imported, synthesize(imported.view), timer, target_of(HERE), steps=steps)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_progress_counts_up(imported: Imported) -> None:
         imported,
         synthesize(imported.view),
         timer,
-        device_of(HERE),
+        target_of(HERE),
         steps=2,
         on_progress=lambda done, total: seen.append((done, total)),
     )

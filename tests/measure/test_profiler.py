@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from campo_onnx.errors import DeviceUnavailableError, UnsupportedModelError
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.measure import profiler as profiling
 from campo_onnx.measure.counters import COUNTERS, Counted
@@ -19,6 +18,7 @@ from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.onnxruntime.kernel_trace import Joined
 from campo_onnx.runtime.timing import Timing
+from campo_onnx.targets.target import target
 
 DATA = Path(__file__).parent.parent / "data"
 GPU = Machine(
@@ -133,7 +133,7 @@ def test_the_profile_tells_how_each_node_was_measured(
     assert key is not None
     counted = Counted(by_key={key.key: {COUNTERS[0]: 7.0}}, refusal="ncu grew tired")
     monkeypatch.setattr(profiling, "counters_of", lambda *_: counted)
-    profile = take_profile(imported, {}, timer, device("h200"), steps=2, kernel_trace=wanted, counters=wanted)
+    profile = take_profile(imported, {}, timer, target("h200"), steps=2, kernel_trace=wanted, counters=wanted)
     assert (key.key in timed) is not wanted  # no other node is like it
     how = dict(profile.table.select("node", "measured").iter_rows())
     assert how[product] == ("kernel trace" if wanted else "one-node")

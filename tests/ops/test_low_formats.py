@@ -8,7 +8,6 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision, temporary_precision
@@ -18,6 +17,7 @@ from campo_onnx.ops.spec import SAME_AS_FIRST, Family, FixedPorts, OpSpec
 from campo_onnx.ops.work import Stream
 from campo_onnx.optimize.lists.oplists import preset, with_overrides
 from campo_onnx.planning.pipeline import Options, optimize
+from campo_onnx.targets.target import target
 
 TWICE = OpKey("toy.domain", "Twice")
 
@@ -56,7 +56,7 @@ def test_a_graph_is_planned_and_written_in_it(toy: Precision) -> None:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20, "toy.domain": 1]>
         g (float[64, 64] x) => (float[64, 64] y) { [n] y = toy.domain.Twice(x) }""")
     options = Options(
-        device=replace(device("v100"), launch_us=1e-6, host_us=1e-6),
+        target=replace(target("v100"), launch_us=1e-6, host_us=1e-6),
         lists=with_overrides(preset("campo"), allow=["toy.domain:Twice"]),
         strategy="torch-amp",
         low=toy,

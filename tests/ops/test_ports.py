@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-from campo_onnx import Options, device, oplists
+from campo_onnx import Options, oplists, target
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.facts import ports_of
@@ -312,6 +312,6 @@ def test_bf16_needs_an_opset_whose_cast_makes_it(lower, model_text):
     text = "g (float[4,4] x) => (float[4,4] y) { [n] y = com.microsoft.FusedMatMul(x, x) }"
     for opset, why in ((12, "Cast makes no bf16 in opset 12"), (13, "")):
         imported = import_model(model_text(text, opset))
-        options = Options(device=device("h200"), lists=oplists("campo"), low=Precision.BF16)
+        options = Options(target=target("h200"), lists=oplists("campo"), low=Precision.BF16)
         verdict = problem_of(imported, options).fixed.get("n")
         assert ("" if verdict is None else verdict.reason) == why

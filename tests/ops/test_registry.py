@@ -6,7 +6,6 @@ from pathlib import Path
 import onnx
 import pytest
 
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.facts import output_types, ports_of, work_of
 from campo_onnx.ops.key import OpKey
@@ -33,6 +32,7 @@ from campo_onnx.ops.values.traits import Trait
 from campo_onnx.ops.work import HOST_ONLY, Gemm, Stream, WorkKind
 from campo_onnx.optimize.lists.oplists import OpClass, preset, with_overrides
 from campo_onnx.planning.pipeline import Options, optimize
+from campo_onnx.targets.target import target
 
 DATA = Path(__file__).parent.parent / "data"
 GRAPHS = sorted(DATA.glob("*training*.onnx"))
@@ -104,7 +104,7 @@ def test_a_graph_with_a_toy_operator_is_planned() -> None:
             [before] a = MatMul(x, w) [toy] b = toy.domain.Twice(a) [after] y = MatMul(b, w)
         }""")
     options = Options(
-        device=replace(device("v100"), launch_us=1e-6, host_us=1e-6),
+        target=replace(target("v100"), launch_us=1e-6, host_us=1e-6),
         lists=with_overrides(preset("campo"), infer=["toy.domain:Twice"]),
     )
     with also(TWICE):

@@ -12,7 +12,6 @@ from onnx import TensorProto
 
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.costs.table import CostTable, NodeCost
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.facts import ports_of
@@ -29,6 +28,7 @@ from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.safety import protected, weight_update
 from campo_onnx.optimize.strategies import STRATEGIES
+from campo_onnx.targets.target import target
 
 _HEADER = '<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1]> g '
 
@@ -70,7 +70,7 @@ def _problem_from(
         imported,
         ports,
         low=low,
-        device=device("h200"),
+        target=target("h200"),
         protected=protected(view, op_lists),
         keep_fp32=keep_fp32,
     )

@@ -7,7 +7,7 @@ import numpy as np
 import onnx.parser
 from onnx import numpy_helper
 
-from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.runtime.chunked_run import run
 from campo_onnx.runtime.registry import machine
@@ -26,9 +26,9 @@ def model_of(body, constants=None, *, inputs, outputs):
 
 def mixed_of(model, strategy, **options):
     """Everything that may go low, goes low: launches cost nothing."""
-    free = replace(device("v100"), launch_us=1e-9)
+    free = replace(target("v100"), launch_us=1e-9)
     given = Options(
-        device=free, lists=oplists("campo"), strategy=strategy, min_gain=0.0, pads=False, **options
+        target=free, lists=oplists("campo"), strategy=strategy, min_gain=0.0, pads=False, **options
     )
     return optimize_model(model, given)
 

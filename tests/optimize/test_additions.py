@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import pytest
 
-from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.errors import UsageError
 from campo_onnx.optimize import strategies
 from campo_onnx.optimize.lists import patterns
@@ -18,7 +18,7 @@ from campo_onnx.optimize.strategy import Strategy
 GRAPH = """g (float[64,64] x, float[64,64] w) => (float[64,64] y, float[64,64] z) {
     [p] t = MatMul(x, w) [r] y = Relu(t) [e] z = Exp(x)
 }"""
-OPTIONS = Options(device=device("v100"), lists=oplists("campo"))
+OPTIONS = Options(target=target("v100"), lists=oplists("campo"))
 
 
 def only(problem, *, nodes=1.0):

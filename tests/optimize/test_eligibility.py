@@ -1,12 +1,12 @@
 import pytest
 
 from campo_onnx.errors import UsageError
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.refusal import Refused
 from campo_onnx.optimize.eligibility import fixed_nodes
 from campo_onnx.optimize.plan.reason import REFUSED, Reason, Verdict
+from campo_onnx.targets.target import target
 
 
 @pytest.fixture
@@ -16,12 +16,11 @@ def fixed(read):
     def ask(text, *, low=Precision.FP16, provider="cuda", protected=None, keep_fp32=()):
         imported = read(text)
         ports = {node.name: ports_of(imported.view.signature(node.name), low) for node in imported.view.nodes}
-        target = device({"cuda": "h200", "cpu": "cpu"}[provider])
         verdicts = fixed_nodes(
             imported,
             ports,
             low=low,
-            device=target,
+            target=target({"cuda": "h200", "cpu": "cpu"}[provider]),
             protected=protected or {},
             keep_fp32=keep_fp32,
         )

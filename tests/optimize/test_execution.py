@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.errors import PlanMismatchError, UsageError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
@@ -23,7 +23,7 @@ from campo_onnx.planning.pipeline import apply, decide, problem_of
 
 DATA = Path(__file__).parents[1] / "data"
 BERT = DATA / "bert2_mlm_sdpa.onnx"
-OPTIONS = Options(device=device("v100"), lists=oplists("tf115"), strategy="tf-amp")
+OPTIONS = Options(target=target("v100"), lists=oplists("tf115"), strategy="tf-amp")
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def test_a_reader_of_the_shape_of_a_statistic(lower):
 def test_figures_do_not_depend_on_the_hash_seed():
     program = (
         "from campo_onnx import *; "
-        f"r = optimize_model({str(BERT)!r}, Options(device=device('v100'), lists=oplists('campo'))); "
+        f"r = optimize_model({str(BERT)!r}, Options(target=device('v100'), lists=oplists('campo'))); "
         "print(r.plan.to_json(), end='')"
     )
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"  # not this process's own
@@ -213,7 +213,7 @@ def test_figures_do_not_depend_on_the_hash_seed():
         text=True,
         check=True,
     )
-    here = optimize_model(BERT, Options(device=device("v100"), lists=oplists("campo")))
+    here = optimize_model(BERT, Options(target=target("v100"), lists=oplists("campo")))
     assert done.stdout == here.plan.to_json()
 
 

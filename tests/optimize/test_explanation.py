@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.optimize.plan.explanation import explained
 from campo_onnx.optimize.plan.plan import Plan
 
@@ -13,7 +13,7 @@ BERT = Path(__file__).parent.parent.parent / "examples" / "bert_layer.onnx"
 
 @pytest.fixture(scope="module")
 def optimized():
-    return optimize_model(BERT, Options(device=device("v100"), lists=oplists("campo"), pads=False))
+    return optimize_model(BERT, Options(target=target("v100"), lists=oplists("campo"), pads=False))
 
 
 def test_the_other_precision_alone_costs_what_is_said(optimized):

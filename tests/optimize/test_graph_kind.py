@@ -7,12 +7,12 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.graph_kind import Form, GraphKind, Storage, graph_kind
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
+from campo_onnx.targets.target import target
 
 DATA = Path(__file__).parent.parent / "data"
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks" / "data"
@@ -118,7 +118,7 @@ def test_an_output_of_a_weights_shape_leaves_a_doubt(model_text):
 
 def test_nothing_of_an_inference_graph_is_called_a_loss_or_an_update(model_text):
     model = with_weights(INFERENCE["a denoiser"], model_text)
-    plan = optimize(model, Options(device=device("v100"), lists=preset("tf115"), strategy="tf-amp")).plan
+    plan = optimize(model, Options(target=target("v100"), lists=preset("tf115"), strategy="tf-amp")).plan
     assert plan.low_nodes
     assert not {"loss", "weight update"} & {d.decided_by.value for d in plan.decisions}
 

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import pytest
 
-from campo_onnx import Options, Precision, device, oplists
+from campo_onnx import Options, Precision, oplists, target
 from campo_onnx.errors import CampoError, PlanMismatchError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import CAPTURE, Use
@@ -117,7 +117,7 @@ SHAPES = """g (float[4] x) => (float[2,2] y, int64[1] s, float[4] z)
     [e] z = Mul(w, w) }"""
 ODD = """g (float[63,61] x, float[59,61] c) => (float[63,61] y) <float[61,59] w = {ONES}> {
     [a] h = MatMul(x, w) [b] k = MatMul(h, c) [d] y = Relu(k) }"""
-TRAINING = Options(device=device("v100"), lists=oplists("tf115"), strategy="tf-amp")
+TRAINING = Options(target=target("v100"), lists=oplists("tf115"), strategy="tf-amp")
 
 
 def planned(lower: Any, name: str) -> tuple[Imported, Plan]:
@@ -127,8 +127,10 @@ def planned(lower: Any, name: str) -> tuple[Imported, Plan]:
             assert result.plan.casts
             assert result.plan.constants
         case "odd sizes":
-            fast = replace(device("v100"), launch_us=1e-6, memory_bandwidth_bytes_per_s=1e16)
-            options = Options(device=fast, lists=oplists("campo"), min_gain=0.0)
+            v100 = target("v100")
+            hardware = replace(v100.hardware, memory_bandwidth_bytes_per_s=1e16)
+            fast = replace(v100, hardware=hardware, launch_us=1e-6)
+            options = Options(target=fast, lists=oplists("campo"), min_gain=0.0)
             text = ODD.replace("ONES", ", ".join(["1"] * 61 * 59))
             result = optimize(lower(text, []).imported.model, options)
             parts = [p for pad in result.plan.pads for p in (*pad.inputs, *filter(None, [pad.output]))]

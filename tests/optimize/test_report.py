@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.plan.assemble import make_plan
@@ -12,6 +11,7 @@ from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.strategies.campo import campo
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
+from campo_onnx.targets.target import target
 
 GRAPH = """(float[2,8] x, float[8,8] w, float[8,4] v) => (float[2,4] y, float[2,8] z, int64[2] s) {
     [a1] t = MatMul(x, w)
@@ -88,6 +88,6 @@ def test_the_sums_match_random_plans(random_problem, name):
 @pytest.mark.parametrize("graph", ["alexnet_like", "bert2_mlm_sdpa", "mlp", "resblocks"])
 def test_the_sums_match_plans_of_exported_graphs(graph):
     path = Path(__file__).parents[1] / "data" / f"{graph}.onnx"
-    result = optimize(path, Options(device=device("v100"), lists=preset("campo"), strategy="tf-amp"))
+    result = optimize(path, Options(target=target("v100"), lists=preset("campo"), strategy="tf-amp"))
     assert result.plan.low_nodes
     check_sums(result.plan, result.problem)

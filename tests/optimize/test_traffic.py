@@ -6,7 +6,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Family, Movement
@@ -15,7 +15,7 @@ from campo_onnx.optimize.traffic import Moved, planned_traffic, traffic
 from campo_onnx.planning.pipeline import decide, problem_of
 
 DATA = Path(__file__).parents[1] / "data"
-FREE = replace(device("v100"), launch_us=1e-6, host_us=1e-6)  # so that small graphs go low as well
+FREE = replace(target("v100"), launch_us=1e-6, host_us=1e-6)  # so that small graphs go low as well
 
 
 def test_a_node_reads_and_writes_and_a_view_does_neither() -> None:
@@ -61,7 +61,7 @@ def test_a_view_that_is_an_output_is_a_copy() -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "resblocks", "bert2_mlm_sdpa"])
 def test_what_is_planned_is_what_is_written(name: str, imported_data) -> None:
-    options = Options(device=FREE, lists=oplists("campo"), pads=False)
+    options = Options(target=FREE, lists=oplists("campo"), pads=False)
     imported = imported_data(DATA / f"{name}.onnx")
     problem, given = problem_of(imported, options), traffic(imported.view)
     for strategy in ("optimal", "tf-amp"):
@@ -78,7 +78,7 @@ def test_what_is_planned_is_what_is_written(name: str, imported_data) -> None:
 
 
 def test_a_plan_that_changes_nothing_moves_what_the_graph_moves() -> None:
-    options = Options(device=FREE, lists=oplists("campo"), strategy="fp32")
+    options = Options(target=FREE, lists=oplists("campo"), strategy="fp32")
     result = optimize_model(DATA / "mlp.onnx", options)
     assert planned_traffic(result.problem, result.plan) == traffic(result.problem.view)
 
@@ -127,7 +127,7 @@ def test_a_cast_that_the_plan_drops_is_not_counted() -> None:
             [sum] z = Add (y, y)
         }
     """)
-    options = Options(device=FREE, lists=oplists("campo"), pads=False)
+    options = Options(target=FREE, lists=oplists("campo"), pads=False)
     result = optimize_model(model, options)
     assert [cast.node for cast in result.plan.dropped] == ["up"]
     assert planned_traffic(result.problem, result.plan) == traffic(import_model(result.model).view)

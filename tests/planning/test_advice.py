@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.optimize.lists.oplists import with_overrides
 from campo_onnx.planning.advice import advice
 
@@ -17,7 +17,7 @@ CHAIN = """
 
 @pytest.fixture
 def options():
-    return Options(device=device("h200"), lists=oplists("campo"), dims={"B": 64})
+    return Options(target=target("h200"), lists=oplists("campo"), dims={"B": 64})
 
 
 def test_the_batch_from_which_it_pays_is_the_first_that_does(model_text, options):
@@ -35,11 +35,11 @@ def test_other_ways_are_tried(model_text, options):
     small = replace(options, dims={"B": 512})
     optimized = optimize_model(model_text(CHAIN), small)
     told = " ".join(advice(optimized, small, patience_s=math.inf))
-    captured = optimize_model(model_text(CHAIN), replace(small, device=small.device.captured)).plan
+    captured = optimize_model(model_text(CHAIN), replace(small, target=small.target.captured)).plan
     assert ("--execution graph" in told) == bool(captured.low_nodes and not optimized.plan.low_nodes)
     if not optimized.plan.low_nodes:
         best = max(
-            (optimize_model(model_text(CHAIN), replace(small, device=device(name))).plan.speedup, name)
+            (optimize_model(model_text(CHAIN), replace(small, target=target(name))).plan.speedup, name)
             for name in ("v100", "rtx2080ti", "t4", "a100", "l4", "rtx4090", "h100")
         )
         assert f"{best[0]:.2f}x with --device {best[1]}" in told
@@ -68,7 +68,7 @@ def test_defaults(model_text):
             "batch",
         ),
         ({"min_gain": 0.99}, "99.0% is asked for. --min-gain 0 takes", "No node may"),
-        ({"device": device("cpu")}, "with --device", "batch"),
+        ({"target": target("cpu")}, "with --device", "batch"),
     ],
 )
 def test_the_cause_is_said(model_text, options, change, said, not_said):

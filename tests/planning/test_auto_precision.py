@@ -11,7 +11,7 @@ from campo_onnx_cli.main import app
 from onnx import numpy_helper
 from typer.testing import CliRunner
 
-from campo_onnx import Device, Options, device, oplists, optimize_model
+from campo_onnx import Options, Target, oplists, optimize_model, target
 from campo_onnx.ops.precision import Precision, temporary_precision
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.problem import Problem
@@ -43,9 +43,9 @@ def chain(*, scaled: bool, constant: float = 1.0) -> onnx.ModelProto:
     return model
 
 
-def options(figures: str | Device = "a100") -> Options:
-    found = device(figures) if isinstance(figures, str) else figures
-    return Options(device=found, lists=oplists("campo"))
+def options(figures: str | Target = "a100") -> Options:
+    found = target(figures) if isinstance(figures, str) else figures
+    return Options(target=found, lists=oplists("campo"))
 
 
 def test_without_a_loss_scale_bf16_is_taken() -> None:
@@ -73,9 +73,10 @@ def test_the_faster_one_is_taken_where_times_differ() -> None:
 
 @pytest.mark.parametrize(("name", "words"), [("v100", "only low precision"), ("k80", "computes in none")])
 def test_a_device_may_leave_no_choice(name: str, words: str) -> None:
-    figures = device("v100")
+    figures = target("v100")
     if name == "k80":
-        figures = replace(figures, name=name, fp16_tensor_flops_per_s=None, fp16_flops_per_s=None)
+        without = replace(figures.hardware, name=name, fp16_tensor_flops_per_s=None, fp16_flops_per_s=None)
+        figures = replace(figures, hardware=without)
     choice = choose_precision(chain(scaled=False), options(figures))
     assert choice.low is Precision.FP16
     assert words in choice.why
@@ -126,7 +127,7 @@ def tiny() -> Iterator[Precision]:
 
 
 def computing_in(monkeypatch: pytest.MonkeyPatch, *lows: Precision) -> Options:
-    monkeypatch.setattr(Device, "computes_in", lambda _, low: low in (Precision.FP32, *lows))
+    monkeypatch.setattr(Target, "computes_in", lambda _, low: low in (Precision.FP32, *lows))
     return options()
 
 

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from campo_onnx.errors import UsageError
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.planning.comparison import ROWS, compare
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
+from campo_onnx.targets.target import target
 
 LAYER = Path(__file__).parents[2] / "examples" / "bert_layer.onnx"
-OPTIONS = Options(device=device("v100"), lists=preset("campo"))
+OPTIONS = Options(target=target("v100"), lists=preset("campo"))
 
 
 @pytest.fixture(scope="module")

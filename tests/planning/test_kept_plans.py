@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx import Options, Precision, device, oplists
+from campo_onnx import Options, Precision, oplists, target
 from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.flat_weights import FlatWeights
@@ -22,7 +22,7 @@ from campo_onnx.planning import kept_plans
 from campo_onnx.planning.kept_plans import name_of, planned_once
 from tests.fuzz.subjects import DATA
 
-OPTIONS = Options(device=device("v100"), lists=oplists("tf115"), strategy="tf-amp")
+OPTIONS = Options(target=target("v100"), lists=oplists("tf115"), strategy="tf-amp")
 
 
 @pytest.fixture(autouse=True)
@@ -72,10 +72,10 @@ def test_another_process_finds_the_plan(tmp_path):
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from campo_onnx import Options, device, oplists\n"
+        "from campo_onnx import Options, oplists, target\n"
         "from campo_onnx.ir.importer import import_model\n"
         "from campo_onnx.planning.kept_plans import planned_once\n"
-        "options = Options(device=device('v100'), lists=oplists('campo'), strategy='campo',\n"
+        "options = Options(target=target('v100'), lists=oplists('campo'), strategy='campo',\n"
         "                  dims={'b': 1, 'a': 2}, released={'p', 'q', 'r'})\n"
         "planned_once(import_model(sys.argv[1]), options, Path(sys.argv[2]))\n"
     )
@@ -95,7 +95,7 @@ def flat(view):
 
 VERDICT = Verdict(decided_by=Reason.DATA_BUDGET)
 CHANGES = {
-    "device": device("h200"),
+    "target": target("h200"),
     "lists": with_overrides(oplists("tf115"), deny=["MatMul"]),
     "strategy": "fp32",
     "margin_us": float("inf"),

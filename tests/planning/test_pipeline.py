@@ -11,7 +11,6 @@ import onnx
 import pytest
 
 from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import preset
@@ -19,6 +18,7 @@ from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import apply, decide, optimize, problem_of
+from campo_onnx.targets.target import target
 
 ROOT = Path(__file__).parents[2]
 GRAPHS = sorted((ROOT / "tests" / "data").glob("*.onnx"))
@@ -28,11 +28,11 @@ STRATEGIES = ["optimal", "campo", "tf-amp"]
 STRATEGIES_OF_PLANS = [*STRATEGIES, "fine-grained", "fp32"]
 
 # Casts and launches next to nothing, so that small graphs are worth rewriting.
-EAGER = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
+EAGER = replace(target("v100"), launch_us=1e-6, host_us=1e-6)
 
 
 def options(**changes):
-    return Options(**{"device": EAGER, "lists": preset("campo")} | changes)
+    return Options(**{"target": EAGER, "lists": preset("campo")} | changes)
 
 
 def low_share(optimized):
@@ -43,7 +43,7 @@ def low_share(optimized):
 def test_every_graph_becomes_a_valid_model_on_every_device(path, well_cast, imported_data, tmp_path):
     imported, seen = imported_data(path), set()
     for name, lists in product(("h200", "v100"), ("campo", "tf2", "tf115")):
-        chosen = Options(device=device(name), lists=preset(lists))
+        chosen = Options(target=target(name), lists=preset(lists))
         problem = problem_of(imported, chosen)
         for strategy in STRATEGIES:
             plan = decide(problem, imported, replace(chosen, strategy=strategy))
@@ -65,7 +65,7 @@ def test_twice_is_once_and_what_is_written_loads(
     chosen = options(
         dims=dims_of(path),
         low=precision,
-        device=EAGER if precision is Precision.FP16 else replace(device("h200"), launch_us=1e-6),
+        target=EAGER if precision is Precision.FP16 else replace(target("h200"), launch_us=1e-6),
         keep_fp32=("Random.*",) if loads else (),  # ONNX Runtime's CPU provider cannot draw low ones
     )
     imported = imported_data(path)
@@ -224,7 +224,7 @@ def test_a_damaged_model_is_refused_or_optimized_but_never_a_crash(tmp_path, see
 
 
 def test_on_a_cpu_lists_alone_lose_and_costs_keep_fp32(imported_data):
-    cpu = Options(device=device("cpu"), lists=preset("campo"))
+    cpu = Options(target=target("cpu"), lists=preset("campo"))
     for path in STANDARD:
         imported = imported_data(path)
         problem = problem_of(imported, cpu)

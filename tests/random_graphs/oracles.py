@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import onnx
 from onnx import ModelProto
 
-from campo_onnx import Options, Plan, Precision, device, oplists
+from campo_onnx import Options, Plan, Precision, oplists, target
 from campo_onnx.costs.table import CostTable
 from campo_onnx.errors import CampoError, UnsupportedModelError
 from campo_onnx.ir.importer import import_model
@@ -67,20 +67,22 @@ class Setting:
 
     @property
     def options(self) -> Options:
-        chosen = device(self.device)
-        if self.pads and chosen.provider == "cuda":
+        chosen = target(self.device)
+        if self.pads and chosen.hardware.is_gpu:
             # Products are all that costs there, and tensor cores a thousand times as fast: pads pay.
             chosen = replace(
                 chosen,
                 **dict.fromkeys(("launch_us", "host_us"), 1e-9),
-                **dict.fromkeys(("fp32_flops_per_s", "fp16_flops_per_s"), 1e6),
-                memory_bandwidth_bytes_per_s=1e18,
-                fp16_tensor_flops_per_s=1e9,
-                tf32_flops_per_s=None,
-                tf32_default=False,
+                hardware=replace(
+                    chosen.hardware,
+                    **dict.fromkeys(("fp32_flops_per_s", "fp16_flops_per_s"), 1e6),
+                    memory_bandwidth_bytes_per_s=1e18,
+                    fp16_tensor_flops_per_s=1e9,
+                    tf32_flops_per_s=None,
+                ),
             )
         return Options(
-            device=chosen,
+            target=chosen,
             lists=oplists(self.lists),
             strategy=self.strategy,
             low=self.low,

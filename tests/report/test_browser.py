@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.plan.explanation import explained
 from campo_onnx.optimize.plan.plan import Plan
@@ -16,6 +15,7 @@ from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
 from campo_onnx.report.comparison_page import comparison_page
 from campo_onnx.report.plan_page import plan_page
+from campo_onnx.targets.target import target
 from campo_onnx.wording import visible
 from tests.report import hostile
 from tests.report.large import large_model
@@ -25,7 +25,7 @@ webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium and
 pytestmark = pytest.mark.browser
 
 LAYER = Path(__file__).parent.parent.parent / "examples" / "bert_layer.onnx"
-OPTIONS = Options(device=device("v100"), lists=preset("campo"))
+OPTIONS = Options(target=target("v100"), lists=preset("campo"))
 MOST_BYTES = 5_000_000
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.errors import UsageError
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.planning.comparison import compare
 from campo_onnx.planning.options import Options
 from campo_onnx.report.charts import FORMATS, check_plot, draw_bench, draw_plans, save_figure
 from campo_onnx.runtime.registry import machine
+from campo_onnx.targets.target import target
 
 LAYER = Path(__file__).parents[2] / "examples" / "bert_layer.onnx"
 HEADS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
@@ -22,7 +22,7 @@ HEADS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
 
 @pytest.fixture(scope="module")
 def plans():
-    rows = compare(LAYER, Options(device=device("v100"), lists=preset("campo"))).rows
+    rows = compare(LAYER, Options(target=target("v100"), lists=preset("campo"))).rows
     return [row.plan for row in rows]
 
 

@@ -16,7 +16,6 @@ from campo_onnx.checking.policy import Pair, Policy
 from campo_onnx.checking.verdict import Verdict, Verdicts, failed, not_checked, passed
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.errors import UsageError
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.optimize.plan.plan import Plan
@@ -30,11 +29,12 @@ from campo_onnx.report.families import family_rows, whole_step
 from campo_onnx.report.page import check_report
 from campo_onnx.report.plan_page import plan_page
 from campo_onnx.runtime.registry import machine
+from campo_onnx.targets.target import target
 from campo_onnx.wording import duration, visible
 from tests.report import hostile
 
 LAYER = Path(__file__).parent.parent.parent / "examples" / "bert_layer.onnx"
-OPTIONS = Options(device=device("v100"), lists=preset("campo"))
+OPTIONS = Options(target=target("v100"), lists=preset("campo"))
 
 
 class Read(HTMLParser):
@@ -133,7 +133,7 @@ def test_the_page_of_one_check_shows_the_graph_that_was_checked(layer, tmp_path)
     mixed, against = tmp_path / "m.onnx", LAYER
     export_model(layer.model, mixed)
     (tmp_path / "plan.json").write_text(layer.plan.to_json())
-    policy = Policy(device=device("v100"), baseline=tmp_path / "plan.json")
+    policy = Policy(target=target("v100"), baseline=tmp_path / "plan.json")
     known = as_plan(Pair(name="m", mixed=mixed, against=against, policy=policy))
     assert known.plan.low_nodes == layer.plan.low_nodes
     assert {d.node: d.reason for d in known.plan.decisions} == {
@@ -235,7 +235,7 @@ def test_a_plan_file_gives_a_page_too(layer) -> None:
 
 
 def test_an_unchanged_step_says_so() -> None:
-    plan = optimize(LAYER, Options(device=device("v100"), lists=preset("campo"), strategy="fp32")).plan
+    plan = optimize(LAYER, Options(target=target("v100"), lists=preset("campo"), strategy="fp32")).plan
     read = Read(plan_page(plan, model="m"))
     assert f"unchanged {duration(plan.fp32_us)} → {duration(plan.fp32_us)}, predicted" in read.text
     assert set(read.data["plans"][0]["precision"]) <= {"F", "-"}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from campo_onnx.hardware.detect import resolve_device
 from campo_onnx.runtime import gpu
 from campo_onnx.runtime.gpu import Gpu, first_visible, visible_gpu
 from campo_onnx.runtime.registry import machine
+from campo_onnx.targets.detect import resolve_target
 
 V100, T4, SECOND_T4 = (
     Gpu(uuid=f"GPU-{letter}1", name=name, driver="580.1", compute_capability=capability)
@@ -91,12 +91,12 @@ def test_everybody_asks_the_same(smi: Path, monkeypatch: pytest.MonkeyPatch) -> 
         found = visible_gpu().gpu
         assert found is not None
         assert found.name == machine("cuda").device == name
-        assert name in resolve_device("auto")[1]
+        assert name in resolve_target("auto")[1]
     assert found.compute_capability == (0, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert resolve_device("auto")[0].name == "v100"
+    assert resolve_target("auto")[0].name == "v100"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    device, note = resolve_device("auto")
+    device, note = resolve_target("auto")
     assert device.name == "h200"
     assert "No figures are known for this machine's NVIDIA L40S (closest: l4, whose figures differ)" in note
 

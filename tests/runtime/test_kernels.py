@@ -74,17 +74,17 @@ def test_training_kernels_are_cuda_only():
 
 
 def test_a_missing_kernel_keeps_a_node_fp32_and_says_so(model_text):
-    from campo_onnx.hardware.datasheet import device
     from campo_onnx.ir.importer import import_model
     from campo_onnx.optimize.lists.oplists import preset
     from campo_onnx.planning.options import Options
     from campo_onnx.planning.pipeline import problem_of
+    from campo_onnx.targets.target import target
 
     model = model_text("""g (float[8,8] x, float[8,8] w) => (float[8,8] y) {
         h = MatMul(x, w) [soft] s = LogSoftmax(h) y = MatMul(s, w)
     }""")
     for precision, expected in ((BF16, "the cuda provider has no bf16 kernel for LogSoftmax"), (FP16, None)):
-        options = Options(device=device("h200"), lists=preset("campo"), low=precision)
+        options = Options(target=target("h200"), lists=preset("campo"), low=precision)
         verdict = problem_of(import_model(model), options).fixed.get("soft")
         assert (verdict and verdict.reason) == expected
 

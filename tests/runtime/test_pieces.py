@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.errors import UsageError
 from campo_onnx.ops.precision import Precision
@@ -74,7 +74,7 @@ def test_an_emulated_step_waits_in_its_low_precision(model_text, low, written, m
             bt = Transpose<perm=[1,0]>(b) g = MatMul(bt, y) }""",
         18,
     )
-    options = Options(device=device("h200"), lists=oplists("campo"), low=low, strategy="fine-grained")
+    options = Options(target=target("h200"), lists=oplists("campo"), low=low, strategy="fine-grained")
     emulated = emulate(optimize_model(model, options).model)
     feeds = {name: value for name, value in step(model_text)[1].items() if name != "which"}
     kept = set()

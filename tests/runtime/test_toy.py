@@ -15,7 +15,6 @@ from campo_onnx.costs.choose import costs_for
 from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.errors import DeviceUnavailableError, ModelError, UsageError
 from campo_onnx.export.optimizers import Momentum
-from campo_onnx.hardware.detect import resolve_device, this_cpu
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.profiler import take_profile
@@ -25,13 +24,14 @@ from campo_onnx.planning.pipeline import Optimized
 from campo_onnx.runtime.chunked_run import run
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.registry import machine, processor_for, runtime_called, temporary_runtime
+from campo_onnx.targets.detect import resolve_target, this_cpu
 from campo_onnx.training.session import TrainingSession
 from campo_onnx.training.weight_update import WeightUpdate
 from tests.runtime.toy import BF16_CPU, PRODUCTS, Toy, ToyProgram
 from tests.training.momentum_step import LR, MOMENTUM, batch, first_state, gradient_model
 
 GRAPH = Path(__file__).parents[1] / "data" / "mlp.onnx"
-OPTIONS = Options(device=BF16_CPU, lists=oplists("campo"), low=Precision.BF16)
+OPTIONS = Options(target=BF16_CPU, lists=oplists("campo"), low=Precision.BF16)
 
 
 @pytest.fixture(autouse=True)
@@ -143,9 +143,9 @@ def test_it_is_chosen_by_name() -> None:
     assert processor_for("auto", "toy") == "cpu"
     with pytest.raises(DeviceUnavailableError, match="the toy runs on no GPU"):
         processor_for("cuda", "toy")
-    chosen, note = resolve_device("auto", "toy")
+    chosen, note = resolve_target("auto", "toy")
     assert chosen == this_cpu("toy")
-    assert chosen.runtime == "toy"
+    assert chosen.runtime.name == "toy"
     assert "toy" in note
     with pytest.raises(UsageError, match=r"unknown runtime 'tox'.*Choose one of auto, onnxruntime.*, toy"):
         runtime_called("tox")

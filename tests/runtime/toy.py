@@ -15,18 +15,19 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from campo_onnx.errors import ModelError
-from campo_onnx.hardware.datasheet import device
+from campo_onnx.hardware.datasheet import Assumed, device
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.api import Capabilities, NodeTime, Place, StepTimes, Support
 from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.overhead import Overhead
 from campo_onnx.runtime.timing import Step, timing_of
+from campo_onnx.targets.target import Target
 
 Feeds = Mapping[str, NDArray[Any]]
 PRODUCTS = frozenset({"MatMul", "Gemm"})
 _BF16 = {"bf16_flops_per_s": 1e12, "bf16_tensor_flops_per_s": 1e13}
-_FREE = {"launch_us": 1e-6, "host_us": 1e-6}  # so that small graphs are worth rewriting
-BF16_CPU = replace(device("cpu"), name="toy-cpu", runtime="toy", **_BF16, **_FREE)
+_NEXT_TO_NOTHING = Assumed(value=1e-6, reason="small graphs are worth rewriting")
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Toy:
     version: str = "1"
     capabilities: Capabilities = Capabilities(  # noqa: RUF009
         honours_types=True, captures=False, takes_addresses=False, traces_nodes=True,
-        fuses_casts=False, keeps_nan=True,
+        fuses_casts=False, keeps_nan=True, multiplies_in_tf32=False,
     )  # fmt: skip
 
     def problem(self, processor: str) -> str:
@@ -122,6 +123,9 @@ class Toy:
     def machine(self, processor: str, threads: int = 0) -> Machine:
         cpu = Machine(provider="cpu", device="toy", driver="", cuda="", ort="1", tf32=False, threads=1)
         return replace(cpu, runtime=self.name)
+
+    def overhead(self, processor: str, *, captured: bool = False) -> Overhead:
+        return Overhead(launch_us=_NEXT_TO_NOTHING, host_us=_NEXT_TO_NOTHING)
 
     def support(self, signature: Signature, processor: str, precision: Precision) -> Support:
         is_native = precision is Precision.FP32 or signature.op.op_type in PRODUCTS | {"Relu", "Transpose"}
@@ -135,3 +139,6 @@ class Toy:
 
     def tensor(self, shape: Sequence[int], dtype: int, processor: str) -> ToyTensor:
         return ToyTensor(np.zeros(shape, helper.tensor_dtype_to_np_dtype(dtype)))
+
+
+BF16_CPU = Target.of(replace(device("cpu"), name="toy-cpu", **_BF16), Toy())

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from campo_onnx import Options, device, oplists, optimize_model
+from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.errors import IndexOutOfRangeError, UsageError
 from campo_onnx.export.optimizers import SGD
 from campo_onnx.training.session import TrainingSession
@@ -77,7 +77,7 @@ def test_exported_steps_take_what_torch_takes(
     exported: onnx.ModelProto, name: str, place: Any, number: int, mixed: bool
 ) -> None:
     if mixed:
-        options = Options(device=device("v100"), lists=oplists("campo"))
+        options = Options(target=target("v100"), lists=oplists("campo"))
         exported = optimize_model(exported, options).model
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in exported.graph.input}
     state = {n: np.ones(s, np.float32) for n, s in shapes.items() if n.startswith("param.")}

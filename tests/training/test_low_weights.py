@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from campo_onnx import Options, device, oplists
+from campo_onnx import Options, oplists, target
 from campo_onnx.errors import UsageError
 from campo_onnx.export.optimizers import Momentum
 from campo_onnx.ir.importer import import_model
@@ -103,7 +103,7 @@ LAYERS = """
 @pytest.mark.parametrize("kept", [(), ("a", "gw")])
 def test_the_planner_sees_what_the_session_casts(kept: tuple[str, ...]) -> None:
     given = import_model(onnx.parser.parse_model(LAYERS))
-    options = Options(device=device("v100"), lists=oplists("campo"), keep_fp32=kept, min_gain=0.0)
+    options = Options(target=target("v100"), lists=oplists("campo"), keep_fp32=kept, min_gain=0.0)
     apart = problem_of(given, options)
     options = replace(options, flat_weights=low_weights.flat_weights)
     problem = problem_of(given, options)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
-from campo_onnx import Options, Precision, device, oplists
+from campo_onnx import Options, Precision, oplists, target
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.emulation.numerics import drift, emulate, relative_l2
 from campo_onnx.ir.constants import constants_of
@@ -48,7 +48,7 @@ NEIGHBOURS = 0.01  # share of results that may be neighbours
 RANDOM = {"RandomUniform"}
 
 
-OPTIONS = Options(device=device("h200"), lists=oplists("campo"))
+OPTIONS = Options(target=target("h200"), lists=oplists("campo"))
 
 
 @cache
@@ -281,7 +281,7 @@ def test_whole_graphs_keep_their_interface_and_compute_in_fp32(graph: str, strat
 )
 def test_gradient_operators_of_training_builds(graph: str, dims: Mapping[str, int]) -> None:
     """No wheel runs ConvGrad and its like, so only types are checked."""
-    options = Options(device=device("h200"), lists=oplists("campo"), strategy="tf-amp", dims=dims)
+    options = Options(target=target("h200"), lists=oplists("campo"), strategy="tf-amp", dims=dims)
     imported = import_model(DATA / f"{graph}.onnx", dims)
     model = rewrite(imported, decide(problem_of(imported, options), imported, options))
     before, after = infer(model, dims).dtypes, infer(emulate(model, dims), dims).dtypes

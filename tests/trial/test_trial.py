@@ -15,8 +15,8 @@ from torch import nn  # noqa: E402
 import campo_onnx  # noqa: E402
 from campo_onnx.bench.worker import WorkerStep  # noqa: E402
 from campo_onnx.errors import ModelError, UsageError  # noqa: E402
-from campo_onnx.hardware.datasheet import device  # noqa: E402
 from campo_onnx.runtime.registry import machine  # noqa: E402
+from campo_onnx.targets.target import target  # noqa: E402
 from campo_onnx.trial import trial as trial_module  # noqa: E402
 from campo_onnx.trial.gradients import gradient_error  # noqa: E402
 from campo_onnx.trial.page import fragment, trial_page  # noqa: E402
@@ -51,8 +51,8 @@ def tried(module, *, loss=F.cross_entropy, of=None, **settings):
 def trial():
     """A trial with a mixed step: planned for a GPU's figures, and run on the CPU."""
     with pytest.MonkeyPatch.context() as patch:
-        figures = replace(device("v100"), launch_us=0.01, host_us=0.001)
-        patch.setattr(trial_module, "_device", lambda processor, runtime: figures)
+        figures = replace(target("v100"), launch_us=0.01, host_us=0.001)
+        patch.setattr(trial_module, "_planned_for", lambda processor, runtime: figures)
         patch.setattr(trial_module, "_export_target", lambda here: "standard")
         return tried(network(), costs="datasheet", name="train.py:make", devices=["v100", "h200"])
 

@@ -9,17 +9,18 @@ import torch
 
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export.optimizers import BY_NAME, LAMB, SGD, Adam, AdamW, Momentum, Optimizer
-from campo_onnx.export.target import TARGETS, Target
+from campo_onnx.export.target import TARGETS
+from campo_onnx.export.target import Target as Form
 from campo_onnx.export.torch.arguments import arguments
 from campo_onnx.export.torch.complex_numbers import complex_refused
 from campo_onnx.export.torch.step import Step
 from campo_onnx.export.torch.trace import trace
 from campo_onnx.export.torch.translate import translate, translations
 from campo_onnx.export.torch.weight_gradient import FORMS, WeightGradient
-from campo_onnx.hardware import datasheet
-from campo_onnx.hardware.device import Device
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.step import naming as step_naming
+from campo_onnx.targets.target import Target
+from campo_onnx.targets.target import target as target_called
 
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Momentum", "export_evaluation", "export_training_step"]
 
@@ -37,9 +38,9 @@ def export_training_step(
     loss_scale: bool = True,
     unscale: bool = True,
     opset: int = 20,
-    target: Target = "standard",
+    target: Form = "standard",
     conv_weight_gradient: WeightGradient = "auto",
-    device: str | Device = "v100",
+    device: str | Target = "v100",
     assume: Literal["checks"] | None = None,
     path: str | Path | None = None,
 ) -> onnx.ModelProto:
@@ -124,7 +125,7 @@ def export_training_step(
         targets=arguments(example_targets, loss, skip=1, kind="target", name_of=step_naming.target),
         checks_pass=assume == "checks",
     )
-    known = datasheet.device(device) if isinstance(device, str) else device
+    known = target_called(device) if isinstance(device, str) else device
     table = translations(conv_weight_gradient, known)
     traced, inputs, outputs = trace(step, frozenset(table))
     model = translate(traced, inputs, outputs, table, opset=opset, target=target)
@@ -140,7 +141,7 @@ def export_evaluation(
     example_targets: torch.Tensor | Sequence[Any] | Mapping[str, Any] = (),
     *,
     opset: int = 20,
-    target: Target = "standard",
+    target: Form = "standard",
     assume: Literal["checks"] | None = None,
     path: str | Path | None = None,
 ) -> onnx.ModelProto:

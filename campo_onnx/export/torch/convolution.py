@@ -17,12 +17,12 @@ from campo_onnx.export.torch.patches import Geometry
 from campo_onnx.export.torch.weight_gradient import WeightGradient, weight_gradient
 from campo_onnx.export.translation import Expected, Translation, UntranslatableError, table
 from campo_onnx.export.value import Value
-from campo_onnx.hardware import datasheet
-from campo_onnx.hardware.device import Device
+from campo_onnx.targets.target import Target
+from campo_onnx.targets.target import target as target_called
 
 
 def _convolution(
-    device: Device, g: Graph, expected: Expected, x: Value, weight: Value, bias: Value | None,
+    device: Target, g: Graph, expected: Expected, x: Value, weight: Value, bias: Value | None,
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool,
     output_padding: Sequence[int], groups: int,
 ) -> Value:  # fmt: skip
@@ -43,8 +43,8 @@ def _convolution(
     return g.op("Conv", x, weight, bias, **geometry.attributes)
 
 
-def _is_for_cpu(g: Graph, device: Device) -> bool:
-    return g.target == "cpu" or (g.target != "cuda" and device.provider == "cpu")
+def _is_for_cpu(g: Graph, device: Target) -> bool:
+    return g.target == "cpu" or (g.target != "cuda" and not device.hardware.is_gpu)
 
 
 def _geometry(
@@ -55,7 +55,7 @@ def _geometry(
 
 
 def _convolution_backward(
-    form: WeightGradient, device: Device, g: Graph, expected: Expected, gradient: Value, x: Value,
+    form: WeightGradient, device: Target, g: Graph, expected: Expected, gradient: Value, x: Value,
     weight: Value, bias_sizes: Sequence[int] | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
     wanted: Sequence[bool],
@@ -63,7 +63,7 @@ def _convolution_backward(
     geometry = _geometry(weight.rank - 2, stride, padding, dilation, groups)
     of_input = of_weight = of_bias = None
     if _is_for_cpu(g, device):
-        device = datasheet.device("cpu")
+        device = target_called("cpu")
     if wanted[0] and _is_for_cpu(g, device):
         on_cpu = conv_on_cpu.forward if transposed else conv_on_cpu.transposed
         of_input = on_cpu(g, gradient, weight, None, geometry, x.shape)
@@ -80,7 +80,7 @@ def _convolution_backward(
     return of_input, of_weight, of_bias
 
 
-def translations(weight_gradient: WeightGradient, device: Device) -> Mapping[Any, Translation]:
+def translations(weight_gradient: WeightGradient, device: Target) -> Mapping[Any, Translation]:
     """Give the translations with a form of the weight's gradient, chosen for a device."""
     return table(
         (aten.convolution.default, partial(_convolution, device)),

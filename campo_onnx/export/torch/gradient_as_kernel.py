@@ -16,15 +16,15 @@ from campo_onnx.export.form_choice import cheapest
 from campo_onnx.export.graph import Graph
 from campo_onnx.export.torch.patches import Geometry
 from campo_onnx.export.value import Value
-from campo_onnx.hardware.device import Device
-from campo_onnx.hardware.roofline import TILE
+from campo_onnx.targets.roofline import TILE
+from campo_onnx.targets.target import Target
 
 _MOST_AXES = 3
 """Spatial axes that convolutions have kernels for."""
 
 
 def by_convolution(
-    g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry, device: Device
+    g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry, device: Target
 ) -> Value:
     """Write the gradient of a weight of `shape`, from what the convolution read and the output's gradient."""
     spatial = len(shape) - 2
@@ -89,10 +89,10 @@ def _along_channels(
     return reduce(g, "ReduceSum", reshape(g, taps, (parts, *shape)), [0], keepdims=False)
 
 
-def _parts(shape: tuple[int, ...], batch: int, device: Device) -> int:
+def _parts(shape: tuple[int, ...], batch: int, device: Target) -> int:
     """Say in how many parts to convolve the batch, so that a small result fills the device."""
     tiles = math.ceil(math.prod(shape[1:]) / TILE) * math.ceil(shape[0] / TILE)
     parts = 1
-    while parts * tiles < device.sm_count and batch % (2 * parts) == 0:
+    while parts * tiles < device.hardware.sm_count and batch % (2 * parts) == 0:
         parts *= 2
     return parts

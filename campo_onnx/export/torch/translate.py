@@ -9,7 +9,7 @@ import onnx
 import torch
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.target import Target
+from campo_onnx.export.target import Target as Form
 from campo_onnx.export.torch import (
     batch_norm,
     clipped,
@@ -35,9 +35,9 @@ from campo_onnx.export.torch.origin import Origin, origin_of
 from campo_onnx.export.torch.weight_gradient import WeightGradient
 from campo_onnx.export.translate import Constant, Operation, Read, TracedStep, refuse_unknown, translate_step
 from campo_onnx.export.translation import Expected, Table, merged
-from campo_onnx.hardware import datasheet
-from campo_onnx.hardware.device import Device
 from campo_onnx.step import naming as step_naming
+from campo_onnx.targets.target import Target
+from campo_onnx.targets.target import target as target_called
 
 DEVICE = "v100"
 """For which forms are chosen where nobody says for which."""
@@ -63,9 +63,9 @@ _FAMILIES = (
 )
 
 
-def translations(weight_gradient: WeightGradient, device: Device | None = None) -> Table:
+def translations(weight_gradient: WeightGradient, device: Target | None = None) -> Table:
     """Give every translation, by operation."""
-    known = device or datasheet.device(DEVICE)
+    known = device or target_called(DEVICE)
     return merged([convolution(weight_gradient, known), *(family.TRANSLATIONS for family in _FAMILIES)])
 
 
@@ -76,7 +76,7 @@ def translate(
     table: Table,
     *,
     opset: int,
-    target: Target = "standard",
+    target: Form = "standard",
     sizes_change: bool = False,
 ) -> onnx.ModelProto:
     """Write a traced step as a model.

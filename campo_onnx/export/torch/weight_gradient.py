@@ -37,7 +37,7 @@ from campo_onnx.export.torch.patches import (
     unfolded,
 )
 from campo_onnx.export.value import Value
-from campo_onnx.hardware.device import Device
+from campo_onnx.targets.target import Target
 
 WeightGradient: TypeAlias = Literal["auto", "matmul", "images", "conv"]
 """A form; ``"auto"`` takes for each layer the one that is predicted to be fastest."""
@@ -55,7 +55,7 @@ def weight_gradient(
     gradient: Value,
     shape: tuple[int, ...],
     geometry: Geometry,
-    device: Device,
+    device: Target,
 ) -> Value:
     """Write the gradient of a weight.
 
@@ -73,9 +73,7 @@ def weight_gradient(
         For which ``"auto"`` chooses.
     """
     forms = {
-        "matmul": partial(
-            _by_matmul if device.provider == "cuda" else _on_cpu, shape=shape, geometry=geometry
-        ),
+        "matmul": partial(_by_matmul if device.hardware.is_gpu else _on_cpu, shape=shape, geometry=geometry),
         "images": partial(_by_images, shape=shape, geometry=geometry),
         "conv": partial(by_convolution, shape=shape, geometry=geometry, device=device),
     }
@@ -84,9 +82,9 @@ def weight_gradient(
     if form == "auto":
         if g.target != "cuda":  # gathering elements instead of rows of channels is slow on a CPU
             del forms["images"]
-        if device.provider == "cuda" and math.prod(shape[2:]) == 1:
+        if device.hardware.is_gpu and math.prod(shape[2:]) == 1:
             del forms["conv"]  # all that one tap takes is a product, which no library is slow at
-        if device.provider == "cpu":
+        if not device.hardware.is_gpu:
             axes = axes_of(x.shape, gradient.shape, shape, geometry)
             if is_small(axes):
                 forms["selected"] = partial(_by_selection, shape=shape, axes=axes)

@@ -7,13 +7,13 @@ from typing import Any
 
 from campo_onnx.errors import UsageError, did_you_mean
 from campo_onnx.hardware import datasheet
-from campo_onnx.hardware.detect import resolve_device
-from campo_onnx.hardware.device import Device
 from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.optimize.lists.list_file import resolve
 from campo_onnx.optimize.lists.oplists import OpLists
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, strategy_called
 from campo_onnx.planning.options import Options
+from campo_onnx.targets.detect import resolve_target
+from campo_onnx.targets.target import Target, target
 
 _FALLBACKS = ("torch", "error")
 
@@ -26,7 +26,7 @@ class Settings:
     ----------
     device
         Device to plan for: a name, ``"auto"`` for the one that the tensors are on, or a
-        :class:`~campo_onnx.hardware.device.Device`.
+        :class:`~campo_onnx.targets.target.Target`.
     strategy
         Name of a strategy.
     lists
@@ -49,7 +49,7 @@ class Settings:
         If a name is unknown, or a value is none that the option takes.
     """
 
-    device: str | Device = "auto"
+    device: str | Target = "auto"
     strategy: str = DEFAULT_STRATEGY
     lists: str | OpLists | None = None
     precision: str | Precision = Precision.FP16
@@ -106,16 +106,16 @@ class Settings:
         """
         lists = self.lists or strategy_called(self.strategy).default_lists
         return Options(
-            device=self._device(provider),
+            target=self._target(provider),
             lists=lists if isinstance(lists, OpLists) else resolve(lists),
             strategy=self.strategy,
             low=self.low,
             keep_fp32=self.keep_fp32,
         )
 
-    def _device(self, provider: str) -> Device:
+    def _target(self, provider: str) -> Target:
         if not isinstance(self.device, str):
             return self.device
         if self.device == "auto" and provider == "cpu":
-            return datasheet.device("cpu")
-        return resolve_device(self.device)[0]
+            return target("cpu")
+        return resolve_target(self.device)[0]

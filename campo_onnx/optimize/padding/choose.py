@@ -12,8 +12,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from campo_onnx.hardware.device import Device
-from campo_onnx.hardware.roofline import copy_us, node_time, tensor_core_multiple
 from campo_onnx.ir.view import OpNode, Use
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.signature import make_signature
@@ -24,6 +22,8 @@ from campo_onnx.optimize.padding.terms import padded_choice, pay_for_pads
 from campo_onnx.optimize.plan.plan import Decision, PadBy, PaddedTensor, Plan, PlannedPad
 from campo_onnx.optimize.problem import Padding, PossiblePad, Problem
 from campo_onnx.runtime.api import Support
+from campo_onnx.targets.roofline import copy_us, node_time, tensor_core_multiple
+from campo_onnx.targets.target import Target
 
 _Want: TypeAlias = tuple[str, Ends]  # a tensor, and what its consumers want it longer by
 
@@ -58,7 +58,7 @@ NO_LIMITS = PadLimits()
 def pad(
     problem: Problem,
     plan: Plan,
-    device: Device,
+    target: Target,
     limits: PadLimits = NO_LIMITS,
     padded: frozenset[str] | None = None,
 ) -> Plan:
@@ -70,7 +70,7 @@ def pad(
         The question the plan answers, with costs that know of no padding.
     plan
         The precisions.
-    device
+    target
         Where the graph is to run: the roofline over its figures says by what factor padding
         shortens a kernel, and what Pads and Slices take.
     limits
@@ -83,7 +83,7 @@ def pad(
     Plan
         The very plan where nothing pays, else one with pads, predicted faster.
     """
-    links = _Links(problem, _candidates(problem, plan.low_nodes, device, limits))
+    links = _Links(problem, _candidates(problem, plan.low_nodes, target, limits))
     pads = _planned_pads(links, _worthwhile(links.padding(limits)) if padded is None else padded)
     saved_us = sum(pad.gain_us - pad.pads_us for pad in pads)
     if saved_us <= 0:
@@ -117,10 +117,10 @@ def _with_gains(decisions: Iterable[Decision], pads: Iterable[PlannedPad]) -> tu
     )
 
 
-def with_padding(problem: Problem, device: Device, limits: PadLimits = NO_LIMITS) -> Problem:
+def with_padding(problem: Problem, target: Target, limits: PadLimits = NO_LIMITS) -> Problem:
     """Tell a strategy what may be padded, and what that gains and costs."""
     free = [name for name, ports in problem.ports.items() if not ports.refusal and problem.is_free(name)]
-    return problem.offering(_Links(problem, _candidates(problem, free, device, limits)).padding(limits))
+    return problem.offering(_Links(problem, _candidates(problem, free, target, limits)).padding(limits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,15 +140,15 @@ class _Candidate:
 
 
 def _candidates(
-    problem: Problem, names: Iterable[str], device: Device, limits: PadLimits
+    problem: Problem, names: Iterable[str], target: Target, limits: PadLimits
 ) -> list[_Candidate]:
     """Find them among some nodes, in topological order."""
     view, low = problem.view, problem.low
     opset = view.opset.get("", 1)
-    if device.tensor_flops_per_s(low) is None or opset < _FIRST_OPSET:
+    if target.tensor_flops_per_s(low) is None or opset < _FIRST_OPSET:
         return []
     inserted = (make_signature(op, [], [], opset=opset) for op in _INSERTED)
-    if not all(device.support(signature, low) is Support.NATIVE for signature in inserted):
+    if not all(target.support(signature, low) is Support.NATIVE for signature in inserted):
         return []
     wanted = frozenset(names)
     stored = limits.stored.difference(existing_versions(view, low))
@@ -161,8 +161,8 @@ def _candidates(
         if alignment is None or not ports.low_inputs.issuperset(alignment.inputs):
             continue
         signature = view.signature(node.name)
-        kernel_us = node_time(signature, ports, device, low).time_us
-        aligned_us = node_time(alignment.applied_to(signature), ports, device, low).time_us
+        kernel_us = node_time(signature, ports, target, low).time_us
+        aligned_us = node_time(alignment.applied_to(signature), ports, target, low).time_us
         wants = [(node.inputs[i], ends) for i, ends in alignment.inputs.items()]
         found.append(
             _Candidate(
@@ -170,23 +170,23 @@ def _candidates(
                 alignment=alignment,
                 # Costs may be measured ones, so the roofline only says what share is saved.
                 gain_us=problem.costs.nodes[node.name].low_us * (1 - aligned_us / kernel_us),
-                pad_us={want: 0.0 if want[0] in stored else _pad_us(problem, want, device) for want in wants},
-                slice_us=_slice_us(problem, node.outputs[0], device) if alignment.output else 0.0,
+                pad_us={want: 0.0 if want[0] in stored else _pad_us(problem, want, target) for want in wants},
+                slice_us=_slice_us(problem, node.outputs[0], target) if alignment.output else 0.0,
             )
         )
     return found
 
 
-def _pad_us(problem: Problem, want: _Want, device: Device) -> float:
+def _pad_us(problem: Problem, want: _Want, target: Target) -> float:
     tensor, ends = want
     shape = problem.view.shape(tensor) or ()
     longer = np.prod([size + end for size, end in zip(shape, ends, strict=True)], dtype=float)
-    return copy_us(float(np.prod(shape, dtype=float) + longer) * problem.low.itemsize_bytes, device)
+    return copy_us(float(np.prod(shape, dtype=float) + longer) * problem.low.itemsize_bytes, target)
 
 
-def _slice_us(problem: Problem, tensor: str, device: Device) -> float:
+def _slice_us(problem: Problem, tensor: str, target: Target) -> float:
     elements = problem.view.tensors[tensor].elements or 0
-    return copy_us(2.0 * elements * problem.low.itemsize_bytes, device)
+    return copy_us(2.0 * elements * problem.low.itemsize_bytes, target)
 
 
 class _Links:

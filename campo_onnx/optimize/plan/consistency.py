@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from campo_onnx.errors import PlanMismatchError
-from campo_onnx.hardware.roofline import tensor_core_multiple
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import CAPTURE, FLOAT, GraphView, OpNode, TensorKind, Use
@@ -20,6 +19,7 @@ from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.optimize.padding.alignment import Ends, alignment_of
 from campo_onnx.optimize.plan.plan import Decision, ExistingCast, PadBy, PaddedTensor, Plan, PlannedCast
+from campo_onnx.targets.roofline import tensor_core_multiple
 
 _CLOSE = 1e-6
 """Share of the step by which sums of times may differ: they are added in another order."""

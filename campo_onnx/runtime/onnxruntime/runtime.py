@@ -20,6 +20,7 @@ from campo_onnx.runtime.onnxruntime.kernels import (
     refuses_attributes,
     runs,
 )
+from campo_onnx.runtime.overhead import Overhead, read_overheads
 
 if TYPE_CHECKING:
     from campo_onnx.runtime.onnxruntime.program import OnnxProgram
@@ -32,6 +33,7 @@ _CAPABILITIES = Capabilities(
     takes_addresses=True,
     traces_nodes=True,
     fuses_casts=False,
+    multiplies_in_tf32=True,  # use_tf32 of its CUDA provider is on
     keeps_nan=True,
 )
 
@@ -55,6 +57,10 @@ class OnnxRuntime:
     def machine(self, processor: str, threads: int = 0) -> Machine:
         """Identify this machine; see :class:`~campo_onnx.runtime.api.Runtime`."""
         return providers.machine(processor, threads)
+
+    def overhead(self, processor: str, *, captured: bool = False) -> Overhead:
+        """Say what it adds to kernels; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        return read_overheads(__package__)["cuda_graph" if captured else processor]
 
     def support(self, signature: Signature, processor: str, precision: Precision) -> Support:
         """Say how a node runs; see :class:`~campo_onnx.runtime.api.Runtime`."""

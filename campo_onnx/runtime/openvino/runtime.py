@@ -14,6 +14,7 @@ from campo_onnx.runtime.api import Capabilities, LoadSettings, Support
 from campo_onnx.runtime.machine import Machine, cores, cpu_name
 from campo_onnx.runtime.openvino import kernels
 from campo_onnx.runtime.openvino.installed import installed_version, openvino, openvino_problem
+from campo_onnx.runtime.overhead import Overhead, read_overheads
 
 if TYPE_CHECKING:
     from campo_onnx.runtime.openvino.program import OpenVinoProgram
@@ -26,6 +27,7 @@ _CAPABILITIES = Capabilities(
     takes_addresses=False,
     traces_nodes=True,
     fuses_casts=True,
+    multiplies_in_tf32=False,
     keeps_nan=False,
     refused_precisions=(
         (
@@ -73,6 +75,10 @@ class OpenVino:
             threads=threads or cores(),
             runtime=self.name,
         )
+
+    def overhead(self, processor: str, *, captured: bool = False) -> Overhead:
+        """Say what it adds to kernels; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        return read_overheads(__package__)[_CPU]
 
     def support(self, signature: Signature, processor: str, precision: Precision) -> Support:
         """Say how a node runs; see :class:`~campo_onnx.runtime.api.Runtime`."""

@@ -6,18 +6,24 @@ import numpy as np
 import onnx
 
 from campo_onnx.emulation.numerics import emulate, seeded
-from campo_onnx.hardware.datasheet import device
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.facts import work_of
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.runtime.chunked_run import run as run_once
 from campo_onnx.runtime.registry import machine
+from campo_onnx.targets.target import target
 
-FREE_LAUNCH = replace(device("v100"), launch_us=1e-6, host_us=1e-6)
+FREE_LAUNCH = replace(target("v100"), launch_us=1e-6, host_us=1e-6)
 
 # Tensor cores cost nothing and neither does memory: whatever can be padded is.
 GENEROUS = replace(
-    FREE_LAUNCH, fp32_flops_per_s=1e6, fp16_tensor_flops_per_s=1e30, memory_bandwidth_bytes_per_s=1e30
+    FREE_LAUNCH,
+    hardware=replace(
+        FREE_LAUNCH.hardware,
+        fp32_flops_per_s=1e6,
+        fp16_tensor_flops_per_s=1e30,
+        memory_bandwidth_bytes_per_s=1e30,
+    ),
 )
 
 HERE = machine("cpu", 1)

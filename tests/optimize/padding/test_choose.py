@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from campo_onnx.errors import UsageError
-from campo_onnx.hardware.datasheet import device, devices
+from campo_onnx.hardware.datasheet import devices
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import preset
@@ -24,8 +24,9 @@ from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.strategies.optimal import optimal
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import decide, optimize, problem_of
+from campo_onnx.targets.target import target
 
-V100 = device("v100")
+V100 = target("v100")
 
 # Two classifiers of odd size: BERT's vocabulary and the classes of ImageNet.
 CLASSIFIERS = """g (float[512,768] h, float[768,30522] w, float[64,2048] f, float[2048,1001] v)
@@ -36,7 +37,7 @@ CLASSIFIERS = """g (float[512,768] h, float[768,30522] w, float[64,2048] f, floa
 
 
 def on(planned_for, **changes):
-    return Options(**{"device": planned_for, "lists": preset("campo")} | changes)
+    return Options(**{"target": planned_for, "lists": preset("campo")} | changes)
 
 
 def padded_nodes(plan):
@@ -44,10 +45,12 @@ def padded_nodes(plan):
 
 
 def variant(name="v100", *, unaligned=None, **changes):
-    found = replace(device(name), **changes)
-    if unaligned is None:
-        return found
-    return replace(found, efficiency=replace(found.efficiency, unaligned=unaligned))
+    named = target(name)
+    own = {key: changes.pop(key) for key in ("launch_us", "host_us") if key in changes}
+    hardware = replace(named.hardware, **changes)
+    if unaligned is not None:
+        hardware = replace(hardware, efficiency=replace(hardware.efficiency, unaligned=unaligned))
+    return replace(named, hardware=hardware, **own)
 
 
 # --- exactly where costs say ---
@@ -66,7 +69,7 @@ def variant(name="v100", *, unaligned=None, **changes):
         pytest.param(
             variant("h200", unaligned=0.0), {"vocabulary", "classes"}, id="the same, refusing odd sizes"
         ),
-        pytest.param(device("cpu"), set(), id="no tensor cores"),
+        pytest.param(target("cpu"), set(), id="no tensor cores"),
     ],
 )
 def test_the_plan_pads_where_costs_say(lower, planned_for, expected):
@@ -82,7 +85,7 @@ def test_the_figures_by_hand(lower):
     lowered = lower(CLASSIFIERS, ["vocabulary"])
     plan = pad(problem_of(lowered.imported, on(V100)), lowered.plan, V100)
     (vocabulary,) = plan.pads
-    bytes_per_us = V100.memory_bandwidth_bytes_per_s * 0.8 / 1e6
+    bytes_per_us = V100.hardware.memory_bandwidth_bytes_per_s * 0.8 / 1e6
     before_us = 2 * 512 * 768 * 30522 / (15.7e12 * 0.8) * 1e6
     after_us = 2 * 512 * 768 * 30528 / (125e12 * 0.6) * 1e6
     assert vocabulary.gain_us == pytest.approx(before_us - after_us)
@@ -226,7 +229,7 @@ def test_a_product_that_pays_only_when_padded_goes_low():
 @pytest.mark.parametrize("graph", ["alexnet_like", "bert2_mlm_sdpa", "mlp", "resblocks"])
 def test_the_bound_is_tight_and_nothing_is_faster(imported_data, name, graph):
     imported = imported_data(Path(__file__).parents[2] / "data" / f"{graph}.onnx")
-    options = on(device(name), min_gain=0.0)
+    options = on(target(name), min_gain=0.0)
     problem = problem_of(imported, options)
     plan = decide(problem, imported, options)
     assert plan.lower_bound_us == pytest.approx(plan.predicted_us, rel=1e-9)
@@ -272,7 +275,7 @@ def test_only_strategies_that_decide_by_costs_pad(model_text, strategy):
 @pytest.mark.parametrize("graph", [CLASSIFIERS, BACKWARD], ids=["classifiers", "backward"])
 @pytest.mark.parametrize("threshold_us", [0.0, 100.0])
 def test_padding_never_makes_the_prediction_worse(model_text, strategy, name, graph, threshold_us):
-    options = on(device(name), strategy=strategy, pad_threshold_us=threshold_us)
+    options = on(target(name), strategy=strategy, pad_threshold_us=threshold_us)
     model = model_text(graph)
     plan, without = (optimize(model, replace(options, pads=pads)).plan for pads in (True, False))
     assert plan.predicted_us <= plan.fp32_us + 1e-6

@@ -243,7 +243,7 @@ def test_an_external_weight_is_padded_as_it_runs(pad_all, model_text, tmp_path, 
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(initializers(model)["w"], "w"))
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0)
     pair = pad_all(tmp_path / "m.onnx")
-    of_the_line = optimize(tmp_path / "m.onnx", Options(device=GENEROUS, lists=preset("campo"))).plan
+    of_the_line = optimize(tmp_path / "m.onnx", Options(target=GENEROUS, lists=preset("campo"))).plan
     for plan in (pair.plan, of_the_line):
         assert [part.by for part in plan.pads[0].inputs] == ["pad"]
     for name, mixed in (("padded", pair.model), ("unpadded", pair.unpadded)):
@@ -282,7 +282,7 @@ def test_an_initializer_fixes_the_axes_it_shares(pad_all):
 @pytest.mark.parametrize(("rows", "expected"), [(16, 1), (15, 0)])
 def test_the_whole_line_minds_open_axes(model_text, rows, expected):
     model = model_text("g (float[N,20] x, float[20,30] w) => (float[N,30] y) { y = MatMul(x, w) }")
-    options = Options(device=GENEROUS, lists=preset("campo"), dims={"N": rows})
+    options = Options(target=GENEROUS, lists=preset("campo"), dims={"N": rows})
     assert len(optimize(model, options).plan.pads) == expected
 
 
@@ -292,7 +292,7 @@ def test_the_whole_line_minds_open_axes(model_text, rows, expected):
 @pytest.mark.parametrize("name", ["mlp", "alexnet_like", "resblocks"])
 def test_pads_change_real_graphs_by_accumulation_error_only(name):
     path = ROOT / "tests" / "data" / f"{name}.onnx"
-    options = Options(device=FREE_LAUNCH, lists=preset("campo"), keep_fp32=("Random.*",))
+    options = Options(target=FREE_LAUNCH, lists=preset("campo"), keep_fp32=("Random.*",))
     optimized = optimize(path, options)
     assert optimized.plan.pads
     unpadded = rewrite(optimized.imported, replace(optimized.plan, pads=()))

@@ -10,7 +10,6 @@ if problem := openvino_problem():
 from campo_onnx.calibrate.run import Workload, calibrate
 from campo_onnx.calibrate.samples import Sampling
 from campo_onnx.costs.evidence import CostSource, Evidence
-from campo_onnx.hardware.detect import device_of
 from campo_onnx.ir.importer import import_model
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.profiler import take_profile
@@ -22,6 +21,7 @@ from campo_onnx.planning.pipeline import optimize
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.registry import machine
 from campo_onnx.runtime.timing import Effort
+from campo_onnx.targets.detect import target_of
 from tests.conftest import DATA
 
 SHORT = Effort(warmup=1, repeats=5, least=3, budget_s=0.02)
@@ -37,9 +37,9 @@ def timer():
 def test_a_calibration_is_of_this_cpu_and_goes_on_from_the_store(timer):
     sampling = Sampling(count=9, largest_bytes=2e5, largest_flops=1e7)
     workload = Workload(ops=("Conv", "MatMul"), sampling=sampling, casts=6, largest_cast_elements=1 << 16)
-    figures = device_of(timer.machine)
+    figures = target_of(timer.machine)
     calibration = calibrate(workload, timer, figures, Precision.BF16)
-    assert (calibration.device.name, calibration.device.runtime) == (figures.name, "openvino")
+    assert (calibration.target.name, calibration.target.runtime.name) == (figures.name, "openvino")
     assert calibration.machine.software.startswith("OpenVINO ")
     assert calibration.failures == {}
     assert {(entry.op, entry.on_tensor_cores) for entry in calibration.entries} == {
@@ -57,7 +57,7 @@ def test_a_calibration_is_of_this_cpu_and_goes_on_from_the_store(timer):
 @pytest.mark.usefixtures("bf16_units")
 def test_nodes_are_timed_in_both_precisions(timer):
     options = Options(
-        device=device_of(timer.machine),
+        target=target_of(timer.machine),
         lists=preset("campo"),
         low=Precision.BF16,
         costs=CostSource.MEASURE,
@@ -71,7 +71,7 @@ def test_nodes_are_timed_in_both_precisions(timer):
 
 def test_a_profile_is_of_the_whole_step(timer):
     imported = import_model(DATA / "mlp.onnx")
-    profile = take_profile(imported, synthesize(imported.view), timer, device_of(timer.machine), steps=3)
+    profile = take_profile(imported, synthesize(imported.view), timer, target_of(timer.machine), steps=3)
     assert profile.machine.runtime == "openvino"
     times = profile.fp32_us()
     products = [node.name for node in imported.view.nodes if node.op.op_type in ("MatMul", "Gemm")]

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from campo_onnx.hardware.detect import cpu_with_low_precision
+from campo_onnx.targets.detect import cpu_with_low_precision
 
 STEP = Path(__file__).parents[2] / "data" / "alexnet_like.onnx"
 
@@ -13,7 +13,7 @@ def test_the_step_is_planned_for_this_cpu_and_measured(bf16_units, capsys):
 
     here = cpu_with_low_precision()
     assert here is not None
-    assert here.runtime == "openvino"
+    assert here.runtime.name == "openvino"
     measure_here(STEP)
     printed = capsys.readouterr()
     assert f"This machine ({here.name}) computes in BF16 with openvino" in printed.err

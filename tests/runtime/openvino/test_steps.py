@@ -8,11 +8,11 @@ from campo_onnx.runtime.openvino.installed import openvino_problem
 if problem := openvino_problem():
     pytest.skip(problem, allow_module_level=True)
 
-from campo_onnx import Options, Precision, device, oplists, optimize_model
-from campo_onnx.hardware.detect import resolve_device
+from campo_onnx import Options, Precision, oplists, optimize_model, target
 from campo_onnx.ir.importer import import_model
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.openvino.runtime import RUNTIME
+from campo_onnx.targets.detect import resolve_target
 from tests.conftest import DATA, run_model
 
 PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul"})
@@ -30,7 +30,7 @@ def distance(value, wanted):
 
 
 def planned(path, precision):
-    options = Options(device=device("a100"), lists=oplists("pytorch"), strategy="torch-amp", low=precision)
+    options = Options(target=target("a100"), lists=oplists("pytorch"), strategy="torch-amp", low=precision)
     return optimize_model(path, options)
 
 
@@ -46,9 +46,9 @@ def test_products_run_in_the_precision_that_is_planned(path):
 
 @pytest.mark.usefixtures("bf16_units")
 def test_a_plan_for_this_machine_runs_in_bf16_where_it_says():
-    here, _ = resolve_device("auto", "openvino")
+    here, _ = resolve_target("auto", "openvino")
     assert here.computes_in(Precision.BF16)
-    options = Options(device=here, lists=oplists("campo"), low=Precision.BF16)
+    options = Options(target=here, lists=oplists("campo"), low=Precision.BF16)
     result = optimize_model(DATA / "bert2_mlm_sdpa.onnx", options)
     executed = RUNTIME.load(result.model, "cpu").executed()
     low = {d.node for d in result.plan.decisions if d.precision is Precision.BF16 and d.op_type in PRODUCTS}

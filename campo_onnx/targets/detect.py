@@ -1,16 +1,17 @@
-"""Which device this machine has, and which to plan for when the user names none."""
+"""The target that this machine is, and the one to plan for when the user names none."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.hardware import datasheet
-from campo_onnx.hardware.device import Device, DeviceKind
+from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.hardware.processor import BF16_UNITS, this_processor
 from campo_onnx.ops.precision import low_precisions
 from campo_onnx.runtime.gpu import visible_gpu
 from campo_onnx.runtime.machine import DEFAULT, cores, cpu_name
 from campo_onnx.runtime.registry import AUTO, runtime_called, runtimes
+from campo_onnx.targets.target import Target
 
 if TYPE_CHECKING:
     from campo_onnx.runtime.machine import Machine
@@ -28,7 +29,7 @@ FALLBACK = "h200"
 """Planned for where no GPU of known figures is in the machine."""
 
 
-def resolve_device(name: str, runtime: str = AUTO) -> tuple[Device, str]:
+def resolve_target(name: str, runtime: str = AUTO) -> tuple[Target, str]:
     """Find the device called `name`, with a runtime on it.
 
     Parameters
@@ -40,8 +41,8 @@ def resolve_device(name: str, runtime: str = AUTO) -> tuple[Device, str]:
 
     Returns
     -------
-    Device
-        The device.
+    Target
+        The device with the runtime on it.
     str
         What to tell the user about the choice; ``""`` when it was theirs.
 
@@ -57,15 +58,16 @@ def resolve_device(name: str, runtime: str = AUTO) -> tuple[Device, str]:
         if here.name in ROUGH_CPUS:
             note = f"Planning for {here.name}, {where}: no figures of this machine's {cpu_name()} are known."
         else:
-            note = f"Planning for this machine's {cpu_name()}, {here.sm_count} cores of {here.name}, {where}."
+            count = here.hardware.sm_count
+            note = f"Planning for this machine's {cpu_name()}, {count} cores of {here.name}, {where}."
         return here, note
-    found, note = _found(name)
-    if found.provider == "cpu" and (here := this_cpu(chosen.name)).name == name:
+    hardware, note = _named(name)
+    if not hardware.is_gpu and (here := this_cpu(chosen.name)).name == name:
         return here, ""
-    return found.in_runtime(runtime), note
+    return Target.of(hardware, chosen), note
 
 
-def this_cpu(runtime: str, threads: int = 0) -> Device:
+def this_cpu(runtime: str, threads: int = 0) -> Target:
     """Describe this machine's CPU to plans, by the figures of its kind or, if unknown, of a rough server CPU.
 
     ONNX Runtime computes in FP32 on every CPU, so there it is always the rough one, and one file of
@@ -78,21 +80,21 @@ def this_cpu(runtime: str, threads: int = 0) -> Device:
     threads
         Cores that count; 0 takes all that this process may use.
     """
-    name = runtime_called(runtime).name
-    figures = datasheet.device(CPU) if name == DEFAULT else cpu_figures(threads or cores())
-    return figures.in_runtime(name)
+    chosen = runtime_called(runtime)
+    is_rough = chosen.name == DEFAULT
+    return Target.of(datasheet.device(CPU) if is_rough else cpu_figures(threads or cores()), chosen)
 
 
-def cpu_with_low_precision() -> Device | None:
+def cpu_with_low_precision() -> Target | None:
     """Find this machine's CPU with an installed runtime that computes in a low precision on it."""
     for runtime in runtimes():
-        device = this_cpu(runtime.name)
-        if not runtime.problem("cpu") and any(map(device.computes_in, low_precisions())):
-            return device
+        here = this_cpu(runtime.name)
+        if not runtime.problem("cpu") and any(map(here.computes_in, low_precisions())):
+            return here
     return None
 
 
-def cpu_figures(threads: int) -> Device:
+def cpu_figures(threads: int) -> Hardware:
     """Find the figures of this machine's CPU, for as many cores, or those of a rough one with such units."""
     processor = this_processor()
     if processor is None:
@@ -103,7 +105,7 @@ def cpu_figures(threads: int) -> Device:
     return known
 
 
-def _found(name: str) -> tuple[Device, str]:
+def _named(name: str) -> tuple[Hardware, str]:
     if name != "auto":
         return datasheet.device(name), ""
     instead = f"planning for {FALLBACK}; choose with --device"
@@ -117,8 +119,8 @@ def _found(name: str) -> tuple[Device, str]:
     return match, f"Planning for this machine's {found}."
 
 
-def device_of(machine: "Machine") -> Device:
-    """Find the figures of a machine.
+def target_of(machine: "Machine") -> Target:
+    """Describe a machine, by the figures of its processor.
 
     Caches and peaks only scale events and set the comparison with a roofline; no time comes from
     them.
@@ -129,12 +131,12 @@ def device_of(machine: "Machine") -> Device:
         If no figures are known for its GPU.
     """
     if not machine.is_gpu:
+        here = this_cpu(machine.runtime, machine.threads)
         return replace(
-            this_cpu(machine.runtime, machine.threads),
-            title=machine.device,
-            kind=DeviceKind.MEASURED,
-            sm_count=machine.threads,
-            source="this machine",
+            here,
+            hardware=replace(
+                here.hardware, title=machine.device, sm_count=machine.threads, source="this machine"
+            ),
         )
     known = datasheet.matching(machine.device)
     if known is None:
@@ -143,7 +145,7 @@ def device_of(machine: "Machine") -> Device:
             why="cores and caches are needed to describe what was measured",
             remedy="Add a file to campo_onnx/hardware/data, from its data sheet.",
         )
-    return replace(known, runtime=machine.runtime, kind=DeviceKind.MEASURED, source="this machine")
+    return Target.of(replace(known, source="this machine"), machine.runtime)
 
 
 def _unknown(gpu: str) -> str:

@@ -2,15 +2,15 @@
 
 import pytest
 
-from campo_onnx.hardware.datasheet import device
-from campo_onnx.hardware.roofline import cast_us, copy_us, node_time, tensor_core_multiple, utilization
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.gemms import GemmShape
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import FLOAT, make_signature
+from campo_onnx.targets.roofline import cast_us, copy_us, node_time, tensor_core_multiple, utilization
+from campo_onnx.targets.target import target
 
-V100 = device("v100")
+V100 = target("v100")
 FP16 = Precision.FP16
 PRODUCT = make_signature(
     OpKey("", "MatMul"), [(FLOAT, (512, 1001)), (FLOAT, (1001, 512))], [(FLOAT, (512, 512))]
@@ -35,7 +35,7 @@ def test_a_padded_product_is_the_same_node_on_longer_tensors() -> None:
 
 
 def test_without_arithmetic_in_it_a_precision_costs_its_casts() -> None:
-    cpu = device("cpu")
+    cpu = target("cpu")
     fp32, low = (node_time(PRODUCT, PORTS, cpu, precision).time_us for precision in (Precision.FP32, FP16))
     casts_us = sum(cast_us(operand.elements, cpu, FP16) for operand in PRODUCT.operands)
     assert low == pytest.approx(fp32 + casts_us)
@@ -47,4 +47,4 @@ def test_tensor_cores_load_sixteen_bytes() -> None:
 
 def test_a_copy_costs_its_bytes_and_a_launch() -> None:
     assert copy_us(0, V100) == V100.launch_us
-    assert copy_us(V100.effective_bytes_per_us, V100) == pytest.approx(1 + V100.launch_us)
+    assert copy_us(V100.hardware.effective_bytes_per_us, V100) == pytest.approx(1 + V100.launch_us)

@@ -1,4 +1,4 @@
-"""The time of a node from a device's figures: its bytes or its FLOPs, whichever takes longer.
+"""The time of a node on a target, from its figures: its bytes or its FLOPs, whichever takes longer.
 
 Good for telling which nodes gain and by how much, roughly; not for predicting a step.
 """
@@ -6,7 +6,6 @@ Good for telling which nodes gain and by how much, roughly; not for predicting a
 import math
 from typing import NamedTuple
 
-from campo_onnx.hardware.device import Device
 from campo_onnx.ops.facts import moved_bytes, work_of
 from campo_onnx.ops.gemms import GemmShape
 from campo_onnx.ops.ports import Ports
@@ -14,6 +13,7 @@ from campo_onnx.ops.precision import Precision, precisions
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.work import HOST_ONLY
 from campo_onnx.runtime.api import Support
+from campo_onnx.targets.target import Target
 
 TILE = 64
 """Rows and columns of the result that one thread block makes; libraries go down to this size."""
@@ -29,7 +29,7 @@ class Estimate(NamedTuple):
     on_tensor_cores: bool
 
 
-def node_time(signature: Signature, ports: Ports, device: Device, precision: Precision) -> Estimate:
+def node_time(signature: Signature, ports: Ports, target: Target, precision: Precision) -> Estimate:
     """Estimate a node in a precision, without any Cast.
 
     Parameters
@@ -38,61 +38,64 @@ def node_time(signature: Signature, ports: Ports, device: Device, precision: Pre
         The node.
     ports
         Which of its tensors change type with it; one that refuses runs in what it is given in.
-    device
+    target
         Where it is to run.
     precision
         FP32, or the low precision of those tensors.
     """
     work = work_of(signature)
     if work.kind in HOST_ONLY:
-        return Estimate(device.host_us, False)
+        return Estimate(target.host_us, False)
     if ports.refusal:
-        precision = _given_precision(signature, device)
-    elif not device.computes_in(precision) or device.support(signature, precision) is Support.UPCAST:
+        precision = _given_precision(signature, target)
+    elif not target.computes_in(precision) or target.support(signature, precision) is Support.UPCAST:
         # The runtime puts Casts around its FP32 kernel.
-        fp32_us = node_time(signature, ports, device, Precision.FP32).time_us
-        return Estimate(fp32_us + _surrounding_casts_us(signature, ports, device, precision), False)
+        fp32_us = node_time(signature, ports, target, Precision.FP32).time_us
+        return Estimate(fp32_us + _surrounding_casts_us(signature, ports, target, precision), False)
     traffic_bytes = moved_bytes(signature, ports, None if precision is Precision.FP32 else precision)
-    if device.support(signature, precision) is Support.STORAGE:
+    if target.support(signature, precision) is Support.STORAGE:
         precision = Precision.FP32  # of the arithmetic; bytes are low
-    rates = [gemm_rate(gemm, device, precision) for gemm in work.gemms]
+    rates = [gemm_rate(gemm, target, precision) for gemm in work.gemms]
     if rates:
         seconds = sum(gemm.flops / rate for gemm, (rate, _) in zip(work.gemms, rates, strict=True))
     else:
-        seconds = work.flops / _stream_rate(device, precision)
+        seconds = work.flops / _stream_rate(target, precision)
     launches = sum(gemm.steps for gemm in work.gemms) or 1
-    time_us = max(traffic_bytes / device.effective_bytes_per_us, seconds * 1e6) + launches * device.launch_us
+    time_us = (
+        max(traffic_bytes / target.hardware.effective_bytes_per_us, seconds * 1e6)
+        + launches * target.launch_us
+    )
     return Estimate(time_us, bool(rates) and all(on_tensor_cores for _, on_tensor_cores in rates))
 
 
-def _given_precision(signature: Signature, device: Device) -> Precision:
+def _given_precision(signature: Signature, target: Target) -> Precision:
     """The precision of a node's data in the given graph, which may be low there already."""
     known = {precision.onnx_dtype: precision for precision in precisions()}
     operands = (*signature.inputs, *signature.outputs)
     dtypes = (operand.dtype for operand in operands if operand is not None)
     found = next((known[dtype] for dtype in dtypes if dtype in known), Precision.FP32)
-    return found if device.computes_in(found) else Precision.FP32
+    return found if target.computes_in(found) else Precision.FP32
 
 
-def _surrounding_casts_us(signature: Signature, ports: Ports, device: Device, precision: Precision) -> float:
+def _surrounding_casts_us(signature: Signature, ports: Ports, target: Target, precision: Precision) -> float:
     operands = [signature.inputs[i] for i in ports.low_inputs]
     operands += [signature.outputs[i] for i in ports.low_outputs]
-    return sum(cast_us(operand.elements, device, precision) for operand in operands if operand is not None)
+    return sum(cast_us(operand.elements, target, precision) for operand in operands if operand is not None)
 
 
-def cast_us_per_element(device: Device, precision: Precision) -> float:
+def cast_us_per_element(target: Target, precision: Precision) -> float:
     """Time of one more element in a Cast between FP32 and a low precision."""
-    return (Precision.FP32.itemsize_bytes + precision.itemsize_bytes) / device.effective_bytes_per_us
+    return (Precision.FP32.itemsize_bytes + precision.itemsize_bytes) / target.hardware.effective_bytes_per_us
 
 
-def cast_us(elements: int, device: Device, precision: Precision) -> float:
+def cast_us(elements: int, target: Target, precision: Precision) -> float:
     """Estimate a Cast between FP32 and a low precision, in either direction."""
-    return cast_us_per_element(device, precision) * elements + device.launch_us
+    return cast_us_per_element(target, precision) * elements + target.launch_us
 
 
-def copy_us(traffic_bytes: float, device: Device) -> float:
+def copy_us(traffic_bytes: float, target: Target) -> float:
     """Estimate a node that only moves bytes, such as Pad and Slice; what it reads and writes counts."""
-    return traffic_bytes / device.effective_bytes_per_us + device.launch_us
+    return traffic_bytes / target.hardware.effective_bytes_per_us + target.launch_us
 
 
 def utilization(gemm: GemmShape, sm_count: int) -> float:
@@ -119,23 +122,25 @@ def tensor_core_multiple(precision: Precision) -> int:
     return 16 // precision.itemsize_bytes
 
 
-def gemm_rate(gemm: GemmShape, device: Device, precision: Precision) -> tuple[float, bool]:
+def gemm_rate(gemm: GemmShape, target: Target, precision: Precision) -> tuple[float, bool]:
     """FLOPs per second of a product, and whether that is on tensor cores.
 
     Libraries take the faster of both. On CUDA cores FP16 and BF16 products run at the FP32 rate,
     because they accumulate in FP32.
     """
-    used = utilization(gemm, device.sm_count)
-    plain = device.fp32_flops_per_s * device.efficiency.cuda_cores * used
-    peak = device.tensor_flops_per_s(precision)
+    used = utilization(gemm, target.hardware.sm_count)
+    plain = target.hardware.fp32_flops_per_s * target.hardware.efficiency.cuda_cores * used
+    peak = target.tensor_flops_per_s(precision)
     if peak is None:
         return plain, False
     aligned = gemm.is_aligned(tensor_core_multiple(precision))
-    share = device.efficiency.tensor_cores * (1.0 if aligned else device.efficiency.unaligned)
+    share = target.hardware.efficiency.tensor_cores * (
+        1.0 if aligned else target.hardware.efficiency.unaligned
+    )
     return max((plain, False), (peak * share * used, True))
 
 
-def _stream_rate(device: Device, precision: Precision) -> float:
+def _stream_rate(target: Target, precision: Precision) -> float:
     # Without vector units for it, elementwise kernels compute in FP32.
-    peak = device.vector_flops_per_s(precision) or device.fp32_flops_per_s
-    return peak * device.efficiency.cuda_cores
+    peak = target.hardware.vector_flops_per_s(precision) or target.hardware.fp32_flops_per_s
+    return peak * target.hardware.efficiency.cuda_cores

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from campo_onnx.errors import DeviceUnavailableError
-from campo_onnx.hardware.detect import cpu_figures
 from campo_onnx.hardware.processor import UNITS, this_processor
 from campo_onnx.runtime.gpu import visible_gpu
 from campo_onnx.runtime.machine import cores, cpu_name
 from campo_onnx.runtime.registry import runtimes
+from campo_onnx.targets.detect import cpu_figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from campo_onnx.errors import ProfileError
-from campo_onnx.hardware.device import Device, DeviceKind, Efficiency
+from campo_onnx.hardware.hardware import Efficiency, Hardware
 from campo_onnx.ops.precision import Precision, precisions
+from campo_onnx.targets.target import Target
 
 EFFICIENCY = Efficiency(bandwidth=0.5, cuda_cores=0.8, tensor_cores=0.6, unaligned=0.5)
-GPU = Device(
+GPU = Hardware(
     name="gpu",
     title="A GPU",
-    kind=DeviceKind.DATASHEET,
-    provider="cuda",
+    processor="cuda",
     compute_capability=(8, 0),
     sm_count=100,
     l2_bytes=1 << 20,
@@ -24,9 +24,6 @@ GPU = Device(
     tf32_flops_per_s=50e12,
     fp16_tensor_flops_per_s=100e12,
     bf16_tensor_flops_per_s=90e12,
-    tf32_default=True,
-    launch_us=5.0,
-    host_us=1.0,
     efficiency=EFFICIENCY,
     source="made up",
 )
@@ -36,15 +33,12 @@ GPU = Device(
     ("changes", "message"),
     [
         ({"sm_count": 0}, "sm_count is 0"),
-        ({"launch_us": -1.0}, "launch_us is -1.0"),
         ({"fp32_flops_per_s": float("inf")}, "fp32_flops_per_s is inf"),
-        ({"host_us": float("nan")}, "host_us is nan"),
-        ({"provider": "tpu"}, "'tpu' is neither"),
-        ({"provider": "cpu"}, "compute capability"),
+        ({"processor": "tpu"}, "'tpu' is neither"),
+        ({"processor": "cpu"}, "compute capability"),
         ({"compute_capability": None}, "compute capability"),
         ({"compute_capability": (7, 5)}, "need compute capability 8.0"),
         ({"fp16_flops_per_s": None}, "no FP16 arithmetic"),
-        ({"tf32_flops_per_s": None}, "no TF32 peak"),
     ],
 )
 def test_inconsistent_figures_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -67,14 +61,14 @@ def test_effective_bandwidth() -> None:
     assert GPU.effective_bytes_per_us == pytest.approx(0.5e6)
 
 
-def test_tf32_serves_fp32_only_by_default() -> None:
-    assert GPU.tensor_flops_per_s(Precision.FP32) == 50e12
-    assert replace(GPU, tf32_default=False).tensor_flops_per_s(Precision.FP32) is None
+def test_tf32_serves_fp32_only_where_the_runtime_takes_it() -> None:
+    assert Target.of(GPU).tensor_flops_per_s(Precision.FP32) == 50e12
+    assert Target.of(GPU, "openvino").tensor_flops_per_s(Precision.FP32) is None
     assert GPU.tensor_flops_per_s(Precision.FP16) == 100e12
     assert GPU.tensor_flops_per_s(Precision.BF16) == 90e12
 
 
 def test_precisions_without_arithmetic() -> None:
     without = replace(GPU, fp16_flops_per_s=None, fp16_tensor_flops_per_s=None, bf16_tensor_flops_per_s=None)
-    assert [p for p in precisions() if without.computes_in(p)] == [Precision.FP32]
-    assert all(GPU.computes_in(p) for p in precisions())
+    assert [p for p in precisions() if Target.of(without).computes_in(p)] == [Precision.FP32]
+    assert all(Target.of(GPU).computes_in(p) for p in precisions())

@@ -1,0 +1,1 @@
+"""Targets: hardware with a runtime on it, the time of a node there, and what this machine has."""

@@ -1,0 +1,139 @@
+"""A target: hardware, the runtime on it, and the time that the runtime adds to kernels."""
+
+import math
+from dataclasses import dataclass, replace
+
+from campo_onnx.errors import ProfileError
+from campo_onnx.hardware import datasheet
+from campo_onnx.hardware.datasheet import Assumption
+from campo_onnx.hardware.hardware import Hardware
+from campo_onnx.ops.precision import Precision
+from campo_onnx.ops.signature import Signature
+from campo_onnx.runtime.api import Runtime, Support
+from campo_onnx.runtime.registry import AUTO, runtime_called
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a step is to run. :meth:`of` fills in what the runtime says of itself.
+
+    Parameters
+    ----------
+    hardware
+        The processor.
+    runtime
+        What runs graphs on it.
+    launch_us
+        Constant time of one more kernel in the step.
+    host_us
+        Time of a node that launches nothing, such as Reshape.
+    captures
+        Whether steps run as captured CUDA graphs, which these two are of.
+
+    Raises
+    ------
+    ProfileError
+        If a time is not positive.
+    """
+
+    hardware: Hardware
+    runtime: Runtime
+    launch_us: float
+    host_us: float
+    captures: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("launch_us", "host_us"):
+            time_us = getattr(self, name)
+            if not (time_us > 0 and math.isfinite(time_us)):
+                raise ProfileError(
+                    f"{name} of {self.name!r} is {time_us}",
+                    why="it must be positive",
+                    remedy="Give a time in us.",
+                )
+
+    @classmethod
+    def of(cls, hardware: Hardware, runtime: str | Runtime = AUTO) -> "Target":
+        """Put a runtime, by default ONNX Runtime, on hardware.
+
+        Raises
+        ------
+        UsageError
+            If the runtime is unknown.
+        """
+        chosen = runtime_called(runtime) if isinstance(runtime, str) else runtime
+        overhead = chosen.overhead(hardware.processor)
+        return cls(
+            hardware=hardware,
+            runtime=chosen,
+            launch_us=overhead.launch_us.value,
+            host_us=overhead.host_us.value,
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the hardware."""
+        return self.hardware.name
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """Figures that no data sheet states: those of the runtime, then those of the hardware."""
+        overhead = self.runtime.overhead(self.hardware.processor)
+        own = tuple(getattr(overhead, name).called(name) for name in ("launch_us", "host_us"))
+        return own + datasheet.assumptions(self.name)
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether the runtime can capture a step here as a CUDA graph."""
+        return self.hardware.is_gpu and self.runtime.capabilities.captures
+
+    @property
+    def captured(self) -> "Target":
+        """The same target, running steps as captured CUDA graphs: launches cost less, and views nothing."""
+        overhead = self.runtime.overhead(self.hardware.processor, captured=True)
+        return replace(
+            self,
+            launch_us=min(self.launch_us, overhead.launch_us.value),
+            host_us=min(self.host_us, overhead.host_us.value),
+            captures=True,
+        )
+
+    def computes_in(self, precision: Precision) -> bool:
+        """Whether there is arithmetic in a precision that the runtime takes, not FP32 between Casts."""
+        if precision is Precision.FP32:
+            return True
+        if self.runtime.capabilities.refusal(precision):
+            return False
+        return bool(
+            self.hardware.vector_flops_per_s(precision) or self.hardware.tensor_flops_per_s(precision)
+        )
+
+    def tensor_flops_per_s(self, precision: Precision) -> float | None:
+        """Peak of tensor cores, or of a CPU's matrix units, for products in a precision; None without one."""
+        if precision is Precision.FP32 and not self.runtime.capabilities.multiplies_in_tf32:
+            return None
+        return self.hardware.tensor_flops_per_s(precision)
+
+    def support(self, signature: Signature, precision: Precision) -> Support:
+        """Say how the runtime runs a node in a precision here."""
+        return self.runtime.support(signature, self.hardware.processor, precision)
+
+    def sums_low(self, signature: Signature, precision: Precision) -> bool:
+        """Whether the runtime accumulates a node's sums in a low precision itself."""
+        return self.runtime.sums_low(signature, self.hardware.processor, precision)
+
+
+def target(device: str, runtime: str = AUTO) -> Target:
+    """Find hardware by its name, with a runtime on it.
+
+    Raises
+    ------
+    UsageError
+        If there is no hardware, or no runtime, of that name.
+
+    Examples
+    --------
+    >>> target("h200").runtime.name, target("zen4", "openvino").launch_us
+    ('onnxruntime', 4.0)
+    """
+    return Target.of(datasheet.device(device), runtime)

@@ -1,0 +1,65 @@
+"""What hardware and a runtime make together."""
+
+from dataclasses import replace
+
+import pytest
+
+from campo_onnx.errors import ProfileError, UsageError
+from campo_onnx.hardware.datasheet import devices
+from campo_onnx.ops.precision import Precision
+from campo_onnx.runtime.registry import runtimes
+from campo_onnx.targets.target import Target, target
+
+H200 = target("h200")
+
+
+def test_launches_cost_what_the_runtime_says() -> None:
+    assert (target("zen4").launch_us, target("zen4").host_us) == (2.0, 1.0)
+    assert (target("zen4", "openvino").launch_us, target("zen4", "openvino").host_us) == (4.0, 0.5)
+    assert target("zen4").hardware == target("zen4", "openvino").hardware
+    assert H200.launch_us == 5.0
+
+
+@pytest.mark.parametrize("runtime", runtimes(), ids=lambda runtime: runtime.name)
+def test_every_runtime_tells_its_costs_with_reasons(runtime) -> None:
+    for hardware in devices().values():
+        assumed = {each.name: each for each in Target.of(hardware, runtime).assumptions}
+        assert assumed["launch_us"].value == Target.of(hardware, runtime).launch_us
+        assert assumed["launch_us"].reason
+        assert assumed["bandwidth"].value == hardware.efficiency.bandwidth
+
+
+def test_a_captured_step_launches_for_less() -> None:
+    captured = H200.captured
+    assert (captured.launch_us, captured.host_us, captured.captures) == (2.0, 0.01, True)
+    assert captured.captured == captured
+    assert replace(H200, launch_us=0.5).captured.launch_us == 0.5
+    assert H200.can_capture
+    assert not target("cpu").can_capture
+    assert not target("h200", "openvino").can_capture
+
+
+def test_a_precision_that_the_runtime_refuses_is_not_computed_in() -> None:
+    hardware = replace(target("zen4").hardware, fp16_flops_per_s=1e12)
+    assert Target.of(hardware).computes_in(Precision.FP16)
+    assert not Target.of(hardware, "openvino").computes_in(Precision.FP16)
+
+
+def test_targets_are_values() -> None:
+    assert target("h200") == H200
+    assert hash(target("h200")) == hash(H200)
+    assert target("h200", "openvino") != H200
+
+
+@pytest.mark.parametrize("changes", [{"launch_us": -1.0}, {"host_us": float("nan")}])
+def test_times_are_positive(changes: dict[str, float]) -> None:
+    (name,) = changes
+    with pytest.raises(ProfileError, match=f"{name} of 'h200' is"):
+        replace(H200, **changes)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(UsageError, match="Did you mean 'h200'"):
+        target("h20O")
+    with pytest.raises(UsageError, match="unknown runtime 'tensorrt'"):
+        target("h200", "tensorrt")
