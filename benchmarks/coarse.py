@@ -98,13 +98,13 @@ def devices(name: str, known: Table1) -> dict[str, Target]:
     """A device under each assumption about costs."""
     ours = target(name)
     peaks = {
-        key: getattr(ours, key) / known.slower
+        key: getattr(ours.hardware, key) / known.slower
         for key in ("fp32_flops_per_s", "fp16_flops_per_s", "fp16_tensor_flops_per_s")
     }
     return {
         "ours": ours,
         "table1": replace(ours, launch_us=known.cast_us),
-        "slow": replace(ours, launch_us=known.cast_us, **peaks),
+        "slow": replace(ours, launch_us=known.cast_us, hardware=replace(ours.hardware, **peaks)),
     }
 
 
@@ -241,7 +241,7 @@ def main() -> None:
     for name in DEVICES:
         models = dict(models_on(name, work, known))
         found[name] = {
-            "title": target(name).title,
+            "title": target(name).hardware.title,
             "launch_us": target(name).launch_us,
             "models": models,
             "summary": {costs: summary(models, costs) for costs in COSTS},

@@ -44,14 +44,14 @@ Pairs: TypeAlias = tuple[list[Sample], list[Sample]]
 Row: TypeAlias = dict[str, Any]
 
 
-def samples_in(signatures: Sequence[Signature], timer: NodeTimer, device: Target) -> Pairs:
+def samples_in(signatures: Sequence[Signature], timer: NodeTimer, target: Target) -> Pairs:
     """What the store holds of an operator: samples to test with, and to fit with."""
     found: Pairs = ([], [])
     for i, signature in enumerate(signatures):
         timings = [timer.find(each) for each in both(signature)]
         fp32_us, low_us = (0.0 if timing is None else timing.median_us for timing in timings)
         if min(fp32_us, low_us) > SHORTEST_US:
-            events = events_of(signature, fp32_us, device)
+            events = events_of(signature, fp32_us, target.hardware)
             found[i >= TESTED].append(Sample(fp32_us=fp32_us, low_us=low_us, events=events))
     return found
 

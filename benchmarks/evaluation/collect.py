@@ -45,7 +45,7 @@ def collect(records: Records) -> Data:
         "strategies": [*STRATEGIES],
         "titles": dict(TITLES),
         "peer_titles": {peer.name: peer.title for peer in PEERS.values()},
-        "devices": {name: target(name).title for name in predicted},
+        "devices": {name: target(name).hardware.title for name in predicted},
         "batches": {v: {m: graph["batch"] for m, graph in found.items()} for v, found in graphs.items()},
         "predicted": {name: {"models": rows, "summary": summary(rows)} for name, rows in predicted.items()},
         "measured": {p: found for p in PROVIDERS if (found := _measured(records, p)) is not None},
@@ -102,7 +102,7 @@ def _measured(records: Records, provider: str) -> Data | None:
     times = {of: result for of, name in names.items() if (result := records.result(name)) is not None}
     return {
         **{key: newest[key] for key in alike},
-        "planned_for_title": target(newest["planned_for"]).title,
+        "planned_for_title": target(newest["planned_for"]).hardware.title,
         "of": made()["versions"],
         **{key: last[key] for key in ("machine", "measured_at", "energy_from", "memory_from")},
         "load_average": max(facts["load_average"][0] for facts in parts),

@@ -30,11 +30,11 @@ PADDING = (CAMPO, OPTIMAL)
 """Those that zero-pad products for tensor cores."""
 
 
-def options_for(device: Target, calibrated: Path | None = None) -> Options:
+def options_for(target: Target, calibrated: Path | None = None) -> Options:
     """What is planned with on a device: a calibration, or public figures where there is none."""
-    name = file_name(device.name, Precision.FP16)
+    name = file_name(target, Precision.FP16)
     file = calibrated or shipped_folder().joinpath(name)
-    options = Options(target=device, lists=preset("campo"))
+    options = Options(target=target, lists=preset("campo"))
     if not file.is_file():
         return options
     evidence = Evidence(calibration=Calibration.from_json(file.read_text(encoding="utf-8"), name))

@@ -70,12 +70,12 @@ def calibrate_here(chosen: Workload, limit_s: float) -> str:
                 made = calibrate(chosen, replace(timer, only_stored=True), figures, Precision.BF16)
             except ProfileError:
                 return ""
-    _keep(made, figures)
+    _keep(made)
     return calibration_here()
 
 
-def _keep(made: Calibration, figures: Target) -> Path:
+def _keep(made: Calibration) -> Path:
     make_folder(user_folder())
-    path = user_folder() / file_name(figures.name, Precision.BF16, runtime=RUNTIME)
+    path = user_folder() / file_name(made.target, Precision.BF16)
     write_text(made.to_json(), path)
     return path
