@@ -15,7 +15,6 @@ from campo_onnx.measure.store import Store, default_path
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.registry import machine
 from campo_onnx.targets.detect import target_of
-from campo_onnx.targets.target import Target
 
 QUICK_OPS = ("MatMul", "Conv", "Gemm", "Add", "Mul", "ConvTranspose", "Transpose", "ReduceSum", "Relu")
 """What the networks spend their time in; other operators take the general model."""

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.measured.plans import FP32, device_here, folder_of
+from benchmarks.measured.plans import FP32, target_here, folder_of
 from benchmarks.measured.turns import here
 from campo_onnx.bench.statistics import MIN_SAMPLES, median_interval, paired_speedup
 from campo_onnx.costs.estimated import estimate
@@ -47,7 +47,7 @@ class Drawn(NamedTuple):
 
 def drawn(networks: tuple[str, ...], graphs: Path) -> Iterator[Drawn]:
     """Draw nodes of each operator, spread evenly from the longest to the shortest."""
-    device = device_here()
+    target = target_here()
     by_op: dict[str, list[tuple[float, Drawn]]] = {op: [] for op in OPS}
     for network in networks:
         path = folder_of(network, graphs) / f"{FP32}.onnx"
@@ -55,7 +55,7 @@ def drawn(networks: tuple[str, ...], graphs: Path) -> Iterator[Drawn]:
             continue
         view = import_model(path).view
         ports = {node.name: ports_of(view.signature(node.name), Precision.BF16) for node in view.nodes}
-        costs = estimate(view, ports, device, Precision.BF16)
+        costs = estimate(view, ports, target, Precision.BF16)
         for op in OPS:
             nodes = [node.name for node in view.nodes if node.op.label == op and _is_drawn(view, node.name)]
             nodes.sort(key=lambda name: costs.nodes[name].fp32_us)

@@ -6,7 +6,7 @@ from types import ModuleType
 import onnx
 import pytest
 
-from campo_onnx.hardware import detect
+from campo_onnx.targets import detect
 from campo_onnx.hardware.processor import Processor
 from campo_onnx.runtime.openvino import installed
 from tests.conftest import DATA, parse_model
