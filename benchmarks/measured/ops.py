@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.measured.plans import FP32, target_here, folder_of
+from benchmarks.measured.plans import FP32, folder_of, target_here
 from benchmarks.measured.turns import here
 from campo_onnx.bench.statistics import MIN_SAMPLES, median_interval, paired_speedup
 from campo_onnx.costs.estimated import estimate

@@ -6,9 +6,9 @@ from types import ModuleType
 import onnx
 import pytest
 
-from campo_onnx.targets import detect
 from campo_onnx.hardware.processor import Processor
 from campo_onnx.runtime.openvino import installed
+from campo_onnx.targets import detect
 from tests.conftest import DATA, parse_model
 
 STEP = DATA / "alexnet_like.onnx"
