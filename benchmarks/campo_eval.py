@@ -177,7 +177,7 @@ def _time_nodes(asked: Evaluation, of: str, model: str, call: Call) -> Any:
 
 def evaluation_of(options: argparse.Namespace) -> Evaluation:
     """Put together what the command line asks for."""
-    here = machine(processor_for(options.target), options.threads)
+    here = machine(processor_for(options.device), options.threads)
     on_gpu = here.provider == "cuda"
     for name in ("graphs", "converted", "peers"):
         (options.work / name).mkdir(parents=True, exist_ok=True)

@@ -242,10 +242,10 @@ def main() -> int:
     add_arguments(parser, work=str(RESULTS))
     options = parser.parse_args()
     try:
-        if options.plan and options.target == "cuda" and cuda_problem():
+        if options.plan and options.device == "cuda" and cuda_problem():
             here, figures = _ABSENT, target("h100")  # a plan needs no GPU
         else:
-            here = machine(processor_for(options.target), options.threads)
+            here = machine(processor_for(options.device), options.threads)
             figures = target_of(here)
         refuse_stub(asdict(here), options.work)
         with _opened(options, here, figures) as session:

@@ -48,7 +48,7 @@ from .render.bench import print_written
 from .render.comparison import headline, print_comparison
 from .render.console import INTERRUPTED, command_line, print_json, set_loudness, working
 from .render.table import TableFormat
-from .verification import check_verifiable, drifting, measured_strategies
+from .verification import drifting, measured_strategies
 
 
 class Emulated(StrEnum):
@@ -181,7 +181,9 @@ def compare(
     chosen_lists = None if lists is None else resolve(lists)
     with opened_target(device, runtime, costs, profile=profile, store=store, execution=execution) as basis:
         if measure:
-            check_verifiable(basis.target)
+            from campo_onnx.costs.choose import this_machine
+
+            this_machine(basis.target)
         options = Options(
             target=basis.target,
             lists=preset("campo"),

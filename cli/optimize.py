@@ -59,7 +59,6 @@ from .verification import (
     StepsOption,
     VerifyOption,
     check_repairable,
-    check_verifiable,
     verified,
 )
 
@@ -296,7 +295,9 @@ def optimize(
         cleaned_up(model, dim, wanted=simplify) as source,
     ):
         if verify:
-            check_verifiable(basis.target)
+            from campo_onnx.costs.choose import this_machine
+
+            this_machine(basis.target)
         options = Options(
             target=basis.target,
             lists=chosen_lists,

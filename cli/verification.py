@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from campo_onnx.planning.options import Options
     from campo_onnx.planning.pipeline import Optimized
     from campo_onnx.runtime.feeds import Feeds
-    from campo_onnx.targets.target import Target
 
 REPAIRS = 3
 
@@ -71,19 +70,6 @@ def check_repairable(strategy: str, *, verify: bool) -> None:
             why="that strategy does not use costs",
             remedy=f"Choose --strategy {' or '.join(others)}.",
         )
-
-
-def check_verifiable(target: "Target") -> None:
-    """Check that a target can be measured on this machine.
-
-    Raises
-    ------
-    DeviceUnavailableError, DeviceMismatchError
-        If its provider does not load, or this machine has another GPU.
-    """
-    from campo_onnx.costs.choose import this_machine
-
-    this_machine(target)
 
 
 def verified(

@@ -51,7 +51,9 @@ class Knowledge:
             "tf32_default": self.target.tensor_flops_per_s(Precision.FP32) is not None,
             "captures": self.target.captures,
             "runtime": self.target.runtime.name,
-            "assumptions": to_plain(self.target.assumptions),
+            "assumptions": [
+                {"name": name, **to_plain(assumed)} for name, assumed in self.target.assumptions.items()
+            ],
             "calibrations": [_calibration_facts(found) for found in self.calibrations],
             "timings": self.timings,
             "problems": list(self.problems),

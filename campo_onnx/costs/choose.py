@@ -1,6 +1,7 @@
 """Choose where the costs of a graph come from: measured here, modelled, or estimated from figures."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from campo_onnx.calibrate.calibration import Calibration
@@ -74,11 +75,7 @@ def costs_for(
     if source is CostSource.AUTO and not is_here(target):
         return estimate(view, ports, target, precision)
     here = this_machine(target, known.threads)
-    if known.store is not None:
-        return measured_costs(
-            view, ports, target, precision, NodeTimer(machine=here, store=known.store), known.on_progress
-        )
-    with Store() as store:
+    with nullcontext(known.store) if known.store is not None else Store() as store:
         timer = NodeTimer(machine=here, store=store)
         return measured_costs(view, ports, target, precision, timer, known.on_progress)
 
@@ -117,34 +114,20 @@ def this_machine(target: Target, threads: int = 0) -> Machine:
     DeviceUnavailableError
         If the device's provider does not load.
     DeviceMismatchError
-        If this machine has another GPU.
+        If this machine has another processor.
     """
     name = target.runtime.name
     here = machine(processor_for(target.hardware.processor, name), threads, name)
-    if target.hardware.is_gpu:
-        known = datasheet.matching(here.device)
-        if known is None or known.name != target.name:
-            raise DeviceMismatchError(
-                f"{target.name} cannot be measured here",
-                why=f"this machine has {here.device}",
-                remedy="Measure on that device, or take --costs model or datasheet.",
-            )
-    elif target.name in _cpus() and target.name != (cpu := target_of(here)).name:
-        raise DeviceMismatchError(
-            f"{target.name} cannot be measured here",
-            why=f"this machine has {here.device}, which is planned for as {cpu.name}",
-            remedy="Measure on that device, or take --costs model or datasheet.",
-        )
-    return here
-
-
-def _cpus() -> list[str]:
-    """Devices of the files that are particular CPUs."""
-    return [
-        name
-        for name, hardware in datasheet.devices().items()
-        if not hardware.is_gpu and name not in ROUGH_CPUS
-    ]
+    is_gpu = target.hardware.is_gpu
+    own = datasheet.matching(here.device) if is_gpu else target_of(here).hardware
+    is_any_cpu = not is_gpu and (target.name in ROUGH_CPUS or target.name not in datasheet.devices())
+    if is_any_cpu or (own is not None and own.name == target.name):
+        return here
+    raise DeviceMismatchError(
+        f"{target.name} cannot be measured here",
+        why=f"this machine has {here.device}" + (f", which is planned for as {own.name}" if own else ""),
+        remedy="Measure on that device, or take --costs model or datasheet.",
+    )
 
 
 def _modelled(

@@ -53,10 +53,8 @@ def estimate(view: GraphView, ports: Mapping[str, Ports], target: Target, precis
         )
     cast = CastModel(r_us=cast_us_per_element(target, precision), c_i_us=target.launch_us)
     return CostTable(
-        device=target.name,
-        runtime=target.runtime.name,
+        target=target,
         source=CostSource.DATASHEET,
         nodes=nodes,
         cast=cast,
-        captured=target.captures,
     )

@@ -1,6 +1,7 @@
 """Measure the costs of a graph: every distinct node in both precisions."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.fit import fit_cast
@@ -69,8 +70,7 @@ def measured_costs(
         nodes[node.name] = _measured_node(node, found, estimated[node.name], ports[node.name])
     machine = timer.machine
     return CostTable(
-        device=target.name,
-        runtime=target.runtime.name,
+        target=replace(target, captures=False),  # nodes are timed one after another
         source=CostSource.MEASURE,
         nodes=nodes,
         cast=cast_model,

@@ -9,7 +9,6 @@ from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable, NodeCost
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.measure.events import events_of, static_events
-from campo_onnx.measure.store import Execution
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.signature import Signature
@@ -59,13 +58,11 @@ class CostModel:
         }
         calibration = self.calibration
         return CostTable(
-            device=calibration.hardware.name,
-            runtime=calibration.machine.runtime,
+            target=calibration.target,
             source=CostSource.MODEL,
             nodes=nodes,
             cast=calibration.cast,
             basis=tuple(self._basis(len(measured))),
-            captured=calibration.execution is Execution.GRAPH,
         )
 
     def _basis(self, profiled: int) -> Iterator[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.costs.evidence import CostSource
-from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.targets.target import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +38,12 @@ class NodeCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTable:
-    """Costs of one graph on one device.
+    """Costs of one graph on one target.
 
     Parameters
     ----------
-    device
-        Name of the device the costs are for.
+    target
+        What the costs are for.
     source
         Where most of them come from; nodes say it of their own.
     nodes
@@ -52,19 +52,13 @@ class CostTable:
         The cast model.
     basis
         What they rest on: machine, software, date and accuracy of measurements, one sentence each.
-    captured
-        Whether they are of a step that runs as a captured CUDA graph.
-    runtime
-        Name of the runtime on the device.
     """
 
-    device: str
+    target: Target
     source: CostSource
     nodes: Mapping[str, NodeCost]
     cast: CastModel
     basis: tuple[str, ...] = ()
-    captured: bool = False
-    runtime: str = DEFAULT
 
     @property
     def fp32_us(self) -> float:

@@ -31,28 +31,11 @@ class Assumption:
 
     Parameters
     ----------
-    name
-        What it is.
     value
-        The figure: microseconds for a name that ends in ``_us``, GB/s for ``_gb_per_s``, else a share of the
-        peak.
+        The figure: microseconds under a name that ends in ``_us``, GB/s under ``_gb_per_s``, else a share of
+        the peak.
     reason
         Why it was taken.
-    """
-
-    name: str
-    value: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assumed:
-    """A figure in a file of assumptions.
-
-    Parameters
-    ----------
-    value, reason
-        As in :class:`Assumption`.
     """
 
     value: float
@@ -62,20 +45,21 @@ class Assumed:
         if not self.reason:
             raise ValueError("an assumption needs a reason")
 
-    def called(self, name: str) -> Assumption:
-        """Give it its name."""
-        return Assumption(name=name, value=self.value, reason=self.reason)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Assumptions:
     """One table of ``assumptions.toml``."""
 
-    bandwidth: Assumed
-    cuda_cores: Assumed
-    tensor_cores: Assumed
-    unaligned: Assumed
-    core_gb_per_s: Assumed | None = None
+    bandwidth: Assumption
+    cuda_cores: Assumption
+    tensor_cores: Assumption
+    unaligned: Assumption
+    core_gb_per_s: Assumption | None = None
+
+    @property
+    def by_name(self) -> Mapping[str, Assumption]:
+        figures = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return MappingProxyType({name: figure for name, figure in figures if figure is not None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,49 +94,6 @@ class _DataSheet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessorSheet:
-    """A CPU of public figures: a whole socket, of which a machine may have a few cores.
-
-    Parameters
-    ----------
-    socket
-        The figures of a socket.
-    kinds
-        The CPUs that they describe.
-    core_bytes_per_s
-        Memory bandwidth that one core draws by itself.
-    bf16_feature
-        The instruction set that its BF16 peak needs.
-    """
-
-    socket: Hardware
-    kinds: tuple[ProcessorKind, ...]
-    core_bytes_per_s: float
-    bf16_feature: str
-
-    def on(self, processor: Processor, cores: int) -> Hardware:
-        """Scale a socket's figures to the cores of a machine.
-
-        Peaks grow with cores. A few cores draw what each draws by itself, many share the socket's channels.
-        Without the instruction set, which a hypervisor may hide, there is no BF16 peak.
-        """
-        socket = self.socket
-        share = cores / socket.sm_count
-        bf16 = socket.bf16_tensor_flops_per_s if self.bf16_feature in processor.features else None
-        return replace(
-            socket,
-            sm_count=cores,
-            fp32_flops_per_s=socket.fp32_flops_per_s * share,
-            bf16_tensor_flops_per_s=None if bf16 is None else bf16 * share,
-            memory_bandwidth_bytes_per_s=min(
-                socket.memory_bandwidth_bytes_per_s * max(share, 1.0), cores * self.core_bytes_per_s
-            ),
-            l2_bytes=math.ceil(socket.l2_bytes * share),
-            source=f"{socket.source}; scaled to {cores} of {socket.sm_count} cores",
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
     """All devices of a folder.
 
@@ -164,14 +105,14 @@ class Catalogue:
         By name of the device.
     by_driver_name
         Devices by what the driver calls them, see :func:`driver_key`.
-    processors
-        CPUs that are told by vendor, family and model.
+    sheets
+        The files, by name of the device.
     """
 
     devices: Mapping[str, Hardware]
-    assumptions: Mapping[str, tuple[Assumption, ...]]
+    assumptions: Mapping[str, Mapping[str, Assumption]]
     by_driver_name: Mapping[str, Hardware]
-    processors: tuple["ProcessorSheet", ...]
+    sheets: Mapping[str, _DataSheet]
 
 
 def read_catalogue(folder: Traversable) -> Catalogue:
@@ -190,9 +131,8 @@ def read_catalogue(folder: Traversable) -> Catalogue:
     }
     order = sorted(sheets, key=lambda name: (sheets[name].compute_capability or (1000, 0), name))
     devices: dict[str, Hardware] = {}
-    assumed: dict[str, tuple[Assumption, ...]] = {}
+    assumed: dict[str, Mapping[str, Assumption]] = {}
     by_driver_name: dict[str, Hardware] = {}
-    processors: list[ProcessorSheet] = []
     for name in order:
         sheet = sheets[name]
         if sheet.assumptions not in tables:
@@ -202,25 +142,12 @@ def read_catalogue(folder: Traversable) -> Catalogue:
             )
         table = tables[sheet.assumptions]
         devices[name] = _hardware(name, sheet, table)
-        assumed[name] = tuple(
-            entry.called(field.name)
-            for field in fields(table)
-            if (entry := getattr(table, field.name)) is not None
-        )
-        if sheet.processors:
-            if table.core_gb_per_s is None:
-                raise ProfileError(
-                    f"device {name!r} names processors, but assumptions {sheet.assumptions!r} have no "
-                    "core_gb_per_s",
-                    remedy="Add what one core draws from memory.",
-                )
-            processors.append(
-                ProcessorSheet(
-                    socket=devices[name],
-                    kinds=sheet.processors,
-                    core_bytes_per_s=table.core_gb_per_s.value * GIGA,
-                    bf16_feature=sheet.bf16_feature,
-                )
+        assumed[name] = table.by_name
+        if sheet.processors and table.core_gb_per_s is None:
+            raise ProfileError(
+                f"device {name!r} names processors, but assumptions {sheet.assumptions!r} have no "
+                "core_gb_per_s",
+                remedy="Add what one core draws from memory.",
             )
         for title in sheet.driver_names:
             key = driver_key(title)
@@ -234,7 +161,7 @@ def read_catalogue(folder: Traversable) -> Catalogue:
         devices=MappingProxyType(devices),
         assumptions=MappingProxyType(assumed),
         by_driver_name=MappingProxyType(by_driver_name),
-        processors=tuple(processors),
+        sheets=MappingProxyType(sheets),
     )
 
 
@@ -267,7 +194,7 @@ def devices() -> Mapping[str, Hardware]:
     return _catalogue().devices
 
 
-def assumptions(name: str) -> tuple[Assumption, ...]:
+def assumptions(name: str) -> Mapping[str, Assumption]:
     """What is assumed about a device, beside its public figures.
 
     Raises
@@ -318,10 +245,33 @@ def matching_processor(processor: Processor, cores: int) -> Hardware | None:
     >>> device.name, device.sm_count
     ('zen4', 8)
     """
-    for sheet in _catalogue().processors:
-        if any(kind.includes(processor) for kind in sheet.kinds):
-            return sheet.on(processor, cores)
+    for name, sheet in _catalogue().sheets.items():
+        if any(kind.includes(processor) for kind in sheet.processors):
+            core_bytes_per_s = assumptions(name)["core_gb_per_s"].value * GIGA
+            has_bf16 = sheet.bf16_feature in processor.features
+            return _some_cores(device(name), cores, core_bytes_per_s, has_bf16=has_bf16)
     return None
+
+
+def _some_cores(socket: Hardware, cores: int, core_bytes_per_s: float, *, has_bf16: bool) -> Hardware:
+    """Scale a socket's figures to the cores of a machine.
+
+    Peaks grow with cores. A few cores draw from memory what each draws by itself, many share the socket's
+    channels. Without the instruction set, which a hypervisor may hide, there is no BF16 peak.
+    """
+    share = cores / socket.sm_count
+    bf16 = socket.bf16_tensor_flops_per_s if has_bf16 else None
+    return replace(
+        socket,
+        sm_count=cores,
+        fp32_flops_per_s=socket.fp32_flops_per_s * share,
+        bf16_tensor_flops_per_s=None if bf16 is None else bf16 * share,
+        memory_bandwidth_bytes_per_s=min(
+            socket.memory_bandwidth_bytes_per_s * max(share, 1.0), cores * core_bytes_per_s
+        ),
+        l2_bytes=math.ceil(socket.l2_bytes * share),
+        source=f"{socket.source}; scaled to {cores} of {socket.sm_count} cores",
+    )
 
 
 def closest(gpu: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 
 from campo_onnx.codec import from_plain, from_toml
-from campo_onnx.hardware.datasheet import Assumed
+from campo_onnx.hardware.datasheet import Assumption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +21,8 @@ class Overhead:
         Of a node that launches nothing, such as Reshape.
     """
 
-    launch_us: Assumed
-    host_us: Assumed
+    launch_us: Assumption
+    host_us: Assumption
 
 
 @cache

@@ -1,6 +1,7 @@
 """A target: hardware, the runtime on it, and the time that the runtime adds to kernels."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from campo_onnx.errors import ProfileError
@@ -76,11 +77,11 @@ class Target:
         return self.hardware.name
 
     @property
-    def assumptions(self) -> tuple[Assumption, ...]:
-        """Figures that no data sheet states: those of the runtime, then those of the hardware."""
-        overhead = self.runtime.overhead(self.hardware.processor)
-        own = tuple(getattr(overhead, name).called(name) for name in ("launch_us", "host_us"))
-        return own + datasheet.assumptions(self.name)
+    def assumptions(self) -> Mapping[str, Assumption]:
+        """Figures that no data sheet states, by name: the runtime's, then the hardware's."""
+        added = self.runtime.overhead(self.hardware.processor)
+        own = {"launch_us": added.launch_us, "host_us": added.host_us}
+        return own | dict(datasheet.assumptions(self.name))
 
     @property
     def can_capture(self) -> bool:

@@ -84,8 +84,8 @@ def print_device(known: "Knowledge") -> None:
         ),
         title="Assumptions (no datasheet states these)",
     )
-    for assumed in known.target.assumptions:
-        name, value = assumed.name, f"{assumed.value:.0%}"
+    for name, assumed in known.target.assumptions.items():
+        value = f"{assumed.value:.0%}"
         for suffix, unit in (("_us", "us"), ("_gb_per_s", "GB/s")):
             if name.endswith(suffix):
                 name, value = name.removesuffix(suffix), f"{assumed.value:g} {unit}"

@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from campo_onnx.optimize.safety import protected, weight_update
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.targets.target import target
 
+H200 = target("h200")
 _HEADER = '<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1]> g '
 
 
@@ -43,7 +45,7 @@ def _costs(
     assert costs.keys() <= view.node.keys()
     rows = {node.name: costs.get(node.name, default) for node in view.nodes}
     return CostTable(
-        device="paper",
+        target=replace(H200, hardware=replace(H200.hardware, name="paper")),
         source="hand",
         nodes={
             name: NodeCost(node=name, fp32_us=fp32_us, low_us=low_us, on_tensor_cores=False, source="hand")
@@ -70,7 +72,7 @@ def _problem_from(
         imported,
         ports,
         low=low,
-        target=target("h200"),
+        target=H200,
         protected=protected(view, op_lists),
         keep_fp32=keep_fp32,
     )

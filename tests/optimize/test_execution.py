@@ -202,7 +202,7 @@ def test_a_reader_of_the_shape_of_a_statistic(lower):
 def test_figures_do_not_depend_on_the_hash_seed():
     program = (
         "from campo_onnx import *; "
-        f"r = optimize_model({str(BERT)!r}, Options(target=device('v100'), lists=oplists('campo'))); "
+        f"r = optimize_model({str(BERT)!r}, Options(target=target('v100'), lists=oplists('campo'))); "
         "print(r.plan.to_json(), end='')"
     )
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"  # not this process's own

@@ -172,7 +172,7 @@ def test_the_page_says_what_was_predicted_and_from_what(layer, written) -> None:
     assert "predicted, from public figures" in text
     assert "nothing was measured" in text
     assert costs.provenance(plan, layer.problem).figures_from in text
-    for row in costs.provenance(plan, layer.problem).assumed:
+    for row in costs.provenance(plan, layer.problem).assumed.values():
         assert row.reason in text
 
 

@@ -15,7 +15,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from campo_onnx.errors import ModelError
-from campo_onnx.hardware.datasheet import Assumed, device
+from campo_onnx.hardware.datasheet import Assumption, device
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.api import Capabilities, NodeTime, Place, StepTimes, Support
@@ -27,7 +27,7 @@ from campo_onnx.targets.target import Target
 Feeds = Mapping[str, NDArray[Any]]
 PRODUCTS = frozenset({"MatMul", "Gemm"})
 _BF16 = {"bf16_flops_per_s": 1e12, "bf16_tensor_flops_per_s": 1e13}
-_NEXT_TO_NOTHING = Assumed(value=1e-6, reason="small graphs are worth rewriting")
+_NEXT_TO_NOTHING = Assumption(value=1e-6, reason="small graphs are worth rewriting")
 
 
 @dataclass(frozen=True)

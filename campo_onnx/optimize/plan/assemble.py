@@ -52,8 +52,8 @@ class _Planning:
         return Plan(
             strategy=strategy,
             lists=lists,
-            device=problem.costs.device,
-            captured=problem.costs.captured,
+            device=problem.costs.target.name,
+            captured=problem.costs.target.captures,
             source=problem.costs.source,
             low=problem.low,
             fp32_us=problem.predicted_us(frozenset()),
