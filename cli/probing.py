@@ -43,7 +43,7 @@ ProbeBudgetOption = Annotated[
         metavar="SECONDS",
         help="What --probe may take on one core while nothing is wrong; of a larger step, "
         "and of one that takes more than 2 GB or a quarter of the free memory, the first part runs.  "
-        "[default: 5, and 0.4 ms for each node, as long as planning takes]",
+        "[default: 5, and 0.4 ms for each node, up to 12]",
         show_default=False,
         rich_help_panel=SAFETY,
     ),

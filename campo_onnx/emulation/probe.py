@@ -33,13 +33,13 @@ from campo_onnx.wording import gigabytes
 
 Wrong: TypeAlias = Callable[[Nodes], Sequence[Verdict]]
 
-LEAST_BUDGET_S = 5.0
-"""Seconds that trying a plan may take where nothing else is said, and as long again as planning takes."""
+LEAST_BUDGET_S, MOST_BUDGET_S = 5.0, 12.0
+"""Seconds that trying a plan may take where nothing else is said; in between, by the number of nodes."""
 
 MOST_BYTES = 2 << 30
 """Memory that trying a plan may take, as predicted; less where a quarter of the free memory is less."""
 
-_PLANNING_S = 4e-4  # a node
+_NODE_BUDGET_S = 4e-4
 _SHARE_OF_FREE = 4
 _COPIES = 3  # of what a run reads and makes: the batch, the FP32 outputs, and the run's own
 _RUNS = 7  # a batch without a fault: FP32, products, plan, what FP32 loses, rounded inputs 3 times
@@ -115,7 +115,7 @@ def probe(
         (:func:`campo_onnx.emulation.batches.draw_batches`).
     budget_s
         Seconds that one core may take, as predicted, if nothing is wrong; None takes :data:`LEAST_BUDGET_S`
-        and 0.4 ms for each node, which is what planning takes. A step that takes longer, or more than
+        and 0.4 ms for each node, up to :data:`MOST_BUDGET_S`. A step that takes longer, or more than
         :data:`MOST_BYTES`, runs on fewer batches, then its first part only. Each search for what is wrong may
         take four times as long.
 
@@ -126,7 +126,7 @@ def probe(
     """
     view, plan = optimized.problem.view, optimized.plan
     if budget_s is None:
-        budget_s = LEAST_BUDGET_S + _PLANNING_S * len(view.nodes)
+        budget_s = min(LEAST_BUDGET_S + _NODE_BUDGET_S * len(view.nodes), MOST_BUDGET_S)
     if not budget_s > 0:
         raise UsageError(f"the budget for trying the plan is {budget_s:g} s", remedy="Give a positive one.")
     low_nodes = plan.low_nodes

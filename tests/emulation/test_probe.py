@@ -135,6 +135,13 @@ def test_a_step_beyond_the_budget_runs_in_its_first_part_only() -> None:
     assert none.summary.startswith("The plan was not tried on data")
 
 
+def test_the_default_budget_grows_with_the_nodes_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "MOST_BYTES", 1 << 20)
+    assert "within 5 s and" in tried(chain(3, "1024, 1024")).summary
+    monkeypatch.setattr(probing, "_NODE_BUDGET_S", 100.0)
+    assert "within 12 s and" in tried(chain(3, "1024, 1024")).summary
+
+
 def chain(layers: int, weight: str) -> str:
     """Products one after another, each with a weight of its own."""
     weights = ", ".join(f"float[{weight}] w{i}" for i in range(layers))

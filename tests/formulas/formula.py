@@ -242,6 +242,7 @@ class Tensor:
     def reduced(self, how: str, axis: int | None = -1, *, keep: bool = True) -> "Tensor":
         """Reduce an axis, or all."""
         functions = {"Sum": np.sum, "Mean": np.mean, "Max": np.max, "Min": np.min, "Prod": np.prod}
+        functions["LogSumExp"] = _log_sum_exp
         attributes = {"keepdims": int(keep)}
         axes = [] if axis is None else [self.formula.constant(np.array([axis]))]
         return self.formula.node(
@@ -332,6 +333,12 @@ def concat(*parts: Tensor, axis: int = -1) -> Tensor:
 def _log_softmax(x: Array, axis: int) -> Array:
     shifted = x - x.max(axis, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis, keepdims=True)))
+
+
+def _log_sum_exp(x: Array, axis: int | None, keepdims: bool) -> Array:
+    top = x.max(axis, keepdims=True)
+    total = np.log(np.exp(x - top).sum(axis, keepdims=True)) + top
+    return total if keepdims else np.squeeze(total, axis)
 
 
 def _info(name: str, value: Array) -> Any:

@@ -16,7 +16,7 @@ from campo_onnx.emulation.batches import Batch
 from campo_onnx.emulation.drift import most_drift
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.emulation.probe import probe
-from tests.formulas import attention, losses, science
+from tests.formulas import attention, learning, losses, science, signals
 from tests.formulas.formula import Array, Formula, Tensor
 from tests.random_graphs.builder import run
 
@@ -38,10 +38,15 @@ def _of(module: ModuleType) -> dict[str, Template]:
     functions = inspect.getmembers(module, inspect.isfunction)
     own = {name: value for name, value in functions if value.__module__ == module.__name__}
     stem = module.__name__.rpartition(".")[2]
-    return {f"{stem}.{n}": v for n, v in own.items() if len(inspect.signature(v).parameters) == 1}
+    reads = {
+        name: [p.annotation for p in inspect.signature(v).parameters.values()] for name, v in own.items()
+    }
+    return {f"{stem}.{n}": v for n, v in own.items() if reads[n] == [Formula]}
 
 
-TEMPLATES: Mapping[str, Template] = {k: v for m in (losses, attention, science) for k, v in _of(m).items()}
+_MODULES = (attention, learning, losses, science, signals)
+
+TEMPLATES: Mapping[str, Template] = {k: v for module in _MODULES for k, v in _of(module).items()}
 
 _ROUNDED: Mapping[Precision, Any] = {Precision.FP16: np.float16, Precision.BF16: ml_dtypes.bfloat16}
 

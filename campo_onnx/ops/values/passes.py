@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from onnx import TensorProto
 
-from campo_onnx.ops.gemms import factors
+from campo_onnx.ops.gemms import einsum, factors
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.values.need import (
@@ -148,12 +148,23 @@ def whole_steps(signature: Signature, inputs: Ranges, result: ValueRange, need: 
 
 
 def contracted(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """Coordinates times a small matrix; other products set their own accuracy."""
+    """An outer product, coordinates times a small matrix; other products set their own accuracy."""
     shape = shape_of(signature, 0)
-    if not need.is_place or not shape or len(signature.inputs) < 2:
+    if not shape or len(signature.inputs) < 2:
         return NOTHING
-    terms = shape[-1] if signature.op.op_type == "Einsum" else factors(signature, shape, ())[0][-1]
-    return dict.fromkeys(range(len(inputs)), need) if terms <= _FEW_TERMS else NOTHING
+    if signature.op.op_type == "Einsum":
+        shapes = [known for i in range(len(inputs)) if (known := shape_of(signature, i)) is not None]
+        terms = einsum(signature, *shapes)[0].k if len(shapes) == len(inputs) == 2 else math.inf
+    else:
+        terms = factors(signature, shape, ())[0][-1]
+    if terms > (_FEW_TERMS if need.is_place else 1):
+        return NOTHING
+    return dict.fromkeys(range(len(inputs)), need)
+
+
+def bent(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """A slope of at most 1: an absolute error of the argument is no larger afterwards."""
+    return {0: replace(need, relative=0.0, absolute=max(need.absolute, need.relative))}
 
 
 _BY_RULE: tuple[tuple[PassRule, str], ...] = (
@@ -177,6 +188,7 @@ _BY_RULE: tuple[tuple[PassRule, str], ...] = (
     (rooted, "Sqrt"),
     (powered, "Pow"),
     (exponential, "Exp"),
+    (bent, "Atan Cos Erf LogSoftmax ReduceLogSumExp Sigmoid Sin Softmax Softplus Tanh"),
     (logarithm, "Log"),
     (whole_steps, "Ceil Floor Round"),
     (contracted, "Einsum Gemm MatMul com.microsoft:FusedMatMul"),

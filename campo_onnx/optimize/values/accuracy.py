@@ -96,8 +96,10 @@ class _Backward:
             return
         ports = self._values.ports[node.name]
         for tensor, one in asked:
-            is_kept = one.need.is_place or spec.family not in _OF_THEIR_OWN
-            if is_kept and tensor and self._is_low_output(node, tensor, ports):
+            is_kept = (
+                spec.family not in _OF_THEIR_OWN or one.need.is_place or self._passed(node, spec, tensor, one)
+            )
+            if is_kept and self._is_low_output(node, tensor, ports):
                 self._keep(node, tensor, one)
         for position, one in self._needs_of_inputs(node, spec, asked, more):
             tensor = node.inputs[position] if position < len(node.inputs) else ""
@@ -120,12 +122,17 @@ class _Backward:
             tolerance = _ROUNDINGS * self._unit
             for position, need in spec.asks_accuracy(signature, inputs, tolerance).items():
                 yield position, _Asked(need, node.name)
-        if spec.passes_accuracy is None:
-            return
         for tensor, one in asked:
-            result = self._values.range(tensor)
-            for position, need in spec.passes_accuracy(signature, inputs, result, one.need).items():
+            for position, need in self._passed(node, spec, tensor, one).items():
                 yield position, _Asked(need, one.reader)
+
+    def _passed(self, node: OpNode, spec: OpSpec, tensor: str, one: _Asked) -> Needs:
+        """What a node asks of its inputs because one of its outputs is needed so exactly."""
+        if spec.passes_accuracy is None:
+            return NOTHING
+        inputs = tuple(self._values.range(t) if t else None for t in node.inputs)
+        signature, result = self._values.view.signature(node.name), self._values.range(tensor)
+        return spec.passes_accuracy(signature, inputs, result, one.need)
 
     def _ask(self, tensor: str, new: _Asked) -> None:
         earlier = self._asked.get(tensor, ())

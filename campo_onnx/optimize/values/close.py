@@ -6,16 +6,29 @@ from onnx import TensorProto
 
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.key import op_keys
+from campo_onnx.ops.registry import current
 from campo_onnx.ops.values.need import EXACT, Need, Needs
 from campo_onnx.optimize.values.accumulated import Accumulated
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import MOVES
+from campo_onnx.optimize.values.linear import LinearForms
+from campo_onnx.optimize.values.positions import raw_inputs
+from campo_onnx.optimize.values.sum_ops import (
+    MOVES,
+    MOVES_AND_SIGNS,
+    SUMS_OF_FEW,
+    SUMS_OF_SQUARES,
+    summed_input,
+)
 
 _ROUNDS = op_keys("Ceil Floor Round")
-_NEGATES = op_keys("Neg")
-_PARTS = op_keys("Slice Split")
-_LOGARITHMS = op_keys("LogSoftmax")
-_CHOSEN = MOVES | op_keys("Gather GatherElements GatherND")
+_ROUNDING_AND_MOVES = _ROUNDS | MOVES | op_keys("Neg")
+_FACTORS = op_keys("Div Mul")
+_STATISTICS = SUMS_OF_SQUARES | op_keys("LogSoftmax ReduceLogSumExp")
+_OF_STATISTICS = MOVES_AND_SIGNS | op_keys(
+    """Add Clip Div Exp Gather GatherElements GatherND Log Max Min Mul Pow Reciprocal Relu Slice Softplus
+    Split Sqrt Sub Sum"""
+)
+_BENDS = op_keys("ArgMax ArgMin Exp")
 _NARROW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _INTEGERS = frozenset(
     {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8}
@@ -24,54 +37,101 @@ _ROUNDINGS = 16.0
 
 
 def close_differences(values: GraphValues, sums: Accumulated) -> Mapping[str, Needs]:
-    """Find differences of a value and its rounding, of parts of one tensor, and of long sums of one sign.
+    """Find differences that may be far smaller than their terms.
 
-    ``x - float(half(x))`` is what rounding takes from x: where x is rounded before, nothing is left. A sum of
-    500 log-probabilities is off by 0.25 in FP16, and its difference from another model's is of size 1.
+    - Of a value and its rounding: ``x - float(half(x))`` is what rounding takes from x, and where x is
+      rounded before, nothing is left.
+    - Of sums that have a term in common, which cancels.
+    - Of statistics of many values: two distances, two log-probabilities, 1 less a cosine.
+    - Of 1 and what a logarithm is taken of, which may be close to it.
+    - Of data as it comes in, which nothing has rounded yet.
+    - Of long sums of one sign: 500 log-probabilities are off by 0.25 in FP16, and another model's
+      sum lies 1 apart.
 
     Returns
     -------
     mapping
         What is asked of the inputs, by name of the node.
     """
-    view = values.view
-    differences: dict[str, Needs] = {}
-    for node in view.nodes:
-        if node.op.label not in ("Sub", "Add") or not view.is_float32(node.outputs[0]):
-            continue
-        need = (
-            _of_remainder(node, view)
-            or _of_parts(node, view)
-            or _of_logarithms(node, view)
-            or _of_sums(node, values, sums)
-        )
+    search, differences = _Close(values), {}
+    for node in values.view.nodes:
+        need = search.need(node)
+        if need is None and node.op in SUMS_OF_FEW and len(node.inputs) == 2:
+            need = _of_sums(node, values, sums)
         if need is not None:
-            differences[node.name] = {0: need, 1: need}
+            differences[node.name] = dict.fromkeys(range(len(node.inputs)), need)
     return differences
 
 
+class _Close:
+    """One run of :func:`close_differences`: sums of terms, statistics, and data as it comes in."""
+
+    def __init__(self, values: GraphValues) -> None:
+        self._values, self._view, self._specs = values, values.view, current()
+        self._raw = raw_inputs(values)
+        self._forms = LinearForms(values.view)
+        self._forward = {node.name for node in values.forward_nodes}
+        self._statistics: set[str] = set()
+
+    def need(self, node: OpNode) -> Need | None:
+        """What a node asks of all its inputs."""
+        view = self._view
+        varying = [t for t in node.inputs if view.is_float32(t) and not view.is_constant(t)]
+        need = _of_remainder(node, view)
+        cancels = self._forms.add(node) and len(set(node.inputs)) > 1  # x - x tells NaN from numbers
+        if cancels or self._is_of_data(node, varying) or self._is_near_one(node):
+            need = need or EXACT
+        if node.name in self._forward and varying:
+            if self._is_of_statistics(node, varying):
+                need = need or EXACT
+            if self._is_statistic(node, varying):
+                self._statistics.update(t for t in node.outputs if t)
+        return need
+
+    def _is_statistic(self, node: OpNode, varying: list[str]) -> bool:
+        is_one = node.op in _STATISTICS or summed_input(node, self._view) is not None
+        return is_one or (node.op in _OF_STATISTICS and self._statistics.issuperset(varying))
+
+    def _is_of_statistics(self, node: OpNode, varying: list[str]) -> bool:
+        if node.op not in SUMS_OF_FEW or self._statistics.isdisjoint(varying):
+            return False
+        if not all(t in self._statistics or t in self._raw for t in varying):
+            return False
+        constants = [self._values.range(t) for t in node.inputs if t not in varying]
+        if node.op.label == "Sub":
+            return not any(r.lowest == r.highest == 0.0 for r in constants)
+        return any(r.highest < 0.0 for r in constants)
+
+    def _is_near_one(self, node: OpNode) -> bool:
+        """Whether a node takes the logarithm of 1 and something more, which is as small as that."""
+        if node.op.label != "Log":
+            return False
+        producer = self._view.producer.get(self._view.origin(node.inputs[0], MOVES))
+        if producer is None or producer.op not in SUMS_OF_FEW:
+            return False
+        return any(self._view.scalar(t) == 1.0 for t in producer.inputs)
+
+    def _is_of_data(self, node: OpNode, varying: list[str]) -> bool:
+        """Whether a node subtracts, multiplies, bends or compares only data that nothing has rounded yet."""
+        view = self._view
+        if node.op.label == "Div":
+            return node.inputs[1] in varying and not self._raw.isdisjoint(varying)
+        if not varying or not self._raw.issuperset(varying):
+            return False
+        if node.op in SUMS_OF_FEW or node.op.label == "Mul":
+            constants = [self._values.range(t).magnitude for t in node.inputs if t not in varying]
+            return len(varying) > 1 or (node.op in SUMS_OF_FEW and max(constants, default=0.0) > _ROUNDINGS)
+        if node.op.label == "Cast":
+            return view.tensors[node.outputs[0]].dtype in _INTEGERS
+        return self._specs.spec(node.op).asks_accuracy is not None or node.op in _BENDS
+
+
 def _of_remainder(node: OpNode, view: GraphView) -> Need | None:
-    """Demands of a remainder of rounding asks of what is rounded."""
+    """What a remainder of rounding asks of what is rounded: a step taken elsewhere is off by all of it."""
+    if node.op.label not in ("Add", "Sub"):
+        return None
     (a, a_step), (b, b_step) = (_origin(t, view) for t in node.inputs[:2])
-    if a != b or a_step is b_step is None:
-        return None
-    return Need(is_place="Cast" in (a_step, b_step))
-
-
-def _of_logarithms(node: OpNode, view: GraphView) -> Need | None:
-    """What the logarithm of a ratio of probabilities asks: of two models that say about the same."""
-    producers = (view.producer.get(view.origin(t, _CHOSEN)) for t in node.inputs)
-    is_ratio = node.op.label == "Sub" and any(p is not None and p.op in _LOGARITHMS for p in producers)
-    return EXACT if is_ratio else None
-
-
-def _of_parts(node: OpNode, view: GraphView) -> Need | None:
-    """What a difference of two parts of one tensor asks: an extent, a step between neighbours."""
-    if node.op.label != "Sub" or node.inputs[0] == node.inputs[1]:
-        return None
-    parts = [view.producer.get(t) for t in node.inputs]
-    sources = [part.inputs[0] for part in parts if part is not None and part.op in _PARTS]
-    return EXACT if len(sources) == 2 and sources[0] == sources[1] else None
+    return None if a != b or a_step is b_step is None else Need(is_place=True)
 
 
 def _origin(tensor: str, view: GraphView) -> tuple[str, str | None]:
@@ -79,7 +139,7 @@ def _origin(tensor: str, view: GraphView) -> tuple[str, str | None]:
     rounding: str | None = None
     producer = view.producer.get(tensor)
     while producer is not None and (
-        producer.op in MOVES or producer.op in _ROUNDS or producer.op in _NEGATES
+        producer.op in _ROUNDING_AND_MOVES or (producer.op in _FACTORS and view.scalar(producer.inputs[1]))
     ):
         dtype = view.tensors[producer.outputs[0]].dtype
         if producer.op in _ROUNDS or dtype in _INTEGERS:

@@ -1,7 +1,6 @@
 """Positions, counts and angles: rounded, they give a wrong answer, not one that is slightly off."""
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from onnx import TensorProto
 
@@ -13,15 +12,12 @@ from campo_onnx.ops.values.range import ValueRange, from_integers
 from campo_onnx.ops.values.rule import of_type
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, MOVES, MOVES_AND_SIGNS, SUMS_OF_FEW
-from campo_onnx.optimize.values.walk import Labels
+from campo_onnx.optimize.values.sum_ops import MOVES, SUMS_OF_FEW
 
 _NEED_EXACT = having(Trait.EXACT)
-_DECIDING = _NEED_EXACT - op_keys("CumSum OneHot TopK")
-_ANGLES = op_keys("Cos Sin Tan")
-_TO_ANGLES = MOVES_AND_SIGNS | op_keys("Add Concat Div Gather Mul Slice Sub Tile")
-_SCALES = MOVES | op_keys("Add Div Mul Sub")
-_COUNTS_ON = _SCALES | op_keys("CumSum")
+ANGLES = op_keys("Cos Sin Tan")
+_SCALES = MOVES | op_keys("Add Concat Div Gather Mul Neg Slice Split Sub Sum")
+_COUNTS_ON = MOVES | op_keys("Add CumSum Div Mul Sub")
 _KEEPING_OFFSETS = MOVES | op_keys("Add Concat Max Min Mul ReduceMax Slice Where")
 _FEW_LEVELS = 4.0
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
@@ -32,9 +28,6 @@ _VISIBLE = 0.03
 
 _COARSE = 0.5
 """Something of size 1 is lost where neighbouring values of the low precision are further apart than this."""
-
-_FEW_TURNS = 8.0
-"""Angles up to here are as good as their rounding."""
 
 
 def largest_exact(low: Precision) -> int:
@@ -88,35 +81,16 @@ def _is_to_integer(node: OpNode, view: GraphView) -> bool:
     return node.op.label == "Cast" and view.tensors[node.outputs[0]].dtype not in _FLOATS
 
 
-def decided_inputs(values: GraphValues) -> Mapping[str, str]:
-    """Find nodes that decide by an input as it comes in, and those that move and scale it before.
+def raw_inputs(values: GraphValues) -> frozenset[str]:
+    """Inputs that are not trained, moved, scaled and computed with each other.
 
-    It may hold positions, lengths or labels as floats.
-
-    Returns
-    -------
-    mapping
-        The tensor that is decided by, by node name.
+    They may be positions, lengths or labels as floats, prices, coordinates.
     """
-    view, raw = values.view, _raw_inputs(values)
-    nodes, tensors = Labels(), Labels()
-    for node in reversed(view.nodes if raw else ()):
-        inputs = [t for t in node.inputs if t in raw]
-        if node.op in _DECIDING or _is_to_integer(node, view):
-            tensors.update(zip(inputs, inputs, strict=True))
-            decided = next(iter(inputs), "")
-        elif decided := tensors.first(node.outputs):
-            tensors.mark(inputs, decided)
-        if decided:
-            nodes[node.name] = decided
-    return nodes
-
-
-def _raw_inputs(values: GraphValues) -> frozenset[str]:
-    """Inputs that are not trained, moved and scaled: they may be positions, lengths or labels as floats."""
-    raw = {t for t in values.view.data_inputs if not values.range(t).is_bounded}
-    for node in values.view.nodes if raw else ():
-        if node.op in _SCALES and _are_in(node.inputs, raw, values.view):
+    view = values.view
+    data = view.data_inputs if values.scaling.forward else filter(view.is_float32, view.inputs)
+    raw = {t for t in data if not values.range(t).is_bounded}
+    for node in view.nodes if raw else ():
+        if node.op in _SCALES and _are_in(node.inputs, raw, view):
             raw.update(filter(None, node.outputs))
     return frozenset(raw)
 
@@ -165,39 +139,3 @@ def _are_arrays(node: OpNode, values: GraphValues) -> bool:
     """Whether a sum is one of positions: neither term is a small constant, as in 1 - mask."""
     constants = filter(values.view.is_constant, node.inputs)
     return all(values.range(t).magnitude > _SMALL_COUNT for t in constants)
-
-
-def angles(values: GraphValues) -> Mapping[str, str]:
-    """Find sines and cosines of what may be many turns, and what computes the angle.
-
-    At 100 an angle in FP16 is off by up to 0.03, at 3,000 by 1: nothing is left of position times frequency.
-
-    Returns
-    -------
-    mapping
-        The angle, by node name.
-    """
-    view = values.view
-    nodes, tensors = Labels(), Labels()
-    for node in reversed(view.nodes):
-        if node.op in _ANGLES:
-            angle = node.inputs[0]
-            if view.is_float32(angle) and not values.range(angle).bound <= _FEW_TURNS:
-                nodes[node.name] = tensors[angle] = angle
-        elif (angle := tensors.first(node.outputs)) and (
-            node.op in _TO_ANGLES
-            or _is_outer(node, view)
-            or not any(r.varies for r in values.of(node.outputs))
-        ):
-            nodes[node.name] = angle
-            tensors.mark(filter(view.is_float32, node.inputs), angle)
-    return nodes
-
-
-def _is_outer(node: OpNode, view: GraphView) -> bool:
-    """Whether a product of matrices sums nothing: positions times frequencies."""
-    if node.op not in CONTRACTIONS:
-        return False
-    after = view.tensors[node.outputs[0]].elements
-    sizes = [view.tensors[t].elements or 0 for t in node.inputs[:2]]
-    return bool(after) and math.prod(sizes) == after

@@ -11,6 +11,7 @@ from campo_onnx.optimize.values.walk import Labels, carried, leading_to
 _CARRIERS = MOVES_AND_SIGNS | op_keys(
     "Add Clip Concat Gather Max Min ReduceMax ReduceMin ReduceSum Relu Slice Split Sub Sum Where"
 )
+_SCALING = _CARRIERS | op_keys("Div Mul")
 _ENDS = op_keys("Div Log Reciprocal Sqrt")
 _LOGARITHM = op_keys("Log")
 
@@ -28,7 +29,8 @@ def unknown_products(values: GraphValues) -> Mapping[str, str]:
         The product, by node name.
     """
     view = values.view
-    to_ends, to_logarithms = (leading_to(view, _last_inputs(ops), _CARRIERS) for ops in (_ENDS, _LOGARITHM))
+    to_ends = leading_to(view, _last_inputs(_ENDS), _CARRIERS)
+    to_logarithms = leading_to(view, _last_inputs(_LOGARITHM), _SCALING)
     products = Labels()
     nodes: dict[str, str] = {}
     for node in view.nodes if to_ends else ():
@@ -38,7 +40,7 @@ def unknown_products(values: GraphValues) -> Mapping[str, str]:
             nodes[node.name] = products[output] = output
         elif product := products.first(node.inputs):
             nodes[node.name] = product
-            if node.op in _CARRIERS:
+            if node.op in _SCALING:
                 products.mark(filter(view.is_float32, node.outputs), product)
     return nodes
 

@@ -18,7 +18,7 @@ from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.loops import accumulating_outputs
 from campo_onnx.optimize.values.loss_scale import loss_scaling
 from campo_onnx.optimize.values.masks import unknown_masks
-from campo_onnx.optimize.values.positions import angles, decided_inputs, largest_exact
+from campo_onnx.optimize.values.positions import ANGLES, largest_exact
 from campo_onnx.optimize.values.products import unknown_products
 from campo_onnx.optimize.values.ranges import DeclaredRange, value_ranges
 from campo_onnx.optimize.values.sums import squares_summed
@@ -98,11 +98,6 @@ def _shrunken(values: GraphValues) -> Verdicts:
         yield name, Verdict(decided_by=Reason.VALUE_UNDERFLOW, facts=facts)
 
 
-def _decided(values: GraphValues) -> Verdicts:
-    for name, tensor in decided_inputs(values).items():
-        yield name, _of_integers(tensor, values)
-
-
 def _products(values: GraphValues) -> Verdicts:
     for name, tensor in unknown_products(values).items() if values.is_narrow else ():
         yield name, Verdict(decided_by=Reason.PRODUCT, facts={"tensor": tensor, "low": values.low.value})
@@ -114,6 +109,9 @@ def _long_and_exact(values: GraphValues) -> Verdicts:
         yield name, Verdict(decided_by=Reason.LONG_SUM, facts={"terms": terms, "low": low})
     for name, coarse in needed_exactly(values, close_differences(values, sums)).items():
         facts: dict[str, Fact] = {"tensor": coarse.tensor, "reader": coarse.reader, "low": low}
+        if values.view.node[coarse.reader].op in ANGLES:
+            yield name, Verdict(decided_by=Reason.ANGLE, facts={"tensor": coarse.tensor})
+            continue
         facts |= {"allowed": coarse.allowed, "rounding": coarse.rounding}
         yield name, Verdict(decided_by=Reason.ACCURACY, facts=facts)
 
@@ -163,9 +161,7 @@ RULES: tuple[Callable[[GraphValues], Verdicts], ...] = (
     _tensors(Reason.SQUARES, squares_summed, only_narrow=True),
     _tensors(Reason.SQUARE_OF_SLOPE, squares_of_slopes, only_narrow=True),
     _tensors(Reason.CANCELLATION, cancelling_squares),
-    _tensors(Reason.ANGLE, angles),
     _tensors(Reason.UNKNOWN_MASK, unknown_masks),
-    _decided,
     _products,
     _long_and_exact,
     _scalars,

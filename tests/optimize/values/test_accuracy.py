@@ -83,6 +83,11 @@ SCAN = """last, all = Scan<num_scan_inputs = 1,
 LOOP = """last = Loop<body = b (int64 i, bool c, float[8] s) => (bool d, float[8] n) {
     d = Identity(c) n = Add(s, x) }>(turns, go, zero) row = Unsqueeze(last, along) y = MatMul(row, w)"""
 
+COSINE = """xx = Mul(x, x) zz = Mul(z, z) xz = Mul(x, z)
+    a = ReduceSum<keepdims = 1>(xx, axis) b = ReduceSum<keepdims = 1>(zz, axis)
+    c = ReduceSum<keepdims = 1>(xz, axis) ab = Mul(a, b) r = Sqrt(ab) q = Div(c, r) y = Sub(one, q)"""
+CLOSE = normal(64, 64)
+
 CASES = {
     "log(1 - p), clipped": Case(
         "c = Clip(x, least, most) q = Sub(one, c) l = Log(q) y = MatMul(l, w)", CLIP, NEAR_ONE
@@ -203,6 +208,45 @@ CASES = {
         {"x": normal(8, mean=20.0), "w": normal(8, 8)},
         "float[1,8] y",
     ),
+    "the width of a box, by its corners": Case(
+        """h = MatMul(x, w) c = Mul(h, wide) k = MatMul(x, v) s = Mul(k, half)
+        a = Sub(c, s) b = Add(c, s) y = Sub(b, a)""",
+        {"wide": f32(640), "half": f32(0.5)},
+        {**XW, "v": XW["w"]},
+    ),
+    "what a residual adds": Case(
+        "h = MatMul(x, w) t = Tanh(h) s = Mul(t, small) z = Add(h, s) y = Sub(z, h)",
+        {"small": f32(0.003)},
+        XW,
+    ),
+    "a Laplacian, by neighbours": Case(
+        """a = Slice(x, c0, c3, axis) b = Slice(x, c1, c4, axis) c = Slice(x, c2, c5, axis)
+        s = Add(a, c) d = Mul(b, two) y = Sub(s, d)""",
+        {"two": f32(2), **{f"c{i}": i64(c) for i, c in enumerate((0, 1, 2, 62, 63, 64))}, "axis": i64(1)},
+        {"x": f32(np.sin(np.linspace(0, 9, 64 * 64)).reshape(64, 64))},
+        "float[64,62] y",
+    ),
+    "1 less a cosine": Case(
+        COSINE,
+        {"one": f32(1), "axis": i64(1)},
+        {"x": CLOSE, "z": f32(CLOSE + normal(64, 64, size=0.03))},
+        "float[64,1] y",
+    ),
+    "log(1 + x), small": Case(
+        "h = MatMul(x, w) a = Abs(h) s = Mul(a, small) t = Add(s, one) y = Log(t)",
+        {"small": f32(1e-3), "one": f32(1)},
+        XW,
+    ),
+    "a distance in a periodic box": Case(
+        "q = Div(x, side) r = Round(q) s = Mul(r, side) d = Sub(x, s) y = MatMul(d, w)",
+        {"side": f32(20)},
+        {"x": normal(64, 64, size=50.0), "w": XW["w"]},
+    ),
+    "two inputs that are close": Case(
+        "d = Sub(x, z) y = MatMul(d, w)",
+        {},
+        {"x": CLOSE, "z": f32(CLOSE + normal(64, 64, size=1e-3)), "w": XW["w"]},
+    ),
 }  # fmt: skip
 
 
@@ -230,6 +274,12 @@ HARMLESS = {
     "a mask of what is positive": "g = Greater(h, zero) f = Cast<to = 1>(g) y = Mul(h, f)",
     "a mask of what is small": "a = Abs(h) g = Less(a, two) f = Cast<to = 1>(g) y = Mul(h, f)",
     "a difference of two products": "k = MatMul(w, x) y = Sub(h, k)",
+    "a residual": "t = Tanh(h) y = Add(h, t)",
+    "a gate": "g = Sigmoid(h) r = Sub(one, g) k = MatMul(w, x) a = Mul(r, k) b = Mul(g, h) y = Add(a, b)",
+    "a step towards another": "k = MatMul(w, x) d = Sub(k, h) s = Mul(d, half) y = Add(h, s)",
+    "a rotation": """a, b = Split<axis = 1, num_outputs = 2>(h) c, s = Split<axis = 1, num_outputs = 2>(w)
+        ac = Mul(a, c) bs = Mul(b, s) l = Sub(ac, bs) bc = Mul(b, c) as = Mul(a, s) r = Add(bc, as)
+        y = Concat<axis = 1>(l, r)""",
 }
 
 

@@ -1,0 +1,70 @@
+"""Tensors as sums of others: what a difference of two of them leaves of a term that both have."""
+
+from collections.abc import Mapping
+
+from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ops.key import op_keys
+from campo_onnx.optimize.values.sum_ops import MOVES, SUMS, SUMS_OF_FEW, summed_input
+
+_PARTS = MOVES | op_keys("Gather Slice Split")
+_SCALES = op_keys("Div Mul")
+_MOST_TERMS = 8
+_CANCELS = 0.1
+"""The share of a term that is left where most of it cancels: its rounding grows ten times beside the rest."""
+
+
+class LinearForms:
+    """Every tensor as constants times other tensors, which are not sums themselves.
+
+    Parts of a tensor count as the tensor: neighbouring samples are close to each other. The same sum over
+    the same axes of two tensors is a sum of their terms.
+
+    Examples
+    --------
+    ``(x + 0.5 * s) - (x - 0.5 * s)`` leaves nothing of ``x``, nor does ``x[2:] - 2 * x[1:-1] + x[:-2]``.
+    """
+
+    def __init__(self, view: GraphView) -> None:
+        self._view = view
+        self._forms: dict[str, Mapping[str, float]] = {}
+
+    def add(self, node: OpNode) -> bool:
+        """Follow a node; say whether most of some term cancels in it."""
+        view = self._view
+        if node.op in _PARTS:
+            form = self._of(node.inputs[0])
+            self._forms.update((t, form) for t in node.outputs if t and form)
+        elif node.op in SUMS_OF_FEW:
+            return self._add_sum(node)
+        elif node.op.label == "Neg":
+            self._scale(node, node.inputs[0], -1.0)
+        elif node.op in _SCALES:
+            factors = [view.scalar(t) for t in node.inputs]
+            if factors[1]:
+                self._scale(node, node.inputs[0], 1.0 / factors[1] if node.op.label == "Div" else factors[1])
+            elif factors[0] and node.op.label == "Mul":
+                self._scale(node, node.inputs[1], factors[0])
+        elif node.op in SUMS and (summed := summed_input(node, view)) is not None:
+            over = f"{node.op.label}{node.inputs[1:]}{sorted(node.attributes.items())}"
+            self._forms[node.outputs[0]] = {f"{over} {t}": c for t, c in self._of(summed).items()}
+        return False
+
+    def _of(self, tensor: str) -> Mapping[str, float]:
+        return {} if self._view.is_constant(tensor) else self._forms.get(tensor, {tensor: 1.0})
+
+    def _scale(self, node: OpNode, tensor: str, factor: float) -> None:
+        self._forms[node.outputs[0]] = {t: c * factor for t, c in self._of(tensor).items()}
+
+    def _add_sum(self, node: OpNode) -> bool:
+        signs = (1.0, -1.0 if node.op.label == "Sub" else 1.0)
+        total: dict[str, float] = {}
+        sizes: dict[str, float] = {}
+        for position, tensor in enumerate(node.inputs):
+            sign = signs[min(position, 1)]
+            for term, factor in self._of(tensor).items():
+                total[term] = total.get(term, 0.0) + sign * factor
+                sizes[term] = sizes.get(term, 0.0) + abs(factor)
+        cancels = any(abs(total[t]) < _CANCELS * sizes[t] for t in total)
+        if len(total) <= _MOST_TERMS:
+            self._forms[node.outputs[0]] = {t: c for t, c in total.items() if abs(c) >= _CANCELS * sizes[t]}
+        return cancels
