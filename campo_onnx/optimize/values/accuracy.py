@@ -159,6 +159,8 @@ class _Backward:
         bits = self._values.low.fraction_bits + 1
         if r.is_integer and r.bound <= largest_exact(self._values.low):
             return 0.0
+        if r.is_bounded and r.bound > self._values.low.largest:
+            return r.bound  # it becomes infinite
         if r.varies or r.lowest != r.highest:
             return self._unit * r.magnitude
         fraction, exponent = math.frexp(r.lowest)

@@ -28,7 +28,7 @@ _OF_STATISTICS = MOVES_AND_SIGNS | op_keys(
     """Add Clip Div Exp Gather GatherElements GatherND Log Max Min Mul Pow Reciprocal Relu Slice Softplus
     Split Sqrt Sub Sum"""
 )
-_BENDS = op_keys("ArgMax ArgMin Exp")
+_BENDS = op_keys("ArgMax ArgMin")
 _NARROW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _INTEGERS = frozenset(
     {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8}

@@ -32,6 +32,11 @@ CASES = {
         ONE,
         {"x": SHARES, "w": W},
     ),
+    "log odds of what is all but certain": Case(
+        "c = Clip(x, least, most) q = Sub(one, c) r = Div(c, q) l = Log(r) y = MatMul(l, w)",
+        ONE,
+        {"x": f32(np.maximum(SHARES, np.eye(64))), "w": W},
+    ),
     "draws by the inverse of a distribution": Case(
         "u = Clip(x, least, most) q = Sub(one, u) l = Log(q) g = Neg(l) y = MatMul(g, w)",
         ONE,
