@@ -15,6 +15,7 @@ from campo_onnx.files import temporary_folder
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import AddressedProgram, Place, StepTimes, Tensor
 from campo_onnx.runtime.machine import cpu_name
+from campo_onnx.runtime.openvino.addresses import AddressedRequest
 from campo_onnx.runtime.openvino.blobs import blob_folder
 from campo_onnx.runtime.openvino.external_data import write_beside
 from campo_onnx.runtime.openvino.installed import ov
@@ -89,8 +90,14 @@ class OpenVinoProgram:
         return self._step(_contiguous(feeds), {})[0]
 
     def addressed(self, reads: Sequence[Place], writes: Sequence[Place]) -> AddressedProgram:
-        """Refuse: a tensor of OpenVINO's is bound for good."""
-        raise UnsupportedModelError("OpenVINO does not run on addresses that change between steps")
+        """Run on memory of the caller; see :class:`~campo_onnx.runtime.api.Program`."""
+        for kind, places, expected in (("input", reads, self._inputs), ("output", writes, self._outputs)):
+            names = [place.name for place in places]
+            _refuse_missing(kind, names, expected)
+            _refuse_unknown(kind, names, expected)
+        outputs = {name: position for position, name in enumerate(self._outputs)}
+        request = self._program.create_infer_request()
+        return AddressedRequest(request, reads=_ports(reads, self._ports), writes=_ports(writes, outputs))
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Run it once on arrays and copy the outputs, by name."""
@@ -167,7 +174,7 @@ class OpenVinoProgram:
         self, reads: Mapping[str, NDArray[Any]], writes: Mapping[str, NDArray[Any]]
     ) -> tuple[Step, Any]:
         """Bind arrays to a request of their own; a port that nobody sets would read what lies in memory."""
-        _refuse_missing(reads, self._inputs)
+        _refuse_missing("input", reads, self._inputs)
         _refuse_unknown("input", reads, self._inputs)
         _refuse_unknown("output", writes, self._outputs)
         request = self._program.create_infer_request()
@@ -213,11 +220,15 @@ def _contiguous(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return {name: np.require(array, requirements="C") for name, array in feeds.items()}
 
 
-def _refuse_missing(names: Container[str], expected: Sequence[str]) -> None:
+def _ports(places: Sequence[Place], positions: Mapping[str, int]) -> list[tuple[Place, int | None]]:
+    return [(place, positions.get(place.name)) for place in places]
+
+
+def _refuse_missing(kind: str, names: Container[str], expected: Sequence[str]) -> None:
     missing = [repr(name) for name in expected if name not in names]
     if missing:
         raise UnsupportedModelError(
-            f"{len(missing)} inputs of the graph are not bound",
+            f"{len(missing)} {kind}s of the graph are not bound",
             why=f"a value is missing for {', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}",
         )
 

@@ -17,7 +17,7 @@ if problem := openvino_problem():
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.api import LoadSettings
+from campo_onnx.runtime.api import LoadSettings, Place
 from campo_onnx.runtime.openvino import blobs
 from campo_onnx.runtime.openvino.runtime import RUNTIME
 from campo_onnx.runtime.openvino.tensor import empty
@@ -103,6 +103,56 @@ def test_bindings_keep_their_memory_and_do_not_mix(arrays):
         wanted = expected(arrays)["twice"].astype(np.float32) * scale
         np.testing.assert_array_equal(result["twice"].read().astype(np.float32), wanted)
     assert rubbish
+
+
+def test_a_program_runs_on_addresses_that_change(arrays):
+    program = load(PORTS)
+    places = {
+        n: Place(n, int(helper.np_dtype_to_tensor_dtype(a.dtype)), a.shape, "cpu") for n, a in arrays.items()
+    }
+    results = expected(arrays)
+    writes = [
+        Place(n, int(helper.np_dtype_to_tensor_dtype(a.dtype)), a.shape, "cpu") for n, a in results.items()
+    ]
+    step = program.addressed([places[n] for n in reversed(arrays)], writes[::-1])
+    for scale in (1, 2, 1):
+        own = {name: (array * scale).astype(array.dtype) for name, array in arrays.items()}
+        memory = {name: np.full_like(array, 9) for name, array in results.items()}
+        step.run(
+            [own[name].ctypes.data for name in reversed(arrays)],
+            [memory[place.name].ctypes.data for place in writes[::-1]],
+        )
+        for name, value in expected(own).items():
+            np.testing.assert_array_equal(memory[name].astype(np.float32), value.astype(np.float32))
+
+
+def test_empty_tensors_and_scalars_have_addresses_too():
+    graph = """
+    agraph (float[0,3] e, int64 n, bool[2] c) => (float[0,3] f, int64 m, bool[2] d) {
+      f = Relu (e)
+      m = Add (n, n)
+      d = Not (c)
+    }
+    """
+    int64, boolean = int(TensorProto.INT64), int(TensorProto.BOOL)
+    reads = [Place("e", FLOAT, (0, 3), "cpu"), Place("n", int64, (), "cpu"), Place("c", boolean, (2,), "cpu")]
+    writes = [place._replace(name=name) for place, name in zip(reads, "fmd", strict=True)]
+    memory = [np.zeros(1, np.float32), np.asarray(21), np.asarray([True, False])]
+    written = [np.zeros(1, np.float32), np.asarray(0), np.asarray([True, True])]
+    load(graph).addressed(reads, writes).run(*([a.ctypes.data for a in side] for side in (memory, written)))
+    assert written[1] == 42
+    assert written[2].tolist() == [False, True]
+
+
+def test_addresses_elsewhere_and_missing_ones_are_refused():
+    program = load(SQUARE)
+    a, w, c = (Place(name, FLOAT, (4, 4), "cpu") for name in "awc")
+    with pytest.raises(UnsupportedModelError, match=r"1 inputs of the graph are not bound: .*'w'"):
+        program.addressed([a], [c])
+    with pytest.raises(UnsupportedModelError, match=r"1 outputs of the graph are not bound: .*'c'"):
+        program.addressed([a, w], [])
+    with pytest.raises(UnsupportedModelError, match="'w' is not in the host's memory"):
+        program.addressed([a, w._replace(processor="cuda")], [c])
 
 
 def test_slices_of_one_buffer_are_bound():
