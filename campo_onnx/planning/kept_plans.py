@@ -1,9 +1,11 @@
-"""A folder that keeps plans, so that another process need not plan the same graph again.
+"""A folder that keeps plans, so that another process need not plan the same graph again, or measure it.
 
 It is a cache: whatever is wrong with it, the graph is planned, and nothing else comes of it than a warning.
 """
 
+import json
 import logging
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -49,7 +51,8 @@ def planned_once(imported: Imported, options: Options, folder: Path | None) -> t
     """
     if folder is None or not _is_repeatable(options):
         return _executed(imported, _planned(imported, options))
-    path = folder / name_of(imported, options)
+    name = name_of(imported, options)
+    path = folder / name
     try:
         return _executed(imported, _read(path, imported, options))
     except FileNotFoundError:
@@ -57,11 +60,7 @@ def planned_once(imported: Imported, options: Options, folder: Path | None) -> t
     except Exception as error:  # a cache must not end a training, whatever its files hold
         _LOG.debug("the plan %s is not used", path, exc_info=error)
     plan = _planned(imported, options)
-    try:
-        make_folder(folder, remedy="Choose another folder for plans.")
-        write_text(plan.to_json(), path, follows_links=False)
-    except (CampoError, OSError, ValueError) as error:  # ValueError: a null character in the path
-        _warn_once(folder, str(error))
+    _keep(plan.to_json(), folder, name)
     return _executed(imported, plan)
 
 
@@ -83,6 +82,50 @@ def name_of(imported: Imported, options: Options) -> str:
         "flat_weights": flat_weights_of(imported.view, options),
     }
     return f"{imported.digest}-{fingerprint(question)}.json"
+
+
+def kept_choice(folder: Path | None, key: str) -> str:
+    """Name of the runtime that :func:`keep_choice` left in a folder; empty without one.
+
+    Parameters
+    ----------
+    folder
+        Where plans are kept; None for nowhere.
+    key
+        What was measured, on which machine: letters and digits.
+    """
+    if folder is None:
+        return ""
+    path = folder / _choice_file(key)
+    try:
+        path.stat()
+        refuse_special(path)
+        kept = json.loads(read_bytes(path, title=f"the choice {path}"))
+        return str(kept["runtime"])
+    except FileNotFoundError:
+        return ""
+    except Exception as error:  # as for plans
+        _LOG.debug("the choice %s is not used", path, exc_info=error)
+        return ""
+
+
+def keep_choice(folder: Path | None, key: str, runtime: str, step_us: Mapping[str, float]) -> None:
+    """Keep the runtime that was measured to be the fastest for a graph, and the times of all."""
+    if folder is not None:
+        document = {"format_version": 1, "runtime": runtime, "step_us": dict(step_us)}
+        _keep(json.dumps(document), folder, _choice_file(key))
+
+
+def _choice_file(key: str) -> str:
+    return f"runtime-{key}.json"
+
+
+def _keep(text: str, folder: Path, name: str) -> None:
+    try:
+        make_folder(folder, remedy="Choose another folder for plans.")
+        write_text(text, folder / name, follows_links=False)
+    except (CampoError, OSError, ValueError) as error:  # ValueError: a null character in the path
+        _warn_once(folder, str(error))
 
 
 def _content_of(evidence: Evidence) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from campo_onnx.integrations.torch_compile.fallback import InPieces, InTorch
 from campo_onnx.integrations.torch_compile.flat import flatten, provider_of, refuse_untranslatable
 from campo_onnx.integrations.torch_compile.joint import JointGraph, opaque_call
 from campo_onnx.integrations.torch_compile.planning import plan_graph
+from campo_onnx.integrations.torch_compile.runtimes import RuntimeChoice
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.integrations.torch_compile.single import Piece, SizedGraph
 from campo_onnx.integrations.torch_compile.tracing import boxed, traced
@@ -47,6 +48,7 @@ class Compiled:
 
     def __init__(self, tensors: Sequence[Any], names: Mapping[int, str], settings: Settings) -> None:
         self.names, self.settings = names, settings
+        self._runtimes = RuntimeChoice(settings)
         self.joint: JointGraph | None = None
         self.graphs: list[SizedGraph] = []
         self.refusals: list[str] = []
@@ -129,7 +131,15 @@ class Compiled:
 
     def _piece(self, gm: torch.fx.GraphModule, arguments: int) -> Piece:
         flat = flatten(gm, arguments, self.names)
-        return Piece(flat, plan_graph(flat.model(), {}, self.settings, provider_of(flat.device)))
+        processor = provider_of(flat.device)
+
+        def planned(runtime: str) -> Piece:
+            model = flat.model(runtime=runtime)
+            return Piece(flat, plan_graph(model, {}, self.settings, processor, runtime))
+
+        piece = self._runtimes.made(None, processor, planned)
+        piece.open()
+        return piece
 
     def _give_up(self, error: Exception, gm: torch.fx.GraphModule) -> None:
         if is_foreign(error):

@@ -14,7 +14,7 @@ import onnx
 import torch
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.target import target_here
+from campo_onnx.export.target import Target, target_here
 from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import Origin, mark
 from campo_onnx.export.torch.translate import translate
@@ -23,7 +23,8 @@ from campo_onnx.integrations.torch_compile.index_checks import IndexGuard, guard
 from campo_onnx.integrations.torch_compile.layout import Layout
 from campo_onnx.integrations.torch_compile.random_inputs import Draw, is_lifted, is_random, lift_random
 from campo_onnx.integrations.torch_compile.tracing import OPSET, TABLE
-from campo_onnx.runtime.registry import AUTO, runtime_called
+from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.runtime.registry import runtime_called
 
 
 def provider_of(device: torch.device) -> str:
@@ -169,20 +170,24 @@ class FlatGraph:
         checks = [(check.result, check.message) for check in self.checks]
         return tensors, self.positions, len(self.draws), self.arguments, self.results, checks
 
-    def model(self, *, sizes_change: bool = False) -> onnx.ModelProto:
+    def model(self, *, sizes_change: bool = False, runtime: str = DEFAULT) -> onnx.ModelProto:
         """Translate it.
 
         Parameters
         ----------
         sizes_change
             Whether the graph is to be the same at other sizes.
+        runtime
+            What is to run it: another than ONNX Runtime gets standard operators only.
 
         Raises
         ------
         UnsupportedModelError
             If an operation, or the way it is used, has no translation.
         """
-        target = target_here(provider_of(self.device), runtime_called(AUTO).version)
+        target: Target = "standard"
+        if runtime == DEFAULT:
+            target = target_here(provider_of(self.device), runtime_called(DEFAULT).version)
         inputs, outputs = ([t.name for t in tensors] for tensors in (self.inputs, self.outputs))
         return translate(
             self.gm, inputs, outputs, TABLE, opset=OPSET, target=target, sizes_change=sizes_change

@@ -29,8 +29,10 @@ from campo_onnx.integrations.torch_compile.flat import (
 from campo_onnx.integrations.torch_compile.formulas import Sizes
 from campo_onnx.integrations.torch_compile.handoff import Kept
 from campo_onnx.integrations.torch_compile.planning import Planned, plan_any_size, plan_graph
+from campo_onnx.integrations.torch_compile.runtimes import RuntimeChoice
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.integrations.torch_compile.step import TrainingStep
+from campo_onnx.runtime.machine import DEFAULT
 
 _MOST_RESIZED = 512
 """Of a graph that runs at any size; another set of sizes takes milliseconds and kilobytes."""
@@ -73,6 +75,7 @@ class JointGraph:
         self._placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
         self._symbols = Symbols.of(self._placeholders[:primals])
         self._kept: Kept | None = None
+        self._runtimes = RuntimeChoice(settings)
         self._learner = Learner(self._planned_for_any_size, is_smooth=are_polynomials(gm))
         self.steps: OrderedDict[Sizes, TrainingStep] = OrderedDict()
         self.resized: dict[int, OrderedDict[Sizes, TrainingStep]] = {}
@@ -94,8 +97,8 @@ class JointGraph:
         model = cache(lambda: self._flat(sizes).model(sizes_change=self.is_dynamic))
         if self._learner.holds_at(sizes, model) and (step := self._resized(sizes, newest)) is not None:
             return self._added(step, sizes, newest), newest
-        step = self._compiled(self._flat(sizes), model())
-        if self.is_dynamic:
+        step = self._compiled(sizes, model)
+        if self.is_dynamic and step.planned.runtime == DEFAULT:
             self._learner.learn(Example(sizes, model()))
         return self._added(step, sizes, -1), -1
 
@@ -107,8 +110,7 @@ class JointGraph:
             return made[sizes]
         step = self._resized(sizes, number) if number >= 0 else None
         if step is None:
-            flat = self._flat(sizes)
-            step = self._compiled(flat, flat.model(sizes_change=self.is_dynamic))
+            step = self._compiled(sizes, lambda: self._flat(sizes).model(sizes_change=self.is_dynamic))
         return self._added(step, sizes, number)
 
     def _made(self, number: int) -> OrderedDict[Sizes, TrainingStep]:
@@ -132,9 +134,16 @@ class JointGraph:
     def _interface(self) -> torch.fx.GraphModule:
         return interface_of(self._gm, shapes_interface)
 
-    def _compiled(self, flat: FlatGraph, model: onnx.ModelProto) -> TrainingStep:
-        planned = plan_graph(model, self._tangents(flat), self._settings, provider_of(flat.device))
-        step = self._step(flat, planned)
+    def _compiled(self, sizes: Sizes, model: Callable[[], onnx.ModelProto]) -> TrainingStep:
+        """Make a step of some sizes, whose graph in ONNX Runtime is `model`."""
+        flat = self._flat(sizes)
+        tangents, processor = self._tangents(flat), provider_of(flat.device)
+
+        def planned(runtime: str) -> TrainingStep:
+            graph = model() if runtime == DEFAULT else flat.model(runtime=runtime)
+            return self._step(flat, plan_graph(graph, tangents, self._settings, processor, runtime))
+
+        step = self._runtimes.made(sizes, processor, planned)
         self._kept = step.kept
         return step
 

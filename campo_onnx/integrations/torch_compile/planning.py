@@ -17,10 +17,15 @@ from campo_onnx.integrations.torch_compile.any_size import AnySize
 from campo_onnx.integrations.torch_compile.formulas import ArrayFormula, Sizes, declared
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import MICROSOFT
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.planning.kept_plans import planned_once
-from campo_onnx.runtime.api import Program
+from campo_onnx.planning.pipeline import form_for
+from campo_onnx.runtime.api import Program, Support
+from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.runtime.registry import runtime_called
 
 _HANDOVER = "handed_to_the_framework"
 
@@ -42,7 +47,9 @@ class Planned:
     plan
         Every decision.
     imported
-        The graph with the plan executed; emulated on a CPU.
+        The graph with the plan executed; FP16 is emulated on a CPU.
+    runtime
+        Name of the runtime.
     any_size
         The FP32 graph that runs at any size; None for one of static sizes.
     sizes
@@ -53,6 +60,7 @@ class Planned:
 
     plan: Plan
     imported: Imported
+    runtime: str = DEFAULT
     any_size: AnySize | None = None
     sizes: Sizes = ()
     programs: dict[Hashable, Loaded] = field(default_factory=dict)
@@ -102,7 +110,11 @@ class Planned:
 
 
 def plan_graph(
-    model: onnx.ModelProto, tangents: Mapping[str, str], settings: Settings, provider: str
+    model: onnx.ModelProto,
+    tangents: Mapping[str, str],
+    settings: Settings,
+    provider: str,
+    runtime: str = DEFAULT,
 ) -> Planned:
     """Plan a graph and execute the plan.
 
@@ -115,15 +127,44 @@ def plan_graph(
     settings
         What to decide with.
     provider
-        Where it runs. A CPU has no FP16 arithmetic: there the graph computes in FP32 and rounds as planned.
+        Where it runs.
+    runtime
+        What runs it. ONNX Runtime has no low arithmetic on a CPU: there the graph computes in FP32 and
+        rounds as planned.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If nobody tried some operator in that runtime, or it refuses it.
     """
     given = import_model(_with_handover(model, tangents), any_type=True)
+    options = settings.options(provider, runtime)
+    if runtime != DEFAULT:
+        given = form_for(given, options)
     folder = None if settings.plans is None else Path(settings.plans)
-    plan, mixed = planned_once(given, settings.options(provider), folder)
+    plan, mixed = planned_once(given, options, folder)
     mixed = _without_handover(mixed)
-    if plan.low_nodes and provider == "cpu":
+    if plan.low_nodes and provider == "cpu" and runtime == DEFAULT:
         mixed = emulate(mixed)
-    return Planned(plan=plan, imported=import_model(mixed, any_type=True))
+    planned = Planned(plan=plan, imported=import_model(mixed, any_type=True), runtime=runtime)
+    if runtime != DEFAULT:
+        _refuse_unknown(planned.imported.view, provider, runtime)
+    return planned
+
+
+def _refuse_unknown(view: GraphView, provider: str, runtime: str) -> None:
+    support = runtime_called(runtime).support
+    refused = {
+        node.op.label
+        for node in view.nodes
+        if support(view.signature(node.name), provider, Precision.FP32) is Support.REFUSED
+    }
+    if refused:
+        raise UnsupportedModelError(
+            f"{runtime} refuses {len(refused)} operator{'s' * (len(refused) > 1)} of the graph",
+            why=f"it does not run {', '.join(sorted(refused))}, or nobody tried it",
+            remedy=f'Choose options={{"runtime": "{DEFAULT}"}}.',
+        )
 
 
 def plan_any_size(graph: AnySize, tangents: Mapping[str, str], settings: Settings, provider: str) -> Planned:

@@ -1,7 +1,9 @@
 """Programs on torch's memory."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import onnx
 import torch
 from onnx import helper
@@ -88,7 +90,7 @@ def open_part(
     key = (nodes, tuple(reads), tuple(writes))
     if key not in planned.programs:
         model = part_of(planned, nodes, list(reads), writes)
-        here = machine(provider, torch.get_num_threads() if provider == "cpu" else 0)
+        here = machine(provider, torch.get_num_threads() if provider == "cpu" else 0, planned.runtime)
         settings = LoadSettings(
             must_stay=False,
             spins=False,  # between two runs the processor belongs to torch's own threads
@@ -114,6 +116,39 @@ def open_part(
     if not constants:
         return program
     return _WithConstants(program, [torch.from_numpy(array) for array in constants.values()])
+
+
+def rehearsed(
+    planned: Planned, program: AddressedProgram | None, reads: Sequence[str], writes: Sequence[str]
+) -> Callable[[], None]:
+    """Give what runs a program once on memory of its own: numbers from -1 to 1, indices of 0.
+
+    Parameters
+    ----------
+    planned
+        The graph, of static sizes and on a CPU.
+    program
+        A part of it; None where there is nothing to run.
+    reads, writes
+        Tensors that it reads and writes, in order.
+    """
+    rng = np.random.default_rng(0)
+
+    def memory(name: str) -> Any:
+        kind = helper.tensor_dtype_to_np_dtype(planned.imported.view.tensors[name].dtype)
+        shape = planned.shape(name)
+        if np.issubdtype(kind, np.integer) or kind == np.bool_:
+            return np.zeros(shape, kind)
+        return rng.uniform(-1, 1, shape).astype(kind)
+
+    read, written = ([memory(name) for name in names] for names in (reads, writes))
+    read_at, written_at = ([array.ctypes.data for array in arrays] for arrays in (read, written))
+
+    def run(_alive: Any = (read, written)) -> None:
+        if program is not None:
+            program.run(read_at, written_at)
+
+    return run
 
 
 _NOTHING = torch.empty(16)  # ONNX Runtime refuses the null pointer of an empty tensor

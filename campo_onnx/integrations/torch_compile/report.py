@@ -14,6 +14,7 @@ from campo_onnx.integrations.torch_compile.planning import Planned
 from campo_onnx.integrations.torch_compile.single import Piece
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.runtime.machine import DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class KeptTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningGraph:
-    """One graph that runs in ONNX Runtime.
+    """One graph that runs in a runtime of ours.
 
     Parameters
     ----------
@@ -50,6 +51,8 @@ class RunningGraph:
         Every decision.
     provider
         Where it runs: ``"cpu"`` or ``"cuda"``.
+    runtime
+        What runs it.
     kept
         What a training step keeps between its passes, beside weights and inputs.
     """
@@ -58,6 +61,7 @@ class RunningGraph:
     sizes: tuple[int, ...]
     plan: Plan
     provider: str
+    runtime: str = DEFAULT
     kept: tuple[KeptTensor, ...] = ()
 
     def __str__(self) -> str:
@@ -75,8 +79,10 @@ class RunningGraph:
                 f"{len(self.kept)} tensors kept for the backward pass, {low} of them in low precision, "
                 f"{size:,} bytes"
             )
-        emulated = ", which rounds as planned" if self.provider == "cpu" and plan.low_nodes else ""
-        parts.append(f"runs on {self.provider}{emulated}")
+        is_emulated = self.provider == "cpu" and self.runtime == DEFAULT and plan.low_nodes
+        emulated = ", which rounds as planned" if is_emulated else ""
+        runtime = "" if self.runtime == DEFAULT else f" in {self.runtime}"
+        parts.append(f"runs on {self.provider}{runtime}{emulated}")
         return "; ".join(parts)
 
 
@@ -87,7 +93,7 @@ class Report:
     Parameters
     ----------
     graphs
-        What ONNX Runtime runs: one for each graph that torch.compile captured and each set of sizes.
+        What runtimes run: one for each graph that torch.compile captured and each set of sizes.
     left
         Operations that torch runs.
     refusals
@@ -175,7 +181,12 @@ def _running(
     kind: str, sizes: Sequence[int], planned: Planned, device: torch.device, kept: Sequence[KeptTensor] = ()
 ) -> RunningGraph:
     return RunningGraph(
-        kind=kind, sizes=tuple(sizes), plan=planned.plan, provider=provider_of(device), kept=tuple(kept)
+        kind=kind,
+        sizes=tuple(sizes),
+        plan=planned.plan,
+        provider=provider_of(device),
+        runtime=planned.runtime,
+        kept=tuple(kept),
     )
 
 

@@ -5,15 +5,21 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from campo_onnx.errors import UsageError, did_you_mean
+from campo_onnx.calibrate.calibration import Calibration
+from campo_onnx.calibrate.catalog import found_calibrations
+from campo_onnx.costs.evidence import CostSource, Evidence
+from campo_onnx.errors import DeviceUnavailableError, UsageError, did_you_mean
 from campo_onnx.hardware import datasheet
 from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.optimize.lists.list_file import resolve
 from campo_onnx.optimize.lists.oplists import OpLists
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, strategy_called
 from campo_onnx.planning.options import Options
-from campo_onnx.targets.detect import resolve_target
-from campo_onnx.targets.target import Target, target
+from campo_onnx.runtime.api import Runtime
+from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.runtime.registry import AUTO, check_precision, default_precision, runtime_called, runtimes
+from campo_onnx.targets.detect import resolve_target, this_cpu
+from campo_onnx.targets.target import Target
 
 _FALLBACKS = ("torch", "error")
 
@@ -32,7 +38,7 @@ class Settings:
     lists
         Op lists, or the name of a preset or path of a list file; None takes the strategy's own.
     precision
-        The low precision: ``"fp16"`` or ``"bf16"``.
+        The low precision: ``"fp16"`` or ``"bf16"``; None takes FP16, or BF16 in a runtime without FP16.
     keep_fp32
         Regular expressions for names or operators of nodes that stay FP32.
     plans
@@ -40,6 +46,9 @@ class Settings:
     fallback
         What becomes of operations that cannot be translated: ``"torch"`` runs them, ``"error"``
         refuses the model.
+    runtime
+        What runs graphs on a CPU: ``"onnxruntime"``, ``"openvino"``, or ``"auto"`` for the fastest of those
+        that are installed, as measured for each graph. On CUDA it is ONNX Runtime.
     sessions
         For how many sets of sizes a graph of dynamic sizes keeps its sessions.
 
@@ -47,15 +56,18 @@ class Settings:
     ------
     UsageError
         If a name is unknown, or a value is none that the option takes.
+    DeviceUnavailableError
+        If the runtime cannot be used here.
     """
 
     device: str | Target = "auto"
     strategy: str = DEFAULT_STRATEGY
     lists: str | OpLists | None = None
-    precision: str | Precision = Precision.FP16
+    precision: str | Precision | None = None
     keep_fp32: tuple[str, ...] = ()
     plans: str | Path | None = None
     fallback: str = "torch"
+    runtime: str = DEFAULT
     sessions: int = 32
 
     def __post_init__(self) -> None:
@@ -71,9 +83,10 @@ class Settings:
         if isinstance(self.keep_fp32, str):
             raise UsageError("keep_fp32 is a single string", remedy="Give a list of regular expressions.")
         low = [p.value for p in low_precisions()]
-        given = self.precision.value if isinstance(self.precision, Precision) else str(self.precision)
-        if given not in low:
-            raise UsageError(f"unknown precision {given!r}", remedy=did_you_mean(given, low))
+        named = self.precision.value if isinstance(self.precision, Precision) else self.precision
+        if named is not None and named not in low:
+            raise UsageError(f"unknown precision {named!r}", remedy=did_you_mean(str(named), low))
+        self._check_runtime()
         object.__setattr__(self, "keep_fp32", tuple(self.keep_fp32))
 
     @classmethod
@@ -91,31 +104,97 @@ class Settings:
                 raise UsageError(f"unknown option {name!r}", remedy=did_you_mean(str(name), known))
         return cls(**(options or {}))
 
-    @property
-    def low(self) -> Precision:
-        """The low precision."""
-        return self.precision if isinstance(self.precision, Precision) else Precision(self.precision)
+    def _check_runtime(self) -> None:
+        if self.runtime == AUTO:
+            return
+        chosen = runtime_called(self.runtime)
+        if problem := chosen.problem("cpu"):
+            raise DeviceUnavailableError(f"{chosen.name} cannot be used", why=problem)
+        if self._named_low is not None:
+            check_precision(self._named_low, chosen.name)
+        if chosen.name != DEFAULT and not self._is_of_a_cpu:
+            raise UsageError(
+                f"runtime is {chosen.name!r} and device {self.device!r}",
+                why=f"{chosen.name} runs plans for CPUs",
+                remedy='Leave device at "auto", or name a CPU (campo-onnx devices lists them).',
+            )
 
-    def options(self, provider: str) -> Options:
+    @property
+    def _is_of_a_cpu(self) -> bool:
+        """Whether plans may be for this machine's CPU, or are for another one."""
+        device = self.device
+        if isinstance(device, str):
+            return device == "auto" or datasheet.device(device).processor == "cpu"
+        return device.hardware.processor == "cpu"
+
+    def runtimes(self, processor: str) -> tuple[str, ...]:
+        """Names of the runtimes that may run a graph, the default first.
+
+        Parameters
+        ----------
+        processor
+            Where the tensors are: ``"cpu"`` or ``"cuda"``.
+        """
+        if processor != "cpu" or not self._is_of_a_cpu:
+            return (DEFAULT,)
+        if self.runtime != AUTO:
+            return (self.runtime,)
+        return tuple(
+            runtime.name
+            for runtime in runtimes()
+            if runtime.name == DEFAULT
+            or (
+                runtime.capabilities.takes_addresses
+                and not runtime.problem(processor)
+                and self._suits(runtime)
+            )
+        )
+
+    def _suits(self, runtime: Runtime) -> bool:
+        return self._named_low is None or not runtime.capabilities.refusal(self._named_low)
+
+    def low(self, runtime: str = DEFAULT) -> Precision:
+        """The low precision in a runtime."""
+        return self._named_low or default_precision(runtime)
+
+    @property
+    def _named_low(self) -> Precision | None:
+        named = self.precision
+        return named if named is None or isinstance(named, Precision) else Precision(named)
+
+    def options(self, provider: str, runtime: str = DEFAULT) -> Options:
         """Say what to plan with.
 
         Parameters
         ----------
         provider
             Where the tensors are: ``"cpu"`` or ``"cuda"``.
+        runtime
+            What is to run the graph.
         """
+        target, low = self._target(provider, runtime), self.low(runtime)
+        costs, evidence = CostSource.DATASHEET, Evidence()
+        if runtime != DEFAULT and (calibration := _calibration_of(target, low)) is not None:
+            costs, evidence = CostSource.AUTO, Evidence(calibration=calibration)
         lists = self.lists or strategy_called(self.strategy).default_lists
         return Options(
-            target=self._target(provider),
+            target=target,
             lists=lists if isinstance(lists, OpLists) else resolve(lists),
             strategy=self.strategy,
-            low=self.low,
+            low=low,
             keep_fp32=self.keep_fp32,
+            costs=costs,
+            evidence=evidence,
         )
 
-    def _target(self, provider: str) -> Target:
+    def _target(self, provider: str, runtime: str) -> Target:
         if not isinstance(self.device, str):
-            return self.device
+            return self.device if runtime == DEFAULT else Target.of(self.device.hardware, runtime)
         if self.device == "auto" and provider == "cpu":
-            return target("cpu")
-        return resolve_target(self.device)[0]
+            return this_cpu(runtime)
+        return resolve_target(self.device, runtime)[0]
+
+
+def _calibration_of(target: Target, low: Precision) -> Calibration | None:
+    """Find a calibration of a target."""
+    return next((one.calibration for one in found_calibrations(target, low) if not one.refusal), None)

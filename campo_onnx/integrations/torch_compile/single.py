@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from campo_onnx.integrations.torch_compile.concrete import Symbols, concrete_gra
 from campo_onnx.integrations.torch_compile.flat import FlatGraph, result_of
 from campo_onnx.integrations.torch_compile.formulas import Sizes
 from campo_onnx.integrations.torch_compile.planning import Planned
-from campo_onnx.integrations.torch_compile.programs import address, allocated, open_part
+from campo_onnx.integrations.torch_compile.programs import address, allocated, open_part, rehearsed
+from campo_onnx.runtime.api import AddressedProgram
 
 
 class Piece:
@@ -30,9 +32,28 @@ class Piece:
         self._device = flat.device
         known = {t.name: (t, p) for t, p in zip(flat.inputs, flat.positions, strict=True)}
         self._reads = [known[name] for name in planned.imported.view.inputs]
-        reads = {name: flat.device_of(name) for name in planned.imported.view.inputs}
-        writes = [t.name for t in flat.outputs]
-        self._session = open_part(planned, None, reads, writes, self._device) if writes else None
+        self._writes = [t.name for t in flat.outputs]
+
+    @cached_property
+    def _session(self) -> AddressedProgram | None:
+        reads = {tensor.name: self.flat.device_of(tensor.name) for tensor, _ in self._reads}
+        if not self._writes:
+            return None
+        return open_part(self.planned, None, reads, self._writes, self._device)
+
+    def open(self) -> None:
+        """Load it, which is done at the first run otherwise.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If the runtime refuses the graph.
+        """
+        _ = self._session
+
+    def rehearsal(self) -> Callable[[], None]:
+        """Give what runs it once, on memory of its own."""
+        return rehearsed(self.planned, self._session, [t.name for t, _ in self._reads], self._writes)
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """Run it."""

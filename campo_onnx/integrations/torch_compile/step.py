@@ -1,6 +1,6 @@
 """A training step of given sizes: one plan, two programs, one piece of memory between them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from campo_onnx.integrations.torch_compile.cut import Cut, cut
 from campo_onnx.integrations.torch_compile.flat import Argument, FlatGraph, Made, Result, Tensor, result_of
 from campo_onnx.integrations.torch_compile.handoff import Kept, slots_of, total_bytes
 from campo_onnx.integrations.torch_compile.planning import Planned
-from campo_onnx.integrations.torch_compile.programs import address, allocated, open_part
+from campo_onnx.integrations.torch_compile.programs import address, allocated, open_part, rehearsed
 from campo_onnx.runtime.api import AddressedProgram
 
 
@@ -20,6 +20,7 @@ class _Half(NamedTuple):
 
     program: AddressedProgram | None
     reads: Sequence[str]
+    writes: Sequence[str]
 
 
 class TrainingStep:
@@ -135,9 +136,19 @@ class TrainingStep:
         outside = {*imported.view.inputs, *self.cut.kept} & read - made
         reads = {t: self.flat.device_of(t) for t in imported.view.tensors if t in outside}
         if not writes:
-            return _Half(None, ())
+            return _Half(None, (), ())
         program = open_part(self.planned, nodes, reads, writes, device)
-        return _Half(program, tuple(reads))
+        return _Half(program, tuple(reads), tuple(writes))
+
+    def rehearsal(self) -> Callable[[], None]:
+        """Give what runs both passes once, on memory of their own."""
+        halves = [rehearsed(self.planned, *half) for half in (self._forward, self._backward)]
+
+        def run() -> None:
+            for half in halves:
+                half()
+
+        return run
 
     def forward(self, arguments: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
         """Run the forward pass.
