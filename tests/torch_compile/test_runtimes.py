@@ -19,13 +19,13 @@ from torch import nn
 from torch.autograd.profiler import profile
 
 from campo_onnx.errors import DeviceUnavailableError, UsageError
-from campo_onnx.targets.detect import cpu_with_low_precision
 from campo_onnx.integrations.torch_compile import report
 from campo_onnx.integrations.torch_compile import runtimes as choosing
 from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.api import Support
 from campo_onnx.runtime.openvino import kernels
 from campo_onnx.runtime.openvino.addresses import AddressedRequest
+from campo_onnx.targets.detect import cpu_with_low_precision
 
 NETWORKS = {
     "perceptron": (lambda: perceptron(0.5), (3, 4)),
