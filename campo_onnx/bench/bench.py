@@ -33,8 +33,9 @@ from campo_onnx.bench.subprocess_timing import time_runs_apart
 from campo_onnx.errors import CampoError, DeviceUnavailableError, UsageError
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.optimize.traffic import traffic
-from campo_onnx.runtime.machine import DEFAULT, Machine
+from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.nvml import GpuMeter, gpu_meter
+from campo_onnx.runtime.registry import runtime_called
 from campo_onnx.runtime.timing import GPU_SPIN_S
 
 TOLERANCE = 0.01
@@ -284,7 +285,7 @@ def _notes(graphs: Sequence[Graph], machine: Machine, rounds: Rounds, tolerance:
         if smallest > tolerance:
             yield f"differences below {RESOLUTION_US:g} us ({smallest:.1%} of a step) cannot be resolved"
     low = [g.name for g in graphs if any(is_low_dtype(t.dtype) for t in g.imported.view.tensors.values())]
-    if not machine.is_gpu and machine.runtime == DEFAULT and low:
+    if not machine.is_gpu and not runtime_called(machine.runtime).capabilities.has_low_cpu_kernels and low:
         yield (
             f"{', '.join(low)}: ONNX Runtime's CPU provider computes FP16 in FP32 between casts; this "
             "says nothing about a GPU"

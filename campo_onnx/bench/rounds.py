@@ -78,7 +78,7 @@ class Rounds:
 
 def pause_between(machine: Machine) -> Callable[[], None] | None:
     """Give the pause between two steps on a machine; None where none is needed."""
-    if machine.provider != "cpu" or machine.threads == 1:
+    if machine.is_gpu or machine.threads == 1:
         return None
     # Threads of the previous session keep spinning for about a millisecond, on the cores that the next
     # one needs; without a pause a step took up to 50 % longer.

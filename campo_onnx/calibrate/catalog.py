@@ -113,7 +113,7 @@ def found_calibrations(
 
 def _other_cores(made: Machine) -> str:
     """Why a shipped calibration of a CPU does not hold here: its times are those of so many cores."""
-    if made.provider != "cpu" or made.threads == cores():
+    if made.is_gpu or made.threads == cores():
         return ""
     return f"the number of threads was {made.threads} when it was made, and is {cores()} here"
 

@@ -15,8 +15,7 @@ from campo_onnx.files import read_bytes
 from campo_onnx.optimize.lists.list_file import resolve
 from campo_onnx.optimize.lists.oplists import OpLists, preset
 from campo_onnx.optimize.values.ranges import DeclaredRange
-from campo_onnx.targets.target import Target
-from campo_onnx.targets.target import target as target_called
+from campo_onnx.targets.target import Target, target
 
 DEFAULT_MIN_SPEEDUP = 1.0
 
@@ -195,7 +194,7 @@ def _limits(folder: Path, graph: _Graph, defaults: _Limits) -> dict[str, Any]:
         if value is not None:
             limits[limit.name] = value
     if "device" in limits:
-        limits["target"] = target_called(limits.pop("device"))
+        limits["target"] = target(limits.pop("device"))
     if "lists" in limits:
         beside = folder / limits["lists"]
         is_file = os.path.lexists(beside) and not os.path.isdir(beside)

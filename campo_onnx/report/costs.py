@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.hardware.datasheet import Assumption, devices
-from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.targets.target import Target
@@ -83,19 +82,18 @@ def provenance(plan: Plan, problem: Problem | None) -> Provenance:
     # A plan file may have been written by a version with other sources.
     known_sources = {source.value for source in CostSource}
     source = CostSource(plan.source) if plan.source in known_sources else CostSource.UNKNOWN
+    assumed: Mapping[str, Assumption] = {}
+    if known is not None:
+        assumed = (Target.of(known) if problem is None else problem.costs.target).assumptions
     return Provenance(
         device=plan.device if known is None else known.title,
         figures_from="" if known is None else known.source,
         predicted=_ways(source),
         sources=_rows(plan, problem, source),
-        assumed={} if known is None else _target(known, problem).assumptions,
+        assumed=assumed,
         cast="" if problem is None else f"{problem.costs.cast} a Cast",
         basis=() if problem is None else problem.costs.basis,
     )
-
-
-def _target(known: Hardware, problem: Problem | None) -> Target:
-    return Target.of(known) if problem is None else problem.costs.target
 
 
 def _ways(source: CostSource) -> str:

@@ -45,6 +45,8 @@ class Capabilities:
         Whether it times each node of a whole step.
     fuses_casts
         Whether a Cast beside an elementwise operator costs no launch of its own.
+    has_low_cpu_kernels
+        Whether it computes in low precision on CPUs that have units for it.
     multiplies_in_tf32
         Whether FP32 products run as TF32 where the hardware has it.
     keeps_nan
@@ -58,6 +60,7 @@ class Capabilities:
     takes_addresses: bool
     traces_nodes: bool
     fuses_casts: bool
+    has_low_cpu_kernels: bool
     multiplies_in_tf32: bool
     keeps_nan: bool
     refused_precisions: tuple[tuple[Precision, str], ...] = ()

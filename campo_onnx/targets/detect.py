@@ -70,8 +70,8 @@ def resolve_target(name: str, runtime: str = AUTO) -> tuple[Target, str]:
 def this_cpu(runtime: str, threads: int = 0) -> Target:
     """Describe this machine's CPU to plans, by the figures of its kind or, if unknown, of a rough server CPU.
 
-    ONNX Runtime computes in FP32 on every CPU, so there it is always the rough one, and one file of
-    timings serves all.
+    For a runtime that computes in FP32 on every CPU it is always the rough one, so that one file of timings
+    serves all.
 
     Parameters
     ----------
@@ -81,8 +81,8 @@ def this_cpu(runtime: str, threads: int = 0) -> Target:
         Cores that count; 0 takes all that this process may use.
     """
     chosen = runtime_called(runtime)
-    is_rough = chosen.name == DEFAULT
-    return Target.of(datasheet.device(CPU) if is_rough else cpu_figures(threads or cores()), chosen)
+    is_told_apart = chosen.capabilities.has_low_cpu_kernels
+    return Target.of(cpu_figures(threads or cores()) if is_told_apart else datasheet.device(CPU), chosen)
 
 
 def cpu_with_low_precision() -> Target | None:

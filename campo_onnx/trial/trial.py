@@ -16,9 +16,8 @@ from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.planning.options import Options
 from campo_onnx.runtime.machine import DEFAULT, Machine, cores
 from campo_onnx.runtime.registry import AUTO, machine, runtimes
-from campo_onnx.targets.detect import resolve_target
+from campo_onnx.targets.detect import resolve_target, this_cpu
 from campo_onnx.targets.target import Target
-from campo_onnx.targets.target import target as target_called
 from campo_onnx.trial.planned import LISTS, computes_low, draws, export_step, plan_step, predicted
 from campo_onnx.trial.result import MIXED, OURS, PlanFacts, Trial
 from campo_onnx.trial.script import check_torch
@@ -138,9 +137,7 @@ def _target(user: "TorchStep", runtime: str, threads: int) -> tuple[Machine, Tar
 
 
 def _planned_for(processor: str, runtime: str) -> Target:
-    if processor == "cpu" and runtime == DEFAULT:
-        return target_called("cpu")
-    return resolve_target(AUTO, runtime)[0]
+    return this_cpu(runtime) if processor == "cpu" else resolve_target(AUTO, runtime)[0]
 
 
 def _export_target(here: Machine) -> ExportTarget:

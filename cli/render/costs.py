@@ -106,7 +106,7 @@ def _calibration_table(calibration: "Calibration") -> Table:
         ),
         title="M_A on held-out shapes",
     )
-    units = "BF16 units" if calibration.machine.provider == "cpu" else "tensor cores"
+    units = "tensor cores" if calibration.machine.is_gpu else "BF16 units"
     for entry in calibration.entries:
         scores = entry.scores
         name = f"{entry.op} ({units})" if entry.on_tensor_cores else entry.op

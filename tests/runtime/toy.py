@@ -114,7 +114,7 @@ class Toy:
     version: str = "1"
     capabilities: Capabilities = Capabilities(  # noqa: RUF009
         honours_types=True, captures=False, takes_addresses=False, traces_nodes=True,
-        fuses_casts=False, keeps_nan=True, multiplies_in_tf32=False,
+        fuses_casts=False, keeps_nan=True, multiplies_in_tf32=False, has_low_cpu_kernels=True,
     )  # fmt: skip
 
     def problem(self, processor: str) -> str:

@@ -36,7 +36,7 @@ from campo_onnx.export.torch.patches import (
     selection,
 )
 from campo_onnx.export.value import Value
-from campo_onnx.targets.target import target as target_called
+from campo_onnx.targets.target import target
 
 
 def forward(
@@ -59,7 +59,7 @@ def transposed(
 
 
 def _cheapest(g: Graph, forms: Mapping[str, Form], image: Value, weight: Value) -> Form:
-    return forms[cheapest(g, forms, (image, weight), target_called("cpu"))]
+    return forms[cheapest(g, forms, (image, weight), target("cpu"))]
 
 
 def forward_forms(

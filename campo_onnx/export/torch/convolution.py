@@ -17,8 +17,7 @@ from campo_onnx.export.torch.patches import Geometry
 from campo_onnx.export.torch.weight_gradient import WeightGradient, weight_gradient
 from campo_onnx.export.translation import Expected, Translation, UntranslatableError, table
 from campo_onnx.export.value import Value
-from campo_onnx.targets.target import Target
-from campo_onnx.targets.target import target as target_called
+from campo_onnx.targets.target import Target, target
 
 
 def _convolution(
@@ -63,7 +62,7 @@ def _convolution_backward(
     geometry = _geometry(weight.rank - 2, stride, padding, dilation, groups)
     of_input = of_weight = of_bias = None
     if _is_for_cpu(g, device):
-        device = target_called("cpu")
+        device = target("cpu")
     if wanted[0] and _is_for_cpu(g, device):
         on_cpu = conv_on_cpu.forward if transposed else conv_on_cpu.transposed
         of_input = on_cpu(g, gradient, weight, None, geometry, x.shape)

@@ -27,6 +27,7 @@ _CAPABILITIES = Capabilities(
     takes_addresses=True,
     traces_nodes=True,
     fuses_casts=True,
+    has_low_cpu_kernels=True,
     multiplies_in_tf32=False,
     keeps_nan=False,
     refused_precisions=(
