@@ -16,7 +16,7 @@ from campo_onnx.optimize.lists.oplists import preset
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import optimize
 from campo_onnx.report.plan_page import plan_page
-from campo_onnx.targets.target import target
+from campo_onnx.targets.target import target as target_called
 
 ROOT = Path(__file__).parent.parent
 MODEL = ROOT / "examples" / "bert_layer.onnx"
@@ -25,7 +25,7 @@ WIDTH, COLOURS = 1240, 128
 
 def main() -> None:
     """Optimize the example, open its report, and keep what is above the table of modules."""
-    optimized = optimize(MODEL, Options(target=target("v100"), lists=preset("campo")))
+    optimized = optimize(MODEL, Options(target=target_called("v100"), lists=preset("campo")))
     moved = optimized.given_traffic, optimized.planned_traffic
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
