@@ -191,6 +191,37 @@ def to_json(document: Mapping[str, Any], rows: tuple[str, ...] = ()) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
+_HEAD = ("kind", "format_version")
+
+
+def headed(kind: str, version: int, fields: Document) -> Document:
+    """Put before the fields of a document what every document of this package begins with.
+
+    Examples
+    --------
+    >>> headed("campo-onnx comparison", 1, {"strategies": []})
+    {'kind': 'campo-onnx comparison', 'format_version': 1, 'strategies': []}
+    """
+    return {"kind": kind, "format_version": version} | fields
+
+
+def to_report(kind: str, version: int, fields: Mapping[str, Any]) -> str:
+    """Write a result that only other programs read: headed, and null where a number is not finite.
+
+    Examples
+    --------
+    >>> from math import inf
+    >>> print(to_report("campo-onnx frontier", 1, {"error": inf}), end="")
+    {
+     "kind": "campo-onnx frontier",
+     "format_version": 1,
+     "error": null
+    }
+    """
+    finite = json.loads(json.dumps(to_plain(dict(fields))), parse_constant=lambda name: None)
+    return to_json(headed(kind, version, finite))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format(Generic[T]):
     """A kind of file: what it holds, and which versions of it are read.
@@ -205,7 +236,9 @@ class Format(Generic[T]):
         Version that is written, as ``format_version``; raised when a program that reads the old one would
         misread the new one.
     kind
-        What the file says it is, as ``kind``; ``""`` for files that do not say it.
+        What the document says it is, as ``kind``: ``"campo-onnx plan"``.
+    kind_since
+        First version that says it.
     rows
         Fields that get one element a line.
     older
@@ -221,7 +254,8 @@ class Format(Generic[T]):
     holds: type[T]
     noun: str
     version: int
-    kind: str = ""
+    kind: str
+    kind_since: int = 1
     rows: tuple[str, ...] = ()
     older: Mapping[int, Callable[[Document], Document]] = field(default_factory=dict)
     error: type[CampoError] = UsageError
@@ -230,9 +264,7 @@ class Format(Generic[T]):
 
     def document(self, value: T) -> Document:
         """The value as plain values, with kind and version."""
-        head: Document = {"kind": self.kind} if self.kind else {}
-        fields: Document = to_plain(value)
-        return head | {"format_version": self.version} | fields
+        return headed(self.kind, self.version, to_plain(value))
 
     def encode(self, value: T) -> str:
         """The value as JSON."""
@@ -262,10 +294,13 @@ class Format(Generic[T]):
 
     def from_document(self, document: Any, title: str) -> T:
         """Turn plain values, with kind and version, into a value; raises as :meth:`decode` does."""
-        if not isinstance(document, dict) or document.get("kind", "") != self.kind:
+        if not isinstance(document, dict) or document.get("kind", self.kind) != self.kind:
             raise self.error(f"{title} is not a {self.noun} of campo-onnx", remedy=self.remedy)
-        facts = {key: value for key, value in document.items() if key not in ("kind", "format_version")}
+        facts = {key: value for key, value in document.items() if key not in _HEAD}
         version = self._checked_version(document, title)
+        if "kind" not in document and version >= self.kind_since:
+            why = "it does not say its kind"
+            raise self.error(f"{title} is not a {self.noun} of campo-onnx", why=why, remedy=self.remedy)
         try:
             for number in range(version, self.version):
                 facts = self.older[number](facts)

@@ -6,40 +6,25 @@ from typing import Annotated
 
 import typer
 
-from campo_onnx.costs.evidence import CostSource
 from campo_onnx.errors import UsageError
 
-from .evidence import (
-    CostsOption,
-    ExecutionOption,
-    FlatWeightsOption,
-    ProfileOption,
-    Running,
-    check_device,
-    flat_weights_finder,
-    opened_target,
-)
+from .decision import GraphArguments, StrategyArguments, plain_options
+from .evidence import TargetArguments, opened_target
 from .notes import report_unmatched
 from .options import (
     SAFETY,
     VERIFICATION,
-    DeviceOption,
-    DimOption,
     ForceOption,
     FormatOption,
     JsonOption,
-    KeepFp32Option,
     MarginOption,
     ModelArgument,
     PlotOption,
     PrecisionOption,
     QuietOption,
     ReportOption,
-    RuntimeOption,
-    StoreOption,
     check_one_form,
     complete_lists,
-    dimensions,
     existing,
     low_precision,
 )
@@ -48,6 +33,7 @@ from .render.bench import print_written
 from .render.comparison import headline, print_comparison
 from .render.console import INTERRUPTED, command_line, print_json, set_loudness, working
 from .render.table import TableFormat
+from .signature import with_options
 from .verification import drifting, measured_strategies
 
 
@@ -58,11 +44,12 @@ class Emulated(StrEnum):
     DFP16 = "dfp16"
 
 
+@with_options
 def compare(
     model: ModelArgument,
-    dim: DimOption = None,
-    device: DeviceOption = "auto",
-    runtime: RuntimeOption = "auto",
+    *,
+    graph: GraphArguments,
+    where: TargetArguments,
     precision: PrecisionOption = None,
     lists: Annotated[
         str | None,
@@ -74,7 +61,6 @@ def compare(
             rich_help_panel=SAFETY,
         ),
     ] = None,
-    keep_fp32: KeepFp32Option = None,
     strict: Annotated[
         bool,
         typer.Option(
@@ -84,11 +70,6 @@ def compare(
             rich_help_panel=SAFETY,
         ),
     ] = False,
-    costs: CostsOption = CostSource.AUTO,
-    execution: ExecutionOption = Running.STREAM,
-    flat_weights: FlatWeightsOption = False,
-    profile: ProfileOption = None,
-    store: StoreOption = None,
     margin_us: MarginOption = 1000.0,
     measure: Annotated[
         bool,
@@ -143,23 +124,21 @@ def compare(
 
     Example: `campo-onnx compare bert.onnx --device v100`
     """
-    import json as json_format
-
+    from campo_onnx.codec import to_report
     from campo_onnx.files import write_text
     from campo_onnx.ir.exporter import check_not_read
     from campo_onnx.ir.importer import check_model
     from campo_onnx.optimize.lists.list_file import resolve
     from campo_onnx.optimize.lists.oplists import preset
     from campo_onnx.planning.comparison import compare as run_comparison
-    from campo_onnx.planning.options import Options
     from campo_onnx.report.charts import check_plot, draw_plans, save_figure
     from campo_onnx.report.page import check_report
 
     set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)
     check_model(model)
-    check_device(device, runtime)
-    low_precision(precision, runtime)
+    where.check()
+    low_precision(precision, where.runtime)
     if inputs is not None and not drift:
         raise UsageError("--inputs is for --drift", remedy="Give both, or leave it out.")
     if plot is not None:
@@ -168,39 +147,22 @@ def compare(
         check_report(report)
     targets = check_outputs(
         {"--plot": plot, "--report": report},
-        {
-            "MODEL": model,
-            "--device": device,
-            "--lists": lists,
-            "--profile": profile,
-            "--store": store,
-            "--inputs": inputs,
-        },
+        {"MODEL": model, "--lists": lists, "--inputs": inputs, **where.files},
         force=force,
     )
     chosen_lists = None if lists is None else resolve(lists)
-    with opened_target(device, runtime, costs, profile=profile, store=store, execution=execution) as basis:
+    with opened_target(where) as basis:
         if measure:
             from campo_onnx.costs.choose import this_machine
 
             this_machine(basis.target)
-        options = Options(
-            target=basis.target,
-            lists=preset("campo"),
-            margin_us=margin_us,
-            low=low_precision(precision, basis.target.runtime.name),
-            keep_fp32=tuple(keep_fp32 or ()),
-            flat_weights=flat_weights_finder(flat_weights),
-            dims=dimensions(dim),
-            costs=basis.costs,
-            evidence=basis.evidence,
-        )
+        decision = StrategyArguments(precision=precision, margin_us=margin_us)
+        options = plain_options(basis, where, graph, decision, preset("campo"))
         with working(f"comparing strategies on {model.name} for {basis.target.name}"):
             comparison = run_comparison(model, options, lists=chosen_lists)
         report_unmatched(
             comparison.imported.view,
-            operators={},
-            keep_fp32=keep_fp32,
+            keep_fp32=graph.keep_fp32,
             lists=chosen_lists if existing(lists) else None,
             strict=strict,
         )
@@ -247,7 +209,6 @@ def compare(
         ]
         first = comparison.rows[0].plan
         document = {
-            "format_version": 1,
             "model": str(model),
             "graph": comparison.problem.kind.title,
             "device": first.device,
@@ -258,7 +219,7 @@ def compare(
             "fp32_us": first.fp32_us,
             "strategies": rows,
         }
-        print_json(json_format.dumps(document, indent=1) + "\n")
+        print_json(to_report("campo-onnx comparison", 1, document))
     else:
         print_comparison(comparison, plot=plot, form=form)
         print_written(report, form=form)

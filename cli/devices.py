@@ -1,6 +1,5 @@
 """``campo-onnx devices``: the devices to plan for, and what is known about each."""
 
-import json as json_format
 import os
 from typing import Annotated
 
@@ -34,8 +33,8 @@ def devices(
 
     Example: `campo-onnx devices h200`
     """
-    from campo_onnx.calibrate.knowledge import FORMAT_VERSION, known_devices
-    from campo_onnx.codec import to_plain
+    from campo_onnx.calibrate.knowledge import known_devices
+    from campo_onnx.codec import to_report
     from campo_onnx.errors import ProfileError
     from campo_onnx.files import check_file
     from campo_onnx.hardware.datasheet import device
@@ -62,12 +61,8 @@ def devices(
     if wanted is not None:
         known = tuple(entry for entry in known if entry.target.name == wanted)
     if json:
-        document = {
-            "format_version": FORMAT_VERSION,
-            "machine": to_plain(this_machine()),
-            "devices": [entry.to_dict() for entry in known],
-        }
-        print_json(json_format.dumps(document, indent=1) + "\n")
+        document = {"machine": this_machine(), "devices": [entry.to_dict() for entry in known]}
+        print_json(to_report("campo-onnx devices", 1, document))
     elif wanted is not None:
         print_device(known[0])
     else:

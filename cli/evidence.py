@@ -12,7 +12,7 @@ import typer
 from campo_onnx.costs.evidence import CHOICES, CostSource
 from campo_onnx.errors import UsageError, did_you_mean
 
-from .options import AUTO, COSTS
+from .options import AUTO, COSTS, DeviceOption, RuntimeOption, StoreOption
 from .render.console import print_note, print_warning, progressing
 
 if TYPE_CHECKING:
@@ -93,23 +93,41 @@ class Basis:
     costs: CostSource
 
 
-def check_device(name: str, runtime: str) -> None:
-    """Find out before any work whether there are such a device, or calibration file, and such a runtime.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetArguments:
+    """Options that say where the step will run, and where its costs come from."""
 
-    Raises
-    ------
-    UsageError
-        If there is not.
-    """
-    from campo_onnx.files import check_file
-    from campo_onnx.hardware.datasheet import device
-    from campo_onnx.runtime.registry import runtime_called
+    device: DeviceOption = "auto"
+    runtime: RuntimeOption = "auto"
+    costs: CostsOption = CostSource.AUTO
+    execution: ExecutionOption = Running.STREAM
+    flat_weights: FlatWeightsOption = False
+    profile: ProfileOption = None
+    store: StoreOption = None
 
-    runtime_called(runtime)
-    if name.endswith(CALIBRATION_SUFFIX):
-        check_file(Path(name), title=f"the calibration {name}", remedy="Check the path of --device.")
-    elif name != "auto":
-        device(name)
+    @property
+    def files(self) -> dict[str, Path | str | None]:
+        """What is read, by option: names that are files, or may be."""
+        return {"--device": self.device, "--profile": self.profile, "--store": self.store}
+
+    def check(self) -> None:
+        """Find out before any work whether there are such a device, or calibration file, and such a runtime.
+
+        Raises
+        ------
+        UsageError
+            If there is not.
+        """
+        from campo_onnx.files import check_file
+        from campo_onnx.hardware.datasheet import device
+        from campo_onnx.runtime.registry import runtime_called
+
+        runtime_called(self.runtime)
+        if self.device.endswith(CALIBRATION_SUFFIX):
+            title = f"the calibration {self.device}"
+            check_file(Path(self.device), title=title, remedy="Check the path of --device.")
+        elif self.device != AUTO:
+            device(self.device)
 
 
 def flat_weights_finder(wanted: bool) -> "Callable[[GraphView], FlatWeights] | None":
@@ -122,21 +140,15 @@ def flat_weights_finder(wanted: bool) -> "Callable[[GraphView], FlatWeights] | N
 
 
 @contextmanager
-def opened_target(
-    device: str,
-    runtime: str,
-    costs: CostSource,
-    *,
-    profile: Path | None,
-    store: Path | None,
-    execution: Running = Running.STREAM,
-) -> Iterator[Basis]:
+def opened_target(chosen: TargetArguments) -> Iterator[Basis]:
     """Find the device (a name, ``auto``, or a calibration file) and open the files that costs come from."""
     from campo_onnx.costs.evidence import Evidence
     from campo_onnx.runtime.gpu import visible_gpu
     from campo_onnx.runtime.registry import runtime_called
     from campo_onnx.targets.detect import resolve_target
 
+    device, runtime, costs = chosen.device, chosen.runtime, chosen.costs
+    profile, store, execution = chosen.profile, chosen.store, chosen.execution
     if profile is not None and costs in (CostSource.DATASHEET, CostSource.MEASURE):
         raise UsageError(
             f"--profile cannot be combined with --costs {costs.value}",

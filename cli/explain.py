@@ -2,6 +2,7 @@
 
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,6 +24,8 @@ from .render.plan import print_decision, print_decisions
 from .render.table import TableFormat
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from campo_onnx.optimize.plan.plan import Decision
 
 _MOST_IMPORTANT = 10
@@ -58,9 +61,7 @@ def explain(
     Examples: `campo-onnx explain plan.json node_mm_12`, and every decision with
     `campo-onnx explain plan.json --top 0 --format csv`.
     """
-    import json as json_format
-
-    from campo_onnx.codec import to_json, to_plain
+    from campo_onnx.codec import to_plain
     from campo_onnx.files import read_bytes, write_text
     from campo_onnx.optimize.plan.explanation import explained
     from campo_onnx.optimize.plan.plan import Plan
@@ -80,7 +81,7 @@ def explain(
         shown = of_module or read.decisions
         most = sorted(shown, key=lambda d: (-abs(d.gain_us), d.node))[: top or None]
         if json:
-            print_json(json_format.dumps([_document(decision) for decision in most], indent=1) + "\n")
+            _print_json(most)
         else:
             print_decisions(read, most, form=form)
             print_written(report, form=form)
@@ -99,14 +100,14 @@ def explain(
     pad = next((pad for pad in read.pads if pad.node == node), None)
     if json:
         parts = {"casts": to_plain(casts), "pad": to_plain(pad), "explanation": list(explained(read, node))}
-        document = _document(decision) | parts
-        print_json(to_json(document))
+        _print_json([decision], parts)
     else:
         print_decision(read, decision, casts, pad, explained(read, node))
         print_written(report)
 
 
-def _document(decision: "Decision") -> dict[str, Any]:
-    from campo_onnx.codec import to_plain
+def _print_json(decisions: "Sequence[Decision]", parts: "Mapping[str, Any]" = MappingProxyType({})) -> None:
+    from campo_onnx.codec import to_plain, to_report
 
-    return {**to_plain(decision), "reason": decision.reason}
+    rows = [{**to_plain(decision), "reason": decision.reason} for decision in decisions]
+    print_json(to_report("campo-onnx explanation", 1, {"decisions": rows, **parts}))

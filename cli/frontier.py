@@ -5,41 +5,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from campo_onnx.costs.evidence import CostSource
-
-from .evidence import (
-    CostsOption,
-    ExecutionOption,
-    FlatWeightsOption,
-    ProfileOption,
-    Running,
-    check_device,
-    flat_weights_finder,
-    opened_target,
-)
+from .decision import GraphArguments, StrategyArguments, plain_options
+from .evidence import TargetArguments, opened_target
 from .notes import report_unmatched
 from .options import (
     SAFETY,
     VERIFICATION,
-    DeviceOption,
-    DimOption,
     ForceOption,
     FormatOption,
     JsonOption,
-    KeepFp32Option,
     ModelArgument,
     PlotOption,
     PrecisionOption,
     QuietOption,
-    RangeOption,
-    RuntimeOption,
-    StoreOption,
     check_one_form,
     complete_lists,
-    dimensions,
     existing,
     low_precision,
-    ranges,
 )
 from .outputs import check_outputs
 from .preparation import check_inputs
@@ -48,6 +30,7 @@ from .render.comparison import headline
 from .render.console import print_json, print_note, progressing, set_loudness
 from .render.frontier import print_frontier
 from .render.table import TableFormat
+from .signature import with_options
 
 if TYPE_CHECKING:
     from campo_onnx.emulation.frontier import Frontier
@@ -55,11 +38,12 @@ if TYPE_CHECKING:
     from campo_onnx.runtime.feeds import Feeds
 
 
+@with_options
 def frontier(
     model: ModelArgument,
-    dim: DimOption = None,
-    device: DeviceOption = "auto",
-    runtime: RuntimeOption = "auto",
+    *,
+    graph: GraphArguments,
+    where: TargetArguments,
     precision: PrecisionOption = None,
     lists: Annotated[
         str,
@@ -71,13 +55,6 @@ def frontier(
             rich_help_panel=SAFETY,
         ),
     ] = "campo",
-    keep_fp32: KeepFp32Option = None,
-    value_range: RangeOption = None,
-    costs: CostsOption = CostSource.AUTO,
-    execution: ExecutionOption = Running.STREAM,
-    flat_weights: FlatWeightsOption = False,
-    profile: ProfileOption = None,
-    store: StoreOption = None,
     inputs: Annotated[
         list[Path] | None,
         typer.Option(
@@ -125,49 +102,36 @@ def frontier(
 
     Example: `campo-onnx frontier step.onnx --device v100 --inputs batch.npz`
     """
-    import json as json_format
-
+    from campo_onnx.codec import to_report
     from campo_onnx.emulation.frontier import measured_frontier
     from campo_onnx.ir.exporter import check_not_read
     from campo_onnx.ir.importer import check_model, import_model
     from campo_onnx.optimize.lists.list_file import resolve
-    from campo_onnx.planning.options import Options
     from campo_onnx.planning.pipeline import problem_of
     from campo_onnx.report.charts import check_plot, draw_frontier, save_figure
 
     set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)
     check_model(model)
-    check_device(device, runtime)
-    low_precision(precision, runtime)
+    where.check()
+    low_precision(precision, where.runtime)
     inputs = inputs or []
     check_inputs(inputs)
     if plot is not None:
         check_plot(plot)
-    read = {"--device": device, "--lists": lists, "--profile": profile, "--store": store}
-    targets = check_outputs({"--plot": plot}, {"MODEL": model, "--inputs": inputs, **read}, force=force)
+    read = {"MODEL": model, "--inputs": inputs, "--lists": lists, **where.files}
+    targets = check_outputs({"--plot": plot}, read, force=force)
     chosen_lists = resolve(lists)
-    with opened_target(device, runtime, costs, profile=profile, store=store, execution=execution) as basis:
-        options = Options(
-            target=basis.target,
-            lists=chosen_lists,
-            low=low_precision(precision, basis.target.runtime.name),
-            keep_fp32=tuple(keep_fp32 or ()),
-            flat_weights=flat_weights_finder(flat_weights),
-            dims=dimensions(dim),
-            costs=basis.costs,
-            evidence=basis.evidence,
-            ranges=ranges(value_range),
-        )
+    with opened_target(where) as basis:
+        decision = StrategyArguments(precision=precision)
+        options = plain_options(basis, where, graph, decision, chosen_lists)
         imported = import_model(model, options.dims)
         check_not_read(targets, imported.data_files)
         problem = problem_of(imported, options)
         report_unmatched(
             imported.view,
-            operators={},
-            keep_fp32=keep_fp32,
+            keep_fp32=graph.keep_fp32,
             lists=chosen_lists if existing(lists) else None,
-            strict=False,
         )
         batches = _batches(imported.view, inputs)
         with progressing(f"emulating {model.name}") as advance:
@@ -178,7 +142,7 @@ def frontier(
         title = f"{model.name} on {headline(result.plans[0].plan)}"
         save_figure(draw_frontier(result.plans, title=title), plot)
     if json:
-        print_json(json_format.dumps(_document(result, model), indent=1) + "\n")
+        print_json(to_report("campo-onnx frontier", 1, _document(result, model)))
     else:
         print_frontier(result, form)
         print_written(plot, form=form)
@@ -197,7 +161,6 @@ def _batches(view: "GraphView", inputs: list[Path]) -> "list[Feeds]":
 def _document(result: "Frontier", model: Path) -> dict[str, Any]:
     first = result.plans[0].plan
     return {
-        "format_version": 1,
         "model": str(model),
         "device": first.device,
         "source": first.source,

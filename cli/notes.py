@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from campo_onnx.errors import UsageError
@@ -18,13 +19,16 @@ if TYPE_CHECKING:
     from campo_onnx.planning.pipeline import Optimized
 
 
+NO_OPERATORS: Mapping[str, Sequence[str] | None] = MappingProxyType({})
+
+
 def report_unmatched(
     view: "GraphView",
     *,
-    operators: Mapping[str, Sequence[str] | None],
+    operators: Mapping[str, Sequence[str] | None] = NO_OPERATORS,
     keep_fp32: Sequence[str] | None = None,
     lists: "OpLists | None" = None,
-    strict: bool,
+    strict: bool = False,
 ) -> None:
     """Warn of overrides that match nothing.
 

@@ -3,13 +3,16 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from campo_onnx.errors import UsageError
 
-from .options import dimensions
+from .options import SAFETY, dimensions
 from .render.checks import print_data_safety
 from .render.console import print_note, working
 
@@ -17,6 +20,63 @@ if TYPE_CHECKING:
     from campo_onnx.planning.options import Options
     from campo_onnx.planning.pipeline import Optimized
     from campo_onnx.runtime.feeds import Feeds
+
+
+class SafetyMode(StrEnum):
+    """What decides which nodes may run in low precision."""
+
+    LISTS = "lists"
+    DATA = "data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataArguments:
+    """Options that name real batches, and say what they decide."""
+
+    safety: Annotated[
+        SafetyMode,
+        typer.Option(
+            help="`lists`: op lists decide. `data`: the FP32 step is also run on the batches of --inputs; "
+            "nodes that would overflow or underflow stay FP32, and nodes that the lists keep FP32 only "
+            "because of an unsafe producer may run low if no gradient changes.",
+            rich_help_panel=SAFETY,
+        ),
+    ] = SafetyMode.LISTS
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE.npz",
+            help="A real batch, for --safety data, --verify, and the ranges of masks and other inputs: one "
+            "array per graph input, by name. Repeatable.",
+            rich_help_panel=SAFETY,
+        ),
+    ] = None
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="ERROR",
+            help="For --safety data: largest relative error of each gradient.  [default: 0.01, in BF16 0.08]",
+            show_default=False,
+            rich_help_panel=SAFETY,
+        ),
+    ] = None
+
+    @property
+    def files(self) -> list[Path]:
+        """The batches."""
+        return self.inputs or []
+
+    def check(self) -> None:
+        """Find out before any work whether the batches are there.
+
+        Raises
+        ------
+        UsageError
+            If one is missing.
+        """
+        if self.safety is SafetyMode.DATA and not self.files:
+            raise UsageError("--safety data needs a batch", remedy="Give --inputs FILE.npz.")
+        check_inputs(self.files)
 
 
 @contextmanager
@@ -50,11 +110,9 @@ def planned(
     model: Path,
     source: Path,
     options: "Options",
-    inputs: list[Path],
+    data: DataArguments,
     *,
     auto_precision: bool,
-    by_data: bool,
-    budget: float | None,
 ) -> tuple["Optimized", "Options", "dict[Path, Feeds]"]:
     """Read a graph, find out what its options leave open, and plan it.
 
@@ -64,14 +122,11 @@ def planned(
         What the user calls the graph, and the file to read.
     options
         What to decide with.
-    inputs
-        Batches: their ranges hold for inputs of which the user declared none.
+    data
+        Batches, whose ranges hold for inputs of which the user declared none, and whether they say which
+        nodes would break, and which are harmless.
     auto_precision
         Whether to choose the low precision.
-    by_data
-        Whether the batches say which nodes would break, and which are harmless.
-    budget
-        For `by_data`: relative error of each gradient.
 
     Returns
     -------
@@ -86,10 +141,10 @@ def planned(
     imported = import_model(source, options.dims)
     view, form, problem, plan = imported.view, None, None, None
     batches: dict[Path, Feeds] = {}
-    if inputs:
+    if data.files:
         from campo_onnx.runtime.feeds import read_feeds
 
-        batches = {path: read_feeds(path, view) for path in inputs}
+        batches = {path: read_feeds(path, view) for path in data.files}
         options = replace(options, ranges={**measured_ranges(view, [*batches.values()]), **options.ranges})
     if auto_precision:
         with working(f"choosing a low precision for {model.name} on {options.target.name}"):
@@ -99,14 +154,14 @@ def planned(
         form = choice.forms.get(choice.low)
         problem, plan = choice.problems.get(choice.low), choice.plans.get(choice.low)
     form = form or form_for(imported, options)
-    if by_data:
+    if data.safety is SafetyMode.DATA:
         from campo_onnx.emulation.data_safety import measure_safety
         from campo_onnx.emulation.drift import most_drift
 
         with working(f"measuring safety of {model.name} on {len(batches)} batch(es)"):
             feeds = [*batches.values()]
-            safety = measure_safety(form, options, feeds, budget=budget, problem=problem, plan=plan)
-        print_data_safety(safety, most_drift(options.low) if budget is None else budget)
+            safety = measure_safety(form, options, feeds, budget=data.budget, problem=problem, plan=plan)
+        print_data_safety(safety, most_drift(options.low) if data.budget is None else data.budget)
         options, problem, plan = safety.applied_to(options), safety.problem, safety.plan
     with working(f"planning {model.name} for {options.target.name}"):
         problem = problem or problem_of(form, options)

@@ -1,6 +1,6 @@
 """``optimize --probe``: the plan tried on data before it is written."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,35 +27,38 @@ class ProbeMode(StrEnum):
     OFF = "off"
 
 
-ProbeOption = Annotated[
-    ProbeMode,
-    typer.Option(
-        "--probe",
-        help="`on`: run the planned step, emulated on the CPU, beside the FP32 step, on the batches of "
-        "--inputs or on drawn ones, and keep in FP32 what makes it wrong. `off`: trust the rules.",
-        rich_help_panel=SAFETY,
-    ),
-]
-ProbeBudgetOption = Annotated[
-    float | None,
-    typer.Option(
-        "--probe-s",
-        metavar="SECONDS",
-        help="What --probe may take on one core while nothing is wrong; of a larger step, "
-        "and of one that takes more than 2 GB or a quarter of the free memory, the first part runs.  "
-        "[default: 5, and 0.4 ms for each node, up to 12]",
-        show_default=False,
-        rich_help_panel=SAFETY,
-    ),
-]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeArguments:
+    """Options of the trial on data."""
+
+    probe: Annotated[
+        ProbeMode,
+        typer.Option(
+            "--probe",
+            help="`on`: run the planned step, emulated on the CPU, beside the FP32 step, on the batches of "
+            "--inputs or on drawn ones, and keep in FP32 what makes it wrong. `off`: trust the rules.",
+            rich_help_panel=SAFETY,
+        ),
+    ] = ProbeMode.ON
+    probe_s: Annotated[
+        float | None,
+        typer.Option(
+            "--probe-s",
+            metavar="SECONDS",
+            help="What --probe may take on one core while nothing is wrong; of a larger step, "
+            "and of one that takes more than 2 GB or a quarter of the free memory, the first part runs.  "
+            "[default: 5, and 0.4 ms for each node, up to 12]",
+            show_default=False,
+            rich_help_panel=SAFETY,
+        ),
+    ] = None
 
 
 def probed(
     optimized: "Optimized",
     options: "Options",
     inputs: "Mapping[Path, Feeds]",
-    mode: ProbeMode,
-    budget_s: float | None,
+    wanted: ProbeArguments,
 ) -> tuple["Optimized", "Options", tuple[str, ...]]:
     """Try a plan on data, and say what was tried.
 
@@ -64,7 +67,7 @@ def probed(
     tuple
         The plan that stands, options that decide it again, and a sentence or none.
     """
-    if mode is ProbeMode.OFF or not optimized.plan.low_nodes or optimized.was_optimized_before:
+    if wanted.probe is ProbeMode.OFF or not optimized.plan.low_nodes or optimized.was_optimized_before:
         return optimized, options, ()
     try:
         from campo_onnx.emulation.batches import Batch
@@ -72,7 +75,7 @@ def probed(
 
         batches = [Batch(path.name, feeds) for path, feeds in inputs.items()]
         with working("trying the plan on data"):
-            outcome = probe(optimized, options, batches, budget_s=budget_s)
+            outcome = probe(optimized, options, batches, budget_s=wanted.probe_s)
     except DeviceUnavailableError as error:  # planning from public figures needs no runtime
         return optimized, options, (f"The plan was not tried on data: {error}",)
     settled = replace(options, forbidden={**options.forbidden, **outcome.fp32})

@@ -1,6 +1,7 @@
 """``optimize --verify``, ``compare --measure`` and ``--drift``: plans measured or emulated here."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,34 +22,39 @@ if TYPE_CHECKING:
 
 REPAIRS = 3
 
-VerifyOption = Annotated[
-    bool,
-    typer.Option(
-        "--verify",
-        help="Measure the mixed step against FP32 on this machine, which must have --device, and write FP32 "
-        "unless the whole 95 % confidence interval says that the mixed step is faster.",
-        rich_help_panel=VERIFICATION,
-    ),
-]
-RepairOption = Annotated[
-    bool,
-    typer.Option(
-        "--repair",
-        help=f"With --verify: if the mixed step is not faster, plan again with costs corrected by the "
-        f"measurement, up to {REPAIRS} times.",
-        rich_help_panel=VERIFICATION,
-    ),
-]
-StepsOption = Annotated[
-    int,
-    typer.Option(
-        "--verify-steps",
-        metavar="N",
-        min=6,
-        help="For --verify: timed steps of each graph.",
-        rich_help_panel=VERIFICATION,
-    ),
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationArguments:
+    """Options of ``optimize`` that measure its result."""
+
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Measure the mixed step against FP32 on this machine, which must have --device, and write "
+            "FP32 unless the whole 95 % confidence interval says that the mixed step is faster.",
+            rich_help_panel=VERIFICATION,
+        ),
+    ] = False
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help=f"With --verify: if the mixed step is not faster, plan again with costs corrected by the "
+            f"measurement, up to {REPAIRS} times.",
+            rich_help_panel=VERIFICATION,
+        ),
+    ] = False
+    verify_steps: Annotated[
+        int,
+        typer.Option(
+            "--verify-steps",
+            metavar="N",
+            min=6,
+            help="For --verify: timed steps of each graph.",
+            rich_help_panel=VERIFICATION,
+        ),
+    ] = 40
 
 
 def check_repairable(strategy: str, *, verify: bool) -> None:

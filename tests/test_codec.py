@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
@@ -203,10 +203,23 @@ def test_versions() -> None:
     assert "format_version is True" in refusal(changed(format_version=True))
 
 
+def test_documents_say_their_kind_from_some_version_on() -> None:
+    late = replace(FORMAT, kind_since=3)
+    older, newest = json.loads(changed(format_version=2)), json.loads(changed())
+    older["color"] = older.pop("colour")
+    del older["kind"], newest["kind"]
+    assert late.decode(json.dumps(older)) == DRAWING
+    for form, document in ((FORMAT, older), (late, newest)):
+        with pytest.raises(ProfileError, match="does not say its kind"):
+            form.decode(json.dumps(document))
+    with pytest.raises(ProfileError, match="is not a drawing"):
+        late.decode(json.dumps(older | {"kind": "a plan"}))
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"the drawing .*none does not exist"):
         FORMAT.load(tmp_path / "none")
-    small = Format(holds=Drawing, noun="drawing", version=1, limit_bytes=10, error=ProfileError)
+    small = Format(holds=Drawing, noun="drawing", kind="small", version=1, limit_bytes=10, error=ProfileError)
     (tmp_path / "large").write_bytes(b" " * 11)
     with pytest.raises(ProfileError, match=r"the drawing .* is too large"):
         small.load(tmp_path / "large")

@@ -145,8 +145,10 @@ def _runs_named(document: Document) -> Document:
 FORMAT = Format(
     holds=BenchResult,
     noun="benchmark result",
-    version=2,
-    older={1: _runs_named},
+    kind="campo-onnx benchmark",
+    version=3,
+    kind_since=3,
+    older={1: _runs_named, 2: dict},
     remedy="Write one with: campo-onnx bench STEP.onnx MIXED.onnx -o FILE",
 )
 """Results as files; :meth:`~campo_onnx.codec.Format.load` reads them."""

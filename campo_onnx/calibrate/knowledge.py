@@ -15,9 +15,6 @@ from campo_onnx.runtime.machine import cpu_name
 from campo_onnx.runtime.registry import runtimes
 from campo_onnx.targets.target import Target
 
-FORMAT_VERSION = 1
-"""Version of the JSON document."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:

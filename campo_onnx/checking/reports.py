@@ -1,7 +1,5 @@
 """Verdicts for machines: JSON, JUnit XML, and annotations of GitHub's workflow log."""
 
-import json
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from campo_onnx.checking.verdict import Status, Verdict, Verdicts
+from campo_onnx.codec import to_report
 from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.files import refuse_special
 
@@ -25,12 +24,9 @@ def to_json(checked: Sequence[Verdicts]) -> str:
 
     A value or limit is null where the rule has none, or it is not finite.
     """
-    document = {
-        "format_version": FORMAT_VERSION,
-        "passed": all(verdicts.passed for verdicts in checked),
-        "graphs": [_graph(verdicts) for verdicts in checked],
-    }
-    return json.dumps(document, indent=1) + "\n"
+    passed = all(verdicts.passed for verdicts in checked)
+    graphs = [_graph(verdicts) for verdicts in checked]
+    return to_report("campo-onnx check", FORMAT_VERSION, {"passed": passed, "graphs": graphs})
 
 
 def _graph(verdicts: Verdicts) -> dict[str, Any]:
@@ -60,14 +56,10 @@ def _rule(verdict: Verdict) -> dict[str, Any]:
         "rule": verdict.rule,
         "status": verdict.status.value,
         "reason": finding.reason,
-        "value": _finite(finding.value),
-        "limit": _finite(finding.limit),
-        "parts": {name: _finite(value) for name, value in finding.parts.items()},
+        "value": finding.value,
+        "limit": finding.limit,
+        "parts": dict(finding.parts),
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def to_junit(checked: Sequence[Verdicts]) -> str:

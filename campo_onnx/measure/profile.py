@@ -166,7 +166,10 @@ class _Facts:
 FORMAT = Format(
     holds=_Facts,
     noun="profile",
-    version=1,
+    kind="campo-onnx profile",
+    version=2,
+    kind_since=2,
+    older={1: dict},
     error=ProfileError,
     remedy="Make it again with campo-onnx profile.",
 )

@@ -141,7 +141,7 @@ class Trial:
 FORMAT = Format(
     holds=Trial,
     noun="trial",
-    kind="trial",
+    kind="campo-onnx trial",
     version=1,
     remedy="Write one with: campo-onnx try train.py:make -o FILE",
 )

@@ -6,7 +6,6 @@ instead) and through :class:`_Lines` (what GitHub would take as one, wherever a 
 """
 
 import io
-import json
 import os
 import re
 import shlex
@@ -224,8 +223,10 @@ def print_error_document(
     """Print an error as the JSON document that was asked for, unless a result is there already."""
     if _output.has_document:
         return
+    from campo_onnx.codec import to_report
+
     error = {"kind": kind, "exit_code": exit_code, "message": message, **parts}
-    print_json(json.dumps({"format_version": 1, "error": error}, indent=1) + "\n")
+    print_json(to_report("campo-onnx error", 1, {"error": error}))
 
 
 def print_traceback(text: str) -> None:

@@ -36,7 +36,7 @@ GOOD = Verdicts(
 
 def test_json_is_one_document_with_the_documented_keys():
     document = json.loads(to_json([BAD, STRANGER, GOOD]), parse_constant=pytest.fail)
-    assert document.keys() == {"format_version", "passed", "graphs"}
+    assert document.keys() == {"kind", "format_version", "passed", "graphs"}
     assert (document["format_version"], document["passed"]) == (1, False)
     bad, stranger, good = document["graphs"]
     keys = {"name", "mixed", "against", "passed", "device", "costs", "captured", "error", "rules"}

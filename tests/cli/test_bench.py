@@ -57,7 +57,7 @@ def test_one_graph_twice(program, capsys) -> None:
     assert program(MLP, MLP, *QUICK, "--json", "--batch", "8") == 0
     document = json.loads(capsys.readouterr().out)
     first, second = document["rows"]
-    assert (document["format_version"], document["steps"], document["batch"]) == (2, 6, 8)
+    assert (document["format_version"], document["steps"], document["batch"]) == (3, 6, 8)
     assert (first["name"], first["verdict"], first["speedup"]) == ("mlp", "baseline", None)
     assert second["name"] == "mlp (2)"
     assert second["verdict"] in {"faster", "slower", "no difference"}  # by its real time

@@ -76,7 +76,7 @@ def test_explain_takes_modules(plan_of, program, capsys):
     decisions = plan_of()
     capsys.readouterr()
     assert program("explain", "plan.json", "layers.3", "--top", "0", "--json") == 0
-    shown = {d["node"] for d in json.loads(capsys.readouterr().out)}
+    shown = {d["node"] for d in json.loads(capsys.readouterr().out)["decisions"]}
     assert shown == {name for name, d in decisions.items() if (d["module"] + ".").startswith("layers.3.")}
     product = next(n for n, d in decisions.items() if d["module"] == "layers.3.fc2")
     assert program("explain", "plan.json", product) == 0

@@ -20,6 +20,7 @@ DATA = Path(__file__).parent.parent / "data"
 MLP = DATA / "mlp.onnx"
 PLAN_KEYS = {
     "decisions_digest": str,
+    "kind": str,
     "format_version": int,
     "strategy": str,
     "lists": str,
@@ -105,7 +106,7 @@ def test_the_json_document_has_the_documented_keys(optimize, capsys, strategy):
     assert plan.keys() == PLAN_KEYS.keys()
     for key, kind in PLAN_KEYS.items():
         assert isinstance(plan[key], kind), key
-    assert (plan["format_version"], plan["strategy"], plan["device"]) == (5, strategy, "v100")
+    assert (plan["format_version"], plan["strategy"], plan["device"]) == (6, strategy, "v100")
     assert plan["source"] == "datasheet"
     assert plan["pads"] == []
     assert all(cast.keys() == CAST_KEYS for cast in plan["casts"])

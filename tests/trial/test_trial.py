@@ -83,7 +83,7 @@ def test_other_devices_are_predicted(trial):
 
 def test_a_trial_is_written_and_read(trial):
     document = json.loads(trial.to_json())
-    assert (document["kind"], document["format_version"]) == ("trial", 1)
+    assert (document["kind"], document["format_version"]) == ("campo-onnx trial", 1)
     assert FORMAT.decode(trial.to_json()) == trial
 
 

@@ -20,11 +20,13 @@ def plan_format(holds: type[P]) -> Format[P]:
     return Format(
         holds=holds,
         noun="plan",
+        kind="campo-onnx plan",
         # 3 says what casts would take with a node in the other precision, 4 how the step runs, 5 where
-        # nodes come from.
-        version=5,
+        # nodes come from, 6 what the document is.
+        version=6,
+        kind_since=6,
         rows=_ROWS,
-        older={1: _from_version_1, 2: _as_it_is, 3: _as_it_is, 4: _as_it_is},
+        older={1: _from_version_1, 2: _as_it_is, 3: _as_it_is, 4: _as_it_is, 5: _as_it_is},
         remedy=_REMEDY,
     )
 
