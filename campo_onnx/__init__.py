@@ -11,8 +11,6 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from campo_onnx.version import VERSION
-
 if TYPE_CHECKING:
     from campo_onnx.errors import CampoError
     from campo_onnx.ir.exporter import export_model
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
     from campo_onnx.targets.target import Target, target
     from campo_onnx.trial.trial import try_step
 
+    __version__: str
+
 
 def _read_only(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
     return MappingProxyType(items)
@@ -35,10 +35,9 @@ def _read_only(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
 # travel between processes, and with the modules they are attached to.
 copyreg.pickle(MappingProxyType, lambda mapping: (_read_only, (dict(mapping),)))
 
-__version__ = VERSION
-
 # Where each public name lives. Loaded on first use, so that `import campo_onnx` stays light.
 _HOME = {
+    "__version__": "campo_onnx.version:VERSION",
     "CampoError": "campo_onnx.errors:CampoError",
     "OpLists": "campo_onnx.optimize.lists.oplists:OpLists",
     "Optimized": "campo_onnx.planning.pipeline:Optimized",

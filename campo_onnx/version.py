@@ -1,21 +1,29 @@
 """The version of this package, and a fingerprint of its source: everybody reads them here."""
 
-import hashlib
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _SOURCE = Path(__file__).parent
 
 
+VERSION: str
+
+
+def __getattr__(name: str) -> str:
+    """``VERSION``, read when somebody wants it: most starts of the program do not."""
+    if name != "VERSION":
+        raise AttributeError(name)
+    return _installed()
+
+
+@cache
 def _installed() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("campo-onnx")
     except PackageNotFoundError:  # run from a source tree that is not installed, as on an offline GPU host
         return "0+source"
-
-
-VERSION = _installed()
 
 
 @cache
@@ -25,6 +33,8 @@ def source_digest() -> str:
     Two versions of a source tree often share :data:`VERSION`; whatever is kept between runs and follows
     from the rules is filed under both.
     """
+    import hashlib
+
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(_SOURCE.rglob("*")):
         if path.is_file() and path.parent.name != "__pycache__":

@@ -5,35 +5,23 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from campo_onnx.errors import CampoError, InternalError, UsageError
 from campo_onnx.files import cache_folder
-from campo_onnx.version import VERSION
 
-from .bench import bench
-from .calibrate import calibrate
-from .check import check
-from .compare import compare
-from .demo import demo
-from .devices import devices
-from .explain import explain
-from .frontier import frontier
-from .optimize import optimize
-from .profile import profile
+from .commands import Commands
 from .render.console import (
     INTERRUPTED,
     prepare_streams,
     print_bug,
+    print_document,
     print_error,
     print_error_document,
-    print_line,
     print_traceback,
 )
-from .try_step import try_step
 
 TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
 
@@ -46,37 +34,6 @@ _NOT_SLIM = ("polars", "safetensors")
 
 # What Typer raises for a command line that does not parse; it exports only one of these, and no base.
 _PARSE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
-
-
-def _without_python_types(params: list[Any]) -> list[Any]:
-    """Show no Python types: Typer would write <bool> beside flags, and <list[Path]> beside arguments."""
-    for param in params:
-        if isinstance(param, TyperOption) and param.is_flag:
-            param.metavar = ""
-        elif isinstance(param, TyperArgument) and hasattr(param, "display_type_rich"):
-            param.display_type_rich = _no_type  # type: ignore[method-assign]
-    return params
-
-
-def _no_type(ctx: Any) -> str:
-    """An argument's name says what it is."""
-    return ""
-
-
-class Command(TyperCommand):
-    """A command whose help shows no Python types."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return its options and arguments."""
-        return _without_python_types(super().get_params(ctx))
-
-
-class Commands(TyperGroup):
-    """The same for the program itself."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return its options."""
-        return _without_python_types(super().get_params(ctx))
 
 
 app = typer.Typer(
@@ -92,14 +49,13 @@ app = typer.Typer(
         "8 device or ONNX Runtime unavailable, 9 check failed, 130 interrupted."
     ),
 )
-for command in (demo, optimize, compare, frontier, explain, devices, profile, bench, calibrate, check):
-    app.command(cls=Command)(command)
-app.command(name="try", cls=Command)(try_step)
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print_line(f"campo-onnx {VERSION}")
+        from campo_onnx.version import VERSION
+
+        print_document(f"campo-onnx {VERSION}\n")
         raise typer.Exit
 
 

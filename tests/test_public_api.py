@@ -25,7 +25,7 @@ def test_dir_lists_the_public_names_only():
 
 
 def test_every_public_name_has_a_home():
-    assert sorted(campo_onnx._HOME) == PUBLIC
+    assert sorted(campo_onnx._HOME) == sorted(campo_onnx.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -58,7 +58,7 @@ def failed(name):
         os._exit(1)
     os._exit(0)
 
-assert [name for name in sys.modules if name.startswith("campo_onnx.")] == ["campo_onnx.version"]
+assert not [name for name in sys.modules if name.startswith("campo_onnx.")]
 sys.exit(", ".join(filter(failed, sys.argv[1:])) or 0)
 """
 

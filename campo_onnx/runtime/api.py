@@ -313,6 +313,11 @@ class Runtime(Protocol):
         """
         ...
 
+    @property
+    def installed(self) -> str:
+        """Version of an installed package that is new enough, told without loading it; empty if none is."""
+        ...
+
     def problem(self, processor: str) -> str:
         """Say why it cannot run on ``"cpu"`` or ``"cuda"`` here; empty if it can."""
         ...

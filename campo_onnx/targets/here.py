@@ -21,7 +21,7 @@ class InstalledRuntime:
     version
         Version of its package; ``""`` if it cannot be used.
     problem
-        Why it cannot; ``""`` if it can.
+        Why it cannot; ``""`` if it can, or would only show by loading it.
     """
 
     name: str
@@ -61,9 +61,10 @@ def this_machine() -> Here:
     features = processor.features if processor is not None else frozenset[str]()
     installed = []
     for runtime in runtimes():
-        problem = runtime.problem("cpu")
+        version = runtime.installed
+        problem = "" if version else runtime.problem("cpu")
         try:
-            version = "" if problem else runtime.version
+            version = version or ("" if problem else runtime.version)
         except DeviceUnavailableError as error:
             version, problem = "", str(error)
         installed.append(InstalledRuntime(name=runtime.name, version=version, problem=problem))

@@ -15,15 +15,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TextIO, cast
-
-from rich.console import Console
-from rich.markup import escape as escape_markup
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table as RichTable
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.wording import visible as visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+    from rich.table import Table as RichTable
 
 INTERRUPTED = 128 + signal.SIGINT
 """Exit code after Ctrl-C, as shells have it."""
@@ -55,6 +55,8 @@ def escape(text: str) -> str:
     >>> print(escape("[red]a\tb"))
     \[red]a\tb
     """
+    from rich.markup import escape as escape_markup
+
     return escape_markup(visible(text))
 
 
@@ -149,8 +151,10 @@ def is_verbose() -> bool:
     return _output.verbose
 
 
-def stdout() -> Console:
+def stdout() -> "Console":
     """Results go here."""
+    from rich.console import Console
+
     width = None if sys.stdout.isatty() else _PIPED_WIDTH
     return Console(
         file=cast(TextIO, _Lines(sys.stdout)),
@@ -161,12 +165,14 @@ def stdout() -> Console:
     )
 
 
-def stderr() -> Console:
+def stderr() -> "Console":
     """Everything that is not a result goes here."""
+    from rich.console import Console
+
     return Console(file=cast(TextIO, _Lines(sys.stderr)), highlight=False, soft_wrap=True, emoji=False)
 
 
-def print_table(table: RichTable, console: Console | None = None) -> None:
+def print_table(table: "RichTable", console: "Console | None" = None) -> None:
     """Print a table; in a pipe without the blanks that fill its lines up."""
     console = console or stdout()
     if console.is_terminal:
@@ -258,7 +264,7 @@ def working(what: str) -> Iterator[None]:
 class Advance:
     """What moves a progress bar on: call it with steps done and total."""
 
-    def __init__(self, progress: Progress, task: TaskID) -> None:
+    def __init__(self, progress: "Progress", task: "TaskID") -> None:
         self._progress, self._task = progress, task
 
     def __call__(self, done: int, total: int) -> None:
@@ -275,6 +281,8 @@ class Advance:
 @contextmanager
 def progressing(what: str) -> Iterator[Advance]:
     """Show a progress bar with the remaining time."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

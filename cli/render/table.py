@@ -11,15 +11,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table as RichTable
-
 from .console import escape, print_document, print_table, stdout, visible
 
 if TYPE_CHECKING:
-    from rich.console import JustifyMethod
+    from rich.console import Console, JustifyMethod
+    from rich.table import Table as RichTable
 
 _MARGIN, _BETWEEN = 1, 3  # cells a table of ours needs around and between its columns
 
@@ -123,8 +119,11 @@ class Table:
             case TableFormat.MARKDOWN:
                 print_document(self.to_markdown())
 
-    def for_width(self, width: int) -> tuple[RichTable, tuple[str, ...]]:
+    def for_width(self, width: int) -> "tuple[RichTable, tuple[str, ...]]":
         """Lay it out in so many cells; returns the titles of the columns that had to go, too."""
+        from rich import box
+        from rich.table import Table as RichTable
+
         kept, left_out = self._kept(width)
         table = RichTable(box=box.SIMPLE_HEAD, title=escape(self.title) or None, title_justify="left")
         for index in kept:
@@ -161,6 +160,8 @@ class Table:
         return min(natural, column.least) if column.may_break else natural
 
     def _natural(self, index: int) -> int:
+        from rich.cells import cell_len
+
         texts = [self.columns[index].title, *(visible_lines(cells[index].text) for cells, _ in self.rows)]
         return max(cell_len(line) for text in texts for line in text.split("\n"))
 
@@ -183,8 +184,10 @@ class Table:
         return "".join(f"|{line}|\n" for line in (head, rule, *rows))
 
 
-def facts_table(rows: Sequence[tuple[str, str]], *, console: Console | None = None) -> None:
+def facts_table(rows: Sequence[tuple[str, str]], *, console: "Console | None" = None) -> None:
     """Print names beside values, values broken over lines where the terminal is narrow."""
+    from rich.table import Table as RichTable
+
     table = RichTable(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

@@ -112,6 +112,7 @@ class Toy:
     slow_s: float = 0.01
     name: str = "toy"
     version: str = "1"
+    installed: str = "1"
     capabilities: Capabilities = Capabilities(  # noqa: RUF009
         honours_types=True, captures=False, takes_addresses=False, traces_nodes=True,
         fuses_casts=False, keeps_nan=True, multiplies_in_tf32=False, has_low_cpu_kernels=True,

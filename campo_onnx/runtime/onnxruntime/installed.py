@@ -7,9 +7,10 @@ two were installed the last one wins, and where one of them was removed again pa
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, distributions, version
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -66,14 +67,30 @@ def problem_with(module: ModuleType | None, why: str, wheels: Mapping[str, str])
         broken = why or "files of it are missing, as after removing one of two wheels"
         return f"ONNX Runtime does not load ({told or 'no wheel of it is installed'}): {broken}", anew
     version = str(getattr(module, "__version__", "0"))
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if numbers < OLDEST and _TRAINING not in runtimes and not any("training" in name for name in runtimes):
+    if (
+        not _is_new_enough(version)
+        and _TRAINING not in runtimes
+        and not any("training" in name for name in runtimes)
+    ):
         oldest = ".".join(map(str, OLDEST))
         return (
             f"ONNX Runtime {version} is too old: campo-onnx needs {oldest} or newer",
             f"Update it: pip install --upgrade '{next(iter(runtimes), wheel)}>={oldest}'",
         )
     return "", ""
+
+
+def _is_new_enough(version: str) -> bool:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) >= OLDEST
+
+
+def only_wheel() -> str:
+    """Version of the wheel, where one of the usual two is installed and new enough; nothing is loaded."""
+    versions = []
+    for name in ("onnxruntime", "onnxruntime-gpu"):
+        with suppress(PackageNotFoundError):
+            versions.append(version(name))
+    return versions[0] if len(versions) == 1 and _is_new_enough(versions[0]) else ""
 
 
 @cache

@@ -12,7 +12,7 @@ from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.api import Capabilities, LoadSettings, Runtime, Support
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.onnxruntime import providers
-from campo_onnx.runtime.onnxruntime.installed import onnxruntime, runtime_problem
+from campo_onnx.runtime.onnxruntime.installed import only_wheel, onnxruntime, runtime_problem
 from campo_onnx.runtime.onnxruntime.kernels import (
     has_kernel,
     is_outdated,
@@ -50,6 +50,11 @@ class OnnxRuntime:
     def version(self) -> str:
         """Version of the installed wheel."""
         return str(onnxruntime().__version__)
+
+    @property
+    def installed(self) -> str:
+        """Version of the one wheel, if it is new enough; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        return only_wheel()
 
     def problem(self, processor: str) -> str:
         """Say why it cannot run here; see :class:`~campo_onnx.runtime.api.Runtime`."""

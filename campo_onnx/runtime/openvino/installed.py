@@ -46,14 +46,18 @@ def problem_with(module: ModuleType | None, why: str, wheel: str) -> tuple[str, 
         reason = why or "files of it are missing"
         mend = f"Install it anew: pip uninstall --yes openvino && {_INSTALL}"
         return f"OpenVINO {wheel} does not load: {reason}", mend
-    numbers = tuple(int(part) for part in wheel.split(".")[:2] if part.isdigit())
-    if numbers < OLDEST:
+    if not is_new_enough(wheel):
         oldest = ".".join(map(str, OLDEST))
         return (
             f"OpenVINO {wheel} is too old: campo-onnx needs {oldest} or newer",
             f"Update it: pip install --upgrade 'openvino>={oldest}'",
         )
     return "", ""
+
+
+def is_new_enough(wheel: str) -> bool:
+    """Whether a wheel of this version is one that campo-onnx takes."""
+    return tuple(int(part) for part in wheel.split(".")[:2] if part.isdigit()) >= OLDEST
 
 
 def installed_version() -> str:

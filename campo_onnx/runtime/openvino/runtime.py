@@ -13,7 +13,7 @@ from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.api import Capabilities, LoadSettings, Support
 from campo_onnx.runtime.machine import Machine, cores, cpu_name
 from campo_onnx.runtime.openvino import kernels
-from campo_onnx.runtime.openvino.installed import installed_version, openvino, openvino_problem
+from campo_onnx.runtime.openvino.installed import installed_version, is_new_enough, openvino, openvino_problem
 from campo_onnx.runtime.overhead import Overhead, read_overheads
 
 if TYPE_CHECKING:
@@ -56,6 +56,12 @@ class OpenVino:
         """Version of the installed wheel."""
         openvino()
         return installed_version()
+
+    @property
+    def installed(self) -> str:
+        """Version of the wheel, if it is new enough; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        wheel = installed_version()
+        return wheel if is_new_enough(wheel) else ""
 
     def problem(self, processor: str) -> str:
         """Say why it cannot run here; see :class:`~campo_onnx.runtime.api.Runtime`."""

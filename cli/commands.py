@@ -1,0 +1,109 @@
+"""The commands of the program, each loaded when it is called: no start pays for the others."""
+
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+HOME = {
+    "demo": "demo:demo",
+    "optimize": "optimize:optimize",
+    "compare": "compare:compare",
+    "frontier": "frontier:frontier",
+    "explain": "explain:explain",
+    "devices": "devices:devices",
+    "profile": "profile:profile",
+    "bench": "bench:bench",
+    "calibrate": "calibrate:calibrate",
+    "check": "check:check",
+    "try": "try_step:try_step",
+}
+"""Module and function of each command, in the order of the help."""
+
+
+_SHORT = "campo_onnx.short_help"
+
+
+def _without_python_types(params: list[Any]) -> list[Any]:
+    """Show no Python types: Typer would write <bool> beside flags, and <list[Path]> beside arguments."""
+    for param in params:
+        if isinstance(param, TyperOption) and param.is_flag:
+            param.metavar = ""
+        elif isinstance(param, TyperArgument) and hasattr(param, "display_type_rich"):
+            param.display_type_rich = _no_type  # type: ignore[method-assign]
+    return params
+
+
+def _no_type(ctx: Any) -> str:
+    """An argument's name says what it is."""
+    return ""
+
+
+class Command(TyperCommand):
+    """A command whose help shows no Python types."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return its options and arguments."""
+        return _without_python_types(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line; remembers how help was asked for."""
+        ctx.meta[_SHORT] = "-h" in args
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        from .help import short, whole
+
+        formatter.write((short if ctx.meta.get(_SHORT) else whole)(self, ctx))
+
+
+class _Loaded(MutableMapping[str, Any]):
+    """Commands by name; looking one up imports its module."""
+
+    def __init__(self) -> None:
+        self._commands: dict[str, Any] = dict.fromkeys(HOME)
+
+    def __getitem__(self, name: str) -> Any:
+        if self._commands[name] is None:
+            module, _, function = HOME[name].partition(":")
+            alone = typer.Typer(rich_markup_mode="markdown", add_completion=False)
+            alone.command(name=name, cls=Command)(getattr(import_module(f".{module}", __package__), function))
+            self._commands[name] = typer.main.get_command(alone)
+        return self._commands[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._commands[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._commands[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._commands)
+
+    def __len__(self) -> int:
+        return len(self._commands)
+
+
+class Commands(TyperGroup):
+    """The program itself."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Loaded()
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        from .help import whole
+
+        formatter.write(whole(self, ctx))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of all commands, none of which is loaded for that."""
+        return [*self.commands]
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return its options."""
+        return _without_python_types(super().get_params(ctx))
