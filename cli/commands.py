@@ -7,6 +7,8 @@ from typing import Any
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
+from .render.console import print_document
+
 HOME = {
     "demo": "demo:demo",
     "optimize": "optimize:optimize",
@@ -54,10 +56,10 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help."""
+        """Print the help."""
         from .help import short, whole
 
-        formatter.write((short if ctx.meta.get(_SHORT) else whole)(self, ctx))
+        print_document((short if ctx.meta.get(_SHORT) else whole)(self, ctx))
 
 
 class _Loaded(MutableMapping[str, Any]):
@@ -95,10 +97,10 @@ class Commands(TyperGroup):
         self.commands = _Loaded()
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help."""
+        """Print the help."""
         from .help import whole
 
-        formatter.write(whole(self, ctx))
+        print_document(whole(self, ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of all commands, none of which is loaded for that."""

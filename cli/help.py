@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from textwrap import shorten, wrap
 from typing import Any
@@ -34,7 +35,7 @@ def whole(command: Any, ctx: Any) -> str:
         blocks.append("\n".join((_bold("Commands"), *_table(rows, width))))
     if command.epilog:
         blocks += _paragraphs(command.epilog, width)
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(blocks)
 
 
 def short(command: Any, ctx: Any) -> str:
@@ -57,8 +58,8 @@ def short(command: Any, ctx: Any) -> str:
     ends.append(f"All of it: {ctx.command_path} --help")
     ends = ["\n".join(wrap(end, width, break_on_hyphens=False)) for end in ends]
     for lay_out in (_table, _lines):
-        text = "\n\n".join((*blocks, "\n".join(lay_out(rows, width)), *ends)) + "\n"
-        if text.count("\n") <= LINES:
+        text = "\n\n".join((*blocks, "\n".join(lay_out(rows, width)), *ends))
+        if text.count("\n") < LINES:
             break
     return text
 
@@ -135,4 +136,4 @@ def _lines(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
 
 
 def _bold(text: str) -> str:
-    return typer.style(text, bold=True)
+    return typer.style(text, bold=True) if sys.stdout.isatty() else text

@@ -20,11 +20,11 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     ... class Loudness:
     ...     quiet: bool = False
     >>> @with_options
-    ... def command(model: str, loudness: Loudness) -> None:
+    ... def command(model: str, *, loudness: Loudness) -> None:
     ...     print(model, loudness)
     >>> print(inspect.signature(command))
-    (*, model: str, quiet: bool = False)
-    >>> command(model="step.onnx", quiet=True)
+    (model: str, *, quiet: bool = False)
+    >>> command("step.onnx", quiet=True)
     step.onnx Loudness(quiet=True)
     """
     groups: dict[str, Any] = {}
@@ -35,15 +35,20 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             groups[name] = hints[name]
             parameters += _of_fields(hints[name])
         else:
-            parameters.append(parameter.replace(kind=_KEYWORD, annotation=hints[name]))
+            parameters.append(parameter.replace(annotation=hints[name]))
+
+    signature = inspect.Signature(parameters)
 
     @wraps(command)
-    def flat(**options: Any) -> None:
+    def flat(*arguments: Any, **options: Any) -> None:
+        bound = signature.bind(*arguments, **options)
+        bound.apply_defaults()
+        values = bound.arguments
         for name, group in groups.items():
-            options[name] = group(**{field.name: options.pop(field.name) for field in fields(group)})
-        command(**options)
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
 
-    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__signature__ = signature  # type: ignore[attr-defined]
     flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return flat
 
