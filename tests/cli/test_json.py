@@ -31,7 +31,9 @@ FILES = {"bench": BENCH, "calibrate": CALIBRATION, "profile": PROFILE, "try": TR
 def documented() -> dict[str, tuple[str, int]]:
     """Kind and version by command, as the table in the docs has them."""
     page = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
-    rows = re.findall(r'^\| `?([a-z ]+?)`? \| `"(campo-onnx [a-z]+)"` \| (\d+) \|', page, re.MULTILINE)
+    rows = re.findall(
+        r'^\| `?([a-z ]+?)(?: --json`)? \| `"(campo-onnx [a-z]+)"` \| (\d+) \|', page, re.MULTILINE
+    )
     return {command: (kind, int(version)) for command, kind, version in rows}
 
 

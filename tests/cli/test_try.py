@@ -53,7 +53,7 @@ def test_a_step_is_tried(script, program, capsys):
     assert "hello from the script" in printed.err
     assert "hello from the script" not in printed.out
     assert "good_script.py:make" in Path("r.html").read_text(encoding="utf-8")
-    assert json.loads(Path("t.json").read_text(encoding="utf-8"))["kind"] == "trial"
+    assert json.loads(Path("t.json").read_text(encoding="utf-8"))["kind"] == "campo-onnx trial"
     assert not list(script.parent.glob("*.onnx"))
 
 
