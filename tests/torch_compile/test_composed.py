@@ -17,6 +17,13 @@ from campo_onnx.export.torch import composed
 ROUNDING = 1e-6
 LABELS = torch.arange(4)
 LEFT_OUT = torch.tensor([[0, 2, -1, 0, 4, 1]] * 2 + [[5, 4, 3, 2, 1, 0], [-1, 0, 0, 0, 0, 0]])
+MASK = torch.tensor([[True, False, True, False, True, True]] * 2 + [[False] * 6, [True] * 3 + [False] * 3])
+
+
+def chunks(x: Any) -> Any:
+    """Cut rows into chunks of which each shares half with the next, as Longformer does."""
+    x = x.reshape(2, 3, 4)
+    return x.as_strided((2, 5, 4), (12, 2, 1))
 
 
 class Applied(nn.Module):
@@ -50,6 +57,17 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "atan2": lambda w: torch.atan2(w - 1, w.flip(0) - 1),
     "kthvalue": lambda w: w.kthvalue(2)[0],
     "dist": lambda w: torch.dist(w, w.flip(0)),
+    "masked_scatter": lambda w: w.masked_scatter(MASK, (w * w).flip(0).flatten()[:11]).sin(),
+    "masked_scatter of a row": lambda w: w.masked_scatter(MASK[0], w.exp()),
+    "exp2": lambda w: w.exp2() + torch.logaddexp2(w, w.flip(0)),
+    "copysign": lambda w: torch.copysign(w, w.detach() - 1) * torch.copysign(w, -0.0),
+    "bilinear": lambda w: F.bilinear(w, w.flip(0), w.flatten().repeat(3)[:72].reshape(2, 6, 6)),
+    "cummax": lambda w: w.sin().cummax(1)[0] + w.cummin(0)[0],
+    "squared multi_margin": lambda w: F.multi_margin_loss(w, LABELS, p=2, margin=0.3, weight=w[0].detach()),
+    "multi_margin of each": lambda w: F.multi_margin_loss(w, LABELS, reduction="none"),
+    "as_strided": lambda w: (w * w).as_strided((2, 3, 6), (12, 3, 1)).sin(),
+    "as_strided, turned": lambda w: (w * w).T.as_strided((3, 5), (6, 2), 3).sin(),
+    "chunks that overlap": lambda w: chunks(w.exp()).sin(),
     "gaussian_nll": lambda w: F.gaussian_nll_loss(w, w.detach() + 1, w.exp()),
 }
 
@@ -64,6 +82,12 @@ def test_values_and_gradients(function: Callable[[Any], Any]) -> None:
     assert found.dtype == torch.float32
     assert distance([found.detach()], [expected.detach()]) < ROUNDING
     assert distance([module.weight.grad], [exact.weight.grad]) < 10 * ROUNDING
+
+
+def test_too_few_elements_for_a_mask_are_an_error() -> None:
+    short = Applied(lambda w: w.masked_scatter(MASK, w[0, :5]))
+    with pytest.raises(IndexError):
+        compiled(short)()
 
 
 @pytest.mark.parametrize(

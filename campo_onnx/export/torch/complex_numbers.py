@@ -1,48 +1,322 @@
-"""Refusing complex tensors as what they are, before the operations on them."""
+"""Complex tensors of a traced graph as two real ones each, since ONNX Runtime computes with real numbers.
 
-from collections.abc import Sequence
-from typing import Any
+Autograd has been there before, so that gradients are among the operations that are replaced.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves, tree_map
 
 from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.export.torch import fourier
+from campo_onnx.export.torch.fourier import Complex
 from campo_onnx.export.torch.origin import origin_of
 
+aten = torch.ops.aten
 
-def refuse_complex(traced: torch.fx.GraphModule, inputs: Sequence[str]) -> None:
-    """Refuse a step in which a tensor is complex.
+_Number: TypeAlias = complex | float | int | torch.Tensor | Complex
+_REAL = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+def _parts(z: _Number) -> Complex:
+    """Take any number apart; a real one has an imaginary part of zero."""
+    if isinstance(z, Complex):
+        return z
+    if isinstance(z, torch.Tensor):
+        return Complex(z, torch.zeros_like(z, dtype=z.dtype if z.is_floating_point() else torch.float32))
+    return Complex(z.real, z.imag)  # numbers of Python go where tensors go
+
+
+def _is_leaf(x: Any) -> bool:
+    return isinstance(x, Complex)
+
+
+def _by_part(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Do the same to both parts; of real operands that are computed with, the second is zero."""
+    if kwargs.get("dtype") in _REAL:
+        kwargs["dtype"] = _REAL[kwargs["dtype"]]
+
+    def part(x: Any, place: int) -> Any:
+        is_data = isinstance(x, Complex) or (isinstance(x, torch.Tensor) and x.is_floating_point())
+        return _parts(x)[place] if is_data else x
+
+    real, imaginary = (
+        operation(*tree_map(partial(part, place=place), args, is_leaf=_is_leaf), **kwargs) for place in (0, 1)
+    )
+    return list(map(Complex, real, imaginary)) if isinstance(real, list | tuple) else Complex(real, imaginary)
+
+
+def _filled(operation: Callable[..., Any], place: int) -> Callable[..., Complex]:
+    def rule(*args: Any, **kwargs: Any) -> Complex:
+        kwargs["dtype"] = _REAL[kwargs.get("dtype") or args[0].real.dtype.to_complex()]
+        values = _parts(args[place])
+        first = [x.real if isinstance(x, Complex) else x for x in args]
+        both = (operation(*first[:place], value, *first[place + 1 :], **kwargs) for value in values)
+        return Complex(*both)
+
+    return rule
+
+
+def _converted(x: torch.Tensor | Complex, *, dtype: torch.dtype | None = None, **settings: Any) -> Any:
+    if dtype is not None and not dtype.is_complex:
+        return aten._to_copy(_parts(x).real, dtype=dtype, **settings)
+    return _parts(x).map(lambda part: aten._to_copy(part, dtype=_REAL.get(dtype or part.dtype), **settings))
+
+
+def _sum(x: _Number, y: _Number, *, alpha: Any = 1) -> Complex:
+    x, y = _parts(x), _parts(y) if alpha == 1 else _product(y, alpha)
+    return Complex(x.real + y.real, x.imaginary + y.imaginary)
+
+
+def _difference(x: _Number, y: _Number, *, alpha: Any = 1) -> Complex:
+    return _sum(x, _product(y, alpha), alpha=-1)
+
+
+def _is_real(x: _Number) -> bool:
+    return not isinstance(x, Complex | complex)
+
+
+def _product(x: _Number, y: _Number, multiply: Callable[..., Any] = operator.mul) -> Complex:
+    (a, b), (c, d) = _parts(x), _parts(y)
+    if _is_real(x):
+        return Complex(multiply(a, c), multiply(a, d))
+    if _is_real(y):
+        return Complex(multiply(a, c), multiply(b, c))
+    return Complex(multiply(a, c) - multiply(b, d), multiply(a, d) + multiply(b, c))
+
+
+def _quotient(x: _Number, y: Any) -> Complex:
+    if _is_real(y):
+        return _parts(x).map(lambda part: part / y)
+    if isinstance(y, complex):
+        return _product(x, 1 / y)
+    scale = torch.maximum(y.real.abs(), y.imaginary.abs())  # no square may overflow
+    c, d = y.map(lambda part: part / scale)
+    return _product(x, Complex(c, -d)).map(lambda part: part / (c * c + d * d) / scale)
+
+
+def _conjugate(z: _Number) -> Complex:
+    real, imaginary = _parts(z)
+    return Complex(real, -imaginary)
+
+
+def _equal(x: _Number, y: _Number) -> torch.Tensor:
+    (a, b), (c, d) = _parts(x), _parts(y)
+    return torch.eq(a, c) & torch.eq(b, d)
+
+
+def _absolute(z: Complex) -> torch.Tensor:
+    return torch.hypot(z.real, z.imaginary)
+
+
+def _direction(z: Complex) -> Complex:
+    size = _absolute(z)
+    return z.map(lambda part: torch.where(size == 0, 0.0, part / torch.where(size == 0, 1.0, size)))
+
+
+def _exponential(z: Complex) -> Complex:
+    return _polar(z.real.exp(), z.imaginary)
+
+
+def _polar(size: torch.Tensor, angle: torch.Tensor) -> Complex:
+    return Complex(size * angle.cos(), size * angle.sin())
+
+
+def _power(z: Complex, exponent: complex) -> Any:
+    if exponent not in (1, 2, 3, 4):
+        return NotImplemented
+    power = z
+    for _ in range(int(exponent.real) - 1):
+        power = _product(power, z)
+    return power
+
+
+def _added(multiply: Callable[..., Any]) -> Callable[..., Complex]:
+    def rule(x: _Number, y: _Number, z: _Number, *, beta: Any = 1, alpha: Any = 1) -> Complex:
+        return _sum(_product(x, beta), _product(y, z, multiply), alpha=alpha)
+
+    return rule
+
+
+_MOVES = (
+    *(aten.alias.default, aten.cat.default, aten.clone.default, aten.copy.default, aten.cumsum.default),
+    *(aten.detach.default, aten.diagonal.default, aten.expand.default, aten.flip.default),
+    *(aten.gather.default, aten.index.Tensor, aten.index_select.default, aten.lift_fresh_copy.default),
+    *(aten.mean.default, aten.mean.dim, aten.neg.default, aten.new_zeros.default, aten.permute.default),
+    *(aten.repeat.default, aten.roll.default, aten.scatter.src, aten.select.int, aten.select_scatter.default),
+    *(aten.slice.Tensor, aten.slice_scatter.default, aten.split.Tensor, aten.split_with_sizes.default),
+    *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.stack.default, aten.sum.default),
+    *(aten.sum.dim_IntList, aten.t.default, aten.transpose.int, aten.tril.default, aten.triu.default),
+    *(aten.unbind.int, aten.unsqueeze.default, aten._unsafe_view.default, aten.view.default),
+    *(aten.reshape.default, aten.where.self, aten.zeros.default, aten.zeros_like.default),
+    *(aten.new_empty_strided.default, aten.select_backward.default, aten.slice_backward.default),
+)
+"""Operations of which each part of the result is that of the same part of the operands."""
+
+RULES: Mapping[Any, Callable[..., Any]] = {
+    **{move: partial(_by_part, move) for move in _MOVES},
+    **dict.fromkeys((aten._conj.default, aten._conj_physical.default), _conjugate),
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _sum),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), _difference),
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _product),
+    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), _quotient),
+    aten._to_copy.default: _converted,
+    aten.abs.default: _absolute,
+    aten.addmm.default: _added(torch.mm),
+    aten.angle.default: lambda z: torch.atan2(z.imaginary, z.real),
+    aten.baddbmm.default: _added(torch.bmm),
+    aten.bmm.default: partial(_product, multiply=torch.bmm),
+    aten.complex.default: Complex,
+    **dict.fromkeys((aten.eq.Tensor, aten.eq.Scalar), _equal),
+    aten.exp.default: _exponential,
+    aten.full.default: _filled(aten.full, 1),
+    aten.full_like.default: _filled(aten.full_like, 1),
+    aten.mm.default: partial(_product, multiply=torch.mm),
+    aten.polar.default: _polar,
+    aten.pow.Tensor_Scalar: _power,
+    aten.reciprocal.default: partial(_quotient, 1),
+    aten.scalar_tensor.default: _filled(aten.scalar_tensor, 0),
+    **dict.fromkeys((aten.sgn.default, aten.sign.default), _direction),
+    aten.view_as_complex.default: lambda x: Complex(x.select(-1, 0), x.select(-1, 1)),
+    aten.view_as_real.default: lambda z: torch.stack(z, -1),
+    **fourier.RULES,
+}
+"""By operation, what becomes of the parts; NotImplemented where that is not written."""
+
+
+def without_complex(
+    gm: torch.fx.GraphModule, decompositions: Mapping[Any, Callable[..., Any]]
+) -> torch.fx.GraphModule:
+    """Replace complex tensors by real ones.
 
     Parameters
     ----------
-    traced
-        A flat graph; one placeholder per input.
-    inputs
-        Their names.
+    gm
+        A flat graph of static sizes; its nodes know their fake values. Changed: a complex input becomes what
+        ``torch.view_as_real`` gives.
+    decompositions
+        What is taken apart where parts are computed.
 
     Raises
     ------
     UnsupportedModelError
-        For the first such tensor, whose place it says.
+        If a result is complex, or an operation on complex tensors has no rule.
     """
-    names = iter(inputs)
-    for node in traced.graph.nodes:
-        name = next(names) if node.op == "placeholder" else ""
-        if not _is_complex(node.meta.get("val")):
+    parts: dict[torch.fx.Node, Any] = {}
+    for node in list(gm.graph.nodes):
+        if not (_is_complex(node) or parts.keys() & set(node.all_input_nodes)):
             continue
+        if node.op == "placeholder":
+            parts[node] = Complex(*reversed(list(_pair(gm.graph, node))))
+        elif node.op == "get_attr":
+            parts[node] = Complex(*_constants(gm, node))
+        elif node.target is operator.getitem:
+            parts[node] = parts[node.args[0]][node.args[1]]
+        elif node.op == "call_function":
+            result = _in_parts(gm.graph, node, parts, decompositions)
+            if isinstance(result, torch.fx.Node):
+                node.replace_all_uses_with(result)
+            else:
+                parts[node] = result
+        else:
+            raise complex_refused("a result of the graph")
+    if parts:
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+    return gm
+
+
+def _pair(graph: torch.fx.Graph, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """Take a complex input as what lies in memory: one more axis, of two."""
+    z = node.meta["val"]
+    with z.fake_mode:
+        shape, strides = (*z.shape, 2), (*(2 * n for n in z.stride()), 1)
+        stored = z.new_empty_strided(shape, strides, dtype=_REAL[z.dtype])
+        node.meta["val"], part = stored, stored.select(-1, 0)
+    for place in (1, 0):
+        with graph.inserting_after(node):
+            half = graph.call_function(aten.select.int, (node, -1, place))
+        half.meta = {**node.meta, "val": part}
+        yield half
+
+
+def _constants(gm: torch.fx.GraphModule, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    value = getattr(gm, node.target).detach()
+    for part in ("real", "imag"):
+        name = f"{node.target}_{part}"
+        gm.register_buffer(name, getattr(value, part).clone())
+        with gm.graph.inserting_before(node):
+            constant = gm.graph.get_attr(name)
+        constant.meta = {
+            **node.meta,
+            "val": node.meta["val"].new_empty(value.shape, dtype=_REAL[value.dtype]),
+        }
+        yield constant
+
+
+def _in_parts(
+    graph: torch.fx.Graph,
+    node: torch.fx.Node,
+    parts: Mapping[torch.fx.Node, Any],
+    decompositions: Mapping[Any, Callable[..., Any]],
+) -> Any:
+    """Write the operations that give the parts of a node's result, or the result if that is real."""
+    operands = {n: parts.get(n, n) for n in node.all_input_nodes}
+    operand_leaves = dict.fromkeys(tree_leaves(list(operands.values())))
+    leaves = [
+        leaf for leaf in operand_leaves if isinstance(leaf, torch.fx.Node)
+    ]  # others are numbers of Python
+    shapes: list[Any] = []
+
+    def computed(*values: torch.Tensor) -> list[torch.Tensor]:
+        value_of = dict(zip(leaves, values, strict=True))
+        of_operand = {n: tree_map(value_of.__getitem__, each) for n, each in operands.items()}
+        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), of_operand.__getitem__)
+        result = RULES[node.target](*args, **kwargs) if node.target in RULES else NotImplemented
+        if result is NotImplemented:
+            raise NotImplementedError(str(node.target))
+        shapes.append(result)
+        # Of a number of Python torch made a tensor.
+        return [x if isinstance(x, torch.Tensor) else torch.full((), x) for x in tree_leaves(result)]
+
+    mode = _tensors(node)[0].fake_mode
+    try:
+        with mode:
+            # Tensors of their own: values of one type and shape may be one object, which stands for one.
+            metas = [leaf.meta["val"].new_empty(leaf.meta["val"].shape) for leaf in leaves]
+            traced = make_fx(computed, decomposition_table=dict(decompositions))(*metas)
+    except NotImplementedError as error:
         origin = origin_of(node)
         place = origin.place or (f"module {origin.scope!r}" if origin.scope else "the outermost module")
-        raise complex_refused(name or f"the result of {node.target} at {place}")
+        raise complex_refused(f"an operand of {error} at {place}") from None
+    traced.graph.eliminate_dead_code()
+    before = set(graph.nodes)
+    with graph.inserting_before(node):
+        copies = dict(zip((n for n in traced.graph.nodes if n.op == "placeholder"), leaves, strict=True))
+        results = graph.graph_copy(traced.graph, copies)
+    for new in set(graph.nodes) - before:
+        new.meta = {**node.meta, "val": new.meta["val"]}
+    place = iter(results)
+    return tree_map(lambda _: next(place), shapes[-1])
+
+
+def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
+
+
+def _is_complex(node: torch.fx.Node) -> bool:
+    return any(tensor.is_complex() for tensor in _tensors(node))
 
 
 def complex_refused(what: str) -> UnsupportedModelError:
     """Give the error for a complex tensor."""
     return UnsupportedModelError(
         f"{what} is complex",
-        why="ONNX Runtime has no operators for complex numbers",
-        remedy="Compute with real and imaginary parts: a rotary embedding with cosine and sine.",
+        why="ONNX Runtime has no operators for complex numbers, and this one is not taken apart",
+        remedy="Compute with real and imaginary parts: torch.view_as_real gives both.",
     )
-
-
-def _is_complex(meta: Any) -> bool:
-    metas = meta if isinstance(meta, tuple | list) else [meta]
-    return any(isinstance(each, torch.Tensor) and each.is_complex() for each in metas)

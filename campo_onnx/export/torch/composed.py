@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -157,7 +158,77 @@ def _dist(x: torch.Tensor, y: torch.Tensor, p: float = 2) -> torch.Tensor:
     return torch.linalg.vector_norm(x - y, p)
 
 
+def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Write the elements of `source`, in order, where the mask is true; too few are an index outside."""
+    x, mask = torch.broadcast_tensors(x, mask)
+    place = torch.where(mask.flatten(), mask.flatten().cumsum(0) - 1, 0)
+    rows = source.flatten().index_select(0, place)
+    return torch.where(mask, rows.reshape(x.shape), x)
+
+
+def _masked_scatter_backward(
+    gradient: torch.Tensor, mask: torch.Tensor, sizes: Sequence[int]
+) -> torch.Tensor:
+    """Move the elements where the mask is true to the front, in order; zeros follow."""
+    hits, count = mask.expand(gradient.shape).flatten(), math.prod(sizes)
+    place = torch.where(hits, hits.cumsum(0) - 1, count).clamp_max(count)  # one more for all others
+    return gradient.new_zeros((count + 1,)).scatter(0, place, gradient.flatten())[:count].reshape(sizes)
+
+
+def _copysign(x: torch.Tensor, y: Any) -> torch.Tensor:
+    y = y if isinstance(y, torch.Tensor) else torch.full_like(x, y)
+    is_negative = (y < 0) | ((y == 0) & (y.reciprocal() < 0))
+    return torch.where(is_negative, -x.abs(), x.abs())
+
+
+def _exp2(x: torch.Tensor) -> torch.Tensor:
+    return torch.pow(2.0, x)
+
+
+def _trilinear(
+    x: torch.Tensor, y: torch.Tensor, z: torch.Tensor,
+    expand1: Sequence[int], expand2: Sequence[int], expand3: Sequence[int], summed: Sequence[int],
+    unroll_dim: int = 1,
+) -> torch.Tensor:  # fmt: skip
+    for operand, dims in ((0, expand1), (1, expand2), (2, expand3)):
+        for dim in dims:
+            x, y, z = (t.unsqueeze(dim) if i == operand else t for i, t in enumerate((x, y, z)))
+    return (x * y * z).sum(list(summed)) if summed else x * y * z
+
+
+def _running_extreme(
+    is_better: Callable[..., torch.Tensor], x: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give the extreme of each element and those before it, and its place: the last of equal ones."""
+    if x.dim() == 0 or x.shape[dim] > _LONGEST_RUN:
+        return NotImplemented
+    values, places = [x.select(dim, 0)], [torch.zeros_like(x.select(dim, 0), dtype=torch.int64)]
+    for place in range(1, x.shape[dim]):
+        new = x.select(dim, place)
+        takes = is_better(new, values[-1]) | new.isnan()
+        values.append(torch.where(takes, new, values[-1]))
+        places.append(torch.where(takes, place, places[-1]))
+    return torch.stack(values, dim), torch.stack(places, dim)
+
+
+def _multi_margin_backward(
+    gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, p: int, margin: float,
+    weight: torch.Tensor | None = None, reduction: int = 1,
+) -> torch.Tensor:  # fmt: skip
+    rows, classes = (x if x.dim() > 1 else x.unsqueeze(0)), target.reshape(-1, 1)
+    slack = (margin - rows.gather(1, classes) + rows).clamp_min(0)
+    slope = (slack > 0).to(x.dtype) if p == 1 else 2 * slack
+    if weight is not None:
+        slope = slope * weight[classes]
+    slope = slope.scatter(1, classes, 0.0) / rows.shape[1]
+    slope = slope.scatter(1, classes, -slope.sum(1, keepdim=True))
+    slope = slope / len(rows) if reduction == 1 else slope
+    return (slope * (gradient.unsqueeze(-1) if gradient.dim() else gradient)).reshape(x.shape)
+
+
 OPERATIONS: Mapping[Any, Callable[..., Any]] = {
+    aten._neg_view.default: torch.neg,
+    aten._trilinear.default: _trilinear,
     aten.__lshift__.Scalar: _shifted_left,
     aten.__lshift__.Tensor: _shifted_left,
     aten.__rshift__.Scalar: _shifted_right,
@@ -165,14 +236,22 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.atan2.default: _atan2,
     aten.bitwise_left_shift.Tensor: _shifted_left,
     aten.bitwise_right_shift.Tensor: _shifted_right,
+    aten.copysign.Scalar: _copysign,
+    aten.copysign.Tensor: _copysign,
+    aten.cummax.default: partial(_running_extreme, torch.ge),
+    aten.cummin.default: partial(_running_extreme, torch.le),
     aten.digamma.default: _digamma,
     aten.dist.default: _dist,
     aten.eye.default: _square_eye,
+    aten.exp2.default: _exp2,
     aten.eye.m: _eye,
     aten.hypot.default: _hypot,
     aten.kthvalue.default: _kthvalue,
     aten.lgamma.default: _lgamma,
     aten.logcumsumexp.default: _logcumsumexp,
+    aten.masked_scatter.default: _masked_scatter,
+    aten.masked_scatter_backward.default: _masked_scatter_backward,
+    aten.multi_margin_loss_backward.default: _multi_margin_backward,
     aten.polygamma.default: _polygamma,
     aten.unfold.default: _unfold,
 }

@@ -285,10 +285,27 @@ def _weight_norm_backward(
 def _as_strided(
     x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> torch.Tensor:
+    """Look elements up by their place in memory, in rows as long as all strides allow."""
+    start = x.storage_offset() if offset is None else offset
     same = all(n == 1 or a == b for n, a, b in zip(size, stride, x.stride(), strict=False))
-    if list(size) == list(x.shape) and same and offset in (None, x.storage_offset()):
+    if list(size) == list(x.shape) and same and start == x.storage_offset():
         return x.view(x.shape)
-    return NotImplemented
+    axes = sorted(range(x.dim()), key=lambda axis: -x.stride(axis))
+    line = x.permute(axes)  # as it lies in memory
+    first = start - x.storage_offset()
+    last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if not line.is_contiguous() or not (0 <= first <= last < x.numel()) or min(stride, default=0) < 0:
+        return NotImplemented
+    width, whole = 1, len(size)
+    while whole and stride[whole - 1] == width:
+        wider = width * size[whole - 1]
+        if first % wider or x.numel() % wider or any(step % wider for step in stride[: whole - 1]):
+            break
+        width, whole = wider, whole - 1
+    place = torch.full((), first // width, dtype=torch.int64, device=x.device)
+    for n, step in zip(size[:whole], stride[:whole], strict=True):
+        place = place.unsqueeze(-1) + torch.arange(n, device=x.device) * (step // width)
+    return line.reshape(-1, width).index_select(0, place.reshape(-1)).reshape(list(size))
 
 
 def _as_strided_scatter(
@@ -298,8 +315,8 @@ def _as_strided_scatter(
     stride: Sequence[int],
     offset: int | None = None,
 ) -> torch.Tensor:
-    viewed = _as_strided(x, size, stride, offset)
-    return NotImplemented if viewed is NotImplemented else source.clone()
+    same = list(size) == list(x.shape) and list(stride) == list(x.stride())
+    return source.clone() if same and offset in (None, x.storage_offset()) else NotImplemented
 
 
 OPERATIONS: Mapping[Any, Callable[..., Any]] = {

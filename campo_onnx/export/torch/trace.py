@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointError
 
 from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
+from campo_onnx.export.torch.complex_numbers import complex_refused, without_complex
 from campo_onnx.export.torch.constant_state import refuse_constant_state
 from campo_onnx.export.torch.decompositions import OPERATIONS
 from campo_onnx.export.torch.function_overrides import DATA_DEPENDENT
@@ -61,6 +62,9 @@ def trace(step: Step, translated: frozenset[Any]) -> tuple[torch.fx.GraphModule,
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     examples = step.state() | step.inputs.tensors | step.targets.tensors
+    for name, tensor in examples.items():
+        if tensor.is_complex():
+            raise complex_refused(name)
     given = {name: _fake(tensor, mode) for name, tensor in examples.items()}
     outputs: list[str] = []
     runs: list[Recorded] = []
@@ -239,7 +243,7 @@ def _flattened(
     with fx_traceback.preserve_node_meta(), mode:
         flat = make_fx(functionalize(replay, remove="mutations"), decomposition_table=table)(*given.values())
     flat.graph.eliminate_dead_code()
-    return flat
+    return without_complex(flat, table)
 
 
 class _Replay(torch.fx.Interpreter):

@@ -28,7 +28,6 @@ from campo_onnx.export.torch import (
     reduction,
     sorting,
 )
-from campo_onnx.export.torch.complex_numbers import refuse_complex
 from campo_onnx.export.torch.convolution import translations as convolution
 from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import Origin, origin_of
@@ -101,7 +100,6 @@ def translate(
     UnsupportedModelError
         If an operation, or the way it is used, has no translation.
     """
-    refuse_complex(traced, inputs)
     _refuse_unfit(traced, table)
     buffers = filter(step_naming.is_buffer, inputs)
     return translate_step(

@@ -13,6 +13,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
+from campo_onnx.export.torch.complex_numbers import without_complex
 from campo_onnx.export.translate import UntranslatedUseError
 from campo_onnx.integrations.torch_compile.fallback import InPieces, InTorch
 from campo_onnx.integrations.torch_compile.flat import flatten, provider_of, refuse_untranslatable
@@ -21,7 +22,7 @@ from campo_onnx.integrations.torch_compile.planning import plan_graph
 from campo_onnx.integrations.torch_compile.runtimes import RuntimeChoice
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.integrations.torch_compile.single import Piece, SizedGraph
-from campo_onnx.integrations.torch_compile.tracing import boxed, traced
+from campo_onnx.integrations.torch_compile.tracing import boxed, decompositions, traced
 
 _LOG = logging.getLogger(__name__)
 
@@ -113,8 +114,9 @@ class Compiled:
         """Make a session of a graph of static sizes, else sessions of its pieces, else nothing of it."""
         refused: set[str] = set()
         try:
-            refuse_untranslatable(gm)
-            return self._piece(_copy(gm), arguments)
+            real = without_complex(_copy(gm), decompositions())
+            refuse_untranslatable(real)
+            return self._piece(real, arguments)
         except (
             Exception
         ) as error:  # as above: translation, ONNX's checker and ONNX Runtime have errors of their own

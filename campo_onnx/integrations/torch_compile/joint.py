@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 import torch
 
+from campo_onnx.export.torch.complex_numbers import without_complex
 from campo_onnx.integrations.torch_compile.any_size import AnySize, Example, Learner
 from campo_onnx.integrations.torch_compile.concrete import (
     Symbols,
@@ -32,6 +33,7 @@ from campo_onnx.integrations.torch_compile.planning import Planned, plan_any_siz
 from campo_onnx.integrations.torch_compile.runtimes import RuntimeChoice
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.integrations.torch_compile.step import TrainingStep
+from campo_onnx.integrations.torch_compile.tracing import decompositions
 from campo_onnx.runtime.machine import DEFAULT
 
 _MOST_RESIZED = 512
@@ -126,7 +128,7 @@ class JointGraph:
         return step
 
     def _flat(self, sizes: Sizes) -> FlatGraph:
-        gm = concrete_graph(self._gm, self._symbols, sizes)
+        gm = without_complex(concrete_graph(self._gm, self._symbols, sizes), decompositions())
         refuse_untranslatable(gm)
         return flatten(gm, len(self._placeholders), self._names)
 

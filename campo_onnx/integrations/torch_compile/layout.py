@@ -61,6 +61,8 @@ class Layout:
 
     def stored(self, tensor: torch.Tensor) -> torch.Tensor:
         """Give what lies in memory, contiguous; a copy where the tensor lies otherwise."""
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor.resolve_conj())
         if self.is_plain:
             return tensor.contiguous()
         for axis in self.repeated:
