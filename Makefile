@@ -76,10 +76,11 @@ zoo: $(FRAMEWORKS_VENV)/.installed
 	$(FRAMEWORKS_VENV)/bin/python -m benchmarks.zoo.export zoo_out
 
 # Models of transformers, timm, diffusers, flax and equinox, exported and compiled, held against FP64 (benchmarks/models):
-# half an hour of one core; stopped, it goes on where it was. Torch is the exporter's; timm and torchvision come
+# an hour of one core; stopped, it goes on where it was. Torch is the exporter's; timm and torchvision come
 # without dependencies, which would bring another one.
 models: $(MODELS_VENV)/.installed
 	$(MODELS_VENV)/bin/python -m benchmarks.models --limit-s 14400
+	$(MODELS_VENV)/bin/python -m benchmarks.models.further --limit-s 14400
 	$(MODELS_VENV)/bin/python -m benchmarks.models.compiled --limit-s 14400
 
 # The paper's evaluation (benchmarks/campo_eval.py); run again until it says that all is done.

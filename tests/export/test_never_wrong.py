@@ -207,6 +207,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "generator": (own_dice, r"test_never_wrong.py:\d+ draws a random number in Python"),
     "decision": (decides, r"test_never_wrong.py:\d+ .*looks at the data to decide what to do"),
     "check": (checks, r"test_never_wrong.py:\d+ checks the data: .*assume='checks'"),
+    "check of torch's": (
+        lambda self, y: torch._check_tensor_all(y < 1e6),
+        r"checks the data: .*assume='checks'",
+    ),
     "failure": (fails, r"the step fails at .*test_never_wrong.py:\d+ .*RuntimeError: a and b must have same"),
     "object": (kept_by_an_object, _AGAIN),
     "default": (kept_by_a_default, _AGAIN),
@@ -264,6 +268,7 @@ def test_a_cache_that_is_filled_may_be_read() -> None:
 def test_checks_pass_where_the_user_says_so() -> None:
     def asserted(self: Any, y: Any) -> Any:
         assert (y > -1e6).all().item()
+        torch._check_tensor_all(y < 1e6)
         if (y < 0).all() and not (y < 1).any():
             raise ValueError
         return torch.distributions.Normal(y, y.exp()).log_prob(torch.zeros(()))
