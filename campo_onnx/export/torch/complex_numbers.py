@@ -4,8 +4,8 @@ Autograd has been there before, so that gradients are among the operations that 
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import partial, reduce
 from typing import Any, TypeAlias
 
 import torch
@@ -51,15 +51,11 @@ def _by_part(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return list(map(Complex, real, imaginary)) if isinstance(real, list | tuple) else Complex(real, imaginary)
 
 
-def _filled(operation: Callable[..., Any], place: int) -> Callable[..., Complex]:
-    def rule(*args: Any, **kwargs: Any) -> Complex:
-        kwargs["dtype"] = _REAL[kwargs.get("dtype") or args[0].real.dtype.to_complex()]
-        values = _parts(args[place])
-        first = [x.real if isinstance(x, Complex) else x for x in args]
-        both = (operation(*first[:place], value, *first[place + 1 :], **kwargs) for value in values)
-        return Complex(*both)
-
-    return rule
+def _filled(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if any(isinstance(x, complex) for x in args):
+        return NotImplemented
+    dtype = _REAL[kwargs.pop("dtype", None) or args[0].real.dtype.to_complex()]
+    return _parts(operation(*(x.real if isinstance(x, Complex) else x for x in args), dtype=dtype, **kwargs))
 
 
 def _converted(x: torch.Tensor | Complex, *, dtype: torch.dtype | None = None, **settings: Any) -> Any:
@@ -110,83 +106,74 @@ def _equal(x: _Number, y: _Number) -> torch.Tensor:
     return torch.eq(a, c) & torch.eq(b, d)
 
 
-def _absolute(z: Complex) -> torch.Tensor:
-    return torch.hypot(z.real, z.imaginary)
-
-
 def _direction(z: Complex) -> Complex:
-    size = _absolute(z)
+    size = torch.hypot(*z)
     return z.map(lambda part: torch.where(size == 0, 0.0, part / torch.where(size == 0, 1.0, size)))
-
-
-def _exponential(z: Complex) -> Complex:
-    return _polar(z.real.exp(), z.imaginary)
 
 
 def _polar(size: torch.Tensor, angle: torch.Tensor) -> Complex:
     return Complex(size * angle.cos(), size * angle.sin())
 
 
-def _power(z: Complex, exponent: complex) -> Any:
+def _power(z: Complex, exponent: Any) -> Any:
     if exponent not in (1, 2, 3, 4):
         return NotImplemented
-    power = z
-    for _ in range(int(exponent.real) - 1):
-        power = _product(power, z)
-    return power
+    return reduce(_product, [z] * int(exponent.real))
 
 
-def _added(multiply: Callable[..., Any]) -> Callable[..., Complex]:
-    def rule(x: _Number, y: _Number, z: _Number, *, beta: Any = 1, alpha: Any = 1) -> Complex:
-        return _sum(_product(x, beta), _product(y, z, multiply), alpha=alpha)
-
-    return rule
+def _added(multiply: Any, x: _Number, y: _Number, z: _Number, *, beta: Any = 1, alpha: Any = 1) -> Complex:
+    return _sum(_product(x, beta), _product(y, z, multiply), alpha=alpha)
 
 
-_MOVES = (
-    *(aten.alias.default, aten.cat.default, aten.clone.default, aten.copy.default, aten.cumsum.default),
-    *(aten.detach.default, aten.diagonal.default, aten.expand.default, aten.flip.default),
-    *(aten.gather.default, aten.index.Tensor, aten.index_select.default, aten.lift_fresh_copy.default),
-    *(aten.mean.default, aten.mean.dim, aten.neg.default, aten.new_zeros.default, aten.permute.default),
-    *(aten.repeat.default, aten.roll.default, aten.scatter.src, aten.select.int, aten.select_scatter.default),
-    *(aten.slice.Tensor, aten.slice_scatter.default, aten.split.Tensor, aten.split_with_sizes.default),
-    *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.stack.default, aten.sum.default),
-    *(aten.sum.dim_IntList, aten.t.default, aten.transpose.int, aten.tril.default, aten.triu.default),
-    *(aten.unbind.int, aten.unsqueeze.default, aten._unsafe_view.default, aten.view.default),
-    *(aten.reshape.default, aten.where.self, aten.zeros.default, aten.zeros_like.default),
-    *(aten.new_empty_strided.default, aten.select_backward.default, aten.slice_backward.default),
-)
+_MOVES = """
+    _unsafe_view alias cat clone copy cumsum detach diagonal expand flip gather index index_select
+    lift_fresh_copy mean neg new_empty_strided new_zeros permute repeat reshape roll scatter select
+    select_backward select_scatter slice slice_backward slice_scatter split split_with_sizes squeeze
+    stack sum t transpose tril triu unbind unsqueeze view where zeros zeros_like
+"""
 """Operations of which each part of the result is that of the same part of the operands."""
 
-RULES: Mapping[Any, Callable[..., Any]] = {
-    **{move: partial(_by_part, move) for move in _MOVES},
-    **dict.fromkeys((aten._conj.default, aten._conj_physical.default), _conjugate),
-    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _sum),
-    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), _difference),
-    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _product),
-    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), _quotient),
-    aten._to_copy.default: _converted,
-    aten.abs.default: _absolute,
-    aten.addmm.default: _added(torch.mm),
-    aten.angle.default: lambda z: torch.atan2(z.imaginary, z.real),
-    aten.baddbmm.default: _added(torch.bmm),
-    aten.bmm.default: partial(_product, multiply=torch.bmm),
-    aten.complex.default: Complex,
-    **dict.fromkeys((aten.eq.Tensor, aten.eq.Scalar), _equal),
-    aten.exp.default: _exponential,
-    aten.full.default: _filled(aten.full, 1),
-    aten.full_like.default: _filled(aten.full_like, 1),
-    aten.mm.default: partial(_product, multiply=torch.mm),
-    aten.polar.default: _polar,
-    aten.pow.Tensor_Scalar: _power,
-    aten.reciprocal.default: partial(_quotient, 1),
-    aten.scalar_tensor.default: _filled(aten.scalar_tensor, 0),
-    **dict.fromkeys((aten.sgn.default, aten.sign.default), _direction),
-    aten.view_as_complex.default: lambda x: Complex(x.select(-1, 0), x.select(-1, 1)),
-    aten.view_as_real.default: lambda z: torch.stack(z, -1),
+RULES: Mapping[str, Callable[..., Any]] = {
+    "_conj": _conjugate,
+    "_conj_physical": _conjugate,
+    "_to_copy": _converted,
+    "abs": lambda z: torch.hypot(*z),
+    "add": _sum,
+    "addmm": partial(_added, torch.mm),
+    "angle": lambda z: torch.atan2(z.imaginary, z.real),
+    "baddbmm": partial(_added, torch.bmm),
+    "bmm": partial(_product, multiply=torch.bmm),
+    "complex": Complex,
+    "div": _quotient,
+    "eq": _equal,
+    "exp": lambda z: _polar(z.real.exp(), z.imaginary),
+    "mm": partial(_product, multiply=torch.mm),
+    "mul": _product,
+    "polar": _polar,
+    "pow": _power,
+    "reciprocal": partial(_quotient, 1),
+    "sgn": _direction,
+    "sign": _direction,
+    "sub": _difference,
+    "view_as_complex": lambda x: Complex(x.select(-1, 0), x.select(-1, 1)),
+    "view_as_real": lambda z: torch.stack(z, -1),
     **fourier.RULES,
 }
 """By operation, what becomes of the parts; NotImplemented where that is not written."""
+
+
+def _in_two(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compute a result with complex operands taken apart."""
+    name = getattr(operation, "overloadpacket", operation).__name__
+    if name in _MOVES.split():
+        return _by_part(operation, *args, **kwargs)
+    if name in ("full", "full_like", "scalar_tensor"):
+        result = _filled(operation, *args, **kwargs)
+    else:
+        result = RULES[name](*args, **kwargs) if name in RULES else NotImplemented
+    if result is NotImplemented:
+        raise NotImplementedError(str(operation))
+    return result
 
 
 def without_complex(
@@ -211,10 +198,8 @@ def without_complex(
     for node in list(gm.graph.nodes):
         if not (_is_complex(node) or parts.keys() & set(node.all_input_nodes)):
             continue
-        if node.op == "placeholder":
-            parts[node] = Complex(*reversed(list(_pair(gm.graph, node))))
-        elif node.op == "get_attr":
-            parts[node] = Complex(*_constants(gm, node))
+        if node.op in ("placeholder", "get_attr"):
+            parts[node] = _stored(gm, node)
         elif node.target is operator.getitem:
             parts[node] = parts[node.args[0]][node.args[1]]
         elif node.op == "call_function":
@@ -231,32 +216,24 @@ def without_complex(
     return gm
 
 
-def _pair(graph: torch.fx.Graph, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """Take a complex input as what lies in memory: one more axis, of two."""
+def _stored(gm: torch.fx.GraphModule, node: torch.fx.Node) -> Complex:
+    """Take a complex input or constant as what lies in memory: one more axis, of two."""
     z = node.meta["val"]
+    if node.op == "get_attr":
+        node.target = f"{node.target}_parts"
+        gm.register_buffer(
+            node.target, torch.view_as_real(getattr(gm, node.target[:-6]).detach().resolve_conj())
+        )
     with z.fake_mode:
         shape, strides = (*z.shape, 2), (*(2 * n for n in z.stride()), 1)
-        stored = z.new_empty_strided(shape, strides, dtype=_REAL[z.dtype])
-        node.meta["val"], part = stored, stored.select(-1, 0)
+        node.meta["val"] = z.new_empty_strided(shape, strides, dtype=_REAL[z.dtype])
+        part = node.meta["val"].select(-1, 0)
+    halves = []
     for place in (1, 0):
-        with graph.inserting_after(node):
-            half = graph.call_function(aten.select.int, (node, -1, place))
-        half.meta = {**node.meta, "val": part}
-        yield half
-
-
-def _constants(gm: torch.fx.GraphModule, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    value = getattr(gm, node.target).detach()
-    for part in ("real", "imag"):
-        name = f"{node.target}_{part}"
-        gm.register_buffer(name, getattr(value, part).clone())
-        with gm.graph.inserting_before(node):
-            constant = gm.graph.get_attr(name)
-        constant.meta = {
-            **node.meta,
-            "val": node.meta["val"].new_empty(value.shape, dtype=_REAL[value.dtype]),
-        }
-        yield constant
+        with gm.graph.inserting_after(node):
+            halves.append(gm.graph.call_function(aten.select.int, (node, -1, place)))
+        halves[-1].meta = {**node.meta, "val": part}
+    return Complex(halves[1], halves[0])
 
 
 def _in_parts(
@@ -267,19 +244,14 @@ def _in_parts(
 ) -> Any:
     """Write the operations that give the parts of a node's result, or the result if that is real."""
     operands = {n: parts.get(n, n) for n in node.all_input_nodes}
-    operand_leaves = dict.fromkeys(tree_leaves(list(operands.values())))
-    leaves = [
-        leaf for leaf in operand_leaves if isinstance(leaf, torch.fx.Node)
-    ]  # others are numbers of Python
+    leaves = list(dict.fromkeys(tree_leaves(list(operands.values()))))
     shapes: list[Any] = []
 
     def computed(*values: torch.Tensor) -> list[torch.Tensor]:
         value_of = dict(zip(leaves, values, strict=True))
         of_operand = {n: tree_map(value_of.__getitem__, each) for n, each in operands.items()}
         args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), of_operand.__getitem__)
-        result = RULES[node.target](*args, **kwargs) if node.target in RULES else NotImplemented
-        if result is NotImplemented:
-            raise NotImplementedError(str(node.target))
+        result = _in_two(node.target, *args, **kwargs)
         shapes.append(result)
         # Of a number of Python torch made a tensor.
         return [x if isinstance(x, torch.Tensor) else torch.full((), x) for x in tree_leaves(result)]
@@ -301,6 +273,8 @@ def _in_parts(
         results = graph.graph_copy(traced.graph, copies)
     for new in set(graph.nodes) - before:
         new.meta = {**node.meta, "val": new.meta["val"]}
+    if isinstance(shapes[-1], torch.Tensor) and results[0] not in before:
+        results[0].meta["val"] = node.meta["val"]  # it lies as torch's would
     place = iter(results)
     return tree_map(lambda _: next(place), shapes[-1])
 

@@ -181,10 +181,6 @@ def _copysign(x: torch.Tensor, y: Any) -> torch.Tensor:
     return torch.where(is_negative, -x.abs(), x.abs())
 
 
-def _exp2(x: torch.Tensor) -> torch.Tensor:
-    return torch.pow(2.0, x)
-
-
 def _trilinear(
     x: torch.Tensor, y: torch.Tensor, z: torch.Tensor,
     expand1: Sequence[int], expand2: Sequence[int], expand3: Sequence[int], summed: Sequence[int],
@@ -194,36 +190,6 @@ def _trilinear(
         for dim in dims:
             x, y, z = (t.unsqueeze(dim) if i == operand else t for i, t in enumerate((x, y, z)))
     return (x * y * z).sum(list(summed)) if summed else x * y * z
-
-
-def _running_extreme(
-    is_better: Callable[..., torch.Tensor], x: torch.Tensor, dim: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the extreme of each element and those before it, and its place: the last of equal ones."""
-    if x.dim() == 0 or x.shape[dim] > _LONGEST_RUN:
-        return NotImplemented
-    values, places = [x.select(dim, 0)], [torch.zeros_like(x.select(dim, 0), dtype=torch.int64)]
-    for place in range(1, x.shape[dim]):
-        new = x.select(dim, place)
-        takes = is_better(new, values[-1]) | new.isnan()
-        values.append(torch.where(takes, new, values[-1]))
-        places.append(torch.where(takes, place, places[-1]))
-    return torch.stack(values, dim), torch.stack(places, dim)
-
-
-def _multi_margin_backward(
-    gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, p: int, margin: float,
-    weight: torch.Tensor | None = None, reduction: int = 1,
-) -> torch.Tensor:  # fmt: skip
-    rows, classes = (x if x.dim() > 1 else x.unsqueeze(0)), target.reshape(-1, 1)
-    slack = (margin - rows.gather(1, classes) + rows).clamp_min(0)
-    slope = (slack > 0).to(x.dtype) if p == 1 else 2 * slack
-    if weight is not None:
-        slope = slope * weight[classes]
-    slope = slope.scatter(1, classes, 0.0) / rows.shape[1]
-    slope = slope.scatter(1, classes, -slope.sum(1, keepdim=True))
-    slope = slope / len(rows) if reduction == 1 else slope
-    return (slope * (gradient.unsqueeze(-1) if gradient.dim() else gradient)).reshape(x.shape)
 
 
 OPERATIONS: Mapping[Any, Callable[..., Any]] = {
@@ -238,12 +204,10 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.bitwise_right_shift.Tensor: _shifted_right,
     aten.copysign.Scalar: _copysign,
     aten.copysign.Tensor: _copysign,
-    aten.cummax.default: partial(_running_extreme, torch.ge),
-    aten.cummin.default: partial(_running_extreme, torch.le),
     aten.digamma.default: _digamma,
     aten.dist.default: _dist,
     aten.eye.default: _square_eye,
-    aten.exp2.default: _exp2,
+    aten.exp2.default: partial(torch.pow, 2.0),
     aten.eye.m: _eye,
     aten.hypot.default: _hypot,
     aten.kthvalue.default: _kthvalue,
@@ -251,7 +215,6 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.logcumsumexp.default: _logcumsumexp,
     aten.masked_scatter.default: _masked_scatter,
     aten.masked_scatter_backward.default: _masked_scatter_backward,
-    aten.multi_margin_loss_backward.default: _multi_margin_backward,
     aten.polygamma.default: _polygamma,
     aten.unfold.default: _unfold,
 }

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-aten = torch.ops.aten
-
 _WIDEST = 256
 """A transform of more elements is taken apart, if its length has factors."""
 
@@ -97,9 +95,9 @@ def _complex_to_real(z: Complex, dims: Sequence[int], normalization: int, size: 
     return _transformed(whole, [dim], 1).real * scale
 
 
-RULES: Mapping[Any, Callable[..., Any]] = {
-    aten._fft_c2c.default: _complex_to_complex,
-    aten._fft_r2c.default: _real_to_complex,
-    aten._fft_c2r.default: _complex_to_real,
+RULES: Mapping[str, Callable[..., Any]] = {
+    "_fft_c2c": _complex_to_complex,
+    "_fft_r2c": _real_to_complex,
+    "_fft_c2r": _complex_to_real,
 }
 """By operation, the transform of parts."""
