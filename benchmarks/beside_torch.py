@@ -76,12 +76,12 @@ def case_of(name: str) -> "Case":
 
 
 def export_case(name: str, folder: Path) -> None:
-    """Write the step of a network, without its update, and with plain convolutions for their gradients."""
+    """Write a step as the README does, without its update, and one that stays with plain convolutions."""
     from campo_onnx.export.torch import export_training_step
 
     module, loss, inputs, targets, _ = case_of(name)
     forms: Mapping[Path, Mapping[str, Any]] = {
-        folder / f"{name}.onnx": {"target": "cpu", "device": "cpu"},
+        folder / f"{name}.onnx": {},
         folder / f"{name}.plain.onnx": {"target": "onnxruntime", "conv_weight_gradient": "conv"},
     }
     for path, form in forms.items():

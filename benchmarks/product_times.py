@@ -57,6 +57,8 @@ def ours(path: Path, threads: int) -> Facts:
     It is the graph as a session runs it, with parameters in the order in which it reads them.
     """
     from campo_onnx.ir.importer import import_model
+    from campo_onnx.lowering.place import Place
+    from campo_onnx.lowering.sequence import as_it_runs
     from campo_onnx.runtime.api import LoadSettings
     from campo_onnx.runtime.feeds import synthesize
     from campo_onnx.runtime.registry import load, machine
@@ -64,7 +66,8 @@ def ours(path: Path, threads: int) -> Facts:
     from campo_onnx.training.weight_order import kept_as_read
     from campo_onnx.training.weight_update import WeightUpdate
 
-    given, here = import_model(path), machine("cpu", threads)
+    here = machine("cpu", threads)
+    given = as_it_runs(import_model(path), Place.on(here))
     parameters = gradient_interface(given.view, WeightUpdate(optimizer=None)).parameters()
     imported = import_model(kept_as_read(given.model, given.view, parameters)[0])
     feeds = synthesize(imported.view)

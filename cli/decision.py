@@ -57,6 +57,14 @@ class StrategyArguments:
         ),
     ] = 0.01
     margin_us: MarginOption = 1000.0
+    lower: Annotated[
+        bool,
+        typer.Option(
+            "--lower",
+            help="Choose the forms of convolutions for the device in a graph of another exporter too.",
+            rich_help_panel=DECISION,
+        ),
+    ] = False
     no_pads: Annotated[
         bool,
         typer.Option(
@@ -159,6 +167,7 @@ def plain_options(
         dims=dimensions(graph.dim),
         costs=basis.costs,
         evidence=basis.evidence,
+        lowers_any=decision.lower,
         pads=not decision.no_pads,
         pad_threshold_us=decision.pad_threshold_us,
         min_gain=decision.min_gain,

@@ -7,7 +7,7 @@ import typer
 
 from .decision import GraphArguments, StrategyArguments, plain_options
 from .evidence import TargetArguments, opened_target
-from .notes import report_unmatched
+from .notes import note_form, report_unmatched
 from .options import (
     SAFETY,
     VERIFICATION,
@@ -106,6 +106,8 @@ def frontier(
     from campo_onnx.emulation.frontier import measured_frontier
     from campo_onnx.ir.exporter import check_not_read
     from campo_onnx.ir.importer import check_model, import_model
+    from campo_onnx.lowering.place import Place
+    from campo_onnx.lowering.sequence import as_it_runs
     from campo_onnx.optimize.lists.list_file import resolve
     from campo_onnx.planning.pipeline import problem_of
     from campo_onnx.report.charts import check_plot, draw_frontier, save_figure
@@ -125,8 +127,9 @@ def frontier(
     with opened_target(where) as basis:
         decision = StrategyArguments(precision=precision)
         options = plain_options(basis, where, graph, decision, chosen_lists)
-        imported = import_model(model, options.dims)
+        imported = as_it_runs(import_model(model, options.dims), Place.of(options.target), options.dims)
         check_not_read(targets, imported.data_files)
+        note_form(imported, options.target.runtime.name, model.name)
         problem = problem_of(imported, options)
         report_unmatched(
             imported.view,

@@ -28,6 +28,7 @@ ROOMS = (
     "campo_onnx.calibrate",
     "campo_onnx.costs",
     "campo_onnx.optimize",
+    "campo_onnx.builder",
     "campo_onnx.lowering",
     "campo_onnx.planning",
     "campo_onnx.step",
@@ -102,7 +103,7 @@ EXCEPTIONS = {
     ("campo_onnx.measure.counters", "campo_onnx.runtime.onnxruntime.ncu"),
     ("campo_onnx.measure.counters", "campo_onnx.runtime.onnxruntime.ncu_table"),
     ("campo_onnx.bench.meters", "campo_onnx.runtime.onnxruntime.ncu"),
-    ("campo_onnx.export.target", "campo_onnx.runtime.onnxruntime.kernels"),  # its own operators are written
+    ("campo_onnx.builder.target", "campo_onnx.runtime.onnxruntime.kernels"),  # its own operators are written
     ("campo_onnx.emulation.simplify", "campo_onnx.runtime.onnxruntime.optimized"),
 }
 

@@ -99,9 +99,7 @@ def prepare(name: str, graphs: Path, key: str, costs: str = "auto") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _DONE).unlink(missing_ok=True)
     module, loss, inputs, targets = case_of(name)
-    model = export_training_step(
-        module, loss, inputs, targets, loss_scale=False, target="standard", device="cpu"
-    )
+    model = export_training_step(module, loss, inputs, targets, loss_scale=False)
     batch = [v.name for v in model.graph.input if v.name.startswith(("input", "target"))]
     values = (value.numpy() for value in (*inputs, *targets))
     feeds = first_state(module, model) | dict(zip(batch, values, strict=True))

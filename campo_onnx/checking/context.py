@@ -11,9 +11,10 @@ from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.files import read_bytes as read_file
 from campo_onnx.hardware.datasheet import devices
 from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ir.portable import is_portable
 from campo_onnx.ir.view import GraphView
 from campo_onnx.lowering.place import Place
-from campo_onnx.lowering.sequence import CONVOLUTIONS_LOW, lowered
+from campo_onnx.lowering.sequence import CONVOLUTIONS_LOW, as_it_runs, lowered
 from campo_onnx.ops.key import OpKey
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.rewrite import rewrite
@@ -22,7 +23,7 @@ from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import problem_of
 from campo_onnx.runtime.api import LoadSettings
-from campo_onnx.runtime.registry import load, machine
+from campo_onnx.runtime.registry import load, machine, runtimes
 from campo_onnx.targets.detect import resolve_target
 from campo_onnx.targets.roofline import copy_us, node_time
 from campo_onnx.targets.target import Target
@@ -133,6 +134,8 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
         If the baseline cannot be read, or the policy names something that does not exist.
     """
     plan = None if policy.baseline is None else _read_plan(policy.baseline)
+    if is_portable(fp32.model) and not is_portable(mixed.model):
+        fp32 = _as_it_was_lowered(fp32, mixed, _target_of(plan, mixed), policy)
     if mixed.view.opset.get("", 0) > fp32.view.opset.get("", 0):
         fp32 = _as_planned(fp32, _target_of(plan, mixed), policy)
     changes = changes_between(fp32, mixed, title=title)
@@ -157,6 +160,17 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
         policy=policy,
         ranges=ranges,
     )
+
+
+def _as_it_was_lowered(fp32: Imported, mixed: Imported, target: Target, policy: Policy) -> Imported:
+    """Bring a portable step into the form of a mixed one, which has the nodes of the right runtime."""
+    names = mixed.view.node.keys()
+    for runtime in (target.runtime, *runtimes()):
+        place = Place(runtime=runtime.name, processor=target.hardware.processor, target=target)
+        form = as_it_runs(fp32, place, policy.dims)
+        if all(node.name in names for node in form.view.nodes if node.op.op_type != "Cast"):
+            return form
+    return fp32
 
 
 def _as_planned(fp32: Imported, target: Target, policy: Policy) -> Imported:

@@ -10,9 +10,9 @@ from typing import TypeAlias
 import numpy as np
 from onnx import TensorProto
 
-from campo_onnx.export.compact import reshape
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.value import Value
+from campo_onnx.builder.compact import reshape
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 
 _JOINED = frozenset({"Add", "Sub", "Mul", "Where"})
 _FEWEST = 3  # joining and splitting takes as many launches as this saves at least

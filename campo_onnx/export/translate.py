@@ -12,12 +12,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.target import Target
+from campo_onnx.builder.value import Value
 from campo_onnx.errors import UnsupportedModelError, is_foreign
 from campo_onnx.export.batched_small_ops import side_by_side
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.target import Target
 from campo_onnx.export.translation import Expected, Table, UntranslatableError
-from campo_onnx.export.value import Value
 
 Ref: TypeAlias = Hashable
 """What a traced step calls a tensor."""

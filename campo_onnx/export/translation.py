@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from campo_onnx.export.value import Value
+from campo_onnx.builder.value import Value
 
 
 class UntranslatableError(Exception):

@@ -66,7 +66,7 @@ class Edit:
         return name
 
 
-_OLDEST_OPSET = 13
+OLDEST_OPSET = 13
 """Nodes are written as this opset and newer ones have them."""
 
 Replacement: TypeAlias = Callable[[Edit, OpNode], None]
@@ -90,7 +90,7 @@ def replaced(imported: Imported, nodes: Sequence[OpNode], replacement: Replaceme
     onnx.ModelProto
         The model itself where there is nothing to replace, or its opset is older than passes write.
     """
-    if not nodes or imported.view.opset.get("", 0) < _OLDEST_OPSET:
+    if not nodes or imported.view.opset.get("", 0) < OLDEST_OPSET:
         return imported.model
     model = onnx.ModelProto()
     model.CopyFrom(imported.model)

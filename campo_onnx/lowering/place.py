@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass, replace
 
+from campo_onnx.builder.target import Target as Form
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature, make_signature
 from campo_onnx.runtime.api import Support
-from campo_onnx.runtime.machine import Machine
+from campo_onnx.runtime.machine import DEFAULT, Machine
 from campo_onnx.runtime.registry import runtime_called
+from campo_onnx.targets.detect import target_of
 from campo_onnx.targets.target import Target
+from campo_onnx.targets.target import target as target_called
 
 CONVOLUTIONS_IN_BF16 = 22
 """The first opset in which Conv, ConvTranspose and pooling admit BF16."""
@@ -29,21 +32,24 @@ class Place:
         ``"cpu"`` or ``"cuda"``.
     opset
         The opset that the graph will have.
+    target
+        Whose figures choose among forms of one computation; None for those of any processor of its kind.
     """
 
     runtime: str
     processor: str
     opset: int = CONVOLUTIONS_IN_BF16
+    target: Target | None = None
 
     @classmethod
     def of(cls, target: Target) -> "Place":
         """The runtime and the processor of a target."""
-        return cls(runtime=target.runtime.name, processor=target.hardware.processor)
+        return cls(runtime=target.runtime.name, processor=target.hardware.processor, target=target)
 
     @classmethod
     def on(cls, machine: Machine) -> "Place":
         """The runtime and the processor of a machine."""
-        return cls(runtime=machine.runtime, processor=machine.provider)
+        return cls.of(target_of(machine))
 
     def runs(self, signature: Signature, opset: int | None = None) -> bool:
         """Whether the runtime takes a node in FP32, were its graph of an opset, by default :attr:`opset`."""
@@ -61,6 +67,16 @@ class Place:
         """
         support = self._support(make_signature(OpKey("", op_type), (), (), opset=opset), low)
         return support in (Support.NATIVE, Support.STORAGE)
+
+    @property
+    def operators(self) -> Form:
+        """The operators that passes may write beside those of the standard."""
+        return "cpu" if (self.runtime, self.processor) == (DEFAULT, "cpu") else "standard"
+
+    @property
+    def figures(self) -> Target:
+        """Figures to choose by among forms of one computation."""
+        return self.target or target_called("v100" if self.processor == "cuda" else "cpu")
 
     @property
     def finds_places_slowly(self) -> bool:

@@ -7,13 +7,16 @@ from typing import TypeAlias
 import onnx
 
 from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ir.portable import is_portable, mark_lowered
 from campo_onnx.ir.view import GraphView
+from campo_onnx.lowering.convolutions.passes import convolutions
 from campo_onnx.lowering.data_gradients import data_gradients
 from campo_onnx.lowering.dropout import dropout
 from campo_onnx.lowering.max_pool import max_pool
 from campo_onnx.lowering.place import CONVOLUTIONS_IN_BF16, Place
 from campo_onnx.lowering.raise_opset import raise_opset
 from campo_onnx.lowering.sign_masks import sign_masks
+from campo_onnx.lowering.unpooling import unpooling
 from campo_onnx.lowering.zero_padding import zero_padding
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
@@ -21,6 +24,10 @@ from campo_onnx.ops.schema import schema_of
 
 Pass: TypeAlias = Callable[[Imported, Place], onnx.ModelProto]
 """Gives the model to go on with; the very model of the graph where there is nothing to change."""
+
+FORMS: tuple[Pass, ...] = (convolutions, unpooling)
+"""Choose among forms of one computation, in a portable step. Before :data:`AS_IT_RUNS`, which writes other
+nodes for some pools."""
 
 AS_IT_RUNS: tuple[Pass, ...] = (dropout, max_pool)
 """Avoid what the runtime refuses, or runs by a reference implementation, in any precision."""
@@ -36,7 +43,9 @@ CONVOLUTIONS_LOW: tuple[Pass, ...] = (
 """Let convolutions run in BF16. Masks first: they look for Relu through max pools."""
 
 
-def as_it_runs(imported: Imported, place: Place, dims: Mapping[str, int] | None = None) -> Imported:
+def as_it_runs(
+    imported: Imported, place: Place, dims: Mapping[str, int] | None = None, *, chooses: bool = False
+) -> Imported:
     """Bring a graph into the form that a runtime runs, in FP32 as in any precision.
 
     Everything that is planned, timed or trained for the runtime starts from this form, the FP32 step
@@ -50,6 +59,8 @@ def as_it_runs(imported: Imported, place: Place, dims: Mapping[str, int] | None 
         Where it is to run.
     dims
         Sizes of symbolic dimensions.
+    chooses
+        Whether forms are chosen in any graph; without, only in a step that says that it is portable.
 
     Returns
     -------
@@ -57,7 +68,11 @@ def as_it_runs(imported: Imported, place: Place, dims: Mapping[str, int] | None 
         The given object where it is in that form already; else `passes` names what changed it.
     """
     here = replace(place, opset=imported.view.opset.get("", place.opset))
-    result = lowered(imported, here, AS_IT_RUNS, dims)
+    is_open = imported.stamp is None and is_portable(imported.model)
+    forms = FORMS if chooses or is_open else ()
+    result = lowered(imported, here, (*forms, *AS_IT_RUNS), dims)
+    if result is not imported:
+        mark_lowered(result.model)
     return result if result is imported else replace(result, given=imported.given)
 
 

@@ -58,6 +58,8 @@ class Options:
     lowers
         Whether the graph may be brought into the form that the target runs best (:mod:`campo_onnx.lowering`)
         before it is planned.
+    lowers_any
+        Whether forms of convolutions are chosen in a graph of another exporter as well.
 
     Raises
     ------
@@ -82,6 +84,7 @@ class Options:
     released: frozenset[str] = frozenset()
     flat_weights: Callable[[GraphView], FlatWeights] | None = None
     lowers: bool = True
+    lowers_any: bool = False
 
     def __post_init__(self) -> None:
         strategy_called(self.strategy)

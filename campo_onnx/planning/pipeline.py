@@ -151,7 +151,7 @@ def form_for(imported: Imported, options: Options) -> Imported:
     is_bound = bool(options.forbidden or options.released or options.evidence.profile)
     if imported.stamp is not None or not options.lowers:
         return imported
-    imported = as_it_runs(imported, place, options.dims)
+    imported = as_it_runs(imported, place, options.dims, chooses=options.lowers_any)
     if is_bound or not gains_convolutions(imported.view, place, options.low):
         return imported
     try:

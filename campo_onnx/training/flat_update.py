@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from campo_onnx.builder.target import Target as ExportTarget
+from campo_onnx.builder.target import target_here
 from campo_onnx.errors import ModelError
 from campo_onnx.export.optimizers import LAMB, Optimizer
-from campo_onnx.export.target import Target as ExportTarget
-from campo_onnx.export.target import target_here
 from campo_onnx.runtime.api import Tensor
 from campo_onnx.runtime.machine import DEFAULT, Machine
 from campo_onnx.runtime.registry import tensor

@@ -3,8 +3,8 @@
 import onnx
 from onnx import TensorProto, helper
 
+from campo_onnx.builder.graph import IR_VERSION
 from campo_onnx.errors import UsageError
-from campo_onnx.export.graph import IR_VERSION
 from campo_onnx.ir.view import GraphView
 from campo_onnx.optimize.flat_weights import FlatWeights
 from campo_onnx.step import naming as step_naming

@@ -15,11 +15,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.scaled_sums import gated_add, may_mix, mixed
+from campo_onnx.builder.target import Target
+from campo_onnx.builder.value import Value
 from campo_onnx.export.optimizers import LAMB, SGD, Adam, AdamW, Momentum, Optimizer
-from campo_onnx.export.scaled_sums import gated_add, may_mix, mixed
-from campo_onnx.export.target import Target
-from campo_onnx.export.value import Value
 from campo_onnx.training.flat_state import ROW
 
 PARAMETER, GRADIENT = "param", "grad"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from campo_onnx.bench.rounds import Progress
-from campo_onnx.export.target import Target as ExportTarget
+from campo_onnx.builder.target import Target as ExportTarget
 from campo_onnx.files import temporary_folder
 from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.ir.exporter import export_model

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from campo_onnx.builder.target import Target as ExportTarget
 from campo_onnx.costs.evidence import CostSource, Evidence
-from campo_onnx.export.target import Target as ExportTarget
 from campo_onnx.files import temporary_folder
 from campo_onnx.hardware import datasheet
 from campo_onnx.ir.importer import Imported

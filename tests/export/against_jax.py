@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import onnx
 import onnxruntime
+from lowered_forms import lowered_forms
 
 from campo_onnx.export.jax import export_training_step
 
@@ -33,11 +34,12 @@ def worst_deviation(loss: Callable[..., Any], parameters: dict[str, Any], **inpu
     model = export_training_step(loss, parameters, inputs, loss_scale=False)
     onnx.checker.check_model(model, full_check=True)
     feeds = {f"param.{n}": v for n, v in parameters.items()} | {f"input.{n}": v for n, v in inputs.items()}
-    actual = run(model, feeds)
+    actual, *others = (run(form, feeds) for form in (model, *lowered_forms(model)))
     value, gradients = jax.value_and_grad(loss)(parameters, **inputs)
     expected = {"loss": value} | {f"grad.{n}": g for n, g in gradients.items()}
     assert set(actual) == set(expected)
     return max(
-        float(np.abs(actual[n] - np.asarray(e)).max() / np.abs(np.asarray(e)).max())
+        float(np.abs(results[n] - np.asarray(e)).max() / np.abs(np.asarray(e)).max())
+        for results in (actual, *others)
         for n, e in expected.items()
     )

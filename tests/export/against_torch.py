@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
 
 import torch.nn.functional as F
+from lowered_forms import lowered_forms
 from torch import nn
 
 from campo_onnx.export.torch import export_training_step
@@ -74,10 +75,12 @@ def worst(pairs: dict[str, tuple[NDArray[Any], NDArray[Any]]]) -> float:
 def worst_deviation(
     module: Any, loss: Callable[..., Any], inputs: Sequence[Any], targets: Sequence[Any], **options: Any
 ) -> float:
-    """Export, run, and compare everything with eager."""
+    """Export, run as exported and as lowered, and compare everything with eager."""
     model = export_training_step(module, loss, inputs, targets, loss_scale=False, **options)
-    onnx.checker.check_model(model, full_check=True)
-    actual = run(with_masks(model), feeds_of(model, module, [*inputs, *targets]))
+    forms = [model, *lowered_forms(model)]
+    for form in forms:
+        onnx.checker.check_model(form, full_check=True)
+    actual, *others = (run(with_masks(form), feeds_of(form, module, [*inputs, *targets])) for form in forms)
     module.zero_grad()
     with replayed(actual, model):
         value = loss(module(*inputs), *targets)
@@ -86,7 +89,10 @@ def worst_deviation(
     expected |= {f"grad.{n}": p.grad for n, p in module.named_parameters() if p.grad is not None}
     expected |= {f"buf_out.{n}": b for n, b in module.named_buffers() if f"buf_out.{n}" in actual}
     assert {v.name for v in model.graph.output} == set(expected)
-    return worst({n: (actual[n], t.detach().numpy()) for n, t in expected.items()})
+    return max(
+        worst({n: (results[n], t.detach().numpy()) for n, t in expected.items()})
+        for results in (actual, *others)
+    )
 
 
 def masks_of(model: onnx.ModelProto) -> list[str]:

@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed (make test-f
 from against_torch import TOLERANCE, weighted_sum, worst_deviation
 from torch import nn
 
-from campo_onnx.export.torch import conv_on_cpu, export_training_step, patches, weight_gradient
+from campo_onnx.export.torch import export_training_step
+from campo_onnx.lowering.convolutions import conv_on_cpu, patches, weight_gradient
 
 IMAGE = (2, 4, 10, 9)
 CONVOLUTIONS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
@@ -65,8 +66,9 @@ def test_forms(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     build, image = CONVOLUTIONS[name]
     torch.manual_seed(0)
     module, x = Behind(build(), image), torch.randn(image)
-    options = {"device": "cpu", "target": "onnxruntime"}  # of weights "matmul", the first, or what is wanted
-    assert worst_deviation(module, weighted_sum, [x], [], **options) < TOLERANCE
+    # Of weights "matmul", the first, or what is wanted; at export, and in a portable step when it is lowered.
+    assert worst_deviation(module, weighted_sum, [x], [], device="cpu", target="onnxruntime") < TOLERANCE
+    assert worst_deviation(module, weighted_sum, [x], []) < TOLERANCE
 
 
 def operators(module: Any, image: tuple[int, ...]) -> set[str]:

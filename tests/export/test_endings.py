@@ -8,9 +8,9 @@ import pytest
 from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 
-from campo_onnx.export.compact import reduce, reshape, scaled
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.value import Value
+from campo_onnx.builder.compact import reduce, reshape, scaled
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 
 FLOAT = int(TensorProto.FLOAT)
 

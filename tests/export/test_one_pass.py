@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.value import Value
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 
 FLOAT = int(TensorProto.FLOAT)
 Build = Callable[[Graph, list[Value]], list[Value]]

@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from campo_onnx.export.compact import pad
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.value import Value
+from campo_onnx.builder.compact import pad
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 
 _LEVEL = onnxruntime.GraphOptimizationLevel
 X = -1 - np.arange(36, dtype=np.float32).reshape(1, 1, 6, 6)

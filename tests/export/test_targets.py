@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from against_torch import TOLERANCE, Function, weighted_sum, worst_deviation
 from torch import nn
 
-from campo_onnx.export.target import TARGETS
+from campo_onnx.builder.target import TARGETS
 from campo_onnx.export.torch import export_training_step
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.traffic import traffic

@@ -24,7 +24,8 @@ from against_torch import (
 )
 from torch import nn
 
-from campo_onnx.export.torch import export_training_step, gradient_as_kernel
+from campo_onnx.export.torch import export_training_step
+from campo_onnx.lowering.convolutions import gradient_as_kernel
 
 
 def with_short_gradient(x: Any) -> Any:
@@ -180,7 +181,7 @@ def test_the_taps_of_a_kernel_are_shared_out_between_the_image_and_the_gradient(
 @pytest.mark.parametrize(("channels", "outputs", "moved"), [(12, 4, 4), (4, 12, 4), (40, 40, None)])
 def test_one_tap_leaves_the_larger_image_where_it_is(channels: int, outputs: int, moved: int | None) -> None:
     module = nn.Sequential(nn.Conv2d(3, channels, 1), nn.Conv2d(channels, outputs, 1))
-    model = export_training_step(module, weighted_sum, torch.ones(5, 3, 6, 6))
+    model = export_training_step(module, weighted_sum, torch.ones(5, 3, 6, 6), device="v100")
     assert "Gather" not in {node.op_type for node in model.graph.node}
     infos = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.value_info}
     turned = [
@@ -213,7 +214,7 @@ def test_normalizations(normalization: Callable[[], Any]) -> None:
 
 
 def test_sums_over_many_elements_sum_each_sample_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("campo_onnx.export.compact.MANY_TERMS", 100)
+    monkeypatch.setattr("campo_onnx.builder.compact.MANY_TERMS", 100)
     module = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Tanh(), nn.BatchNorm2d(3), nn.Tanh())
     sample = torch.randn(5, 2, 4, 5)
     assert worst_deviation(module, weighted_sum, [sample], []) < TOLERANCE

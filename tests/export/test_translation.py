@@ -9,11 +9,11 @@ import pytest
 from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.graph import Graph
 from campo_onnx.export.translate import Constant, Operation, TracedStep, refuse_unknown, translate_step
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, merged, table
-from campo_onnx.export.value import Value
 
 _FLOAT = int(TensorProto.FLOAT)
 VECTOR = Expected(dtype=_FLOAT, shape=(3,))

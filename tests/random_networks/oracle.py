@@ -18,6 +18,9 @@ from torch.utils._pytree import tree_map_only
 from campo_onnx.errors import CampoError, UnsupportedModelError
 from campo_onnx.export.optimizers import SGD
 from campo_onnx.export.torch import export_training_step
+from campo_onnx.ir.importer import import_model
+from campo_onnx.lowering.place import Place
+from campo_onnx.lowering.sequence import FORMS, lowered
 from campo_onnx.training.session import TrainingSession
 from campo_onnx.training.weight_update import WeightUpdate
 from tests.random_networks.network import Network
@@ -124,11 +127,18 @@ def _in_session(model: onnx.ModelProto, feeds: Arrays) -> Arrays:
     return found | dict(result.metrics)
 
 
+def _as_on_gpu(model: onnx.ModelProto, feeds: Arrays) -> Arrays:
+    """Run the forms that are chosen for a GPU, which have kernels on a CPU as well."""
+    form = lowered(import_model(model, any_type=True), Place(runtime="onnxruntime", processor="cuda"), FORMS)
+    return _in_onnxruntime(_LEVEL.ORT_DISABLE_ALL, form.model, feeds)
+
+
 _LEVEL = onnxruntime.GraphOptimizationLevel
 RUNS: Mapping[str, Callable[[onnx.ModelProto, Arrays], Arrays]] = {
     "off": partial(_in_onnxruntime, _LEVEL.ORT_DISABLE_ALL),
     "all": partial(_in_onnxruntime, _LEVEL.ORT_ENABLE_ALL),
     "session": _in_session,
+    "as on a gpu": _as_on_gpu,
 }
 
 

@@ -12,6 +12,7 @@ from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export.jax.names import check_arrays, names_of, tensors_of, together
 from campo_onnx.export.jax.translate import translate
 from campo_onnx.ir.exporter import export_model
+from campo_onnx.ir.portable import mark_portable
 from campo_onnx.step import naming as step_naming
 
 __all__ = ["export_function", "export_training_step"]
@@ -144,6 +145,7 @@ def export_function(
             f"{', '.join(both)} is an input and an output", remedy="Call the results something else."
         )
     model = translate(closed, inputs, outputs, opset=opset)
+    mark_portable(model)
     if path is not None:
         export_model(model, Path(path))
     return model

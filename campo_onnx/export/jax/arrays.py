@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from campo_onnx.export.compact import (
+from campo_onnx.builder.compact import (
     cast,
     concat,
     crop,
@@ -19,10 +19,10 @@ from campo_onnx.export.compact import (
     reshape,
     transpose,
 )
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.products import matmul
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.products import matmul
+from campo_onnx.builder.value import Value
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
-from campo_onnx.export.value import Value
 
 _INT64 = int(TensorProto.INT64)
 _INT32 = int(TensorProto.INT32)

@@ -5,10 +5,10 @@ from typing import Any
 
 from onnx import TensorProto
 
-from campo_onnx.export.compact import cast, elementwise
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder.compact import cast, elementwise
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
-from campo_onnx.export.value import Value
 
 _BOOL = int(TensorProto.BOOL)
 _TO_NEAREST_EVEN = 1

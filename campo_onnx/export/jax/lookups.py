@@ -10,7 +10,7 @@ import numpy as np
 from jax.lax import GatherScatterMode
 from onnx import TensorProto
 
-from campo_onnx.export.compact import (
+from campo_onnx.builder.compact import (
     cast,
     crop,
     elementwise,
@@ -21,9 +21,9 @@ from campo_onnx.export.compact import (
     scatter_add_rows,
     transpose,
 )
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.export.translation import Expected, Table, table
-from campo_onnx.export.value import Value
 
 _INT64 = int(TensorProto.INT64)
 _BOOL = int(TensorProto.BOOL)

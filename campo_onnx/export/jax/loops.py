@@ -5,10 +5,10 @@ A loop needs the row that each turn reads, and a stack of what they give.
 
 from collections.abc import Sequence
 
-from campo_onnx.export.compact import concat, crop, elementwise, reshape
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder.compact import concat, crop, elementwise, reshape
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.export.translation import Expected, Table, table
-from campo_onnx.export.value import Value
 
 ROW, STACK, CHOICE = "row of a loop", "rows of a loop", "choice of a result"
 """Kinds of these operations; no primitives of JAX."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from campo_onnx.export.compact import cast, elementwise, reshape, scaled
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder.compact import cast, elementwise, reshape, scaled
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
-from campo_onnx.export.value import Value
 
 _UINT32, _FLOAT = int(TensorProto.UINT32), int(TensorProto.FLOAT)
 _MANTISSA = 23

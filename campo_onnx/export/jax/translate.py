@@ -12,11 +12,11 @@ import numpy as np
 import onnx
 from jax.extend import core
 
+from campo_onnx.builder.value import dtype_of
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export.jax import arrays, elementwise, lookups, loops, random, windows
 from campo_onnx.export.translate import Constant, Operation, Read, TracedStep, refuse_unknown, translate_step
 from campo_onnx.export.translation import Expected, merged
-from campo_onnx.export.value import dtype_of
 
 TRANSLATIONS = merged(
     family.TRANSLATIONS for family in (arrays, elementwise, lookups, loops, random, windows)

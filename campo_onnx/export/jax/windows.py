@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from campo_onnx.export.compact import crop, elementwise, full, pad, reshape, transpose
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder.compact import crop, elementwise, full, pad, reshape, transpose
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.export.jax.arrays import in_type_of_result, spread
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
-from campo_onnx.export.value import Value
 
 _MOST_AXES = 3  # what providers pool over
 

@@ -7,17 +7,18 @@ from typing import Any, Literal
 import onnx
 import torch
 
+from campo_onnx.builder.target import TARGETS
+from campo_onnx.builder.target import Target as Form
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export.optimizers import BY_NAME, LAMB, SGD, Adam, AdamW, Momentum, Optimizer
-from campo_onnx.export.target import TARGETS
-from campo_onnx.export.target import Target as Form
 from campo_onnx.export.torch.arguments import arguments
 from campo_onnx.export.torch.complex_numbers import complex_refused
 from campo_onnx.export.torch.step import Step
 from campo_onnx.export.torch.trace import trace
 from campo_onnx.export.torch.translate import translate, translations
-from campo_onnx.export.torch.weight_gradient import FORMS, WeightGradient
 from campo_onnx.ir.exporter import export_model
+from campo_onnx.ir.portable import mark_portable
+from campo_onnx.lowering.convolutions.weight_gradient import FORMS, WeightGradient
 from campo_onnx.step import naming as step_naming
 from campo_onnx.targets.target import Target
 from campo_onnx.targets.target import target as target_called
@@ -40,7 +41,7 @@ def export_training_step(
     opset: int = 20,
     target: Form = "standard",
     conv_weight_gradient: WeightGradient = "auto",
-    device: str | Target = "v100",
+    device: str | Target | None = None,
     assume: Literal["checks"] | None = None,
     path: str | Path | None = None,
 ) -> onnx.ModelProto:
@@ -75,7 +76,7 @@ def export_training_step(
     target
         Where the step is to run. ``"standard"``: anywhere, by operators of the standard alone;
         ``"onnxruntime"``, ``"cuda"`` and ``"cpu"``: with those of ONNX Runtime 1.31 that take fewer passes
-        over memory, on any provider, on CUDA or on the CPU (:data:`campo_onnx.export.target.Target`).
+        over memory, on any provider, on CUDA or on the CPU (:data:`campo_onnx.builder.target.Target`).
     conv_weight_gradient
         How weights of convolutions get their gradient: ``"matmul"`` (a gather and a matrix product),
         ``"images"`` (a product for each image) or ``"conv"`` (a convolution with a kernel as large as the
@@ -125,10 +126,14 @@ def export_training_step(
         targets=arguments(example_targets, loss, skip=1, kind="target", name_of=step_naming.target),
         checks_pass=assume == "checks",
     )
-    known = target_called(device) if isinstance(device, str) else device
-    table = translations(conv_weight_gradient, known)
+    portable = target == "standard" and device is None and conv_weight_gradient == "auto"
+    device = device or ("cpu" if target == "cpu" else "v100")
+    figures = target_called(device) if isinstance(device, str) else device
+    table = translations("conv" if portable else conv_weight_gradient, figures)
     traced, inputs, outputs = trace(step, frozenset(table))
     model = translate(traced, inputs, outputs, table, opset=opset, target=target)
+    if portable:
+        mark_portable(model)
     if path is not None:
         export_model(model, Path(path))
     return model

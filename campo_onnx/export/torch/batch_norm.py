@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from campo_onnx.export.compact import elementwise, expand, full, reduce, reshape, sum_per_channel
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.scaled_sums import affine_rows, gated_add
+from campo_onnx.builder.compact import elementwise, expand, full, reduce, reshape, sum_per_channel
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.scaled_sums import affine_rows, gated_add
+from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
-from campo_onnx.export.value import Value
 
 _SHORTEST_ROW = 32
 """Elements of an image's channel from which on its statistics are few beside it."""

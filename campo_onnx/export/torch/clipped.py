@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from campo_onnx.export.compact import elementwise, scaled
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder.compact import elementwise, scaled
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import aten, operand
 from campo_onnx.export.translation import Expected, Table, table
-from campo_onnx.export.value import Value
 
 _BOUND = 3.0
 """Where the hard sigmoid of torch is flat from, on both sides."""

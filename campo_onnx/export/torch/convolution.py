@@ -1,22 +1,22 @@
 """Convolutions and their gradients.
 
-The gradient of the input is a transposed convolution; :mod:`campo_onnx.export.torch.weight_gradient` has
-that of the weight, and :mod:`campo_onnx.export.torch.conv_on_cpu` what a CPU does faster.
+The gradient of the input is a transposed convolution; :mod:`campo_onnx.lowering.convolutions` has that of the
+weight, and what a CPU does faster.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from campo_onnx.export.compact import sum_per_channel
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.torch import conv_on_cpu
-from campo_onnx.export.torch.conv_on_cpu import input_gradient
+from campo_onnx.builder.compact import sum_per_channel
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import aten, pair
-from campo_onnx.export.torch.patches import Geometry
-from campo_onnx.export.torch.weight_gradient import WeightGradient, weight_gradient
 from campo_onnx.export.translation import Expected, Translation, UntranslatableError, table
-from campo_onnx.export.value import Value
+from campo_onnx.lowering.convolutions import conv_on_cpu
+from campo_onnx.lowering.convolutions.conv_on_cpu import input_gradient
+from campo_onnx.lowering.convolutions.patches import Geometry
+from campo_onnx.lowering.convolutions.weight_gradient import WeightGradient, weight_gradient
 from campo_onnx.targets.target import Target, target
 
 

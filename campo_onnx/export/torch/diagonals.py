@@ -1,11 +1,11 @@
 """Diagonals: read, and written to."""
 
-from campo_onnx.export.compact import reshape, transpose
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder.compact import reshape, transpose
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.layout import sliced, written_to_slice
 from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, table
-from campo_onnx.export.value import Value
 
 
 def _diagonal(g: Graph, expected: Expected, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from onnx import TensorProto
 
-from campo_onnx.export.compact import cast, elementwise, expand, full, scaled
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.scaled_sums import may_mix, mixed
+from campo_onnx.builder.compact import cast, elementwise, expand, full, scaled
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.scaled_sums import may_mix, mixed
+from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import FLOATS, aten, operand, promoted
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
-from campo_onnx.export.value import Value
 
 _BOOL, _INT32 = int(TensorProto.BOOL), int(TensorProto.INT32)
 

@@ -10,11 +10,11 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto
 
-from campo_onnx.export.compact import cast, crop, elementwise, reduce, reshape
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder.compact import cast, crop, elementwise, reduce, reshape
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import aten, axes_of
 from campo_onnx.export.translation import Expected, Table, table
-from campo_onnx.export.value import Value
 
 _INT32 = int(TensorProto.INT32)
 _BOOL = int(TensorProto.BOOL)

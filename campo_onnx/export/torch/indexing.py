@@ -6,7 +6,7 @@ from typing import Any
 
 from onnx import TensorProto
 
-from campo_onnx.export.compact import (
+from campo_onnx.builder.compact import (
     cast,
     crop,
     elementwise,
@@ -16,10 +16,10 @@ from campo_onnx.export.compact import (
     scatter_add_rows,
     transpose,
 )
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import aten, operand
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
-from campo_onnx.export.value import Value
 
 _INT64 = int(TensorProto.INT64)
 _BOOL = int(TensorProto.BOOL)

@@ -1,8 +1,8 @@
 """Tensors that are computed apart, joined, and whose gradients are slices of the gradient of the whole."""
 
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.peepholes import part_of
-from campo_onnx.export.value import Node, Value
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.peepholes import part_of
+from campo_onnx.builder.value import Node, Value
 
 
 def joined_rectified(g: Graph, gradient: Value, x: Value) -> tuple[Node, Value] | None:

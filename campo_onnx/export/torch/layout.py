@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from campo_onnx.export.compact import cast, concat, crop, expand, pad, reshape, transpose
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder.compact import cast, concat, crop, expand, pad, reshape, transpose
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import aten, axes_of
 from campo_onnx.export.translation import Expected, Table, table
-from campo_onnx.export.value import Value
 
 
 def _reshaped(g: Graph, expected: Expected, x: Value, *_: Any, **__: Any) -> Value:

@@ -1,11 +1,11 @@
 """Products of matrices."""
 
-from campo_onnx.export.compact import elementwise
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.products import gemm, matmul
+from campo_onnx.builder.compact import elementwise
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.products import gemm, matmul
+from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, table
-from campo_onnx.export.value import Value
 
 
 def _mm(g: Graph, expected: Expected, a: Value, b: Value) -> Value:

@@ -2,11 +2,11 @@
 
 from onnx import TensorProto
 
-from campo_onnx.export.compact import cast, elementwise, expand, full, reduce, reshape
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder.compact import cast, elementwise, expand, full, reduce, reshape
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, table
-from campo_onnx.export.value import Value
 
 _INT64 = int(TensorProto.INT64)
 _MEAN, _SUM = 1, 2  # torch's numbers of a loss's reduction

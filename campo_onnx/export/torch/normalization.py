@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from onnx import TensorProto
 
-from campo_onnx.export.compact import elementwise, full, reduce, reshape, sum_per_channel
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.scaled_sums import affine_rows, gated_add
+from campo_onnx.builder.compact import elementwise, full, reduce, reshape, sum_per_channel
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.scaled_sums import affine_rows, gated_add
+from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.batch_norm import along_channels, mul
 from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, table
-from campo_onnx.export.value import Value
 
 _DOUBLE = int(TensorProto.DOUBLE)
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from onnx import TensorProto
 
-from campo_onnx.export import compact
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder import compact
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.export.translation import UntranslatableError
-from campo_onnx.export.value import Value
 
 aten = torch.ops.aten
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from campo_onnx.export.compact import concat, pad, reduce
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder.compact import concat, pad, reduce
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.layout import sliced
 from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, table
-from campo_onnx.export.value import Value
 
 
 def _replicated_backward(

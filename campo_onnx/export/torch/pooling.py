@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from onnx import TensorProto
 
-from campo_onnx.export.compact import elementwise, full, reshape
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder.compact import elementwise, reshape
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import aten, pair
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
-from campo_onnx.export.value import Value
+from campo_onnx.lowering.unpooling import pool_gradient
 
 Matrix = NDArray[np.float64]
 
@@ -49,29 +49,13 @@ def _window(
     }
 
 
-def _are_tiles(window: Mapping[str, Any], image: Sequence[int]) -> bool:
-    """Whether windows lie side by side and cover the image, so that each element is in one of them."""
-    sizes = window["kernel_shape"]
-    fit = all(n % size == 0 for n, size in zip(image, sizes, strict=True))
-    return fit and window["strides"] == sizes and not any(window["pads"]) and set(window["dilations"]) == {1}
-
-
 def _max_pool_backward(
     g: Graph, expected: Expected, gradient: Value, x: Value, kernel: Sequence[int], stride: Sequence[int],
     padding: int | Sequence[int], dilation: int | Sequence[int], ceil_mode: bool, indices: Value,
 ) -> Value:  # fmt: skip
     window = _window(x.rank - 2, kernel, stride, padding, dilation, ceil_mode)
     place = _place_in_tensor(g, x, indices)
-    are_tiles = _are_tiles(window, x.shape[2:])
-    if g.target == "cpu" and are_tiles and gradient.dtype != TensorProto.DOUBLE:
-        # One pass: ScatterElements adds to a tensor of zeros that is written first. Doubles have no kernel.
-        return g.op("MaxUnpool", gradient, place, **{n: window[n] for n in ("kernel_shape", "strides")})
-    zeros = full(g, (x.elements,), 0, gradient.dtype)
-    flat = reshape(g, place, (place.elements,))
-    source = reshape(g, gradient, (gradient.elements,))
-    # Where no two gradients meet in a place, a GPU need not add them atomically.
-    reduction = None if are_tiles else "add"
-    return reshape(g, g.op("ScatterElements", zeros, flat, source, axis=0, reduction=reduction), x.shape)
+    return pool_gradient(g, gradient, place, window, x.shape)
 
 
 def _place_in_tensor(g: Graph, x: Value, indices: Value) -> Value:

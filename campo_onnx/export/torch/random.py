@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from campo_onnx.export.compact import cast, elementwise, reshape, scaled
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder.compact import cast, elementwise, reshape, scaled
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import aten
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, merged, table
-from campo_onnx.export.value import Value
 
 _FLOAT = int(TensorProto.FLOAT)
 

@@ -1,11 +1,11 @@
 """Rectifiers and their gradients, masked once where several tensors or fewer values allow it."""
 
-from campo_onnx.export.compact import elementwise, reshape
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder.compact import elementwise, reshape
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Node, Value
 from campo_onnx.export.torch.joined import first_input, joined_rectified
 from campo_onnx.export.torch.operands import aten, operand
 from campo_onnx.export.translation import Expected, Table, table
-from campo_onnx.export.value import Node, Value
 
 _PLACING = {"MaxUnpool": 0, "ScatterElements": 2}
 """Operators that put values in their places, and which input these are; the second says which places."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from campo_onnx.export.compact import (
+from campo_onnx.builder.compact import (
     cast,
     elementwise,
     reduce,
@@ -17,13 +17,13 @@ from campo_onnx.export.compact import (
     scaled,
     swap_last_two,
 )
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.products import PRODUCTS
-from campo_onnx.export.scaled_sums import gated_add, may_mix, mixed
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.products import PRODUCTS
+from campo_onnx.builder.scaled_sums import gated_add, may_mix, mixed
+from campo_onnx.builder.value import Node, Value
 from campo_onnx.export.torch.extremes import extreme
 from campo_onnx.export.torch.operands import aten, axes_of, operand
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
-from campo_onnx.export.value import Node, Value
 
 Dims = int | Sequence[int] | None
 

@@ -4,12 +4,12 @@ from typing import Any
 
 from onnx import TensorProto
 
-from campo_onnx.export.compact import cast, elementwise, full, reduce, reshape
-from campo_onnx.export.graph import Graph
+from campo_onnx.builder.compact import cast, elementwise, full, reduce, reshape
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.extremes import ordered
 from campo_onnx.export.torch.operands import aten, operand, promoted
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
-from campo_onnx.export.value import Value
 
 _INT32, _INT64 = int(TensorProto.INT32), int(TensorProto.INT64)
 _SMALL = frozenset(int(t) for t in (TensorProto.BOOL, TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16))

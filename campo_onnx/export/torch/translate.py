@@ -8,8 +8,8 @@ from typing import Any
 import onnx
 import torch
 
+from campo_onnx.builder.target import Target as Form
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.target import Target as Form
 from campo_onnx.export.torch import (
     batch_norm,
     clipped,
@@ -31,9 +31,9 @@ from campo_onnx.export.torch import (
 from campo_onnx.export.torch.convolution import translations as convolution
 from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import Origin, origin_of
-from campo_onnx.export.torch.weight_gradient import WeightGradient
 from campo_onnx.export.translate import Constant, Operation, Read, TracedStep, refuse_unknown, translate_step
 from campo_onnx.export.translation import Expected, Table, merged
+from campo_onnx.lowering.convolutions.weight_gradient import WeightGradient
 from campo_onnx.step import naming as step_naming
 from campo_onnx.targets.target import Target
 from campo_onnx.targets.target import target as target_called

@@ -13,8 +13,8 @@ from typing import Any
 import onnx
 import torch
 
+from campo_onnx.builder.target import Target, target_here
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.target import Target, target_here
 from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import Origin, mark
 from campo_onnx.export.torch.translate import translate

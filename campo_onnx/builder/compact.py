@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import numpy_helper
 
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.value import Value, reshape_attributes
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value, reshape_attributes
 
 
 def reshape(g: Graph, x: Value, shape: Sequence[int]) -> Value:

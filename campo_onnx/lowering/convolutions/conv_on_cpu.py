@@ -19,11 +19,12 @@ from functools import partial
 
 import numpy as np
 
-from campo_onnx.export.compact import elementwise, pad, reduce, reshape, transpose
-from campo_onnx.export.form_choice import Form, cheapest
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.products import gemm, matmul
-from campo_onnx.export.torch.patches import (
+from campo_onnx.builder.compact import elementwise, pad, reduce, reshape, transpose
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.products import gemm, matmul
+from campo_onnx.builder.value import Value
+from campo_onnx.lowering.convolutions.form_choice import Form, cheapest
+from campo_onnx.lowering.convolutions.patches import (
     LARGEST_INDEX,
     Axis,
     Geometry,
@@ -35,7 +36,6 @@ from campo_onnx.export.torch.patches import (
     selected,
     selection,
 )
-from campo_onnx.export.value import Value
 from campo_onnx.targets.target import target
 
 

@@ -1,7 +1,7 @@
 """The gradient of a convolution's weight, in three forms.
 
 - ``"conv"``: a convolution of the input with the output's gradient, as large as an image, as kernel
-  (:mod:`campo_onnx.export.torch.gradient_as_kernel`).
+  (:mod:`campo_onnx.lowering.convolutions.gradient_as_kernel`).
 - ``"matmul"``: the input as each tap of the kernel sees it, times the output's gradient. More nodes,
   but the work is one matrix product, the shape tensor cores are made for.
 - ``"images"``: the same with a product for each image, the results summed: nothing is transposed.
@@ -19,12 +19,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
-from campo_onnx.export.compact import crop, reduce, reshape, swap_last_two, transpose
-from campo_onnx.export.form_choice import cheapest
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.products import gemm, matmul
-from campo_onnx.export.torch.gradient_as_kernel import by_convolution
-from campo_onnx.export.torch.patches import (
+from campo_onnx.builder.compact import crop, reduce, reshape, swap_last_two, transpose
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.products import gemm, matmul
+from campo_onnx.builder.value import Value
+from campo_onnx.lowering.convolutions.form_choice import cheapest
+from campo_onnx.lowering.convolutions.gradient_as_kernel import by_convolution
+from campo_onnx.lowering.convolutions.patches import (
     Axis,
     Geometry,
     axes_of,
@@ -36,7 +37,6 @@ from campo_onnx.export.torch.patches import (
     selected,
     unfolded,
 )
-from campo_onnx.export.value import Value
 from campo_onnx.targets.target import Target
 
 WeightGradient: TypeAlias = Literal["auto", "matmul", "images", "conv"]

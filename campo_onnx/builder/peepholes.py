@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from campo_onnx.export.cuda_fusions import BIAS_DROPOUT
-from campo_onnx.export.value import Node, Value, readers_of
+from campo_onnx.builder.cuda_fusions import BIAS_DROPOUT
+from campo_onnx.builder.value import Node, Value, readers_of
 
 
 def merged_pairs(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node]:
@@ -155,9 +155,13 @@ def part_of(node: Node) -> tuple[int, int, int] | None:
 
 
 def _fitted_reduction(reduction: Node, reshape: Node) -> Node | None:
-    if reshape.op_type != "Reshape" or not reduction.op_type.startswith("Reduce"):
+    if (
+        reshape.op_type != "Reshape"
+        or not reduction.op_type.startswith("Reduce")
+        or len(reduction.inputs) < 2
+    ):
         return None
-    keepdims = not reduction.attributes["keepdims"]
+    keepdims = not reduction.attributes.get("keepdims", 1)
     if reshape.outputs[0].shape != _shape(reduction, keepdims=keepdims):
         return None
     return replace(

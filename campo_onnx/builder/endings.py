@@ -6,7 +6,7 @@ An output has a buffer of its own, so that a Reshape that makes one is a copy; e
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from campo_onnx.export.value import Node, Value, readers_of, reshape_attributes
+from campo_onnx.builder.value import Node, Value, readers_of, reshape_attributes
 
 _SCALED = frozenset({"Mul", "Div"})
 
@@ -64,7 +64,7 @@ def _shape_before(node: Node, result: Value) -> tuple[int, ...] | None:
         return None
     if node.op_type in _SCALED and other.elements == 1 and source.shape == node.outputs[0].shape:
         return result.shape if other.rank <= len(result.shape) else None
-    if not node.op_type.startswith("Reduce") or other.constant is None or node.attributes["keepdims"]:
+    if not node.op_type.startswith("Reduce") or other.constant is None or node.attributes.get("keepdims", 1):
         return None
     axes = sorted(int(axis) for axis in other.constant)
     return (*source.shape[: len(axes)], *result.shape) if axes == [*range(len(axes))] else None

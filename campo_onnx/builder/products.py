@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from campo_onnx.export.compact import reshape, scale_apart, scaled, swap_last_two, transpose
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.value import Value
+from campo_onnx.builder.compact import reshape, scale_apart, scaled, swap_last_two, transpose
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 
 PRODUCTS = frozenset({"MatMul", "com.microsoft:FusedMatMul"})
 """Operators that multiply batches of matrices."""

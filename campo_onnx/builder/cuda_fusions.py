@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from campo_onnx.export.value import Node, Value, readers_of
+from campo_onnx.builder.value import Node, Value, readers_of
 
 DROPOUT, BIAS_DROPOUT = "Dropout", "com.microsoft:BiasDropout"
 _MOST_TERMS = 8

@@ -11,11 +11,11 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from campo_onnx.export.compact import full, pad, reduce, reshape, transpose
-from campo_onnx.export.form_choice import cheapest
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.torch.patches import Geometry
-from campo_onnx.export.value import Value
+from campo_onnx.builder.compact import full, pad, reduce, reshape, transpose
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
+from campo_onnx.lowering.convolutions.form_choice import cheapest
+from campo_onnx.lowering.convolutions.patches import Geometry
 from campo_onnx.targets.roofline import TILE
 from campo_onnx.targets.target import Target
 
@@ -53,11 +53,15 @@ def _swapped(g: Graph, x: Value, gradient: Value, geometry: Geometry, pads: Sequ
     """Swap batch and channels; stride and dilation swap as well."""
     groups, (batch, channels, *size) = geometry.groups, x.shape
     axes = range(2, x.rank)
-    split = reshape(g, x, (batch, groups, channels // groups, *size))
-    turned = transpose(g, split, [2, 1, 0, *(axis + 1 for axis in axes)])
+    if groups > 1:
+        split = reshape(g, x, (batch, groups, channels // groups, *size))
+        turned = transpose(g, split, [2, 1, 0, *(axis + 1 for axis in axes)])
+        images = reshape(g, turned, (channels // groups, groups * batch, *size))
+    else:
+        images = transpose(g, x, [1, 0, *axes])
     taps = g.op(
         "Conv",
-        reshape(g, turned, (channels // groups, groups * batch, *size)),
+        images,
         transpose(g, gradient, [1, 0, *axes]),
         strides=list(geometry.dilations),
         dilations=list(geometry.strides),

@@ -8,9 +8,9 @@ from typing import TypeVar
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from campo_onnx.export.cpu_price import node_us
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.value import Node, Value
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Node, Value
+from campo_onnx.lowering.convolutions.cpu_price import node_us
 from campo_onnx.ops.facts import ports_of, work_of
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision

@@ -1,7 +1,7 @@
 """An ONNX graph under construction: static types, one node per distinct computation, readable names."""
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +11,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
-from campo_onnx.export.cuda_fusions import bias_dropouts, sums
-from campo_onnx.export.endings import ending_in_computation
-from campo_onnx.export.peepholes import merged_pairs, pads_of_their_own, splits, without_unread
-from campo_onnx.export.target import Target, may_use
-from campo_onnx.export.value import Node, Value
+from campo_onnx.builder.cuda_fusions import bias_dropouts, sums
+from campo_onnx.builder.endings import ending_in_computation
+from campo_onnx.builder.peepholes import merged_pairs, pads_of_their_own, splits, without_unread
+from campo_onnx.builder.target import Target, may_use
+from campo_onnx.builder.value import Node, Value
 from campo_onnx.ops.facts import output_types
 from campo_onnx.ops.fold import evaluated
 from campo_onnx.ops.key import MICROSOFT, OpKey
@@ -70,13 +70,17 @@ class Graph:
         self._names[name] = 1
         return value
 
-    def constant(self, array: NDArray[Any] | np.generic) -> Value:
-        """Give a constant; equal ones are one."""
+    def reserve(self, names: Iterable[str]) -> None:
+        """Give these names to no new node or constant."""
+        self._names |= dict.fromkeys(names, 1)
+
+    def constant(self, array: NDArray[Any] | np.generic, name: str = "") -> Value:
+        """Give a constant; equal ones are one, with the name of the first."""
         array = np.ascontiguousarray(array).reshape(np.shape(array))
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             self._constants[key] = Value(
-                name=self._fresh("constant"),
+                name=name or self._fresh("constant"),
                 dtype=helper.np_dtype_to_tensor_dtype(array.dtype),
                 shape=array.shape,
                 constant=array,
@@ -117,13 +121,21 @@ class Graph:
         while inputs and inputs[-1] is None:
             inputs = inputs[:-1]
         attributes = {k: _attribute(v) for k, v in sorted(attributes.items()) if v is not None}
-        names = [v and v.name for v in inputs]
-        key = (op_type, outputs, *names, *((k, _key(v)) for k, v in attributes.items()))
+        key = _node_key(op_type, inputs, outputs, attributes)
         if key in self._known and not _draws(op_type):
             return self._known[key]
         made = self._add(op_type, inputs, outputs, attributes)
         self._known[key] = made
         return made
+
+    def copy(self, node: Node) -> tuple[Value, ...]:
+        """Add a node of another graph under its own name, unless another computes the same."""
+        attributes = dict(sorted(node.attributes.items()))
+        key = _node_key(node.op_type, node.inputs, len(node.outputs), attributes)
+        if key in self._known and not _draws(node.op_type):
+            return self._known[key]
+        self._known[key] = self._placed(node)
+        return node.outputs
 
     def _add(
         self, op_type: str, inputs: tuple[Value | None, ...], outputs: int, attributes: Mapping[str, Any]
@@ -167,12 +179,16 @@ class Graph:
             Value(name=name if i == 0 else f"{name}.{i}", dtype=dtype, shape=shape)
             for i, (dtype, shape) in enumerate(types)
         )
-        made = Node(op_type=op_type, inputs=inputs, outputs=values, attributes=attributes, name=name)
-        self._nodes.append(made)
-        self._producer.update(dict.fromkeys((v.name for v in values), made))
-        for name in {v.name for v in inputs if v is not None}:
-            self._consumers.setdefault(name, []).append(made)
-        return values
+        return self._placed(
+            Node(op_type=op_type, inputs=inputs, outputs=values, attributes=attributes, name=name)
+        )
+
+    def _placed(self, node: Node) -> tuple[Value, ...]:
+        self._nodes.append(node)
+        self._producer.update(dict.fromkeys((v.name for v in node.outputs), node))
+        for name in {v.name for v in node.inputs if v is not None}:
+            self._consumers.setdefault(name, []).append(node)
+        return node.outputs
 
     def _infer(
         self, node: onnx.NodeProto, inputs: tuple[Value | None, ...]
@@ -333,6 +349,13 @@ def _static(tensor: onnx.TypeProto.Tensor, op_type: str) -> tuple[int, tuple[int
 
 def _attribute(value: Any) -> Any:
     return numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
+
+
+def _node_key(
+    op_type: str, inputs: Sequence[Value | None], outputs: int, attributes: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    names = [v and v.name for v in inputs]
+    return (op_type, outputs, *names, *((k, _key(v)) for k, v in attributes.items()))
 
 
 def _key(value: Any) -> Any:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from campo_onnx.export.compact import elementwise, full, reshape
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.value import Value
+from campo_onnx.builder.compact import elementwise, full, reshape
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 
 _LONGEST_ROW = 4096
 """Elements of a row, where its length may be chosen: hidden sizes are what the kernel is written for."""

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from campo_onnx.export.compact import pad, reshape, transpose
-from campo_onnx.export.graph import Graph
-from campo_onnx.export.value import Value
+from campo_onnx.builder.compact import pad, reshape, transpose
+from campo_onnx.builder.graph import Graph
+from campo_onnx.builder.value import Value
 
 LARGEST_INDEX = 1 << 16
 """Numbers in a constant index; images for which it would be larger are not gathered pixel by pixel."""

@@ -75,7 +75,7 @@ def _transpose_us(result: Shape, perm: Sequence[int]) -> float:
 
 
 def _conv_us(kernel: Shape, result: Shape, attributes: Mapping[str, Any]) -> float:
-    groups = attributes.get("group", 1)
+    groups: int = attributes.get("group", 1)
     batch, filters, *sizes = result
     positions, seen = math.prod(sizes), math.prod(kernel[1:])
     gathered = batch * groups * seen * positions
@@ -92,7 +92,7 @@ def _conv_us(kernel: Shape, result: Shape, attributes: Mapping[str, Any]) -> flo
 
 
 def _conv_transpose_us(image: Shape, kernel: Shape, attributes: Mapping[str, Any]) -> float:
-    groups = attributes.get("group", 1)
+    groups: int = attributes.get("group", 1)
     batch, filters, *sizes = image
     positions, made = math.prod(sizes), math.prod(kernel[1:])
     added = batch * groups * made * positions  # on one thread
