@@ -7,12 +7,13 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
-from campo_onnx.ir.sort import bodies
+from campo_onnx.ir.sort import bodies, outer_reads
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
 
+_SUMS = having(Trait.SUM, Trait.SUM_OF_SQUARES)
 _BOUNDED = having(Trait.BOUNDED)
 _SMALL = having(Trait.AT_MOST_ONE)
 _KEEPING = having(Trait.MOVES, Trait.SIGN, Trait.SAME_SIZE, Trait.NO_LARGER)
@@ -44,20 +45,46 @@ def growing_outputs(model: onnx.ModelProto) -> Mapping[str, frozenset[str]]:
 
 
 def accumulating_outputs(model: onnx.ModelProto, view: GraphView) -> Mapping[str, float]:
-    """Count the turns of loops that add to a state, by what they return of it; unknown counts are long.
+    """Count what bodies add up and return: turns of loops that add to a state, terms of sums.
+
+    Unknown counts are long.
 
     Returns
     -------
     mapping
-        Turns, by output of the Loop or Scan.
+        Terms, by output of the If, Loop or Scan.
     """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    found: dict[str, float] = {}
+    terms: dict[str, float] = {}
     for node in model.graph.node:
+        if node.op_type in ("If", "Loop", "Scan"):
+            terms.update((output, _terms(node, output, view)) for output in _summing(node))
         if node.op_type in ("Loop", "Scan"):
             outputs = _accumulating(node, constants)
-            found.update(dict.fromkeys(outputs, _turns(node, view) if outputs else 1.0))
-    return MappingProxyType(found)
+            terms.update(dict.fromkeys(outputs, _turns(node, view) if outputs else 1.0))
+    return MappingProxyType(terms)
+
+
+def _summing(node: NodeProto) -> frozenset[str]:
+    """What a body returns of a sum, moved and scaled."""
+    outputs: set[str] = set()
+    for body in bodies(node):
+        sums: set[str] = set()
+        for inner in body.node:
+            op = OpKey(inner.domain, inner.op_type)
+            is_sum = op in _SUMS and not inner.op_type.endswith(("Mean", "Pool"))
+            if is_sum or (op in _LINEAR and not sums.isdisjoint(inner.input)):
+                sums.update(inner.output)
+        results = [value.name for value in body.output[node.op_type == "Loop" :]]
+        outputs.update(o for o, result in zip(node.output, results, strict=False) if o and result in sums)
+    return frozenset(outputs)
+
+
+def _terms(node: NodeProto, output: str, view: GraphView) -> float:
+    """How many of the values that a body reads meet in one that it returns."""
+    read = [view.tensors[t].elements for t in (*node.input, *outer_reads(node)) if view.is_float32(t)]
+    result = view.tensors[output].elements
+    return max(map(float, filter(None, read))) / result if result and any(read) else _MANY_TURNS
 
 
 def _accumulating(node: NodeProto, constants: Mapping[str, TensorProto]) -> frozenset[str]:

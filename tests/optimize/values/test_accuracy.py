@@ -83,6 +83,12 @@ SCAN = """last, all = Scan<num_scan_inputs = 1,
 LOOP = """last = Loop<body = b (int64 i, bool c, float[8] s) => (bool d, float[8] n) {
     d = Identity(c) n = Add(s, x) }>(turns, go, zero) row = Unsqueeze(last, along) y = MatMul(row, w)"""
 
+BODIES = {
+    "If": """row = If(go) <then_branch = a () => (float[1,8] s) { s = ReduceSum<keepdims = 1>(x, axes) },
+        else_branch = b () => (float[1,8] m) { m = ReduceMax<keepdims = 1>(x, axes) }>""",
+    "Loop": """row = Loop<body = b (int64 i, bool c) => (bool d, float[8] s) {
+        d = Identity(c) s = ReduceSum<keepdims = 0>(x, axes) }>(turns, go)""",
+}
 COSINE = """xx = Mul(x, x) zz = Mul(z, z) xz = Mul(x, z)
     a = ReduceSum<keepdims = 1>(xx, axis) b = ReduceSum<keepdims = 1>(zz, axis)
     c = ReduceSum<keepdims = 1>(xz, axis) ab = Mul(a, b) r = Sqrt(ab) q = Div(c, r) y = Sub(one, q)"""
@@ -208,6 +214,15 @@ CASES = {
         {"x": normal(8, mean=20.0), "w": normal(8, 8)},
         "float[1,8] y",
     ),
+    **{
+        f"a sum by {name}, returned": Case(
+            f"{text} y = MatMul(row, w)",
+            {"go": np.array(True), "axes": i64(0), "turns": np.array(1)},
+            {"x": normal(9000, 8, mean=20.0), "w": normal(8, 8)},
+            "float[1,8] y",
+        )
+        for name, text in BODIES.items()
+    },
     "the width of a box, by its corners": Case(
         """h = MatMul(x, w) c = Mul(h, wide) k = MatMul(x, v) s = Mul(k, half)
         a = Sub(c, s) b = Add(c, s) y = Sub(b, a)""",
