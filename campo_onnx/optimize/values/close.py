@@ -29,6 +29,7 @@ _OF_STATISTICS = MOVES_AND_SIGNS | op_keys(
     Split Sqrt Sub Sum"""
 )
 _BENDS = op_keys("ArgMax ArgMin")
+_VOLUMES = op_keys("ReduceProd")
 _NARROW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _INTEGERS = frozenset(
     {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8}
@@ -81,6 +82,8 @@ class _Close:
         cancels = self._forms.add(node) and len(set(node.inputs)) > 1  # x - x tells NaN from numbers
         if cancels or self._is_of_data(node, varying) or self._is_near_one(node):
             need = need or EXACT
+        if self._raw and self._values.is_narrow and self._is_of_volumes(varying):
+            need = need or EXACT
         if node.name in self._forward and varying:
             if self._is_of_statistics(node, varying):
                 need = need or EXACT
@@ -124,6 +127,11 @@ class _Close:
         if node.op.label == "Cast":
             return view.tensors[node.outputs[0]].dtype in _INTEGERS
         return self._specs.spec(node.op).asks_accuracy is not None or node.op in _BENDS
+
+    def _is_of_volumes(self, varying: list[str]) -> bool:
+        """Whether a product of such data along an axis is read: from 256 times 256 on it overflows FP16."""
+        producers = (self._view.producer.get(self._view.origin(t, MOVES)) for t in varying)
+        return any(p is not None and p.op in _VOLUMES and p.inputs[0] in self._raw for p in producers)
 
 
 def _of_remainder(node: OpNode, view: GraphView) -> Need | None:

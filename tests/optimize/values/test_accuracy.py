@@ -257,6 +257,11 @@ CASES = {
         {"side": f32(20)},
         {"x": normal(64, 64, size=50.0), "w": XW["w"]},
     ),
+    "areas of boxes, multiplied": Case(
+        "s = Sub(x, z) a = ReduceProd<keepdims = 1>(s, axis) y = MatMul(a, w)",
+        {"axis": i64(1)},
+        {"x": f32(RANDOM.random((64, 2)) * 300 + 500), "z": normal(64, 2, size=9.0), "w": normal(1, 64)},
+    ),
     "two inputs that are close": Case(
         "d = Sub(x, z) y = MatMul(d, w)",
         {},
