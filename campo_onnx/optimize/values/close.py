@@ -115,15 +115,15 @@ class _Close:
         return any(self._view.scalar(t) == 1.0 for t in producer.inputs)
 
     def _is_of_data(self, node: OpNode, varying: list[str]) -> bool:
-        """Whether a node subtracts, multiplies, bends or compares only data that nothing has rounded yet."""
+        """Whether a node subtracts, bends or compares only data that nothing has rounded yet."""
         view = self._view
         if node.op.label == "Div":
             return node.inputs[1] in varying and not self._raw.isdisjoint(varying)
         if not varying or not self._raw.issuperset(varying):
             return False
-        if node.op in SUMS_OF_FEW or node.op.label == "Mul":
+        if node.op in SUMS_OF_FEW:
             constants = [self._values.range(t).magnitude for t in node.inputs if t not in varying]
-            return len(varying) > 1 or (node.op in SUMS_OF_FEW and max(constants, default=0.0) > _ROUNDINGS)
+            return len(varying) > 1 or max(constants, default=0.0) > _ROUNDINGS
         if node.op.label == "Cast":
             return view.tensors[node.outputs[0]].dtype in _INTEGERS
         return self._specs.spec(node.op).asks_accuracy is not None or node.op in _BENDS
