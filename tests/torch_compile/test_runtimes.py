@@ -2,6 +2,7 @@
 
 import copy
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,37 @@ def test_nothing_is_copied_on_the_way_in_or_out(monkeypatch: pytest.MonkeyPatch)
     weights = {p.data_ptr() for p in module.parameters()}
     assert weights & {*forward[0]}
     assert {p.grad.data_ptr() for p in module.parameters()} <= {*backward[1]}
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+def test_training_takes_no_more_memory_step_by_step() -> None:
+    module = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+    call, x = compiled(module, runtime="openvino"), torch.randn(64, 512)
+    optimizer = torch.optim.SGD(module.parameters(), 1e-3)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad(set_to_none=True)  # new gradients, at new addresses
+            call(x).square().mean().backward()
+            optimizer.step()
+
+    train(20)
+    before = resident_bytes()
+    train(60)
+    assert resident_bytes() - before < 8 << 20  # gradients alone are 2 MB a step
+
+
+def test_the_report_tells_how_threads_get_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = perceptron(0.0)
+    compiled(module, runtime="openvino")(torch.randn(3, 4)).sum().backward()
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert "set OMP_WAIT_POLICY=PASSIVE" in str(report(module))
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert "OMP_WAIT_POLICY" not in str(report(module))
 
 
 def test_each_set_of_sizes_runs_there() -> None:

@@ -1,5 +1,6 @@
 """What is running in place of a model that was compiled: plans, casts, and what torch runs."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,7 +110,18 @@ class Report:
         if self.left:
             lines.append(f"torch runs {', '.join(self.left)}")
         lines += [f"because {refusal}" for refusal in self.refusals]
+        if self._threads_compete:
+            lines.append(
+                "torch's threads spin on the cores that OpenVINO needs: set OMP_WAIT_POLICY=PASSIVE before "
+                "Python starts"
+            )
         return "\n".join(lines)
+
+    @property
+    def _threads_compete(self) -> bool:
+        """Whether threads of torch wait busily while another runtime has the cores."""
+        is_passive = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
+        return not is_passive and any(graph.runtime != DEFAULT for graph in self.graphs)
 
     def casts(self) -> str:
         """List every Cast of every plan, a line each."""
