@@ -28,6 +28,7 @@ import typer
 
 from campo_onnx.calibrate.calibration import Calibration, OpEntry, Scores
 from campo_onnx.calibrate.cast_model import CastModel, Knee
+from campo_onnx.calibrate.in_step import InStep
 from campo_onnx.calibrate.op_model import OpModel, TimeModel
 from campo_onnx.hardware.hardware import Efficiency, Hardware
 from campo_onnx.runtime.machine import Machine
@@ -244,6 +245,7 @@ def test_the_page_of_devices_names_every_key():
         TimeModel,
         CastModel,
         Knee,
+        InStep,
         Machine,
         Hardware,
         Efficiency,

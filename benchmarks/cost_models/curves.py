@@ -35,7 +35,7 @@ REPEATS = 3
 PERCEPTRON_SIZES = (128, 1000)
 
 IN_USE, MLP, MLP_LOG, EQ1, EQ1_RELATIVE = "in use", "MLP", "MLP of logarithms", "Eq. 1", "Eq. 1, shares"
-LINEAR = {method.name: method for method in METHODS}
+LINEAR = {method.name: method for method in METHODS if not method.neighbours}
 HIDDEN = (400, 400)
 """The paper's perceptron has four layers and 800 neurons."""
 

@@ -18,7 +18,8 @@ Without a calibration of this machine it first makes one, in limited time.
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,6 +165,7 @@ def main() -> int:
     add("--results", type=Path, default=RESULTS, help="where the page goes")
     add("--readme", type=Path, default=Path("README.md"), help="whose table is written")
     add("--report", action="store_true", help="measure nothing, write the page anew")
+    add("--learn", type=Path, metavar="FILE.json", help="where a calibration corrected by these steps goes")
     options = parser.parse_args()
     end_s = time.monotonic() + (options.limit_s or (840.0 if options.quick else 36000.0))
     work = options.work.resolve()
@@ -210,9 +212,36 @@ def _measure(options: Any, work: Path, end_s: float) -> bool:
             if part.task.key in results
         }
     plans = {name: plans_of(name, graphs, key) for part in parts for name in part.networks}
-    for path in publish_measured(values, plans, calibration, population, options.results, options.readme):
+    compared = _learned({k: v for k, v in values.items() if plans.get(_network(k))}, graphs, options.learn)
+    for path in publish_measured(
+        values, plans, calibration, population, options.results, options.readme, compared
+    ):
         print(f"wrote {path}")
     return done
+
+
+def _network(key: str) -> str:
+    """Name of the network of a result."""
+    return key.partition(" ")[2]
+
+
+def _learned(values: Mapping[str, Any], graphs: Path, corrected: Path | None) -> Any:
+    """Compare models of costs on what was measured, and write a corrected calibration where one is wanted."""
+    from benchmarks.measured.learning import learned, measured_plans
+    from benchmarks.measured.plans import found_here
+    from campo_onnx.calibrate.in_step import fit_in_step
+    from campo_onnx.files import write_text
+
+    found = found_here()
+    if found is None:
+        return None
+    rounds_ms = {_network(key): value["rounds_ms"] for key, value in values.items()}
+    plans = [*measured_plans(rounds_ms, graphs, found.calibration)]
+    if corrected is not None and plans:
+        in_step = fit_in_step([plan.step for plan in plans])
+        write_text(replace(found.calibration, in_step=in_step).to_json(), corrected)
+        print(f"wrote {corrected}")
+    return learned(plans)
 
 
 if __name__ == "__main__":

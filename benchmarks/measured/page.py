@@ -28,6 +28,7 @@ def publish_measured(
     asked: int,
     folder: Path,
     readme: Path | None,
+    learned: Facts | None = None,
 ) -> tuple[Path, ...]:
     """Write page, JSON, picture and the table of the README with what has been measured.
 
@@ -45,13 +46,15 @@ def publish_measured(
         Where the page goes.
     readme
         Whose table is written; None for none.
+    learned
+        Models of costs compared on the measured plans (:func:`benchmarks.measured.learning.learned`).
 
     Raises
     ------
     UsageError
         If the README lacks the place for the table.
     """
-    data = data_of(values, plans, calibration, asked)
+    data = data_of(values, plans, calibration, asked) | {"learned": learned}
     if not data["rows"]:
         return ()
     written = publish("measured", data, folder)

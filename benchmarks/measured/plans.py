@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from campo_onnx import Options, Precision, export_model, oplists
-from campo_onnx.calibrate.catalog import found_calibrations
+from campo_onnx.calibrate.catalog import Found, found_calibrations
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.files import write_text
@@ -51,14 +51,16 @@ def target_here() -> Target:
     return target
 
 
+def found_here() -> Found | None:
+    """Find the calibration that plans rest on; None where there is none that fits."""
+    found = found_calibrations(target_here(), Precision.BF16)
+    return next((one for one in found if not one.refusal), None)
+
+
 def calibration_here() -> str:
     """Name the calibration that plans rest on; "" where there is none that fits."""
-    fitting = (
-        f"{one.origin}, of {one.calibration.measured_at}"
-        for one in found_calibrations(target_here(), Precision.BF16)
-        if not one.refusal
-    )
-    return next(fitting, "")
+    found = found_here()
+    return "" if found is None else f"{found.origin}, of {found.calibration.measured_at}"
 
 
 def folder_of(name: str, graphs: Path) -> Path:

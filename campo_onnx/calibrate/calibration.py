@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.calibrate.in_step import InStep
 from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel
 from campo_onnx.codec import Document, Format
 from campo_onnx.errors import ProfileError
@@ -120,6 +121,8 @@ class Calibration:
         When, in UTC.
     counters_refusal
         Why there are no hardware counters where they were asked for.
+    in_step
+        What nodes take in a step, where that is not what they take alone; None where no steps were measured.
     """
 
     machine: Machine
@@ -136,6 +139,7 @@ class Calibration:
     failures: Mapping[str, str]
     measured_at: str
     counters_refusal: str = ""
+    in_step: InStep | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no measurement gives; make the mapping read-only."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from campo_onnx.calibrate.cast_model import CastModel, Knee
-from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel
+from campo_onnx.calibrate.op_model import TIME, OpModel, TimeModel, position
 from campo_onnx.errors import ProfileError
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -31,6 +31,7 @@ HELD_OUT_EVERY = 3
 """Every third sample is kept out of the fit."""
 
 _FOLDS = 4
+_DIGITS = 4  # of what is kept of samples: far finer than their distances
 _FEWEST = 6  # fewer samples than this determine no model
 
 
@@ -77,6 +78,8 @@ class Method:
         Whether :data:`TIME` is a feature.
     all_events
         Whether all events are features, not only the selected ones.
+    neighbours
+        Whether nothing is fitted, and the nearest samples predict.
     """
 
     name: str
@@ -84,6 +87,7 @@ class Method:
     non_negative: bool
     with_time: bool
     all_events: bool
+    neighbours: bool = False
 
 
 PAPER = Method(name="paper", relative=False, non_negative=False, with_time=False, all_events=False)
@@ -92,6 +96,14 @@ METHODS = (
     Method(name="relative", relative=True, non_negative=False, with_time=False, all_events=False),
     Method(name="non-negative", relative=True, non_negative=True, with_time=True, all_events=False),
     Method(name="all events", relative=True, non_negative=True, with_time=True, all_events=True),
+    Method(
+        name="neighbours",
+        relative=True,
+        non_negative=True,
+        with_time=True,
+        all_events=True,
+        neighbours=True,
+    ),
 )
 """The paper's fit and what is offered beside it."""
 
@@ -108,6 +120,8 @@ def fit_op(samples: Sequence[Sample], selected: Sequence[str], method: Method = 
     method
         How to fit.
     """
+    if method.neighbours:
+        return _neighbours(samples)
     features = (
         *((TIME,) if method.with_time else ()),
         *(samples[0].events if method.all_events else selected),
@@ -124,6 +138,27 @@ def fit_op(samples: Sequence[Sample], selected: Sequence[str], method: Method = 
         weights=tuple(weights),
         sigma_us=sigma_us,
         ratios=None if method is PAPER else (float(ratios.min()), float(ratios.max())),
+    )
+
+
+def _neighbours(samples: Sequence[Sample]) -> OpModel:
+    """Keep the samples themselves: features that vary widely count as much as those that vary little."""
+    features = (TIME, *samples[0].events)
+    all_events = [{**sample.events, TIME: sample.fp32_us} for sample in samples]
+    alike = (1.0,) * len(features)
+    spread = np.std([position(features, alike, events) for events in all_events], axis=0)
+    weights = tuple(float(1 / one) if one > 0 else 0.0 for one in spread)
+    ratios = [sample.low_us / sample.fp32_us for sample in samples]
+    rows = zip(all_events, ratios, strict=True)
+    return OpModel(
+        features=features,
+        weights=weights,
+        sigma_us=0.0,
+        ratios=(min(ratios), max(ratios)),
+        samples=tuple(
+            tuple(round(x, _DIGITS) for x in (*position(features, weights, events), math.log(ratio)))
+            for events, ratio in rows
+        ),
     )
 
 

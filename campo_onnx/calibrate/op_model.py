@@ -5,7 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 TIME = "time"
-"""The feature that is 1: it lets OP_FP32 itself into the sum of Eq. 2."""
+"""The feature that is 1: it lets OP_FP32 itself into the sum of Eq. 2. Among neighbours it is OP_FP32."""
+
+NEAREST = 6
+"""Samples that a prediction from neighbours rests on."""
+
+_AT_LEAST = 1e-3  # of a distance, so that a sample that is met exactly does not weigh infinitely
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,18 +27,25 @@ class OpModel:
         Least and largest OP_LP / OP_FP32 among the samples: a prediction does not leave them,
         because a linear model knows nothing beyond. None for the paper's fit, which has no such
         bounds.
+    samples
+        Where there are any, no sum predicts, but the ratios of the nearest samples, by the inverse of their
+        distances: each sample is its features' logarithms (of 1 plus the value) times `weights`, and
+        the logarithm of OP_LP / OP_FP32.
     """
 
     features: tuple[str, ...]
     weights: tuple[float, ...]
     sigma_us: float
     ratios: tuple[float, float] | None = None
+    samples: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse models that cannot predict."""
         _check_linear(self.features, self.weights, self.sigma_us)
         if self.ratios is not None and not 0 < self.ratios[0] <= self.ratios[1] < math.inf:
             raise ValueError(f"ratios are {self.ratios}, and must be positive and in order")
+        if any(len(sample) != len(self.features) + 1 for sample in self.samples):
+            raise ValueError("a sample needs a number for each feature, and one for its ratio")
 
     def reads(self, events: Mapping[str, float]) -> bool:
         """Whether all its features are among the events."""
@@ -41,12 +53,29 @@ class OpModel:
 
     def low_us(self, fp32_us: float, events: Mapping[str, float]) -> float:
         """Predict the low-precision time of a node from its FP32 time and events."""
+        if self.samples:
+            return fp32_us * self._nearby({**events, TIME: fp32_us})
         events = {**events, TIME: 1.0}
         factor = sum(w * events[name] for name, w in zip(self.features, self.weights, strict=True))
         predicted = fp32_us * factor + self.sigma_us
         if self.ratios is None:
             return predicted
         return min(max(predicted, fp32_us * self.ratios[0]), fp32_us * self.ratios[1])
+
+    def _nearby(self, events: Mapping[str, float]) -> float:
+        """Mean ratio of the nearest samples, of logarithms."""
+        here = position(self.features, self.weights, events)
+        nearest = sorted((math.dist(here, sample[:-1]), sample[-1]) for sample in self.samples)[:NEAREST]
+        shares = [1 / (distance + _AT_LEAST) for distance, _ in nearest]
+        logarithms = zip(shares, (ratio for _, ratio in nearest), strict=True)
+        return math.exp(sum(share * ratio for share, ratio in logarithms) / sum(shares))
+
+
+def position(
+    features: tuple[str, ...], weights: tuple[float, ...], events: Mapping[str, float]
+) -> tuple[float, ...]:
+    """Say where a node lies among samples: its features' logarithms, weighted."""
+    return tuple(w * math.log1p(events[name]) for name, w in zip(features, weights, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

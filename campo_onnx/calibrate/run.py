@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from campo_onnx.calibrate.calibration import Calibration, OpEntry, Scores
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.fit import (
+    METHODS,
     Sample,
     accuracy,
     fit_best,
@@ -316,7 +317,8 @@ def _fit(
 ) -> tuple[tuple[OpEntry, ...], OpModel, TimeModel]:
     halves = {group: split(found) for group, found in pairs.items()}
     everything = [pair for fitted, _ in halves.values() for pair in fitted]
-    general = fit_best([pair.sample for pair in everything])
+    fitted_ones = [method for method in METHODS if not method.neighbours]  # of all samples: a file of them
+    general = fit_best([pair.sample for pair in everything], fitted_ones)
     if general is None:
         why = next(iter(failures.values()), "every node was too short to be timed")
         raise ProfileError(

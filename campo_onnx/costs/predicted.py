@@ -1,13 +1,16 @@
 """Predict the costs of a graph from a calibration: the paper's way (Campo, 4.2)."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from campo_onnx.calibrate.calibration import Calibration, OpEntry
+from campo_onnx.calibrate.cast_model import CastModel
+from campo_onnx.calibrate.in_step import Part, parts_of, relaid
 from campo_onnx.calibrate.run import takes_tensor_cores
 from campo_onnx.costs.estimated import CONSTANT
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable, NodeCost
-from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.events import events_of, static_events
 from campo_onnx.ops.facts import work_of
 from campo_onnx.ops.ports import Ports
@@ -50,18 +53,24 @@ class CostModel:
             Hardware counters in FP32 by node name (a profile), for the models that read them.
         """
         measured, counted = fp32_us or {}, counters or {}
-        nodes = {
-            node.name: self._node_cost(
-                node, view, ports[node.name], measured.get(node.name), counted.get(node.name, {})
-            )
-            for node in view.nodes
-        }
         calibration = self.calibration
+        parts = parts_of(view) if calibration.in_step is not None else {}
+        nodes = {}
+        for node in view.nodes:
+            name, part = node.name, parts.get(node.name)
+            signature = view.signature(name)
+            if part is Part.LAYOUTS and signature.stands_alone:
+                cost = self._node_cost(name, relaid(signature), ports[name], measured.get(name), {})
+            else:
+                cost = self._node_cost(
+                    name, signature, ports[name], measured.get(name), counted.get(name, {})
+                )
+            nodes[name] = cost if part is None or name in measured else self._in_step(cost, part)
         return CostTable(
             target=calibration.target,
             source=CostSource.MODEL,
             nodes=nodes,
-            cast=calibration.cast,
+            cast=self._cast,
             basis=tuple(self._basis(len(measured))),
         )
 
@@ -73,20 +82,33 @@ class CostModel:
         )
         if calibration.score is not None:
             yield f"accuracy M_A of these models on shapes kept out of the fit: {calibration.score:.1%}"
+        if (in_step := calibration.in_step) is not None and in_step.steps:
+            yield (
+                f"corrected by {in_step.steps} measured steps of {in_step.graphs} graphs: mean error of the "
+                f"steps of a graph kept out {in_step.error:.1%}, uncorrected {in_step.error_alone:.1%}"
+            )
         if profiled:
             yield f"FP32 times of {profiled:,} nodes are from a profile of this graph"
 
+    @property
+    def _cast(self) -> CastModel:
+        in_step = self.calibration.in_step
+        return self.calibration.cast.scaled(1.0 if in_step is None else in_step.factor(Part.CASTS))
+
+    def _in_step(self, cost: NodeCost, part: Part) -> NodeCost:
+        factor = 1.0 if self.calibration.in_step is None else self.calibration.in_step.factor(part)
+        return replace(cost, fp32_us=cost.fp32_us * factor, low_us=cost.low_us * factor)
+
     def _node_cost(
         self,
-        node: OpNode,
-        view: GraphView,
+        node: str,
+        signature: Signature,
         ports: Ports,
         measured_us: float | None,
         counters: Mapping[str, float],
     ) -> NodeCost:
         calibration = self.calibration
-        signature = view.signature(node.name)
-        if node.op == CONSTANT:
+        if signature.op == CONSTANT:
             return _fixed(node, 0.0, CostSource.MODEL)
         if not signature.stands_alone:
             source = CostSource.MODEL if measured_us is not None else CostSource.UNKNOWN
@@ -95,7 +117,7 @@ class CostModel:
             host_us = calibration.host_us if measured_us is None else measured_us
             return _fixed(node, host_us, CostSource.MODEL)
         on_tensor_cores = takes_tensor_cores(signature, calibration.hardware, calibration.precision)
-        entry = self._entry(node.op.label, on_tensor_cores)
+        entry = self._entry(signature.op.label, on_tensor_cores)
         fp32_us = self._fp32_us(signature, entry) if measured_us is None else measured_us
         source = CostSource.MODEL if entry is not None else CostSource.GENERAL
         if ports.refusal:
@@ -108,7 +130,7 @@ class CostModel:
         if not calibration.target.computes_in(calibration.precision):
             low_us = max(low_us, fp32_us)  # FP32 kernels between Casts: as where nodes are measured
         return NodeCost(
-            node=node.name,
+            node=node,
             fp32_us=fp32_us,
             low_us=max(low_us, 0.0),
             on_tensor_cores=on_tensor_cores,
@@ -124,5 +146,5 @@ class CostModel:
         return time.fp32_us(static_events(signature, self.calibration.hardware))
 
 
-def _fixed(node: OpNode, time_us: float, source: CostSource) -> NodeCost:
-    return NodeCost(node=node.name, fp32_us=time_us, low_us=time_us, on_tensor_cores=False, source=source)
+def _fixed(node: str, time_us: float, source: CostSource) -> NodeCost:
+    return NodeCost(node=node, fp32_us=time_us, low_us=time_us, on_tensor_cores=False, source=source)

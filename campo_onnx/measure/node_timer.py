@@ -19,7 +19,16 @@ from campo_onnx.runtime.api import LoadSettings
 from campo_onnx.runtime.feeds import synthesize
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import load
-from campo_onnx.runtime.timing import GPU_SPIN_S, Effort, Step, Timing, copies_for, measure, slope
+from campo_onnx.runtime.timing import (
+    GPU_SPIN_S,
+    SHORTEST_US,
+    Effort,
+    Step,
+    Timing,
+    copies_for,
+    measure,
+    slope,
+)
 
 GIB = 2**30
 
@@ -71,7 +80,7 @@ class NodeTimer:
     only_stored
         Whether nothing is measured: for timings of a machine that is not here.
     again_before
-        Timings from before this moment (ISO 8601, UTC) are taken once more, and the shorter one counts:
+        Timings from before this moment (ISO 8601, UTC) are taken once more, and the better one is kept:
         other programs, and other guests of the same host, only ever make a node slower, for seconds on
         end. ``""`` takes no timing again.
     """
@@ -112,7 +121,7 @@ class NodeTimer:
             )
         timing = time_node(timed_as(signature), self)
         if earlier is not None:
-            timing = min(earlier, timing, key=lambda one: one.median_us)
+            timing = min(earlier, timing, key=_doubt)
         self.store.add(key, timing)
         return timing
 
@@ -194,6 +203,12 @@ def _slope_of(signature: Signature, timer: NodeTimer) -> Timing:
 def _scatter(timing: Timing) -> float:
     """Spread as a share of the time; nothing scatters more than a time of zero or less."""
     return timing.spread_us / timing.median_us if timing.median_us > 0 else float("inf")
+
+
+def _doubt(timing: Timing) -> tuple[bool, bool, float]:
+    """Order two timings of one node, the better one first: a time, a steady one, the shorter one."""
+    is_none = timing.median_us <= SHORTEST_US
+    return is_none, timing.spread_us > _STEADY * timing.median_us, timing.median_us
 
 
 def _feeds(signature: Signature) -> Mapping[str, NDArray[Any]]:

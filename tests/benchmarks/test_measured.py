@@ -14,13 +14,16 @@ import pytest
 from onnx import TensorProto, helper
 
 from benchmarks.measured import __main__ as command
-from benchmarks.measured import calibration, ops, page, plans, sides, summary, turns
+from benchmarks.measured import calibration, learning, ops, page, plans, sides, summary, turns
 from benchmarks.measured.sides import DRAWN
 from benchmarks.pages import made, render
 from benchmarks.steps import StepError
+from campo_onnx.calibrate.in_step import Part
 from campo_onnx.calibrate.run import Workload
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import import_model
+from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.precision import Precision
 from campo_onnx.scale.results import Results
 from campo_onnx.scale.work import Task
 from campo_onnx.targets.target import target
@@ -199,6 +202,61 @@ def test_all_plans_of_a_step(tmp_path: Path) -> None:
         written = [n for n in onnx.load(tmp_path / f"{name}.onnx").graph.node if n.op_type == "Cast"]
         given = [n for n in onnx.load(MLP).graph.node if n.op_type == "Cast"]
         assert len(written) - len(given) == one["casts"]
+    view = import_model(MLP).view
+    ports = {node.name: ports_of(view.signature(node.name), Precision.BF16) for node in view.nodes}
+    for name, one in facts.items():
+        low, casts = learning.changes_in(tmp_path / f"{name}.onnx", ports, Precision.BF16)
+        assert (len(low), len(casts)) == (one["low"], one["casts"])
+
+
+def test_measured_plans_teach_what_single_nodes_do_not_show() -> None:
+    """Products run in a step as alone, element-wise nodes in a tenth of the time."""
+    random = np.random.default_rng(0)
+    found = []
+    for network in ("mlp", "bert", "random/0", "random/1"):
+        products_us, elementwise_us = 1000.0 * random.uniform(1, 4), 1000.0 * random.uniform(1, 4)
+        for plan, factor in (("fp32", 1.0), ("all-low", 0.5), ("optimal", 0.6)):
+            parts_us = {
+                Part.PRODUCTS: products_us * factor,
+                Part.ELEMENTWISE: elementwise_us * (1.5 - factor),
+            }
+            measured_ms = (parts_us[Part.PRODUCTS] + 0.1 * parts_us[Part.ELEMENTWISE]) / 1e3
+            found.append(
+                learning.Measured(
+                    network=network,
+                    plan=plan,
+                    parts_us=dict.fromkeys(learning.MODELS, parts_us),
+                    rounds_ms=[measured_ms * jitter for jitter in np.linspace(0.999, 1.001, 8)],
+                )
+            )
+    facts = learning.learned(found)
+    assert facts is not None
+    assert (facts["plans"], facts["networks"]) == (12, 4)
+    assert facts["factors"]["element-wise"] < 0.5 < 0.9 < facts["factors"]["products"]
+    learned, alone = (facts["models"][name] for name in (learning.LEARNED, learning.PER_OPERATOR))
+    assert learned["error"] < 0.5 * alone["error"]
+    assert (learned["pairs"], learned["wrong"], learned["loss"]) == (12, 0, 0.0)
+    assert facts["itself"] == pytest.approx(1.0)
+    assert json.loads(json.dumps(facts)) == facts
+    assert [row["title"] for row in facts["rows"]][2:] == ["random/0", "random/1"]
+    assert learning.learned(found[:6]) is None
+
+
+def test_a_model_that_orders_plans_wrongly_loses_time() -> None:
+    parts_us = {"fp32": 1000.0, "all-low": 2000.0}
+    group = [
+        learning.Measured(
+            network="mlp",
+            plan=plan,
+            parts_us={model: {Part.PRODUCTS: time_us} for model in learning.MODELS},
+            rounds_ms=[measured_ms * jitter for jitter in np.linspace(0.99, 1.01, 8)],
+        )
+        for (plan, time_us), measured_ms in zip(parts_us.items(), (3.0, 2.0), strict=True)
+    ]
+    predicted_us = {("mlp", plan): time_us for plan, time_us in parts_us.items()}
+    missed = learning._misprediction(group, predicted_us)
+    assert (missed["chosen"], missed["best"], missed["pairs"], missed["wrong"]) == ("fp32", "all-low", 1, 1)
+    assert missed["loss"] == pytest.approx(0.5)
 
 
 def test_operators_alone_and_between_casts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +376,19 @@ class TestSummary:
         readme = tmp_path / "README.md"
         readme.write_text(f"# Title\n{page.BEGIN}\nold\n{page.END}\nrest\n")
         known = dict.fromkeys(("mlp", "mlp@4", "random/0"), PLANS)
-        written = page.publish_measured(values, known, "here, of today", 3, tmp_path, readme)
+        quality = dict.fromkeys(("error", "median_error", "spearman", "within", "loss", "most_lost"), 0.5)
+        quality |= {"pairs": 9, "wrong": 4}
+        missed = {"chosen": "campo", "best": "optimal", "loss": 0.25, "pairs": 3, "wrong": 2}
+        learned = {
+            "plans": 12,
+            "networks": 4,
+            "titles": learning.MODELS,
+            "models": dict.fromkeys(learning.MODELS, quality),
+            "factors": {"casts": 0.5},
+            "itself": 0.75,
+            "rows": [{"name": "mlp", "title": "MLP"} | dict.fromkeys(learning.MODELS, missed)],
+        }
+        written = page.publish_measured(values, known, "here, of today", 3, tmp_path, readme, learned)
         assert {path.name for path in written} == {
             "measured.json",
             "measured.md",
@@ -327,6 +397,8 @@ class TestSummary:
         }
         text = (tmp_path / "measured.md").read_text()
         assert "loses on 1 of 1 and wins on 0" in text
+        assert "12 plans of 4 networks as four models predict them" in text
+        assert "| MLP | campo | optimal | 25.0% | 2 of 3 | campo | 25.0% |" in text
         assert "torch.compile failed (there is no compiler)" in text
         assert "Not measured: ResNet-18, 8 x 96 x 96" in text
         table = readme.read_text()

@@ -87,6 +87,20 @@ def test_negative_correlation_counts() -> None:
     assert select(found) == ("down",)
 
 
+def test_neighbours_predict_by_the_ratios_near_them() -> None:
+    """Kernels change at a size, which no line shows."""
+    cliff = samples(60, lambda fp32_us, events: fp32_us * (0.5 if events["traffic"] > 5000 else 1.5))
+    fitted, kept = split(cliff)
+    (neighbours,) = (method for method in METHODS if method.neighbours)
+    model = fit_op(fitted, (), neighbours)
+    assert accuracy(model, kept) > 0.9 > accuracy(fit_op(fitted, ("traffic",), METHODS[2]), kept)
+    (low, high) = model.ratios or (0.0, 0.0)
+    assert (low, high) == pytest.approx((0.5, 1.5))
+    assert len(model.samples) == len(fitted)
+    met = fitted[0]
+    assert model.low_us(met.fp32_us, met.events) == pytest.approx(met.low_us, rel=0.1)
+
+
 def test_best_method_is_chosen_without_the_held_out_shapes() -> None:
     fitted, kept = split(samples(90, lambda fp32_us, _: 0.6 * fp32_us + 1, noise=0.01))
     best = fit_best(fitted)
@@ -170,6 +184,7 @@ def model(**changes: object) -> OpModel:
         (lambda: model(ratios=(0.0, 1.0)), "ratios are"),
         (lambda: model(ratios=(1.0, 0.5)), "ratios are"),
         (lambda: TimeModel(features=("flops",), weights=(1.0, 2.0), constant_us=0.0), "1 features have 2"),
+        (lambda: model(samples=((1.0,),)), "a number for each feature"),
         (lambda: CastModel(r_us=-1e-9, c_i_us=1.0), "r_us is -1e-09"),
         (lambda: CastModel(r_us=1e-9, c_i_us=math.nan), "c_i_us is nan"),
         (lambda: Knee(elements=0, more_us=1.0), "a knee at 0 elements"),

@@ -5,10 +5,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from campo_onnx.calibrate.calibration import Calibration, load_calibration
+from campo_onnx.calibrate.in_step import ALONE, InStep
 from campo_onnx.calibrate.run import Workload, calibrate
 from campo_onnx.calibrate.samples import Sampling, samples_of
 from campo_onnx.costs.evidence import CostSource
@@ -205,6 +208,41 @@ def test_profiled_times_are_taken_as_they_are(calibration: Calibration, view: Gr
     table = CostModel(calibration).predict(view, ports(view), {matmul: 1234.5})
     assert table.nodes[matmul].fp32_us == 1234.5
     assert table.nodes[matmul].low_us < 1234.5
+
+
+def test_factors_of_a_step_scale_what_is_predicted(calibration: Calibration, view: GraphView) -> None:
+    matmul = next(node.name for node in view.nodes if node.op.op_type == "MatMul")
+    in_step = InStep(factors={"products": 0.5, "casts": 2.0}, steps=12, graphs=3, error=0.1, error_alone=0.2)
+    alone, corrected = (
+        CostModel(replace(calibration, in_step=one)).predict(view, ports(view)) for one in (ALONE, in_step)
+    )
+    assert corrected.nodes[matmul].fp32_us == pytest.approx(alone.nodes[matmul].fp32_us / 2)
+    assert corrected.nodes[matmul].low_us == pytest.approx(alone.nodes[matmul].low_us / 2)
+    assert corrected.cast.cast_us(1000) == pytest.approx(2 * alone.cast.cast_us(1000))
+    assert "corrected by 12 measured steps of 3 graphs" in " ".join(corrected.basis)
+    assert not any("corrected" in sentence for sentence in alone.basis)
+    profiled = CostModel(replace(calibration, in_step=in_step)).predict(view, ports(view), {matmul: 10.0})
+    assert profiled.nodes[matmul].fp32_us == 10.0  # measured in a step already
+
+
+def test_a_change_of_layout_costs_a_transpose(calibration: Calibration) -> None:
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", (8, 64, 30, 30)), ("w", (64, 64, 3, 3)), ("y", (8, 50176)))
+    ]
+    shape = onnx.numpy_helper.from_array(np.asarray([8, -1]), "shape")
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["conv"], name="conv"),
+        helper.make_node("Reshape", ["conv", "shape"], ["y"], name="view"),
+    ]
+    graph = helper.make_graph(nodes, "g", values[:2], values[2:], [shape])
+    imported = import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]))
+    known, layouts = (
+        CostModel(one).predict(imported.view, ports(imported.view)).nodes["view"]
+        for one in (calibration, replace(calibration, in_step=ALONE))
+    )
+    assert known.fp32_us == known.low_us == calibration.host_us
+    assert calibration.host_us < layouts.low_us < layouts.fp32_us
 
 
 def test_prediction_agrees_with_the_machine_it_was_fitted_to(calibration: Calibration) -> None:

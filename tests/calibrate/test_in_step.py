@@ -1,0 +1,127 @@
+"""What nodes take in a step: their parts, and factors fitted to steps made from known ones."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from campo_onnx.calibrate.in_step import (
+    ALONE,
+    InStep,
+    MeasuredStep,
+    Part,
+    error_of,
+    fit_in_step,
+    parts_of,
+    relaid,
+)
+from campo_onnx.ir.importer import import_model
+from campo_onnx.ir.view import GraphView
+
+KNOWN = {Part.PRODUCTS: 0.8, Part.FUSED: 0.2, Part.CASTS: 1.5}
+
+
+def view_of(*nodes: onnx.NodeProto, inputs: dict[str, Sequence[int]], output: Sequence[int]) -> GraphView:
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in inputs.items()]
+    shape = onnx.numpy_helper.from_array(np.asarray([2, -1]), "shape")
+    last = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, output)
+    graph = helper.make_graph(list(nodes), "g", values, [last], [shape])
+    return import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])).view
+
+
+def node(op: str, inputs: str, output: str, **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(op, inputs.split(), [output], name=output, **attributes)
+
+
+def test_a_view_of_what_a_convolution_made_is_a_change_of_layout() -> None:
+    view = view_of(
+        node("Conv", "x w", "conv"),
+        node("Relu", "conv", "relu"),
+        node("Reshape", "relu shape", "flat"),
+        node("Reshape", "flat shape", "again"),
+        inputs={"x": (2, 8, 5, 5), "w": (4, 8, 3, 3)},
+        output=(2, 36),
+    )
+    assert dict(parts_of(view)) == {
+        "conv": Part.CONVOLUTIONS,
+        "relu": Part.ELEMENTWISE,
+        "flat": Part.LAYOUTS,
+        "again": Part.VIEWS,
+    }
+    transpose = relaid(view.signature("flat"))
+    assert transpose.input(0).shape == (2, 3, 3, 4)
+    assert transpose.output(0).shape == (2, 4, 3, 3)
+
+
+def test_element_wise_nodes_behind_others_are_told_from_the_first() -> None:
+    view = view_of(
+        node("MatMul", "x w", "product"),
+        node("Relu", "product", "relu"),
+        node("Neg", "relu", "neg"),
+        node("Transpose", "neg", "turned"),
+        node("Abs", "turned", "abs"),
+        node("ReduceSum", "abs", "sum", keepdims=0),
+        inputs={"x": (4, 8), "w": (8, 16)},
+        output=(),
+    )
+    assert list(parts_of(view).values()) == [
+        Part.PRODUCTS,
+        Part.ELEMENTWISE,
+        Part.FUSED,
+        Part.MOVEMENT,
+        Part.ELEMENTWISE,
+        Part.REDUCTIONS,
+    ]
+
+
+def steps(count: int, noise: float = 0.0) -> list[MeasuredStep]:
+    random = np.random.default_rng(0)
+    found = []
+    for number in range(count):
+        parts_us = {part: float(np.exp(random.uniform(3, 7))) for part in KNOWN}
+        exact_us = sum(KNOWN[part] * time_us for part, time_us in parts_us.items())
+        measured_us = exact_us * (1 + noise * float(random.normal()))
+        found.append(MeasuredStep(graph=f"g{number // 3}", parts_us=parts_us, measured_us=measured_us))
+    return found
+
+
+def test_factors_are_found_again_and_predict_graphs_kept_out() -> None:
+    found = fit_in_step(steps(60, noise=0.01))
+    assert {part: found.factor(part) for part in KNOWN} == pytest.approx(KNOWN, abs=0.06)
+    assert (found.steps, found.graphs) == (60, 20)
+    assert found.error < 0.03 < 0.2 < found.error_alone
+    assert found.factor(Part.CONVOLUTIONS) == 1.0
+
+
+def test_few_steps_move_factors_less_than_many() -> None:
+    few, many = (abs(fit_in_step(steps(n)).factor(Part.FUSED) - 1) for n in (2, 60))
+    assert 0 < few < many
+
+
+def test_alone_changes_nothing() -> None:
+    step = MeasuredStep(graph="g", parts_us={Part.PRODUCTS: 3.0, Part.VIEWS: 1.0}, measured_us=8.0)
+    assert ALONE.step_us(step.parts_us) == 4.0
+    assert error_of(ALONE, step) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("factors", "message"),
+    [
+        ({"product": 1.0}, "unknown part 'product'"),
+        ({"casts": -1.0}, "casts is -1.0"),
+        ({"casts": math.nan}, "nan"),
+    ],
+)
+def test_factors_that_cannot_be_are_refused(factors: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        InStep(factors=factors)
+
+
+def test_a_step_takes_time() -> None:
+    with pytest.raises(ValueError, match="measured_us is 0"):
+        MeasuredStep(graph="g", parts_us={}, measured_us=0.0)
+    with pytest.raises(ValueError, match="no measured step"):
+        fit_in_step([])
