@@ -92,7 +92,7 @@ def measured_plans(
         tables = {
             PER_OPERATOR: CostModel(alone).predict(view, ports),
             GENERAL: CostModel(replace(alone, entries=())).predict(view, ports),
-            FIGURES: estimate(view, ports, calibration.device, precision),
+            FIGURES: estimate(view, ports, calibration.target, precision),
         }
         for plan in (FP32, *PLANS):
             if times.get(plan):
