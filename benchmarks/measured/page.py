@@ -54,7 +54,7 @@ def publish_measured(
     UsageError
         If the README lacks the place for the table.
     """
-    data = data_of(values, plans, calibration, asked) | {"learned": learned}
+    data = data_of(values, plans, calibration, asked, learned)
     if not data["rows"]:
         return ()
     written = publish("measured", data, folder)
@@ -70,7 +70,11 @@ def publish_measured(
 
 
 def data_of(
-    values: Mapping[str, Facts], plans: Mapping[str, Facts | None], calibration: str, asked: int
+    values: Mapping[str, Facts],
+    plans: Mapping[str, Facts | None],
+    calibration: str,
+    asked: int,
+    learned: Facts | None = None,
 ) -> Facts:
     """Gather everything that the page shows."""
     by_kind: dict[str, dict[str, Facts]] = {kind: {} for kind in ("network", "batch", "drawn", "ops")}
@@ -105,6 +109,7 @@ def data_of(
         "casts": summary.casts(networks) if networks else {},
         "over_tf_amp": summary.over_tf_amp(networks),
         "prediction": summary.prediction([*networks, *batches, *drawn]),
+        "learned": learned,
         "sweeps": _sweeps(networks, batches),
         "ops": None if ops is None else summary.single_ops(ops),
         "population": summary.population(drawn, asked),
