@@ -155,38 +155,24 @@ def opened_target(chosen: TargetArguments) -> Iterator[Basis]:
             why="only a calibration predicts FP16 times from the FP32 times of a profile",
             remedy="Leave --profile out, or use --costs model.",
         )
-    if execution is Running.GRAPH and not device.endswith(CALIBRATION_SUFFIX):
+    calibration = _calibration(device, runtime) if device.endswith(CALIBRATION_SUFFIX) else None
+    target, note = resolve_target(device, runtime) if calibration is None else (calibration.target, "")
+    if calibration is None and execution is Running.GRAPH:
         costs = _of_captured(costs)
-    planned_here = costs is CostSource.AUTO and not device.endswith(CALIBRATION_SUFFIX)
-    if planned_here and (why := runtime_called(runtime).problem("cpu")):
+    if calibration is None and costs is CostSource.AUTO and (why := runtime_called(runtime).problem("cpu")):
         print_note(f"{why}, so costs are estimated from public figures.")
         costs = CostSource.DATASHEET
-    if costs is CostSource.DATASHEET and not device.endswith(CALIBRATION_SUFFIX):
-        known, note = resolve_target(device, runtime)
-        if note:
-            print_note(note)
-        if execution is Running.GRAPH:
-            known = _captured(known)
-        yield Basis(target=known, evidence=Evidence(), costs=costs)
-        return
-    from campo_onnx.calibrate.calibration import load_calibration
-    from campo_onnx.calibrate.quality import doubt
-    from campo_onnx.measure.store import Store, default_path
-
-    calibration = load_calibration(Path(device)) if device.endswith(CALIBRATION_SUFFIX) else None
-    _check_runtime(calibration, device, runtime)
-    known, note = resolve_target(device, runtime) if calibration is None else (calibration.target, "")
     if note:
         print_note(note)
-    if calibration is not None and (changed := _changed(calibration)):
-        print_note(f"{device} {changed}")
-    if calibration is not None and (why := doubt(calibration)):
-        print_warning(f"{device}: {why}.")
-    read = _read(profile) if profile is not None else None
-    may_measure = not known.hardware.is_gpu or visible_gpu().gpu is not None
-    if costs is CostSource.MODEL or calibration is not None or not may_measure:
-        yield Basis(target=known, evidence=Evidence(calibration=calibration, profile=read), costs=costs)
+    if calibration is None and execution is Running.GRAPH:
+        target = _captured(target)
+    read = None if profile is None else _read(profile)
+    is_known = calibration is not None or costs in (CostSource.DATASHEET, CostSource.MODEL)
+    if is_known or (target.hardware.is_gpu and visible_gpu().gpu is None):
+        yield Basis(target=target, evidence=Evidence(calibration=calibration, profile=read), costs=costs)
         return
+    from campo_onnx.measure.store import Store, default_path
+
     with (
         Store(store if store is not None else default_path()) as timings,
         telling_what_is_kept(timings),
@@ -195,7 +181,7 @@ def opened_target(chosen: TargetArguments) -> Iterator[Basis]:
         if timings.notice:
             print_note(timings.notice)
         evidence = Evidence(profile=read, store=timings, on_progress=advance)
-        yield Basis(target=known, evidence=evidence, costs=costs)
+        yield Basis(target=target, evidence=evidence, costs=costs)
 
 
 @contextmanager
@@ -211,13 +197,26 @@ def telling_what_is_kept(timings: "Store") -> Iterator[None]:
         raise
 
 
-def _check_runtime(calibration: "Calibration | None", device: str, runtime: str) -> None:
-    if calibration is not None and runtime not in (AUTO, calibration.machine.runtime):
+def _calibration(file: str, runtime: str) -> "Calibration":
+    """Read a calibration file of a runtime, and say what speaks against it."""
+    from campo_onnx.calibrate.calibration import load_calibration
+    from campo_onnx.calibrate.quality import doubt
+    from campo_onnx.runtime.registry import runtime_called
+
+    calibration = load_calibration(Path(file))
+    made = calibration.machine
+    if runtime not in (AUTO, made.runtime):
         raise UsageError(
-            f"{device} is of {calibration.machine.runtime}",
+            f"{file} is of {made.runtime}",
             why=f"costs are wanted for {runtime}",
             remedy="Leave --runtime out, or pass a calibration of that runtime.",
         )
+    here = runtime_called(made.runtime)
+    if not here.problem("cpu") and (now := here.version) != made.ort:
+        print_note(f"{file} was made with {made.software}, and this is {now}: times may differ.")
+    if why := doubt(calibration):
+        print_warning(f"{file}: {why}.")
+    return calibration
 
 
 def _of_captured(costs: CostSource) -> CostSource:
@@ -245,14 +244,3 @@ def _read(profile: Path) -> "Profile":
     from campo_onnx.measure.profile import read_profile
 
     return read_profile(profile)
-
-
-def _changed(calibration: "Calibration") -> str:
-    """Say if the runtime has changed since a calibration was made."""
-    from campo_onnx.runtime.registry import runtime_called
-
-    runtime, made = runtime_called(calibration.machine.runtime), calibration.machine
-    if runtime.problem("cpu"):
-        return ""
-    now = runtime.version
-    return "" if now == made.ort else f"was made with {made.software}, and this is {now}: times may differ."
