@@ -13,21 +13,18 @@ ROW = re.compile(r"^\| an? [^|]+ \| [^|]+ \| `(\w+)`: ([^|]+) \|$", re.M)
 EXAMPLES = {name: set(re.findall(r"`([^`]+)`", files)) for name, files in ROW.findall(PAGE)}
 
 # Exporters write operators, which is not part of adding one.
-WRITERS = ("campo_onnx/export", "campo_onnx/training")
+WRITERS = tuple(ROOT / "campo_onnx" / room for room in ("builder", "export", "training"))
 
 
 def mentions(name: str) -> set[str]:
     """Files of the package that name something, by path within the package."""
     word = re.compile(rf"\b{name}\b")
-    paths = [
-        path
-        for path in (ROOT / "campo_onnx").rglob("*")
-        if path.suffix in (".py", ".csv", ".toml") and not path.is_relative_to(ROOT / WRITERS[0])
-    ]
+    paths = [path for path in (ROOT / "campo_onnx").rglob("*") if path.suffix in (".py", ".csv", ".toml")]
     return {
         path.relative_to(ROOT / "campo_onnx").as_posix()
         for path in paths
-        if not path.is_relative_to(ROOT / WRITERS[1]) and word.search(path.read_text(encoding="utf-8"))
+        if not any(path.is_relative_to(room) for room in WRITERS)
+        and word.search(path.read_text(encoding="utf-8"))
     }
 
 
