@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from campo_onnx.builder.target import Target as Form
+from campo_onnx.hardware.datasheet import matching
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature, make_signature
@@ -48,7 +49,9 @@ class Place:
 
     @classmethod
     def on(cls, machine: Machine) -> "Place":
-        """The runtime and the processor of a machine."""
+        """The runtime and the processor of a machine; of a GPU without figures, no more than that."""
+        if machine.is_gpu and matching(machine.device) is None:
+            return cls(runtime=machine.runtime, processor=machine.provider)
         return cls.of(target_of(machine))
 
     def runs(self, signature: Signature, opset: int | None = None) -> bool:

@@ -1,7 +1,7 @@
 """Each pass on small graphs: what it writes, and that it computes the same."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from campo_onnx.lowering.zero_padding import zero_padding
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.signature import make_signature
 from campo_onnx.runtime.api import Support
+from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import temporary_runtime
 
 CUDA = Place(runtime="onnxruntime", processor="cuda")
@@ -324,3 +325,9 @@ def test_places_do_not_depend_on_how_maxima_are_rounded(run):
     assert len(model.graph.node) > len(max_pool(imported, OPENVINO).graph.node)
     rounded, exact = run(model, feeds)["place"], run(imported.model, feeds)["place"]
     assert np.mean(rounded == exact) > 0.95
+
+
+def test_a_gpu_without_figures_has_forms_of_any_gpu() -> None:
+    a10 = Machine(provider="cuda", device="NVIDIA A10", driver="", cuda="", ort="1", tf32=True, threads=0)
+    assert Place.on(a10) == CUDA
+    assert Place.on(replace(a10, device="NVIDIA H200")).figures.name == "h200"
