@@ -112,6 +112,7 @@ CHANGES = {
     "released": {"a"},
     "flat_weights": flat,
     "lowers": False,
+    "lowers_any": True,
 }
 
 
