@@ -47,7 +47,8 @@ def state_space(x: Any) -> Any:
 def divided(x: Any) -> Any:
     z = torch.complex(x, x.flip(1))
     w = z * (0.5 - 2j) + 3 / (z - 5j) - z.conj() / 2j + torch.stack([z, z * z]).sum(0) ** 2
-    return (w.T @ (w / (w.abs() + 1))).abs() + w.angle().sum()
+    real = torch.ones_like(x) + torch.zeros_like(w, dtype=torch.float32)
+    return (w.T @ (w / (w.abs() + real))).abs() + w.angle().sum()
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {

@@ -203,11 +203,10 @@ def without_complex(
         elif node.target is operator.getitem:
             parts[node] = parts[node.args[0]][node.args[1]]
         elif node.op == "call_function":
-            result = _in_parts(gm.graph, node, parts, decompositions)
-            if isinstance(result, torch.fx.Node):
-                node.replace_all_uses_with(result)
-            else:
-                parts[node] = result
+            parts[node] = _in_parts(gm.graph, node, parts, decompositions)
+            if not _is_complex(node):
+                result = parts.pop(node)
+                node.replace_all_uses_with(result.real if isinstance(result, Complex) else result)
         else:
             raise complex_refused("a result of the graph")
     if parts:
