@@ -8,6 +8,7 @@ writes the pages anew whose JSON is in ``results/``.
 import argparse
 import contextlib
 import json
+import re
 import subprocess
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -146,6 +147,17 @@ def _names_stub(data: object) -> bool:
     return isinstance(data, list | tuple) and any(map(_names_stub, data))
 
 
+def without_folders(text: str) -> str:
+    """Leave out where packages are installed: a message names a file by the package that it belongs to.
+
+    Examples
+    --------
+    >>> without_folders("/home/me/.venv/lib/python3.11/site-packages/timm/models/vit.py:3 checks the data")
+    'timm/models/vit.py:3 checks the data'
+    """
+    return re.sub(r"/[^\s\"']*/site-packages/", "", text)
+
+
 def publish(
     claim: str, data: Mapping[str, Any], folder: Path = RESULTS, *, name: str | None = None
 ) -> tuple[Path, ...]:
@@ -154,12 +166,12 @@ def publish(
     folder.mkdir(parents=True, exist_ok=True)
     # The last digits of a sum may differ from run to run.
     rounded = json.loads(json.dumps(data), parse_float=lambda digits: float(f"{float(digits):.9g}"))
-    text = json.dumps(rounded, indent=1) + "\n"
+    text = without_folders(json.dumps(rounded, indent=1)) + "\n"
     figures, page = (folder / f"{name or claim}.{ending}" for ending in ("json", "md"))
     if find_spec("jinja2") is None:  # a lent machine may lack it: the page is made from the JSON elsewhere
         write_text(text, figures)
         return (figures,)
-    written = render(claim, rounded)
+    written = render(claim, json.loads(text))
     write_text(text, figures)
     write_text(written, page)
     return figures, page
