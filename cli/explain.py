@@ -20,13 +20,13 @@ from .options import (
 from .outputs import check_outputs
 from .render.bench import print_written
 from .render.console import print_json
-from .render.plan import print_decision, print_decisions
+from .render.plan import print_decision, print_decisions, print_rules
 from .render.table import TableFormat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from campo_onnx.optimize.plan.plan import Decision
+    from campo_onnx.optimize.plan.plan import Decision, Plan
 
 _MOST_IMPORTANT = 10
 
@@ -51,6 +51,12 @@ def explain(
         int,
         typer.Option("--top", metavar="N", min=0, help="Without a node: how many decisions; 0 for all."),
     ] = _MOST_IMPORTANT,
+    rules: Annotated[
+        bool,
+        typer.Option(
+            "--rules", help="What each rule costs, of a plan that was written with `optimize --rules`."
+        ),
+    ] = False,
     report: ReportOption = None,
     form: FormatOption = TableFormat.TEXT,
     json: JsonOption = False,
@@ -76,6 +82,10 @@ def explain(
         from campo_onnx.report.plan_page import plan_page
 
         write_text(plan_page(read, model=plan.name), report)
+    if rules:
+        _explain_rules(read, str(plan), node, json=json, form=form)
+        print_written(None if json else report, form=form)
+        return
     of_module = [d for d in read.decisions if node in d.modules] if node not in read.decision else []
     if node is None or of_module:
         shown = of_module or read.decisions
@@ -104,6 +114,28 @@ def explain(
     else:
         print_decision(read, decision, casts, pad, explained(read, node))
         print_written(report)
+
+
+def _explain_rules(plan: "Plan", title: str, node: str | None, *, json: bool, form: TableFormat) -> None:
+    """Print what each rule costs."""
+    from campo_onnx.codec import to_plain, to_report
+
+    if node is not None:
+        raise UsageError("--rules is about the whole plan", remedy="Leave the node out, or --rules.")
+    if plan.rules is None:
+        raise UsageError(
+            f"{title} has no prices of rules",
+            why="it was written without --rules",
+            remedy=f"Plan again: campo-onnx optimize MODEL --rules --plan {title} --force",
+        )
+    if json:
+        rows = [
+            {**to_plain(price), "title": price.title, "sentence": plan.rules.sentence(price)}
+            for price in plan.rules.prices
+        ]
+        print_json(to_report("campo-onnx explanation", 1, {**to_plain(plan.rules), "prices": rows}))
+    else:
+        print_rules(plan.rules, form=form)
 
 
 def _print_json(decisions: "Sequence[Decision]", parts: "Mapping[str, Any]" = MappingProxyType({})) -> None:

@@ -25,6 +25,7 @@ from .options import (
 )
 from .outputs import check_outputs
 from .preparation import DataArguments, cleaned_up, planned
+from .pricing import priced
 from .probing import ProbeArguments, probed
 from .render.console import command_line, print_json, set_loudness, working
 from .render.plan import print_optimized
@@ -67,6 +68,15 @@ class OutputArguments:
         ),
     ] = None
     report: ReportOption = None
+    rules: Annotated[
+        bool,
+        typer.Option(
+            "--rules",
+            help="Also say what each rule costs: the step is planned again without it, and with --inputs "
+            "emulated, too. Plan and report keep the prices.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Plan and report, and write nothing.", rich_help_panel=OUTPUT),
@@ -179,6 +189,8 @@ def optimize(
             optimized = verification.returned
             print_verification(verification)
             measured = verification.attempts[-1].result if verification.attempts else None
+        if outputs.rules:
+            optimized = priced(optimized, options, [*batches.values()])
         told = () if outputs.json or outputs.quiet else _advice(optimized, options)
         notes = [*told, *tried, *note_what_surprises(model, optimized, options, tried)]
         written = () if outputs.dry_run else _write(optimized, model, outputs, weights, notes, measured)

@@ -15,6 +15,7 @@ from campo_onnx.emulation.sensitivity import (
 )
 from campo_onnx.errors import CheckFailedError
 from campo_onnx.ir.importer import Imported
+from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.planning.frontier import (
@@ -165,11 +166,29 @@ def chosen_plan(
     )
 
 
+def error_on(imported: Imported, options: Options, batches: Sequence[Arrays]) -> Callable[[Plan], float]:
+    """Return what emulates a plan of a step on batches, and tells its error: infinite if it is not finite.
+
+    Raises
+    ------
+    ModelError
+        If the FP32 step fails on a batch, or is not finite.
+    UsageError
+        If there is no batch.
+    """
+    references = references_of(imported, batches)
+    return lambda plan: _error(plan, imported, options, references)
+
+
 def _emulated(
     one: FrontierPlan, imported: Imported, options: Options, references: Sequence[Reference]
 ) -> FrontierPlan:
-    mixed = seeded(emulate(rewrite(imported, one.plan), options.dims))
-    return replace(one, emulated_error=math.sqrt(mean_squared_error(mixed, references)))
+    return replace(one, emulated_error=_error(one.plan, imported, options, references))
+
+
+def _error(plan: Plan, imported: Imported, options: Options, references: Sequence[Reference]) -> float:
+    mixed = seeded(emulate(rewrite(imported, plan), options.dims))
+    return math.sqrt(mean_squared_error(mixed, references))
 
 
 def spread_over(count: int, most: int) -> Iterator[int]:

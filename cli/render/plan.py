@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from campo_onnx.optimize.graph_kind import GraphKind
     from campo_onnx.optimize.plan.plan import Decision, Plan, PlannedCast, PlannedPad
     from campo_onnx.optimize.plan.report import Report
+    from campo_onnx.optimize.plan.rules import RulePrices
     from campo_onnx.optimize.traffic import Moved, Traffic
     from campo_onnx.planning.pipeline import Optimized
 
@@ -82,6 +83,8 @@ def print_report(
         _moved_table(report, *moved).show()
     if report.kept:
         _kept_table(report).show()
+    if report.plan.rules is not None:
+        print_rules(report.plan.rules, only_binding=not is_verbose())
     if report.unknown_ops:
         names = ", ".join(f"{op} {count}" for op, count in report.unknown_ops)
         console.print(
@@ -89,6 +92,44 @@ def print_report(
             soft_wrap=True,
         )
     _print_written(written)
+
+
+def print_rules(
+    rules: "RulePrices", *, only_binding: bool = False, form: TableFormat = TableFormat.TEXT
+) -> None:
+    """Print what each rule costs; those that cost nothing as a number, if only binding ones are wanted."""
+    table = Table(
+        (
+            Column(title="price", key="price_us", is_number=True),
+            Column(title="of the step", key="share", is_number=True, rank=1),
+            Column(title="nodes", key="nodes", is_number=True, rank=2),
+            Column(title="error without", key="error", is_number=True, rank=1),
+            Column(title="rule", key="rule", may_break=True, least=30),
+        ),
+        title="" if form is not TableFormat.TEXT else "What each rule costs, solved again without it",
+    )
+    shown = [price for price in rules.prices if price.price_us or not only_binding]
+    for price in shown:
+        share = price.price_us / rules.predicted_us if rules.predicted_us else 0.0
+        error = "not finite" if price.breaks else "-" if price.error is None else f"{price.error:.2g}"
+        table.add(
+            Cell(duration(price.price_us), price.price_us),
+            Cell(f"{share:.1%}", share),
+            Cell(str(price.nodes), price.nodes),
+            Cell(error, price.error),
+            price.title,
+        )
+    if shown or form is not TableFormat.TEXT:
+        table.show(form)
+    if form is not TableFormat.TEXT:
+        return
+    console = stdout()
+    if not any(price.price_us for price in rules.prices):
+        console.print("No rule costs anything: the step is predicted no faster without any one of them.")
+    elif free := len(rules.prices) - len(shown):
+        console.print(f"{free} more {'rules cost' if free > 1 else 'rule costs'} nothing.")
+    if rules.error is not None:
+        console.print(f"With all rules the error on the batches is {rules.error:.2g}, emulated.")
 
 
 def _print_written(written: Sequence[Path]) -> None:

@@ -19,6 +19,7 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.plan.plan_file import decode, encode, plan_format
 from campo_onnx.optimize.plan.reason import NO_FACTS, Fact, Reason, Verdict
+from campo_onnx.optimize.plan.rules import RulePrices
 from campo_onnx.optimize.values.ranges import DeclaredRange
 
 
@@ -275,6 +276,8 @@ class Plan:
         Declared and measured ranges of graph inputs that it relies on.
     decisions
         Every node, in the order of the graph.
+    rules
+        What each rule costs, where that was asked for.
 
     Raises
     ------
@@ -300,6 +303,7 @@ class Plan:
     ranges: Mapping[str, DeclaredRange] = field(default_factory=lambda: MappingProxyType({}))
     captured: bool = False
     decisions: tuple[Decision, ...]
+    rules: RulePrices | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranges", MappingProxyType(dict(self.ranges)))
