@@ -16,7 +16,7 @@ EXPLAINED = {
     Finding.SQUARES,
     Finding.SUM_OF_SQUARES,
     Finding.MAX_POOL_GRADIENT,
-    "downstream of a deny node",
+    "follows an FP32-only node",
     "on the deny list",
     "a constant the low precision loses",
     "an FP32 boundary to the framework",

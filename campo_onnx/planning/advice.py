@@ -55,7 +55,7 @@ def advice(optimized: Optimized, options: Options, *, patience_s: float = PATIEN
     if not too_little and not any(d.other_cast_us is not None for d in plan.decisions):
         return (
             "No node may run in low precision: lists, safety rules or missing kernels keep all of them in "
-            "FP32; the table says which.",
+            "FP32; --verbose lists them.",
         )
     denied = tuple(_denied(plan))
     computes = options.target.computes_in(options.low)

@@ -72,7 +72,9 @@ def print_report(
     """
     console, made = stdout(), report.plan
     console.print(_headline(made), style="bold")
-    facts_table(_totals(report, *moved))
+    changes = bool(report.low_nodes or made.casts)
+    in_full = changes or is_verbose() or not advice  # else what would help is all there is to know
+    facts_table(_totals(report, *moved)[: None if in_full else 1])
     if loss := _loss(report):
         console.print(escape(loss), soft_wrap=True)
     for sentence in advice:
@@ -81,7 +83,7 @@ def print_report(
         _ops_table(report).show()
     if is_verbose():
         _moved_table(report, *moved).show()
-    if report.kept:
+    if report.kept and in_full:
         _kept_table(report).show()
     if report.plan.rules is not None:
         print_rules(report.plan.rules, only_binding=not is_verbose())

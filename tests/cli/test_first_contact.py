@@ -64,6 +64,10 @@ def test_unchanged_says_why_and_what_next(optimize, capsys):
     assert "(unchanged)" in printed
     assert "The step is launch-bound at this size" in printed
     assert "The file has fixed sizes" in printed
+    assert "What stayed FP32" not in printed
+    assert len(printed.splitlines()) <= 6  # the kind, two lines, what would help, and what was written
+    assert optimize(MLP, "--device", "h200", "--dry-run", "--verbose") == 0
+    assert "What stayed FP32" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_a_report_counts(problem_from):
         ("Shape", 1, 0, 0.5, 0.5),
     ]
     assert [(r.why, r.nodes, r.fp32_us, r.op_types) for r in report.kept] == [
-        ("downstream of a deny node", 1, 10.0, "Tanh 1"),
+        ("follows an FP32-only node", 1, 10.0, "Tanh 1"),
         ("on the deny list", 1, 10.0, "Exp 1"),
         ("reads only the shape", 1, 0.5, "Shape 1"),
     ]

@@ -208,7 +208,7 @@ class Reason(Enum):
     UNLISTED = "unlisted", "{op} is on none of the lists, on purpose", "unlisted operator"
     UNKNOWN = "unknown", "{op} is unknown to the lists", "unknown operator"
     PATTERN = "pattern", "{why}"
-    DOWNSTREAM_OF_DENY = "downstream-of-deny", "downstream of a deny node"
+    DOWNSTREAM_OF_DENY = "downstream-of-deny", "follows an FP32-only node"
 
     # What a strategy says.
     STRATEGY_FP32 = "strategy-fp32", "the strategy fp32 changes nothing"

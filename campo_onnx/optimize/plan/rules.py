@@ -56,7 +56,6 @@ _TITLES = {
     Reason.UNKNOWN: "is unknown to the lists",
     Reason.KERNEL: "has no low-precision kernel",
     Reason.SUMS_LOW: "adds its terms in the low precision",
-    Reason.DOWNSTREAM_OF_DENY: "follows a node that the lists keep in FP32",
 }
 
 
