@@ -40,6 +40,7 @@ PLAN_KEYS = {
     "pads": list,
     "ranges": dict,
     "decisions": list,
+    "rules": (dict, type(None)),
 }
 CAST_KEYS = {"tensor", "src", "dst", "producer", "consumers", "cast_us"}
 DECISION_KEYS = {
