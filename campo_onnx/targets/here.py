@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.hardware.processor import UNITS, this_processor
+from campo_onnx.runtime.api import Capabilities
 from campo_onnx.runtime.gpu import visible_gpu
 from campo_onnx.runtime.machine import cores, cpu_name
 from campo_onnx.runtime.registry import runtimes
@@ -22,11 +23,14 @@ class InstalledRuntime:
         Version of its package; ``""`` if it cannot be used.
     problem
         Why it cannot; ``""`` if it can, or would only show by loading it.
+    capabilities
+        Its traits beside running a graph.
     """
 
     name: str
     version: str
     problem: str
+    capabilities: Capabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,11 @@ def this_machine() -> Here:
             version = version or ("" if problem else runtime.version)
         except DeviceUnavailableError as error:
             version, problem = "", str(error)
-        installed.append(InstalledRuntime(name=runtime.name, version=version, problem=problem))
+        installed.append(
+            InstalledRuntime(
+                name=runtime.name, version=version, problem=problem, capabilities=runtime.capabilities
+            )
+        )
     return Here(
         cpu=cpu_name(),
         cores=cores(),

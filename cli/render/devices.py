@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from campo_onnx.calibrate.catalog import Found
     from campo_onnx.calibrate.knowledge import Knowledge
     from campo_onnx.hardware.hardware import Hardware
+    from campo_onnx.runtime.api import Capabilities
     from campo_onnx.targets.here import Here
 
 
@@ -54,8 +55,19 @@ def print_machine(here: "Here") -> None:
     if here.gpu:
         console.print(escape(f"GPU: {here.gpu}."), soft_wrap=True)
     for runtime in here.runtimes:
-        state = f"{runtime.name} {runtime.version}" if not runtime.problem else runtime.problem
-        console.print(escape(f"Runtime: {state}"), soft_wrap=True)
+        state = f"{runtime.name} {runtime.version}: {_traits(runtime.capabilities)}"
+        console.print(escape(f"Runtime: {runtime.problem or state}"), soft_wrap=True)
+
+
+def _traits(capabilities: "Capabilities") -> str:
+    """Say what to expect of a runtime."""
+    lows = "low precision" if capabilities.has_low_cpu_kernels else "FP32 kernels only"
+    traits = [f"{lows} on CPUs"]
+    traits += ["fuses Casts"] if capabilities.fuses_casts else []
+    traits += [] if capabilities.keeps_nan else ["drops NaN in Relu and Max"]
+    traits += [] if capabilities.honours_types else ["runs other precisions than planned"]
+    traits += [f"refuses {low.value}" for low, _ in capabilities.refused_precisions]
+    return ", ".join(traits)
 
 
 def print_device(known: "Knowledge") -> None:

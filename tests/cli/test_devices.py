@@ -40,6 +40,10 @@ def test_this_machine_is_described(program, capsys):
     machine = json.loads(capsys.readouterr().out)["machine"]
     assert (machine["cpu"], machine["cores"]) == (cpu_name(), cores())
     assert [entry["name"] for entry in machine["runtimes"]] == [runtime.name for runtime in runtimes()]
+    told = {entry["name"]: entry["capabilities"] for entry in machine["runtimes"]}
+    assert told["onnxruntime"]["keeps_nan"]
+    assert not told["openvino"]["keeps_nan"]
+    assert told["openvino"]["refused_precisions"][0][0] == "fp16"
 
 
 def test_one_device_in_full(program, capsys):
