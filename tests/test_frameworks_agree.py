@@ -21,6 +21,7 @@ EXPLAINED = {
     "a constant the low precision loses",
     "an FP32 boundary to the framework",
     # What the analysis of values keeps; the frameworks write normalizations in different pieces.
+    "values that are needed more exactly than the low precision holds them",
     "gradients without a loss scale",
     "a value that overflows",
     "squares of unknown size that are summed",

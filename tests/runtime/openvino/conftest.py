@@ -8,6 +8,7 @@ from campo_onnx.runtime.openvino.installed import openvino
 @pytest.fixture(scope="session")
 def bf16_units() -> None:
     """Skip where the CPU has no BF16 units."""
+    pytest.importorskip("openvino")
     units = openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     if "BF16" not in units:
         pytest.skip(f"this CPU has no BF16 units (OpenVINO tells {', '.join(units)})")
