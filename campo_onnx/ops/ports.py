@@ -65,7 +65,9 @@ def low_attribute(value: Any, ports: Ports, precision: Precision) -> Any:
     if ports.attribute != "value":
         return precision.onnx_dtype
     number = 0.0 if value is None else float(np.ravel(value)[0])
-    return onnx.helper.make_tensor("value", precision.onnx_dtype, [1], [number])
+    # As bytes: OpenVINO takes the bits of a BF16 value that is written in another way for a whole number.
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(precision.onnx_dtype)
+    return onnx.numpy_helper.from_array(np.array([number]).astype(dtype), "value")
 
 
 def lowered(signature: Signature, ports: Ports, precision: Precision) -> Signature | None:

@@ -331,3 +331,37 @@ def test_a_step_copies_no_output():
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 2**20  # the output has 4 MiB
+
+
+def typed(value):
+    """A BF16 tensor whose bits are numbers, as ONNX allows."""
+    constant = helper.make_tensor("one", TensorProto.BFLOAT16, [1], [value])
+    assert constant.int32_data
+    return constant
+
+
+@pytest.mark.parametrize("place", ["an attribute", "an initializer", "a body"])
+def test_constants_in_bf16_are_numbers_however_they_are_written(bf16_units, place):
+    """The plugin takes bits that are not raw bytes for whole numbers: 1 was 16,256."""
+    low, result = TensorProto.BFLOAT16, helper.make_tensor_value_info("y", TensorProto.BFLOAT16, [1])
+    initializers, inputs, feeds = [], [], {}
+    if place == "an attribute":
+        initializers = [numpy_helper.from_array(np.array([1]), "shape")]
+        node = helper.make_node("ConstantOfShape", ["shape"], ["y"], value=typed(1.5))
+    elif place == "an initializer":
+        initializers, node = [typed(1.5)], helper.make_node("Identity", ["one"], ["y"])
+    else:
+        branch = helper.make_tensor_value_info("z", low, [1])
+        bodies = [
+            helper.make_graph(
+                [helper.make_node("Identity", ["one"], ["z"])], "b", [], [branch], [typed(number)]
+            )
+            for number in (1.5, 3.0)
+        ]
+        node = helper.make_node("If", ["c"], ["y"], then_branch=bodies[0], else_branch=bodies[1])
+        inputs, feeds = [helper.make_tensor_value_info("c", TensorProto.BOOL, [])], {"c": np.array(True)}
+    graph = helper.make_graph([node], "g", inputs, [result], initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)])
+    written = model.SerializeToString()
+    assert float(RUNTIME.load(model, "cpu").run(feeds)["y"][0]) == 1.5
+    assert model.SerializeToString() == written
