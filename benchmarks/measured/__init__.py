@@ -7,6 +7,9 @@ from benchmarks.zoo import TITLES
 RANDOM = "random/"
 """What names of random networks begin with."""
 
+LEARNER = "learner/"
+"""What names of small networks begin with that learn digits."""
+
 NETWORKS = MappingProxyType(
     {
         "resnet18": "ResNet-18, 8 x 96 x 96",

@@ -1,8 +1,8 @@
 """The networks whose steps are measured: each with a loss and a batch, the same numbers in every process.
 
-A name is that of a network (``resnet18``), of one with another batch (``resnet18@4``), or the number of a
-random one (``random/7``). Dropout is off in all of them, so that every side computes the same loss from
-the same weights. Besides torch they need transformers.
+A name is that of a network (``resnet18``), of one with another batch (``resnet18@4``), the number of a
+random one (``random/7``), or a small one that learns digits (``learner/vgg16``). Dropout is off in all of
+them, so that every side computes the same loss from the same weights. Besides torch they need transformers.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import beside_torch
-from benchmarks.measured import RANDOM
+from benchmarks.measured import LEARNER, RANDOM
 from benchmarks.measured.mobilenetv3 import MobileNetV3
 from benchmarks.population.networks import small_network
 
@@ -34,15 +34,18 @@ def case_of(name: str) -> Case:
     """Build a network."""
     base, _, batch = name.partition("@")
     torch.manual_seed(0)
-    if base.startswith(RANDOM):
+    if base.startswith(LEARNER):
+        from benchmarks.measured.learners import learner_case
+
+        case = learner_case(base.removeprefix(LEARNER))
+    elif base.startswith(RANDOM):
         drawn = small_network(int(base.removeprefix(RANDOM)))
         case = Case(drawn.module, drawn.loss, drawn.inputs, drawn.targets)
     elif base in _BUILDERS:
         case = _BUILDERS[base]()
     else:
         case = Case(*beside_torch.case_of(base)[:4])
-    _switch_dropout_off(case.module)
-    case.module.train()
+    without_dropout(case.module).train()
     return _with_batch(case, int(batch)) if batch else case
 
 
@@ -59,12 +62,14 @@ def _with_batch(case: Case, batch: int) -> Case:
     return case._replace(inputs=inputs, targets=targets)
 
 
-def _switch_dropout_off(module: nn.Module) -> None:
+def without_dropout(module: nn.Module) -> nn.Module:
+    """Switch dropout off, also where the module trains."""
     for part in module.modules():
         if isinstance(part, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
             part.p = 0.0
         elif isinstance(part, nn.MultiheadAttention):
             part.dropout = 0.0
+    return module
 
 
 class UNet(nn.Module):
