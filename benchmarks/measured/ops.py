@@ -1,5 +1,6 @@
 """Single operators in FP32, in BF16, and in BF16 between Casts: Table 1 of the Campo paper, measured here."""
 
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from campo_onnx.errors import CampoError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.one_node import one_node_model, one_node_view, standalone
-from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.facts import ports_of, work_of
 from campo_onnx.ops.ports import lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
@@ -33,6 +34,10 @@ OPS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Add", "MaxPool")
 """As in Table 1: Add is a bias, and gradients of convolutions are Conv, ConvTranspose or MatMul here."""
 
 PER_OP = 3
+
+WIDTHS = (248, 250, 252, 255, 256, 257, 260, 264, 272, 288)
+CHANNELS = (28, 30, 31, 32, 33, 36, 40, 48)
+"""Sizes around multiples of what vectors and tiles hold: sides of a product, channels of a convolution."""
 _COPIES_BYTES = 2**28
 _MOST_COPIES, _BLOCK, _ROUNDS = 8, 4, 15
 _ROUNDS_S = 2.0
@@ -91,7 +96,42 @@ def measured_ops(networks: tuple[str, ...], graphs: Path, threads: int) -> Facts
             rows.append(_measured(one, lists, threads))
         except CampoError as error:
             failures[title] = str(error)
-    return {**began, "rows": rows, "failures": failures}
+    return {**began, "rows": rows, "failures": failures, "widths": list(measured_widths(lists, threads))}
+
+
+def measured_widths(lists: OpLists, threads: int) -> Iterator[Facts]:
+    """Measure a product and a convolution at sizes one beside another (for Figure 8: which sizes fall off)."""
+    for op, sizes in (("MatMul", WIDTHS), ("Conv", CHANNELS)):
+        rows = {size: _measured(Drawn("sweep", of_width(op, size)), lists, threads) for size in sizes}
+        for size, row in rows.items():
+            flops = math.fsum(gemm.flops for gemm in work_of(of_width(op, size)).gemms)
+            faster = (o for o in sizes if o > size and _is_faster(rows[o]["us"]["low"], row["us"]["low"]))
+            yield {
+                "op": op,
+                "size": size,
+                "shapes": row["shapes"],
+                "gflops": {name: flops / row["us"][name]["median"] / 1e3 for name in ("fp32", "low")},
+                "larger_and_faster": next(faster, None),
+            }
+
+
+def _is_faster(one: Facts, other: Facts) -> bool:
+    return bool(one["high"] < other["low"])
+
+
+def of_width(op: str, size: int) -> Signature:
+    """Give a product of 512 rows and `size` columns inside and out, or a convolution of `size` channels."""
+    shapes = ([512, size], [size, size]) if op == "MatMul" else ([8, size, 28, 28], [size, size, 3, 3])
+    result = [512, size] if op == "MatMul" else [8, size, 26, 26]
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in zip("abc", (*shapes, result), strict=True)
+    ]
+    graph = helper.make_graph(
+        [helper.make_node(op, ["a", "b"], ["c"], name="node")], op, values[:2], values[2:]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)])
+    return import_model(model).view.signature("node")
 
 
 def _measured(one: Drawn, lists: OpLists, threads: int) -> Facts:

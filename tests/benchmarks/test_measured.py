@@ -274,6 +274,7 @@ def test_operators_alone_and_between_casts(tmp_path: Path, monkeypatch: pytest.M
     for row in found["rows"]:
         assert set(row["us"]) == {"fp32", "low", "low_casts"}
         assert row["casts_pay"]["low"] <= row["casts_pay"]["median"] <= row["casts_pay"]["high"]
+    assert [row["size"] for row in found["widths"]] == [*ops.WIDTHS, *ops.CHANNELS]
 
 
 def test_casts_around_a_node_of_bf16() -> None:
@@ -374,7 +375,10 @@ class TestSummary:
             "us": {key: {"median": 2.0, "low": 1.0, "high": 3.0} for key in ("fp32", "low", "low_casts")},
             "casts_pay": {"median": 0.8, "low": 0.7, "high": 0.9},
         }
-        values["ops mlp"] = self.row("ops") | {"rows": [op_row], "failures": {}}
+        gflops = {"fp32": 100.0, "low": 250.0}
+        width = {"op": "MatMul", "size": 255, "shapes": [[512, 255], [255, 255]], "gflops": gflops}
+        width["larger_and_faster"] = 256
+        values["ops mlp"] = self.row("ops") | {"rows": [op_row], "failures": {}, "widths": [width]}
         readme = tmp_path / "README.md"
         readme.write_text(f"# Title\n{page.BEGIN}\nold\n{page.END}\nrest\n")
         known = dict.fromkeys(("mlp", "mlp@4", "random/0"), PLANS)
