@@ -100,7 +100,7 @@ def measured_ops(networks: tuple[str, ...], graphs: Path, threads: int) -> Facts
 
 
 def measured_widths(lists: OpLists, threads: int) -> Iterator[Facts]:
-    """Measure a product and a convolution at sizes one beside another (for Figure 8: which sizes fall off)."""
+    """Measure a product and a convolution at neighbouring sizes (for Figure 8: which fall off)."""
     for op, sizes in (("MatMul", WIDTHS), ("Conv", CHANNELS)):
         rows = {size: _measured(Drawn("sweep", of_width(op, size)), lists, threads) for size in sizes}
         for size, row in rows.items():
