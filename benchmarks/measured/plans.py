@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from campo_onnx import Options, Precision, export_model, oplists
 from campo_onnx.calibrate.catalog import Found, found_calibrations
 from campo_onnx.costs.evidence import CostSource
@@ -25,6 +27,7 @@ from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.planning.pipeline import decide, problem_of
+from campo_onnx.runtime.registry import runtime_called
 from campo_onnx.targets.detect import resolve_target
 from campo_onnx.targets.target import Target
 
@@ -42,6 +45,9 @@ MARGIN = 0.01
 """Share of the FP32 step that is the margin of the strategy fine-grained."""
 
 FEEDS = "feeds.safetensors"
+GRADIENTS = "gradients.safetensors"
+"""What ONNX Runtime computes from these in FP32: no plan is believed for its loss alone."""
+
 _DONE = "plans.json"
 
 
@@ -107,6 +113,14 @@ def prepare(name: str, graphs: Path, key: str, costs: str = "auto") -> None:
     feeds = first_state(module, model) | dict(zip(batch, values, strict=True))
     save_file({key: value.copy() for key, value in feeds.items()}, folder / FEEDS)
     export_model(model, folder / f"{EXPORTED}.onnx")
+    read = {value.name for value in model.graph.input}
+    outputs = (
+        runtime_called("onnxruntime")
+        .load(model, "cpu", threads=1)
+        .run({name: value for name, value in feeds.items() if name in read})
+    )
+    gradients = {name: np.array(value) for name, value in outputs.items() if name.startswith("grad.")}
+    save_file(gradients, folder / GRADIENTS)
     target = target_here()
     plans = write_plans(form_for_all(import_model(model), target), target, costs, folder)
     write_text(json.dumps({"key": key, "plans": plans}, indent=1) + "\n", folder / _DONE)

@@ -18,10 +18,13 @@ from signal import SIGKILL
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from campo_onnx.runtime.machine import cores
 
 THREADS = cores()
 WARMUP = 3
+_TINY = 1e-3
 
 Step = Callable[[], float]
 """Runs a step, and gives the loss where that costs nothing."""
@@ -92,12 +95,15 @@ def torch_step(network: str, side: Torch) -> Step:
     return step
 
 
-def our_step(network: str, side: Ours, graphs: Path) -> Step:
-    """Load a step of ours; its memory is bound once. Torch is not imported: its threads would disturb."""
+def our_step(network: str, side: Ours, graphs: Path) -> tuple[Step, dict[str, float]]:
+    """Load a step of ours, and say how far its gradients are from those of ONNX Runtime in FP32.
+
+    Its memory is bound once. Torch is not imported: its threads would disturb.
+    """
     import onnx
     from safetensors.numpy import load_file
 
-    from benchmarks.measured.plans import FEEDS, folder_of
+    from benchmarks.measured.plans import FEEDS, GRADIENTS, folder_of
     from campo_onnx.runtime.api import LoadSettings
     from campo_onnx.runtime.registry import runtime_called
 
@@ -108,14 +114,32 @@ def our_step(network: str, side: Ours, graphs: Path) -> Step:
     )
     read = {value.name for value in model.graph.input}
     feeds = {name: value for name, value in load_file(folder / FEEDS).items() if name in read}
-    loss = float(program.run(feeds)["loss"])
+    outputs = program.run(feeds)
+    loss, far = float(outputs["loss"]), farthest_gradient(outputs, load_file(folder / GRADIENTS))
     run = program.placed(feeds)
 
     def step() -> float:
         run()
         return loss
 
-    return step
+    return step, {"gradient_error": far}
+
+
+def farthest_gradient(outputs: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
+    """Give the largest distance of a gradient from the expected one, over the norm of that one.
+
+    Gradients that are tiny beside the largest are left out: they are zeros but for rounding.
+    """
+    norms = {name: float(np.linalg.norm(value)) for name, value in expected.items()}
+    least = _TINY * max(norms.values(), default=0.0)
+    return max(
+        (
+            float(np.linalg.norm(np.asarray(outputs[name], np.float64) - expected[name])) / norm
+            for name, norm in norms.items()
+            if norm > least
+        ),
+        default=0.0,
+    )
 
 
 class Worker:
@@ -183,12 +207,16 @@ def main(side: str, network: str, graphs: str) -> None:
     os.dup2(2, 1)  # what libraries print is no answer
     kind = SIDES[side]
     try:
-        step = torch_step(network, kind) if isinstance(kind, Torch) else our_step(network, kind, Path(graphs))
+        facts: dict[str, float] = {}
+        if isinstance(kind, Torch):
+            step = torch_step(network, kind)
+        else:
+            step, facts = our_step(network, kind, Path(graphs))
         losses = [step() for _ in range(WARMUP)]
     except Exception as error:  # of one side: the others are measured, and this one is told
         print(json.dumps({"failure": f"{type(error).__name__}: {error}"[:500]}), file=answers, flush=True)
         return
-    print(json.dumps({"loss": losses[0]}), file=answers, flush=True)
+    print(json.dumps({"loss": losses[0], **facts}), file=answers, flush=True)
     for line in sys.stdin:
         times_ms = []
         for _ in range(int(line)):

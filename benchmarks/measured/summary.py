@@ -44,6 +44,7 @@ def network_row(name: str, timed: Facts, plans: Facts) -> Facts:
         "over_fp32": against(times, FP32, faster=True),
         "optimal_over": against(times, "optimal", faster=False),
         "losses": timed["losses"],
+        "gradient_errors": timed["gradient_errors"],
         "failures": timed["failures"],
         "load": [timed["load"], timed["load_after"]],
         "others_running": timed["others_running"],

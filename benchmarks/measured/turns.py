@@ -17,6 +17,7 @@ from campo_onnx.runtime.machine import cores, cpu_name
 
 Facts = dict[str, Any]
 
+_GRADIENTS, _FP32_GRADIENTS = 1.2, 0.02  # unrelated numbers of one norm are 1.4 apart
 _LOSS_TOLERANCE = 1e-3  # FP32 sides compute one loss, in other orders
 _FEWEST, _MOST = 2, 50
 _SETTLES_S = 0.1  # threads wait busily for more work until then
@@ -79,7 +80,9 @@ def in_turns(name: str, graphs: Path, sides: Sequence[str], effort: Effort) -> F
                 failures[side] = str(error)
                 worker.end()  # it may still compile
         losses = {side: worker.facts["loss"] for side, worker in workers.items()}
+        far = {s: w.facts["gradient_error"] for s, w in workers.items() if "gradient_error" in w.facts}
         refuse_other_losses(losses)
+        refuse_other_gradients(far)
         times_ms, others = _rounds(workers, effort)
     return {
         **began,
@@ -88,6 +91,7 @@ def in_turns(name: str, graphs: Path, sides: Sequence[str], effort: Effort) -> F
         "titles": {side: SIDES[side].title for side in sides},
         "failures": failures,
         "losses": losses,
+        "gradient_errors": far,
         "rounds_ms": times_ms,
     }
 
@@ -127,6 +131,14 @@ def refuse_other_losses(losses: Mapping[str, float]) -> None:
     for side in IN_FP32:
         if expected and side in losses and abs(losses[side] - expected) > _LOSS_TOLERANCE * abs(expected):
             raise StepError(f"the loss of {side} is {losses[side]:.6g}, and torch's {expected:.6g}")
+
+
+def refuse_other_gradients(errors: Mapping[str, float]) -> None:
+    """Refuse plans whose gradients are not those of the step: BF16 alone puts none so far off."""
+    for side, error in errors.items():
+        limit = _FP32_GRADIENTS if side in IN_FP32 else _GRADIENTS
+        if not error <= limit:  # NaN too
+            raise StepError(f"a gradient of {side} is off by {error:.3g} of its norm, where {limit:g} may be")
 
 
 def here() -> Facts:

@@ -101,6 +101,18 @@ class TestTurns:
         with pytest.raises(StepError, match=r"the loss of fp32 is 1\.01, and torch's 1"):
             turns.refuse_other_losses({"torch": 1.0, "fp32": 1.01})
 
+    @pytest.mark.parametrize("errors", [{"fp32": 0.1}, {"optimal": 1.4}, {"campo": float("nan")}])
+    def test_plans_whose_gradients_are_others_are_refused(self, errors: dict[str, float]) -> None:
+        turns.refuse_other_gradients({"fp32": 1e-5, "optimal": 0.3})
+        with pytest.raises(StepError, match="a gradient of"):
+            turns.refuse_other_gradients(errors)
+
+    def test_the_farthest_gradient_is_the_one_that_counts(self) -> None:
+        """A zero but for rounding does not."""
+        expected = {"a": np.array([3.0, 4.0]), "b": np.array([1.0]), "zero": np.array([1e-7])}
+        got = {"a": np.array([3.0, 4.5]), "b": np.array([0.5]), "zero": np.array([1.0])}
+        assert sides.farthest_gradient(got, expected) == pytest.approx(0.5)
+
 
 def worker(monkeypatch: pytest.MonkeyPatch, script: str) -> sides.Worker:
     real = subprocess.Popen
@@ -318,6 +330,7 @@ class TestSummary:
         timed = {
             "rounds_ms": times,
             "losses": {"torch": 1.0},
+            "gradient_errors": {"fp32": 1e-6, "optimal": 0.02},
             "failures": {"compile": "there is no compiler"},
             "load": 0.1,
             "load_after": 2.0,
