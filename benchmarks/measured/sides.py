@@ -58,7 +58,7 @@ SIDES: Mapping[str, Torch | Ours] = MappingProxyType(
         "torch-bf16": Torch("torch autocast", False, True),
         "compile": Torch("torch.compile", True, False),
         "compile-bf16": Torch("torch.compile, autocast", True, True),
-        "ort": Ours("ONNX Runtime, FP32", "onnxruntime", "exported"),
+        "ort": Ours("ONNX Runtime, FP32, as exported", "onnxruntime", "exported"),
         "fp32": Ours("OpenVINO, FP32", "openvino", "fp32"),
         "all-low": Ours("all BF16", "openvino", "all-low"),
         "tf-amp": Ours("op list (tf-amp)", "openvino", "tf-amp"),

@@ -17,7 +17,7 @@ from campo_onnx.runtime.machine import cores, cpu_name
 
 Facts = dict[str, Any]
 
-_GRADIENTS, _FP32_GRADIENTS = 1.2, 0.02  # unrelated numbers of one norm are 1.4 apart
+_GRADIENTS, _FP32_GRADIENTS = 3.0, 0.02  # rounding alone puts some 1.5 off, wrong kernels far more
 _LOSS_TOLERANCE = 1e-3  # FP32 sides compute one loss, in other orders
 _FEWEST, _MOST = 2, 50
 _SETTLES_S = 0.1  # threads wait busily for more work until then
