@@ -5,9 +5,10 @@ kernels. The plugin types any version of an operator in BF16; ONNX's schemas say
 """
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
+from types import MappingProxyType
 from typing import NamedTuple
 
 from campo_onnx.ops.key import OpKey
@@ -92,14 +93,55 @@ _SCATTERS = frozenset({"ScatterElements", "ScatterND"})
 
 
 def _refused(signature: Signature) -> bool:
-    """Whether the plugin takes the operator, but not with this node's settings."""
-    if signature.op == OpKey("", "Dropout"):
-        training = signature.constants.get(2)
-        return signature.input(2).dtype != 0 and (training is None or bool(training.any()))
-    if signature.op == OpKey("", "GatherElements"):
-        data, indices = signature.input(0).shape, signature.input(1).shape
-        if data is None or indices is None:
-            return False
-        axis = signature.attribute("axis", 0) % len(data)
-        return any(d != i for k, (d, i) in enumerate(zip(data, indices, strict=True)) if k != axis)
-    return False
+    """Whether the plugin takes the operator, but not with this node's settings, or computes something else.
+
+    ``tests/runtime/openvino/test_values.py`` holds every case of the onnx package against ONNX Runtime.
+    """
+    rule = _RULES.get(signature.op.op_type) if not signature.op.domain else None
+    return rule is not None and rule(signature)
+
+
+def _is_trained(signature: Signature) -> bool:
+    training = signature.constants.get(2)
+    return signature.input(2).dtype != 0 and (training is None or bool(training.any()))
+
+
+def _gathers_from_part(signature: Signature) -> bool:
+    data, indices = signature.input(0).shape, signature.input(1).shape
+    if data is None or indices is None:
+        return False
+    axis = signature.attribute("axis", 0) % len(data)
+    return any(d != i for k, (d, i) in enumerate(zip(data, indices, strict=True)) if k != axis)
+
+
+def _pools_otherwise(signature: Signature) -> bool:
+    """Whether indices count by columns, or the last window would lie beyond the data, which ONNX drops."""
+    if signature.attribute("storage_order", 0) and signature.output(1).dtype:
+        return True
+    data, pooled = signature.input(0).shape, signature.output(0).shape
+    if not signature.attribute("ceil_mode", 0) or data is None or pooled is None:
+        return False
+    kernel = signature.attribute("kernel_shape", ())
+    ones, zeros = (1,) * len(kernel), (0,) * 2 * len(kernel)
+    strides, dilations = signature.attribute("strides", ones), signature.attribute("dilations", ones)
+    pads = signature.attribute("pads", zeros)
+    windows = (
+        -(-(size + pads[k] + pads[k + len(kernel)] - dilations[k] * (kernel[k] - 1) - 1) // strides[k]) + 1
+        for k, size in enumerate(data[2:])
+    )
+    return tuple(windows) != tuple(pooled[2:])
+
+
+_RULES: Mapping[str, Callable[[Signature], bool]] = MappingProxyType(
+    {
+        "Attention": lambda signature: signature.input(4).dtype != 0,  # with a past, causal masks are others
+        "AveragePool": _pools_otherwise,
+        "DFT": lambda signature: True,  # the axis of real and imaginary parts is another
+        "Dropout": _is_trained,
+        "GatherElements": _gathers_from_part,
+        "LpPool": _pools_otherwise,
+        "MaxPool": _pools_otherwise,
+        "Pad": lambda signature: signature.input(3).dtype != 0,  # axes are not read
+        "Resize": lambda signature: bool(signature.attribute("antialias", 0)),
+    }
+)
