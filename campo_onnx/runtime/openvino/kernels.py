@@ -132,16 +132,22 @@ def _pools_otherwise(signature: Signature) -> bool:
     return tuple(windows) != tuple(pooled[2:])
 
 
+def _resizes_otherwise(signature: Signature) -> bool:
+    policy = str(signature.attribute("keep_aspect_ratio_policy", "stretch"))
+    return bool(signature.attribute("antialias", 0)) or "stretch" not in policy
+
+
 _RULES: Mapping[str, Callable[[Signature], bool]] = MappingProxyType(
     {
         "Attention": lambda signature: signature.input(4).dtype != 0,  # with a past, causal masks are others
         "AveragePool": _pools_otherwise,
+        "BlackmanWindow": lambda signature: True,  # 3 % off
         "DFT": lambda signature: True,  # the axis of real and imaginary parts is another
         "Dropout": _is_trained,
         "GatherElements": _gathers_from_part,
         "LpPool": _pools_otherwise,
         "MaxPool": _pools_otherwise,
         "Pad": lambda signature: signature.input(3).dtype != 0,  # axes are not read
-        "Resize": lambda signature: bool(signature.attribute("antialias", 0)),
+        "Resize": _resizes_otherwise,
     }
 )
