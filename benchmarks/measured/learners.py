@@ -1,8 +1,8 @@
 """Small variants of the paper's six models that learn scikit-learn's digits, on the CPU within seconds.
 
 Images of 8 x 8 are enlarged to what a network needs; BERT reads their 64 intensities as words. DCGAN's
-discriminator, with ten outputs, stands for DCGAN: its own training has no accuracy. Dropout is off. Needs
-scikit-learn.
+discriminator, with ten outputs, stands for DCGAN: its own training has no accuracy. Dropout is off, but
+for that of BERT's attention weights. Needs scikit-learn.
 """
 
 from collections.abc import Callable, Mapping
