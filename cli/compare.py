@@ -124,7 +124,7 @@ def compare(
 
     Example: `campo-onnx compare bert.onnx --device v100`
     """
-    from campo_onnx.codec import to_report
+    from campo_onnx.document_format import to_report
     from campo_onnx.files import write_text
     from campo_onnx.ir.exporter import check_not_read
     from campo_onnx.ir.importer import check_model

@@ -1,4 +1,4 @@
-"""How to decide: options of strategies and of op lists, and where all of them become a plan's `Options`."""
+"""Options of strategies and op lists, and their mapping to a plan's `Options`."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated

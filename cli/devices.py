@@ -34,7 +34,7 @@ def devices(
     Example: `campo-onnx devices h200`
     """
     from campo_onnx.calibrate.knowledge import known_devices
-    from campo_onnx.codec import to_report
+    from campo_onnx.document_format import to_report
     from campo_onnx.errors import ProfileError
     from campo_onnx.files import check_file
     from campo_onnx.hardware.datasheet import device

@@ -26,7 +26,8 @@ from .render.table import TableFormat
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from campo_onnx.optimize.plan.plan import Decision, Plan
+    from campo_onnx.optimize.plan.edits import Decision
+    from campo_onnx.optimize.plan.plan import Plan
 
 _MOST_IMPORTANT = 10
 
@@ -118,7 +119,8 @@ def explain(
 
 def _explain_rules(plan: "Plan", title: str, node: str | None, *, json: bool, form: TableFormat) -> None:
     """Print what each rule costs."""
-    from campo_onnx.codec import to_plain, to_report
+    from campo_onnx.codec import to_plain
+    from campo_onnx.document_format import to_report
 
     if node is not None:
         raise UsageError("--rules is about the whole plan", remedy="Leave the node out, or --rules.")
@@ -139,7 +141,8 @@ def _explain_rules(plan: "Plan", title: str, node: str | None, *, json: bool, fo
 
 
 def _print_json(decisions: "Sequence[Decision]", parts: "Mapping[str, Any]" = MappingProxyType({})) -> None:
-    from campo_onnx.codec import to_plain, to_report
+    from campo_onnx.codec import to_plain
+    from campo_onnx.document_format import to_report
 
     rows = [{**to_plain(decision), "reason": decision.reason} for decision in decisions]
     print_json(to_report("campo-onnx explanation", 1, {"decisions": rows, **parts}))

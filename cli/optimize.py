@@ -87,7 +87,7 @@ class OutputArguments:
     force: ForceOption = False
 
     def destination(self, model: Path) -> Path:
-        """Where the result goes."""
+        """Path of the result."""
         return self.output or default_output(model)
 
     def check(self, model: Path, read: "Mapping[str, Read]", data: frozenset[Path]) -> None:

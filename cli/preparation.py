@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SafetyMode(StrEnum):
-    """What decides which nodes may run in low precision."""
+    """Options that decide which nodes may run in low precision."""
 
     LISTS = "lists"
     DATA = "data"

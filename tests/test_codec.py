@@ -11,7 +11,8 @@ from typing import Self
 
 import pytest
 
-from campo_onnx.codec import DecodeError, Format, from_json, from_plain, from_toml, to_json, to_plain
+from campo_onnx.codec import DecodeError, from_json, from_plain, from_toml, to_json, to_plain
+from campo_onnx.document_format import Format
 from campo_onnx.errors import ProfileError, UsageError
 
 

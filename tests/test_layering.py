@@ -18,6 +18,7 @@ ROOMS = (
     "campo_onnx.wording",
     "campo_onnx.files",
     "campo_onnx.codec",
+    "campo_onnx.document_format",
     "campo_onnx.scale",
     "campo_onnx.ops",
     "campo_onnx.ir",

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.frameworks.roles import LAYOUT, PRODUCT, Role, roles_of
 from benchmarks.pages import made, publish
 from campo_onnx import Options, Plan, Precision, oplists, optimize_model, target
-from campo_onnx.optimize.plan.plan import Decision
+from campo_onnx.optimize.plan.edits import Decision
 from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.plan.report import report_of
 

@@ -5,10 +5,10 @@ from types import MappingProxyType
 from benchmarks.zoo import TITLES
 
 RANDOM = "random/"
-"""What names of random networks begin with."""
+"""Prefix of the names of random networks."""
 
 LEARNER = "learner/"
-"""What names of small networks begin with that learn digits."""
+"""Prefix of the names of small networks that learn digits."""
 
 NETWORKS = MappingProxyType(
     {

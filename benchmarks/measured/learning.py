@@ -33,7 +33,7 @@ MODELS = {
     GENERAL: "one general model",
     FIGURES: "public figures (roofline)",
 }
-"""What predicts, by name."""
+"""Cost models by name."""
 
 _FEWEST_PLANS = 3
 _FEWEST_NETWORKS = 3

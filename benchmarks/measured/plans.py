@@ -46,7 +46,7 @@ MARGIN = 0.01
 
 FEEDS = "feeds.safetensors"
 GRADIENTS = "gradients.safetensors"
-"""What ONNX Runtime computes from these in FP32: no plan is believed for its loss alone."""
+"""Gradients that ONNX Runtime computes in FP32: a right loss does not show right gradients."""
 
 _DONE = "plans.json"
 

@@ -1,4 +1,4 @@
-"""What a Cast costs: Eq. 1 of the Campo paper, and what it lacks where tensors outgrow a cache."""
+"""The cost of a Cast: Eq. 1 of the Campo paper, with a term for tensors that outgrow a cache."""
 
 from dataclasses import dataclass, replace
 

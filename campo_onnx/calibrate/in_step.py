@@ -1,4 +1,4 @@
-"""How nodes run in a step, where they were timed alone: factors fitted to measured steps.
+"""Node times in a step relative to nodes timed alone: factors fitted to measured steps.
 
 A runtime computes chains of element-wise nodes as one kernel, and convolutions in a layout of their own,
 which what follows them has to undo. No node that is timed alone shows that. So nodes fall into parts by how
@@ -135,7 +135,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InStep:
-    """What nodes take in a step, as multiples of what they take alone.
+    """Times of nodes in a step, as multiples of their times alone.
 
     Parameters
     ----------

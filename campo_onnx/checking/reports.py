@@ -7,7 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from campo_onnx.checking.verdict import Status, Verdict, Verdicts
-from campo_onnx.codec import to_report
+from campo_onnx.document_format import to_report
 from campo_onnx.errors import CampoError, UsageError
 from campo_onnx.files import refuse_special
 

@@ -140,7 +140,7 @@ def _modelled(
 ) -> CostTable:
     if calibration is None:
         raise UsageError(
-            f"there is no calibration of {target.name} in {precision.value}",
+            f"no calibration of {target.name} in {precision.value} is installed",
             remedy="Make one on that device with campo-onnx calibrate; or take --costs datasheet.",
         )
     of = (calibration.hardware.name, calibration.precision, calibration.machine.runtime)

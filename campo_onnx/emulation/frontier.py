@@ -174,7 +174,7 @@ def error_on(imported: Imported, options: Options, batches: Sequence[Arrays]) ->
     ModelError
         If the FP32 step fails on a batch, or is not finite.
     UsageError
-        If there is no batch.
+        If `batches` is empty.
     """
     references = references_of(imported, batches)
     return lambda plan: _error(plan, imported, options, references)

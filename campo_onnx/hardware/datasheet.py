@@ -257,7 +257,7 @@ def _some_cores(socket: Hardware, cores: int, core_bytes_per_s: float, *, has_bf
     """Scale a socket's figures to the cores of a machine.
 
     Peaks grow with cores. A few cores draw from memory what each draws by itself, many share the socket's
-    channels. Without the instruction set, which a hypervisor may hide, there is no BF16 peak.
+    channels. The BF16 peak is left out where the instruction set is missing; a hypervisor may hide it.
     """
     share = cores / socket.sm_count
     bf16 = socket.bf16_tensor_flops_per_s if has_bf16 else None

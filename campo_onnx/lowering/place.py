@@ -1,4 +1,4 @@
-"""Where a lowered graph is to run, as far as passes ask."""
+"""The runtime and processor that a graph is lowered for."""
 
 from dataclasses import dataclass, replace
 

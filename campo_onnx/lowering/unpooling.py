@@ -66,7 +66,7 @@ def pool_gradient(
         Of the image.
     """
     tiled = are_tiles(window, shape[2:])
-    if g.target == "cpu" and tiled and gradient.dtype != TensorProto.DOUBLE:  # doubles have no kernel
+    if g.target == "cpu" and tiled and gradient.dtype != TensorProto.DOUBLE:  # its kernel takes no doubles
         return g.op("MaxUnpool", gradient, place, **{n: window[n] for n in ("kernel_shape", "strides")})
     zeros = full(g, (int(np.prod(shape)),), 0, gradient.dtype)
     flat, source = (reshape(g, value, (value.elements,)) for value in (place, gradient))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import polars as pl
 
-from campo_onnx.codec import Format, to_json
+from campo_onnx.codec import to_json
+from campo_onnx.document_format import Format
 from campo_onnx.errors import DeviceMismatchError, ProfileError, UsageError
 from campo_onnx.files import replacing
 from campo_onnx.ir.limits import MAX_NODES

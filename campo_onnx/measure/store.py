@@ -11,7 +11,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -22,43 +22,11 @@ from typing import Self
 from campo_onnx.codec import DecodeError, from_json, from_plain, to_plain
 from campo_onnx.errors import ProfileError
 from campo_onnx.files import cache_folder
+from campo_onnx.measure.database import connect, damage, files_beside, identity
 from campo_onnx.runtime.machine import DEFAULT, Machine
 from campo_onnx.runtime.timing import Timing
 
-_MAGIC = b"SQLite format 3\0"
-_OUR_TABLE = b"CREATE TABLE timings"  # stands in the first page of every store
-_START_BYTES = 1 << 16
 _SUFFIX = ".sqlite"
-_APPLICATION_ID = 0x43414D50  # "CAMP": tells our files from other programs'
-_VERSION = 1
-_WAIT_S = 30.0
-QUERY_LIMIT_S = 60.0
-"""How long one statement may take; a million timings take a second."""
-
-_STEPS = 100_000  # of SQLite's machine, between two looks at the clock
-_TIMINGS = """
-CREATE TABLE IF NOT EXISTS timings (
-    machine TEXT NOT NULL,
-    signature TEXT NOT NULL,
-    execution TEXT NOT NULL,
-    median_us REAL NOT NULL,
-    spread_us REAL NOT NULL,
-    repeats INTEGER NOT NULL,
-    measured_at TEXT NOT NULL,
-    PRIMARY KEY (machine, signature, execution)
-) WITHOUT ROWID
-"""
-_COUNTERS = """
-CREATE TABLE IF NOT EXISTS counters (
-    machine TEXT NOT NULL,
-    signature TEXT NOT NULL,
-    execution TEXT NOT NULL,
-    counters TEXT NOT NULL,
-    measured_at TEXT NOT NULL,
-    PRIMARY KEY (machine, signature, execution)
-) WITHOUT ROWID
-"""
-_ACTIVE = "SELECT count(*) FROM sqlite_master WHERE type IN ('view', 'trigger')"
 _FIND = (
     "SELECT median_us, spread_us, repeats FROM timings WHERE machine = ? AND signature = ? AND execution = ?"
 )
@@ -215,26 +183,26 @@ class Store:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._set_aside_if_damaged(self.path)
-        self._connection = _connect(self.path)
-        self._identity = _identity(self.path)
-        self._beside = tuple(map(_identity, _files_beside(self.path)))
+        self._connection = connect(self.path)
+        self._identity = identity(self.path)
+        self._beside = tuple(map(identity, files_beside(self.path)))
 
     def _write(self, statement: str, row: tuple[object, ...]) -> None:
         with self._refusals():
             self._find_again()
             self._connection.execute(statement, row)
             if None in self._beside:
-                self._beside = tuple(map(_identity, _files_beside(self.path)))
+                self._beside = tuple(map(identity, files_beside(self.path)))
         self._written.append((statement, row))
 
     def _find_again(self) -> None:
         """Open the file anew if it was deleted or replaced; it gets what this process has filed."""
-        if self._identity == _identity(self.path):
+        if self._identity == identity(self.path):
             return
         self._connection.close()
         # SQLite would take the log of the file that is gone for one of the file that is there now.
-        for path, identity in zip(_files_beside(self.path), self._beside, strict=False):
-            if identity is not None and _identity(path) == identity:
+        for path, before in zip(files_beside(self.path), self._beside, strict=False):
+            if before is not None and identity(path) == before:
                 path.unlink()
         self._connect()
         for statement, row in self._written:
@@ -254,17 +222,16 @@ class Store:
             ) from None
 
     def _set_aside_if_damaged(self, path: Path) -> None:
-        damage = _damage(path)
-        if not damage:
+        if not (why := damage(path)):
             return
         aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
         try:
             path.rename(aside)
         except FileNotFoundError:
             return  # another process was faster
-        for extra in _files_beside(path):  # they belong to the damaged file
+        for extra in files_beside(path):  # they belong to the damaged file
             extra.unlink(missing_ok=True)
-        self.notice = f"{path} is damaged ({damage}). It was set aside as {aside.name}; timings start anew."
+        self.notice = f"{path} is damaged ({why}). It was set aside as {aside.name}; timings start anew."
 
 
 def _timing_of(median_us: object, spread_us: object, repeats: object) -> Timing:
@@ -283,125 +250,6 @@ def _counters_of(text: object) -> Mapping[str, float]:
     return counters
 
 
-def _damage(path: Path) -> str:
-    """Say what is wrong with a store; ``""`` when nothing is, or there is none.
-
-    Raises
-    ------
-    ProfileError
-        If the file is sound or foreign but no store of ours: it is left alone.
-    """
-    if not path.exists():
-        return ""
-    if not path.is_file():
-        raise _foreign(path, "it is not a regular file")
-    if path.stat().st_size == 0:
-        return ""
-    with path.open("rb") as file:
-        start = file.read(_START_BYTES)
-    if not start.startswith(_MAGIC):
-        if _OUR_TABLE not in start:  # whatever it is called, it never was a store
-            raise _foreign(path, "it is not an SQLite file")
-        return "its header is gone"
-    try:
-        with closing(_open(path)) as connection:
-            connection.execute("BEGIN")  # one look: another process may be making the store
-            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-            (application,) = connection.execute("PRAGMA application_id").fetchone()
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            (active,) = connection.execute(_ACTIVE).fetchone()
-    except sqlite3.OperationalError:
-        raise  # locked or unreadable: not damage
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # a message that cites bytes of the file
-        return str(error)
-    if verdict != "ok":
-        return str(verdict).splitlines()[-1]
-    if tables and application != _APPLICATION_ID:
-        raise _foreign(path, "it is a database of another program")
-    if active:
-        raise _foreign(path, "it has views or triggers, and none of ours has")
-    if version > _VERSION:
-        raise _foreign(path, f"a newer campo-onnx wrote it (format {version})")
-    return ""
-
-
-def _files_beside(path: Path | None) -> tuple[Path, ...]:
-    """Where SQLite keeps what is not yet in the file itself."""
-    return () if path is None else tuple(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm"))
-
-
-def _identity(path: Path | None) -> tuple[int, int] | None:
-    """Which file lies at a path; None for none."""
-    try:
-        status = None if path is None else path.stat()
-    except FileNotFoundError:
-        return None
-    return None if status is None else (status.st_dev, status.st_ino)
-
-
 def now() -> str:
     """The present moment as it is filed with a timing: ISO 8601, UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _foreign(path: Path, why: str) -> ProfileError:
-    return ProfileError(
-        f"{path} is not a measurement store of this version", why=why, remedy="Name another file."
-    )
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    # Autocommit: every statement is a transaction of its own.
-    connection = sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)
-    connection.execute("PRAGMA trusted_schema = OFF")
-    _bound_time(connection)
-    return connection
-
-
-def _bound_time(connection: sqlite3.Connection) -> None:
-    """Let no statement take longer than :data:`QUERY_LIMIT_S`, whatever the file holds."""
-    began = 0.0
-
-    def starts(_: str) -> None:
-        nonlocal began
-        began = time.monotonic()
-
-    def is_late() -> bool:
-        return time.monotonic() - began > QUERY_LIMIT_S
-
-    connection.set_trace_callback(starts)
-    connection.set_progress_handler(is_late, _STEPS)
-
-
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Choose the journal; SQLite itself does not wait here for others who make the same store."""
-    end_s = time.monotonic() + _WAIT_S
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end_s:
-                raise
-            time.sleep(0.01)
-        else:
-            return
-
-
-def _connect(path: Path | None) -> sqlite3.Connection:
-    if path is None:
-        connection = sqlite3.connect(":memory:", isolation_level=None)
-    else:
-        connection = _open(path)
-        _write_ahead(connection)
-        connection.execute("PRAGMA synchronous = NORMAL")  # a kill loses nothing; a power cut the last rows
-    is_new = connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION_ID,)
-    if is_new:  # at once: a kill in between would leave tables without the number that says whose they are
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {_VERSION}")
-    connection.execute(_TIMINGS)
-    connection.execute(_COUNTERS)
-    if is_new:
-        connection.execute("COMMIT")
-    return connection

@@ -1,4 +1,4 @@
-"""What each rule costs: the step is planned again without it."""
+"""The price of each rule: the step is planned again without it."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -12,8 +12,9 @@ from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.registry import spec
+from campo_onnx.optimize.plan.edits import Decision
 from campo_onnx.optimize.plan.explanation import explained
-from campo_onnx.optimize.plan.plan import Decision, Plan
+from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.step_ops import Moved, moved_by, moved_by_cast

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
-from campo_onnx.optimize.plan.plan import Decision, Plan
+from campo_onnx.optimize.plan.edits import Decision
+from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.traffic import Moved, Traffic
 
 CASTS = "casts"

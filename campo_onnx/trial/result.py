@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from campo_onnx.bench.result import BenchResult, BenchRow, Interval, Outcome
 from campo_onnx.bench.statistics import paired_speedup
-from campo_onnx.codec import Format
+from campo_onnx.document_format import Format
 from campo_onnx.wording import duration
 
 EAGER = "torch"
@@ -145,7 +145,7 @@ FORMAT = Format(
     version=1,
     remedy="Write one with: campo-onnx try train.py:make -o FILE",
 )
-"""Trials as files; :meth:`~campo_onnx.codec.Format.load` reads them."""
+"""Trials as files; :meth:`~campo_onnx.document_format.Format.load` reads them."""
 
 
 def _sentences(trial: Trial) -> Iterator[str]:

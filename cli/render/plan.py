@@ -13,7 +13,8 @@ from .units import duration, gigabytes
 if TYPE_CHECKING:
     from campo_onnx.ir.stamp import Stamp
     from campo_onnx.optimize.graph_kind import GraphKind
-    from campo_onnx.optimize.plan.plan import Decision, Plan, PlannedCast, PlannedPad
+    from campo_onnx.optimize.plan.edits import Decision, PlannedCast, PlannedPad
+    from campo_onnx.optimize.plan.plan import Plan
     from campo_onnx.optimize.plan.report import Report
     from campo_onnx.optimize.plan.rules import RulePrices
     from campo_onnx.optimize.traffic import Moved, Traffic

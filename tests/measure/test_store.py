@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from campo_onnx.errors import ProfileError
-from campo_onnx.measure import store as store_module
+from campo_onnx.measure import database
 from campo_onnx.measure.store import Execution, Store, TimingKey, default_path
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.timing import Timing
@@ -296,7 +296,7 @@ def test_a_store_with_a_program_in_it_is_left_alone(tmp_path: Path, statement: s
 
 
 def test_no_statement_takes_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "QUERY_LIMIT_S", 0.2)
+    monkeypatch.setattr(database, "QUERY_LIMIT_S", 0.2)
     with Store(tmp_path / "t.sqlite") as store, pytest.raises(sqlite3.OperationalError, match="interrupted"):
         store._connection.execute(f"{FOREVER} SELECT max(i) FROM t").fetchone()
 
@@ -358,7 +358,7 @@ def test_a_locked_store_is_waited_for_and_then_an_error(
 ) -> None:
     path = tmp_path / "t.sqlite"
     Store(path).close()
-    monkeypatch.setattr(store_module, "_WAIT_S", 0.2)
+    monkeypatch.setattr(database, "_WAIT_S", 0.2)
     with Store(path) as store, closing(sqlite3.connect(path, isolation_level=None)) as greedy:
         greedy.execute("BEGIN IMMEDIATE")
         before = time.monotonic()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from campo_onnx.measure import store as store_module
+from campo_onnx.measure import database
 from campo_onnx.measure.store import Store, TimingKey
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.timing import Timing
@@ -34,20 +34,20 @@ def test_two_writers_share_a_file(tmp_path: Path) -> None:
 def test_a_store_that_is_made_while_it_is_looked_at_is_none_of_another_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, opened = tmp_path / "t.sqlite", store_module._open
+    path, opened = tmp_path / "t.sqlite", database._open
 
     class Slow(sqlite3.Connection):
         def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
             found = super().execute(statement, *values)
             if statement == "PRAGMA application_id":
-                monkeypatch.setattr(store_module, "_open", opened)
+                monkeypatch.setattr(database, "_open", opened)
                 Store(path).close()  # another process is faster
             return found
 
     with closing(sqlite3.connect(path)) as begun:
         begun.execute("PRAGMA journal_mode = WAL")
     monkeypatch.setattr(
-        store_module, "_open", lambda path: sqlite3.connect(path, isolation_level=None, factory=Slow)
+        database, "_open", lambda path: sqlite3.connect(path, isolation_level=None, factory=Slow)
     )
     with Store(path) as store:
         assert len(store) == 0

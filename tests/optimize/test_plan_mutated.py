@@ -13,7 +13,8 @@ from campo_onnx import Options, Precision, oplists, target
 from campo_onnx.errors import CampoError, PlanMismatchError
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import CAPTURE, Use
-from campo_onnx.optimize.plan.plan import Decision, ExistingCast, PadBy, Plan, PlannedPad
+from campo_onnx.optimize.plan.edits import Decision, ExistingCast, PadBy, PlannedPad
+from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.planning.pipeline import optimize

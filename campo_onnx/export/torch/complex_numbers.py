@@ -192,7 +192,7 @@ def without_complex(
     Raises
     ------
     UnsupportedModelError
-        If a result is complex, or an operation on complex tensors has no rule.
+        If a result is complex, or an operation on complex tensors is not supported.
     """
     parts: dict[torch.fx.Node, Any] = {}
     for node in list(gm.graph.nodes):
@@ -290,6 +290,6 @@ def complex_refused(what: str) -> UnsupportedModelError:
     """Give the error for a complex tensor."""
     return UnsupportedModelError(
         f"{what} is complex",
-        why="ONNX Runtime has no operators for complex numbers, and this one is not taken apart",
+        why="ONNX Runtime lacks complex numbers, and no pair of real tensors can stand for this one",
         remedy="Compute with real and imaginary parts: torch.view_as_real gives both.",
     )

@@ -6,6 +6,7 @@ its length has factors.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -65,8 +66,8 @@ def _scale(sizes: Sequence[int], normalization: int) -> float:
 
 def _transformed(z: Complex, dims: Sequence[int], sign: int) -> Complex:
     for dim in dims:
-        rows = _rows_transformed(z.map(lambda x, dim=dim: x.movedim(dim, -1)), sign)  # type: ignore[misc]
-        z = rows.map(lambda x, dim=dim: x.movedim(-1, dim))  # type: ignore[misc]
+        rows = _rows_transformed(z.map(partial(torch.movedim, source=dim, destination=-1)), sign)
+        z = rows.map(partial(torch.movedim, source=-1, destination=dim))
     return z
 
 

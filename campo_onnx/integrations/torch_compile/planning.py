@@ -129,8 +129,8 @@ def plan_graph(
     provider
         Where it runs.
     runtime
-        What runs it. ONNX Runtime has no low arithmetic on a CPU: there the graph computes in FP32 and
-        rounds as planned.
+        The runtime. ONNX Runtime cannot compute in low precision on a CPU: there the graph computes in
+        FP32 and rounds as planned.
 
     Raises
     ------

@@ -163,7 +163,7 @@ def contracted(signature: Signature, inputs: Ranges, result: ValueRange, need: N
 
 
 def bent(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """A slope of at most 1: an absolute error of the argument is no larger afterwards."""
+    """Functions with a slope of at most 1: they do not enlarge an absolute error of their argument."""
     return {0: replace(need, relative=0.0, absolute=max(need.absolute, need.relative))}
 
 

@@ -19,7 +19,8 @@ from campo_onnx.optimize.casts import existing_versions
 from campo_onnx.optimize.minimum_cut import Network
 from campo_onnx.optimize.padding.alignment import Alignment, Axis, Ends, alignment_of
 from campo_onnx.optimize.padding.terms import padded_choice, pay_for_pads
-from campo_onnx.optimize.plan.plan import Decision, PadBy, PaddedTensor, Plan, PlannedPad
+from campo_onnx.optimize.plan.edits import Decision, PadBy, PaddedTensor, PlannedPad
+from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.problem import Padding, PossiblePad, Problem
 from campo_onnx.runtime.api import Support
 from campo_onnx.targets.roofline import copy_us, node_time, tensor_core_multiple

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from campo_onnx.ir.edit import read_instead
-from campo_onnx.optimize.plan.plan import PadBy, PaddedTensor, PlannedPad
+from campo_onnx.optimize.plan.edits import PadBy, PaddedTensor, PlannedPad
 
 
 class Topology(Protocol):

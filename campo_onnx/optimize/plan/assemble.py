@@ -9,7 +9,8 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.casts import CastKind, CastSite, PossibleCast, existing_versions
 from campo_onnx.optimize.lists.op_class import OpClass
 from campo_onnx.optimize.plan.consistency import precision_of
-from campo_onnx.optimize.plan.plan import Decision, ExistingCast, LowConstant, Plan, PlannedCast
+from campo_onnx.optimize.plan.edits import Decision, ExistingCast, LowConstant, PlannedCast
+from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.problem import Assignment, Problem
 

@@ -18,7 +18,8 @@ from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.optimize.padding.alignment import Ends, alignment_of
-from campo_onnx.optimize.plan.plan import Decision, ExistingCast, PadBy, PaddedTensor, Plan, PlannedCast
+from campo_onnx.optimize.plan.edits import Decision, ExistingCast, PadBy, PaddedTensor, PlannedCast
+from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.targets.roofline import tensor_core_multiple
 
 _CLOSE = 1e-6

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from campo_onnx.optimize.plan.plan import Decision, Plan
+from campo_onnx.optimize.plan.edits import Decision
+from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.wording import duration
 

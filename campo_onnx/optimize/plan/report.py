@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.lists.oplists import OpClass
-from campo_onnx.optimize.plan.plan import Decision, Plan
+from campo_onnx.optimize.plan.edits import Decision
+from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.reason import Reason
 
 

@@ -21,7 +21,8 @@ from campo_onnx.ops.ports import Ports, low_attribute
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.padding.insert import insert_pads
 from campo_onnx.optimize.plan.consistency import check_consistent
-from campo_onnx.optimize.plan.plan import Decision, ExistingCast, LowConstant, Plan, PlannedCast
+from campo_onnx.optimize.plan.edits import Decision, ExistingCast, LowConstant, PlannedCast
+from campo_onnx.optimize.plan.plan import Plan
 
 
 def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:

@@ -54,7 +54,7 @@ _TITLES = {
     Reason.DENY_LIST: "is on the deny list",
     Reason.UNLISTED: "is on none of the lists",
     Reason.UNKNOWN: "is unknown to the lists",
-    Reason.KERNEL: "has no low-precision kernel",
+    Reason.KERNEL: "lacks a low-precision kernel",
     Reason.SUMS_LOW: "adds its terms in the low precision",
 }
 

@@ -66,7 +66,7 @@ def accumulating_outputs(model: onnx.ModelProto, view: GraphView) -> Mapping[str
 
 
 def _summing(node: NodeProto) -> frozenset[str]:
-    """What a body returns of a sum, moved and scaled."""
+    """Outputs of a body that are a sum, moved and scaled."""
     outputs: set[str] = set()
     for body in bodies(node):
         sums: set[str] = set()
@@ -81,7 +81,7 @@ def _summing(node: NodeProto) -> frozenset[str]:
 
 
 def _terms(node: NodeProto, output: str, view: GraphView) -> float:
-    """How many of the values that a body reads meet in one that it returns."""
+    """Number of values read by a body that are added up in one value it returns."""
     read = [view.tensors[t].elements for t in (*node.input, *outer_reads(node)) if view.is_float32(t)]
     result = view.tensors[output].elements
     return max(map(float, filter(None, read))) / result if result and any(read) else _MANY_TURNS
