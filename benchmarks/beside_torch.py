@@ -1,287 +1,277 @@
-"""Exported steps against torch eager on this machine, in turns, and the kernels that the difference is in.
+"""Fifteen training steps beside torch, in FP32 and BF16, in turns: those that users train, with their update.
 
-    python -m benchmarks.beside_torch [--work DIR] [--limit-s 110] [--only '*_resnet18*']
+    python -m benchmarks.beside_torch [--rounds 9] [--visits 1] [--work DIR] [--limit-s 900] [--only STEP,...]
 
-Needs PyTorch, and timm for two of the networks (``make models`` sets both up). Both sides train from the
-same weights on the same batch, with the update: ours on flat tensors, torch's with its default
-implementation. Each is a process of its own (in one, their threads disturb each other), which waits while the
-other steps; node times are of the profiles of both sides, in the same run. Run it on a quiet machine, again
-until it says that all is done. Writes results/beside_torch.json and .md.
+Each network is exported and optimized as the README writes it (``export_training_step``, ``campo-onnx
+optimize --runtime openvino``), trained by a ``TrainingSession`` in FP32 on ONNX Runtime and on OpenVINO, in
+BF16 on OpenVINO, and by ``torch.compile(backend="campo_onnx")``; beside it torch eager, torch autocast,
+torch.compile and torch.compile under autocast. Each is a process of its own, which waits while the others
+step. Before, loss and every gradient of ours are compared with torch in FP64.
+
+The steps ``compiled_*`` fill the caches of torch's compiler (minutes each), ``ready_*`` export, compare and
+fill ours (anew with each version of the source): what else runs then does not matter. The steps ``timed_*``
+want a quiet machine with BF16 units, some ten minutes of it. Finished steps are kept: run it again, and it
+goes on. Writes results/beside_torch.json and .md.
 """
 
 import json
+import math
+import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any
 
-import onnx
+from benchmarks.measured import NETWORKS
+from benchmarks.measured.plans import FEEDS, folder_of
+from benchmarks.measured.sides import THREADS, Worker
+from benchmarks.measured.summary import ratios
+from benchmarks.measured.training import FACTS, GIVEN, MIXED, MODULE, OF_TORCH, SIDES, Session, optimizer_of
+from benchmarks.measured.turns import Effort, in_turns
+from benchmarks.pages import RESULTS, arguments, publish
+from benchmarks.steps import (
+    Call,
+    Facts,
+    Records,
+    Step,
+    StepError,
+    add_arguments,
+    call_of,
+    drive,
+    in_own_process,
+)
+from campo_onnx.bench.statistics import median_interval
+from campo_onnx.files import write_text
+from campo_onnx.version import source_digest
 
-from benchmarks.pages import arguments, made, publish
-from benchmarks.product_times import PRODUCTS, of_torch, ours
-from benchmarks.steps import Call, Facts, Records, Step, add_arguments, call_of, drive, in_own_process
-from benchmarks.zoo import TITLES
-from campo_onnx.bench.statistics import median_interval, paired_speedup
+STEPS = tuple(name for name in NETWORKS if name != "mlp")
+"""The fifteen."""
 
-if TYPE_CHECKING:
+_READY_S = 600.0
+_PREPARED_S, _STARTS_S, _ROUND_S = 15.0, 20.0, 1.5  # expected, on two idle cores
+_TURN_S = 0.15
+
+
+def write_step(name: str, folder: Path) -> None:
+    """Export a step, optimize it, and compare loss and gradients with torch's in FP64."""
     import torch
+    from safetensors.numpy import save_file
 
-    Case = tuple[torch.nn.Module, Callable[..., torch.Tensor], tuple[Any, ...], tuple[Any, ...], str]
-
-THREADS = 2
-ROUNDS, STEPS, WARMUP = 9, 3, 3
-VISITS = 5
-"""How often each network is measured, minutes apart: what else the machine's host does comes and goes."""
-
-LR = 1e-3
-OTHERS = {
-    "encoder": "transformer encoder, 2 layers, 512 wide, 4 x 128",
-    "resnet18": "ResNet-18, 8 x 96 x 96",
-    "mobilenetv3": "MobileNetV3-small, 8 x 96 x 96",
-}
-_SECONDS = 20
-_PROFILE = "profile\n"
-
-
-def case_of(name: str) -> "Case":
-    """Build a network with its loss and a batch; the same numbers in every process."""
-    import torch
-    import torch.nn.functional as F
-    from torch import nn
-
-    torch.manual_seed(0)
-    if name == "encoder":
-        layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.1, activation="gelu", batch_first=True)
-        encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        return encoder, F.mse_loss, (torch.randn(4, 128, 512),), (torch.randn(4, 128, 512),), "adamw"
-    if name in OTHERS:
-        from benchmarks.models.from_timm import without_kernels_of_torchvision
-
-        without_kernels_of_torchvision()
-        import timm
-
-        network = timm.create_model({"mobilenetv3": "mobilenetv3_small_100"}.get(name, name), num_classes=100)
-        batch = (torch.randn(8, 3, 96, 96),), (torch.randint(0, 100, (8,)),)
-        return network, F.cross_entropy, *batch, "momentum"
-    from benchmarks.zoo.export import ZOO
-    from benchmarks.zoo.variants import SMALL
-
-    build, _, make = SMALL[name]
-    inputs, targets = make()
-    inputs = tuple(torch.randn(v.shape) if v.is_floating_point() else v for v in inputs)
-    return build(), ZOO[name].loss, inputs, targets, ZOO[name].optimizer
-
-
-def export_case(name: str, folder: Path) -> None:
-    """Write a step as the README does, without its update, and one that stays with plain convolutions."""
+    from benchmarks.measured.networks import case_of
     from campo_onnx.export.torch import export_training_step
-
-    module, loss, inputs, targets, _ = case_of(name)
-    forms: Mapping[Path, Mapping[str, Any]] = {
-        folder / f"{name}.onnx": {},
-        folder / f"{name}.plain.onnx": {"target": "onnxruntime", "conv_weight_gradient": "conv"},
-    }
-    for path, form in forms.items():
-        export_training_step(module, loss, inputs, targets, loss_scale=False, path=path, **form)
-
-
-def our_step(name: str, path: Path) -> Callable[[], float]:
-    """Load the step, and give what runs it and returns the loss."""
-    from campo_onnx.export.optimizers import BY_NAME
     from campo_onnx.export.torch.state_dict import first_state
-    from campo_onnx.step import naming as step_naming
-    from campo_onnx.training.session import TrainingSession
-    from campo_onnx.training.weight_update import WeightUpdate
 
-    module, _, inputs, targets, optimizer = case_of(name)
-    model = onnx.load(path)
-    session = TrainingSession(
-        model,
-        first_state(module.state_dict(), model),
-        update=WeightUpdate(optimizer=BY_NAME[optimizer]),
-        settings={step_naming.LEARNING_RATE: LR},
-        provider="cpu",
-        threads=THREADS,
-    )
-    given = [v.name for v in model.graph.input if v.name.startswith(("input", "target"))]
-    batch = dict(zip(given, (v.numpy() for v in (*inputs, *targets)), strict=True))
-    return lambda: session.step(batch).loss
-
-
-def torch_step(name: str) -> Callable[[], float]:
-    """Give what runs torch's step and returns the loss."""
-    import torch
-
-    torch.set_num_threads(THREADS)
-    module, loss, inputs, targets, optimizer = case_of(name)
-    makers: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-        "momentum": lambda p: torch.optim.SGD(p, LR, momentum=0.9),
-        "adam": lambda p: torch.optim.Adam(p, LR),
-        "adamw": lambda p: torch.optim.AdamW(p, LR),
-    }
-    update = makers[optimizer](module.parameters())
-
-    def step() -> float:
-        update.zero_grad()
-        value = loss(module(*inputs), *targets)
-        value.backward()
-        update.step()
-        return value.item()
-
-    return step
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    # Masks of dropout differ from run to run: what is compared is the same step without it.
+    cases = {"": case_of(name, keeps_dropout=True), "compared_": case_of(name)}
+    predicted: dict[str, float] = {}
+    for prefix, (module, loss, inputs, targets) in cases.items():
+        path, mixed = folder / f"{prefix}{GIVEN}.onnx", folder / f"{prefix}{MIXED}.onnx"
+        model = export_training_step(module, loss, inputs, targets, loss_scale=False, path=path)
+        command = ["optimize", path, "-o", mixed, "--runtime", "openvino", "--force", "--json"]
+        said = subprocess.run(
+            [sys.executable, "-m", "campo_onnx", *map(str, command)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        plan = json.loads(said.stdout)
+        predicted = predicted or {key: plan[key] for key in ("fp32_us", "predicted_us")}
+    batch = [v.name for v in model.graph.input if v.name.startswith(("input", "target"))]
+    values = dict(zip(batch, (value.numpy() for value in (*inputs, *targets)), strict=True))
+    feeds = {key: value.copy() for key, value in (first_state(module, model) | values).items()}
+    save_file(feeds, folder / FEEDS)
+    facts = {"optimizer": optimizer_of(name), "batch": batch, "predicted": predicted}
+    facts["errors"] = errors_of(name, folder, feeds)
+    write_text(json.dumps(facts, indent=1) + "\n", folder / FACTS)
 
 
-def worker(side: str, name: str, path: str) -> None:
-    """Run steps as often as the parent asks, and say how long each took."""
-    step = our_step(name, Path(path)) if side == "ours" else torch_step(name)
-    losses = [step() for _ in range(WARMUP)]
-    print(json.dumps(losses), flush=True)
-    for line in sys.stdin:
-        if line == _PROFILE:
-            print(json.dumps([of_torch(step)]), flush=True)
-            continue
-        times_ms = []
-        for _ in range(int(line)):
-            began = time.perf_counter()
-            step()
-            times_ms.append((time.perf_counter() - began) * 1e3)
-        print(json.dumps(times_ms), flush=True)
+def errors_of(name: str, folder: Path, feeds: Mapping[str, Any]) -> Facts:
+    """Compare loss and every gradient, of the first batch and without dropout, with torch in FP64."""
+    from benchmarks.measured.networks import case_of
+    from campo_onnx.ir.importer import import_model
+    from campo_onnx.lowering.place import Place
+    from campo_onnx.lowering.sequence import as_it_runs
+    from campo_onnx.runtime.registry import load, machine
+    from campo_onnx.trial.gradients import gradient_error
+    from campo_onnx.trial.torch_steps import TorchStep
+
+    module, loss, inputs, targets = case_of(name)
+    wide = tuple(tuple(v.double() if v.is_floating_point() else v for v in of) for of in (inputs, targets))
+    exact = TorchStep.of(module.double(), loss, wide)
+    errors = {"fp64": exact.run(exact.module, autocasts=False)}
+    expected = exact.gradients()
+    torch_step = TorchStep.of(module.float(), loss, (inputs, targets))
+    found = {}
+    for side, autocasts in (("eager", False), ("eager-bf16", True)):
+        value = torch_step.run(torch_step.module, autocasts=autocasts)
+        found[side] = gradient_error(side, value, torch_step.gradients(), expected)
+    for side, kind in SIDES.items():
+        if isinstance(kind, Session):
+            here = machine("cpu", 1, kind.runtime)
+            graph = as_it_runs(import_model(folder / f"compared_{kind.graph}.onnx"), Place.on(here))
+            results = load(graph.model, here).run({key: feeds[key] for key in graph.view.inputs})
+            found[side] = gradient_error(side, float(results["loss"]), results, expected)
+    return {"loss": errors["fp64"], "sides": {side: asdict(error) for side, error in found.items()}}
 
 
-def in_turns(name: str, path: Path) -> Facts:
-    """Time both sides, a few steps each, one after the other."""
-    sides = {side: _process(side, name, path) for side in ("ours", "torch")}
-    try:
-        losses = {side: json.loads(_answer(process)) for side, process in sides.items()}
-        times_ms: dict[str, list[float]] = {side: [] for side in sides}
-        for _ in range(ROUNDS):
-            for side, process in sides.items():
-                # The first step behind a pause is slower than those in a row.
-                times_ms[side] += _asked(process, f"{STEPS + 1}\n")[1:]
-        products = _asked(sides["torch"], _PROFILE)[0]
-    finally:
-        for process in sides.values():
-            process.terminate()
-    found = {f"{side}_ms": asdict(median_interval(times)) for side, times in times_ms.items()}
-    speedup = paired_speedup(times_ms["torch"], times_ms["ours"])
-    over_torch = None if speedup is None else asdict(speedup)
-    return found | products | {"over_torch": over_torch, "first_losses": losses}
+def run_once(name: str, graphs: Path, sides: Sequence[str]) -> Facts:
+    """Let sides run their first steps, one after another, which fills the caches of their compilers."""
+    failures = {}
+    for side in sides:
+        worker = Worker(side, name, graphs, MODULE)
+        try:
+            worker.wait_until_ready(_READY_S)
+        except RuntimeError as error:
+            failures[side] = str(error)
+        finally:
+            worker.end()
+    return {"failures": failures}
 
 
-def _process(side: str, name: str, path: Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "benchmarks.beside_torch", "--worker", side, name, str(path)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def ready(name: str, graphs: Path) -> Facts:
+    """Export, optimize and compare a network, and run our sides once."""
+    folder = folder_of(name, graphs)
+    in_own_process(write_step, name, folder)
+    facts: Facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    return facts | run_once(name, graphs, [side for side in SIDES if side not in OF_TORCH])
 
 
-def _asked(process: "subprocess.Popen[str]", what: str) -> list[Any]:
-    assert process.stdin is not None  # it was asked for
-    process.stdin.write(what)
-    process.stdin.flush()
-    answer: list[Any] = json.loads(_answer(process))
-    return answer
+def steps_of(graphs: Path, rounds: int, visits: int) -> Iterator[Step]:
+    """Torch's compilers, then our preparations, then the measurements, visit by visit."""
+    effort = Effort(turn_s=_TURN_S, budget_s=60.0, rounds=rounds, ready_s=_READY_S)
+    here = {"threads": THREADS, "sides": [*SIDES], "source": source_digest()}
+    for name in STEPS:
 
+        def compiled(call: Call, name: str = name) -> Facts:
+            return run_once(name, graphs, [side for side in OF_TORCH if side.startswith("inductor")])
 
-def _answer(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None  # it was asked for
-    while line := process.stdout.readline():
-        if line.startswith("["):
-            return line
-    raise RuntimeError(f"a worker ended with {process.wait()}")
+        yield Step(name=f"compiled_{name}", work=compiled, seconds=90.0)
+    for name in STEPS:
 
+        def prepared(call: Call, name: str = name) -> Facts:
+            return ready(name, graphs)
 
-def measure(name: str, folder: Path) -> Facts:
-    """Time both sides in turns, then ours node by node.
-
-    ``possible_ms`` is torch's step with ONNX Runtime's products in the place of its own, ``strict_ms``
-    these products and nothing else; ``plain_ms`` are the products where a convolution's gradients are
-    convolutions, and ``possible_plain_ms`` is torch's step with these.
-    """
-    path, plain = folder / f"{name}.onnx", folder / f"{name}.plain.onnx"
-    found = in_turns(name, path) | in_own_process(ours, path, THREADS)
-    plain_ms = in_own_process(ours, plain, THREADS)["products_ms"]
-    others_ms = found["torch_ms"]["median"] - found["torch_products_ms"]
-    return {
-        "model": name,
-        **found,
-        "possible_ms": others_ms + found["products_ms"],
-        "strict_ms": found["products_ms"],
-        "plain_ms": plain_ms,
-        "possible_plain_ms": others_ms + plain_ms,
-    }
-
-
-def steps_of(folder: Path) -> Iterator[Step]:
-    """An export of each network, and its measurements, the others' in between."""
-    for visit in range(VISITS):
-        for name in (*OTHERS, *TITLES):
-
-            def exported(call: Call, name: str = name) -> Facts:
-                in_own_process(export_case, name, folder)
-                return {"bytes": (folder / f"{name}.onnx").stat().st_size}
+        yield Step(name=f"ready_{name}", work=prepared, seconds=_PREPARED_S, asked=here)
+    for visit in range(visits):
+        for name in STEPS:
 
             def timed(call: Call, name: str = name) -> Facts:
-                call.deadline.need(_SECONDS)
-                return measure(name, folder)
+                call.deadline.need(_STARTS_S)
+                return in_turns(name, graphs, tuple(SIDES), effort, MODULE)
 
-            asked = {"threads": THREADS, "rounds": ROUNDS, "steps": STEPS}
-            if visit == 0:
-                yield Step(name=f"export_{name}", work=exported, seconds=20)
-            yield Step(
-                name=f"timed_{name}_{visit}",
-                work=timed,
-                seconds=_SECONDS,
-                asked=asked,
-                needs=(f"export_{name}",),
-            )
+            asked = {**here, **effort._asdict()}
+            needs = (f"compiled_{name}", f"ready_{name}")
+            seconds = _STARTS_S + _ROUND_S * rounds
+            yield Step(name=f"timed_{name}_{visit}", work=timed, seconds=seconds, asked=asked, needs=needs)
 
 
-def row_of(visits: Sequence[Facts]) -> Facts:
-    """Give the measurement with the median speed-up, and the speed-ups of all.
+def row_of(name: str, prepared: Facts, visits: Sequence[Facts]) -> Facts:
+    """Put together what is known of a network; rounds of all visits count alike."""
+    rounds = {
+        side: [ms for visit in visits for ms in visit["rounds_ms"].get(side, ())]
+        for side in SIDES
+        if all(visit["rounds_ms"].get(side) for visit in visits)
+    }
+    medians = {side: asdict(median_interval(times)) for side, times in rounds.items()}
+    fastest = min((s for s in OF_TORCH if s in medians), key=lambda s: medians[s]["median"], default="")
+    if not fastest or "bf16" not in rounds:
+        raise StepError("; ".join(f"{s}: {why}" for visit in visits for s, why in visit["failures"].items()))
+    others = [visit["others_running"] for visit in visits if visit["others_running"] is not None]
+    return {
+        "name": name,
+        "title": NETWORKS[name],
+        "optimizer": prepared["optimizer"],
+        "predicted": prepared["predicted"],
+        "errors": prepared["errors"],
+        "ms": medians,
+        "fastest": fastest,
+        "bf16_over": ratios(rounds, dict.fromkeys(rounds, rounds["bf16"])),
+        "fp32_over_eager": ratios({"fp32": rounds["eager"]}, rounds).get("fp32")
+        if "fp32" in rounds
+        else None,
+        "failures": {side: why for visit in visits for side, why in visit["failures"].items()},
+        "rounds": len(rounds["bf16"]),
+        "others_running": fmean(others) if others else None,
+        "times": [visit["measured_at"] for visit in visits],
+    }
+
+
+def verdicts(rows: Sequence[Facts]) -> Facts:
+    """Count what is asked of the fifteen steps.
 
     Examples
     --------
-    >>> visits = [{"over_torch": {"median": x}, "visit": i} for i, x in enumerate((1.0, 0.7, 0.9))]
-    >>> row_of(visits)
-    {'over_torch': {'median': 0.9}, 'visit': 2, 'speedups': [0.7, 0.9, 1.0]}
+    >>> def row(name, fastest, fp32, over_eager):
+    ...     over = {side: {"median": x, "high": x} for side, x in (("eager", fastest), ("fp32", fp32))}
+    ...     row = {"title": name, "fastest": "eager", "bf16_over": over}
+    ...     return row | {"fp32_over_eager": {"median": over_eager}}
+    >>> verdicts([row("a", 2.0, 1.5, 1.1), row("b", 0.5, 0.9, 0.8)])
+    {'bf16_wins': 1, 'bf16_mean': 1.0, 'fp32_wins': 1, 'below_fp32': ['b']}
     """
-    by_speedup = sorted(visits, key=lambda facts: facts["over_torch"]["median"])
-    speedups = [facts["over_torch"]["median"] for facts in by_speedup]
-    return {**by_speedup[len(by_speedup) // 2], "speedups": speedups}
-
-
-def publish_found(records: Records) -> tuple[Path, ...]:
-    """Write the page of the networks that were measured as often as is asked."""
-    rows = []
-    for name in (*OTHERS, *TITLES):
-        visits = [facts["result"] for facts in records.all(f"timed_{name}_").values()]
-        if len(visits) == VISITS:
-            rows.append(row_of(visits))
-    titles = OTHERS | {name: f"{title}, small" for name, title in TITLES.items()}
-    if not rows:
-        return ()
-    facts = {
-        "threads": THREADS,
-        "visits": VISITS,
-        "products": sorted(PRODUCTS),
-        "titles": titles,
-        "rows": rows,
+    over = [row["bf16_over"][row["fastest"]]["median"] for row in rows]
+    of_fp32 = [row["fp32_over_eager"] for row in rows]
+    return {
+        "bf16_wins": sum(ratio >= 1 for ratio in over),
+        "bf16_mean": round(math.exp(fmean(map(math.log, over))), 6),
+        "fp32_wins": sum(ratio is not None and ratio["median"] >= 1 for ratio in of_fp32),
+        "below_fp32": [row["title"] for row in rows if row["bf16_over"].get("fp32", {"high": 1})["high"] < 1],
     }
-    return publish("beside_torch", {"made": made("torch", "timm"), **facts})
+
+
+def publish_measured(records: Records, visits: int, folder: Path) -> tuple[Path, ...]:
+    """Write the page of the networks that were visited as often as is asked."""
+    rows, missing, latest = [], [], None
+    for name in STEPS:
+        of_name = [facts["result"] for facts in records.all(f"timed_{name}_").values() if "result" in facts]
+        prepared = records.result(f"ready_{name}")
+        if prepared is None or len(of_name) < visits:
+            missing.append(NETWORKS[name])
+            continue
+        try:
+            rows.append(row_of(name, prepared, of_name))
+            latest = of_name[-1]
+        except StepError as error:
+            missing.append(f"{NETWORKS[name]} ({error})")
+    if latest is None:
+        return ()
+    data = {
+        "made": latest["made"],
+        "machine": latest["machine"],
+        "threads": THREADS,
+        "visits": visits,
+        "sides": {side: kind.title for side, kind in SIDES.items()},
+        "rows": rows,
+        "verdicts": verdicts(rows),
+        "missing": missing,
+    }
+    return publish("beside_torch", data, folder)
 
 
 def main() -> int:
     """Measure what is not measured yet, then write the page."""
-    if sys.argv[1:2] == ["--worker"]:
-        worker(*sys.argv[2:5])
-        return 0
     parser = arguments(__doc__)
     add_arguments(parser, work="build/beside_torch")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each side; six are the fewest")
+    parser.add_argument("--visits", type=int, default=1, help="how often each network is measured")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the page goes")
+    parser.set_defaults(limit_s=900.0)
     options = parser.parse_args()
+    work = options.work.resolve()
     call = call_of(options)
-    return drive(list(steps_of(call.records.folder)), call, options, publish_found)
+    # Caches of its own, which stay from the preparation until all is measured.
+    os.environ |= {
+        "XDG_CACHE_HOME": str(work / "cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),
+    }
+    steps = [*steps_of(work / "graphs", options.rounds, options.visits)]
+    return drive(
+        steps, call, options, lambda records: publish_measured(records, options.visits, options.results)
+    )
 
 
 if __name__ == "__main__":

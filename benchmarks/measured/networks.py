@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks import beside_torch
 from benchmarks.measured import LEARNER, RANDOM
 from benchmarks.measured.mobilenetv3 import MobileNetV3
 from benchmarks.population.networks import small_network
@@ -30,8 +29,8 @@ class Case(NamedTuple):
 _WORDS, _CLASSES, _PIXELS = 1000, 100, 96
 
 
-def case_of(name: str) -> Case:
-    """Build a network."""
+def case_of(name: str, *, keeps_dropout: bool = False) -> Case:
+    """Build a network with its loss and a batch; the same numbers in every process."""
     base, _, batch = name.partition("@")
     torch.manual_seed(0)
     if base.startswith(LEARNER):
@@ -44,8 +43,10 @@ def case_of(name: str) -> Case:
     elif base in _BUILDERS:
         case = _BUILDERS[base]()
     else:
-        case = Case(*beside_torch.case_of(base)[:4])
-    without_dropout(case.module).train()
+        case = _of_the_zoo(base)
+    case.module.train()
+    if not keeps_dropout:
+        without_dropout(case.module)
     return _with_batch(case, int(batch)) if batch else case
 
 
@@ -205,8 +206,20 @@ def _vit() -> Case:
     return _images(ViTForImageClassification(config))
 
 
+def _of_the_zoo(name: str) -> Case:
+    from benchmarks.zoo.export import ZOO
+    from benchmarks.zoo.variants import SMALL
+
+    build, _, make = SMALL[name]
+    inputs, targets = make()
+    drawn = tuple(torch.randn(v.shape) if v.is_floating_point() else v for v in inputs)
+    return Case(build(), ZOO[name].loss, drawn, targets)
+
+
 def _encoder() -> Case:
-    return Case(*beside_torch.case_of("encoder")[:4])
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.1, activation="gelu", batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return Case(encoder, F.mse_loss, (torch.randn(4, 128, 512),), (torch.randn(4, 128, 512),))
 
 
 def _unet() -> Case:

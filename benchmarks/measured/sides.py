@@ -22,6 +22,9 @@ import numpy as np
 
 from campo_onnx.runtime.machine import cores
 
+MODULE = "benchmarks.measured.sides"
+"""What a process of a side runs."""
+
 THREADS = cores()
 WARMUP = 3
 _TINY = 1e-3
@@ -145,8 +148,8 @@ def farthest_gradient(outputs: Mapping[str, Any], expected: Mapping[str, Any]) -
 class Worker:
     """A side in a process of its own."""
 
-    def __init__(self, side: str, network: str, graphs: Path) -> None:
-        command = [sys.executable, "-m", "benchmarks.measured.sides", side, network, str(graphs)]
+    def __init__(self, side: str, network: str, graphs: Path, module: str = MODULE) -> None:
+        command = [sys.executable, "-m", module, side, network, str(graphs)]
         # Threads of torch's that wait for the next step must not take the others' cores.
         environment = os.environ | {"OMP_NUM_THREADS": str(THREADS), "OMP_WAIT_POLICY": "passive"}
         self._process = subprocess.Popen(
@@ -201,17 +204,18 @@ class Worker:
         return answer
 
 
-def main(side: str, network: str, graphs: str) -> None:
-    """Run steps as often as the parent asks, and say how long each took."""
+def serve(build: Callable[[], tuple[Step, dict[str, float]]]) -> None:
+    """Run steps as often as the parent asks, and say how long each took.
+
+    Parameters
+    ----------
+    build
+        Makes the step, and what is to be told of it.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
-    kind = SIDES[side]
     try:
-        facts: dict[str, float] = {}
-        if isinstance(kind, Torch):
-            step = torch_step(network, kind)
-        else:
-            step, facts = our_step(network, kind, Path(graphs))
+        step, facts = build()
         losses = [step() for _ in range(WARMUP)]
     except Exception as error:  # of one side: the others are measured, and this one is told
         print(json.dumps({"failure": f"{type(error).__name__}: {error}"[:500]}), file=answers, flush=True)
@@ -224,6 +228,15 @@ def main(side: str, network: str, graphs: str) -> None:
             step()
             times_ms.append((time.perf_counter() - began) * 1e3)
         print(json.dumps({"times_ms": times_ms}), file=answers, flush=True)
+
+
+def main(side: str, network: str, graphs: str) -> None:
+    """Be a side."""
+    kind = SIDES[side]
+    if isinstance(kind, Torch):
+        serve(lambda: (torch_step(network, kind), {}))
+    else:
+        serve(lambda: our_step(network, kind, Path(graphs)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from benchmarks.measured.sides import IN_FP32, SIDES, Worker
+from benchmarks.measured.sides import IN_FP32, MODULE, Worker
 from benchmarks.pages import made
 from benchmarks.steps import StepError
 from campo_onnx.bench.statistics import MIN_SAMPLES
@@ -44,7 +44,7 @@ class Effort(NamedTuple):
     ready_s: float
 
 
-def in_turns(name: str, graphs: Path, sides: Sequence[str], effort: Effort) -> Facts:
+def in_turns(name: str, graphs: Path, sides: Sequence[str], effort: Effort, module: str = MODULE) -> Facts:
     """Time the sides of a network.
 
     Parameters
@@ -57,6 +57,8 @@ def in_turns(name: str, graphs: Path, sides: Sequence[str], effort: Effort) -> F
         Names from :data:`benchmarks.measured.sides.SIDES`; one that fails leaves the others as they are.
     effort
         How long.
+    module
+        What each process runs.
 
     Raises
     ------
@@ -67,7 +69,7 @@ def in_turns(name: str, graphs: Path, sides: Sequence[str], effort: Effort) -> F
     with ExitStack() as stack:
         starting: dict[str, Worker] = {}
         for side in sides:  # all at once: what they import and compile is not measured
-            starting[side] = Worker(side, name, graphs)
+            starting[side] = Worker(side, name, graphs, module)
             stack.callback(starting[side].end)
         workers: dict[str, Worker] = {}
         failures: dict[str, str] = {}
@@ -88,7 +90,6 @@ def in_turns(name: str, graphs: Path, sides: Sequence[str], effort: Effort) -> F
         **began,
         "load_after": os.getloadavg()[0],
         "others_running": fmean(others) if others else None,
-        "titles": {side: SIDES[side].title for side in sides},
         "failures": failures,
         "losses": losses,
         "gradient_errors": far,

@@ -41,7 +41,7 @@ class Stub:
     asked: list[str] = []  # noqa: RUF012
     loss = 1.0
 
-    def __init__(self, side: str, network: str, graphs: Path) -> None:
+    def __init__(self, side: str, network: str, graphs: Path, module: str) -> None:
         self.side, self.facts = side, {"loss": self.loss}
 
     def wait_until_ready(self, limit_s: float) -> None:

@@ -1,0 +1,134 @@
+"""Sides that train: each step with its update, written as the README and docs/torch-compile.md write it.
+
+    python -m benchmarks.measured.training SIDE NETWORK GRAPHS
+
+Dropout stays on, as users train.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from benchmarks.measured.plans import FEEDS, folder_of
+from benchmarks.measured.sides import THREADS, Step, serve
+
+MODULE = "benchmarks.measured.training"
+GIVEN, MIXED = "step", "mixed"
+"""Graphs in a network's folder: as exported, and as ``campo-onnx optimize --runtime openvino`` wrote it."""
+
+FACTS = "facts.json"
+"""What else a session needs."""
+
+LR = 1e-3
+_OPTIMIZERS = {"resnet18": "momentum", "mobilenetv3": "momentum"}
+
+
+class Torch(NamedTuple):
+    """A loop of torch's; `backend` is that of torch.compile, "" for eager."""
+
+    title: str
+    backend: str
+    autocasts: bool
+
+
+class Session(NamedTuple):
+    """A training session of ours on a graph."""
+
+    title: str
+    runtime: str
+    graph: str
+
+
+SIDES: Mapping[str, Torch | Session] = MappingProxyType(
+    {
+        "eager": Torch("torch eager", "", False),
+        "eager-bf16": Torch("torch autocast", "", True),
+        "inductor": Torch("torch.compile", "inductor", False),
+        "inductor-bf16": Torch("torch.compile, autocast", "inductor", True),
+        "ort": Session("ours, FP32, ONNX Runtime", "onnxruntime", GIVEN),
+        "fp32": Session("ours, FP32, OpenVINO", "openvino", GIVEN),
+        "bf16": Session("ours, BF16, OpenVINO", "openvino", MIXED),
+        "in-the-loop": Torch('torch.compile, backend="campo_onnx"', "campo_onnx", False),
+    }
+)
+OF_TORCH = ("eager", "eager-bf16", "inductor", "inductor-bf16")
+
+
+def optimizer_of(name: str) -> str:
+    """Name the optimizer that a network is usually trained with."""
+    from benchmarks.zoo import TITLES
+
+    if name in TITLES:
+        from benchmarks.zoo.export import ZOO
+
+        return ZOO[name].optimizer
+    return _OPTIMIZERS.get(name, "adamw")
+
+
+def torch_step(name: str, side: Torch) -> Step:
+    """Give a step of torch's loop."""
+    import torch
+
+    from benchmarks.measured.networks import case_of
+
+    torch.set_num_threads(THREADS)
+    module, loss, inputs, targets = case_of(name, keeps_dropout=True)
+    makers: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+        "momentum": lambda p: torch.optim.SGD(p, LR, momentum=0.9),
+        "adam": lambda p: torch.optim.Adam(p, LR),
+        "adamw": lambda p: torch.optim.AdamW(p, LR),
+    }
+    update = makers[optimizer_of(name)](module.parameters())
+    forward: Any = torch.compile(module, backend=side.backend) if side.backend else module
+
+    def step() -> float:
+        update.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=side.autocasts):
+            value = loss(forward(*inputs), *targets)
+        value.backward()
+        update.step()
+        return float(value.detach())
+
+    return step
+
+
+def our_step(name: str, side: Session, graphs: Path) -> Step:
+    """Give a step of a session. Torch is not imported: its threads would disturb."""
+    import json
+
+    from safetensors.numpy import load_file
+
+    from campo_onnx.export.optimizers import BY_NAME
+    from campo_onnx.step.naming import LEARNING_RATE
+    from campo_onnx.training.session import TrainingSession
+    from campo_onnx.training.weight_update import WeightUpdate
+
+    folder = folder_of(name, graphs)
+    feeds = load_file(folder / FEEDS)
+    facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    batch = {key: feeds.pop(key) for key in facts["batch"]}
+    session = TrainingSession(
+        folder / f"{side.graph}.onnx",
+        feeds,
+        update=WeightUpdate(optimizer=BY_NAME[facts["optimizer"]]),
+        settings={LEARNING_RATE: LR},
+        provider="cpu",
+        threads=THREADS,
+        runtime=side.runtime,
+    )
+    return lambda: session.step(batch).loss
+
+
+def main(side: str, name: str, graphs: str) -> None:
+    """Be a side."""
+    kind = SIDES[side]
+    if isinstance(kind, Torch):
+        serve(lambda: (torch_step(name, kind), {}))
+    else:
+        serve(lambda: (our_step(name, kind, Path(graphs)), {}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
