@@ -72,8 +72,8 @@ def frontier(
             "--runs",
             metavar="N",
             min=1,
-            help="Emulated steps on each batch that measure what single roundings do. With fewer than there "
-            "are values to round, neighbours are rounded together.",
+            help="Emulated steps on each batch that measure what single roundings do. Where there are more "
+            "values to round, gradients estimate them, and regions are rounded where estimates are wrong.",
             rich_help_panel=VERIFICATION,
         ),
     ] = 200,
@@ -172,6 +172,7 @@ def _document(result: "Frontier", model: Path) -> dict[str, Any]:
         "fp32_us": first.fp32_us,
         "batches": result.batches,
         "runs": result.sensitivities.runs,
+        "directions": result.sensitivities.directions,
         "roundings": len(result.sensitivities.squared_errors),
         "roundings_together": result.sensitivities.together,
         "nested": result.is_nested,

@@ -195,11 +195,23 @@ class Reference:
             if name in self._sizes:
                 kind = self._kind(name)
                 squares[kind] = squares.get(kind, 0.0) + self._distance(name, value) ** 2
+        sizes = self._sizes_of_kinds
+        relative = [0.0 if e == 0.0 else (e / sizes[k] if sizes[k] else np.inf) for k, e in squares.items()]
+        return float(sum(relative))
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """By floating-point output, what its distance is multiplied by in :meth:`squared_error_of`."""
+        sizes = {kind: np.sqrt(square) for kind, square in self._sizes_of_kinds.items()}
+        return {name: float(np.divide(1.0, sizes[self._kind(name)])) for name in self._sizes}
+
+    @cached_property
+    def _sizes_of_kinds(self) -> Mapping[tuple[bool, int], float]:
+        """Squared L2 norm of all outputs of a kind."""
         sizes: dict[tuple[bool, int], float] = {}
         for name, size in self._sizes.items():
             sizes[self._kind(name)] = sizes.get(self._kind(name), 0.0) + size**2
-        relative = [0.0 if e == 0.0 else (e / sizes[k] if sizes[k] else np.inf) for k, e in squares.items()]
-        return float(sum(relative))
+        return sizes
 
     def relative(self, name: str, actual: NDArray[Any]) -> float:
         """Relative L2 error of an output, however well FP32 itself determines it; of integers, as above."""

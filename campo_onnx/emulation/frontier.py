@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from campo_onnx.emulation.drift import Arrays, Reference
+from campo_onnx.emulation.drift import Arrays
+from campo_onnx.emulation.emulated_steps import EmulatedSteps, kept_in_cache
 from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.emulation.sensitivity import (
     MOST_RUNS,
     Sensitivities,
-    mean_squared_error,
     measure_sensitivities,
     references_of,
 )
@@ -101,17 +101,17 @@ def measured_frontier(
         If there is no batch or no run, or the model is a result of campo-onnx already.
     """
     check_undecided(imported)
-    references = references_of(imported, batches)
-    sensitivities = measure_sensitivities(
-        problem, references, most_runs=most_runs, tell=lambda done, most: tell(done, most + most_emulated)
-    )
-    plans = list(frontier_plans(problem, imported, options, sensitivities.squared_errors))
-    places = [*spread_over(len(plans), most_emulated)]
-    runs = sensitivities.runs // len(references)
-    for done, place in enumerate(places, 1):
-        plans[place] = _emulated(plans[place], imported, options, references)
-        tell(runs + done, runs + len(places))
-    return Frontier(problem=problem, plans=tuple(plans), sensitivities=sensitivities, batches=len(references))
+    with kept_in_cache(references_of(imported, batches)) as steps:
+        sensitivities = measure_sensitivities(
+            problem, steps, most_runs=most_runs, tell=lambda done, most: tell(done, most + most_emulated)
+        )
+        plans = list(frontier_plans(problem, imported, options, sensitivities.squared_errors))
+        places = [*spread_over(len(plans), most_emulated)]
+        runs = (sensitivities.runs + sensitivities.directions) // len(batches)
+        for done, place in enumerate(places, 1):
+            plans[place] = _emulated(plans[place], imported, options, steps)
+            tell(runs + done, runs + len(places))
+    return Frontier(problem=problem, plans=tuple(plans), sensitivities=sensitivities, batches=len(batches))
 
 
 def chosen_plan(
@@ -148,17 +148,17 @@ def chosen_plan(
     if (most_error is None) == (most_us is None):
         raise ValueError("exactly one of most_error and most_us is to be set")
     check_undecided(imported)
-    references = references_of(imported, batches)
-    sensitivities = measure_sensitivities(problem, references, most_runs=most_runs, tell=tell)
-    plans = frontier_plans(problem, imported, options, sensitivities.squared_errors)
-    if most_us is not None:
-        return _emulated(least_error_within(plans, most_us), imported, options, references)
-    assert most_error is not None
-    for plan in (one for one in plans if one.point.error <= most_error):
-        emulated = _emulated(plan, imported, options, references)
-        assert emulated.emulated_error is not None
-        if emulated.emulated_error <= most_error:
-            return emulated
+    with kept_in_cache(references_of(imported, batches)) as steps:
+        sensitivities = measure_sensitivities(problem, steps, most_runs=most_runs, tell=tell)
+        plans = frontier_plans(problem, imported, options, sensitivities.squared_errors)
+        if most_us is not None:
+            return _emulated(least_error_within(plans, most_us), imported, options, steps)
+        assert most_error is not None
+        for plan in (one for one in plans if one.point.error <= most_error):
+            emulated = _emulated(plan, imported, options, steps)
+            assert emulated.emulated_error is not None
+            if emulated.emulated_error <= most_error:
+                return emulated
     raise CheckFailedError(
         f"no plan of the frontier has an error of at most {most_error:g}",
         why=f"the last one is predicted to have {plans[-1].point.error:.2g}, and has more on the batches",
@@ -176,19 +176,17 @@ def error_on(imported: Imported, options: Options, batches: Sequence[Arrays]) ->
     UsageError
         If `batches` is empty.
     """
-    references = references_of(imported, batches)
-    return lambda plan: _error(plan, imported, options, references)
+    steps = kept_in_cache(references_of(imported, batches))
+    return lambda plan: _error(plan, imported, options, steps)
 
 
-def _emulated(
-    one: FrontierPlan, imported: Imported, options: Options, references: Sequence[Reference]
-) -> FrontierPlan:
-    return replace(one, emulated_error=_error(one.plan, imported, options, references))
+def _emulated(one: FrontierPlan, imported: Imported, options: Options, steps: EmulatedSteps) -> FrontierPlan:
+    return replace(one, emulated_error=_error(one.plan, imported, options, steps))
 
 
-def _error(plan: Plan, imported: Imported, options: Options, references: Sequence[Reference]) -> float:
+def _error(plan: Plan, imported: Imported, options: Options, steps: EmulatedSteps) -> float:
     mixed = seeded(emulate(rewrite(imported, plan), options.dims))
-    return math.sqrt(mean_squared_error(mixed, references))
+    return math.sqrt(steps.squared_error(mixed))
 
 
 def spread_over(count: int, most: int) -> Iterator[int]:

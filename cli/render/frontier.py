@@ -68,6 +68,8 @@ def _told(result: "Frontier") -> list[str]:
     ]
     batches = f"{result.batches} batch{'es' * (result.batches > 1)}"
     told = f"Errors: {roundings} roundings measured in {sensitivities.runs} emulated steps on {batches}"
+    if sensitivities.directions:
+        told += f", and estimated by {sensitivities.directions} with gradients"
     if sensitivities.together:
         told += f", {sensitivities.together} of them together with neighbours (--runs)"
     lines.append(f"{told}.")

@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from campo_onnx import Options, Precision, oplists, target
+from campo_onnx.emulation import emulated_steps
+from campo_onnx.emulation.adjoint import reverse
 from campo_onnx.emulation.batches import draw_batches
 from campo_onnx.emulation.drift import Reference
+from campo_onnx.emulation.emulated_steps import EmulatedSteps
+from campo_onnx.emulation.first_order import first_order, squared_error
 from campo_onnx.emulation.frontier import measured_frontier
 from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.emulation.rounded import with_roundings
@@ -23,7 +27,7 @@ from campo_onnx.optimize.roundings import roundings
 from campo_onnx.optimize.strategies.optimal import answer, free_nodes
 from campo_onnx.planning.frontier import least_error_within
 from campo_onnx.planning.pipeline import optimize, problem_of
-from campo_onnx.runtime.chunked_run import run
+from campo_onnx.runtime.chunked_run import run, run_in_pieces
 from campo_onnx.runtime.registry import machine
 
 DATA = Path(__file__).parents[1] / "data"
@@ -73,20 +77,79 @@ def test_squared_errors_of_outputs_that_move_by_a_known_share():
     assert reference.squared_error_of(broken) == math.inf
 
 
-def test_with_few_runs_neighbours_share_what_they_do_together():
-    imported, problem, _ = posed("mlp")
-    references = references_of(imported, [batch_of(imported)])
-    told = []
-    single = measure_sensitivities(problem, references, tell=lambda done, most: told.append((done, most)))
-    assert single.together == 0
+def steps_of(imported, feeds=None):
+    return EmulatedSteps(references_of(imported, [batch_of(imported)] if feeds is None else feeds))
+
+
+@pytest.mark.parametrize("name", ["mlp", "alexnet_like"])
+@pytest.mark.parametrize("has_rules", [True, False])
+def test_with_few_runs_neighbours_share_what_they_do_together(name, has_rules, monkeypatch):
+    imported, problem, _ = posed(name)
+    steps, told = steps_of(imported), []
+    single = measure_sensitivities(problem, steps, tell=lambda done, most: told.append((done, most)))
+    assert (single.together, single.directions) == (0, 0)
     assert single.runs == len(single.squared_errors) == len(told)
-    few = measure_sensitivities(problem, references, most_runs=9)
+    if not has_rules:
+        monkeypatch.setattr(reverse, "RULES", {})
+    few = measure_sensitivities(problem, steps, most_runs=9, directions=4)
+    assert few.directions == (4 if has_rules else 0)
     assert few.runs <= 9
     assert few.together > 0
     assert few.squared_errors.keys() == single.squared_errors.keys()
-    assert sum(few.squared_errors.values()) == pytest.approx(sum(single.squared_errors.values()), rel=0.5)
-    whole = measure_sensitivities(problem, references, most_runs=1)
-    assert len(set(whole.squared_errors.values())) == 1
+    whole = measure_sensitivities(problem, steps, most_runs=1)
+    assert (len(set(whole.squared_errors.values())) == 1) is not has_rules
+    if has_rules:
+        exact, near = (math.sqrt(sum(one.squared_errors.values())) for one in (single, few))
+        assert exact / 4 < near < exact * 4
+
+
+def test_first_order_is_what_single_roundings_do():
+    """Where nothing chooses: rectifiers and poolings of other values change a gradient at once."""
+    imported, problem, _ = posed("mlp")
+    steps = steps_of(imported)
+    single = measure_sensitivities(problem, steps).squared_errors
+    model = first_order(problem, steps.references, [*single])
+    sums = [model.sums(steps.references[0], direction) for direction in range(16)]
+    factors = [
+        math.sqrt(squared_error([one[rounding] for one in sums]) / single[rounding])
+        for rounding in model.outputs
+        if single[rounding]
+    ]
+    assert len(factors) > 60
+    assert 0.75 < np.quantile(factors, 0.05) < np.quantile(factors, 0.95) < 1.33
+
+
+def test_what_overflows_is_infinite_to_first_order_too():
+    imported, problem, _ = posed("mlp")
+    feeds = dict(batch_of(imported)) | {"input0": np.full((8, 784), 1e5, np.float32)}
+    found = measure_sensitivities(problem, steps_of(imported, [feeds]), most_runs=5)
+    broken = {one.tensor for one, error in found.squared_errors.items() if error == math.inf}
+    assert "input0" in broken
+
+
+def test_killed_work_resumes(tmp_path, monkeypatch):
+    imported, problem, _ = posed("mlp")
+    references = references_of(imported, [batch_of(imported)])
+
+    def stop(done, most):
+        if done == 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), EmulatedSteps(references, tmp_path) as steps:
+        measure_sensitivities(problem, steps, tell=stop)
+    ran = []
+    monkeypatch.setattr(
+        emulated_steps, "run_in_pieces", lambda *args, **kw: ran.append(1) or run_in_pieces(*args, **kw)
+    )
+    with EmulatedSteps(references, tmp_path) as steps:
+        again = measure_sensitivities(problem, steps)
+    assert len(ran) == len(again.squared_errors) - 30
+    assert again == measure_sensitivities(problem, EmulatedSteps(references))
+    other = [{**references[0].feeds, "input0": references[0].feeds["input0"] + 1}]
+    ran.clear()
+    with EmulatedSteps(references_of(imported, other), tmp_path) as steps:
+        measure_sensitivities(problem, steps)
+    assert len(ran) == len(again.squared_errors)  # another batch
 
 
 def test_several_batches_are_averaged():
@@ -94,13 +157,12 @@ def test_several_batches_are_averaged():
     drawn = [batch.feeds for batch in draw_batches(imported.view)][:2]
     assert len(drawn) == 2
     one, other, both = (
-        measure_sensitivities(problem, references_of(imported, feeds), most_runs=1)
-        for feeds in (drawn[:1], drawn[1:], drawn)
+        measure_sensitivities(problem, steps_of(imported, feeds)) for feeds in (drawn[:1], drawn[1:], drawn)
     )
     for rounding, error in both.squared_errors.items():
         mean = (one.squared_errors[rounding] + other.squared_errors[rounding]) / 2
         assert error == pytest.approx(mean)
-    assert both.runs == 2
+    assert both.runs == 2 * len(both.squared_errors)
 
 
 def test_the_frontier_of_a_graph_is_near_what_its_plans_compute():
@@ -129,7 +191,7 @@ def test_what_cannot_be_measured_is_told():
     with pytest.raises(ModelError, match="the FP32 step is not finite"):
         references_of(imported, [feeds])
     with pytest.raises(UsageError, match="measure nothing"):
-        measure_sensitivities(problem, references_of(imported, [batch_of(imported)]), most_runs=0)
+        measure_sensitivities(problem, steps_of(imported), most_runs=0)
     assert isinstance(references_of(imported, [batch_of(imported)])[0], Reference)
     done = import_model(optimize(DATA / "alexnet_like.onnx", options).model)
     with pytest.raises(UsageError, match="result of campo-onnx already"):
