@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import re
 import sqlite3
 import struct
 import zipfile
@@ -122,6 +123,30 @@ def _change_plain(value: Any, rng: random.Random) -> str:
             case _:
                 value[key] = _value(rng)
         return where
+
+
+def _script(path: Path, rng: random.Random) -> str:
+    """Change one line of a program, or what it returns."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    at = rng.randrange(len(lines))
+    indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+    thing = rng.choice(
+        ("None", "()", "torch.zeros(0)", "torch.zeros(2**40)", "float('nan')", "object()", "make", "[1, 'a']",
+         "exit(1)", "1 / 0", "lambda *a: None", "torch.nn.Identity()")
+    )  # fmt: skip
+    lines[at] = rng.choice(
+        (
+            "",
+            f"{indent}return {thing}",
+            f"{indent}{thing}",
+            f"{indent}raise {rng.choice(('KeyboardInterrupt', 'RuntimeError', 'ImportError', '7'))}",
+            re.sub(r"\d+", str(rng.choice((0, 1, -1, 3, 10**30))), lines[at], count=1),
+            re.sub(r"\([^()]*\)", f"({thing})", lines[at], count=1),
+            lines[rng.randrange(len(lines))],
+        )
+    )
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return f"line {at + 1}: {lines[at].strip()}"
 
 
 def _toml(path: Path, rng: random.Random) -> str:
@@ -268,4 +293,5 @@ _STRUCTURAL = {
     ".parquet": _parquet,
     ".safetensors": _safetensors,
     ".sqlite": _sqlite,
+    ".py": _script,
 }

@@ -67,6 +67,28 @@ step (float[16, 32] x, float[32, 64] "param.w", float[64, 32] "param.v", float l
     "new.v" = Sub("param.v", dv)
 }
 """
+# As another converter leaves it, with an input and an output in FP16.
+_PARTLY = """
+<ir_version: 10, opset_import: ["": 20]>
+step (float[16, 32] x, float[64, 32] v, float16[32, 64] w) => (float[16, 32] y, float16[16, 64] h)
+{
+    x16 = Cast<to = 10>(x)
+    h = MatMul(x16, w)
+    a = Relu(h)
+    v16 = Cast<to = 10>(v)
+    y16 = MatMul(a, v16)
+    y32 = Cast<to = 1>(y16)
+    y = Sub(y32, x)
+}
+"""
+_SCRIPT = """import torch
+def make():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+    batch = torch.randn(8, 16), torch.randint(0, 4, (8,))
+    loss = torch.nn.functional.cross_entropy
+    return model, loss, batch
+"""
 _LISTS = """title = "mine"
 extends = "campo"
 [infer]
@@ -102,6 +124,10 @@ def make_folder(folder: Path, *, bare: bool = False) -> None:
     for name, seed in zip(RANDOM_GRAPHS, (3, 8, 9, 11, 12, 13), strict=True):
         onnx.save(random_graph(seed).model, folder / name)
     _save_outside(folder)
+    onnx.save(parser.parse_model(_PARTLY), folder / "partly.onnx")
+    half = parser.parse_model(_PARTLY.replace("float[", "float16[").replace("to = 1>", "to = 10>"))
+    onnx.save(half, folder / "half.onnx")
+    (folder / "train.py").write_text(_SCRIPT, encoding="utf-8")
     (folder / "lists.toml").write_text(_LISTS, encoding="utf-8")
     (folder / "policy.toml").write_text(_POLICY, encoding="utf-8")
     (folder / "cal.json").write_text(_calibration().to_json(), encoding="utf-8")
