@@ -103,6 +103,18 @@ def note_what_surprises(
     return tuple(sentence for _, sentence in notes)
 
 
+def _of_raised(model: Path, optimized: "Optimized") -> str:
+    """Say which nodes of a file in low precision became FP32, and which FP32 nodes became low."""
+    was, now = optimized.problem.low_as_given, optimized.plan.low_nodes
+    low = optimized.plan.low.value
+    if was == now:
+        return f"{model} stays as it is: the {len(was)} nodes that are {low} in it pay."
+    return (
+        f"{model} has {len(was)} nodes in {low}: {len(was - now)} of them become FP32, and {len(now - was)} "
+        f"others {low}. As it is, it is predicted at {duration(optimized.as_given_us or 0.0)}."
+    )
+
+
 def surprises(model: Path, optimized: "Optimized", options: "Options") -> Iterator[tuple[bool, str]]:
     """Yield what of a graph, or of its device, may surprise: whether it is a warning, and a sentence."""
     if not options.target.computes_in(options.low):
@@ -144,6 +156,8 @@ def surprises(model: Path, optimized: "Optimized", options: "Options") -> Iterat
             f"it was planned (passes {', '.join(raised)}). As given, its FP32 step is "
             f"predicted at {duration(fp32_us(optimized.imported.given.view, options))}.",
         )
+    if optimized.as_given_us is not None:
+        yield False, _of_raised(model, optimized)
     if optimized.imported.stamp is not None:
         stamp = optimized.imported.stamp
         yield (

@@ -214,7 +214,7 @@ def measured(comparison: Comparison, measure: Measure, dims: Mapping[str, int] |
         Sizes of symbolic dimensions, as the strategies were compared with.
     """
     plans = {_key(row.plan): row.plan for row in reversed(comparison.rows)}
-    unchanged = _key(comparison.rows[0].plan)  # the strategy fp32
+    unchanged = (frozenset[str](), ())  # what the strategy fp32 plans
     names = {key: f"{plan.strategy} {plan.lists}" for key, plan in plans.items()}
     graphs = [Graph(name=names[unchanged], imported=comparison.imported)]
     graphs += [

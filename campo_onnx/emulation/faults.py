@@ -100,7 +100,9 @@ class Subject:
     @cached_property
     def watched(self) -> Mapping[str, int]:
         """Type of every tensor that is compared, in the order of the graph."""
-        kinds = {t: self.view.tensors[t].dtype for n in self.model.graph.node for t in n.output if t}
+        tensors = self.view.tensors  # of the step; what is low in it is emulated with further ones
+        made = (t for node in self.model.graph.node for t in node.output if t in tensors)
+        kinds = {t: tensors[t].dtype for t in made}
         return {t: kind for t, kind in kinds.items() if kind in _FLOATS or t in self.whole}
 
     @cached_property

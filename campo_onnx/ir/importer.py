@@ -30,6 +30,7 @@ from campo_onnx.ir.sort import name_nodes, outer_reads, sort_nodes
 from campo_onnx.ir.stamp import Stamp, read_stamp
 from campo_onnx.ir.view import FLOAT, GraphView, OpNode, TensorInfo, TensorKind
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import is_low_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,11 @@ class Imported:
         The graph before it was lowered for a target (:mod:`campo_onnx.lowering`); None where it was not.
     passes
         Names of the passes that changed it, in order.
+    as_given
+        The graph before what it computed in low precision was raised (:mod:`campo_onnx.lowering.widen`); None
+        where nothing was.
+    low_as_given
+        Nodes that compute in low precision in that graph, of the format to plan in.
     """
 
     model: onnx.ModelProto
@@ -69,6 +75,8 @@ class Imported:
     converted_from: int | None = None
     given: "Imported | None" = None
     passes: tuple[str, ...] = ()
+    as_given: "Imported | None" = None
+    low_as_given: frozenset[str] = frozenset()
 
     @cached_property
     def digest(self) -> str:
@@ -111,7 +119,7 @@ def import_model(
     dims
         Sizes of symbolic dimensions, as ``{"batch": 64}``.
     any_type
-        Whether a graph without FP32 tensors is read as well, though there is nothing to lower.
+        Whether a graph without floating-point tensors is read as well, though there is nothing to plan.
     folder
         Where the external data of a model in memory lies; that of a file lies beside it.
 
@@ -122,7 +130,7 @@ def import_model(
     ModelError
         If the file is not a valid ONNX model.
     UnsupportedModelError
-        If the opset is too new, or too old and not to be converted, or nothing is FP32.
+        If the opset is too new, or too old and not to be converted, or there is nothing to plan.
     """
     if isinstance(source, onnx.ModelProto):
         model = onnx.ModelProto()
@@ -152,10 +160,11 @@ def import_model(
     view = _view_of(model, shapes.infer(model, dims or {}))
     # A graph of ours, planned already, may have none left: a Cast from integers makes the low type at once.
     all_read = any_type or stamp is not None
-    if not all_read and not any(info.dtype == FLOAT for info in view.tensors.values()):
+    computes = any(info.dtype == FLOAT or is_low_dtype(info.dtype) for info in view.tensors.values())
+    if not all_read and not computes:
         raise UnsupportedModelError(
-            f"{title} has no FP32 tensor",
-            why="there is nothing to lower",
+            f"{title} has no tensor in FP32, FP16 or BF16",
+            why="there is nothing to plan",
             remedy="Export the training step in FP32 and optimize that file.",
         )
     return Imported(

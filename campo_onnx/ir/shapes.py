@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TypeProto
 from onnx.defs import OpSchema
@@ -32,6 +33,7 @@ from campo_onnx.ir.sort import outer_reads
 from campo_onnx.ops.facts import output_types
 from campo_onnx.ops.fold import INTEGERS, Value, fold, is_small, may_fold
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.signature import Shape, Signature, TensorType, operands
 
@@ -89,6 +91,8 @@ def infer(model: ModelProto, dims: Mapping[str, int]) -> TensorTypes:
             _resolve(node, known)
         if may_fold(node):
             _fold(node, known)
+        elif node.op_type == "Cast" and not node.domain:
+            _fold_widening(node, known)
     names = [*known.types, *(name for node in model.graph.node for name in node.output if name)]
     return TensorTypes(
         dtypes=MappingProxyType({name: known.spec(name).dtype for name in names}),
@@ -286,6 +290,14 @@ def _fold(node: NodeProto, known: _Known) -> None:
             known.record(name, _tensor_type(TensorType(dtype, value.shape)))
             if known.assumed.intersection(node.input):
                 known.assumed.add(name)
+
+
+def _fold_widening(node: NodeProto, known: _Known) -> None:
+    """Follow small constants of a low format through a Cast to FP32, which changes no value."""
+    value = known.values.get(node.input[0])
+    is_low = is_low_dtype(known.spec(node.input[0]).dtype)
+    if value is not None and is_low and known.spec(node.output[0]).dtype == TensorProto.FLOAT:
+        known.values[node.output[0]] = value.astype(np.float32)
 
 
 # --- types and messages --------------------------------------------------------------------------

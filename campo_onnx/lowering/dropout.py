@@ -57,7 +57,9 @@ def dropout(imported: Imported, place: Place) -> onnx.ModelProto:
 
 
 def _is_training(node: OpNode, view: GraphView) -> bool:
-    training = view.values.get(node.inputs[_TRAINING]) if len(node.inputs) > _TRAINING else None
+    if len(node.inputs) <= _TRAINING:
+        return False
+    training = view.values.get(node.inputs[_TRAINING])
     is_constant = not node.inputs[_RATIO] or node.inputs[_RATIO] in view.values
     has_shape = bool(view.shape(node.inputs[0])) and view.is_float32(node.inputs[0])
     return training is not None and bool(training) and is_constant and has_shape and _ratio(node, view) < 1

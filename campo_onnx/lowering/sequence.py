@@ -116,6 +116,8 @@ def lowered(
         converted_from=imported.converted_from,
         given=imported.given or imported,
         passes=(*imported.passes, *names),
+        as_given=imported.as_given,
+        low_as_given=imported.low_as_given & result.view.node.keys(),
     )
 
 

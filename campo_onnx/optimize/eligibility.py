@@ -27,6 +27,7 @@ def fixed_nodes(
     protected: Mapping[str, Reason],
     keep_fp32: Sequence[str] = (),
     declared: Mapping[str, DeclaredRange] = MappingProxyType({}),
+    low_as_given: frozenset[str] = frozenset(),
 ) -> Mapping[str, Verdict]:
     """Find the nodes that stay as they are, whatever lists and costs say.
 
@@ -47,6 +48,8 @@ def fixed_nodes(
         path of a module it is in.
     declared
         Ranges of graph inputs.
+    low_as_given
+        Nodes that are low in the given file: no rule about values raises them, kernels and the user may.
 
     Raises
     ------
@@ -67,7 +70,7 @@ def fixed_nodes(
         own = ports[node.name]
         if own == NO_FP32 or not any(map(view.is_float32, (*node.inputs, *node.outputs, *node.captures))):
             return _already_or_never(node, imported)
-        if node.name in protected:
+        if node.name in protected and node.name not in low_as_given:
             return Verdict(decided_by=protected[node.name])
         if own.refusal:
             return Verdict.refused(own.refusal)
@@ -79,6 +82,8 @@ def fixed_nodes(
         facts = {"provider": provider, "low": low.value, "op": node.op.label}
         if target.support(signature, low) is Support.REFUSED:
             return Verdict(decided_by=Reason.KERNEL, facts=facts)
+        if node.name in low_as_given:
+            return None
         if target.sums_low(signature, low):
             return Verdict(decided_by=Reason.SUMS_LOW, facts=facts)
         return would_lose.get(node.name)

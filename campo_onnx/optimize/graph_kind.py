@@ -58,6 +58,8 @@ class GraphKind:
         is then not certain that it is one, and its loss and update are protected all the same.
     is_result
         Whether campo-onnx wrote it.
+    may_rise
+        Whether what is low in it may become FP32 again (:mod:`campo_onnx.lowering.widen`).
     """
 
     form: Form = Form.UNKNOWN
@@ -65,6 +67,7 @@ class GraphKind:
     scales_loss: bool | None = None
     may_train: bool = True
     is_result: bool = False
+    may_rise: bool = False
 
     @property
     def has_nothing_to_protect(self) -> bool:
@@ -110,8 +113,11 @@ class GraphKind:
             )
         if self.storage in (Storage.MIXED, Storage.LOW):
             told.append(
-                "What is in low precision stays as it is; only FP32 nodes are decided. Start from the FP32 "
-                "file to plan all of it."
+                "It is planned both ways: nodes become FP32 where low precision does not pay, and low where "
+                "it does. Inputs, outputs and stored weights keep their types."
+                if self.may_rise
+                else "What is in low precision stays as it is; only FP32 nodes are decided. Start from the "
+                "FP32 file to plan all of it."
             )
         if self.storage is Storage.QUANTIZED:
             told.append("Quantized operators stay as they are; only FP32 nodes around them are decided.")

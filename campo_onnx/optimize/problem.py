@@ -17,7 +17,7 @@ from campo_onnx.optimize.casts import CastSite, cast_sites
 from campo_onnx.optimize.flat_weights import FlatWeights
 from campo_onnx.optimize.graph_kind import UNKNOWN_KIND, GraphKind
 from campo_onnx.optimize.lists.classify import Classification
-from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.lists.op_class import MAY_BE_LOW, OpClass
 from campo_onnx.optimize.passes import taint
 from campo_onnx.optimize.plan.reason import Verdict
 
@@ -104,6 +104,8 @@ class Problem:
         Weights that the session casts at once where most are read low; None where each has its own Cast.
     kind
         Inference, gradients, a whole step; in what precisions, with a loss scale or without.
+    low_as_given
+        Nodes that are low in the given file, which may stay so whatever the lists say of their operators.
 
     Raises
     ------
@@ -122,6 +124,7 @@ class Problem:
     cast_factors: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     flat: FlatWeights | None = None
     kind: GraphKind = UNKNOWN_KIND
+    low_as_given: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for name in ("ports", "fixed", "cast_factors"):
@@ -145,7 +148,7 @@ class Problem:
     @cached_property
     def tainted(self) -> frozenset[str]:
         """Nodes that a deny node makes unsafe."""
-        return taint(self.view, self.classification)
+        return taint(self.view, self.classification) - self.low_as_given
 
     def offering(self, padding: Padding) -> "Problem":
         """The same with something to pad, which changes no Cast: sites are listed once."""
@@ -182,8 +185,9 @@ class Problem:
         return replace(self, costs=replace(self.costs, nodes=nodes), padding=None)
 
     def op_class(self, node: str) -> OpClass:
-        """Class of a node."""
-        return self.classification.classes[node].op_class
+        """Class of a node; one that is low in the given file is at least inferred."""
+        own = self.classification.classes[node].op_class
+        return OpClass.INFER if node in self.low_as_given and own not in MAY_BE_LOW else own
 
     def is_free(self, node: str) -> bool:
         """Whether a strategy may decide about the node (its class permitting)."""
@@ -199,6 +203,11 @@ class Problem:
     def dropped_casts(self, low: frozenset[str]) -> frozenset[str]:
         """Existing Casts that nobody needs any more."""
         return frozenset(cast.node for site in self.sites.values() for cast in site.dropped(low))
+
+    @property
+    def starts_low(self) -> bool:
+        """Whether the given file, with what is low in it, is among the possible answers."""
+        return bool(self.low_as_given) and self.low_as_given.isdisjoint(self.fixed)
 
     @property
     def flat_cast_us(self) -> float:

@@ -11,9 +11,12 @@ from campo_onnx.costs.table import CostTable
 from campo_onnx.errors import UsageError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.lists.oplists import OpLists, preset
+from campo_onnx.optimize.plan.assemble import make_plan
 from campo_onnx.optimize.plan.plan import Plan
+from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.strategies import STRATEGIES
+from campo_onnx.optimize.strategies.listed import all_fp32
 from campo_onnx.optimize.traffic import Traffic, planned_traffic
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import decide, form_for, problem_of
@@ -27,6 +30,9 @@ ROWS = tuple(
 
 BASELINE = ("tf-amp", STRATEGIES["tf-amp"].default_lists)
 """The row that speed-ups over TF_AMP refer to: the paper's baseline."""
+
+AS_GIVEN = "as given"
+"""Called so in place of a strategy: a file some of whose nodes are low, as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +107,7 @@ class Comparison:
     problem
         Costs of its nodes, which all rows share, under the lists of the first.
     rows
-        In the order of :data:`ROWS`.
+        In the order of :data:`ROWS`; before them the file as it is, where nodes of it are low.
     interrupted
         Whether Ctrl-C ended the measurement before it was complete.
     """
@@ -116,6 +122,12 @@ class Comparison:
         """The row of TF_AMP."""
         first = next((r for r in self.rows if (r.plan.strategy, r.plan.lists) == BASELINE), None)
         return first or next(r for r in self.rows if r.plan.strategy == BASELINE[0])
+
+    @property
+    def as_given(self) -> Plan | None:
+        """The file as it is, where nodes of it are low."""
+        first = self.rows[0].plan
+        return first if first.strategy == AS_GIVEN else None
 
 
 def compare(
@@ -150,18 +162,28 @@ def compare(
         name: problem_of(imported, replace(options, lists=row_lists))
         for name, row_lists in {row_lists.name: row_lists for _, row_lists in chosen}.items()
     }
-    rows = []
+    shared = problems[chosen[0][1].name]
+    plans = [(shared, _as_given(shared))] if shared.starts_low else []
     for strategy, row_lists in chosen:
         problem = problems[row_lists.name]
-        plan = decide(problem, imported, replace(options, strategy=strategy, lists=row_lists))
-        rows.append(
-            ComparisonRow(
-                plan=plan,
-                tensor_core_us=_tensor_core_us(plan, problem.costs),
-                traffic=planned_traffic(problem, plan),
-            )
+        plans.append(
+            (problem, decide(problem, imported, replace(options, strategy=strategy, lists=row_lists)))
         )
-    return Comparison(imported=imported, problem=problems[chosen[0][1].name], rows=tuple(rows))
+    rows = tuple(
+        ComparisonRow(
+            plan=plan,
+            tensor_core_us=_tensor_core_us(plan, problem.costs),
+            traffic=planned_traffic(problem, plan),
+        )
+        for problem, plan in plans
+    )
+    return Comparison(imported=imported, problem=shared, rows=rows)
+
+
+def _as_given(problem: Problem) -> Plan:
+    """State what a file has in low precision as a plan."""
+    answer = replace(all_fp32(problem, Verdict(decided_by=Reason.AS_WRITTEN)), low=problem.low_as_given)
+    return make_plan(problem, answer, strategy=AS_GIVEN, lists="the file")
 
 
 def _tensor_core_us(plan: Plan, costs: CostTable) -> float:

@@ -16,6 +16,7 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import CONVOLUTIONS_LOW, as_it_runs, gains_convolutions, lowered
+from campo_onnx.lowering.widen import widened
 from campo_onnx.ops.facts import ports_of
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
@@ -68,6 +69,12 @@ class Optimized:
     def was_optimized_before(self) -> bool:
         """Whether the given model was a result of campo-onnx already, so that nothing changed."""
         return self.imported.stamp is not None
+
+    @property
+    def as_given_us(self) -> float | None:
+        """Predicted step of the given file, where nodes of it are low and may stay so."""
+        problem = self.problem
+        return problem.predicted_us(problem.low_as_given) if problem.low_as_given else None
 
     @property
     def unscaled_gradients(self) -> tuple[str, ...]:
@@ -129,10 +136,10 @@ def optimize(source: str | Path | onnx.ModelProto, options: Options | None = Non
 def form_for(imported: Imported, options: Options) -> Imported:
     """Bring a graph into the form that is planned: the one in which the step is predicted to be fastest.
 
-    First, nodes that the runtime refuses or runs by a reference implementation become others, in every
-    precision. Then, in BF16, convolutions need a newer opset, with what else the target lacks kernels of
-    there. Facts of nodes (a profile, what data shows) are of no use for other nodes, so that such a graph
-    is not raised.
+    What is low in it is raised first, and may be lowered again. Then nodes that the runtime refuses or runs
+    by a reference implementation become others, in every precision. Last, in BF16, convolutions need a newer
+    opset, with what else the target lacks kernels of there. Facts of nodes (a profile, what data shows) are
+    of no use for other nodes, so that such a graph stays at its opset.
 
     Parameters
     ----------
@@ -151,6 +158,7 @@ def form_for(imported: Imported, options: Options) -> Imported:
     is_bound = bool(options.forbidden or options.released or options.evidence.profile)
     if imported.stamp is not None or not options.lowers:
         return imported
+    imported = widened(imported, options.low, options.dims)
     imported = as_it_runs(imported, place, options.dims, chooses=options.lowers_any)
     if is_bound or not gains_convolutions(imported.view, place, options.low):
         return imported
@@ -178,6 +186,8 @@ def problem_of(imported: Imported, options: Options) -> Problem:
     check_precision(low, options.target.runtime.name)
     kind = graph_kind(view, is_result=imported.stamp is not None)
     ports = {node.name: ports_of(view.signature(node.name), low) for node in view.nodes}
+    if imported.as_given is not None:
+        kind = replace(kind, storage=graph_kind(imported.as_given.view).storage, may_rise=True)
     fixed = fixed_nodes(
         imported,
         ports,
@@ -186,6 +196,7 @@ def problem_of(imported: Imported, options: Options) -> Problem:
         protected={} if kind.has_nothing_to_protect else protected(view, options.lists),
         keep_fp32=options.keep_fp32,
         declared=options.ranges,
+        low_as_given=imported.low_as_given,
     )
     update = frozenset[str]() if kind.has_nothing_to_protect else weight_update(view)
     problem = Problem(
@@ -194,10 +205,11 @@ def problem_of(imported: Imported, options: Options) -> Problem:
         classification=classify(view, options.lists, update),
         ports=ports,
         fixed=fixed,
-        costs=_costs(view, ports, options),
+        costs=_costs(view, ports, options, is_raised=imported.as_given is not None),
         digest=imported.digest,
         flat=flat_weights_of(view, options),
         kind=kind,
+        low_as_given=imported.low_as_given,
     )
     return problem.informed(options.forbidden, options.released)
 
@@ -213,7 +225,24 @@ def flat_weights_of(view: GraphView, options: Options) -> FlatWeights | None:
     return options.flat_weights(view) if options.flat_weights and options.low is Precision.FP16 else None
 
 
-def _costs(view: GraphView, ports: Mapping[str, Ports], options: Options) -> CostTable:
+def _costs(
+    view: GraphView, ports: Mapping[str, Ports], options: Options, *, is_raised: bool = False
+) -> CostTable:
+    table = _node_costs(view, ports, options)
+    if not is_raised:
+        return table
+    # Weights stay stored as they are, and runtimes fold their Casts when they load the graph.
+    folded = [n.name for n in view.nodes if n.op.label == "Cast" and view.is_constant(n.inputs[0])]
+    return replace(
+        table,
+        nodes={
+            **table.nodes,
+            **{name: replace(table.nodes[name], fp32_us=0.0, low_us=0.0) for name in folded},
+        },
+    )
+
+
+def _node_costs(view: GraphView, ports: Mapping[str, Ports], options: Options) -> CostTable:
     if options.costs is CostSource.DATASHEET:
         return estimate(view, ports, options.target, options.low)
     # Measuring needs ONNX Runtime, scipy and polars; planning from public figures does not.
@@ -252,26 +281,40 @@ def pad_limits(imported: Imported, options: Options) -> PadLimits:
 
 
 def _unless_too_little(plan: Plan, problem: Problem, options: Options) -> Plan:
-    saved_us = plan.fp32_us - plan.predicted_us
-    if not plan.low_nodes or saved_us >= options.min_gain * plan.fp32_us:
+    low = problem.low_as_given if problem.starts_low else frozenset[str]()
+    given_us = problem.predicted_us(low)
+    saved_us = given_us - plan.predicted_us
+    if plan.low_nodes == low or saved_us >= options.min_gain * given_us:
         return plan
     facts: dict[str, Fact] = {
         "low": plan.low.value.upper(),
-        "saved_share": saved_us / plan.fp32_us,
+        "saved_share": saved_us / given_us,
         "asked_share": options.min_gain,
     }
-    left = stay_fp32(problem, options, Verdict(decided_by=Reason.MIN_GAIN, facts=facts))
+    left = stays(problem, options, low, Verdict(decided_by=Reason.MIN_GAIN, facts=facts))
     return replace(left, lower_bound_us=plan.lower_bound_us)
 
 
 def stay_fp32(problem: Problem, options: Options, verdict: Verdict) -> Plan:
-    """Plan to change nothing, for a given reason."""
-    return make_plan(problem, all_fp32(problem, verdict), strategy=options.strategy, lists=options.lists.name)
+    """Plan FP32 throughout, for a given reason."""
+    return stays(problem, options, frozenset(), verdict)
+
+
+def stays(problem: Problem, options: Options, low: frozenset[str], verdict: Verdict) -> Plan:
+    """Plan to change nothing: to leave these nodes low and all others in FP32, for a given reason."""
+    answer = replace(all_fp32(problem, verdict), low=low)
+    return make_plan(problem, answer, strategy=options.strategy, lists=options.lists.name)
 
 
 def apply(plan: Plan, problem: Problem, imported: Imported) -> Optimized:
-    """Rewrite the graph as planned; a stamped graph stays as it is, and so does one lowered in vain."""
-    if imported.given is not None and not plan.low_nodes:
+    """Rewrite the graph as planned.
+
+    A stamped graph stays as it is, and so do one lowered in vain and one of which what is low stays low.
+    """
+    if problem.starts_low and plan.low_nodes == problem.low_as_given and not plan.pads:
+        assert imported.as_given is not None
+        model = imported.as_given.model
+    elif imported.given is not None and not plan.low_nodes:
         model = imported.given.model
     else:
         model = imported.model if imported.stamp is not None else rewrite(imported, plan)

@@ -57,6 +57,16 @@ def print_comparison(comparison: "Comparison", *, plot: Path | None, form: Table
         console.print(
             f"x {baseline.strategy}: against {baseline.strategy} with the lists {escape(baseline.lists)}."
         )
+    if as_given := comparison.as_given:
+        best = min((row.plan for row in comparison.rows), key=lambda plan: plan.predicted_us)
+        raised, lowered = len(as_given.low_nodes - best.low_nodes), len(best.low_nodes - as_given.low_nodes)
+        console.print(
+            "The file is best left as it is."
+            if best is as_given
+            else f"{best.strategy} raises {raised} nodes of the file to FP32 and lowers {lowered}: predicted "
+            f"{duration(as_given.predicted_us)} -> {duration(best.predicted_us)}.",
+            soft_wrap=True,
+        )
     for why in dict.fromkeys(
         drift.why for row in comparison.rows for drift in row.drift.values() if drift.why
     ):

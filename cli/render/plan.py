@@ -34,7 +34,8 @@ def print_optimized(optimized: "Optimized", *, written: Sequence[Path], advice: 
         return
     moved = optimized.given_traffic, optimized.planned_traffic
     print_kind(optimized.problem.kind)
-    print_report(report_of(optimized.plan), moved=moved, written=written, advice=advice)
+    report = report_of(optimized.plan)
+    print_report(report, moved=moved, written=written, advice=advice, as_given_us=optimized.as_given_us)
 
 
 def print_kind(kind: "GraphKind") -> None:
@@ -57,6 +58,7 @@ def print_report(
     moved: tuple["Traffic", "Traffic"],
     written: Sequence[Path],
     advice: Sequence[str] = (),
+    as_given_us: float | None = None,
 ) -> None:
     """Print predicted times, casts, and what stayed FP32.
 
@@ -70,13 +72,15 @@ def print_report(
         The files that were written; none with --dry-run.
     advice
         What to try next, one sentence each.
+    as_given_us
+        Predicted step of the given file, where that is not FP32's.
     """
     console, made = stdout(), report.plan
     console.print(_headline(made), style="bold")
     changes = bool(report.low_nodes or made.casts)
     in_full = changes or is_verbose() or not advice  # else what would help is all there is to know
-    facts_table(_totals(report, *moved)[: None if in_full else 1])
-    if loss := _loss(report):
+    facts_table(_totals(report, *moved, as_given_us)[: None if in_full else 1])
+    if loss := _loss(report, becomes=as_given_us is not None):
         console.print(escape(loss), soft_wrap=True)
     for sentence in advice:
         console.print(escape(f"- {sentence}"), soft_wrap=True)
@@ -148,13 +152,19 @@ def _headline(plan: "Plan") -> str:
     return escape(f"{plan.device}{runs} ({cost_basis(plan.source)}), {how}")
 
 
-def _totals(report: "Report", given: "Traffic", planned: "Traffic") -> list[tuple[str, str]]:
+def _totals(
+    report: "Report", given: "Traffic", planned: "Traffic", as_given_us: float | None
+) -> list[tuple[str, str]]:
     plan = report.plan
     step = f"{duration(plan.fp32_us)} -> {duration(plan.predicted_us)}"
     is_changed = report.casts_down + report.casts_up or report.low_nodes
     verdict = f"{plan.speedup:.2f}x" if is_changed else "unchanged"
     if plan.predicted_us > plan.fp32_us:
         verdict += ", slower than FP32; the default strategy, optimal, never is"
+    if as_given_us is not None:
+        step = f"{duration(as_given_us)} -> {duration(plan.predicted_us)}"
+        ratio = as_given_us / plan.predicted_us if plan.predicted_us else 1.0
+        verdict = f"{ratio:.2f}x the file's speed; in FP32 {duration(plan.fp32_us)}"
     share = plan.cast_us / plan.predicted_us if plan.predicted_us else 0.0
     low = plan.low.value
     rows = [
@@ -184,8 +194,8 @@ def _launches(given: "Moved", planned: "Moved") -> str:
     return f"{given.launches:,}" if same else f"{given.launches:,} -> {planned.launches:,}"
 
 
-def _loss(report: "Report") -> str:
-    """Say that low precision is slower, where that is why everything stays FP32."""
+def _loss(report: "Report", *, becomes: bool) -> str:
+    """Say that low precision is slower, where that is why everything stays, or becomes, FP32."""
     fp32_us, low_us = report.changeable_us
     if report.low_nodes or low_us <= fp32_us:
         return ""
@@ -193,7 +203,8 @@ def _loss(report: "Report") -> str:
     how = {"measure": "measured", "datasheet": "estimated"}.get(plan.source, "predicted")
     low = plan.low.value
     return (
-        f"Everything stays in FP32: {low} is {how} to be slower on {plan.device}. The nodes whose time "
+        f"Everything {'becomes' if becomes else 'stays in'} FP32: {low} is {how} to be slower on "
+        f"{plan.device}. The nodes whose time "
         f"changes take {duration(low_us)} in {low} and {duration(fp32_us)} in FP32, without casts."
     )
 

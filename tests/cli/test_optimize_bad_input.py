@@ -64,7 +64,7 @@ BAD = [
     ("text.onnx", 3, ["text.onnx is not an ONNX model"]),
     ("invalid.onnx", 3, ["invalid.onnx is not a valid ONNX model", "elem type"]),
     ("old.onnx", 4, ["old.onnx uses opset 6", "the operator Dropout changed", "Export at opset 20"]),
-    ("integers.onnx", 4, ["integers.onnx has no FP32 tensor"]),
+    ("integers.onnx", 4, ["integers.onnx has no tensor in FP32, FP16 or BF16"]),
     ("symbolic.onnx", 2, ["N (of x)", "--dim N=SIZE"]),
     ("symbolic.onnx --dim M=4", 2, ["no dimension 'M'", "Did you mean 'N'?|It has N"]),
     ("symbolic.onnx --dim N", 2, ["--dim 'N' is not NAME=SIZE", "--dim batch=64"]),

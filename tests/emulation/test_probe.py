@@ -100,6 +100,14 @@ def test_a_plain_network_stays_as_it_was_planned(low: Precision) -> None:
     assert "100% of the low nodes ran; nothing is wrong" in outcome.summary
 
 
+def test_a_file_that_is_low_in_part_is_tried_as_well() -> None:
+    """Emulating what is low in it adds tensors that the step does not have."""
+    inputs = "(float[64, 256] x, float[256, 256] w, bfloat16[4] b) => (float[64, 256] y, bfloat16[4] n)"
+    outcome = tried(f"{inputs} {{ [dot] y = MatMul(x, w) [neg] n = Neg(b) }}")
+    assert outcome.optimized.plan.low_nodes == {"dot"}
+    assert outcome.batches
+
+
 @pytest.mark.usefixtures("no_rules")
 def test_the_same_plan_comes_again() -> None:
     text = SILENT["an index by Floor"][0]

@@ -71,7 +71,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         f"{_OPTIMIZE} --report out.html",
         f"{_OPTIMIZE} --rules --lower --keep-fp32 Relu",
     ),
-    "dims.onnx": (f"{_OPTIMIZE} --dim B=4", f"{_OPTIMIZE} --dim B=4 --lower", "compare %% --dim B=4 --device v100 --json --report out.html"),
+    "dims.onnx": (
+        f"{_OPTIMIZE} --dim B=4",
+        f"{_OPTIMIZE} --dim B=4 --lower",
+        "compare %% --dim B=4 --device v100 --json --report out.html",
+    ),
     "outside.onnx": (_OPTIMIZE, "check %% --against step.onnx --device v100 --github"),
     "w.bin": ("optimize outside.onnx -o out.onnx --device v100",),
     "mixed.onnx": (
@@ -156,7 +160,7 @@ RUNNING: dict[str, tuple[str, ...]] = {
         "compare %% --device cpu --costs datasheet --measure --steps 6 --report out.html",
         "compare %% --device v100 --drift planned --drift dfp16 --inputs batch.npz --report out.html",
         "bench %% --device cpu --steps 6 --threads 1 --format csv --fail-if-slower",
-        "bench tiny_mixed.onnx %% --device cpu --steps 6 --threads 1 --seconds 0 --tolerance 0.5 --energy off --json",
+        "bench tiny_mixed.onnx %% --device cpu --steps 6 --threads 1 --seconds 0 --tolerance 0.5 --json",
         "frontier %% --device v100 --inputs batch.npz --runs 1 --emulated 2 --format csv",
         "optimize %% -o out.onnx --device v100 --rules --inputs batch.npz --min-gain 0",
         "optimize %% -o out.onnx --device v100 --max-error 0.01 --inputs batch.npz",

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.stamp import STAMP_KEY, Stamp, read_stamp, structure_digest, write_stamp
 
@@ -68,7 +67,5 @@ def test_the_order_of_attributes_does_not_matter(model_text):
 
 def test_a_planned_graph_may_have_no_fp32_left(model_text):
     model = model_text("g (float16[2] x) => (float16[2] y) { [n] y = Neg(x) }")
-    with pytest.raises(UnsupportedModelError, match="no FP32 tensor"):
-        import_model(model)
     write_stamp(model, replace(STAMP, digest=structure_digest(model.graph)))
     assert import_model(model).stamp is not None

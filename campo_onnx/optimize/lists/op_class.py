@@ -18,3 +18,7 @@ class OpClass(Enum):
     """Known, and on none of the four lists: stays FP32; unsafety neither starts here nor passes on."""
     UNKNOWN = "unknown"
     """Never heard of: stays FP32, and a report names it."""
+
+
+MAY_BE_LOW = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR)
+"""Classes of nodes that a strategy may choose to lower."""

@@ -7,14 +7,13 @@ from functools import cache
 from campo_onnx.ir.view import TensorKind, Use
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.casts import CastKind, CastSite, PossibleCast, existing_versions
-from campo_onnx.optimize.lists.op_class import OpClass
+from campo_onnx.optimize.lists.op_class import MAY_BE_LOW
 from campo_onnx.optimize.plan.consistency import precision_of
 from campo_onnx.optimize.plan.edits import Decision, ExistingCast, LowConstant, PlannedCast
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.problem import Assignment, Problem
 
-_MAY_BE_LOW = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR)
 _FEW = 4  # names that a tuple finds as fast as a set, in a fifth of the memory
 
 
@@ -99,7 +98,7 @@ class _Planning:
         )
 
     def _other_cast_us(self, name: str) -> float | None:
-        if not self.problem.is_free(name) or self.problem.op_class(name) not in _MAY_BE_LOW:
+        if not self.problem.is_free(name) or self.problem.op_class(name) not in MAY_BE_LOW:
             return None
         return math.fsum(
             cast.turned_us(name) for site in self.problem.sites_of(name) for cast in self._counted(site)

@@ -12,14 +12,12 @@ from functools import cache
 from typing import NamedTuple
 
 from campo_onnx.optimize.casts import CastKind
-from campo_onnx.optimize.lists.oplists import OpClass
+from campo_onnx.optimize.lists.op_class import MAY_BE_LOW
 from campo_onnx.optimize.minimum_cut import Cut, Network
 from campo_onnx.optimize.padding.terms import padded_choice, pay_for_pads
 from campo_onnx.optimize.plan.reason import Fact, Reason, Verdict
 from campo_onnx.optimize.problem import Assignment, Padding, Problem
 from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
-
-_MAY_BE_LOW = (OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR)
 
 
 class Charge(NamedTuple):
@@ -145,7 +143,7 @@ def free_nodes(problem: Problem) -> list[str]:
     return [
         node.name
         for node in problem.view.nodes
-        if node.name not in problem.tainted and has_class(problem, node.name, *_MAY_BE_LOW)
+        if node.name not in problem.tainted and has_class(problem, node.name, *MAY_BE_LOW)
     ]
 
 

@@ -1,0 +1,81 @@
+"""Files that somebody else converted: planned both ways, from the command line."""
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import parser
+
+HALF_CONVERTED = """<ir_version: 10, opset_import: ["": 20]>
+step (float[16, 32] x, float[64, 32] v) => (float[16, 32] y, float16[16, 64] h)
+{
+    x16 = Cast<to = 10>(x)
+    h = MatMul(x16, w)
+    a = Relu(h)
+    v16 = Cast<to = 10>(v)
+    y16 = MatMul(a, v16)
+    y32 = Cast<to = 1>(y16)
+    y = Sub(y32, x)
+}"""
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    model = parser.parse_model(HALF_CONVERTED)
+    weight = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float16)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    onnx.save(model, tmp_path / "mixed.onnx")
+    return tmp_path / "mixed.onnx"
+
+
+def outputs_of(path):
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(1)
+    feeds = {each.name: rng.standard_normal(each.shape).astype(np.float32) for each in session.get_inputs()}
+    return dict(zip([each.name for each in session.get_outputs()], session.run(None, feeds), strict=True))
+
+
+@pytest.mark.parametrize("device", ["zen4", "v100"])
+def test_nodes_are_raised_where_low_precision_does_not_pay(program, mixed, tmp_path, capsys, device):
+    assert program("optimize", "mixed.onnx", "-o", "out.onnx", "--device", device, "--report", "r.html") == 0
+    told = capsys.readouterr()
+    assert "Inference graph mixed already." in told.out
+    assert "It is planned both ways" in told.out
+    assert "x the file's speed" in told.out
+    assert "3 of them become FP32, and 0 others fp16" in told.err.replace("\n", " ")
+    before, after = outputs_of(mixed), outputs_of(tmp_path / "out.onnx")
+    for name, value in before.items():
+        assert after[name].dtype == value.dtype
+        np.testing.assert_allclose(after[name], value, atol=0.1, rtol=0.01)
+    (weight,) = (t for t in onnx.load(tmp_path / "out.onnx").graph.initializer if t.name == "w")
+    assert weight.data_type == onnx.TensorProto.FLOAT16
+    assert "become FP32" in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def test_a_result_of_it_is_left_alone(program, mixed, tmp_path):
+    assert program("optimize", "mixed.onnx", "-o", "out.onnx", "--device", "v100") == 0
+    assert program("optimize", "out.onnx", "-o", "again.onnx", "--device", "v100") == 0
+    assert (tmp_path / "out.onnx").read_bytes() == (tmp_path / "again.onnx").read_bytes()
+
+
+def test_compare_says_which_way_is_better(program, mixed, capsys):
+    assert program("compare", "mixed.onnx", "--device", "zen4") == 0
+    out = capsys.readouterr().out
+    assert "as given" in out
+    assert "raises 3 nodes of the file to FP32 and lowers 0" in out
+    assert program("compare", "mixed.onnx", "--device", "zen4", "--json") == 0
+    strategies = json.loads(capsys.readouterr().out)["strategies"]
+    least = {row["strategy"]: row["predicted_us"] for row in strategies}
+    assert least["optimal"] < least["as given"]
+
+
+def test_compare_measures_the_file_as_well(program, mixed, capsys):
+    words = ("compare", "mixed.onnx", "--device", "cpu", "--costs", "datasheet", "--measure", "--steps", "6")
+    assert program(*words, "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["strategies"]
+    assert all(row["measured_us"] > 0 for row in rows)
+    by_name = {row["strategy"]: row for row in rows}
+    assert by_name["fp32"]["measured_speedup"] == 1.0
+    assert by_name["as given"]["measured_bounds"] is not None
