@@ -45,7 +45,7 @@ def publish_measured(
     folder
         Where the page goes.
     readme
-        Whose table is written; None for none.
+        Whose table is written, and beside it the front page of docs/; None for none.
     learned
         Models of costs compared on the measured plans (:func:`benchmarks.measured.learning.learned`).
 
@@ -65,8 +65,11 @@ def publish_measured(
     dots(named, series, folder / _PICTURE, title=title, axis="times FP32 (measured)", reference=1.0)
     if readme is None:
         return (*written, folder / _PICTURE)
-    write_text(with_table(readme.read_text(encoding="utf-8"), table_of(data)), readme)
-    return (*written, folder / _PICTURE, readme)
+    front = readme.parent / "docs" / "index.md"
+    pages = {readme: table_of(data)} | ({front: front_of(data)} if front.exists() else {})
+    for page, text in pages.items():
+        write_text(with_table(page.read_text(encoding="utf-8"), text), page)
+    return (*written, folder / _PICTURE, *pages)
 
 
 def data_of(
@@ -150,6 +153,17 @@ def table_of(data: Facts) -> str:
         cells = [interval(row["ms"].get(side), ".1f") for side in _README_SIDES]
         lines.append(line([row["title"], *cells, interval(row["over_fp32"].get("optimal"))]))
     return "\n".join(lines)
+
+
+def front_of(data: Facts) -> str:
+    """Write what the front page says: by how much `optimal` is faster than FP32, and the picture."""
+    ratios = [row["over_fp32"]["optimal"]["median"] for row in data["rows"] if "optimal" in row["over_fp32"]]
+    return (
+        f"Training steps in BF16 run **{min(ratios):.1f} to {max(ratios):.1f} times as fast as in FP32**, "
+        f"measured on {data['machine']['cores']} cores of {data['machine']['cpu']} with OpenVINO, "
+        f"{data['made']['date']} ([all figures](../benchmarks/results/measured.md)):\n\n"
+        f"![Throughput of each side over FP32](../benchmarks/results/{_PICTURE})"
+    )
 
 
 def with_table(text: str, table: str) -> str:
