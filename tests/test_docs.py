@@ -11,6 +11,7 @@ import ast
 import builtins
 import importlib
 import inspect
+import itertools
 import re
 import runpy
 import shlex
@@ -32,6 +33,7 @@ from campo_onnx.calibrate.in_step import InStep
 from campo_onnx.calibrate.op_model import OpModel, TimeModel
 from campo_onnx.hardware.hardware import Efficiency, Hardware
 from campo_onnx.runtime.machine import Machine
+from tests.cli.conftest import program as program
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = ROOT / "docs" / "commands.md"
@@ -102,7 +104,7 @@ def commands() -> Iterator[Command]:
 
 
 @cache
-def program() -> typer.core.TyperGroup:
+def application() -> typer.core.TyperGroup:
     (script,) = entry_points(group="console_scripts", name="campo-onnx")
     package = script.module.partition(".")[0]  # whose first file imports nothing yet
     return typer.main.get_command(importlib.import_module(f"{package}.main").app)
@@ -146,6 +148,35 @@ def test_python_blocks(block, tmp_path, monkeypatch):
     shutil.copy(ROOT / "examples" / "bert_layer.onnx", tmp_path / "step.onnx")
     monkeypatch.chdir(tmp_path)
     run(tree, str(block))
+
+
+ANSWERS = re.compile(r"^\$ (?P<command>campo-onnx [^\n]+)\n(?P<shown>(?:(?!\$ )[^\n]+\n)+)", re.M)
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in blocks("console") if ANSWERS.search(b.text) and not b.why_not_run], ids=str
+)
+def test_commands_answer_what_the_page_shows(block, program, capsys):
+    shutil.copy(ROOT / "examples" / "bert_layer.onnx", "bert_layer.onnx")
+    for match in ANSWERS.finditer(block.text):
+        assert program(*shlex.split(match["command"])[1:]) == 0
+        answer = capsys.readouterr().out.splitlines()
+        assert set(match["shown"].splitlines()) - {"..."} <= set(answer)
+
+
+def test_python_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
+    """A block of Python with a block of text right behind it: what it prints, lines broken anywhere."""
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    shown = [
+        (code, text)
+        for code, text in itertools.pairwise(blocks())
+        if (code.page, code.language, text.language) == (text.page, "python", "text")
+    ]
+    assert shown
+    for code, text in shown:
+        run(ast.parse(code.text), str(code))
+        assert capsys.readouterr().out.split() == text.text.split(), code
 
 
 def test_the_tutorial_is_one_program(tmp_path, monkeypatch):
@@ -207,7 +238,7 @@ def test_toml_blocks(block):
 
 @pytest.mark.parametrize("command", [c for c in commands() if c.words[0] == "campo-onnx"], ids=str)
 def test_commands_of_ours_parse(command):
-    known = program().commands
+    known = application().commands
     name, *arguments = command.words[1:]
     if name.startswith("-"):
         return
@@ -267,7 +298,7 @@ def test_the_page_of_commands_is_up_to_date():
         assert written == make["page"](), "python docs/make_commands.py writes it anew"
         return
     # Another Typer words the page differently; what it has to say is the same.
-    for name, command in program().commands.items():
+    for name, command in application().commands.items():
         assert f"`campo-onnx {name}`" in written
         for param in command.params:
             assert all(option in written for option in param.opts if option.startswith("--")), param.opts

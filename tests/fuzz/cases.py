@@ -49,14 +49,14 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "half.onnx": (
         _OPTIMIZE,
-        "optimize %% -o out.onnx --device cpu --strategy fp32 --json",
+        "optimize %% -o out.onnx --device cpu --costs datasheet --strategy fp32 --json",
         "compare %% --device v100 --json --report out.html",
         "optimize %% -o out.onnx --device zen4 --plan out.json --report out.html",
     ),
     "partly.onnx": (
         f"{_OPTIMIZE} --plan out.json",
-        "optimize %% -o out.onnx --device cpu --report out.html",
-        "compare %% --device cpu --format csv",
+        "optimize %% -o out.onnx --device cpu --costs datasheet --probe off --report out.html",
+        "compare %% --device zen4 --format csv",
         "optimize %% -o out.onnx --device h200 --precision bf16 --min-gain 0 --rules",
     ),
     f"{GIVEN_ONES}/a.onnx": (f"{CHECK_ALL} --results new.jsonl --github", f"{CHECK_ALL} --json"),
@@ -144,7 +144,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         f"{_OPTIMIZE} --strategy tf-amp",
         f"{_OPTIMIZE} --strategy tf-amp --report out.html",
         "compare %% --device v100 --report out.html",
-        "optimize %% -o out.onnx --device cpu --rules --lower",
+        "optimize %% -o out.onnx --device v100 --rules --lower --probe off",
     ),
 )
 
