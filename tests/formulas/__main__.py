@@ -18,7 +18,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the first of COUNT seeds")
     parser.add_argument("--out", type=Path, default=Path("formulas_out"))
+    parser.add_argument("--rules-alone", action="store_true", help="try no plan on data before it is run")
     options = parser.parse_args()
+    trials = (Tried.NOTHING,) if options.rules_alone else tuple(Tried)
     options.out.mkdir(parents=True, exist_ok=True)
     log = options.out / "outcomes.jsonl"
     rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
@@ -29,7 +31,7 @@ def main() -> int:
             if seed in done:
                 continue
             try:
-                row = outcome_of(seed)
+                row = outcome_of(seed, trials)
             except Exception as error:  # one formula must not stop the run
                 row = {"seed": seed, "outcome": f"BROKEN {type(error).__name__}: {str(error)[:160]}"}
             rows.append(row)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 Array: TypeAlias = NDArray[Any]
 
@@ -66,6 +66,7 @@ class Step:
     makes: str
     compute: Callable[..., Array]
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    unread: int = 0
 
 
 @dataclass
@@ -73,6 +74,8 @@ class Formula:
     """Inputs with their data, nodes, and the FP64 value of every tensor."""
 
     rng: random.Random
+    prefix: str = ""
+    is_computed: bool = False
     steps: list[Step] = field(default_factory=list)
     values: dict[str, Array] = field(default_factory=dict)
     inputs: dict[str, Array] = field(default_factory=dict)
@@ -95,7 +98,13 @@ class Formula:
         """Add an input; what the graph stores of a fraction is what FP64 computes with."""
         array = np.asarray(value)
         array = array.astype(np.int64 if array.dtype.kind in "iu" else np.float32)
-        return self._named(f"in{len(self.inputs)}", array, self.inputs)
+        tensor = self._input(array)
+        if not self.is_computed or array.dtype.kind != "f" or array.ndim < 2:
+            return tensor
+        return tensor @ self._input(np.eye(array.shape[-1], dtype=np.float32))
+
+    def _input(self, array: Array) -> "Tensor":
+        return self._named(f"{self.prefix}in{len(self.inputs)}", array, self.inputs)
 
     def normal(self, *shape: int, scale: float = 1.0, mean: float = 0.0) -> "Tensor":
         return self.given(mean + scale * self.draw.standard_normal(shape))
@@ -105,7 +114,7 @@ class Formula:
 
     def weight(self, *shape: int) -> "Tensor":
         """Draw what a layer multiplies by; activations keep their size."""
-        return self.normal(*shape, scale=shape[-2] ** -0.5)
+        return self._input((shape[-2] ** -0.5 * self.draw.standard_normal(shape)).astype(np.float32))
 
     def below(self, limit: int, *shape: int) -> "Tensor":
         return self.given(self.draw.integers(0, limit, shape))
@@ -121,7 +130,7 @@ class Formula:
         array = array.astype(
             np.int64 if array.dtype.kind in "iu" else array.dtype if array.dtype == bool else np.float32
         )
-        return self._named(f"const{len(self.constants)}", array, self.constants)
+        return self._named(f"{self.prefix}const{len(self.constants)}", array, self.constants)
 
     def arange(self, size: int) -> "Tensor":
         """Positions, as floats."""
@@ -139,31 +148,67 @@ class Formula:
     # --- nodes ---
 
     def node(
-        self, op: str, *reads: Any, compute: Callable[..., Array] | None = None, **attributes: Any
+        self,
+        op: str,
+        *reads: Any,
+        compute: Callable[..., Array] | None = None,
+        unread: int = 0,
+        **attributes: Any,
     ) -> "Tensor":
-        """Add a node and compute it."""
+        """Add a node and compute its first output; nobody reads the others."""
         tensors = [r if isinstance(r, Tensor) else self.constant(np.float32(r)) for r in reads]
         names = tuple(t.name for t in tensors)
-        step = Step(op, names, f"t{len(self.steps)}", compute or _NUMPY[op], attributes)
+        step = Step(op, names, f"{self.prefix}t{len(self.steps)}", compute or _NUMPY[op], attributes, unread)
         with np.errstate(all="ignore"):
             self.values[step.makes] = np.asarray(step.compute(*(self.values[n] for n in names)))
         self.steps.append(step)
         return Tensor(self, step.makes)
 
-    def model(self, outputs: Sequence["Tensor"]) -> ModelProto:
+    def repeat(
+        self, rows: "Tensor", start: "Tensor", turn: Callable[["Tensor", "Tensor"], "Tensor"]
+    ) -> "Tensor":
+        """Scan the rows of a tensor: what `turn` makes of a state and a row is the next state."""
+        body = Formula(self.rng, prefix=f"{self.prefix}body{len(self.steps)}_")
+        state = body._named(f"{body.prefix}state", self.values[start.name], body.inputs)
+        row = body._named(f"{body.prefix}row", self.values[rows.name][0], body.inputs)
+        body.values = {**self.values, **body.values}
+        result = turn(state, row)
+
+        def compute(first: Array, all_rows: Array) -> Array:
+            for one in all_rows:
+                values = {**body.values, state.name: first, row.name: one}
+                for step in body.steps:
+                    values[step.makes] = np.asarray(step.compute(*(values[name] for name in step.reads)))
+                first = values[result.name]
+            return first
+
+        attributes = {"body": body.graph([result]), "num_scan_inputs": 1}
+        return self.node("Scan", start, rows, compute=compute, **attributes)
+
+    def graph(self, outputs: Sequence["Tensor"]) -> GraphProto:
         """Write the graph; the first tensors of a formula are its inputs."""
         nodes = [
-            helper.make_node(s.op, s.reads, [s.makes], name=f"{s.op}_{i}", **s.attributes)
-            for i, s in enumerate(self.steps)
+            helper.make_node(
+                s.op,
+                s.reads,
+                [s.makes, *(f"{s.makes}_{i}" for i in range(s.unread))],
+                name=f"{self.prefix}{s.op}_{number}",
+                **s.attributes,
+            )
+            for number, s in enumerate(self.steps)
         ]
-        graph = helper.make_graph(
+        return helper.make_graph(
             nodes,
-            "formula",
+            f"{self.prefix}formula",
             [_info(name, value) for name, value in self.inputs.items()],
             [_info(t.name, self.values[t.name]) for t in outputs],
             [numpy_helper.from_array(value, name) for name, value in self.constants.items()],
         )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+    def model(self, outputs: Sequence["Tensor"]) -> ModelProto:
+        """Write the graph as a model."""
+        opset = helper.make_opsetid("", 20)
+        return helper.make_model(self.graph(outputs), opset_imports=[opset], ir_version=10)
 
     def with_rounded_products(self, rounded: Callable[[Array], Array]) -> list[Mapping[str, Array]]:
         """Compute in FP64 but for one product each time, whose operands and result are rounded."""
@@ -280,6 +325,14 @@ class Tensor:
     def cumsum(self, axis: int = -1) -> "Tensor":
         at = self.formula.constant(np.array(axis))
         return self.formula.node("CumSum", self, at, compute=lambda x, _: np.cumsum(x, axis))
+
+    def mod(self, step: float) -> "Tensor":
+        return self.formula.node("Mod", self, step, compute=np.fmod, fmod=1)
+
+    def sorted(self) -> "Tensor":
+        """The last axis, from the largest to the smallest."""
+        count = self.formula.constant(np.array([self.shape[-1]]))
+        return self.formula.node("TopK", self, count, unread=1, compute=lambda x, _: -np.sort(-x, -1))
 
     def transpose(self, *order: int) -> "Tensor":
         order = order or (*range(len(self.shape) - 2), len(self.shape) - 1, len(self.shape) - 2)

@@ -9,13 +9,6 @@ def dense(f: Formula, rows: int, columns: int, scale: float = 1.0) -> Tensor:
     return (f.normal(rows, 32) @ f.weight(32, columns)) * scale
 
 
-def lgamma(x: Tensor) -> Tensor:
-    """Stirling's series behind three steps of the recurrence."""
-    y = x + 3.0
-    series = (y - 0.5) * y.log() - y + 0.9189385332 + 1.0 / (y * 12.0)
-    return series - (x * (x + 1.0) * (x + 2.0)).log()
-
-
 def squared_length(x: Tensor) -> Tensor:
     return (x * x).sum()
 
@@ -208,73 +201,6 @@ def forward_probabilities(f: Formula) -> Tensor:
         a = a / c
         total = c.log() if total is None else total + c.log()
     return total
-
-
-# --- likelihoods ---
-
-
-def negative_binomial(f: Formula) -> Tensor:
-    k = f.given(f.draw.poisson(f.number(1, 300), (32, 4)).astype(np.float32))
-    r, p = dense(f, 32, 4).softplus() + 0.1, dense(f, 32, 4, 2.0).sigmoid().clip(1e-5, 1 - 1e-5)
-    count = lgamma(k + r) - lgamma(r) - lgamma(k + 1.0)
-    return count + r * p.log() + k * (1.0 - p).log()
-
-
-def poisson_with_constant(f: Formula) -> Tensor:
-    k = f.given(f.draw.poisson(f.number(5, 2000), (32, 4)).astype(np.float32))
-    rate = f.given(f.formula_value(k) + 1.0)
-    return k * rate.log() - rate - lgamma(k + 1.0)
-
-
-def beta_density(f: Formula) -> Tensor:
-    a, b = (f.uniform(32, 4, low=0.5, high=f.number(1, 100)) for _ in range(2))
-    x = f.uniform(32, 4, low=1e-4, high=1 - 1e-4)
-    return (a - 1.0) * x.log() + (b - 1.0) * (1.0 - x).log() + lgamma(a + b) - lgamma(a) - lgamma(b)
-
-
-def dirichlet_kl(f: Formula) -> Tensor:
-    a = dense(f, 16, 10).softplus() + 1.0
-    total = a.sum()
-    return lgamma(total) - lgamma(a).sum() + ((a - 1.0) * (a.log() - total.log())).sum()
-
-
-def student_t(f: Formula) -> Tensor:
-    z = dense(f, 32, 4, f.number(0.01, 100))
-    return ((z * z / 4.0 + 1.0).log()) * -2.5
-
-
-def mixture_density(f: Formula) -> Tensor:
-    y = f.normal(32, 1, scale=3.0)
-    weight, mean, spread = dense(f, 32, 5).log_softmax(), dense(f, 32, 5, 3.0), dense(f, 32, 5)
-    z = (y - mean) * (-spread).exp()
-    return (weight - spread - z * z * 0.5).reduced("LogSumExp", -1)
-
-
-def discretized_logistic(f: Formula) -> Tensor:
-    """The probability of one of 256 levels is a difference of two sigmoids."""
-    x = f.given(f.draw.integers(0, 256, (32, 8)).astype(np.float32) / 127.5 - 1.0)
-    centered, inverse = x - dense(f, 32, 8, 0.3), (dense(f, 32, 8)).exp() * f.number(1, 10)
-    upper = ((centered + 1.0 / 255.0) * inverse).sigmoid()
-    lower = ((centered - 1.0 / 255.0) * inverse).sigmoid()
-    return (upper - lower).max(f.constant(np.float32(1e-12))).log()
-
-
-def cox_with_margin(f: Formula) -> Tensor:
-    risk = dense(f, f.size(64, 1024), 1, 3.0)
-    top = risk.most(None)
-    return risk - ((risk - top).exp().cumsum(0).log() + top)
-
-
-def concordance(f: Formula) -> Tensor:
-    time, risk = f.uniform(256, 1, high=3000.0), f.normal(256, 1)
-    later = (time < time.transpose()).real()
-    hit = (risk > risk.transpose()).real() * later
-    return hit.sum(None) / later.sum(None)
-
-
-def categorical_by_gumbel(f: Formula) -> Tensor:
-    u = f.uniform(16, 64, low=1e-6, high=0.999999)
-    return (dense(f, 16, 64) - (-(u.log())).log()) * 2.0
 
 
 # --- losses that compare ---

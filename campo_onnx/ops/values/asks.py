@@ -16,11 +16,14 @@ _FLOATS = frozenset(
 )
 _PLACE = Need(is_place=True)
 _FEW_TURNS = 8.0
+_BELOW_ONE = 0.5
 
 
 def logarithm(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
-    """A relative error of the argument is an absolute one of its logarithm."""
-    return {0: Need(relative=tolerance)}
+    """A relative error of the argument is an absolute one of its logarithm, which vanishes at 1."""
+    known = known_at(inputs, 0)
+    is_away_from_one = known.highest <= _BELOW_ONE or known.lowest >= 1.0 / _BELOW_ONE
+    return {0: Need(relative=tolerance) if is_away_from_one else EXACT}
 
 
 def divisor(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
@@ -64,9 +67,15 @@ def remainder(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
 
 
 def comparison(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
-    """What is compared with zero keeps its sign; else values of size 1 and more are told apart."""
-    if any(r is not None and not r.varies and r.lowest == r.highest == 0.0 for r in inputs):
+    """What is compared with zero keeps its sign; else values of size 1 and more are told apart.
+
+    Several constants are the edges of bins, which may be as narrow as they like.
+    """
+    constants = [r for r in inputs if r is not None and not r.varies]
+    if any(r.lowest == r.highest == 0.0 for r in constants):
         return NOTHING
+    if any(r.lowest != r.highest for r in constants):
+        return dict.fromkeys((0, 1), EXACT)
     return dict.fromkeys((0, 1), Need(absolute=tolerance))
 
 

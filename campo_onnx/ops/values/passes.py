@@ -9,6 +9,7 @@ from onnx import TensorProto
 from campo_onnx.ops.gemms import einsum, factors
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.signature import Signature
+from campo_onnx.ops.values.arithmetic import GUARD
 from campo_onnx.ops.values.need import (
     NOTHING,
     Need,
@@ -57,7 +58,8 @@ def converted(signature: Signature, inputs: Ranges, result: ValueRange, need: Ne
 def summed(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
     """Terms that are added, which may cancel.
 
-    A positive constant that is added is taken to keep a sum from vanishing, as in 1 + x before a logarithm.
+    A positive constant that is added is taken to keep a sum from vanishing, as in 1 + x before a root; a tiny
+    one is there for what has vanished.
     """
     if not have_one_sign(inputs) and not _is_guarded(inputs):
         need = after_cancelling(need, result)
@@ -68,7 +70,8 @@ def _is_guarded(inputs: Ranges) -> bool:
     present = [r for r in inputs if r is not None]
     constants = [r for r in present if not r.varies]
     others = [r for r in present if r.varies]
-    return all(r.lowest >= 0.0 for r in constants) and len(others) == 1 and math.isinf(others[0].lowest)
+    are_large = bool(constants) and all(r.lowest >= GUARD for r in constants)
+    return are_large and len(others) == 1 and math.isinf(others[0].lowest)
 
 
 def subtracted(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:

@@ -127,9 +127,8 @@ class Reason(Enum):
     )
     PRODUCT = (
         "product",
-        "{tensor!r}, a product of differences of unknown size, leads to a divisor, a root or a logarithm and "
-        "may overflow {low}",
-        "products of unknown size that something is divided by",
+        "{tensor!r}, a product or quotient of values of unknown size, may overflow {low}",
+        "products and quotients of unknown size",
     )
     ACCURACY = (
         "accuracy",

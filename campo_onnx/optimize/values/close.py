@@ -9,6 +9,7 @@ from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import current
 from campo_onnx.ops.values.need import EXACT, Need, Needs
 from campo_onnx.optimize.values.accumulated import Accumulated
+from campo_onnx.optimize.values.functions import Functions
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.linear import LinearForms
 from campo_onnx.optimize.values.positions import raw_inputs
@@ -29,7 +30,8 @@ _OF_STATISTICS = MOVES_AND_SIGNS | op_keys(
     Split Sqrt Sub Sum"""
 )
 _BENDS = op_keys("ArgMax ArgMin")
-_VOLUMES = op_keys("ReduceProd")
+_KEEPING_SIGNS = MOVES | SUMS_OF_FEW - op_keys("Sub") | op_keys("Gather Max Min Slice Split")
+_BOTH = frozenset({-1, 1})
 _NARROW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _INTEGERS = frozenset(
     {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8}
@@ -44,7 +46,7 @@ def close_differences(values: GraphValues, sums: Accumulated) -> Mapping[str, Ne
       rounded before, nothing is left.
     - Of sums that have a term in common, which cancels.
     - Of statistics of many values: two distances, two log-probabilities, 1 less a cosine.
-    - Of 1 and what a logarithm is taken of, which may be close to it.
+    - Of functions of the same values: x - sin(x), k * log(r) - r.
     - Of data as it comes in, which nothing has rounded yet.
     - Of long sums of one sign: 500 log-probabilities are off by 0.25 in FP16, and another model's
       sum lies 1 apart.
@@ -69,10 +71,12 @@ class _Close:
 
     def __init__(self, values: GraphValues) -> None:
         self._values, self._view, self._specs = values, values.view, current()
-        self._raw = raw_inputs(values)
+        self._raw = set(raw_inputs(values))
         self._forms = LinearForms(values.view)
         self._forward = {node.name for node in values.forward_nodes}
         self._statistics: set[str] = set()
+        self._signs: dict[str, frozenset[int]] = {}
+        self._functions = Functions(values.view)
 
     def need(self, node: OpNode) -> Need | None:
         """What a node asks of all its inputs."""
@@ -80,15 +84,17 @@ class _Close:
         varying = [t for t in node.inputs if view.is_float32(t) and not view.is_constant(t)]
         need = _of_remainder(node, view)
         cancels = self._forms.add(node) and len(set(node.inputs)) > 1  # x - x tells NaN from numbers
-        if cancels or self._is_of_data(node, varying) or self._is_near_one(node):
-            need = need or EXACT
-        if self._raw and self._values.is_narrow and self._is_of_volumes(varying):
+        meets = self._functions.meet(node)
+        if cancels or self._is_of_data(node, varying):
             need = need or EXACT
         if node.name in self._forward and varying:
-            if self._is_of_statistics(node, varying):
+            if self._is_of_statistics(node, varying) or meets:
                 need = need or EXACT
             if self._is_statistic(node, varying):
                 self._statistics.update(t for t in node.outputs if t)
+                self._signs[node.outputs[0]] = self._signs_of(node, varying)
+        if varying and self._raw.issuperset(varying) and self._functions.are_placed(node):
+            self._raw.update(filter(view.is_float32, node.outputs))
         return need
 
     def _is_statistic(self, node: OpNode, varying: list[str]) -> bool:
@@ -103,16 +109,16 @@ class _Close:
         constants = [self._values.range(t) for t in node.inputs if t not in varying]
         if node.op.label == "Sub":
             return not any(r.lowest == r.highest == 0.0 for r in constants)
-        return any(r.highest < 0.0 for r in constants)
+        return any(r.highest < 0.0 for r in constants) or self._signs_of(node, varying) >= _BOTH
 
-    def _is_near_one(self, node: OpNode) -> bool:
-        """Whether a node takes the logarithm of 1 and something more, which is as small as that."""
-        if node.op.label != "Log":
-            return False
-        producer = self._view.producer.get(self._view.origin(node.inputs[0], MOVES))
-        if producer is None or producer.op not in SUMS_OF_FEW:
-            return False
-        return any(self._view.scalar(t) == 1.0 for t in producer.inputs)
+    def _signs_of(self, node: OpNode, varying: list[str]) -> frozenset[int]:
+        """The signs of the terms that a statistic sums up, as far as they are proved."""
+        result = self._values.range(node.outputs[0])
+        if result.lowest >= 0.0 or result.highest <= 0.0:
+            return frozenset({1 if result.lowest >= 0.0 else -1})
+        if node.op not in _KEEPING_SIGNS:
+            return frozenset()
+        return frozenset().union(*(self._signs.get(t, frozenset()) for t in varying))
 
     def _is_of_data(self, node: OpNode, varying: list[str]) -> bool:
         """Whether a node subtracts, bends or compares only data that nothing has rounded yet."""
@@ -127,11 +133,6 @@ class _Close:
         if node.op.label == "Cast":
             return view.tensors[node.outputs[0]].dtype in _INTEGERS
         return self._specs.spec(node.op).asks_accuracy is not None or node.op in _BENDS
-
-    def _is_of_volumes(self, varying: list[str]) -> bool:
-        """Whether a product of such data along an axis is read: from 256 times 256 on it overflows FP16."""
-        producers = (self._view.producer.get(self._view.origin(t, MOVES)) for t in varying)
-        return any(p is not None and p.op in _VOLUMES and p.inputs[0] in self._raw for p in producers)
 
 
 def _of_remainder(node: OpNode, view: GraphView) -> Need | None:

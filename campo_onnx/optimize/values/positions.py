@@ -13,6 +13,7 @@ from campo_onnx.ops.values.rule import of_type
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import MOVES, SUMS_OF_FEW
+from campo_onnx.optimize.values.walk import leading_to
 
 _NEED_EXACT = having(Trait.EXACT)
 ANGLES = op_keys("Cos Sin Tan")
@@ -28,6 +29,10 @@ _VISIBLE = 0.03
 
 _COARSE = 0.5
 """Something of size 1 is lost where neighbouring values of the low precision are further apart than this."""
+
+_WEIGHS = op_keys("Exp Softmax com.microsoft:BiasSoftmax")
+_COARSE_EXPONENT, _VISIBLE_EXPONENT = 8.0, 2.0**-8
+"""What is added to an exponent: from a magnitude of 8 on its rounding is more than 8 of the result's."""
 
 
 def largest_exact(low: Precision) -> int:
@@ -104,6 +109,7 @@ def _offsets(values: GraphValues) -> frozenset[str]:
     """Positions that something is added to, and the sums, until they are subtracted from each other."""
     view, low = values.view, values.low
     offsets: set[str] = set()
+    weighed = leading_to(view, lambda node: node.inputs[:1] if node.op in _WEIGHS else (), _KEEPING_OFFSETS)
     counts = {t for t in view.inputs if values.ranges.get(t, of_type(view.tensors[t].dtype)).is_integer}
     for node in view.nodes:
         if node.op in _COUNTS_ON and _are_in(node.inputs, counts, view):
@@ -113,26 +119,29 @@ def _offsets(values: GraphValues) -> frozenset[str]:
         if node.op not in SUMS_OF_FEW or not view.is_float32(node.outputs[0]):
             continue
         ranges = values.of(node.inputs)
+        coarse, visible = _COARSE, _VISIBLE * 2.0 ** (low.fraction_bits - _FP16_BITS)
+        if node.outputs[0] in weighed:
+            coarse, visible = _COARSE_EXPONENT * 2.0**-low.fraction_bits, _VISIBLE_EXPONENT
         terms = [
             t
             for t, r in zip(node.inputs, ranges, strict=False)
-            if _is_position(r, low)
+            if _is_position(r, low, coarse)
             or (t in counts and r.varies and not r.is_bounded and r.step <= 1.0)
-            or r.rounding * 2.0 ** (_FP16_BITS - low.fraction_bits) > _VISIBLE
+            or r.rounding > visible
         ]
         if terms and any(r.varies for r in ranges) and not from_integers(ranges):
             offsets.update((*terms, *node.outputs))
     return frozenset(offsets)
 
 
-def _is_position(r: ValueRange, low: Precision) -> bool:
+def _is_position(r: ValueRange, low: Precision, coarse: float) -> bool:
     """Whether integers are positions, far enough from zero to swallow what is added, and no mask.
 
     A mask of 0 and -10,000 takes steps of 10,000.
     """
     if not r.from_integers or r.lowest == r.highest:
         return False
-    return r.magnitude * 2.0**-low.fraction_bits > _COARSE and r.magnitude > _FEW_LEVELS * r.step
+    return r.magnitude * 2.0**-low.fraction_bits > coarse and r.magnitude > _FEW_LEVELS * r.step
 
 
 def _are_arrays(node: OpNode, values: GraphValues) -> bool:

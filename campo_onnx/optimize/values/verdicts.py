@@ -21,6 +21,7 @@ from campo_onnx.optimize.values.masks import unknown_masks
 from campo_onnx.optimize.values.positions import ANGLES, largest_exact
 from campo_onnx.optimize.values.products import unknown_products
 from campo_onnx.optimize.values.ranges import DeclaredRange, value_ranges
+from campo_onnx.optimize.values.reach import far_reaching
 from campo_onnx.optimize.values.sums import squares_summed
 from campo_onnx.optimize.values.survival import LostValue, lost_values
 from campo_onnx.optimize.values.vanishing import before_logarithms, divisors, squares_of_slopes
@@ -99,7 +100,9 @@ def _shrunken(values: GraphValues) -> Verdicts:
 
 
 def _products(values: GraphValues) -> Verdicts:
-    for name, tensor in unknown_products(values).items() if values.is_narrow else ():
+    if not values.is_narrow:
+        return
+    for name, tensor in {**far_reaching(values), **unknown_products(values)}.items():
         yield name, Verdict(decided_by=Reason.PRODUCT, facts={"tensor": tensor, "low": values.low.value})
 
 
