@@ -71,7 +71,8 @@ class _Close:
 
     def __init__(self, values: GraphValues) -> None:
         self._values, self._view, self._specs = values, values.view, current()
-        self._raw = set(raw_inputs(values))
+        self._raw = raw_inputs(values)
+        self._of_data = set(self._raw)
         self._forms = LinearForms(values.view)
         self._forward = {node.name for node in values.forward_nodes}
         self._statistics: set[str] = set()
@@ -93,8 +94,8 @@ class _Close:
             if self._is_statistic(node, varying):
                 self._statistics.update(t for t in node.outputs if t)
                 self._signs[node.outputs[0]] = self._signs_of(node, varying)
-        if varying and self._raw.issuperset(varying) and self._functions.are_placed(node):
-            self._raw.update(filter(view.is_float32, node.outputs))
+        if varying and self._of_data.issuperset(varying) and self._functions.are_placed(node):
+            self._of_data.update(filter(view.is_float32, node.outputs))
         return need
 
     def _is_statistic(self, node: OpNode, varying: list[str]) -> bool:
@@ -125,6 +126,8 @@ class _Close:
         view = self._view
         if node.op.label == "Div":
             return node.inputs[1] in varying and not self._raw.isdisjoint(varying)
+        if node.op.label == "Sub" and len(varying) == 2 and self._of_data.issuperset(varying):
+            return True
         if not varying or not self._raw.issuperset(varying):
             return False
         if node.op in SUMS_OF_FEW:
