@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     import torch
 
 THREADS = 2
-TARGETS = ("standard", "cpu", "cuda")
+TARGETS = {"standard": None, "cpu": "cpu", "cuda": "v100"}
+"""What a step is lowered for, by what the page calls it: nothing, a CPU or a GPU."""
+
 SECONDS = {"export": 8, "stock": 24}
 
 PRODUCT, IMAGES, CONVOLUTION = "product", "product per image", "convolution"
@@ -82,8 +84,7 @@ def exported(job: Job, path: Path) -> Facts:
     batch, update = max(entry.batch_sizes), {"optimizer": entry.optimizer if job.has_update else None}
     began = time.process_time()
     model = export(
-        job.model, batch, weight_gradient="auto", target=job.target, unscale=job.has_update, path=path,
-        **update,
+        job.model, batch, target=TARGETS[job.target], unscale=job.has_update, path=path, **update
     )  # fmt: skip
     export_s = time.process_time() - began
     view = import_model(path).view
@@ -189,7 +190,7 @@ def collect(records: Records) -> Facts:
     order = {model: position for position, model in enumerate(TITLES)}
     done = [facts for facts in records.all().values() if "result" in facts]
     jobs = [facts["asked"] | facts["result"] for facts in done]
-    jobs.sort(key=lambda job: (order[job["model"]], job["has_update"], TARGETS.index(job["target"])))
+    jobs.sort(key=lambda job: (order[job["model"]], job["has_update"], [*TARGETS].index(job["target"])))
     by_kind = {kind: [job for job in jobs if job["kind"] == kind] for kind in SECONDS}
     return {
         "made": made("torch"),

@@ -41,7 +41,7 @@ def row_of(name: str) -> dict[str, Any]:
     update = _update(entry)
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.onnx"
-        export(name, batch, optimizer=None, weight_gradient="auto", path=path, unscale=False, target="cuda")
+        export(name, batch, optimizer=None, path=path, unscale=False, target="v100")
         results = {
             n: optimize_model(
                 path, Options(target=target(n), lists=oplists("campo"), flat_weights=flat_weights)

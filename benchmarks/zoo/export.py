@@ -11,7 +11,6 @@ Run ``python -m benchmarks.zoo.export OUT [--models resnet50 ...] [--batch N] [-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.pages import arguments
-from benchmarks.zoo import CONVOLUTIONAL, alexnet, bert_large, dcgan, inception3, resnet50, vgg16
+from benchmarks.zoo import alexnet, bert_large, dcgan, inception3, resnet50, vgg16
 from benchmarks.zoo.memory import fitting_batch
 from campo_onnx.export.torch import export_training_step
 
@@ -81,8 +80,7 @@ ZOO = {
 
 
 def export(
-    name: str, batch: int, *, optimizer: str | None, weight_gradient: str = "matmul",
-    path: Path | None = None, **options: Any,
+    name: str, batch: int, *, optimizer: str | None, path: Path | None = None, **options: Any
 ) -> onnx.ModelProto:  # fmt: skip
     """Export one model; its weights are never made. Further options are those of the exporter."""
     entry = ZOO[name]
@@ -91,7 +89,7 @@ def export(
         module = entry.build()
     return export_training_step(
         module, entry.loss, inputs, targets,
-        optimizer=optimizer, conv_weight_gradient=weight_gradient, path=path, **options,
+        optimizer=optimizer, path=path, **options,
     )  # fmt: skip
 
 
@@ -104,8 +102,6 @@ def main(given: Sequence[str] | None = None) -> None:
     add("--memory", type=float, metavar="GB", help="the largest size that fits a device")
     add("--together", type=int, default=1, metavar="N", help="with so many graphs loaded")
     add("--optimizer", choices=["none", "sgd", "momentum", "adam", "adamw"])
-    forms = "form of the weight gradient of convolutions; further ones make MODEL.FORM.onnx as well"
-    add("--conv-weight-gradient", nargs="+", choices=["matmul", "conv"], default=["matmul"], help=forms)
     options = parser.parse_args(given)
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.models:
@@ -118,13 +114,11 @@ def main(given: Sequence[str] | None = None) -> None:
                 print(f"{name}: no batch fits {options.memory:g} GB", flush=True)
             sizes = [] if size is None else [size]
         chosen = options.optimizer or entry.optimizer
-        forms = options.conv_weight_gradient[: None if name in CONVOLUTIONAL else 1]
-        for size, form in product(sizes, forms):
-            ending = "" if form == forms[0] else f".{form}"
-            path = options.out / f"{name}_b{size}{ending}.onnx"
+        for size in sizes:
+            path = options.out / f"{name}_b{size}.onnx"
             began = time.perf_counter()
             optimizer = None if chosen == "none" else chosen
-            model = export(name, size, optimizer=optimizer, weight_gradient=form, path=path)
+            model = export(name, size, optimizer=optimizer, path=path)
             seconds = time.perf_counter() - began
             megabytes = path.stat().st_size / 1e6
             print(f"{path}: {len(model.graph.node)} nodes, {megabytes:.1f} MB, {seconds:.1f} s", flush=True)

@@ -90,6 +90,11 @@ def _fused(g: Graph, a: Value, b: Value, scale: float) -> Value:
     return reshape(g, g.op("com.microsoft:FusedMatMul", a, b, alpha=alpha, **flags), shape)
 
 
+def is_turned(g: Graph, x: Value) -> bool:
+    """Whether a product can read matrices as they lie before they are transposed."""
+    return bool(_upright(g, x)[1])
+
+
 def _upright(g: Graph, x: Value) -> tuple[Value, int]:
     """Give matrices and whether they are to be transposed: whichever way their rows lie in memory."""
     made = g.producer(x, "Transpose")

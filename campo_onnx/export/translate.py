@@ -13,7 +13,6 @@ import onnx
 from numpy.typing import NDArray
 
 from campo_onnx.builder.graph import Graph
-from campo_onnx.builder.target import Target
 from campo_onnx.builder.value import Value
 from campo_onnx.errors import UnsupportedModelError, is_foreign
 from campo_onnx.export.batched_small_ops import side_by_side
@@ -128,7 +127,6 @@ def translate_step(
     table: Table,
     *,
     opset: int,
-    target: Target = "standard",
     sizes_change: bool = False,
     optional_inputs: frozenset[str],
     unchanged: Mapping[str, str] | None = None,
@@ -143,8 +141,6 @@ def translate_step(
         The translations.
     opset
         Version of the standard operators.
-    target
-        Where the step is to run: what other operators it may have.
     sizes_change
         Whether the graph is to be the same at other sizes.
     optional_inputs
@@ -158,7 +154,7 @@ def translate_step(
     UnsupportedModelError
         If an operation is used in a way that has no translation.
     """
-    g = Graph(opset=opset, target=target, sizes_change=sizes_change)
+    g = Graph(opset=opset, sizes_change=sizes_change)
     values: dict[Ref, Value] = {
         ref: g.input(name, expected.dtype, expected.shape) for name, (ref, expected) in step.inputs.items()
     }

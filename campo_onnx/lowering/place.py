@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from campo_onnx.builder.target import Target as Form
+from campo_onnx.builder.target import target_here
 from campo_onnx.hardware.datasheet import matching
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
@@ -35,12 +36,15 @@ class Place:
         The opset that the graph will have.
     target
         Whose figures choose among forms of one computation; None for those of any processor of its kind.
+    sizes_change
+        Whether the graph is to be the same at other sizes.
     """
 
     runtime: str
     processor: str
     opset: int = CONVOLUTIONS_IN_BF16
     target: Target | None = None
+    sizes_change: bool = False
 
     @classmethod
     def of(cls, target: Target) -> "Place":
@@ -74,7 +78,9 @@ class Place:
     @property
     def operators(self) -> Form:
         """The operators that passes may write beside those of the standard."""
-        return "cpu" if (self.runtime, self.processor) == (DEFAULT, "cpu") else "standard"
+        if self.runtime != DEFAULT:
+            return "standard"
+        return target_here(self.processor, runtime_called(DEFAULT).installed)
 
     @property
     def figures(self) -> Target:

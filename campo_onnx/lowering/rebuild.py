@@ -13,12 +13,12 @@ from onnx import AttributeProto, helper, numpy_helper
 
 from campo_onnx.builder.compact import reshape, transpose
 from campo_onnx.builder.graph import Graph
-from campo_onnx.builder.target import Target as Form
 from campo_onnx.builder.value import Node, Value
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.sort import tensor_names
 from campo_onnx.lowering.edit import OLDEST_OPSET
+from campo_onnx.lowering.place import Place
 
 Rule: TypeAlias = Callable[[Graph, Node], Value | None]
 """Writes the only output of a node otherwise; None leaves the node as it is."""
@@ -26,7 +26,7 @@ Rule: TypeAlias = Callable[[Graph, Node], Value | None]
 _BODIES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 
 
-def rebuilt(imported: Imported, rules: Mapping[str, Rule], target: Form) -> onnx.ModelProto:
+def rebuilt(imported: Imported, rules: Mapping[str, Rule], place: Place) -> onnx.ModelProto:
     """Write a graph with other nodes for some.
 
     Parameters
@@ -35,19 +35,19 @@ def rebuilt(imported: Imported, rules: Mapping[str, Rule], target: Form) -> onnx
         The graph; not changed.
     rules
         By operator of the standard domain.
-    target
-        Where it is to run: what other operators it may have.
+    place
+        Where it is to run.
 
     Returns
     -------
     onnx.ModelProto
-        The model itself where no rule writes anything, or where the graph has what an export never has:
+        The model itself where nothing changes, or where the graph has what an export never has:
         bodies of nodes, shapes that are not static, outputs left out, constants outside the file.
     """
     given, view = imported.model.graph, imported.view
     if not any(node.op_type in rules and not node.domain for node in given.node) or not _is_plain(imported):
         return imported.model
-    g = Graph(opset=view.opset[""], target=target)
+    g = Graph(opset=view.opset[""], target=place.operators, sizes_change=place.sizes_change)
     g.reserve(tensor_names(given) | {node.name for node in given.node})
 
     def declared(name: str) -> Value:
@@ -75,11 +75,10 @@ def rebuilt(imported: Imported, rules: Mapping[str, Rule], target: Form) -> onnx
             changes |= result is not None
             result = _merged(g, node) if result is None else result
         values.update(zip(proto.output, g.copy(node) if result is None else (result,), strict=True))
-    if not changes:
+    other = g.model({n: values[n] for n in view.outputs}, optional_inputs=frozenset())
+    if not changes and len(other.graph.node) == len(given.node):
         return imported.model
-    return _with_graph(
-        imported.model, g.model({n: values[n] for n in view.outputs}, optional_inputs=frozenset())
-    )
+    return _with_graph(imported.model, other)
 
 
 def _is_plain(imported: Imported) -> bool:

@@ -13,6 +13,7 @@ from campo_onnx.lowering.convolutions.passes import convolutions
 from campo_onnx.lowering.data_gradients import data_gradients
 from campo_onnx.lowering.dropout import dropout
 from campo_onnx.lowering.max_pool import max_pool
+from campo_onnx.lowering.own_operators import own_operators
 from campo_onnx.lowering.place import CONVOLUTIONS_IN_BF16, Place
 from campo_onnx.lowering.raise_opset import raise_opset
 from campo_onnx.lowering.sign_masks import sign_masks
@@ -25,7 +26,7 @@ from campo_onnx.ops.schema import schema_of
 Pass: TypeAlias = Callable[[Imported, Place], onnx.ModelProto]
 """Gives the model to go on with; the very model of the graph where there is nothing to change."""
 
-FORMS: tuple[Pass, ...] = (convolutions, unpooling)
+FORMS: tuple[Pass, ...] = (convolutions, unpooling, own_operators)
 """Choose among forms of one computation, in a portable step. Before :data:`AS_IT_RUNS`, which writes other
 nodes for some pools."""
 

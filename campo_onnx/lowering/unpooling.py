@@ -20,11 +20,10 @@ becomes, on ONNX Runtime's CPU provider, where ScatterElements first writes the 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from campo_onnx.builder.compact import full, reshape
+from campo_onnx.builder.compact import reshape
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Node, Value
 from campo_onnx.ir.importer import Imported
@@ -44,35 +43,7 @@ def unpooling(imported: Imported, place: Place) -> onnx.ModelProto:
     """
     if place.operators != "cpu":
         return imported.model
-    return rebuilt(imported, {"ScatterElements": _unpooled}, place.operators)
-
-
-def pool_gradient(
-    g: Graph, gradient: Value, place: Value, window: Mapping[str, Any], shape: Sequence[int]
-) -> Value:
-    """Put gradients where the largest elements of windows were, in the form for the target of the graph.
-
-    Parameters
-    ----------
-    g
-        The graph.
-    gradient
-        Of what the pool gave.
-    place
-        Which elements of the whole image these were.
-    window
-        Attributes of the pool.
-    shape
-        Of the image.
-    """
-    tiled = are_tiles(window, shape[2:])
-    if g.target == "cpu" and tiled and gradient.dtype != TensorProto.DOUBLE:  # its kernel takes no doubles
-        return g.op("MaxUnpool", gradient, place, **{n: window[n] for n in ("kernel_shape", "strides")})
-    zeros = full(g, (int(np.prod(shape)),), 0, gradient.dtype)
-    flat, source = (reshape(g, value, (value.elements,)) for value in (place, gradient))
-    # Where no two gradients meet in a place, a GPU need not add them atomically.
-    reduction = None if tiled else "add"
-    return reshape(g, g.op("ScatterElements", zeros, flat, source, axis=0, reduction=reduction), shape)
+    return rebuilt(imported, {"ScatterElements": _unpooled}, place)
 
 
 def are_tiles(window: Mapping[str, Any], image: Sequence[int]) -> bool:
@@ -108,8 +79,8 @@ def _unpooled(g: Graph, node: Node) -> Value | None:
         or updates.dtype != TensorProto.FLOAT
     ):
         return None
-    gradient = reshape(g, updates, y.shape)
-    return reshape(g, pool_gradient(g, gradient, pool.outputs[1], window, image.shape), zeros.shape)
+    tiles = {name: window[name] for name in ("kernel_shape", "strides")}
+    return reshape(g, g.op("MaxUnpool", reshape(g, updates, y.shape), pool.outputs[1], **tiles), zeros.shape)
 
 
 def _before_reshape(g: Graph, x: Value) -> Value:

@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from campo_onnx.bench.rounds import Progress
-from campo_onnx.builder.target import Target as ExportTarget
 from campo_onnx.files import temporary_folder
 from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.lowering.place import Place
-from campo_onnx.lowering.sequence import as_it_runs
 from campo_onnx.ops.precision import low_precisions
 from campo_onnx.ops.registry import RANDOM
 from campo_onnx.optimize.lists.oplists import preset
@@ -39,9 +36,7 @@ def draws(exported: Imported) -> bool:
     return any(node.op in RANDOM for node in exported.view.nodes)
 
 
-def export_step(
-    user: "TorchStep", path: Path, form: ExportTarget, target: Target, *, loss_scale: bool = False
-) -> Imported:
+def export_step(user: "TorchStep", path: Path, target: Target, *, loss_scale: bool = False) -> Imported:
     """Write the step of a user as a graph in the form that a target's runtime runs, and read it.
 
     Parameters
@@ -50,7 +45,7 @@ def export_step(
         The step.
     path
         Where to write it.
-    form, target, loss_scale
+    target, loss_scale
         See :func:`campo_onnx.export.torch.export_training_step`.
     """
     from campo_onnx.export.torch import export_training_step
@@ -61,15 +56,10 @@ def export_step(
         user.inputs,
         user.targets,
         loss_scale=loss_scale,
-        target=form,
-        device=target,
+        target=target,
         path=path,
     )
-    exported = import_model(path)
-    lowered = as_it_runs(exported, Place.of(target))
-    if lowered is not exported:
-        export_model(lowered.model, path)
-    return lowered
+    return import_model(path)
 
 
 def plan_step(exported: Imported, options: Options, path: Path) -> PlanFacts:
@@ -102,7 +92,7 @@ def predicted(user: "TorchStep", devices: Sequence[Hardware], tell: Progress) ->
     if not devices:
         return
     with temporary_folder() as folder:
-        exported = export_step(user, folder / "step.onnx", "cuda", Target.of(devices[0]), loss_scale=True)
+        exported = export_step(user, folder / "step.onnx", Target.of(devices[0]), loss_scale=True)
     for number, device in enumerate(devices):
         tell(number, len(devices))
         target = Target.of(device)

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from campo_onnx.builder.target import Target as ExportTarget
 from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.files import temporary_folder
 from campo_onnx.hardware import datasheet
@@ -101,7 +100,7 @@ def try_step(
     here, target = _target(user, runtime, threads)
     with temporary_folder() as folder, _costs(CostSource(costs), target, tell) as (source, evidence):
         tell("exporting", 0, 0)
-        exported = export_step(user, folder / "fp32.onnx", _export_target(here), target)
+        exported = export_step(user, folder / "fp32.onnx", target)
         options = Options(target=target, lists=preset(LISTS), costs=source, evidence=evidence)
         plan = plan_step(exported, options, folder / "mixed.onnx")
         write_batch(user, exported, folder / "batch.npz")
@@ -138,12 +137,6 @@ def _target(user: "TorchStep", runtime: str, threads: int) -> tuple[Machine, Tar
 
 def _planned_for(processor: str, runtime: str) -> Target:
     return this_cpu(runtime) if processor == "cpu" else resolve_target(AUTO, runtime)[0]
-
-
-def _export_target(here: Machine) -> ExportTarget:
-    if here.runtime != DEFAULT:
-        return "standard"
-    return "cuda" if here.provider == "cuda" else "cpu"
 
 
 @contextmanager

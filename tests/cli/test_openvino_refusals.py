@@ -113,6 +113,6 @@ def test_refused_operators_are_in_one_message(refused):
     onnx.save(parse_model(PRODUCT.format(REFUSED), 20), "step.onnx")
     code, message = refused("profile", "step.onnx", "--runtime", "openvino", "-o", "profile.parquet")
     assert code == 4
-    for part in ("refuses", "com.microsoft.GatedAdd", "com.microsoft.GeluGrad", 'target="standard"'):
+    for part in ("refuses", "com.microsoft.GatedAdd", "com.microsoft.GeluGrad", "without a target"):
         assert part in message
     assert not Path("profile.parquet").exists()

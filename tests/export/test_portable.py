@@ -47,18 +47,17 @@ def operators(model):
 
 @pytest.mark.parametrize("place", [CPU, Place(runtime="openvino", processor="cpu")], ids=lambda p: p.runtime)
 def test_a_lowered_step_is_the_step_exported_for_the_target(place):
-    form = "cpu" if place is CPU else "standard"
     imported = import_model(exported())
     lowered = as_it_runs(imported, place)
     assert "convolutions" in lowered.passes
-    wanted = as_it_runs(import_model(exported(target=form, device="cpu")), place)
-    assert operators(lowered.model) == operators(wanted.model) != operators(imported.model)
+    wanted = exported(target=target("cpu", place.runtime))
+    assert operators(lowered.model) == operators(wanted) != operators(imported.model)
 
 
 @pytest.mark.parametrize("device", ["v100", "h200"])
 def test_weight_gradients_are_chosen_for_the_gpu_that_is_planned_for(device):
     lowered = as_it_runs(import_model(exported()), Place.of(target(device)))
-    assert operators(lowered.model) == operators(exported(device=device))
+    assert operators(lowered.model) == operators(exported(target=device))
 
 
 def test_a_portable_step_is_lowered_once():
@@ -68,9 +67,8 @@ def test_a_portable_step_is_lowered_once():
     assert as_it_runs(import_model(lowered.model), CPU).passes == ()
 
 
-@pytest.mark.parametrize("options", [{"target": "cpu"}, {"device": "cpu"}, {"conv_weight_gradient": "conv"}])
-def test_a_step_exported_in_a_form_stays_in_it(options):
-    model = exported(**options)
+def test_a_step_exported_for_a_target_stays_as_it_is():
+    model = exported(target="cpu")
     assert not is_portable(model)
     assert as_it_runs(import_model(model), CPU).passes == ()
 

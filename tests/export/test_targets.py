@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from against_torch import TOLERANCE, Function, weighted_sum, worst_deviation
 from torch import nn
 
-from campo_onnx.builder.target import TARGETS
 from campo_onnx.export.torch import export_training_step
 from campo_onnx.ir.importer import import_model
 from campo_onnx.optimize.traffic import traffic
@@ -82,11 +81,7 @@ CASES = {
 
 
 def in_parts(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Write what has no kernel on a CPU as the standard operators that it stands for.
-
-    Of the axes before the last, an inner broadcast of BiasSoftmax gives one row of the mask to the last
-    ones together, an outer one to the first ones.
-    """
+    """Write what has no kernel on a CPU as the standard operators that it stands for."""
     plain = onnx.ModelProto()
     plain.CopyFrom(model)
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in plain.graph.value_info}
@@ -95,14 +90,7 @@ def in_parts(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in model.graph.node:
         first = f"{node.output[0]}.sum"
         add = onnx.helper.make_node("Add", node.input[:2], [first])
-        if node.op_type == "BiasSoftmax":
-            attributes = {a.name: a.i for a in node.attribute}
-            scores, mask = (shapes[name][:-1] for name in node.input)
-            same = [n == m for n, m in zip(scores, mask, strict=True)]
-            assert same == sorted(same, reverse=bool(attributes["is_inner_broadcast"]))
-            assert attributes["axis"] == len(scores)
-            parts = [add, onnx.helper.make_node("Softmax", [first], node.output, axis=-1)]
-        elif node.op_type == "BiasDropout":
+        if node.op_type == "BiasDropout":
             dropped = f"{node.output[0]}.dropped"
             drop = onnx.helper.make_node("Dropout", [first, *node.input[3:]], [dropped, *node.output[1:]])
             parts = [add, drop, onnx.helper.make_node("Add", [dropped, node.input[2]], node.output[:1])]
@@ -112,7 +100,7 @@ def in_parts(model: onnx.ModelProto) -> onnx.ModelProto:
     return plain
 
 
-@pytest.mark.parametrize("target", ["onnxruntime", "cuda", "cpu"])
+@pytest.mark.parametrize("target", ["v100", "cpu"])
 @pytest.mark.parametrize("case", CASES)
 def test_every_gradient_is_torchs(case: str, target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     make, shapes = CASES[case]
@@ -136,7 +124,7 @@ class Doubles(nn.Module):
         return y.float()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [None, "v100", "cpu"])
 def test_doubles_meet_no_operator_without_a_kernel_for_them(target: Any) -> None:
     x = torch.randn(2, 3, 6, 4)
     assert worst_deviation(Doubles(activates=False), weighted_sum, [x], [], target=target) < TOLERANCE
@@ -146,7 +134,7 @@ def test_doubles_meet_no_operator_without_a_kernel_for_them(target: Any) -> None
     assert onnx.TensorProto.DOUBLE not in read
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [None, "v100", "cpu"])
 @pytest.mark.parametrize("shape", [(2, 0, 3), (0,)])
 def test_empty_tensors(shape: tuple[int, ...], target: Any) -> None:
     module = Function(lambda x: F.gelu(x).softmax(-1).reshape(shape[::-1]), *shape)
@@ -163,7 +151,7 @@ def session(model: onnx.ModelProto, level: Any) -> onnxruntime.InferenceSession:
 
 def test_each_target_moves_less_than_the_one_before() -> None:
     made = {}
-    for target in ("standard", "onnxruntime", "cuda"):
+    for target in (None, "cpu", "v100"):
         model = export_training_step(
             Attention(p=0.1),
             weighted_sum,
@@ -172,8 +160,8 @@ def test_each_target_moves_less_than_the_one_before() -> None:
         )
         made[target] = traffic(import_model(model).view).total.moved_bytes
         domains = {node.domain for node in model.graph.node}
-        assert domains == ({""} if target == "standard" else {"", "com.microsoft"})
-    assert made["cuda"] < made["onnxruntime"] < made["standard"]
+        assert domains == ({"", "com.microsoft"} if target else {""})
+    assert made["v100"] < made["cpu"] < made[None]
 
 
 def test_sums_of_many_rows_are_as_exact_as_torchs_on_a_cpu() -> None:
@@ -186,7 +174,7 @@ def test_sums_of_many_rows_are_as_exact_as_torchs_on_a_cpu() -> None:
         return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
     errors = {}
-    for target in ("standard", "cpu", "cuda"):
+    for target in (None, "cpu", "v100"):
         step = export_training_step(layer, lambda y, g: (y * g).sum(), x, gradient, target=target)
         feeds = {
             "param.weight": layer.weight,
@@ -199,7 +187,7 @@ def test_sums_of_many_rows_are_as_exact_as_torchs_on_a_cpu() -> None:
         loaded = session(step, _LEVEL.ORT_ENABLE_ALL)
         (found,) = loaded.run(["grad.bias"], {n: given[n] for n in names})
         errors[target] = error(found)
-    assert max(errors["standard"], errors["cpu"]) < 2 * error(gradient.sum(0).numpy()) < errors["cuda"]
+    assert max(errors[None], errors["cpu"]) < 2 * error(gradient.sum(0).numpy()) < errors["v100"]
 
 
 def test_one_mask_serves_all_rectifiers_whose_results_are_joined() -> None:

@@ -25,7 +25,7 @@ from against_torch import (
 from torch import nn
 
 from campo_onnx.export.torch import export_training_step
-from campo_onnx.lowering.convolutions import gradient_as_kernel
+from campo_onnx.lowering.convolutions import gradient_as_kernel, weight_gradient
 
 
 def with_short_gradient(x: Any) -> Any:
@@ -119,29 +119,27 @@ CONVOLUTIONS = {
 }
 
 
-# Forms of the weight's gradient; for CUDA the kernel of "conv" moves along the channels too.
-WEIGHT_GRADIENTS = {
-    "matmul": {"conv_weight_gradient": "matmul"},
-    "conv": {"conv_weight_gradient": "conv"},
-    "conv_on_cuda_in_parts": {"conv_weight_gradient": "conv", "target": "cuda"},
-    "conv_on_cuda_by_image": {"conv_weight_gradient": "conv", "target": "cuda"},
-}
+# Forms of the weight's gradient; the kernel of "conv" moves along the channels too, where it is for a GPU.
+WEIGHT_GRADIENTS = ("portable", "matmul", "images", "conv_in_parts", "conv_by_image")
 
 
 @pytest.fixture
-def weight_gradient(form: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Options that write a form; which of the two for CUDA is cheaper does not matter here."""
-    wanted = "parts" if form.endswith("parts") else "images"
-    monkeypatch.setattr(gradient_as_kernel, "cheapest", lambda g, forms, values, device: wanted)
-    return WEIGHT_GRADIENTS[form]
+def in_form(form: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Options that write a form, were it the cheapest or not."""
+    wanted, _, by = form.partition("_")
+    parts = "parts" if by == "in_parts" else "images"
+    monkeypatch.setattr(gradient_as_kernel, "cheapest", lambda g, forms, values, device: parts)
+    chosen = lambda g, forms, values, device: wanted if wanted in forms else next(iter(forms))  # noqa: E731
+    monkeypatch.setattr(weight_gradient, "cheapest", chosen)
+    return {} if form == "portable" else {"target": "v100"}
 
 
 @pytest.mark.parametrize("form", WEIGHT_GRADIENTS)
 @pytest.mark.parametrize("convolution", CONVOLUTIONS.values(), ids=list(CONVOLUTIONS))
-def test_convolutions(convolution: Callable[[], Any], weight_gradient: dict[str, Any]) -> None:
+def test_convolutions(convolution: Callable[[], Any], in_form: dict[str, Any]) -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 1), convolution())
     x = torch.randn(6, 3, 10, 9)  # two parts of three
-    assert worst_deviation(module, weighted_sum, [x], [], **weight_gradient) < TOLERANCE
+    assert worst_deviation(module, weighted_sum, [x], [], **in_form) < TOLERANCE
 
 
 @pytest.mark.parametrize("form", WEIGHT_GRADIENTS)
@@ -156,22 +154,25 @@ def test_convolutions(convolution: Callable[[], Any], weight_gradient: dict[str,
     ids=["1d", "3d", "padding_only", "far_in_the_padding"],
 )
 def test_convolutions_of_other_ranks(
-    convolution: Callable[[], Any], shape: tuple[int, ...], weight_gradient: dict[str, Any]
+    convolution: Callable[[], Any], shape: tuple[int, ...], in_form: dict[str, Any]
 ) -> None:
     # Made here, where the seed holds: a loss that nearly cancels out says nothing about its terms.
     module, x = convolution(), torch.randn(shape)
-    assert worst_deviation(module, weighted_sum, [x], [], **weight_gradient) < TOLERANCE
+    assert worst_deviation(module, weighted_sum, [x], [], **in_form) < TOLERANCE
 
 
 def largest_gathered(module: Any, image: tuple[int, ...]) -> float:
     """How many times the image the largest copy of it is that the weight's gradient makes."""
-    model = export_training_step(module, weighted_sum, torch.ones(image), conv_weight_gradient="matmul")
+    model = export_training_step(module, weighted_sum, torch.ones(image), target="v100")
     infos = {value.name: value.type.tensor_type.shape.dim for value in model.graph.value_info}
     gathered = [node.output[0] for node in model.graph.node if node.op_type == "Gather"]
     return max((np.prod([d.dim_value for d in infos[n]]) / np.prod(image) for n in gathered), default=0)
 
 
-def test_the_taps_of_a_kernel_are_shared_out_between_the_image_and_the_gradient() -> None:
+def test_the_taps_of_a_kernel_are_shared_out_between_the_image_and_the_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weight_gradient, "cheapest", lambda g, forms, values, device: "matmul")
     image = (2, 8, 12, 12)
     assert largest_gathered(nn.Conv2d(8, 8, 3, padding=1), image) == 3
     assert largest_gathered(nn.Conv2d(8, 2, (1, 7), padding=(0, 3)), image) == 7 * 2 / 8

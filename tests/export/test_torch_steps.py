@@ -256,7 +256,7 @@ class Decides(nn.Module):
         (nn.Linear(2, 2).half(), weighted_sum, {}, UnsupportedModelError, "'weight' is torch.float16"),
         (nn.Linear(2, 2), weighted_sum, {"optimizer": "lion"}, UsageError, "adamw"),
         (nn.Linear(2, 2), weighted_sum, {"opset": 17}, UsageError, "opset 17"),
-        (nn.Linear(2, 2), weighted_sum, {"conv_weight_gradient": "x"}, UsageError, "'conv'"),
+        (nn.Linear(2, 2), weighted_sum, {"target": "x"}, UsageError, "unknown device 'x'"),
     ],
     ids=["control_flow", "vector", "number", "detached", "unknown_op", "nonzero", "half", "name", "opset",
         "form"],

@@ -7,18 +7,18 @@ from typing import Any, Literal
 import onnx
 import torch
 
-from campo_onnx.builder.target import TARGETS
-from campo_onnx.builder.target import Target as Form
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export.optimizers import BY_NAME, LAMB, SGD, Adam, AdamW, Momentum, Optimizer
 from campo_onnx.export.torch.arguments import arguments
 from campo_onnx.export.torch.complex_numbers import complex_refused
 from campo_onnx.export.torch.step import Step
 from campo_onnx.export.torch.trace import trace
-from campo_onnx.export.torch.translate import translate, translations
+from campo_onnx.export.torch.translate import TRANSLATIONS, translate
 from campo_onnx.ir.exporter import export_model
+from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.portable import mark_portable
-from campo_onnx.lowering.convolutions.weight_gradient import FORMS, WeightGradient
+from campo_onnx.lowering.place import Place
+from campo_onnx.lowering.sequence import as_it_runs
 from campo_onnx.step import naming as step_naming
 from campo_onnx.targets.target import Target
 from campo_onnx.targets.target import target as target_called
@@ -39,9 +39,7 @@ def export_training_step(
     loss_scale: bool = True,
     unscale: bool = True,
     opset: int = 20,
-    target: Form = "standard",
-    conv_weight_gradient: WeightGradient = "auto",
-    device: str | Target | None = None,
+    target: str | Target | None = None,
     assume: Literal["checks"] | None = None,
     path: str | Path | None = None,
 ) -> onnx.ModelProto:
@@ -74,15 +72,8 @@ def export_training_step(
     opset
         20 or 21.
     target
-        Where the step is to run. ``"standard"``: anywhere, by operators of the standard alone;
-        ``"onnxruntime"``, ``"cuda"`` and ``"cpu"``: with those of ONNX Runtime 1.31 that take fewer passes
-        over memory, on any provider, on CUDA or on the CPU (:data:`campo_onnx.builder.target.Target`).
-    conv_weight_gradient
-        How weights of convolutions get their gradient: ``"matmul"`` (a gather and a matrix product),
-        ``"images"`` (a product for each image) or ``"conv"`` (a convolution with a kernel as large as the
-        image); ``"auto"`` takes for each layer what is predicted to be fastest.
-    device
-        For whose figures that is chosen, by name or as a value.
+        For which the file is lowered at once, a name of a device meaning ONNX Runtime on it. By default the
+        step is portable, and what plans or runs it lowers it (:mod:`campo_onnx.lowering`).
     assume
         ``"checks"`` takes conditions on data that have no consequence but an error or a warning to pass.
     path
@@ -110,7 +101,8 @@ def export_training_step(
     >>> [value.name for value in step.graph.output]  # doctest: +SKIP
     ['loss', 'new.weight', 'new.bias']
     """
-    _check_options(optimizer, opset, conv_weight_gradient, target, assume)
+    _check_options(optimizer, opset, assume)
+    chosen = target_called(target) if isinstance(target, str) else target
     _check_unscale(unscale, optimizer is not None)
     _check_hooks(module, sees_scaled=loss_scale and not unscale)
     _check_parameters(module)
@@ -126,14 +118,11 @@ def export_training_step(
         targets=arguments(example_targets, loss, skip=1, kind="target", name_of=step_naming.target),
         checks_pass=assume == "checks",
     )
-    portable = target == "standard" and device is None and conv_weight_gradient == "auto"
-    device = device or ("cpu" if target == "cpu" else "v100")
-    figures = target_called(device) if isinstance(device, str) else device
-    table = translations("conv" if portable else conv_weight_gradient, figures)
-    traced, inputs, outputs = trace(step, frozenset(table))
-    model = translate(traced, inputs, outputs, table, opset=opset, target=target)
-    if portable:
-        mark_portable(model)
+    traced, inputs, outputs = trace(step, frozenset(TRANSLATIONS))
+    model = translate(traced, inputs, outputs, TRANSLATIONS, opset=opset)
+    mark_portable(model)
+    if chosen is not None:
+        model = as_it_runs(import_model(model, any_type=True), Place.of(chosen)).model
     if path is not None:
         export_model(model, Path(path))
     return model
@@ -146,7 +135,6 @@ def export_evaluation(
     example_targets: torch.Tensor | Sequence[Any] | Mapping[str, Any] = (),
     *,
     opset: int = 20,
-    target: Form = "standard",
     assume: Literal["checks"] | None = None,
     path: str | Path | None = None,
 ) -> onnx.ModelProto:
@@ -159,7 +147,7 @@ def export_evaluation(
     Parameters and errors are those of :func:`export_training_step`. The module's mode is afterwards as
     it was.
     """
-    _check_options(None, opset, "matmul", target, assume)
+    _check_options(None, opset, assume)
     _check_parameters(module)
     step = Step(
         module=module,
@@ -174,36 +162,29 @@ def export_evaluation(
         checks_pass=assume == "checks",
         evaluates=True,
     )
-    table = translations("matmul")
     modes = [(child, child.training) for child in module.modules()]
     try:
         module.eval()
-        traced, inputs, outputs = trace(step, frozenset(table))
+        traced, inputs, outputs = trace(step, frozenset(TRANSLATIONS))
     finally:
         for child, mode in modes:
             child.training = mode
-    model = translate(traced, inputs, outputs, table, opset=opset, target=target)
+    model = translate(traced, inputs, outputs, TRANSLATIONS, opset=opset)
+    mark_portable(model)
     if path is not None:
         export_model(model, Path(path))
     return model
 
 
-def _check_options(optimizer: Any, opset: int, conv_weight_gradient: str, target: str, assume: Any) -> None:
+def _check_options(optimizer: Any, opset: int, assume: Any) -> None:
     if opset not in OPSETS:
         raise UsageError(f"opset {opset} is not supported", remedy="Choose 20 or 21.")
-    if target not in TARGETS:
-        raise UsageError(f"unknown target {target!r}", remedy=f"Choose one of: {', '.join(TARGETS)}.")
     if isinstance(optimizer, str) and optimizer not in BY_NAME:
         raise UsageError(f"unknown optimizer {optimizer!r}", remedy=f"Choose one of: {', '.join(BY_NAME)}.")
     if optimizer is not None and not isinstance(optimizer, str | Optimizer):
         raise UsageError(
             f"{type(optimizer).__name__} is not an optimizer of campo_onnx.export.torch",
             remedy="Pass campo_onnx.export.torch.Adam(beta1=0.9), for example, not one of torch.optim.",
-        )
-    if conv_weight_gradient not in FORMS:
-        raise UsageError(
-            f"unknown conv_weight_gradient {conv_weight_gradient!r}",
-            remedy=f"Choose one of: {', '.join(map(repr, FORMS))}.",
         )
     if assume not in (None, "checks"):
         raise UsageError(f"unknown assume {assume!r}", remedy="Choose 'checks' or leave it out.")

@@ -213,7 +213,8 @@ def _by_rows(
     by_row = reshape(g, gradient, rows.normal.shape)
     sums = reduce(g, "ReduceSum", by_row, [2], keepdims=True)
     standard = rows.standard(g, inverse)
-    both = g.op("Concat", _row_products(g, by_row, rows.normal), sums, axis=0)
+    products = reduce(g, "ReduceSum", mul(g, by_row, rows.normal), [2], keepdims=True)
+    both = g.op("Concat", products, sums, axis=0)
     total = reduce(g, "ReduceSum", sums, [0, 2], keepdims=False)
     of_weight = reduce(g, "ReduceSum", mul(g, both, standard), [0, 2], keepdims=False)
     # The gradient of a row is g * scale + normal * slope + level.
@@ -225,20 +226,6 @@ def _by_rows(
     gate = expand(g, reshape(g, scale, (1, count, 1)), (batch, count, 1))
     of_input = gated_add(g, rest, by_row, gate)
     return reshape(g, of_input, gradient.shape), of_weight, total
-
-
-def _row_products(g: Graph, a: Value, b: Value) -> Value:
-    """Sum products over each row.
-
-    A product of matrices of one row and one column reads both and writes next to nothing; on a CPU, one
-    pass more that writes all products takes no longer than so many little products of matrices.
-    """
-    if g.target != "cuda":
-        return reduce(g, "ReduceSum", mul(g, a, b), [2], keepdims=True)
-    batch, count, length = a.shape
-    flat = (batch * count, 1, length)
-    product = g.op("MatMul", reshape(g, a, flat), reshape(g, b, (batch * count, length, 1)))
-    return reshape(g, product, (batch, count, 1))
 
 
 TRANSLATIONS: Table = table(

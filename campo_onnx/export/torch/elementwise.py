@@ -10,7 +10,6 @@ from onnx import TensorProto
 
 from campo_onnx.builder.compact import cast, elementwise, expand, full, scaled
 from campo_onnx.builder.graph import Graph
-from campo_onnx.builder.scaled_sums import may_mix, mixed
 from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import FLOATS, aten, operand, promoted
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
@@ -194,11 +193,6 @@ def _gelu_backward(
     # With s = x / sqrt(2): (1 + erf(s) + s * 2 / sqrt(pi) * exp(-s * s)) / 2. The constant goes into the
     # exponent, and the half comes last: a product that follows takes it along.
     s, level = times(x, number(math.sqrt(0.5))), math.log(2 / math.sqrt(math.pi))
-    if may_mix(g, x):
-        # All times sqrt(pi) / 2, which leaves no constant at the exponential; e ** -t is one node.
-        share, bell = math.sqrt(math.pi) / 2, g.op("Pow", number(math.exp(-1)), times(s, s))
-        rest = mixed(g, elementwise(g, "Erf", s), share, s, bell)
-        return scaled(g, mixed(g, gradient, share, gradient, rest), 0.5 / share)
     exponent = elementwise(g, "Sub", number(level), times(s, s))
     erf = elementwise(g, "Add", elementwise(g, "Erf", s), one)
     doubled = elementwise(g, "Add", erf, times(s, elementwise(g, "Exp", exponent)))

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from campo_onnx.builder.compact import elementwise, reshape
+from campo_onnx.builder.compact import elementwise, full, reshape
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import aten, pair
 from campo_onnx.export.translation import Expected, Table, UntranslatableError, table
-from campo_onnx.lowering.unpooling import pool_gradient
+from campo_onnx.lowering.unpooling import are_tiles
 
 Matrix = NDArray[np.float64]
 
@@ -55,7 +55,11 @@ def _max_pool_backward(
 ) -> Value:  # fmt: skip
     window = _window(x.rank - 2, kernel, stride, padding, dilation, ceil_mode)
     place = _place_in_tensor(g, x, indices)
-    return pool_gradient(g, gradient, place, window, x.shape)
+    zeros = full(g, (x.elements,), 0, gradient.dtype)
+    flat, source = (reshape(g, value, (value.elements,)) for value in (place, gradient))
+    # Where no two gradients meet in a place, a GPU need not add them atomically.
+    reduction = None if are_tiles(window, x.shape[2:]) else "add"
+    return reshape(g, g.op("ScatterElements", zeros, flat, source, axis=0, reduction=reduction), x.shape)
 
 
 def _place_in_tensor(g: Graph, x: Value, indices: Value) -> Value:

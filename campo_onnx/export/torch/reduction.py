@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,6 @@ from campo_onnx.builder.compact import (
     swap_last_two,
 )
 from campo_onnx.builder.graph import Graph
-from campo_onnx.builder.products import PRODUCTS
-from campo_onnx.builder.scaled_sums import gated_add, may_mix, mixed
 from campo_onnx.builder.value import Node, Value
 from campo_onnx.export.torch.extremes import extreme
 from campo_onnx.export.torch.operands import aten, axes_of, operand
@@ -121,35 +118,7 @@ def _cumsum(g: Graph, expected: Expected, x: Value, dim: int, **_: Any) -> Value
 
 
 def _softmax(g: Graph, expected: Expected, x: Value, dim: int, half_to_float: Any = False) -> Value:
-    x = operand(g, x, expected.dtype)
-    masked = _masked(g, x) if dim % x.rank == x.rank - 1 else None
-    if masked is not None:
-        scores, mask, is_inner = masked
-        attributes = {"axis": x.rank - 1, "is_inner_broadcast": int(is_inner)}
-        return g.op("com.microsoft:BiasSoftmax", scores, mask, **attributes)
-    return g.op("Softmax", x, axis=dim % x.rank)
-
-
-def _masked(g: Graph, x: Value) -> tuple[Value, Value, bool] | None:
-    """Find scores and the mask added to them, where one node does both; and which axes the mask lacks.
-
-    It may have one row for the last of the other axes together (inner), or for the first of them.
-    """
-    added = g.producer(x, "Add")
-    if added is None or not g.may_use("BiasSoftmax", x):
-        return None
-    for scores, mask in (added.inputs, added.inputs[::-1]):
-        if scores is None or mask is None or scores.shape != x.shape or mask.elements >= x.elements:
-            continue
-        shape = (*[1] * (x.rank - mask.rank), *mask.shape)
-        if shape[-1] != x.shape[-1]:
-            continue
-        kept = [n == m for n, m in zip(shape[:-1], x.shape[:-1], strict=True)]
-        if any(not k and n != 1 for k, n in zip(kept, shape[:-1], strict=True)):
-            continue
-        if kept == sorted(kept, reverse=True) or kept == sorted(kept):
-            return scores, reshape(g, mask, shape), kept == sorted(kept, reverse=True)
-    return None
+    return g.op("Softmax", operand(g, x, expected.dtype), axis=dim % x.rank)
 
 
 def _log_softmax(g: Graph, expected: Expected, x: Value, dim: int, half_to_float: Any = False) -> Value:
@@ -170,63 +139,20 @@ def _softmax_backward(
 ) -> Value:
     """Give ``y * (g - sum(g * y))``."""
     gradient, scale = scale_apart(g, gradient)
-    weighing = _weighing(g, gradient, y) if dim % y.rank == y.rank - 1 else None
-    if weighing is not None and may_mix(g, y):
-        total = scaled(g, weighing.row_sums(g), -1.0)
-        of_input = mixed(g, y, total, weighing.gradient, weighing.weights)
-        return scaled(g, of_input, scale * weighing.kept)
-    if weighing is not None and g.may_use("GatedAdd", y):
-        weighted = elementwise(g, "Mul", weighing.gradient, weighing.weights)
-        total = scaled(g, weighing.row_sums(g), -1.0)
-        return scaled(g, gated_add(g, weighted, y, total), scale * weighing.kept)
-    if weighing is not None:
-        total = scaled(g, weighing.row_sums(g), weighing.kept)
-        of_input = elementwise(g, "Mul", y, elementwise(g, "Sub", gradient, total))
-        return scaled(g, of_input, scale)
+    rows = _weighed_rows(g, gradient, y) if dim % y.rank == y.rank - 1 else None
+    if rows is not None:
+        return scaled(g, elementwise(g, "Mul", y, elementwise(g, "Sub", gradient, rows)), scale)
     weighted = elementwise(g, "Mul", gradient, y)
     total = reduce(g, "ReduceSum", weighted, [dim % y.rank], keepdims=True)
-    if dim % y.rank == y.rank - 1 and g.may_use("GatedAdd", y):
-        return scaled(g, gated_add(g, weighted, y, elementwise(g, "Neg", total)), scale)
     return scaled(g, elementwise(g, "Sub", weighted, elementwise(g, "Mul", y, total)), scale)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Weighing:
-    """A softmax's result that weighs the rows of a matrix v: ``o = weights @ v``, and nothing else.
+def _weighed_rows(g: Graph, gradient: Value, y: Value) -> Value | None:
+    """Sum ``gradient * y`` over each row where `y`, after a dropout or not, weighs the rows of a matrix v.
 
-    Parameters
-    ----------
-    y
-        The softmax's result.
-    weights
-        The same, or what dropout left of it.
-    gradient
-        Of the weights.
-    kept
-        Share that dropout left; weights are divided by it.
-    result, of_result
-        o, and its gradient.
+    That is the sum of ``o = y @ v`` times its gradient, which are as wide as v. None where `y` is used in
+    another way.
     """
-
-    y: Value
-    weights: Value
-    gradient: Value
-    kept: float
-    result: Value
-    of_result: Value
-
-    def row_sums(self, g: Graph) -> Value:
-        """Sum the gradient of the weights times the weights over each row.
-
-        It is the sum of o times its gradient, which are as wide as v.
-        """
-        both = elementwise(g, "Mul", self.of_result, self.result)
-        rows = reduce(g, "ReduceSum", both, [both.rank - 1], keepdims=True)
-        return reshape(g, rows, (*self.y.shape[:-1], 1))
-
-
-def _weighing(g: Graph, gradient: Value, y: Value) -> _Weighing | None:
-    """Find what `y` weighs, dropout included; None where it is used in another way."""
     weights, kept = y, 1.0
     masked = g.producer(gradient, "Where")
     if masked is not None and masked.inputs[0] is not None and masked.inputs[1] is not None:
@@ -238,7 +164,7 @@ def _weighing(g: Graph, gradient: Value, y: Value) -> _Weighing | None:
             return None
         weights, gradient, kept = dropout.outputs[0], masked.inputs[1], 1.0 - float(ratio.constant)
     product = g.source(_unshaped(g, gradient))
-    if product is None or product.op_type not in PRODUCTS or product.attributes.get("alpha", 1.0) != 1.0:
+    if product is None or product.op_type != "MatMul":
         return None
     of_result, turned = product.inputs
     assert of_result is not None  # a product always names both
@@ -248,19 +174,11 @@ def _weighing(g: Graph, gradient: Value, y: Value) -> _Weighing | None:
         result = use.outputs[0]
         if left is None or right is None or right.rank < 2 or result.shape != of_result.shape:
             continue
-        is_turned = _is_turned(g, right, turned, product, use)
-        if is_turned and not product.attributes.get("transA") and result.shape[-1] < y.shape[-1]:
-            return _Weighing(
-                y=y, weights=weights, gradient=gradient, kept=kept, result=result, of_result=of_result
-            )
+        if swap_last_two(g, right) is turned and result.shape[-1] < y.shape[-1]:
+            both = elementwise(g, "Mul", of_result, result)
+            rows = reduce(g, "ReduceSum", both, [both.rank - 1], keepdims=True)
+            return scaled(g, reshape(g, rows, (*y.shape[:-1], 1)), kept)
     return None
-
-
-def _is_turned(g: Graph, right: Value, turned: Value, product: Node, use: Node) -> bool:
-    """Whether the gradient's product multiplies by the transpose of what the use multiplies by."""
-    if "transA" in use.attributes or "transB" in use.attributes:
-        return False
-    return right is turned if product.attributes.get("transB") else swap_last_two(g, right) is turned
 
 
 def _unshaped(g: Graph, x: Value) -> Value:
@@ -276,7 +194,7 @@ def _uses(g: Graph, weights: Value) -> list[Node]:
         use
         for value in (source, *shaped)
         for use in g.consumers(value)
-        if use.op_type in PRODUCTS and use.inputs[0] is value
+        if use.op_type == "MatMul" and use.inputs[0] is value
     ]
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import onnx
 import torch
 
-from campo_onnx.builder.target import Target as Form
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export.torch import (
     batch_norm,
     clipped,
+    convolution,
     diagonals,
     elementwise,
     extremes,
@@ -28,23 +28,17 @@ from campo_onnx.export.torch import (
     reduction,
     sorting,
 )
-from campo_onnx.export.torch.convolution import translations as convolution
 from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import Origin, origin_of
 from campo_onnx.export.translate import Constant, Operation, Read, TracedStep, refuse_unknown, translate_step
 from campo_onnx.export.translation import Expected, Table, merged
-from campo_onnx.lowering.convolutions.weight_gradient import WeightGradient
 from campo_onnx.step import naming as step_naming
-from campo_onnx.targets.target import Target
-from campo_onnx.targets.target import target as target_called
-
-DEVICE = "v100"
-"""For which forms are chosen where nobody says for which."""
 
 _OUTERMOST = "the outermost module"
 _FAMILIES = (
     batch_norm,
     clipped,
+    convolution,
     diagonals,
     elementwise,
     extremes,
@@ -62,10 +56,8 @@ _FAMILIES = (
 )
 
 
-def translations(weight_gradient: WeightGradient, device: Target | None = None) -> Table:
-    """Give every translation, by operation."""
-    known = device or target_called(DEVICE)
-    return merged([convolution(weight_gradient, known), *(family.TRANSLATIONS for family in _FAMILIES)])
+TRANSLATIONS: Table = merged([family.TRANSLATIONS for family in _FAMILIES])
+"""Every translation, by operation."""
 
 
 def translate(
@@ -75,7 +67,6 @@ def translate(
     table: Table,
     *,
     opset: int,
-    target: Form = "standard",
     sizes_change: bool = False,
 ) -> onnx.ModelProto:
     """Write a traced step as a model.
@@ -90,8 +81,6 @@ def translate(
         The translations.
     opset
         Version of the standard operators.
-    target
-        Where the step is to run: what other operators it may have.
     sizes_change
         Whether the graph is to be the same at other sizes.
 
@@ -106,7 +95,6 @@ def translate(
         _straight_line(traced, inputs, outputs),
         table,
         opset=opset,
-        target=target,
         sizes_change=sizes_change,
         optional_inputs=frozenset(name for name in inputs if not step_naming.is_batch(name)),
         unchanged={new: name for name in buffers if (new := step_naming.next_value(name))},

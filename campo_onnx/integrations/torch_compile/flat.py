@@ -13,18 +13,20 @@ from typing import Any
 import onnx
 import torch
 
-from campo_onnx.builder.target import Target, target_here
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import Origin, mark
-from campo_onnx.export.torch.translate import translate
+from campo_onnx.export.torch.translate import TRANSLATIONS, translate
 from campo_onnx.integrations.torch_compile.checks import CHECKS, Check, lift_checks
 from campo_onnx.integrations.torch_compile.index_checks import IndexGuard, guard_indices, reads_index
 from campo_onnx.integrations.torch_compile.layout import Layout
 from campo_onnx.integrations.torch_compile.random_inputs import Draw, is_lifted, is_random, lift_random
-from campo_onnx.integrations.torch_compile.tracing import OPSET, TABLE
+from campo_onnx.integrations.torch_compile.tracing import OPSET
+from campo_onnx.ir.importer import import_model
+from campo_onnx.ir.portable import mark_portable
+from campo_onnx.lowering.place import Place
+from campo_onnx.lowering.sequence import as_it_runs
 from campo_onnx.runtime.machine import DEFAULT
-from campo_onnx.runtime.registry import runtime_called
 
 
 def provider_of(device: torch.device) -> str:
@@ -178,20 +180,18 @@ class FlatGraph:
         sizes_change
             Whether the graph is to be the same at other sizes.
         runtime
-            What is to run it: another than ONNX Runtime gets standard operators only.
+            For which it is lowered.
 
         Raises
         ------
         UnsupportedModelError
             If an operation, or the way it is used, has no translation.
         """
-        target: Target = "standard"
-        if runtime == DEFAULT:
-            target = target_here(provider_of(self.device), runtime_called(DEFAULT).version)
         inputs, outputs = ([t.name for t in tensors] for tensors in (self.inputs, self.outputs))
-        return translate(
-            self.gm, inputs, outputs, TABLE, opset=OPSET, target=target, sizes_change=sizes_change
-        )
+        model = translate(self.gm, inputs, outputs, TRANSLATIONS, opset=OPSET, sizes_change=sizes_change)
+        mark_portable(model)
+        place = Place(runtime=runtime, processor=provider_of(self.device), sizes_change=sizes_change)
+        return as_it_runs(import_model(model, any_type=True), place).model
 
 
 def flatten(
@@ -319,7 +319,7 @@ def is_translatable(node: torch.fx.Node) -> bool:
     """Whether a session can run a node, as far as its operation and types tell."""
     if is_random(node):
         return is_lifted(node)
-    if node.target is not operator.getitem and node.target not in TABLE:
+    if node.target is not operator.getitem and node.target not in TRANSLATIONS:
         return False
     return all(
         t in DTYPES and t not in _LOW for value in (node, *node.all_input_nodes) for t in _types(value)
@@ -350,7 +350,7 @@ def refuse_untranslatable(gm: torch.fx.GraphModule) -> None:
     if not nodes:
         return
     low = sorted({str(t) for n in nodes for t in _types(n) if t in _LOW})
-    if low and all(n.target in TABLE or n.target is operator.getitem for n in nodes):
+    if low and all(n.target in TRANSLATIONS or n.target is operator.getitem for n in nodes):
         raise UnsupportedModelError(
             f"{_some(found)} compute in {', '.join(low)} already",
             why="autocast, or the module's own type, has chosen the precision",

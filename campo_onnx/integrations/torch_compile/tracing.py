@@ -12,12 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from campo_onnx.export.torch.decompositions import FUNCTIONS, OPERATIONS
-from campo_onnx.export.torch.translate import translations
+from campo_onnx.export.torch.translate import TRANSLATIONS
 
 OPSET = 20
-
-TABLE = translations("matmul")
-"""What is translated, and how."""
 
 _NO_GRADIENT = ("flash_attention", "efficient_attention", "cudnn_attention")
 
@@ -31,7 +28,7 @@ def decompositions() -> Mapping[Any, Any]:
     return {
         operation: rule
         for operation, rule in {**core_aten_decompositions(), **OPERATIONS}.items()
-        if operation not in TABLE and not any(name in str(operation) for name in _NO_GRADIENT)
+        if operation not in TRANSLATIONS and not any(name in str(operation) for name in _NO_GRADIENT)
     }
 
 

@@ -27,7 +27,25 @@ def by_convolution(
     g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry, device: Target
 ) -> Value:
     """Write the gradient of a weight of `shape`, from what the convolution read and the output's gradient."""
-    spatial = len(shape) - 2
+    padded = (
+        None
+        if g.target != "cuda" or len(shape) - 2 == _MOST_AXES
+        else _padded(g, x, gradient, shape, geometry)
+    )
+    if padded is None:
+        return swapped_convolution(g, x, gradient, shape, geometry)
+    x, pads = padded
+    whole = partial(_along_channels, shape=shape, geometry=geometry, pads=pads, parts=x.shape[0])
+    if geometry.groups > 1:
+        return whole(g, x, gradient)
+    forms = {"parts": partial(whole, parts=_parts(shape, x.shape[0], device)), "images": whole}
+    return forms[cheapest(g, forms, (x, gradient), device)](g, x, gradient)
+
+
+def _padded(
+    g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry
+) -> tuple[Value, list[int]] | None:
+    """Give the input without what no stride reached, and how to pad it; None where taps read only padding."""
     # The end is padded, or cropped where no stride reached, so that as many taps come out as there are.
     ends = [
         (k - 1) * d + (o - 1) * s + 1 - n - p
@@ -37,20 +55,19 @@ def by_convolution(
         )
     ]  # fmt: skip
     if any(n + end <= 0 for n, end in zip(x.shape[2:], ends, strict=True)):
-        return full(g, shape, 0, x.dtype)  # the taps read nothing but the padding before the image
+        return None
     x = pad(g, x, (0,) * x.rank, (0, 0, *(min(0, end) for end in ends)))
-    pads = [*geometry.pads, *(max(0, end) for end in ends)]
-    if g.target != "cuda" or spatial == _MOST_AXES:
-        return _swapped(g, x, gradient, geometry, pads)
-    whole = partial(_along_channels, shape=shape, geometry=geometry, pads=pads, parts=x.shape[0])
-    if geometry.groups > 1:
-        return whole(g, x, gradient)
-    forms = {"parts": partial(whole, parts=_parts(shape, x.shape[0], device)), "images": whole}
-    return forms[cheapest(g, forms, (x, gradient), device)](g, x, gradient)
+    return x, [*geometry.pads, *(max(0, end) for end in ends)]
 
 
-def _swapped(g: Graph, x: Value, gradient: Value, geometry: Geometry, pads: Sequence[int]) -> Value:
-    """Swap batch and channels; stride and dilation swap as well."""
+def swapped_convolution(
+    g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry
+) -> Value:
+    """Write it with batch and channels swapped; stride and dilation swap as well."""
+    padded = _padded(g, x, gradient, shape, geometry)
+    if padded is None:
+        return full(g, shape, 0, x.dtype)
+    x, pads = padded
     groups, (batch, channels, *size) = geometry.groups, x.shape
     axes = range(2, x.rank)
     if groups > 1:

@@ -61,7 +61,7 @@ def convolutions(imported: Imported, place: Place) -> onnx.ModelProto:
     rules: dict[str, Rule] = {"Conv": partial(_convolution, device)}
     if not device.hardware.is_gpu:
         rules["ConvTranspose"] = _transposed
-    return rebuilt(imported, rules, place.operators)
+    return rebuilt(imported, rules, place)
 
 
 def _convolution(device: Target, g: Graph, node: Node) -> Value | None:
@@ -137,7 +137,7 @@ def _weight_gradient(g: Graph, x: Value, kernel: Value, node: Node, device: Targ
         return None
     geometry = Geometry(strides=strides, pads=pads, dilations=dilations, groups=groups)
     shape = (gradient.shape[1], channels, *result[2:])
-    return _swapped(g, weight_gradient("auto", g, image, gradient, shape, geometry, device))
+    return _swapped(g, weight_gradient(g, image, gradient, shape, geometry, device))
 
 
 def _ungrouped(g: Graph, x: Value, groups: int) -> Value | None:

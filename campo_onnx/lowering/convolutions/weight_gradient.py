@@ -1,4 +1,4 @@
-"""The gradient of a convolution's weight, in three forms.
+"""The gradient of a convolution's weight, in the form that is predicted to be fastest.
 
 - ``"conv"``: a convolution of the input with the output's gradient, as large as an image, as kernel
   (:mod:`campo_onnx.lowering.convolutions.gradient_as_kernel`).
@@ -17,13 +17,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, TypeAlias, get_args
 
 from campo_onnx.builder.compact import crop, reduce, reshape, swap_last_two, transpose
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.products import gemm, matmul
 from campo_onnx.builder.value import Value
-from campo_onnx.lowering.convolutions.form_choice import cheapest
+from campo_onnx.lowering.convolutions.form_choice import Form, cheapest
 from campo_onnx.lowering.convolutions.gradient_as_kernel import by_convolution
 from campo_onnx.lowering.convolutions.patches import (
     Axis,
@@ -39,17 +38,11 @@ from campo_onnx.lowering.convolutions.patches import (
 )
 from campo_onnx.targets.target import Target
 
-WeightGradient: TypeAlias = Literal["auto", "matmul", "images", "conv"]
-"""A form; ``"auto"`` takes for each layer the one that is predicted to be fastest."""
-
-FORMS: tuple[str, ...] = get_args(WeightGradient)
-
 _FEWEST_OUTPUTS = 16
 """A product of fewer rows for each image is slower than its price on a CPU (a third of the speed with 12)."""
 
 
 def weight_gradient(
-    form: str,
     g: Graph,
     x: Value,
     gradient: Value,
@@ -61,8 +54,6 @@ def weight_gradient(
 
     Parameters
     ----------
-    form
-        See above; grouped convolutions take ``"conv"``.
     x, gradient
         What the convolution reads, and the gradient of what it gives.
     shape
@@ -70,28 +61,26 @@ def weight_gradient(
     geometry
         How the kernel moves.
     device
-        For which ``"auto"`` chooses.
+        For which a form is chosen; grouped convolutions take ``"conv"``.
     """
-    forms = {
-        "matmul": partial(_by_matmul if device.hardware.is_gpu else _on_cpu, shape=shape, geometry=geometry),
-        "images": partial(_by_images, shape=shape, geometry=geometry),
-        "conv": partial(by_convolution, shape=shape, geometry=geometry, device=device),
-    }
+    by_kernel = partial(by_convolution, shape=shape, geometry=geometry, device=device)
     if geometry.groups > 1:
-        form = "conv"
-    if form == "auto":
-        if g.target != "cuda":  # gathering elements instead of rows of channels is slow on a CPU
-            del forms["images"]
-        if device.hardware.is_gpu and math.prod(shape[2:]) == 1:
-            del forms["conv"]  # all that one tap takes is a product, which no library is slow at
-        if not device.hardware.is_gpu:
-            axes = axes_of(x.shape, gradient.shape, shape, geometry)
-            if is_small(axes):
-                forms["selected"] = partial(_by_selection, shape=shape, axes=axes)
-            if shape[0] >= _FEWEST_OUTPUTS and g.may_use("FusedMatMul", x):
-                forms["unfolded"] = partial(_by_unfolding, shape=shape, axes=axes)
-        form = cheapest(g, forms, (x, gradient), device)
-    return forms[form](g, x, gradient)
+        return by_kernel(g, x, gradient)
+    is_gpu = device.hardware.is_gpu
+    forms: dict[str, Form] = {
+        "matmul": partial(_by_matmul if is_gpu else _on_cpu, shape=shape, geometry=geometry)
+    }
+    if g.target == "cuda":  # gathering elements instead of rows of channels is slow on a CPU
+        forms["images"] = partial(_by_images, shape=shape, geometry=geometry)
+    if not is_gpu or math.prod(shape[2:]) > 1:  # what one tap takes is a product, which no library is slow at
+        forms["conv"] = by_kernel
+    if not is_gpu:
+        axes = axes_of(x.shape, gradient.shape, shape, geometry)
+        if is_small(axes):
+            forms["selected"] = partial(_by_selection, shape=shape, axes=axes)
+        if shape[0] >= _FEWEST_OUTPUTS and g.may_use("FusedMatMul", x):
+            forms["unfolded"] = partial(_by_unfolding, shape=shape, axes=axes)
+    return forms[cheapest(g, forms, (x, gradient), device)](g, x, gradient)
 
 
 def _by_matmul(g: Graph, x: Value, gradient: Value, shape: tuple[int, ...], geometry: Geometry) -> Value:

@@ -182,7 +182,7 @@ def refused(error: Exception) -> UnsupportedModelError:
         return UnsupportedModelError(
             f"ONNX Runtime {ort.__version__} is too old for the graph",
             why=f"it has no {unknown['op']}, which release {RELEASE} has",
-            remedy='Install a newer one, or export the step with target="standard".',
+            remedy="Install a newer one, or export the step without a target: it is lowered where it runs.",
         )
     if unknown and is_of_training_build(unknown["op"]):
         return UnsupportedModelError(

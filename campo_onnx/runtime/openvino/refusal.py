@@ -115,7 +115,7 @@ def _remedies(ops: Iterable[str]) -> Iterator[str]:
     if forms:
         yield f"Instead: {'; '.join(forms)}."
     if any(op.startswith(_MICROSOFT) for op in ops):
-        yield 'Export with target="standard", which writes no com.microsoft operators.'
+        yield "Export the step without a target, which writes no com.microsoft operators."
     yield "ONNX Runtime may run the graph as it is (--runtime onnxruntime)."
 
 

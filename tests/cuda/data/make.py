@@ -58,6 +58,6 @@ if __name__ == "__main__":
         (torch.zeros(2, 16, dtype=torch.long), torch.zeros(2, 1, 1, 16)),
         (torch.zeros(32, dtype=torch.long),),
         unscale=False,
-        target="cuda",
+        target="v100",
         path=Path(__file__).with_name("attention_step.onnx"),
     )
