@@ -127,7 +127,7 @@ def frontier(
     with opened_target(where) as basis:
         decision = StrategyArguments(precision=precision)
         options = plain_options(basis, where, graph, decision, chosen_lists)
-        imported = as_it_runs(import_model(model, options.dims), Place.of(options.target), options.dims)
+        imported = as_it_runs(import_model(model, options.dims), Place(target=options.target), options.dims)
         check_not_read(targets, imported.data_files)
         note_form(imported, options.target.runtime.name, model.name)
         problem = problem_of(imported, options)

@@ -1,6 +1,7 @@
 """Imports go one way, heavy packages are imported only in their rooms, and importing is light."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -151,6 +152,17 @@ def imported() -> dict[str, set[str]]:
 @pytest.mark.parametrize("rule", [wrong_ways, strangers, into_runtimes], ids=lambda rule: rule.__name__)
 def test_imports_stay_in_order(imported: dict[str, set[str]], rule: Callable[..., list[str]]) -> None:
     assert not [fault for module, names in imported.items() for fault in rule(module, names)]
+
+
+def test_sessions_are_seen_in_the_folder_of_their_runtime_only() -> None:
+    words = re.compile(r"InferenceSession|OrtValue|io_binding|ExecutionProvider")
+    seen = {
+        path.relative_to(ROOT).parent.as_posix()
+        for folder in ("campo_onnx", "cli")
+        for path in (ROOT / folder).rglob("*.py")
+        if words.search(path.read_text(encoding="utf-8"))
+    }
+    assert seen == {"campo_onnx/runtime/onnxruntime"}
 
 
 def test_disorder_is_told() -> None:

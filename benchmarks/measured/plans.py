@@ -128,7 +128,7 @@ def prepare(name: str, graphs: Path, key: str, costs: str = "auto") -> None:
 
 def form_for_all(imported: Imported, target: Target) -> Imported:
     """Bring a step into the form in which convolutions may be low; its FP32 step is measured in it, too."""
-    place = Place.of(target)
+    place = Place(target=target)
     first = as_it_runs(imported, place)
     try:
         return lowered(first, place, CONVOLUTIONS_LOW)

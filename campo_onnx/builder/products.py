@@ -42,7 +42,7 @@ def _with_vectors(g: Graph, a: Value, b: Value) -> Value:
 
 def _scale_worth_moving(g: Graph, x: Value, result: int) -> tuple[Value, float]:
     """Leave a factor to the product, or to its result (of so many elements a matrix) if that is smaller."""
-    is_free = g.may_use("FusedMatMul", x)
+    is_free = g.may_use("FusedMatMul", x) or g.sizes_change
     return scale_apart(g, x) if is_free or x.shape[-2] * x.shape[-1] > result else (x, 1.0)
 
 
@@ -56,7 +56,7 @@ def _batched(g: Graph, a: Value, b: Value) -> Value:
 
 def _product(g: Graph, a: Value, b: Value) -> Value:
     """Multiply; what is transposed is the smaller of two matrices and their product, not the larger one."""
-    turned = _swapped(g, a), _swapped(g, b)
+    turned = (None, None) if g.sizes_change else (_swapped(g, a), _swapped(g, b))
     for i, source in enumerate(turned):
         other = (b, a)[i]
         small = 2 * (other.elements + math.prod(a.shape[:-1]) * b.shape[-1])

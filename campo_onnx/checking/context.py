@@ -166,7 +166,7 @@ def _as_it_was_lowered(fp32: Imported, mixed: Imported, target: Target, policy: 
     """Bring a portable step into the form of a mixed one, which has the nodes of the right runtime."""
     names = mixed.view.node.keys()
     for runtime in (target.runtime, *runtimes()):
-        place = Place(runtime=runtime.name, processor=target.hardware.processor, target=target)
+        place = Place(target=Target.of(target.hardware, runtime))
         form = as_it_runs(fp32, place, policy.dims)
         if all(node.name in names for node in form.view.nodes if node.op.op_type != "Cast"):
             return form
@@ -175,7 +175,7 @@ def _as_it_was_lowered(fp32: Imported, mixed: Imported, target: Target, policy: 
 
 def _as_planned(fp32: Imported, target: Target, policy: Policy) -> Imported:
     """Bring the FP32 graph into the form of which BF16 plans with convolutions are made."""
-    place = Place.of(target)
+    place = Place(target=target)
     try:
         return lowered(fp32, place, CONVOLUTIONS_LOW, policy.dims)
     except UnsupportedModelError:

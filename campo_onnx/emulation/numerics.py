@@ -26,6 +26,7 @@ from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.ops.registry import RANDOM
 from campo_onnx.runtime.chunked_run import run
 from campo_onnx.runtime.registry import machine
+from campo_onnx.targets.target import target
 
 # They convert or make values and compute none: ONNX Runtime runs them in the low precision as they are.
 _NATIVE = frozenset({"Cast", "Constant", "ConstantOfShape"})
@@ -76,7 +77,7 @@ def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelPr
         work.add(node)
     del graph.node[:]
     graph.node.extend(work.nodes)
-    lower_opset(emulated, Place(runtime="onnxruntime", processor="cpu"))
+    lower_opset(emulated, Place(target=target("cpu")))
     return emulated
 
 
@@ -306,5 +307,5 @@ def seeded(model: ModelProto) -> ModelProto:
             seed = zlib.crc32(node.name.encode()) >> 8  # a float holds integers up to 2^24
             kind = int if "Dropout" in node.op_type else float
             node.attribute.append(onnx.helper.make_attribute("seed", kind(seed)))
-    lower_opset(copy, Place(runtime="onnxruntime", processor="cpu"))
+    lower_opset(copy, Place(target=target("cpu")))
     return copy

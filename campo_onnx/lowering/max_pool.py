@@ -52,7 +52,7 @@ def max_pool(imported: Imported, place: Place) -> onnx.ModelProto:
     view = imported.view
     pools = [node for node in view.nodes if node.op == _MAX_POOL]
     keeps_maxima = all(place.runs(view.signature(node.name)) for node in pools)
-    if keeps_maxima and not place.finds_places_slowly:
+    if keeps_maxima and not place.target.runtime.capabilities.indexes_pools_slowly:
         return imported.model
     windows = {
         node.name: window

@@ -78,7 +78,7 @@ def raise_opset(imported: Imported, place: Place, *, opset: int = CONVOLUTIONS_I
         if not keeps_meaning(node, version, opset):
             raise _not_raised(f"{node.op_type} changed its meaning between opset {version} and {opset}")
         if place.runs(signature, version) and not place.runs(signature, opset):
-            raise _not_raised(f"{place.runtime} has no kernel of {node.op_type} at opset {opset}")
+            raise _not_raised(f"{place.target.runtime.name} has no kernel of {node.op_type} at opset {opset}")
     model = onnx.ModelProto()
     model.CopyFrom(imported.model)
     next(entry for entry in model.opset_import if not entry.domain).version = opset

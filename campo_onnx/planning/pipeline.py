@@ -154,7 +154,7 @@ def form_for(imported: Imported, options: Options) -> Imported:
         The graph itself, or another that computes the same. One at a newer opset has the graph in which the
         FP32 step runs as ``given``.
     """
-    place = Place.of(options.target)
+    place = Place(target=options.target)
     is_bound = bool(options.forbidden or options.released or options.evidence.profile)
     if imported.stamp is not None or not options.lowers:
         return imported

@@ -49,6 +49,8 @@ class Capabilities:
         Whether it computes in low precision on CPUs that have units for it.
     multiplies_in_tf32
         Whether FP32 products run as TF32 where the hardware has it.
+    indexes_pools_slowly
+        Whether its kernel of MaxPool with indices takes several times as long as comparisons do.
     keeps_nan
         Whether a NaN survives Relu, Max and MaxPool, so that a finite loss means finite activations.
     refused_precisions
@@ -63,6 +65,7 @@ class Capabilities:
     has_low_cpu_kernels: bool
     multiplies_in_tf32: bool
     keeps_nan: bool
+    indexes_pools_slowly: bool = False
     refused_precisions: tuple[tuple[Precision, str], ...] = ()
 
     def refusal(self, precision: Precision) -> str:

@@ -6,12 +6,10 @@ from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.portable import is_portable
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import FORMS, lowered
+from campo_onnx.targets.target import target
 
 DRAWING = {"Dropout", "RandomUniform", "RandomNormal", "Bernoulli", "Multinomial"}
-PLACES = tuple(
-    Place(runtime=runtime, processor=processor)
-    for runtime, processor in (("onnxruntime", "cpu"), ("onnxruntime", "cuda"), ("openvino", "cpu"))
-)
+TARGETS = (target("cpu"), target("v100"), target("cpu", "openvino"))
 
 
 def lowered_forms(model: onnx.ModelProto) -> list[onnx.ModelProto]:
@@ -19,5 +17,5 @@ def lowered_forms(model: onnx.ModelProto) -> list[onnx.ModelProto]:
     if not is_portable(model) or any(n.op_type in DRAWING for n in model.graph.node):
         return []
     imported = import_model(model, any_type=True)
-    forms = (lowered(imported, place, FORMS) for place in PLACES)
+    forms = (lowered(imported, Place(target=each), FORMS) for each in TARGETS)
     return [form.model for form in forms if form is not imported]

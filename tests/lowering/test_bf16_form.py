@@ -149,7 +149,7 @@ def test_convolutional_networks_gain():
 def test_a_step_that_draws_numbers_is_emulated_on_a_cpu(run):
     draws = "u = RandomUniform<shape=[64,8,4,4]>() e = Mul(dy, u) dx = ConvTranspose<pads=[1,1,1,1]>(e, w)"
     imported = import_model(step(channels=8, size=4, tail=draws))
-    raised = lowered(imported, Place(runtime="onnxruntime", processor="cuda"), CONVOLUTIONS_LOW)
+    raised = lowered(imported, Place(target=target("v100")), CONVOLUTIONS_LOW)
     assert raised.view.opset[""] == 22
     low = Options(
         target=target("h200"), lists=preset("campo"), low=Precision.BF16, strategy="torch-amp", min_gain=0
@@ -171,7 +171,7 @@ def test_a_raised_graph_is_checked_against_the_given_one():
 def test_a_raised_plan_is_tried_on_data():
     draws = "u = RandomUniform<shape=[64,64,8,8]>() e = Mul(dy, u) dx = ConvTranspose<pads=[1,1,1,1]>(e, w)"
     imported = import_model(step(channels=64, size=8, tail=draws))
-    raised = lowered(imported, Place(runtime="onnxruntime", processor="cuda"), CONVOLUTIONS_LOW)
+    raised = lowered(imported, Place(target=target("v100")), CONVOLUTIONS_LOW)
     options = replace(BF16, strategy="torch-amp", min_gain=0)
     problem = problem_of(raised, options)
     optimized = apply(decide(problem, raised, options), problem, raised)

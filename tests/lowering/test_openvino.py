@@ -30,7 +30,7 @@ from campo_onnx.targets.target import target
 from campo_onnx.training.session import TrainingSession
 from tests.conftest import run_model
 
-HERE = Place(runtime="openvino", processor="cpu")
+HERE = Place(target=target("cpu", "openvino"))
 CPU = target("cpu", "openvino")
 OPTIONS = Options(target=CPU, lists=preset("campo"), low=Precision.BF16)
 SHAPES = {"x": (2, 3, 10, 10), "param.w": (4, 3, 3, 3)}
@@ -173,8 +173,8 @@ def test_the_form_is_its_own_form(path):
 
 def test_onnx_runtime_keeps_the_graph(path):
     imported = import_model(path)
-    for processor in ("cpu", "cuda"):
-        assert as_it_runs(imported, Place(runtime="onnxruntime", processor=processor)) is imported
+    for device in ("cpu", "v100"):
+        assert as_it_runs(imported, Place(target=target(device))) is imported
 
 
 def test_a_session_trains_it(path, feeds):

@@ -24,10 +24,11 @@ from campo_onnx.ops.signature import make_signature
 from campo_onnx.runtime.api import Support
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import temporary_runtime
+from campo_onnx.targets.target import target
 
-CUDA = Place(runtime="onnxruntime", processor="cuda")
-CPU = Place(runtime="onnxruntime", processor="cpu")
-OPENVINO = Place(runtime="openvino", processor="cpu")
+CUDA = Place(target=target("v100"))
+CPU = Place(target=target("cpu"))
+OPENVINO = Place(target=target("cpu", "openvino"))
 PLACES = {"cuda": CUDA, "cpu": CPU, "openvino": OPENVINO}
 PASSES = {
     rule.__name__: rule for rule in (data_gradients, dropout, max_pool, raise_opset, sign_masks, zero_padding)
@@ -330,4 +331,4 @@ def test_places_do_not_depend_on_how_maxima_are_rounded(run):
 def test_a_gpu_without_figures_has_forms_of_any_gpu() -> None:
     a10 = Machine(provider="cuda", device="NVIDIA A10", driver="", cuda="", ort="1", tf32=True, threads=0)
     assert Place.on(a10) == CUDA
-    assert Place.on(replace(a10, device="NVIDIA H200")).figures.name == "h200"
+    assert Place.on(replace(a10, device="NVIDIA H200")).target.name == "h200"

@@ -21,6 +21,7 @@ from campo_onnx.export.torch import export_training_step
 from campo_onnx.ir.importer import import_model
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import FORMS, lowered
+from campo_onnx.targets.target import target
 from campo_onnx.training.session import TrainingSession
 from campo_onnx.training.weight_update import WeightUpdate
 from tests.random_networks.network import Network
@@ -129,7 +130,7 @@ def _in_session(model: onnx.ModelProto, feeds: Arrays) -> Arrays:
 
 def _as_on_gpu(model: onnx.ModelProto, feeds: Arrays) -> Arrays:
     """Run the forms that are chosen for a GPU, which have kernels on a CPU as well."""
-    form = lowered(import_model(model, any_type=True), Place(runtime="onnxruntime", processor="cuda"), FORMS)
+    form = lowered(import_model(model, any_type=True), Place(target=target("v100")), FORMS)
     return _in_onnxruntime(_LEVEL.ORT_DISABLE_ALL, form.model, feeds)
 
 

@@ -122,7 +122,7 @@ def export_training_step(
     model = translate(traced, inputs, outputs, TRANSLATIONS, opset=opset)
     mark_portable(model)
     if chosen is not None:
-        model = as_it_runs(import_model(model, any_type=True), Place.of(chosen)).model
+        model = as_it_runs(import_model(model, any_type=True), Place(target=chosen)).model
     if path is not None:
         export_model(model, Path(path))
     return model

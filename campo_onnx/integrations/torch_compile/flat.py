@@ -6,7 +6,7 @@ Results that are not tensors, or an argument as it is, never reach ONNX; they ar
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +27,7 @@ from campo_onnx.ir.portable import mark_portable
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import as_it_runs
 from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.runtime.registry import machine
 
 
 def provider_of(device: torch.device) -> str:
@@ -190,7 +191,8 @@ class FlatGraph:
         inputs, outputs = ([t.name for t in tensors] for tensors in (self.inputs, self.outputs))
         model = translate(self.gm, inputs, outputs, TRANSLATIONS, opset=OPSET, sizes_change=sizes_change)
         mark_portable(model)
-        place = Place(runtime=runtime, processor=provider_of(self.device), sizes_change=sizes_change)
+        here = machine(provider_of(self.device), runtime=runtime)
+        place = replace(Place.on(here), sizes_change=sizes_change)
         return as_it_runs(import_model(model, any_type=True), place).model
 
 

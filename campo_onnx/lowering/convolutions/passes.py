@@ -57,7 +57,7 @@ def convolutions(imported: Imported, place: Place) -> onnx.ModelProto:
     place
         Where it is to run.
     """
-    device = place.figures
+    device = place.target
     rules: dict[str, Rule] = {"Conv": partial(_convolution, device)}
     if not device.hardware.is_gpu:
         rules["ConvTranspose"] = _transposed

@@ -30,6 +30,7 @@ _CAPABILITIES = Capabilities(
     has_low_cpu_kernels=True,
     multiplies_in_tf32=False,
     keeps_nan=False,
+    indexes_pools_slowly=True,
     refused_precisions=(
         (
             Precision.FP16,
