@@ -19,7 +19,7 @@ from msgspec import inspect
 T = TypeVar("T")
 
 TOML_LIMIT_BYTES = 1 << 18
-"""What a TOML file may hold: people write those."""
+"""Largest TOML file: people write those."""
 
 _MOST_DOTS = 256
 _QUOTED = re.compile(rb"\"[^\"]*\"|'[^']*'")
@@ -41,7 +41,7 @@ class Plain(Protocol):
 
 
 class DecodeError(ValueError):
-    """What is read is not what was asked for; the message says where and why.
+    """A document does not have the expected form; the message says where and why.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ from campo_onnx.errors import CampoError, UsageError
 MIB = 2**20
 
 READ_LIMIT_BYTES = 256 * MIB
-"""What a text file of ours may hold: far more than any has, far less than memory."""
+"""Largest text file of ours: far more than any has, far less than memory."""
 
 _APP = "campo-onnx"
 _SCRATCH = f".{_APP}-"
@@ -286,12 +286,12 @@ def refuse_special(path: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Where this user keeps what can be made again."""
+    """The user's cache folder: files that can be made again."""
     return platformdirs.user_cache_path(_APP, appauthor=False)
 
 
 def data_folder() -> Path:
-    """Where this user keeps what is worth keeping."""
+    """The user's data folder: files worth keeping."""
     return platformdirs.user_data_path(_APP, appauthor=False)
 
 

@@ -38,7 +38,7 @@ from .verification import drifting, measured_strategies
 
 
 class Emulated(StrEnum):
-    """How low nodes compute when a step is emulated."""
+    """Arithmetic of low nodes when a step is emulated."""
 
     PLANNED = "planned"
     DFP16 = "dfp16"

@@ -1,4 +1,4 @@
-"""What ``optimize`` and ``compare`` plan with: the device, and where its costs come from."""
+"""Evidence for ``optimize`` and ``compare``: the device, and the sources of its costs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,7 +49,7 @@ CostsOption = Annotated[
 
 
 class Running(StrEnum):
-    """How the step will run."""
+    """Execution mode of the step."""
 
     STREAM = "stream"
     GRAPH = "graph"
@@ -107,7 +107,7 @@ class TargetArguments:
 
     @property
     def files(self) -> dict[str, Path | str | None]:
-        """What is read, by option: names that are files, or may be."""
+        """Files to read, by option: names that are files, or may be."""
         return {"--device": self.device, "--profile": self.profile, "--store": self.store}
 
     def check(self) -> None:

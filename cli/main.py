@@ -26,8 +26,8 @@ from .render.console import (
 TRACEBACK_VARIABLE = "CAMPO_ONNX_TRACEBACK"
 
 _COLLECTING = (10_000, 20, 50)
-"""How rarely Python looks for cycles. A graph is millions of values that stay: at Python's own thresholds
-a sixth of the time of planning 100,000 nodes went into looking at them, and nothing was found."""
+"""Thresholds of Python's search for cycles. A graph is millions of values that stay: at Python's own
+thresholds a sixth of the time of planning 100,000 nodes went into looking at them, and nothing was found."""
 
 _NOT_SLIM = ("polars", "safetensors")
 """Packages that a slim install lacks (docs/install.md)."""

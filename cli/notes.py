@@ -1,4 +1,4 @@
-"""What the user did not ask for but wants to know: overrides without effect, graphs that surprise."""
+"""Notes that the user did not ask for but wants to know: overrides without effect, graphs that surprise."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

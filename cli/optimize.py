@@ -238,7 +238,7 @@ def _page(optimized: "Optimized", model: Path, notes: "Sequence[str]", measured:
 
 
 def default_output(model: Path) -> Path:
-    """Where the result goes unless told: beside the model.
+    """The default path of the result, beside the model.
 
     Examples
     --------

@@ -65,7 +65,7 @@ def complete_precisions(incomplete: str) -> list[str]:
 
 
 def complete_providers(incomplete: str) -> list[str]:
-    """Where graphs can run, for the shell's completion."""
+    """Processors that graphs can run on, for the shell's completion."""
     return [name for name in ("auto", "cpu", "cuda") if name.startswith(incomplete)]
 
 

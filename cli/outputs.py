@@ -6,7 +6,7 @@ from pathlib import Path
 from campo_onnx.errors import UsageError
 
 Read = Path | str | Iterable[Path] | None
-"""What an option names: a file, files, or something that may be a file (a preset, a device)."""
+"""Kinds of values of an option: a file, files, or something that may be a file (a preset, a device)."""
 
 
 def check_outputs(

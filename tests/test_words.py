@@ -56,6 +56,15 @@ def test_names_in_code() -> None:
     assert not dialect_at({path: " ; ".join(found).replace("_", " ") for path, found in names.items()})
 
 
+RELATIVE = re.compile(r'^\s*"""(What|Which|How|Where)\b.*', re.MULTILINE)
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    found = {path: RELATIVE.search(path.read_text(encoding="utf-8")) for path in SOURCES}
+    assert not [f"{path.relative_to(ROOT)}: {match[0].strip()}" for path, match in found.items() if match]
+    assert RELATIVE.search('    """What one training step did."""')
+
+
 def test_documents_and_help() -> None:
     assert not dialect_at({page: page.read_text(encoding="utf-8") for page in PAGES})
 

@@ -278,7 +278,7 @@ def _rows(
 
 
 def _notes(graphs: Sequence[Graph], machine: Machine, rounds: Rounds, tolerance: float) -> Iterator[str]:
-    """What one must know to interpret the figures."""
+    """Notes for reading the figures."""
     first_us = rounds.samples_us.get(graphs[0].name, ())
     if first_us and len(graphs) > 1:
         smallest = resolvable(tolerance, median_interval(first_us).median)

@@ -1,4 +1,4 @@
-"""What went wrong with a graph, told so that the user knows what to do."""
+"""A graph's failure, told so that the user knows what to do."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is measured besides time: energy, memory, and use of the tensor cores."""
+"""Measurements besides time: energy, memory, and use of the tensor cores."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -10,7 +10,7 @@ from campo_onnx.runtime.machine import Machine
 
 
 class Outcome(StrEnum):
-    """How a graph compares with the first one."""
+    """Comparison of a graph with the first one."""
 
     BASELINE = "baseline"
     FASTER = "faster"

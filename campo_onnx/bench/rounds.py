@@ -19,7 +19,7 @@ from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.timing import Step
 
 RUNS = 6
-"""How often graphs are loaded: the fewest medians whose range covers the true one with 95 %."""
+"""Number of times that graphs are loaded: the fewest medians whose range covers the true one with 95 %."""
 
 PAUSE_S = 0.005
 """Between two steps on a CPU, see :func:`pause_between`."""
@@ -31,7 +31,7 @@ Reload = Callable[[Collection[str]], Loaded]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """How many rounds to time.
+    """Number of rounds to time.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """What was timed.
+    """Times of all rounds.
 
     Parameters
     ----------

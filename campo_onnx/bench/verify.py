@@ -245,7 +245,7 @@ def measured(comparison: Comparison, measure: Measure, dims: Mapping[str, int] |
 
 
 def _key(plan: Plan) -> tuple[object, ...]:
-    """What makes two plans of one graph equal."""
+    """A key that is equal for plans of one graph that decide alike."""
     return plan.low_nodes, plan.pads
 
 

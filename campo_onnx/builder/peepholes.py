@@ -1,4 +1,4 @@
-"""What shows only when the graph is whole: which node consumes what, so which pairs can be one."""
+"""Rewrites of a whole graph: pairs of nodes that can be one once all consumers are known."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

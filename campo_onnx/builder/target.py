@@ -1,4 +1,4 @@
-"""What a step may be written with: the standard's operators only, or also ONNX Runtime's own."""
+"""Operators that a graph may have: the standard's only, or also ONNX Runtime's own."""
 
 import re
 from typing import Literal, TypeAlias
@@ -8,7 +8,7 @@ from campo_onnx.ops.precision import Precision
 from campo_onnx.runtime.onnxruntime.kernels import runs
 
 Target: TypeAlias = Literal["standard", "cuda", "cpu"]
-"""Where a graph is to run.
+"""Runtime and provider of a graph.
 
 - ``"standard"``: anywhere; it has operators of the standard domain only.
 - ``"cuda"``: in ONNX Runtime, on its CUDA provider; long sums over rows are one node there, elsewhere two.

@@ -1,1 +1,1 @@
-"""What a node and a Cast cost on a device."""
+"""Costs of nodes and Casts on a device."""

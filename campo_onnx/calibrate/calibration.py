@@ -59,7 +59,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpEntry:
-    """What is known about one operator.
+    """Models and samples of one operator.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ class Calibration:
 
     @property
     def operators(self) -> int:
-        """How many operators have a model of their own."""
+        """Number of operators with a model of their own."""
         return len({entry.op for entry in self.entries})
 
     def mean(self, pick: Callable[[Scores], float]) -> float | None:

@@ -49,7 +49,7 @@ class Found:
 
 
 def user_folder() -> Path:
-    """Where calibrations go unless told otherwise: the user's data folder."""
+    """The default folder of calibrations, in the user's data folder."""
     return files.data_folder() / "calibrations"
 
 
@@ -65,7 +65,7 @@ def make_folder(folder: Path) -> None:
 
 
 def shipped_folder() -> Traversable:
-    """Where the program brings calibrations along; it need not exist."""
+    """The folder of shipped calibrations; it need not exist."""
     return resources.files("campo_onnx.calibrate").joinpath("data", "calibrations")
 
 

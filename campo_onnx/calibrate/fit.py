@@ -22,7 +22,7 @@ Floats: TypeAlias = NDArray[np.float64]
 T = TypeVar("T")
 
 PAPER_ACCURACY = 0.942
-"""What the paper reports over 143 operators."""
+"""The paper's figure, over 143 operators."""
 
 THRESHOLD = 0.75
 """The paper's: an event is a feature when its |rho| with the low-precision time is larger."""
@@ -62,7 +62,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """How a model is fitted.
+    """Settings of a fit.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def _neighbours(samples: Sequence[Sample]) -> OpModel:
 
 
 TIME_FEATURES = ("moved_bytes", "flops", "waves", "beyond_l2_bytes")
-"""What FP32 times are predicted from; all of it follows from shapes."""
+"""Features that predict FP32 times; all follow from shapes."""
 
 
 def fit_time(events: Sequence[Mapping[str, float]], fp32_us: Sequence[float]) -> TimeModel:

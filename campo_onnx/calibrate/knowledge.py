@@ -1,4 +1,4 @@
-"""How well each device is known: public figures, calibrations, timings taken here."""
+"""Sources for each device: public figures, calibrations, timings taken here."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from campo_onnx.targets.target import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """What is known of one device.
+    """Sources for one device.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What an operator costs: Eq. 2 of the Campo paper, and FP32 time from shapes."""
+"""Cost of an operator: Eq. 2 of the Campo paper, and FP32 time from shapes."""
 
 import math
 from collections.abc import Mapping

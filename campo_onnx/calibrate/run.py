@@ -48,7 +48,7 @@ _FEWEST_CASTS = 4  # to fit a line, and to test it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What to measure.
+    """Operators, shapes and sweeps to measure.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ _TRIES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How many samples of an op, and how large.
+    """Number and size of an op's samples.
 
     Parameters
     ----------

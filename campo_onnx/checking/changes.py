@@ -1,4 +1,4 @@
-"""What was changed to make a mixed graph from an FP32 graph.
+"""Changes that make a mixed graph of an FP32 graph.
 
 A mixed graph is the FP32 graph plus Casts, and Pads and Slices around products: the same nodes with
 the same attributes read the same values, up to precision. Anything else is another model.
@@ -29,7 +29,7 @@ _PADDING = frozenset({OpKey("", "Pad"), OpKey("", "Slice")})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What differs between an FP32 graph and the mixed graph made from it.
+    """Differences between an FP32 graph and the mixed graph made from it.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the rules look at: both graphs, the changes between them, and the predicted steps."""
+"""Input of the rules: both graphs, the changes between them, and the predicted steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -85,7 +85,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Limits:
-    """What ``[defaults]`` and every ``[[graph]]`` may set; None where it does not."""
+    """Settings of ``[defaults]`` and of every ``[[graph]]``; None where unset."""
 
     max_drift: float | None = None
     min_speedup: float | None = None

@@ -1,1 +1,1 @@
-"""What every node and Cast of a graph costs on a device, and where that figure comes from."""
+"""Cost of every node and Cast of a graph on a device, with the source of each figure."""

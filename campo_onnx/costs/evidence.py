@@ -1,4 +1,4 @@
-"""What costs may be based on: the user's choice of a source, and what is at hand for it.
+"""Sources of costs: the user's choice, and the evidence at hand for it.
 
 Light to import: nothing here needs ONNX Runtime.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CostSource(StrEnum):
-    """Where costs come from.
+    """Source of costs.
 
     A user may ask for those in :data:`CHOICES`; tables and nodes say which one it was in the end.
     """
@@ -30,12 +30,12 @@ class CostSource(StrEnum):
 
 
 CHOICES = (CostSource.AUTO, CostSource.MEASURE, CostSource.MODEL, CostSource.DATASHEET)
-"""What a user may ask for."""
+"""Sources that a user can choose."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What is known beside the device's figures.
+    """Evidence beside the device's figures.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What running and casting cost: the values every strategy decides by."""
+"""Costs of nodes and Casts, by which every strategy decides."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class NodeCost:
 
     @property
     def gain_us(self) -> float:
-        """What low precision saves, before casts; negative when it costs."""
+        """Time that low precision saves, before Casts; negative where it takes longer."""
         return self.fp32_us - self.low_us
 
 

@@ -1,4 +1,4 @@
-"""What rounding makes of every strategy's step: each plan emulated on the CPU, beside the FP32 step."""
+"""Drift of every strategy's step by rounding: each plan emulated on the CPU, beside the FP32 step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ from campo_onnx.runtime.registry import machine
 
 
 class Numerics(StrEnum):
-    """How the low nodes of a plan are taken to compute."""
+    """Arithmetic that is assumed of a plan's low nodes."""
 
     PLANNED = "planned"
     """In the low precision that was planned."""

@@ -42,7 +42,7 @@ MOST_TRIALS = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSafety:
-    """What data says of a graph.
+    """Findings of data about a graph.
 
     Parameters
     ----------

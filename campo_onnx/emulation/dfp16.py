@@ -37,7 +37,7 @@ _INT32 = 2**31
 
 
 class Rounding(Enum):
-    """How a value becomes an integer."""
+    """Conversion of a value to an integer."""
 
     NEAREST = "nearest"
     """To the nearest integer, ties to even."""

@@ -1,4 +1,4 @@
-"""Which axis a product sums over, and how it is cut into sums that an integer holds."""
+"""Products cut along the axis of their sums into sums that an integer holds."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How far a mixed step is from the FP32 step, held against what matters and what FP32 itself knows."""
+"""Distance of a mixed step from the FP32 step, relative to FP32's own error and to what training notices."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ class Reference:
 
     @cached_property
     def outputs(self) -> Arrays:
-        """What the step makes of the batch."""
+        """Results of the step on the batch."""
         if self.computed is not None:
             return self.computed
         return dict(run_in_pieces(self.model, self.feeds, self.machine, folder=self.folder))
@@ -140,7 +140,7 @@ class Reference:
         return worst
 
     def _own(self, name: str, again: NDArray[Any], feeds: Arrays) -> float:
-        """How far an output, or what the step adds to it, moves; storing a large weight moves nothing."""
+        """Distance that an output, or its change by the step, moves; storing a large weight moves nothing."""
         first = self.outputs[name].astype(np.float64)
         moved = again.astype(np.float64) - first
         if name not in self.bases:

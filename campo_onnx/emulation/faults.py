@@ -1,4 +1,4 @@
-"""What is wrong with a step in which some nodes are low: one batch, run in FP32 and with their rounding.
+"""Faults of a step in which some nodes are low: one batch, run in FP32 and with their rounding.
 
 Rounding changes a step a little. A fault is what it does not explain: a tensor that is not finite although
 FP32's is, whole numbers that differ, an output that is further off than the products of matrices alone, which
@@ -153,7 +153,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """How a step with some low nodes differs from the FP32 step on one batch.
+    """Difference of a step with some low nodes from the FP32 step on one batch.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ class ProbedBatch:
 
     @property
     def trials(self) -> int:
-        """How many sets of low nodes were tried."""
+        """Number of sets of low nodes that were tried."""
         return len(self._trials)
 
     def trial(self, low_nodes: Nodes) -> Trial:

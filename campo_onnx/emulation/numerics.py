@@ -1,4 +1,4 @@
-"""What a mixed graph computes, on a machine without FP16 arithmetic.
+"""The numbers that a mixed graph computes, on a machine without FP16 arithmetic.
 
 ONNX Runtime's CPU provider runs FP16 nodes in FP32 and drops the Casts around them, so running a
 mixed graph there says nothing about its numerics. :func:`emulate` writes the rounding down as Casts

@@ -53,7 +53,7 @@ _FLOPS_PER_S, _BYTES_PER_S, _DRAWN_BYTES_PER_S, _NODE_S = 2e10, 4e9, 2e8, 2e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Probed:
-    """What :func:`probe` returns.
+    """Result of :func:`probe`.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class Probed:
 
     @property
     def summary(self) -> str:
-        """What ran and what came of it, in a sentence or two."""
+        """Runs and their outcome, in a sentence or two."""
         if not self.batches:
             return f"The plan was not tried on data: {self.why_not or 'nothing is low'}"
         on = ", ".join(self.batches)
@@ -267,7 +267,7 @@ def _involved(names: Sequence[str], faults: Sequence[Verdict], view: GraphView) 
 
 
 def _longest_right(involved: Sequence[str], others: Sequence[str], wrong: Wrong) -> int:
-    """How many of the first nodes may be low; at least one is not."""
+    """Number of first nodes that may be low; at least one is not."""
     right, too_many = 0, len(involved)
     while too_many - right > 1:
         middle = (right + too_many) // 2

@@ -33,7 +33,7 @@ step of three layers.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simplified:
-    """What :func:`simplify` returns.
+    """Result of :func:`simplify`.
 
     Parameters
     ----------

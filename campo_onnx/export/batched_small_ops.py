@@ -29,7 +29,7 @@ class _Tree:
 
     @property
     def key(self) -> "_Key":
-        """What trees have in common that can be computed together."""
+        """Common form of trees that can be computed together."""
         if self.leaf is None:
             return (self.op_type, *(tree.key for tree in self.operands))
         if self.leaf.dtype == _BOOL:

@@ -14,7 +14,7 @@ from campo_onnx.errors import UsageError
 _BELOW: Mapping[str, float] = MappingProxyType(
     {"beta1": 1.0, "beta2": 1.0, "eps": math.inf, "momentum": math.inf, "weight_decay": math.inf}
 )
-"""What each setting must be below; none may be negative."""
+"""Exclusive upper bound of each setting; none may be negative."""
 
 
 class _Settings:

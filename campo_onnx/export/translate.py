@@ -19,7 +19,7 @@ from campo_onnx.export.batched_small_ops import side_by_side
 from campo_onnx.export.translation import Expected, Table, UntranslatableError
 
 Ref: TypeAlias = Hashable
-"""What a traced step calls a tensor."""
+"""A traced step's name of a tensor."""
 
 
 class UntranslatedUseError(UnsupportedModelError):

@@ -1,4 +1,4 @@
-"""How one operation of a framework becomes ONNX nodes, and the tables that say so for all of them."""
+"""Translation of a framework's operation to ONNX nodes, and tables of translations."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

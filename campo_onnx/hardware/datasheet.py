@@ -166,7 +166,7 @@ def read_catalogue(folder: Traversable) -> Catalogue:
 
 
 def driver_key(title: str) -> str:
-    """What is compared of the name that a driver gives a GPU: all but case, and "NVIDIA" in front.
+    """The part of a GPU's driver name that is compared: all but case, and "NVIDIA" in front.
 
     Drivers put the vendor's name there since 2020 or so; everything else tells products apart.
 
@@ -195,7 +195,7 @@ def devices() -> Mapping[str, Hardware]:
 
 
 def assumptions(name: str) -> Mapping[str, Assumption]:
-    """What is assumed about a device, beside its public figures.
+    """Assumptions about a device, beside its public figures.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What precision of a forward node means for its backward nodes.
+"""Precision of backward nodes, from that of their forward nodes.
 
 A framework that is handed a forward graph writes the backward one itself, and follows it: gradients
 have the type of what they are gradients of, and the gradient of a Cast is a Cast. So a forward node

@@ -16,7 +16,7 @@ from campo_onnx.planning.pipeline import decide, problem_of
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedGraph:
-    """What was decided about one graph that ORTModule exported.
+    """Decisions about one graph that ORTModule exported.
 
     Parameters
     ----------

@@ -14,10 +14,10 @@ OLDEST_NATIVE_OPSET = 7
 """The oldest version of the standard domain that is read, planned and written as it is."""
 
 CONVERTED_TO_OPSET = 13
-"""What older models are converted to: the first version with BF16, which newer runtimes all read."""
+"""The opset that older models get: the first version with BF16, which newer runtimes all read."""
 
 ADDED_OPSET = 20
-"""What a model that imports other domains only gets for its Casts, where its IR version allows it."""
+"""The opset of Casts in a model that imports other domains only, where its IR version allows it."""
 
 _FREE_INITIALIZERS_IR = 4
 """From here on an initializer, a low version of a constant say, need not be an input of the graph."""

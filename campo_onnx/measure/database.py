@@ -14,7 +14,7 @@ _APPLICATION_ID = 0x43414D50  # "CAMP": tells our files from other programs'
 _VERSION = 1
 _WAIT_S = 30.0
 QUERY_LIMIT_S = 60.0
-"""How long one statement may take; a million timings take a second."""
+"""Longest time of one statement; a million timings take a second."""
 
 _STEPS = 100_000  # of SQLite's machine, between two looks at the clock
 _TIMINGS = """
@@ -86,12 +86,12 @@ def damage(path: Path) -> str:
 
 
 def files_beside(path: Path | None) -> tuple[Path, ...]:
-    """Where SQLite keeps what is not yet in the file itself."""
+    """SQLite's files for what is not yet in the database file."""
     return () if path is None else tuple(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm"))
 
 
 def identity(path: Path | None) -> tuple[int, int] | None:
-    """Which file lies at a path; None for none."""
+    """Identity of the file at a path; None where there is none."""
     try:
         status = None if path is None else path.stat()
     except FileNotFoundError:

@@ -63,7 +63,7 @@ class NotStoredError(UnsupportedModelError):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTimer:
-    """Where and how to time nodes.
+    """Machine and settings for timing nodes.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class NodeTimer:
     again_before: str = ""
 
     def key(self, signature: Signature) -> TimingKey:
-        """What a timing of `signature` is filed under."""
+        """Key of a timing of `signature`."""
         return TimingKey(machine=self.machine, signature=timed_as(signature).key, execution=self.execution)
 
     def find(self, signature: Signature) -> Timing | None:
@@ -146,7 +146,7 @@ class Measured:
 
 
 def timed_as(signature: Signature) -> Signature:
-    """What is timed in place of a signature: mostly itself."""
+    """The signature to time in place of another: mostly itself."""
     return VIEW_NODE if work_of(signature).kind in HOST_ONLY else signature
 
 

@@ -36,7 +36,7 @@ SCHEMA: dict[str, pl.DataType] = {
 
 
 class MeasuredBy(StrEnum):
-    """How the time of a node was measured."""
+    """Method by which a node was timed."""
 
     TRACE = "trace"  # ONNX Runtime's own profile of whole steps
     KERNEL_TRACE = "kernel trace"  # kernels of whole steps, joined to nodes
@@ -174,7 +174,7 @@ FORMAT = Format(
     error=ProfileError,
     remedy="Make it again with campo-onnx profile.",
 )
-"""What the file says beside its table."""
+"""Metadata of the file beside its table."""
 
 
 def _with_tf32(machine: Machine) -> str:

@@ -44,7 +44,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
-    """What a trace of whole steps told.
+    """Times read from a trace of whole steps.
 
     Parameters
     ----------

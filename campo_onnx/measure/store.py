@@ -37,7 +37,7 @@ _ADD_COUNTERS = "INSERT OR REPLACE INTO counters VALUES (?, ?, ?, ?, ?)"
 
 
 class Execution(StrEnum):
-    """How a step is executed."""
+    """Execution mode of a step."""
 
     STREAM = "stream"  # one kernel after another
     GRAPH = "graph"  # as a captured CUDA graph
@@ -45,7 +45,7 @@ class Execution(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingKey:
-    """What a timing is filed under.
+    """Key of a timing.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def _filed_under(machine: Machine) -> str:
 
 
 def default_path() -> Path:
-    """Where the store lies unless told otherwise: the user's cache folder."""
+    """The default path of the store, in the user's cache folder."""
     return cache_folder() / f"timings{_SUFFIX}"
 
 
@@ -127,7 +127,7 @@ class Store:
 
     @property
     def written(self) -> int:
-        """How many timings and counters were filed by this process."""
+        """Number of timings and counters that this process filed."""
         return len(self._written)
 
     def find(self, key: TimingKey) -> Timing | None:

@@ -42,7 +42,7 @@ class Ports:
 
 
 NO_FP32 = Ports(refusal=Refused.NO_FP32.of())
-"""What every node has that neither reads nor makes FP32; such nodes have no precision to choose."""
+"""Ports of every node that neither reads nor makes FP32; such nodes have no precision to choose."""
 
 
 def low_attribute(value: Any, ports: Ports, precision: Precision) -> Any:

@@ -90,7 +90,7 @@ class Gemm:
 
 HostOnly: TypeAlias = WorkKind
 WorkForm: TypeAlias = HostOnly | Stream | Gemm
-"""How an operator states its work; a kind by itself is one that launches nothing."""
+"""An operator's statement of its work; a kind by itself is one that launches nothing."""
 
 GUESS = Stream()
 """One FLOP per element: what an operator counts as that nothing is known of."""

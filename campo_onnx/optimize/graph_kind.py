@@ -101,7 +101,7 @@ class GraphKind:
 
     @property
     def consequences(self) -> tuple[str, ...]:
-        """What follows for planning, one sentence each."""
+        """Consequences for planning, one sentence each."""
         told: list[str] = []
         if self.is_result:
             return ()

@@ -14,7 +14,7 @@ from types import FrameType
 from campo_onnx.errors import UsageError
 
 MATCH_LIMIT_S = 10.0
-"""How long matching the names of one graph may take; a hundred thousand names take a tenth of a second."""
+"""Longest time for matching the names of one graph; a hundred thousand names take a tenth of a second."""
 
 
 class _TooSlowError(Exception):

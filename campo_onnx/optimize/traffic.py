@@ -20,7 +20,7 @@ Key = TypeVar("Key", Family, str)
 __all__ = ["Moved", "Traffic", "module_of", "planned_traffic", "traffic"]
 
 GRADIENT = "grad"
-"""What the exporter writes into names of the backward pass: ``encoder.query/grad/MatMul``."""
+"""Part of the exporter's names of the backward pass: ``encoder.query/grad/MatMul``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from campo_onnx.planning.pipeline import pad_limits
 from campo_onnx.wording import duration
 
 STRATEGY = "frontier"
-"""What a plan is called that is a point of the frontier."""
+"""Strategy name of a plan that is a point of the frontier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("svg", "png", "pdf")
-"""What can be written, by the suffix of the file."""
+"""Formats of pictures, by the suffix of the file."""
 
 _OTHERS = "element-wise and others"
 _CASTS = "casts"

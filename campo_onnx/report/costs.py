@@ -1,4 +1,4 @@
-"""Where the costs of a report come from: the source of every figure, and what it rests on."""
+"""Sources of a report's costs, and the evidence behind each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MEANINGS: Mapping[CostSource, str] = {
     CostSource.SCALED: "predicted, then raised to what the whole step was measured to take",
     CostSource.UNKNOWN: "nothing is known, and no time is counted",
 }
-"""What a source means, as a sentence."""
+"""Meaning of each source, as a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class SourceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What the figures rest on.
+    """Evidence behind the figures.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ class Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTree:
-    """Where every node belongs.
+    """Module of every node.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ NEEDED = ("jinja2", "matplotlib")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What a report shows.
+    """Contents of a report.
 
     Parameters
     ----------

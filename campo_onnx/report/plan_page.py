@@ -70,7 +70,7 @@ def plan_page(
 
 
 def plan_values(plan: Plan, problem: Problem | None, moved: tuple[Traffic, Traffic] | None) -> dict[str, Any]:
-    """What templates read of a plan; parameters as for :func:`plan_page`."""
+    """Values that templates read of a plan; parameters as for :func:`plan_page`."""
     rows = family_rows(plan, moved)
     whole = whole_step(plan, rows)
     known, summed = provenance(plan, problem), report_of(plan)

@@ -21,7 +21,7 @@ from campo_onnx.runtime.timing import Step, Timing
 
 
 class Support(Enum):
-    """How a runtime runs an operator in a precision."""
+    """A runtime's support of an operator in a precision."""
 
     NATIVE = "native"  # its kernel computes in that precision, or in it with FP32 accumulation
     STORAGE = "storage"  # bytes are low, arithmetic is FP32
@@ -31,7 +31,7 @@ class Support(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a runtime can do besides running a graph.
+    """Capabilities of a runtime besides running a graph.
 
     Parameters
     ----------
@@ -302,7 +302,7 @@ class Runtime(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do."""
+        """Its capabilities."""
         ...
 
     @property

@@ -29,7 +29,7 @@ Outputs: TypeAlias = Iterator[tuple[str, NDArray[Any]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much memory a step may take, beside its inputs, its outputs and what a single node needs.
+    """Memory that a step may take, beside its inputs, its outputs and what a single node needs.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ from campo_onnx.ops.spec import Ask, Family, Movement
 Feeds = dict[str, NDArray[Any]]
 
 ARRAY_LIMIT_BYTES = 16 << 30
-"""What one array of a batch may hold."""
+"""Largest array of a batch."""
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 # What zipfile and numpy raise on files that are damaged, encrypted, compressed in another way or hostile.
@@ -49,7 +49,7 @@ _FEW = 2  # integers nobody indexes with are masks, segments and counters
 
 
 class _Wanted(NamedTuple):
-    """What the consumers of a tensor need of its values."""
+    """Bounds on a tensor's values that its consumers need."""
 
     below: int | None = None  # integers stay below this
     positive: bool = False
@@ -160,14 +160,14 @@ def read_feeds(path: Path, view: GraphView) -> Feeds:
 
 
 class _Header(NamedTuple):
-    """What an array in a file says it is."""
+    """Type and shape of an array in a file."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
 
 def _members(archive: ZipFile) -> Mapping[str, str]:
-    """Where the arrays lie, by name; numpy adds ``.npy`` to each."""
+    """Members of the archive with the arrays, by name; numpy adds ``.npy`` to each."""
     names = archive.namelist()
     members = {stored.removesuffix(".npy"): stored for stored in names}
     if len(members) < len(names):

@@ -1,4 +1,4 @@
-"""What identifies the machine and the runtime that graphs run on: timings are filed under it."""
+"""Identity of the machine and the runtime that graphs run on: timings are filed under it."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library (NVML) tells of the GPU: energy drawn, memory taken, clocks.
+"""The GPU as NVIDIA's management library (NVML) describes it: energy drawn, memory taken, clocks.
 
 An optional package: without it, and without a GPU, nothing is measured and the reason is kept.
 """

@@ -31,7 +31,7 @@ class Waiting:
 
     @property
     def files_written(self) -> int:
-        """How many tensors had to wait in a file so far."""
+        """Number of tensors that had to wait in a file so far."""
         return self._written
 
     def put(self, name: str, value: NDArray[Any], readers: Sequence[int]) -> None:

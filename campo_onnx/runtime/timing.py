@@ -19,7 +19,7 @@ LONGEST_US = 1e13
 """No step takes four months, and no sum of such times is beyond a float."""
 
 SHORTEST_US = 1e-6
-"""What is shorter was not measured: it is what is left of two times that were the same."""
+"""Shortest time that counts as measured: less is what is left of two equal times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long to measure.
+    """Effort of a measurement.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def slope(few: Step, many: Step, extra: int, effort: Effort) -> Timing:
 
 
 def copies_for(step_us: float, *, node_bytes: float, limit_bytes: float, target_us: float = 400.0) -> int:
-    """How many further copies of a node make a difference that can be measured.
+    """Number of further copies of a node that make a measurable difference.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Which workers do the work: this process, processes of this machine, or a Ray cluster."""
+"""Pools of workers: this process, processes of this machine, or a Ray cluster."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager

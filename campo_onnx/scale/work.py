@@ -1,4 +1,4 @@
-"""What many tasks have in common, wherever they run: a task is a value with a key, and is done once."""
+"""Tasks, wherever they run: a task is a value with a key, and is done once."""
 
 import copyreg
 import time
@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 ATTEMPTS = 3
-"""How often a task is begun whose worker dies: a task that kills its worker would do so for ever."""
+"""Attempts at a task whose worker dies: a task that kills its worker would do so for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a task.
+    """Outcome of a task.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Pool(Protocol):
 
 
 class Kept(Protocol):
-    """Where results are kept: :class:`campo_onnx.scale.results.Results`, or a store of another kind."""
+    """Store of results: :class:`campo_onnx.scale.results.Results`, or a store of another kind."""
 
     def __contains__(self, key: object) -> bool:
         """Whether there is a result."""

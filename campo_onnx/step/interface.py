@@ -1,4 +1,4 @@
-"""Which inputs of a training-step graph are state, and which outputs are their next values.
+"""State inputs of a training-step graph, and the outputs that are their next values.
 
 They are paired by name, as :mod:`campo_onnx.step.naming` says. A parameter or buffer without a
 next value is frozen: kept on the device, never written. A parameter that has optimizer state is

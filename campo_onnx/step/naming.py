@@ -1,4 +1,4 @@
-"""What the inputs and outputs of a training step are called; exporters write it, sessions read it.
+"""Names of a training step's inputs and outputs; exporters write them, sessions read them.
 
 =====================  ==========================================================================
 input                  meaning
@@ -53,7 +53,7 @@ _INPUT, _TARGET, _OUTPUT = f"{INPUT}.", "target.", f"{OUTPUT}."
 _NEXT = ((_PARAMETER, _NEW_PARAMETER), (_BUFFER, _NEW_BUFFER), (_STATE, _NEW_STATE))
 
 RULE = f"param.X goes with new.X, buf.X with buf_out.X, opt.X with new_X, {STEP} with {STEP_OUT}"
-"""Which output holds the next value of a state input, for messages."""
+"""The output that holds a state input's next value, for messages."""
 
 
 def parameter(name: str) -> str:

@@ -112,7 +112,7 @@ def utilization(gemm: GemmShape, sm_count: int) -> float:
 
 
 def tensor_core_multiple(precision: Precision) -> int:
-    """What dimensions of a product are to be multiples of: tensor cores load 16 bytes at a time.
+    """Multiple that dimensions of a product should have: tensor cores load 16 bytes at a time.
 
     Examples
     --------

@@ -16,7 +16,7 @@ from campo_onnx.runtime.registry import AUTO, runtime_called
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where a step is to run. :meth:`of` fills in what the runtime says of itself.
+    """Hardware, and the runtime on it. :meth:`of` fills in what the runtime says of itself.
 
     Parameters
     ----------

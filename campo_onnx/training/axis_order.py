@@ -1,4 +1,4 @@
-"""How the axes of a parameter lie in the tensors that are views or Transposes of it."""
+"""Order of a parameter's axes in the tensors that are views or Transposes of it."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ _ELEMENTWISE = frozenset({"Add", "Cast", "Div", "Mul", "Sum"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What is read of a parameter, or of what a Cast makes of it.
+    """A reading of a parameter, or of a Cast of it.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """How a gradient is made.
+    """Computation of a gradient.
 
     Parameters
     ----------

@@ -124,7 +124,7 @@ def load_checkpoint(source: Path) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """What a checkpoint holds besides tensors; safetensors keeps it as strings."""
+    """Metadata of a checkpoint; safetensors keeps it as strings."""
 
     signature: str
     steps: int

@@ -25,7 +25,7 @@ So slices are aligned far beyond what any kernel asks for, and norms of single t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """Where one parameter lies: the first element of its first row, its shape, and its axes as they lie."""
+    """Place of one parameter: the first element of its first row, its shape, and its axes as they lie."""
 
     first: int
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatLayout:
-    """Where each parameter lies in a flat tensor; the same in all roles.
+    """Place of each parameter in a flat tensor; the same in all roles.
 
     Parameters
     ----------

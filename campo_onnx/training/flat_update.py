@@ -41,7 +41,7 @@ _LEAST_FACTOR = 2.0**-40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What was asked of all gradients together.
+    """Result of checking all gradients together.
 
     Parameters
     ----------

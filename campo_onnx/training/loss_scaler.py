@@ -13,7 +13,7 @@ from campo_onnx.codec import DecodeError, from_plain, to_plain
 from campo_onnx.errors import UsageError
 
 LARGEST = 2.0**24
-"""Where the dynamic scale starts, and, unless told otherwise, its upper limit."""
+"""Initial dynamic scale, and, unless told otherwise, its upper limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

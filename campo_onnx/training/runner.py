@@ -1,4 +1,4 @@
-"""What a training session asks of whatever runs its steps."""
+"""Interface of whatever runs the steps of a training session."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class Outcome(Enum):
-    """What a step did to the weights."""
+    """Effect of a step on the weights."""
 
     UPDATED = "updated"
     ACCUMULATED = "accumulated"

@@ -30,7 +30,7 @@ from campo_onnx.training.whole_step import WholeStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one training step did.
+    """Result of one training step.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ from campo_onnx.training.axis_order import Axes, Reading, Term, Tracer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """How a session keeps a parameter.
+    """Form in which a session keeps a parameter.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How weights are updated from gradients: the optimizer, its parameter groups, clipping, accumulation."""
+"""Update of weights from gradients: the optimizer, its parameter groups, clipping, accumulation."""
 
 import math
 import re
@@ -55,7 +55,7 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightUpdate:
-    """What a session does with the gradients of a graph that has no update.
+    """A session's update, for a graph that has none.
 
     Parameters
     ----------

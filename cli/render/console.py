@@ -33,7 +33,7 @@ _PIPED_WIDTH = 100_000  # in a pipe nothing is cut or broken: a program, or a se
 
 @dataclass(slots=True)
 class _Output:
-    """How the command that runs prints; set anew for each."""
+    """Settings for printing of the command that runs; set anew for each."""
 
     quiet: bool = False
     verbose: bool = False
@@ -262,7 +262,7 @@ def working(what: str) -> Iterator[None]:
 
 
 class Advance:
-    """What moves a progress bar on: call it with steps done and total."""
+    """A progress bar's update: call it with steps done and total."""
 
     def __init__(self, progress: "Progress", task: "TaskID") -> None:
         self._progress, self._task = progress, task

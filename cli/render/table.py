@@ -21,7 +21,7 @@ _MARGIN, _BETWEEN = 1, 3  # cells a table of ours needs around and between its c
 
 
 class TableFormat(StrEnum):
-    """How a table is printed."""
+    """Layout of a printed table."""
 
     TEXT = "text"
     CSV = "csv"

@@ -1,4 +1,4 @@
-"""What `optimize --verify` measured."""
+"""Measurements of `optimize --verify`."""
 
 from typing import TYPE_CHECKING
 

@@ -65,7 +65,7 @@ class _Window:
 
     @property
     def whole(self) -> int:
-        """How many of the last axes it spans in full."""
+        """Number of last axes that it spans in full."""
         count, rank = 0, len(self.shape)
         while count < rank:
             axis = rank - 1 - count

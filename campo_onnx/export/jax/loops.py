@@ -1,4 +1,4 @@
-"""What an unrolled loop and a choice of functions need besides their bodies.
+"""Parts of an unrolled loop and of a choice of functions besides their bodies.
 
 A loop needs the row that each turn reads, and a stack of what they give.
 """

@@ -1,4 +1,4 @@
-"""What the leaves of a pytree are called, and which of them are tensors of a step."""
+"""Names of a pytree's leaves, and the leaves that are tensors of a step."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -18,7 +18,7 @@ from campo_onnx.export.translation import Expected, Table, UntranslatableError, 
 _UINT32, _FLOAT = int(TensorProto.UINT32), int(TensorProto.FLOAT)
 _MANTISSA = 23
 KEY = "key:"
-"""What names of keys begin with; no node has them."""
+"""Prefix of keys' names; no node has them."""
 _EXPONENT_OF_ONE = 0x3F800000
 
 

@@ -58,7 +58,7 @@ def _convolution(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Laid:
-    """How axes are laid for a window: batch and channels first, then what the window covers.
+    """Order of axes for a window: batch and channels first, then what the window covers.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How a function is called: which of its arguments are tensors of the batch, and what else it gets."""
+"""Arguments of a function: tensors of the batch, and constants."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where in the arguments a tensor of the batch goes."""
+    """Position of a batch's tensor among the arguments."""
 
     name: str
 

@@ -11,7 +11,7 @@ from campo_onnx.export.torch.operands import aten, operand
 from campo_onnx.export.translation import Expected, Table, table
 
 _BOUND = 3.0
-"""Where the hard sigmoid of torch is flat from, on both sides."""
+"""Distance from 0 beyond which torch's hard sigmoid is flat."""
 
 
 def _clamp(g: Graph, expected: Expected, x: Value, low: Any = None, high: Any = None) -> Value:

@@ -1,4 +1,4 @@
-"""What a traced step reads as a constant, or writes out of sight, though training changes it."""
+"""State that a traced step reads as a constant, or writes out of sight, though training changes it."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a step decides by its data, where that can be known without them.
+"""Decisions of a step by its data, where they can be told without data.
 
 A check that only raises is taken to pass if the user says so, and a number drawn between 0 and 1 is never
 below 0: what layers are dropped by that have a probability of 0 stay.

@@ -27,7 +27,7 @@ from campo_onnx.export.torch.source_location import place_of_frame
 _FRAMES = 3  # torch's dispatcher, the function, and who called it
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
-"""What torch raises where a value of a tensor is needed."""
+"""The error that torch raises where a value of a tensor is needed."""
 
 _DROPOUTS = (F.dropout, torch.dropout, torch._VF.dropout)
 

@@ -1,4 +1,4 @@
-"""Where each operation of a traced step comes from: the module, and whether its gradient is meant.
+"""Origin of each operation of a traced step: its module, and whether it is part of the gradient.
 
 Hooks note the module that runs. Every autograd node born meanwhile belongs to it, so that the
 backward pass names the module whose gradient it computes.
@@ -17,7 +17,7 @@ _KEY = "campo_onnx.origin"
 
 
 class Origin(NamedTuple):
-    """Where an operation comes from: module, pass, and the line of the user's code."""
+    """Origin of an operation: module, pass, and the line of the user's code."""
 
     scope: str
     is_gradient: bool = False

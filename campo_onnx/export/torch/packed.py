@@ -71,7 +71,7 @@ class Rows(_Part):
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """Their device."""
         return self.rows.device
 
     def dim(self) -> int:
@@ -86,7 +86,7 @@ class Rows(_Part):
 
 
 class Sizes(_Part):
-    """How many sequences are left at each position."""
+    """Number of sequences that reach each position."""
 
     device = torch.device("cpu")
 

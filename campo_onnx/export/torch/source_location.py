@@ -1,4 +1,4 @@
-"""Where in the user's code something happens: file and line, for messages."""
+"""File and line of the user's code that runs, for messages."""
 
 import os
 import sys

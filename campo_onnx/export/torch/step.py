@@ -164,7 +164,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What forward and backward pass give: gradients, unscaled where the graph does that, and new buffers."""
+    """Results of both passes: gradients, unscaled where the graph does that, and new buffers."""
 
     loss: torch.Tensor
     outputs: Tensors

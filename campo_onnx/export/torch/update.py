@@ -10,7 +10,7 @@ Slots = dict[str, torch.Tensor]
 
 
 class Corrections(NamedTuple):
-    """What Adam divides its moments by: their bias corrections."""
+    """Bias corrections, by which Adam divides its moments."""
 
     first: torch.Tensor
     second_root: torch.Tensor

@@ -27,7 +27,7 @@ from campo_onnx.integrations.torch_compile.tracing import boxed, decompositions,
 _LOG = logging.getLogger(__name__)
 
 COMPILED: "weakref.WeakValueDictionary[int, Compiled]" = weakref.WeakValueDictionary()
-"""What was compiled in this process and is still alive, in order."""
+"""Models compiled in this process that are still alive, in order."""
 
 _counter = itertools.count()
 

@@ -12,7 +12,7 @@ CHECKS = frozenset({aten._assert_async.default, aten._assert_async.msg})
 
 
 class Check(NamedTuple):
-    """What must be true, by its place among what a graph gives, and what is said or raised otherwise."""
+    """A condition, by its place among a graph's results, and the message or error where it is false."""
 
     result: Any
     message: str

@@ -1,4 +1,4 @@
-"""Where a joint graph is cut into forward and backward, so that least bytes lie between them."""
+"""The cut of a joint graph into forward and backward with the fewest bytes in between."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -22,7 +22,7 @@ def _may_run_twice(op: OpKey) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Which nodes run in which half; some run in both.
+    """Nodes of each half; some run in both.
 
     Parameters
     ----------

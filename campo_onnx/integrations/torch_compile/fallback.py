@@ -1,4 +1,4 @@
-"""Where some operations have no translation: sessions for the pieces between them, torch for the rest."""
+"""Graphs with operations without translation: sessions for the pieces between them, torch for the rest."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -122,7 +122,7 @@ class InTorch:
 
 
 def _positions(gm: torch.fx.GraphModule) -> list[int]:
-    """Where a graph's inputs are among the arguments: sizes are none, tensors and tokens of effects are."""
+    """Positions of a graph's inputs among the arguments; tensors and tokens of effects, not sizes."""
     return [node.meta["position"] for node in gm.graph.nodes if node.op == "placeholder"]
 
 

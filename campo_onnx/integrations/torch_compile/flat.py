@@ -1,4 +1,4 @@
-"""What a session can run of a traced graph: tensors in, tensors out, nothing random.
+"""A traced graph as a session can run it: tensors in, tensors out, nothing random.
 
 Results that are not tensors, or an argument as it is, never reach ONNX; they are handed through here.
 """
@@ -143,12 +143,12 @@ class FlatGraph:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where its tensors are; the CPU where there are none."""
+        """Device of its tensors; the CPU where there are none."""
         placed = [n.meta["val"] for n in self.gm.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
         return next((t.device for t in placed if t.device.type != "cpu"), torch.device("cpu"))
 
     def device_of(self, name: str) -> torch.device:
-        """Where an input is; what the graph computes is where its tensors are."""
+        """Device of an input, or of what the graph computes."""
         return self._metas[name].device if name in self._metas else self.device
 
     def dtype_of(self, name: str) -> torch.dtype:

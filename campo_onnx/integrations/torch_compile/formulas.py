@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Sizes = tuple[int, ...]
-"""What the symbols of a graph stand for, in their order."""
+"""Values of a graph's symbols, in their order."""
 
 _MOST_DEGREE = 3
 _MOST_ELEMENTS = 16

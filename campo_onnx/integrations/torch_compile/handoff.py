@@ -1,4 +1,4 @@
-"""What is handed from a forward pass to its backward pass.
+"""Memory handed from a forward pass to its backward pass.
 
 All that is computed for the backward pass lies in one piece of memory, which autograd keeps as one
 tensor of bytes: sessions write to and read from slots in it, in whatever precision was planned.
@@ -35,7 +35,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What autograd keeps as it is, beside that memory; the same for all sizes of a graph.
+    """Tensors that autograd keeps as they are, beside that memory; the same for all sizes of a graph.
 
     Parameters
     ----------

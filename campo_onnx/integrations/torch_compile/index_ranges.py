@@ -1,4 +1,4 @@
-"""Which whole numbers an integer tensor of a traced graph can hold, as far as its operations tell."""
+"""Ranges of integer tensors of a traced graph, as far as its operations tell."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ _PLACES: Mapping[Any, int] = {
     aten.sort.stable: 1,
     aten.topk.default: 1,
 }
-"""Which result of an operation is a place along an axis of its first operand."""
+"""The result of an operation that is a place along an axis of its first operand."""
 
 
 def range_of(node: Any) -> Range | None:

@@ -1,4 +1,4 @@
-"""How a tensor lies in memory, and which part of it a session reads or writes there.
+"""Layout of a tensor in memory, and the part of it that a session reads or writes.
 
 ONNX tensors are contiguous. A transposed or channels-last tensor is contiguous in another order of
 its axes, and an expanded one holds each element once: a session can use that memory as it is if the

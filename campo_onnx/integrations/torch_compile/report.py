@@ -1,4 +1,4 @@
-"""What is running in place of a model that was compiled: plans, casts, and what torch runs."""
+"""A compiled model as it runs: plans, casts, and what torch runs."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -89,7 +89,7 @@ class RunningGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What runs in place of a model.
+    """Graphs and plans of a compiled model.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a user may choose: the options of ``torch.compile``."""
+"""The user's choices: the options of ``torch.compile``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

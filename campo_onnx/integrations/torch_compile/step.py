@@ -99,7 +99,7 @@ class TrainingStep:
 
     @cached_property
     def _drawn(self) -> tuple[str, ...]:
-        """What is drawn, in order; "" where the graph does not read it."""
+        """Random inputs, in order; "" where the graph does not read it."""
         first = self.flat.arguments
         by_place = {p - first: n for n, p in self._position.items() if p >= first}
         return tuple(by_place.get(i, "") for i in range(len(self.flat.draws)))

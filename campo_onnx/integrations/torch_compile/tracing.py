@@ -1,4 +1,4 @@
-"""How AOTAutograd is to trace for us: into which operations, and without which traps."""
+"""Settings under which AOTAutograd traces: operations to keep whole, and traps to avoid."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -231,5 +231,5 @@ def _candidates(axes: list[Axis]) -> int:
 
 
 def _margins(axes: list[Axis]) -> list[tuple[int, int]]:
-    """How far the kernel reaches along each axis, and how much of that is padding."""
+    """Reach of the kernel along each axis, and the part of it that is padding."""
     return [((axis.taps - 1) * axis.dilation, axis.padding) for axis in axes]

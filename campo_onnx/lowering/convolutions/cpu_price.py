@@ -1,4 +1,4 @@
-"""How long nodes take in ONNX Runtime's CPU provider, for choosing among forms of one computation.
+"""Times of nodes in ONNX Runtime's CPU provider, for choosing among forms of one computation.
 
 Fitted to nodes of ResNet-18, MobileNetV3 and small variants of other networks, in ONNX Runtime 1.31.1 on two
 threads of an EPYC with AVX-512. What forms differ by are kernels that run on one thread whatever there is,

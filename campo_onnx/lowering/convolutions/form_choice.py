@@ -1,4 +1,4 @@
-"""Which of several forms of one computation takes a device the least time, as its figures predict."""
+"""Choice among forms of one computation: the least time that a device's figures predict."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ def cheapest(g: Graph, forms: Mapping[Name, Form], values: Sequence[Value], devi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What a form costs.
+    """Cost of a form.
 
     Parameters
     ----------

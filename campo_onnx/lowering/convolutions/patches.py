@@ -1,4 +1,4 @@
-"""What the taps of a convolution's kernel see of an image, laid out as rows of a matrix product."""
+"""Patches of an image under a convolution's taps, laid out as rows of a matrix product."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ gathering takes 300, of those of 6 x 6 440 and 200 (256 and 512 channels, two th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """How a kernel moves over an image; one number per spatial axis.
+    """Strides, padding, dilation and groups of a kernel; one number per spatial axis.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What the taps read of one image along one axis.
+    """Elements that the taps read of an image along one axis.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""What is known of the values of tensors, and what every operator makes of it."""
+"""Ranges of tensors' values, and their propagation through every operator."""

@@ -15,7 +15,7 @@ _FAR = 2.0**10
 """Two values beyond this add up: they are masks, not activations."""
 
 _SCALED = 2.0**8
-"""What constants have made larger than this, a product of matrices carries on."""
+"""Growth by constants beyond which a product of matrices carries it on."""
 
 
 def _inherited(a: ValueRange, b: ValueRange, *, keeps_integers: bool) -> ValueRange:

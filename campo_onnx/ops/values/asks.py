@@ -1,4 +1,4 @@
-"""What operators ask of the accuracy of their inputs, for results that mean something."""
+"""Accuracy that operators ask of their inputs, for results that mean something."""
 
 import math
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ def remainder(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
 
 
 def comparison(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
-    """What is compared with zero keeps its sign; else values of size 1 and more are told apart.
+    """Keep the sign of what is compared with zero; else tell values of size 1 and more apart.
 
     Several constants are the edges of bins, which may be as narrow as they like.
     """

@@ -102,7 +102,7 @@ def dropout(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
 
 
 def bias_dropout(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
-    """What dropout leaves of the values and a bias, on top of a residual."""
+    """Range of dropout of the values and a bias, on top of a residual."""
     biased = arithmetic.added(inputs[0] or UNKNOWN, inputs[1] or UNKNOWN)
     dropped, mask = dropout(signature, (biased, at(inputs, 3)))
     residual = at(inputs, 2)

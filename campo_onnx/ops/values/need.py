@@ -1,4 +1,4 @@
-"""How exactly a value is needed: what an operator asks of its inputs, and what it passes on to them."""
+"""Accuracy that a value is needed with: asked by an operator of its inputs, or passed on to them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -40,10 +40,10 @@ Needs: TypeAlias = Mapping[int, Need]
 """By position of the input."""
 
 AskRule: TypeAlias = Callable[[Signature, Ranges, float], Needs]
-"""What an operator asks of its inputs so that its results are right to a relative error (the number)."""
+"""Accuracy asked of inputs, for results that are right to a relative error (the number)."""
 
 PassRule: TypeAlias = Callable[[Signature, Ranges, ValueRange, Need], Needs]
-"""What an operator has to ask of its inputs where its result is needed so exactly."""
+"""Accuracy that an operator has to ask of its inputs where its result is needed so exactly."""
 
 EXACT = Need()
 NOTHING: Needs = {}
@@ -55,7 +55,7 @@ def magnitude_of(known: ValueRange | None) -> float:
 
 
 def least_magnitude(known: ValueRange) -> float:
-    """How far from zero the values are proved to be."""
+    """Proved distance of the values from zero."""
     return max(known.lowest, -known.highest, 0.0)
 
 
@@ -66,7 +66,7 @@ def have_one_sign(inputs: Ranges) -> bool:
 
 
 def after_cancelling(need: Need, result: ValueRange) -> Need:
-    """What is asked of the terms of a sum that may cancel: the error in them is one of the result."""
+    """Accuracy asked of the terms of a sum that may cancel: the error in them is one of the result."""
     return replace(need, relative=0.0, absolute=need.allowed(least_magnitude(result)))
 
 

@@ -1,4 +1,4 @@
-"""What operators ask of their inputs because their results are needed to some accuracy."""
+"""Accuracy that operators ask of their inputs because their results are needed to some accuracy."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What is known of the values of one tensor."""
+"""Range of the values of one tensor."""
 
 import math
 from collections.abc import Iterable
@@ -97,10 +97,10 @@ class ValueRange:
 
 
 UNKNOWN = ValueRange()
-"""What is known of an activation, a weight or a gradient: nothing."""
+"""Range of an activation, a weight or a gradient: unknown."""
 
 GIVEN = ValueRange(is_given=True)
-"""What is known of an input of the graph."""
+"""Range of an input of the graph."""
 
 UNKNOWN_INTEGER = ValueRange(expected_lowest=0.0, is_integer=True, from_integers=True)
 """An index, a label or a count."""
@@ -173,7 +173,7 @@ def exactly(value: float, source: str = "") -> ValueRange:
 
 
 def hull(ranges: Iterable[ValueRange]) -> ValueRange:
-    """What holds for a tensor that takes its values from any of several."""
+    """Range of a tensor that takes its values from any of several."""
     given = tuple(ranges)
     if not given:
         return UNKNOWN
@@ -210,7 +210,7 @@ def source_of(ranges: Iterable[ValueRange]) -> str:
 
 
 def _distance(values: ValueRange) -> float:
-    """How many powers of two its values are away from 1."""
+    """Distance of its values from 1, in powers of two."""
     return max(abs(math.log2(values.magnitude)) if values.magnitude else 0.0, -math.log2(values.smallest))
 
 

@@ -12,7 +12,7 @@ from campo_onnx.ops.values.rule import Ranges, at, present, shape_of
 
 
 def _terms(signature: Signature) -> int | None:
-    """How many values of the input meet in one of the output."""
+    """Number of input values that meet in one of the output."""
     before = shape_of(signature, 0)
     after = signature.outputs[0].shape if signature.outputs[0] is not None else None
     if before is None or after is None:

@@ -1,4 +1,4 @@
-"""What every operator makes of the ranges of its inputs: the table that fills ``OpSpec.values``."""
+"""Ranges of every operator's outputs: the table that fills ``OpSpec.values``."""
 
 import math
 from collections.abc import Iterable, Mapping

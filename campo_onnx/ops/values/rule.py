@@ -1,4 +1,4 @@
-"""What a rule of an operator looks like, and what it asks of its inputs."""
+"""Types of an operator's rules, and questions that rules ask of inputs."""
 
 from collections.abc import Callable
 from functools import cache
@@ -26,7 +26,7 @@ _WIDE_INTEGERS = frozenset(
 
 @cache
 def of_type(dtype: int) -> ValueRange:
-    """What the type of a tensor alone says of its values."""
+    """Range that follows from a tensor's type alone."""
     if dtype in _INTEGER_BOUNDS:
         lowest, highest = _INTEGER_BOUNDS[dtype]
         return made(lowest, highest, -1.0, 1.0, like=UNKNOWN_INTEGER)

@@ -1,4 +1,4 @@
-"""What operators do to the size of values, in words: the table that fills ``OpSpec.traits``.
+"""Effects of operators on the size of values, in words: the table that fills ``OpSpec.traits``.
 
 Searches for values that a low precision loses go by these. Which elements an operator moves, and the bounds
 of what it computes, are said elsewhere (``movement``, ``values``), and the traits that follow from them are

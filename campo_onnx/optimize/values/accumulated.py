@@ -23,7 +23,7 @@ _LONG_SUM = 4096.0
 """A sum of so many values of unknown size may overflow FP16: 16 on average are enough."""
 
 _LONG_SUM_OF_ONE_SIGN = 1024.0
-"""What cannot cancel is larger: 64 on average are enough."""
+"""Bound for sums that cannot cancel, which are larger: 64 on average are enough."""
 
 _LONG_RUN = 256.0
 """A running sum has its terms in common, and is no longer for being cut: 256 on average are enough."""

@@ -127,7 +127,7 @@ class _Backward:
                 yield position, _Asked(need, one.reader)
 
     def _passed(self, node: OpNode, spec: OpSpec, tensor: str, one: _Asked) -> Needs:
-        """What a node asks of its inputs because one of its outputs is needed so exactly."""
+        """Accuracy that a node asks of its inputs because of that needed of an output."""
         if spec.passes_accuracy is None:
             return NOTHING
         inputs = tuple(self._values.range(t) if t else None for t in node.inputs)

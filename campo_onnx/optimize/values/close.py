@@ -80,7 +80,7 @@ class _Close:
         self._functions = Functions(values.view)
 
     def need(self, node: OpNode) -> Need | None:
-        """What a node asks of all its inputs."""
+        """Accuracy that a node asks of all its inputs."""
         view = self._view
         varying = [t for t in node.inputs if view.is_float32(t) and not view.is_constant(t)]
         need = _of_remainder(node, view)
@@ -139,7 +139,7 @@ class _Close:
 
 
 def _of_remainder(node: OpNode, view: GraphView) -> Need | None:
-    """What a remainder of rounding asks of what is rounded: a step taken elsewhere is off by all of it."""
+    """Accuracy asked of what is rounded, by the remainder: a step taken elsewhere is off by all of it."""
     if node.op.label not in ("Add", "Sub"):
         return None
     (a, a_step), (b, b_step) = (_origin(t, view) for t in node.inputs[:2])
@@ -164,7 +164,7 @@ def _origin(tensor: str, view: GraphView) -> tuple[str, str | None]:
 
 
 def _of_sums(node: OpNode, values: GraphValues, sums: Accumulated) -> Need | None:
-    """What a difference of sums asks of them: they are as much larger than it as they have terms."""
+    """Accuracy that a difference of sums asks of them: they are as much larger than it as they have terms."""
     terms = max((sums.terms.get(t, 1.0) for t in node.inputs if t in sums.of_one_sign), default=1.0)
     if terms <= 1.0 or any(map(values.view.is_constant, node.inputs)):
         return None

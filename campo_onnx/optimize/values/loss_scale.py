@@ -18,7 +18,7 @@ _QUOTIENTS = op_keys("Div Reciprocal")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossScaling:
-    """How large the gradients of a graph are held.
+    """Loss scaling of a graph's gradients.
 
     Parameters
     ----------

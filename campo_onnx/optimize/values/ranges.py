@@ -1,4 +1,4 @@
-"""What is known of the values of every tensor of a graph, found in one pass from inputs to outputs."""
+"""Ranges of all tensors of a graph, in one pass from inputs to outputs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredRange:
-    """What the user says, or a batch shows, of the values of a graph input."""
+    """Range of a graph input that the user declares or a batch shows."""
 
     lowest: float
     highest: float

@@ -18,7 +18,7 @@ ACCOUNTED = 0.05
 """Kernels may add up to so much less or more than the time in which the GPU was busy."""
 
 SPOT_TOLERANCE = 0.2
-"""What a node takes in the trace may differ by this share from what it takes when timed alone."""
+"""Largest relative difference of a node's time in the trace from its time alone."""
 
 _SLACK_NS = 2_000  # a window is given in whole microseconds: begin and length are both cut off
 _CANDIDATES = 64  # windows that the first launch is tried in when clocks have to be aligned

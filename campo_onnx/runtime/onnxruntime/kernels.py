@@ -1,4 +1,4 @@
-"""Which operators ONNX Runtime has low-precision kernels for.
+"""Operators for which ONNX Runtime has low-precision kernels.
 
 The table (``kernels.csv``) was read from the kernel registries of the onnxruntime and
 onnxruntime-gpu 1.31.1 wheels. Gradient operators of the com.microsoft domain exist only in

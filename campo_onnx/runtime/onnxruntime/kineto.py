@@ -23,7 +23,7 @@ from campo_onnx.runtime.onnxruntime.program import OnnxProgram
 from campo_onnx.runtime.onnxruntime.traces import read_profiling
 
 MARKER = "campo_onnx clock"
-"""What the moments are called at which both clocks are read."""
+"""Name of the marks at which both clocks are read."""
 
 _MARKERS = 20
 _STEPS = 10  # a trace takes about a kilobyte per kernel and step
@@ -37,7 +37,7 @@ _WHAT = "kernels cannot be traced"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What a profiler of CUDA saw.
+    """Kernels and launches that a profiler of CUDA recorded.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def read_windows(events: Sequence[Mapping[str, Any]], start_ns: int, *, skip: in
 
 
 def clock_offset_ns(read_ns: Sequence[tuple[int, int]], markers_ns: Sequence[int]) -> int:
-    """What to add to the profiler's clock to get the system's, which ONNX Runtime uses.
+    """Offset from the profiler's clock to the system's, which ONNX Runtime uses.
 
     Both count from the epoch, but the profiler converts its own ticks. The marker that was set
     quickest tells the offset best.

@@ -118,7 +118,7 @@ def _number(text: str | None) -> float | None:
 
 
 def _scale(unit: str) -> float:
-    """What to multiply by to get nanoseconds, bytes and counts.
+    """Factor from a unit to nanoseconds, bytes or counts.
 
     Examples
     --------

@@ -151,7 +151,7 @@ class OnnxProgram:
         return {}
 
     def _place_of(self, tensor: OnnxTensor) -> tuple[str, int, int, tuple[int, ...], int]:
-        """Where a tensor lies, as bindings want to know it."""
+        """Device name of a tensor, as bindings take it."""
         return (tensor.processor, self._settings.device_id, tensor.dtype, tensor.shape, tensor.address)
 
     def _place(self, array: NDArray[Any]) -> OnnxTensor:

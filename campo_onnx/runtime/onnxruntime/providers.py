@@ -1,4 +1,4 @@
-"""Which execution providers work here, and what identifies the machine they run on."""
+"""Execution providers that work here, and the identity of the machine."""
 
 import os
 from functools import cache
@@ -12,7 +12,7 @@ from campo_onnx.runtime.onnxruntime.cuda_libraries import load_cuda_libraries
 from campo_onnx.runtime.onnxruntime.installed import onnxruntime, runtime_problem, two_wheels
 
 ORT_NAME = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-"""What ONNX Runtime calls each provider."""
+"""ONNX Runtime's name of each provider."""
 
 _AMPERE = (8, 0)  # compute capability from which FP32 products run as TF32 by default
 _UNKNOWN_GPU = Gpu(uuid="", name="an NVIDIA GPU", driver="unknown", compute_capability=(0, 0))

@@ -28,7 +28,7 @@ RUNTIME_ERRORS = (
     *(state.InvalidProtobuf, state.ModelLoaded, state.NoModel, state.NotImplemented),
     *(state.RuntimeException, RuntimeError),
 )
-"""What ONNX Runtime raises when it refuses to load or run a model."""
+"""Errors that ONNX Runtime raises when it refuses to load or run a model."""
 
 _CODES = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Fatal error: )?")
 _NOT_REGISTERED = re.compile(r"(?P<op>\S+)\(-?\d+\) is not a registered function/op")
@@ -40,7 +40,7 @@ _QUIET = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """Where ONNX Runtime put one node."""
+    """Provider on which ONNX Runtime put one node."""
 
     node: str
     op_type: str

@@ -13,7 +13,7 @@ from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.runtime.onnxruntime.installed import ort
 
 ALIGNMENT_BYTES = 256
-"""Where memory begins: what CUDA's own allocator aligns to, and more than any CPU kernel asks for."""
+"""Alignment of memory: that of CUDA's own allocator, and more than any CPU kernel asks for."""
 
 _MOST_ELEMENTS = 1 << 48
 """Of a tensor; more bytes than this no processor addresses."""
@@ -83,7 +83,7 @@ class OnnxTensor:
 
     @property
     def address(self) -> int:
-        """Where it begins; never 0."""
+        """Its address; never 0."""
         begin = self.memory.ctypes.data if self.processor == "cpu" else self.memory.data_ptr()
         return int(begin) + self.first_byte
 

@@ -1,4 +1,4 @@
-"""How OpenVINO's CPU plugin runs each operator: a table read from what it executed.
+"""Execution of each operator by OpenVINO's CPU plugin: a table read from what it executed.
 
 ``scripts/probe_openvino.py`` writes it: models of one node are compiled, and the executed graph tells their
 kernels. The plugin types any version of an operator in BF16; ONNX's schemas say from which opset a graph may.
