@@ -93,13 +93,6 @@ class OutputArguments:
     def check(self, model: Path, read: "Mapping[str, Read]", data: frozenset[Path]) -> None:
         """Find out before any work whether everything can be written.
 
-        Parameters
-        ----------
-        model, read
-            What is read.
-        data
-            Files that hold weights.
-
         Raises
         ------
         UsageError

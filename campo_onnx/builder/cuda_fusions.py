@@ -17,15 +17,7 @@ _MOST_TERMS = 8
 
 
 def sums(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node]:
-    """Write chains of Add on tensors of one shape as one Sum.
-
-    Parameters
-    ----------
-    nodes
-        Nodes in topological order.
-    outputs
-        Tensors that are read outside.
-    """
+    """Write chains of Add on tensors of one shape as one Sum."""
     readers = readers_of(nodes)
     terms: dict[str, tuple[Value, ...]] = {}
     replaced: dict[str, Node | None] = {}
@@ -53,15 +45,6 @@ def bias_dropouts(
     """Write a dropout whose result is only added to a tensor of its shape as one BiasDropout.
 
     The bias that it adds as well is taken from a product before it, where that has one.
-
-    Parameters
-    ----------
-    nodes
-        Nodes in topological order.
-    outputs
-        Tensors that are read outside.
-    constant
-        Makes a constant.
     """
     readers, producer = readers_of(nodes), {v.name: node for node in nodes for v in node.outputs}
     seen: set[str] = set()

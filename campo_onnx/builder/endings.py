@@ -14,17 +14,7 @@ _SCALED = frozenset({"Mul", "Div"})
 def ending_in_computation(
     nodes: Sequence[Node], outputs: frozenset[str], constant: Callable[[Sequence[int]], Value]
 ) -> list[Node]:
-    """Reshape before a sum or a scaling what is reshaped behind it to make an output.
-
-    Parameters
-    ----------
-    nodes
-        Nodes in topological order.
-    outputs
-        Tensors that are read outside.
-    constant
-        Makes a vector of integers.
-    """
+    """Reshape before a sum or a scaling what is reshaped behind it to make an output."""
     readers = readers_of(nodes)
     producer = {node.outputs[0].name: node for node in nodes}
     wanted: dict[str, Value] = {}  # what shall be computed in place of a value: the same, reshaped

@@ -12,13 +12,6 @@ def merged_pairs(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node]:
 
     1. A reduction keeps its axes, or not, as its consumer reshapes it anyway.
     2. The transpose of a product is the product of the transposes.
-
-    Parameters
-    ----------
-    nodes
-        Nodes in topological order.
-    outputs
-        Tensors that are read outside.
     """
     consumers = readers_of(nodes)
     by_input = {node.inputs[0].name: node for node in nodes if node.inputs and node.inputs[0] is not None}
@@ -43,15 +36,7 @@ _OPTIONAL_OUTPUTS = frozenset({"Dropout", BIAS_DROPOUT, "LayerNormalization", "M
 
 
 def without_unread(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node]:
-    """Leave out what an operator would write for nobody: the mask of a dropout, say.
-
-    Parameters
-    ----------
-    nodes
-        Nodes in topological order.
-    outputs
-        Tensors that are read outside.
-    """
+    """Leave out what an operator would write for nobody: the mask of a dropout, say."""
     read = {v.name for node in nodes for v in node.inputs if v is not None} | outputs
     fewer: list[Node] = []
     for node in nodes:
@@ -68,13 +53,6 @@ def pads_of_their_own(nodes: Sequence[Node], constant: Callable[[Sequence[int]],
     Its optimizer (1.31) makes them the pool's own padding. That of a MaxPool is lower than any number, so
     maxima below zero come out wrong; and padding as wide as the window is refused when the graph is loaded.
     It leaves a Pad that names its axes as it is.
-
-    Parameters
-    ----------
-    nodes
-        Nodes in topological order.
-    constant
-        Makes a vector of integers.
     """
     pools = {node.inputs[0].name: node for node in nodes if _is_pool(node) and node.inputs[0] is not None}
     apart: list[Node] = []
@@ -104,15 +82,7 @@ def _fuses_badly(pad: Node, pool: Node) -> bool:
 
 
 def splits(nodes: Sequence[Node], constant: Callable[[Sequence[int]], Value]) -> list[Node]:
-    """Write slices that share a tensor out among them as one Split, which reads it once.
-
-    Parameters
-    ----------
-    nodes
-        Nodes in topological order.
-    constant
-        Makes a vector of integers.
-    """
+    """Write slices that share a tensor out among them as one Split, which reads it once."""
     groups: dict[tuple[str, int], list[tuple[int, int, Node]]] = {}
     for node in nodes:
         part = part_of(node)

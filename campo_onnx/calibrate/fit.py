@@ -109,17 +109,7 @@ METHODS = (
 
 
 def fit_op(samples: Sequence[Sample], selected: Sequence[str], method: Method = PAPER) -> OpModel:
-    """Find the weights of Eq. 2.
-
-    Parameters
-    ----------
-    samples
-        Measured nodes of one op.
-    selected
-        Events that :func:`select` chose.
-    method
-        How to fit.
-    """
+    """Find the weights of Eq. 2."""
     if method.neighbours:
         return _neighbours(samples)
     features = (

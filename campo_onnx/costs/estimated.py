@@ -19,19 +19,7 @@ CONSTANT = OpKey("", "Constant")
 
 
 def estimate(view: GraphView, ports: Mapping[str, Ports], target: Target, precision: Precision) -> CostTable:
-    """Estimate every node of a graph, and Casts, on a device.
-
-    Parameters
-    ----------
-    view
-        The graph.
-    ports
-        For every node, the tensors that change precision with it.
-    target
-        Where it is to run.
-    precision
-        The low precision.
-    """
+    """Estimate every node of a graph, and Casts, on a device."""
 
     @cache
     def both(signature: Signature, own: Ports) -> tuple[Estimate, Estimate]:

@@ -118,11 +118,6 @@ class Reference:
         A rectifier or a max pooling that chooses otherwise changes a gradient at once, however little the
         values changed: what FP32 loses in its last bit does not show it. No mixed step can be better.
 
-        Parameters
-        ----------
-        low
-            The low precision.
-
         Returns
         -------
         mapping

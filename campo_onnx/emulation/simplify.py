@@ -55,13 +55,6 @@ class Simplified:
 def simplify(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | None = None) -> Simplified:
     """Clean a graph up.
 
-    Parameters
-    ----------
-    source
-        Path of the model, or the model itself, which is not changed.
-    dims
-        Sizes of symbolic dimensions.
-
     Raises
     ------
     CheckFailedError

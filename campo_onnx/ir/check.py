@@ -53,13 +53,6 @@ def _texts(message: Message) -> Iterator[str | bytes]:
 def check_given(model: ModelProto, title: str) -> None:
     """Check a model that came from outside, apart from the bytes of large tensors.
 
-    Parameters
-    ----------
-    model
-        Nodes in topological order.
-    title
-        What to call the model.
-
     Raises
     ------
     ModelError

@@ -37,15 +37,7 @@ _TRANSPOSED = OpKey("", "ConvTranspose")
 
 
 def data_gradients(imported: Imported, place: Place) -> onnx.ModelProto:
-    """Write transposed convolutions as convolutions where only these have a BF16 kernel.
-
-    Parameters
-    ----------
-    imported
-        The graph; not changed.
-    place
-        Where it is to run.
-    """
+    """Write transposed convolutions as convolutions where only these have a BF16 kernel."""
     if place.computes("ConvTranspose", Precision.BF16):
         return imported.model
     view = imported.view

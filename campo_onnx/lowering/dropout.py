@@ -34,15 +34,7 @@ _RATIO, _TRAINING = 1, 2
 
 
 def dropout(imported: Imported, place: Place) -> onnx.ModelProto:
-    """Write dropout in training as random numbers, a comparison and a product.
-
-    Parameters
-    ----------
-    imported
-        The graph; not changed.
-    place
-        Where it is to run.
-    """
+    """Write dropout in training as random numbers, a comparison and a product."""
     view = imported.view
     chosen = [
         node

@@ -40,15 +40,7 @@ _MOST_TAPS = 25
 
 
 def max_pool(imported: Imported, place: Place) -> onnx.ModelProto:
-    """Write max pools as slices and comparisons.
-
-    Parameters
-    ----------
-    imported
-        The graph; not changed.
-    place
-        Where it is to run.
-    """
+    """Write max pools as slices and comparisons."""
     view = imported.view
     pools = [node for node in view.nodes if node.op == _MAX_POOL]
     keeps_maxima = all(place.runs(view.signature(node.name)) for node in pools)

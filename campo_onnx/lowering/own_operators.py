@@ -51,15 +51,7 @@ _SHORTEST_ROW = 32
 
 
 def own_operators(imported: Imported, place: Place) -> onnx.ModelProto:
-    """Write ONNX Runtime's own operators.
-
-    Parameters
-    ----------
-    imported
-        The graph; not changed.
-    place
-        Where it is to run.
-    """
+    """Write ONNX Runtime's own operators."""
     if place.operators == "standard":
         return imported.model
     view = imported.view

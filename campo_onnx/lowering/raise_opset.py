@@ -91,13 +91,6 @@ def lower_opset(model: onnx.ModelProto, place: Place) -> None:
 
     A graph that was raised for another target's sake comes back by it. Nothing changes where an operator
     means something else in the older opset.
-
-    Parameters
-    ----------
-    model
-        The graph.
-    place
-        Where it is to run.
     """
     entry = next(each for each in model.opset_import if not each.domain)
     older = CONVOLUTIONS_IN_BF16 - 1

@@ -38,15 +38,7 @@ _KEEPS_SIGN = frozenset({"MaxPool", "Reshape", "Transpose", "Slice", "Flatten", 
 
 
 def sign_masks(imported: Imported, place: Place) -> onnx.ModelProto:
-    """Cast results of Relu to truth values where the target compares no BF16 numbers.
-
-    Parameters
-    ----------
-    imported
-        The graph; not changed.
-    place
-        Where it is to run.
-    """
+    """Cast results of Relu to truth values where the target compares no BF16 numbers."""
     if place.computes("Greater", Precision.BF16):
         return imported.model
     view = imported.view

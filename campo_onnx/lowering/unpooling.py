@@ -32,15 +32,7 @@ from campo_onnx.lowering.rebuild import rebuilt
 
 
 def unpooling(imported: Imported, place: Place) -> onnx.ModelProto:
-    """Write gradients of max pools as MaxUnpool.
-
-    Parameters
-    ----------
-    imported
-        The graph; not changed.
-    place
-        Where it is to run.
-    """
+    """Write gradients of max pools as MaxUnpool."""
     if place.operators != "cpu":
         return imported.model
     return rebuilt(imported, {"ScatterElements": _unpooled}, place)

@@ -34,15 +34,7 @@ _LARGEST = 1 << 20
 
 
 def zero_padding(imported: Imported, place: Place) -> onnx.ModelProto:
-    """Write zero padding as Concat where only that has a BF16 kernel.
-
-    Parameters
-    ----------
-    imported
-        The graph; not changed.
-    place
-        Where it is to run.
-    """
+    """Write zero padding as Concat where only that has a BF16 kernel."""
     if place.computes("Pad", Precision.BF16):
         return imported.model
     view = imported.view

@@ -21,15 +21,7 @@ _REMEMBERED = 1 << 14  # signatures; a large training graph has some hundreds
 
 
 def ports_of(signature: Signature, precision: Precision) -> Ports:
-    """Find the FP32 inputs and outputs of a node that become low together with it.
-
-    Parameters
-    ----------
-    signature
-        The node.
-    precision
-        The low precision in question.
-    """
+    """Find the FP32 inputs and outputs of a node that become low together with it."""
     return _ports_of(signature, precision, current())
 
 

@@ -10,11 +10,6 @@ def fused(step: Step) -> Moved:
 
     A kernel reads once what was made outside of it and writes what is read outside. Nodes with another
     kernel between them stay apart, so that there is an order to run them in.
-
-    Parameters
-    ----------
-    step
-        What runs.
     """
     aliases = step.aliases()
     ops = [op for op in step.ops if op.moved.launches]

@@ -6,11 +6,6 @@ from campo_onnx.optimize.step_ops import Step, Version
 def peak_bytes(step: Step) -> float:
     """Find the most bytes that the tensors of a step take at a time.
 
-    Parameters
-    ----------
-    step
-        What runs.
-
     Notes
     -----
     Operations run in the order of the graph. A tensor lives from the operation that makes it to the last one

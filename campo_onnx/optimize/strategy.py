@@ -54,13 +54,7 @@ class Strategy:
 
 
 def later(home: str) -> "Callable[..., Assignment]":
-    """A rule that is imported when it is first used.
-
-    Parameters
-    ----------
-    home
-        Module and function: ``"campo_onnx.optimize.strategies.campo:campo"``.
-    """
+    """A rule that is imported when it is first used."""
     module, _, function = home.partition(":")
 
     def rule(problem: "Problem", **parameters: float) -> "Assignment":

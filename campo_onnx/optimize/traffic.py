@@ -58,13 +58,7 @@ class Traffic:
 
 
 def traffic(view: GraphView) -> Traffic:
-    """Count a graph as it stands: an FP32 step, or a mixed one with its Casts and Pads.
-
-    Parameters
-    ----------
-    view
-        The graph.
-    """
+    """Count a graph as it stands: an FP32 step, or a mixed one with its Casts and Pads."""
     return _counted(step_of(view))
 
 

@@ -35,15 +35,6 @@ def planned_once(imported: Imported, options: Options, folder: Path | None) -> t
     A file that is damaged, of another version, or that cannot be executed is replaced. Plans whose costs are
     looked up or measured on this machine are not kept, since those may change while the options do not.
 
-    Parameters
-    ----------
-    imported
-        The graph.
-    options
-        What to decide with.
-    folder
-        Where plans are kept; None for nowhere.
-
     Raises
     ------
     campo_onnx.errors.CampoError

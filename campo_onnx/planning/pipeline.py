@@ -141,13 +141,6 @@ def form_for(imported: Imported, options: Options) -> Imported:
     opset, with what else the target lacks kernels of there. Facts of nodes (a profile, what data shows) are
     of no use for other nodes, so that such a graph stays at its opset.
 
-    Parameters
-    ----------
-    imported
-        The graph.
-    options
-        What to decide with.
-
     Returns
     -------
     Imported

@@ -250,17 +250,7 @@ def light_and_dark(draw: "Callable[[], Figure]") -> tuple[str, str]:
 
 
 def draw_bench(result: BenchResult, *, title: str, wide: bool = False) -> "Figure":
-    """Draw every measured step as a dot, with median, confidence interval and verdict of each graph.
-
-    Parameters
-    ----------
-    result
-        A benchmark.
-    title
-        Title of the figure.
-    wide
-        Whether it is as wide as a page for the browser.
-    """
+    """Draw every measured step as a dot, with median, confidence interval and verdict of each graph."""
     interrupted = ", interrupted" if result.interrupted else ""
     machine = f"{result.machine.device} ({result.machine.provider}), {result.steps} rounds{interrupted}"
     figure = _figure(rows=len(result.rows), title=f"{title}: {machine}", wide=wide)

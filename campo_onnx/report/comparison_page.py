@@ -10,17 +10,7 @@ from campo_onnx.wording import visible
 
 
 def comparison_page(comparison: Comparison, *, model: str, command: str = "") -> str:
-    """Write the report of a comparison as HTML.
-
-    Parameters
-    ----------
-    comparison
-        Plans of all strategies.
-    model
-        Name of the model.
-    command
-        What made it.
-    """
+    """Write the report of a comparison as HTML."""
     rows = comparison.rows
     plans = [row.plan for row in rows]
     default = next((i for i, plan in enumerate(plans) if plan.strategy == DEFAULT_STRATEGY), 0)

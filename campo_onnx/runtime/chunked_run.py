@@ -53,17 +53,6 @@ def run(
 ) -> dict[str, NDArray[Any]]:
     """Load a graph and run it once.
 
-    Parameters
-    ----------
-    model
-        The graph.
-    feeds
-        A value for every input.
-    machine
-        Where to run it.
-    folder
-        Folder of the model's external data.
-
     Returns
     -------
     dict

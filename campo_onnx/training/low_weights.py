@@ -16,11 +16,6 @@ MASTER, LOW = "master", "low"
 def flat_weights(view: GraphView) -> FlatWeights:
     """Find the weights that a session with an update of its own keeps in one buffer.
 
-    Parameters
-    ----------
-    view
-        The graph.
-
     Raises
     ------
     UsageError

@@ -35,13 +35,7 @@ infinities is the lowest number, and that of NaN too, so that an overflow would 
 
 
 def with_compared_places(model: onnx.ModelProto, view: GraphView) -> onnx.ModelProto:
-    """Write out how the places of maxima are found, where that is faster on a CPU.
-
-    Parameters
-    ----------
-    model, view
-        The graph; not changed.
-    """
+    """Write out how the places of maxima are found, where that is faster on a CPU."""
     pools = {node.name for node in view.nodes if node.op == OpKey("", "MaxPool") and _is_slow(node, view)}
     if not pools or view.opset[""] < _RESIZE_OPSET:
         return model

@@ -12,15 +12,7 @@ _TABLES = "trial_tables.html"
 
 
 def trial_page(trial: Trial, *, command: str = "") -> str:
-    """Write a trial as one HTML page.
-
-    Parameters
-    ----------
-    trial
-        The trial.
-    command
-        What made it.
-    """
+    """Write a trial as one HTML page."""
     title = f"{visible(trial.name)}: torch's step and ours"
     return render(Page(template="trial.html", title=title, values=_values(trial), command=command))
 

@@ -37,17 +37,7 @@ def draws(exported: Imported) -> bool:
 
 
 def export_step(user: "TorchStep", path: Path, target: Target, *, loss_scale: bool = False) -> Imported:
-    """Write the step of a user as a graph in the form that a target's runtime runs, and read it.
-
-    Parameters
-    ----------
-    user
-        The step.
-    path
-        Where to write it.
-    target, loss_scale
-        See :func:`campo_onnx.export.torch.export_training_step`.
-    """
+    """Write the step of a user as a graph in the form that a target's runtime runs, and read it."""
     from campo_onnx.export.torch import export_training_step
 
     export_training_step(

@@ -8,15 +8,6 @@ from campo_onnx.builder.value import Node, Value
 def joined_rectified(g: Graph, gradient: Value, x: Value) -> tuple[Node, Value] | None:
     """Find what a rectified tensor is joined to with others such that one mask serves all of them.
 
-    Parameters
-    ----------
-    g
-        The graph.
-    gradient
-        Of `x`.
-    x
-        What a rectifier gave.
-
     Returns
     -------
     tuple or None

@@ -49,13 +49,6 @@ def convolutions(imported: Imported, place: Place) -> onnx.ModelProto:
     """Write each convolution, and each gradient of one, in the form that is predicted to be fastest.
 
     For a GPU, which has kernels for the others, gradients of weights only.
-
-    Parameters
-    ----------
-    imported
-        The graph; not changed.
-    place
-        Where it is to run.
     """
     device = place.target
     rules: dict[str, Rule] = {"Conv": partial(_convolution, device)}

@@ -18,17 +18,7 @@ _FEW = 4  # names that a tuple finds as fast as a set, in a fifth of the memory
 
 
 def make_plan(problem: Problem, assignment: Assignment, *, strategy: str, lists: str) -> Plan:
-    """Turn a strategy's answer into a plan.
-
-    Parameters
-    ----------
-    problem
-        The question.
-    assignment
-        The answer.
-    strategy, lists
-        Names to record.
-    """
+    """Turn a strategy's answer into a plan."""
     return _Planning(problem, assignment).plan(strategy, lists)
 
 

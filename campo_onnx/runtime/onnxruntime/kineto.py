@@ -126,11 +126,6 @@ def read_trace(trace: Mapping[str, Any]) -> Recording:
     Times are microseconds with three decimals since ``baseTimeNanoseconds`` of the epoch; what the GPU
     did has the category ``kernel``, ``gpu_memcpy`` or ``gpu_memset``, calls of CUDA ``cuda_runtime`` or
     ``cuda_driver``, and both a ``correlation`` among their arguments.
-
-    Parameters
-    ----------
-    trace
-        The parsed file.
     """
     base_ns = int(trace.get("baseTimeNanoseconds", 0))
     kernels, launches, markers = [], [], []

@@ -127,15 +127,6 @@ def tensor_pipe_share(
 ) -> float | None:
     """Share of a step's GPU time in which the tensor pipes were busy, from 0 to 1.
 
-    Parameters
-    ----------
-    model_file
-        The training step.
-    dims
-        Sizes of symbolic dimensions.
-    limit_s
-        Time after which to give up.
-
     Returns
     -------
     float or None

@@ -20,11 +20,6 @@ def optimized_nodes(
 
     Copies between providers (``Memcpy...``) and Casts of its own show only in the graph as it is
     about to run, so that graph is written out and read back.
-
-    Parameters
-    ----------
-    model, processor, threads, folder
-        As for :func:`~campo_onnx.runtime.onnxruntime.sessions.open_session`.
     """
     written = _written_by_runtime(
         model, processor, session_options(processor, threads=threads, folder=folder)
@@ -38,11 +33,6 @@ def cleaned_up(
     """Let ONNX Runtime's optimizer rewrite a graph by the rules that hold on every provider.
 
     External data that it leaves as it is stays where it is.
-
-    Parameters
-    ----------
-    model, processor, threads, folder
-        As for :func:`~campo_onnx.runtime.onnxruntime.sessions.open_session`.
 
     Raises
     ------

@@ -28,13 +28,7 @@ _MICROSOFT = "com.microsoft."
 
 
 def refused(error: Exception) -> UnsupportedModelError:
-    """Turn OpenVINO's report into one message.
-
-    Parameters
-    ----------
-    error
-        What loading raised.
-    """
+    """Turn OpenVINO's report into one message."""
     text = str(error)
     reasons = dict(_no_rule(text))
     # What follows an unknown operator has no shape, and fails for that.

@@ -138,15 +138,7 @@ class _Node:
 
 
 def executed_nodes(graph: Any, names: Names) -> tuple[Executed, ...]:
-    """Trace every node of the executed graph back to the ONNX graph, in execution order.
-
-    Parameters
-    ----------
-    graph
-        ``CompiledModel.get_runtime_model()``.
-    names
-        Of the ONNX graph.
-    """
+    """Trace every node of the executed graph back to the ONNX graph, in execution order."""
     nodes = _read(graph, names)
     products = [n for n in nodes.values() if n.kind in PRODUCT_KINDS and not n.computed(names)]
     others = [n for n in nodes.values() if n.kind not in PRODUCT_KINDS | _COPIES | _NOT_RUN]
