@@ -7,7 +7,7 @@ from pathlib import Path
 
 from campo_onnx.checking.changes import Changes, changes_between
 from campo_onnx.checking.policy import Policy
-from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.errors import PlanMismatchError, UnsupportedModelError
 from campo_onnx.files import read_bytes as read_file
 from campo_onnx.hardware.datasheet import devices
 from campo_onnx.ir.importer import Imported, import_model
@@ -140,6 +140,11 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
         fp32 = _as_planned(fp32, _target_of(plan, mixed), policy)
     changes = changes_between(fp32, mixed, title=title)
     target = _as_it_runs(policy.target or _target_of(plan, mixed), plan, mixed)
+    if plan is not None and plan.runtime != target.runtime.name:
+        raise PlanMismatchError(
+            f"the baseline {policy.baseline} is for {plan.runtime}, the check for {target.runtime.name}",
+            remedy="Leave the device out, or plan the model for that runtime.",
+        )
     relied_on = plan.ranges if plan is not None and plan.digest == fp32.digest else {}
     ranges = {**relied_on, **policy.ranges}
     options = Options(
@@ -184,9 +189,10 @@ def _as_planned(fp32: Imported, target: Target, policy: Policy) -> Imported:
 
 def _target_of(plan: Plan | None, mixed: Imported) -> Target:
     """The target that the plan, or else the mixed graph, was made for, if its figures are known."""
-    named = (made.device for made in (plan, mixed.stamp) if made is not None)
-    name = next((name for name in named if name in devices()), "auto")
-    return resolve_target(name)[0]
+    for made in (plan, mixed.stamp):
+        if made is not None and made.device in devices():
+            return resolve_target(made.device, made.runtime)[0]
+    return resolve_target("auto")[0]
 
 
 def _as_it_runs(target: Target, plan: Plan | None, mixed: Imported) -> Target:

@@ -32,6 +32,8 @@ class Stamp:
         How many nodes were turned low and how many Casts were inserted.
     captured
         Whether it was planned for a step that runs as a captured CUDA graph.
+    runtime
+        Name of the runtime that it was planned for.
     """
 
     strategy: str
@@ -44,6 +46,7 @@ class Stamp:
     low_nodes: int | None = None
     casts: int | None = None
     captured: bool = False
+    runtime: str = "onnxruntime"
 
 
 def structure_digest(graph: onnx.GraphProto) -> str:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 def headline(plan: "Plan") -> str:
     """Say what predictions are for and what they rest on."""
-    runs = " captured as a CUDA graph" if plan.captured else ""
-    return f"{plan.device}{runs} ({cost_basis(plan.source)}), {plan.low.value}"
+    return f"{plan.where} ({cost_basis(plan.source)}), {plan.low.value}"
 
 
 def print_comparison(comparison: "Comparison", *, plot: Path | None, form: TableFormat) -> None:

@@ -147,9 +147,8 @@ def _print_written(written: Sequence[Path]) -> None:
 
 
 def _headline(plan: "Plan") -> str:
-    runs = " captured as a CUDA graph" if plan.captured else ""
     how = f"strategy {plan.strategy}, lists {plan.lists}, {plan.low.value}"
-    return escape(f"{plan.device}{runs} ({cost_basis(plan.source)}), {how}")
+    return escape(f"{plan.where} ({cost_basis(plan.source)}), {how}")
 
 
 def _totals(

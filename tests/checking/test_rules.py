@@ -11,7 +11,7 @@ from campo_onnx.checking.batch import check_all
 from campo_onnx.checking.check import check
 from campo_onnx.checking.policy import Pair, Policy
 from campo_onnx.checking.verdict import Status
-from campo_onnx.errors import UsageError
+from campo_onnx.errors import PlanMismatchError, UsageError
 from campo_onnx.ir.exporter import export_model
 from campo_onnx.ir.stamp import read_stamp, write_stamp
 from campo_onnx.ops.precision import Precision
@@ -221,6 +221,14 @@ def test_plan_is_red_when_the_graph_changed_since(step):
     assert red(findings) == ["plan"]
     assert [findings[name].status for name in ("casts", "step")] == [Status.NOT_CHECKED] * 2
     assert red(checked(step, baseline=step.baseline, max_casts=5)) == ["plan", "casts"]
+
+
+def test_a_plan_for_another_runtime_is_refused(step):
+    plan = Plan.from_json(step.baseline.read_text())
+    assert plan.runtime == "onnxruntime"
+    step.baseline.write_text(replace(plan, runtime="openvino").to_json())
+    with pytest.raises(PlanMismatchError, match="is for openvino, the check for onnxruntime"):
+        checked(step, baseline=step.baseline, target=target("v100"))
 
 
 def test_casts_is_red_beyond_the_limit(made):

@@ -32,6 +32,7 @@ PLAN_KEYS = {
     "lower_bound_us": (float, type(None)),
     "unassigned_us": float,
     "captured": bool,
+    "runtime": str,
     "digest": str,
     "casts": list,
     "reused": list,
@@ -107,7 +108,7 @@ def test_the_json_document_has_the_documented_keys(optimize, capsys, strategy):
     assert plan.keys() == PLAN_KEYS.keys()
     for key, kind in PLAN_KEYS.items():
         assert isinstance(plan[key], kind), key
-    assert (plan["format_version"], plan["strategy"], plan["device"]) == (6, strategy, "v100")
+    assert (plan["format_version"], plan["strategy"], plan["device"]) == (7, strategy, "v100")
     assert plan["source"] == "datasheet"
     assert plan["pads"] == []
     assert all(cast.keys() == CAST_KEYS for cast in plan["casts"])

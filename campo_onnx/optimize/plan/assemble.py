@@ -44,6 +44,7 @@ class _Planning:
             lists=lists,
             device=problem.costs.target.name,
             captured=problem.costs.target.captures,
+            runtime=problem.costs.target.runtime.name,
             source=problem.costs.source,
             low=problem.low,
             fp32_us=problem.predicted_us(frozenset()),

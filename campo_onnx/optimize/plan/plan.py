@@ -25,18 +25,19 @@ from campo_onnx.optimize.plan.edits import (
 from campo_onnx.optimize.plan.plan_file import decode, encode, plan_format
 from campo_onnx.optimize.plan.rules import RulePrices
 from campo_onnx.optimize.values.ranges import DeclaredRange
+from campo_onnx.runtime.machine import DEFAULT
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A decision for every node of one graph on one device.
+    """A decision for every node of one graph on one target.
 
     Parameters
     ----------
     strategy, lists
         How it was decided.
-    device, source
-        The device it was decided for, and where the costs come from (``datasheet``: an estimate).
+    device, runtime, source
+        The target it was decided for, and where the costs come from (``datasheet``: an estimate).
     captured
         Whether the costs are of a step that runs as a captured CUDA graph.
     low
@@ -90,6 +91,7 @@ class Plan:
     pads: tuple[PlannedPad, ...] = ()
     ranges: Mapping[str, DeclaredRange] = field(default_factory=lambda: MappingProxyType({}))
     captured: bool = False
+    runtime: str = DEFAULT
     decisions: tuple[Decision, ...]
     rules: RulePrices | None = None
 
@@ -122,6 +124,12 @@ class Plan:
             strange = next((node for node in nodes if node not in decided), None)
             if strange is not None:
                 raise ValueError(f"the {what} of {tensor!r} names {strange!r}, which has no decision")
+
+    @property
+    def where(self) -> str:
+        """The target in words; ONNX Runtime goes without saying."""
+        runtime = "" if self.runtime == DEFAULT else f" in {self.runtime}"
+        return f"{self.device}{runtime}{' captured as a CUDA graph' if self.captured else ''}"
 
     @cached_property
     def decision(self) -> Mapping[str, Decision]:

@@ -23,11 +23,11 @@ def plan_format(holds: type[P]) -> Format[P]:
         noun="plan",
         kind="campo-onnx plan",
         # 3 says what casts would take with a node in the other precision, 4 how the step runs, 5 where
-        # nodes come from, 6 what the document is.
-        version=6,
+        # nodes come from, 6 what the document is, 7 the runtime.
+        version=7,
         kind_since=6,
         rows=_ROWS,
-        older={1: _from_version_1, 2: _as_it_is, 3: _as_it_is, 4: _as_it_is, 5: _as_it_is},
+        older={1: _from_version_1, **dict.fromkeys(range(2, 7), _as_it_is)},
         remedy=_REMEDY,
     )
 

@@ -72,6 +72,7 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
         low_nodes=len(plan.low_nodes),
         casts=len(plan.casts),
         captured=plan.captured,
+        runtime=plan.runtime,
     )
     write_stamp(model, stamp)
     return model
