@@ -37,7 +37,7 @@ DIRECTIONS = 3
 _OVERFLOWS = float(np.finfo(np.float64).max)
 
 _CONTRADICTS = 1e-3
-"""How improbable squares must be, if elements were independent, for them to be believed instead."""
+"""Improbability that squares must have, if elements were independent, for them to be believed instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

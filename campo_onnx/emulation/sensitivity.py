@@ -168,7 +168,7 @@ class _Region:
 
     @property
     def gap(self) -> float:
-        """How far the estimate is off; without one, the whole error."""
+        """Error of the estimate; without one, the whole error."""
         return abs(self.error - (self.estimate or 0.0))
 
     @property

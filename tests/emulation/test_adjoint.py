@@ -7,6 +7,8 @@ import pytest
 from campo_onnx.emulation.adjoint.reverse import RULES, Reverse
 from campo_onnx.emulation.adjoint.rule import NoRuleError
 from campo_onnx.ir.importer import import_model
+from campo_onnx.ir.shapes import infer
+from campo_onnx.ops.key import OpKey
 from campo_onnx.runtime.chunked_run import run
 from campo_onnx.runtime.registry import machine
 
@@ -53,6 +55,15 @@ CASES = {
         "y0 = MatMul(x, z)", "y1 = Gemm <alpha = 0.5, beta = 2.0> (a, z, b)", "t = Transpose(a)",
         "u = Transpose(z)", "y2 = Gemm <transA = 1> (t, z)", "y3 = Gemm <transB = 1> (a, u)",
         "y4 = Gemm <transA = 1, transB = 1, alpha = 3.0> (t, u, b)"]),
+    "own operators": ({"x": (2, 3, 4), "z": (2, 4, 5), "a": (3, 4), "g": (2, 3, 1), "d": (3, 1),
+                       "h": (3, 1, 4), "s": (3, 1, 1)}, [
+        "y0 = com.microsoft.FusedMatMul <alpha = 0.5> (x, z)", "t = Transpose <perm = [0, 2, 1]> (x)",
+        "u = Transpose <perm = [0, 2, 1]> (z)",
+        "y1 = com.microsoft.FusedMatMul <transA = 1, transB = 1, alpha = 3.0> (t, u)",
+        "y2 = com.microsoft.FusedMatMul <transB = 1> (x, a)", "y3 = com.microsoft.GatedAdd(x, x, g)",
+        "b = Sin(a)",
+        "y4 = com.microsoft.HyperConnectionPostMix <num_branches = 1> (a, b, d, s)",
+        "y5 = com.microsoft.HyperConnectionPostMix <num_branches = 1> (b, a, h, s)"]),
     "convolution": ({"x": (2, 4, 6, 5), "w": (6, 2, 3, 2), "b": (6,), "v": (4, 3, 2, 2), "c": (3,)}, [
         "y0 = Conv <group = 2, strides = [2, 1], pads = [1, 0, 0, 1], dilations = [1, 2]> (x, w, b)",
         "y1 = ConvTranspose <strides = [2, 2], pads = [1, 0, 0, 1], output_padding = [1, 0]> (x, v, c)"]),
@@ -80,12 +91,20 @@ def graph_of(shapes, lines):
     outputs = [name for name in names if name.startswith("y")]
     head = f"({inputs}) => ({', '.join('float ' + y for y in outputs)})"
     body = "\n".join(lines)
-    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 20]> g {head} {{{body}}}')
+    model = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 20, "com.microsoft": 1]> g {head} {{{body}}}'
+    )
     for value in model.graph.output:  # of any rank
         value.type.tensor_type.ClearField("shape")
     for i, node in enumerate(model.graph.node):
         node.name = f"n{i}"
-    return onnx.shape_inference.infer_shapes(model, data_prop=True), shapes, outputs
+    model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    types = infer(model, {})  # of ONNX Runtime's operators too
+    for value in model.graph.output:
+        value.type.CopyFrom(
+            onnx.helper.make_tensor_type_proto(types.dtypes[value.name], types.shapes[value.name])
+        )
+    return model, shapes, outputs
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -120,7 +139,11 @@ def test_gradients_are_those_of_differences(case):
 
 
 def test_every_rule_has_a_case():
-    used = {node.op_type for case in CASES.values() for node in graph_of(*case)[0].graph.node}
+    used = {
+        OpKey(node.domain, node.op_type).label
+        for case in CASES.values()
+        for node in graph_of(*case)[0].graph.node
+    }
     assert set(RULES) - used == {"Floor", "Ceil", "Round"}  # flat, as Sign is
 
 

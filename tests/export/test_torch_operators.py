@@ -179,19 +179,13 @@ def test_the_taps_of_a_kernel_are_shared_out_between_the_image_and_the_gradient(
     assert largest_gathered(nn.Conv2d(8, 8, 3, stride=2, padding=1), image) == 9 / 4
 
 
-@pytest.mark.parametrize(("channels", "outputs", "moved"), [(12, 4, 4), (4, 12, 4), (40, 40, None)])
-def test_one_tap_leaves_the_larger_image_where_it_is(channels: int, outputs: int, moved: int | None) -> None:
+@pytest.mark.parametrize(("channels", "outputs"), [(12, 4), (4, 12), (40, 40)])
+def test_one_tap_leaves_images_where_they_are(channels: int, outputs: int) -> None:
     module = nn.Sequential(nn.Conv2d(3, channels, 1), nn.Conv2d(channels, outputs, 1))
-    model = export_training_step(module, weighted_sum, torch.ones(5, 3, 6, 6), device="v100")
-    assert "Gather" not in {node.op_type for node in model.graph.node}
-    infos = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.value_info}
-    turned = [
-        infos[node.output[0]]
-        for node in model.graph.node
-        if node.op_type == "Transpose" and node.name.startswith("1/grad")
-    ]
-    images = [shape for shape in turned if len(shape) == 3]
-    assert images == ([[5, 36, moved]] if moved else [[40, 5, 36]] * 2)
+    model = export_training_step(module, weighted_sum, torch.ones(5, 3, 6, 6), target="v100")
+    own = {node.op_type for node in model.graph.node if node.name.startswith("1/grad")}
+    assert own & {"MatMul", "FusedMatMul"}
+    assert not own & {"Gather", "Transpose"}
 
 
 NORMALIZATIONS = {
@@ -229,9 +223,9 @@ def test_sums_over_many_elements_sum_each_sample_first(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("target", "gradient"),
     [
-        ("standard", ["Add", "BatchNormalization", "Mul", "Mul"]),  # of them one product for the sums
-        ("onnxruntime", ["BatchNormalization", "GatedAdd", "Mul"]),
-        ("cuda", ["BatchNormalization", "GatedAdd"]),
+        (None, ["Add", "BatchNormalization", "Mul", "Mul"]),  # of them one product for the sums
+        ("cpu", ["BatchNormalization", "GatedAdd", "Mul"]),
+        ("v100", ["BatchNormalization", "GatedAdd"]),
     ],
 )
 def test_batch_norm_writes_as_few_tensors_of_the_images_size_as_it_can(

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from campo_onnx.targets.target import target  # noqa: E402
 from campo_onnx.trial import trial as trial_module  # noqa: E402
 from campo_onnx.trial.gradients import gradient_error  # noqa: E402
 from campo_onnx.trial.page import fragment, trial_page  # noqa: E402
+from campo_onnx.trial.planned import export_step  # noqa: E402
 from campo_onnx.trial.result import AUTOCAST, EAGER, FORMAT, MIXED, OURS  # noqa: E402
 from campo_onnx.trial.torch_steps import TorchStep  # noqa: E402
 
@@ -53,7 +55,8 @@ def trial():
     with pytest.MonkeyPatch.context() as patch:
         figures = replace(target("v100"), launch_us=0.01, host_us=0.001)
         patch.setattr(trial_module, "_planned_for", lambda processor, runtime: figures)
-        patch.setattr(trial_module, "_export_target", lambda here: "standard")
+        lower_for_here = partial(export_step, target=target("cpu"))
+        patch.setattr(trial_module, "export_step", lambda user, path, figures: lower_for_here(user, path))
         return tried(network(), costs="datasheet", name="train.py:make", devices=["v100", "h200"])
 
 

@@ -86,7 +86,7 @@ def _conv(g: Graph, call: Call) -> Sequence[Value | None]:
 
 
 def _conv_transpose(g: Graph, call: Call) -> Sequence[Value | None]:
-    """What a transposed convolution writes is what a convolution reads: they change roles."""
+    """Swap the roles: a transposed convolution writes what a convolution reads."""
     x, weight, gradient = call.input(0), call.input(1), call.gradient
     if "output_shape" in call.attributes:
         raise NoRuleError("ConvTranspose with output_shape")

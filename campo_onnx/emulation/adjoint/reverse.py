@@ -11,13 +11,13 @@ from onnx import ModelProto, TensorProto
 
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
-from campo_onnx.emulation.adjoint import elementwise, movement, products
+from campo_onnx.emulation.adjoint import elementwise, microsoft, movement, products
 from campo_onnx.emulation.adjoint.rule import Call, NoRuleError, Rule
 from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import OpKey
 
-RULES: Mapping[str, Rule] = {**elementwise.RULES, **movement.RULES, **products.RULES}
-"""By operator of the standard domain."""
+RULES: Mapping[str, Rule] = {**elementwise.RULES, **movement.RULES, **products.RULES, **microsoft.RULES}
+"""By operator, with its domain where that is not the standard one."""
 
 LEAST_OPSET = 18
 """The rules are written for axes as inputs, and for sums that Scatter makes."""
@@ -88,7 +88,7 @@ class Reverse:
         if not floats:
             return
         key = OpKey(node.domain, node.op_type)
-        rule = None if key.domain else RULES.get(key.op_type)
+        rule = RULES.get(key.label)
         if rule is None:
             raise NoRuleError(key.label)
         call = Call(

@@ -1,4 +1,4 @@
-"""What a rule of differentiation gets and gives."""
+"""Input and result of a rule of differentiation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
