@@ -32,7 +32,7 @@ _COARSE = 0.5
 
 _WEIGHS = op_keys("Exp Softmax com.microsoft:BiasSoftmax")
 _COARSE_EXPONENT, _VISIBLE_EXPONENT = 8.0, 2.0**-8
-"""What is added to an exponent: from a magnitude of 8 on its rounding is more than 8 of the result's."""
+"""Largest sum with an exponent: from a magnitude of 8 on its rounding is more than 8 of the result's."""
 
 
 def largest_exact(low: Precision) -> int:

@@ -1,4 +1,4 @@
-"""How far values may reach: products, powers and quotients of values of unknown size, times constants."""
+"""Reach of values: products, powers and quotients of values of unknown size, times constants."""
 
 import math
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS
 
 _TAIL = 8.0
-"""How many times its usual size an activation may have."""
+"""Largest size of an activation, in multiples of the usual one."""
 
 _LEAST_DIVISOR = 2.0**-7
 _LEAST_DATA = 2.0**-10
-"""How small something is that is divided by: an activation, and data as it comes in."""
+"""Size of a small divisor: an activation, and data as it comes in."""
 
 _MOST = 1e30
 _LARGEST = MOVES_AND_SIGNS | having(Trait.SAME_SIZE) | op_keys("Clip GatherElements GatherND")
@@ -50,7 +50,7 @@ def far_reaching(values: GraphValues) -> Mapping[str, str]:
 
 
 def _reach(node: OpNode, values: GraphValues, reached: Mapping[str, float]) -> float | None:
-    """How large the results may be; None of a node that sets their size itself."""
+    """Largest size of the results; None of a node that sets their size itself."""
     view = values.view
 
     def of(tensor: str) -> float:
