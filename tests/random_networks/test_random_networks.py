@@ -15,9 +15,11 @@ from tests.random_networks.network import network
 @pytest.mark.filterwarnings("ignore")  # torch's, about what was drawn
 def test_steps_are_torchs(seed: int) -> None:
     try:
-        oracle.outcomes(network(seed))
+        told = oracle.outcomes(network(seed))
     except oracle.NotDrawnError:
         pytest.skip("torch cannot train this one")
+    assert told["cpu"] == "ok"
+    assert {told["portable"], told["cuda"].partition(":")[0]} <= {"ok", "no kernel"}
 
 
 def test_a_wrong_gradient_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
