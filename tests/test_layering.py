@@ -31,6 +31,7 @@ ROOMS = (
     "campo_onnx.costs",
     "campo_onnx.optimize",
     "campo_onnx.builder",
+    "campo_onnx.sizes",
     "campo_onnx.lowering",
     "campo_onnx.planning",
     "campo_onnx.step",

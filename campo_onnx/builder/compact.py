@@ -122,9 +122,12 @@ def _of_one_rank(g: Graph, operands: Sequence[Value]) -> list[Value]:
 
 
 def scale_apart(g: Graph, x: Value) -> tuple[Value, float]:
-    """Give `x` as a tensor times a number: what follows may have a place for it that costs no pass."""
+    """Give `x` as a tensor times a number: what follows may have a place for it that costs no pass.
+
+    Such a place is an attribute, and a number may depend on sizes: where these change it stays where it is.
+    """
     made = g.source(x)
-    if made is None or not made.inputs or made.inputs[0] is None:
+    if g.sizes_change or made is None or not made.inputs or made.inputs[0] is None:
         return x, 1.0
     first = made.inputs[0]
     if made.op_type in ("Reshape", "Transpose"):

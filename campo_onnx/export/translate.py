@@ -5,13 +5,15 @@ translations; which operations there are, what they read and where they come fro
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto
 
+from campo_onnx.builder.compact import cast
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
 from campo_onnx.errors import UnsupportedModelError, is_foreign
@@ -156,11 +158,12 @@ def translate_step(
     """
     g = Graph(opset=opset, sizes_change=sizes_change)
     values: dict[Ref, Value] = {
-        ref: g.input(name, expected.dtype, expected.shape) for name, (ref, expected) in step.inputs.items()
+        ref: _in_fp32(g, g.input(name, expected.dtype, expected.shape))
+        for name, (ref, expected) in step.inputs.items()
     }
     for item in step.body:
         if isinstance(item, Constant):
-            values[item.ref] = g.constant(item.array)
+            values[item.ref] = _in_fp32(g, g.constant(item.array))
             continue
         made = _translated(g, item, values.__getitem__, table, step.outermost)
         values.update((ref, made[i]) for i, ref in enumerate(item.results) if ref is not None)
@@ -181,7 +184,7 @@ def _translated(g: Graph, item: Operation, read: Read, table: Table, outermost: 
             if empty := _without_elements(g, item):
                 return empty
             try:
-                made = table[item.kind](g, item.expected[0], *args, **kwargs)
+                made = table[item.kind](g, _kept_in_fp32(item.expected[0]), *args, **kwargs)
             except UntranslatableError as error:
                 raise UntranslatedUseError(
                     f"{where} cannot be translated", why=str(error), remedy=error.remedy
@@ -195,13 +198,30 @@ def _translated(g: Graph, item: Operation, read: Read, table: Table, outermost: 
                 ) from error
         results = [made] if isinstance(made, Value) else list(made)
         return {
-            i: _checked(f"result {i} of {where}", results[i], item.expected[i])
+            i: _checked(f"result {i} of {where}", _rounded(g, results[i], item.expected[i]), item.expected[i])
             for i, ref in enumerate(item.results)
             if ref is not None
         }
     except UntranslatedUseError as error:
         error.results = item.results
         raise
+
+
+def _kept_in_fp32(expected: Expected | None) -> Expected | None:
+    """Keep a tensor that the framework has in BF16 as the same numbers in FP32: few runtimes have BF16."""
+    is_bf16 = expected is not None and expected.dtype == TensorProto.BFLOAT16
+    return replace(expected, dtype=int(TensorProto.FLOAT)) if expected is not None and is_bf16 else expected
+
+
+def _in_fp32(g: Graph, value: Value) -> Value:
+    return cast(g, value, int(TensorProto.FLOAT)) if value.dtype == TensorProto.BFLOAT16 else value
+
+
+def _rounded(g: Graph, value: Value | None, expected: Expected | None) -> Value | None:
+    """Round a result as the framework does, which computes in FP32 and stores BF16."""
+    if value is None or expected is None or expected.dtype != TensorProto.BFLOAT16:
+        return value
+    return _in_fp32(g, cast(g, value, int(TensorProto.BFLOAT16)))
 
 
 def _without_elements(g: Graph, item: Operation) -> dict[int, Value]:
@@ -216,6 +236,7 @@ def _without_elements(g: Graph, item: Operation) -> dict[int, Value]:
 def _checked(what: str, value: Value | None, expected: Expected | None) -> Value:
     """Refuse a result of another type or shape than the framework computed: a translation's last guard."""
     found = value and (value.dtype, value.shape)
+    expected = _kept_in_fp32(expected)
     wished = expected and (expected.dtype, expected.shape)
     if value is None or found != wished:
         raise UntranslatedUseError(

@@ -26,6 +26,7 @@ from campo_onnx.ir.inline import inline_functions
 from campo_onnx.ir.limits import MODEL_LIMIT_BYTES, refuse_beyond_limits, refuse_malformed
 from campo_onnx.ir.opsets import at_readable_opset, version_of
 from campo_onnx.ir.origin import Origin, origin_of
+from campo_onnx.ir.size_ranges import with_examples
 from campo_onnx.ir.sort import name_nodes, outer_reads, sort_nodes
 from campo_onnx.ir.stamp import Stamp, read_stamp
 from campo_onnx.ir.view import FLOAT, GraphView, OpNode, TensorInfo, TensorKind
@@ -117,7 +118,8 @@ def import_model(
     source
         Path of an ONNX file, or a model in memory (which is copied, never changed).
     dims
-        Sizes of symbolic dimensions, as ``{"batch": 64}``.
+        Sizes of symbolic dimensions, as ``{"batch": 64}``; by default those that the model was exported at,
+        where it says so.
     any_type
         Whether a graph without floating-point tensors is read as well, though there is nothing to plan.
     folder
@@ -157,7 +159,7 @@ def import_model(
     # An initializer that is an input as well is a default, which the caller may override.
     inputs = {value.name for value in model.graph.input}
     constants = {name: t for name, t in constants_of(model.graph).items() if name not in inputs}
-    view = _view_of(model, shapes.infer(model, dims or {}))
+    view = _view_of(model, shapes.infer(model, with_examples(model, dims or {})))
     # A graph of ours, planned already, may have none left: a Cast from integers makes the low type at once.
     all_read = any_type or stamp is not None
     computes = any(info.dtype == FLOAT or is_low_dtype(info.dtype) for info in view.tensors.values())

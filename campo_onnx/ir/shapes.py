@@ -31,7 +31,7 @@ from campo_onnx.ir.gradient_names import differentiated_tensor
 from campo_onnx.ir.onnx_inference import HIDDEN, infer_types
 from campo_onnx.ir.sort import outer_reads
 from campo_onnx.ops.facts import output_types
-from campo_onnx.ops.fold import INTEGERS, Value, fold, is_small, may_fold
+from campo_onnx.ops.fold import Value, fold, is_small, may_decide, may_fold
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.ops.registry import spec
@@ -49,7 +49,7 @@ class TensorTypes:
     shapes
         Static dimensions, or None when unknown.
     values
-        Constants of any type and computed integer tensors, of at most
+        Constants of any type and tensors computed from sizes, of at most
         :data:`campo_onnx.ops.fold.MAX_ELEMENTS` elements. External data is never read.
     """
 
@@ -278,7 +278,9 @@ def _fold(node: NodeProto, known: _Known) -> None:
     standard = not node.domain
     for name in filter(None, node.output):
         spec = known.spec(name)
-        if spec.dtype not in INTEGERS or (standard and (spec.shape is None or not is_small(spec.shape))):
+        if not may_decide(node, spec.dtype) or (
+            standard and (spec.shape is None or not is_small(spec.shape))
+        ):
             return
     shapes = [known.shapes.get(name) for name in node.input]
     values = [known.values.get(name) for name in node.input]

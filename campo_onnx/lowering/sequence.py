@@ -6,8 +6,10 @@ from typing import TypeAlias
 
 import onnx
 
+from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.portable import is_portable, mark_lowered
+from campo_onnx.ir.size_ranges import ranges_of
 from campo_onnx.ir.view import GraphView
 from campo_onnx.lowering.convolutions.passes import convolutions
 from campo_onnx.lowering.data_gradients import data_gradients
@@ -22,6 +24,9 @@ from campo_onnx.lowering.zero_padding import zero_padding
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.schema import schema_of
+from campo_onnx.sizes.formulas import Sizes
+from campo_onnx.sizes.in_file import at, with_names
+from campo_onnx.sizes.learned import learned
 
 Pass: TypeAlias = Callable[[Imported, Place], onnx.ModelProto]
 """Gives the model to go on with; the very model of the graph where there is nothing to change."""
@@ -77,6 +82,30 @@ def as_it_runs(
     return result if result is imported else replace(result, given=imported.given)
 
 
+def _at_any_size(
+    imported: Imported, place: Place, passes: Sequence[Pass], dims: Mapping[str, int] | None
+) -> Imported:
+    """Run passes on a graph whose sizes change: at several sizes, so that the result holds at all of them.
+
+    The graph stays as it is where its forms would differ from size to size.
+    """
+    ranges = ranges_of(imported.model)
+    applied: list[str] = []
+
+    def at_sizes(sizes: Sizes) -> onnx.ModelProto:
+        bound = import_model(at(imported.model, dict(zip(ranges, sizes, strict=True))), any_type=True)
+        result = lowered(bound, place, passes)
+        applied[:] = result.passes
+        return result.model
+
+    try:
+        model = with_names(learned(at_sizes, ranges), ranges)
+    except UnsupportedModelError:
+        return imported
+    result = import_model(model, dims, any_type=True, folder=imported.folder)
+    return _lowered_from(imported, result, applied) if applied else imported
+
+
 def lowered(
     imported: Imported, place: Place, passes: Sequence[Pass], dims: Mapping[str, int] | None = None
 ) -> Imported:
@@ -103,14 +132,18 @@ def lowered(
     UnsupportedModelError
         If a pass cannot keep the meaning of the graph.
     """
+    if ranges_of(imported.model):
+        return _at_any_size(imported, place, passes, dims)
     result, names = imported, []
     for rule in passes:
         model = rule(result, place)
         if model is not result.model:
             result = import_model(model, dims, any_type=True, folder=imported.folder)
             names.append(rule.__name__)
-    if result is imported:
-        return imported
+    return imported if result is imported else _lowered_from(imported, result, names)
+
+
+def _lowered_from(imported: Imported, result: Imported, names: Sequence[str]) -> Imported:
     return replace(
         result,
         data_files=imported.data_files,

@@ -34,10 +34,10 @@ INTEGERS = frozenset(
 
 # Deterministic, and an index or a shape may come out of them.
 _STANDARD_OPS = """
-    Abs Add And Cast Concat ConstantOfShape CumSum Div Equal Expand Flatten Gather GatherElements GatherND
-    Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Pad Range ReduceMax ReduceMin
-    ReduceProd ReduceSum Reshape ScatterElements ScatterND Sign Slice Split Squeeze Sub Sum Tile Transpose
-    Unsqueeze Where Xor
+    Abs Add And Cast Concat ConstantOfShape CumSum Div Equal Expand Flatten Gather GatherElements
+    GatherND Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Pad Pow Range
+    ReduceMax ReduceMin ReduceProd ReduceSum Reshape ScatterElements ScatterND Sign Slice Split Squeeze
+    Sub Sum Tile Transpose Unsqueeze Where Xor
 """
 _STANDARD = frozenset(_STANDARD_OPS.split())
 _FROM_SHAPE = frozenset({"Shape", "Size"})
@@ -63,6 +63,15 @@ def may_fold(node: NodeProto) -> bool:
     if not node.domain:
         return node.op_type in _STANDARD or node.op_type in _FROM_SHAPE
     return node.domain == "com.microsoft" and node.op_type in _TRAINING
+
+
+def may_decide(node: NodeProto, dtype: int) -> bool:
+    """Whether results of a type are looked at: numbers in FP64 are sizes as well, on their way to FP32."""
+    return dtype in INTEGERS or dtype == TensorProto.DOUBLE or (dtype == TensorProto.FLOAT and _is_cast(node))
+
+
+def _is_cast(node: NodeProto) -> bool:
+    return node.op_type == "Cast" and not node.domain
 
 
 def fold(

@@ -13,6 +13,7 @@ from campo_onnx.costs.table import CostTable
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.constants import is_external
 from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ir.size_ranges import with_examples
 from campo_onnx.ir.view import GraphView
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import CONVOLUTIONS_LOW, as_it_runs, gains_convolutions, lowered
@@ -269,7 +270,7 @@ def pad_limits(imported: Imported, options: Options) -> PadLimits:
     return PadLimits(
         threshold_us=options.pad_threshold_us,
         stored=frozenset(name for name, tensor in imported.constants.items() if not is_external(tensor)),
-        open_axes=open_axes(imported, options.dims),
+        open_axes=open_axes(imported, with_examples(imported.model, options.dims)),
     )
 
 

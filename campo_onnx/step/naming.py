@@ -25,6 +25,7 @@ output                 meaning
 ``new_S.X``            the optimizer state after the update
 ``step_out``           the number of updates after this one
 ``buf_out.X``          a buffer after the step; a buffer that no step changes has none
+``assumed.X``          bool; whether the batch is as the export assumed of it, X in words
 ``output.X``           what the loss returns besides its value, under the name it gives
 =====================  ==========================================================================
 
@@ -48,6 +49,7 @@ _BUFFER, _NEW_BUFFER = "buf.", "buf_out."
 _STATE, _NEW_STATE = "opt.", "new_"
 _AVERAGE = "ema."
 _GRADIENT, _SCALED_GRADIENT = f"{GRADIENT}.", f"{SCALED_GRADIENT}."
+_ASSUMED = "assumed."
 _INPUT, _TARGET, _OUTPUT = f"{INPUT}.", "target.", f"{OUTPUT}."
 
 _NEXT = ((_PARAMETER, _NEW_PARAMETER), (_BUFFER, _NEW_BUFFER), (_STATE, _NEW_STATE))
@@ -119,6 +121,16 @@ def target(name: str) -> str:
 def output(name: str) -> str:
     """Name an output beside the loss."""
     return f"{_OUTPUT}{name}"
+
+
+def assumption(text: str) -> str:
+    """Name the output that says whether a batch is as assumed; the text says of one that is not why."""
+    return f"{_ASSUMED}{text}"
+
+
+def assumed(name: str) -> str | None:
+    """Say in which way a batch is not as assumed if this output is false; None for any other output."""
+    return name.removeprefix(_ASSUMED) if name.startswith(_ASSUMED) else None
 
 
 def differentiated(name: str) -> str | None:

@@ -9,18 +9,20 @@ from onnx import TensorProto
 
 from campo_onnx.errors import ModelError, UsageError
 from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.size_ranges import ranges_of
 from campo_onnx.runtime.api import LoadSettings, Tensor
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import load, tensor, tensor_of
 from campo_onnx.runtime.timing import Step
 from campo_onnx.step import naming as step_naming
+from campo_onnx.step.interface import StepInterface
 from campo_onnx.training.flat_program import FlatProgram
 from campo_onnx.training.flat_state import ROW, flat_layout, in_order
 from campo_onnx.training.flat_update import FlatUpdate
 from campo_onnx.training.gradient_interface import GradientInterface
 from campo_onnx.training.low_weights import LOW, MASTER, cast_model, with_low_weights
 from campo_onnx.training.pool_places import with_compared_places
-from campo_onnx.training.runner import Arrays, Outcome, Ran
+from campo_onnx.training.runner import Arrays, Outcome, Ran, Tensors, TensorsBySize, refuse_another_batch
 from campo_onnx.training.weight_order import kept_as_read
 from campo_onnx.training.weight_update import WeightUpdate
 
@@ -79,7 +81,7 @@ class FlatStep:
         )
         self._roles = self._update.roles()
         self._further = tensor((self._layout.rows * ROW,), _FLOAT, machine) if update.accumulate > 1 else None
-        if not machine.is_gpu:
+        if not machine.is_gpu and not ranges_of(model):
             model = with_compared_places(model, imported.view)
         model, self._low = with_low_weights(model, self._layout)
         self._low_weights: Tensor | None = None
@@ -105,10 +107,7 @@ class FlatStep:
             {n: tensor_of(value, machine) for n, value in others.items() if n in step.next_value}
             for _ in range(copies)
         ]
-        read = {n: spec for n, spec in step.feeds.items() if n != step_naming.LEARNING_RATE}
-        self._feeds = {n: tensor(spec.shape, spec.dtype, machine) for n, spec in read.items()}
-        self._metrics = {n: tensor(spec.shape, spec.dtype, machine) for n, spec in step.metrics.items()}
-        self._steps: dict[tuple[int, int, bool], Step] = {}
+        self._by_size = TensorsBySize(machine)
         self._side = self._latest = 0  # copies of the buffers: the state, and the window's
         self._taken = 0  # steps of the window so far
         self._is_finite = True
@@ -119,15 +118,17 @@ class FlatStep:
         """Whether gradients are being accumulated."""
         return self._taken > 0
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> Ran:
+    def run(self, feeds: Mapping[str, NDArray[Any]], interface: StepInterface) -> Ran:
         """Run one step; if the gradient graph fails, the step has not been taken."""
         self._update.refuse_torn()
         lr = float(feeds.get(step_naming.LEARNING_RATE, np.float32(0)))
         scale = float(feeds.get(step_naming.LOSS_SCALE, np.float32(1)))
+        read = (spec for name, spec in interface.feeds.items() if name != step_naming.LEARNING_RATE)
+        tensors = self._by_size.at(read, interface.metrics.values())
         for name, value in feeds.items():
-            if name in self._feeds:
-                self._feeds[name].write(value)
-        metrics = self._differentiate()
+            if name in tensors.feeds:
+                tensors.feeds[name].write(value)
+        metrics = self._differentiate(tensors)
         if self._taken < self._accumulate:
             return Ran(metrics=metrics, outcome=Outcome.ACCUMULATED)
         self._taken = 0
@@ -189,7 +190,7 @@ class FlatStep:
         kept = self._kept.get(name)
         return np.asarray(value if kept is None else value.transpose(kept.order), order="C")
 
-    def _differentiate(self) -> Arrays:
+    def _differentiate(self, tensors: Tensors) -> Arrays:
         """Compute the gradients of one step and add them to the window's."""
         is_first = self._taken == 0
         if is_first and self._low_weights is not None:
@@ -197,10 +198,11 @@ class FlatStep:
         source = self._side if is_first else self._latest
         target = next(i for i in range(len(self._buffers)) if i not in (self._side, source))
         key = (source, target, is_first)
-        if key not in self._steps:
-            self._steps[key] = self._bound(*key)
-        self._steps[key]()
-        metrics = {name: value.read() for name, value in self._metrics.items()}
+        if key not in tensors.steps:
+            tensors.steps[key] = self._bound(tensors, *key)
+        tensors.steps[key]()
+        metrics = {name: value.read() for name, value in tensors.metrics.items()}
+        refuse_another_batch(metrics)
         finite = bool(metrics.pop(step_naming.GRADS_FINITE, True))
         if not is_first and self._further is not None:
             try:
@@ -212,12 +214,12 @@ class FlatStep:
         self._latest, self._taken = target, self._taken + 1
         return metrics
 
-    def _bound(self, source: int, target: int, is_first: bool) -> Step:
+    def _bound(self, tensors: Tensors, source: int, target: int, is_first: bool) -> Step:
         step, further = self._interface.step, self._further
         gradients = self._update.gradients if is_first or further is None else further
-        reads = self._frozen | self._buffers[source] | self._feeds
+        reads = self._frozen | self._buffers[source] | tensors.feeds
         writes = {step.next_value[name]: value for name, value in self._buffers[target].items()}
-        writes |= self._metrics
+        writes |= tensors.metrics
         for name, output in self._interface.gradients.items():
             place, weight = self._layout.slices[name], step_naming.parameter(name)
             shape = self._kept[weight].gradient_shape if weight in self._kept else place.shape

@@ -5,7 +5,7 @@ and kernels on a GPU read or skip what lies outside. What the graph makes of int
 where it looks up with them, is computed before each step, on the CPU.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,9 @@ from onnx import TensorProto, helper
 
 from campo_onnx.errors import IndexOutOfRangeError, UnsupportedModelError
 from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.size_ranges import ranges_of
 from campo_onnx.ir.view import GraphView
+from campo_onnx.ops.key import OpKey
 from campo_onnx.runtime.api import LoadSettings, Program
 from campo_onnx.runtime.feeds import index_bound
 from campo_onnx.runtime.registry import load, machine
@@ -29,12 +31,16 @@ _WHOLE = frozenset(
 _MOST_NODES = 64
 """Of one index: what is made in more steps is computed by the model, and not fed."""
 
+_SHAPE = OpKey("", "Shape")
 _OURS = "campo-onnx"
 """Who writes graphs in which no index is negative, as :mod:`campo_onnx.export` does."""
 
 
 class _Use(NamedTuple):
-    """An index, the numbers it may hold, the feeds that it is made of, and the nodes that make it."""
+    """An index, the numbers it may hold, the feeds that it is made of, and the nodes that make it.
+
+    `shapes_of` are feeds of which it takes the shapes only.
+    """
 
     tensor: str
     lowest: int
@@ -42,6 +48,7 @@ class _Use(NamedTuple):
     feeds: tuple[str, ...]
     nodes: frozenset[str]
     reader: str
+    shapes_of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +61,13 @@ class IndexGuard:
         Indices that are made of what is fed.
     program
         Computes them; None where all are fed as they are.
+    depends_on_sizes
+        Whether the numbers that an index may hold are others at other sizes of the batch.
     """
 
     uses: tuple[_Use, ...]
     program: Program | None
+    depends_on_sizes: bool = False
 
     @classmethod
     def of(cls, imported: Imported, feeds: Mapping[str, Any]) -> "IndexGuard":
@@ -71,16 +81,18 @@ class IndexGuard:
             Names of what is fed.
         """
         uses = _uses(imported, frozenset(feeds))
+        is_open = _depends_on_sizes(imported, uses)
         computed = [use for use in uses if use.nodes]
         if not computed:
-            return cls(uses=uses, program=None)
+            return cls(uses=uses, program=None, depends_on_sizes=is_open)
         try:
             settings = LoadSettings(spins=False)
             part = _part(imported, computed)
             program = load(part, machine("cpu", 1), folder=imported.folder, settings=settings)
         except UnsupportedModelError:  # a type for which only a GPU has a kernel
-            return cls(uses=tuple(use for use in uses if not use.nodes), program=None)
-        return cls(uses=uses, program=program)
+            fed = tuple(use for use in uses if not use.nodes)
+            return cls(uses=fed, program=None, depends_on_sizes=is_open)
+        return cls(uses=uses, program=program, depends_on_sizes=is_open)
 
     def check(self, feeds: Mapping[str, NDArray[Any]]) -> None:
         """Check a batch.
@@ -94,7 +106,7 @@ class IndexGuard:
             return
         made: Mapping[str, NDArray[Any]] = feeds
         if self.program is not None:
-            read = {name for use in self.uses if use.nodes for name in use.feeds}
+            read = {name for use in self.uses if use.nodes for name in (*use.feeds, *use.shapes_of)}
             made = {**feeds, **self.program.run({name: feeds[name] for name in read})}
         for use in self.uses:
             index = made[use.tensor]
@@ -120,17 +132,31 @@ def _uses(imported: Imported, feeds: frozenset[str]) -> tuple[_Use, ...]:
                 continue
             path = _path(view, tensor, feeds)
             if path is not None and path[0]:
-                uses[tensor, size] = _Use(
-                    tensor, -size if counts_from_the_end else 0, size, path[0], path[1], node.name
-                )
+                lowest = -size if counts_from_the_end else 0
+                uses[tensor, size] = _Use(tensor, lowest, size, path[0], path[1], node.name, path[2])
     return tuple(uses.values())
+
+
+def _depends_on_sizes(imported: Imported, uses: Sequence[_Use]) -> bool:
+    """Whether what some index looks up in has an axis without a size in the file."""
+    ranges = ranges_of(imported.model)
+    readers = {use.reader for use in uses if ranges}
+    graph = imported.model.graph
+    sized = {v.name: v.type.tensor_type.shape.dim for v in (*graph.input, *graph.value_info, *graph.output)}
+    fixed = {name for name, dims in sized.items() if all(d.HasField("dim_value") for d in dims)}
+    fixed |= imported.constants.keys()
+    return any(imported.view.node[name].inputs[0] not in fixed for name in readers)
 
 
 def _path(
     view: GraphView, index: str, feeds: frozenset[str]
-) -> tuple[tuple[str, ...], frozenset[str]] | None:
-    """Give the feeds and the nodes that an index is made of; None where it is made of anything else."""
+) -> tuple[tuple[str, ...], frozenset[str], tuple[str, ...]] | None:
+    """Give the feeds and the nodes that an index is made of, and feeds of which it takes the shape.
+
+    None where it is made of anything else.
+    """
     read: dict[str, None] = {}
+    shapes_of: dict[str, None] = {}
     nodes: set[str] = set()
     todo = [index]
     while todo:
@@ -149,8 +175,11 @@ def _path(
         if len(nodes) == _MOST_NODES or node.captures or node.op.domain:
             return None
         nodes.add(node.name)
-        todo += [t for t in node.inputs if t]
-    return tuple(read), frozenset(nodes)
+        if node.op == _SHAPE and node.inputs[0] in feeds:
+            shapes_of[node.inputs[0]] = None
+        else:
+            todo += [t for t in node.inputs if t]
+    return tuple(read), frozenset(nodes), tuple(shapes_of)
 
 
 def _is_whole(view: GraphView, tensor: str) -> bool:
@@ -166,9 +195,9 @@ def _part(imported: Imported, uses: list[_Use]) -> onnx.ModelProto:
     graph.node.extend(node for node in given.graph.node if node.name in names)
     read = {tensor for node in graph.node for tensor in node.input}
     graph.initializer.extend(i for i in given.graph.initializer if i.name in read)
-    fed = dict.fromkeys(feed for use in uses for feed in use.feeds)
-    for field, tensors in ((graph.input, fed), (graph.output, dict.fromkeys(use.tensor for use in uses))):
-        for name in tensors:
-            info = view.tensors[name]
-            field.append(helper.make_tensor_value_info(name, info.dtype, info.shape))
+    fed = dict.fromkeys(feed for use in uses for feed in (*use.feeds, *use.shapes_of))
+    graph.input.extend(value for value in given.graph.input if value.name in fed)
+    for name in dict.fromkeys(use.tensor for use in uses):
+        info = view.tensors[name]
+        graph.output.append(helper.make_tensor_value_info(name, info.dtype, [None] * len(info.shape or ())))
     return onnx.ModelProto(ir_version=given.ir_version, opset_import=given.opset_import, graph=graph)

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from campo_onnx.errors import CheckpointError, UnsupportedModelError, UsageError
 from campo_onnx.ir.importer import import_model
+from campo_onnx.ir.size_ranges import ranges_of
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import as_it_runs
 from campo_onnx.runtime.registry import AUTO, machine, processor_for
-from campo_onnx.step.interface import Feed, step_interface
+from campo_onnx.step.interface import Feed, StepInterface, step_interface
 from campo_onnx.step.naming import GRADS_FINITE, LOSS, LOSS_SCALE
+from campo_onnx.training.batch_sizes import BatchSizes
 from campo_onnx.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from campo_onnx.training.flat_step import FlatStep
 from campo_onnx.training.gradient_interface import GradientInterface, gradient_interface
@@ -96,7 +98,7 @@ class TrainingSession:
     pairs
         State to pair otherwise than by name, see :mod:`campo_onnx.step.interface`.
     dims
-        Sizes of symbolic dimensions.
+        Sizes of symbolic dimensions; not of a step exported with ``dynamic_shapes``, where batches tell them.
     threads
         Threads per node on a CPU; 0 takes all cores.
     cuda_graph
@@ -130,6 +132,8 @@ class TrainingSession:
         if cuda_graph and not here.is_gpu:
             raise UsageError("a CUDA graph cannot be captured on a CPU", remedy="Leave cuda_graph off.")
         imported = as_it_runs(import_model(model, dims), Place.on(here), dims)
+        if cuda_graph and ranges_of(imported.model):
+            raise UsageError("a CUDA graph is of one size", remedy="Leave cuda_graph off for this step.")
         gradients: GradientInterface | None = None
         if update is None:
             self.interface = step_interface(imported.view, pairs, imported.constants)
@@ -144,9 +148,8 @@ class TrainingSession:
         self._steps = self._updates = 0  # skipped ones included
         self._settings = self._checked_feeds(fixed)
         self._settings |= self._scheduled()
-        batch = (spec.shape for name, spec in self.interface.feeds.items() if name not in self._settings)
-        self._samples = next((shape[0] for shape in batch if shape), 1)
-        self._guard = IndexGuard.of(imported, self.interface.feeds)
+        guard = IndexGuard.of(imported, self.interface.feeds)
+        self._sizes = BatchSizes(imported=imported, interface=self.interface, guard=guard)
         first = self.interface.first_state(state)
         self._runner: Runner
         if gradients is None or update is None:
@@ -182,14 +185,15 @@ class TrainingSession:
             If the graph fails while it runs; the state is as before the step.
         """
         began = time.perf_counter()
-        feeds = self._settings | self._scheduled() | self._checked_feeds(batch)
+        interface, guard = self._sizes.of(batch)
+        feeds = self._settings | self._scheduled() | self._checked_feeds(batch, interface)
         scale = self._scaler.scale if self._scaler is not None else None
         if scale is not None:
             feeds |= self._checked({LOSS_SCALE: scale})
         if missing := [name for name in self.interface.feeds if name not in feeds]:
             raise UsageError(f"the batch lacks {', '.join(missing)}", remedy=self._expected_feeds())
-        self._guard.check(feeds)
-        ran = self._runner.run(feeds)
+        guard.check(feeds)
+        ran = self._runner.run(feeds, interface)
         self._steps += 1
         if ran.outcome is not Outcome.ACCUMULATED:
             self._updates += 1
@@ -202,7 +206,7 @@ class TrainingSession:
             skipped=ran.outcome is Outcome.SKIPPED,
             loss_scale=scale,
             duration_s=time.perf_counter() - began,
-            samples=self._samples,
+            samples=self._samples(interface),
         )
 
     def train(self, batches: Iterable[Mapping[str, Feed]]) -> Iterator[StepResult]:
@@ -330,20 +334,28 @@ class TrainingSession:
             )
         return scaler if scaler is not None else LossScaler()
 
-    def _checked_feeds(self, feeds: Mapping[str, Feed]) -> dict[str, NDArray[Any]]:
+    def _checked_feeds(
+        self, feeds: Mapping[str, Feed], interface: StepInterface | None = None
+    ) -> dict[str, NDArray[Any]]:
         if self._scaler is not None and LOSS_SCALE in feeds:
             raise UsageError(
                 f"{LOSS_SCALE!r} is fed by the session",
                 remedy="For a fixed scale pass scaler=LossScaler.static(scale).",
             )
-        return self._checked(feeds)
+        return self._checked(feeds, interface)
 
-    def _checked(self, feeds: Mapping[str, Feed]) -> dict[str, NDArray[Any]]:
-        specs = self.interface.feeds
+    def _checked(
+        self, feeds: Mapping[str, Feed], interface: StepInterface | None = None
+    ) -> dict[str, NDArray[Any]]:
+        specs = (interface or self.interface).feeds
         if unknown := [name for name in feeds if name not in specs]:
             what = f"the graph takes no feed named {', '.join(unknown)}"
             raise UsageError(what, remedy=self._expected_feeds())
         return {name: specs[name].fitted(value) for name, value in feeds.items()}
+
+    def _samples(self, interface: StepInterface) -> int:
+        batch = (spec.shape for name, spec in interface.feeds.items() if name not in self._settings)
+        return next((shape[0] for shape in batch if shape), 1)
 
     def _expected_feeds(self) -> str:
         own = {LOSS_SCALE} if self._scaler is not None else set()

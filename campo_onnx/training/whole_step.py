@@ -6,14 +6,15 @@ from typing import Any
 from numpy.typing import NDArray
 
 from campo_onnx.ir.importer import Imported
-from campo_onnx.runtime.api import LoadSettings, Program, Tensor
+from campo_onnx.ir.size_ranges import ranges_of
+from campo_onnx.runtime.api import LoadSettings, Tensor
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.registry import load, tensor, tensor_of
 from campo_onnx.runtime.timing import Step
 from campo_onnx.step.interface import StepInterface, TensorSpec
 from campo_onnx.step.naming import GRADS_FINITE
 from campo_onnx.training.pool_places import with_compared_places
-from campo_onnx.training.runner import Arrays, Outcome, Ran
+from campo_onnx.training.runner import Arrays, Outcome, Ran, Tensors, TensorsBySize, refuse_another_batch
 
 
 class WholeStep:
@@ -45,27 +46,28 @@ class WholeStep:
     ) -> None:
         self._interface, self._machine = interface, machine
         model = imported.model
-        if not machine.is_gpu:
+        if not machine.is_gpu and not ranges_of(model):
             model = with_compared_places(model, imported.view)
         settings = LoadSettings(captures=cuda_graph, must_stay=cuda_graph, spins=False)
-        program = load(model, machine, folder=imported.folder, settings=settings)
-        self._side = 0  # which of its two copies is the state
+        self._program = load(model, machine, folder=imported.folder, settings=settings)
         self._state = {name: self._two_copies(name, value) for name, value in state.items()}
-        self._feeds = {name: self._empty(spec) for name, spec in interface.feeds.items()}
-        self._metrics = {name: self._empty(spec) for name, spec in interface.metrics.items()}
-        self._steps = (self._bound(program, 0), self._bound(program, 1))
+        self._by_size = TensorsBySize(machine)
+        for self._side in (1, 0):  # which of its two copies is the state
+            self._step(interface)
 
     @property
     def is_within_window(self) -> bool:
         """Never: every step updates."""
         return False
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> Ran:
+    def run(self, feeds: Mapping[str, NDArray[Any]], interface: StepInterface) -> Ran:
         """Run one step; a failure leaves the state as it was."""
+        step, tensors = self._step(interface)
         for name, value in feeds.items():
-            self._feeds[name].write(value)
-        self._steps[self._side]()
-        metrics = {name: value.read() for name, value in self._metrics.items()}
+            tensors.feeds[name].write(value)
+        step()
+        metrics = {name: value.read() for name, value in tensors.metrics.items()}
+        refuse_another_batch(metrics)
         if not metrics.pop(GRADS_FINITE, True):
             return Ran(metrics=metrics, outcome=Outcome.SKIPPED)
         self._side = 1 - self._side
@@ -88,8 +90,14 @@ class WholeStep:
     def _empty(self, spec: TensorSpec) -> Tensor:
         return tensor(spec.shape, spec.dtype, self._machine)
 
-    def _bound(self, program: Program, side: int) -> Step:
+    def _step(self, interface: StepInterface) -> tuple[Step, Tensors]:
+        tensors = self._by_size.at(interface.feeds.values(), interface.metrics.values())
+        if self._side not in tensors.steps:
+            tensors.steps[self._side] = self._bound(tensors, self._side)
+        return tensors.steps[self._side], tensors
+
+    def _bound(self, tensors: Tensors, side: int) -> Step:
         state, outputs = self._state, self._interface.next_value
-        reads = {name: copies[side] for name, copies in state.items()} | self._feeds
-        writes = {output: state[name][1 - side] for name, output in outputs.items()} | self._metrics
-        return program.bound(reads, writes)
+        reads = {name: copies[side] for name, copies in state.items()} | tensors.feeds
+        writes = {output: state[name][1 - side] for name, output in outputs.items()} | tensors.metrics
+        return self._program.bound(reads, writes)

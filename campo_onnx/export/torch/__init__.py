@@ -11,6 +11,7 @@ from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export.optimizers import BY_NAME, LAMB, SGD, Adam, AdamW, Momentum, Optimizer
 from campo_onnx.export.torch.arguments import arguments
 from campo_onnx.export.torch.complex_numbers import complex_refused
+from campo_onnx.export.torch.dynamic_shapes import exported_at_any_size
 from campo_onnx.export.torch.step import Step
 from campo_onnx.export.torch.trace import trace
 from campo_onnx.export.torch.translate import TRANSLATIONS, translate
@@ -40,7 +41,8 @@ def export_training_step(
     unscale: bool = True,
     opset: int = 20,
     target: str | Target | None = None,
-    assume: Literal["checks"] | None = None,
+    assume: Literal["checks", "batch"] | None = None,
+    dynamic_shapes: Mapping[str, Any] | None = None,
     path: str | Path | None = None,
 ) -> onnx.ModelProto:
     """Write one training step (forward, loss, backward, perhaps the update) as a graph.
@@ -76,13 +78,20 @@ def export_training_step(
         step is portable, and what plans or runs it lowers it (:mod:`campo_onnx.lowering`).
     assume
         ``"checks"`` takes conditions on data that have no consequence but an error or a warning to pass.
+        ``"batch"`` takes every number and flag that the step reads of its tensors to be that of the example;
+        an output for each says whether the batch is so, and a session refuses one that is not.
+    dynamic_shapes
+        Axes whose size changes from batch to batch, by argument of the module or the loss:
+        ``{"x": {0: "batch"}, "target": {0: "batch"}}``, or ``torch.export.Dim("batch", min=1, max=64)`` in
+        place of a name. The step is traced at several sizes, and the file says for which range it holds:
+        without `max` up to four times the example where that can be traced.
     path
         Where to write the model; an existing file is replaced.
 
     Returns
     -------
     onnx.ModelProto
-        The model; every shape in it is static.
+        The model; every shape in it is static, but for those that depend on `dynamic_shapes`.
 
     Raises
     ------
@@ -118,9 +127,9 @@ def export_training_step(
         targets=arguments(example_targets, loss, skip=1, kind="target", name_of=step_naming.target),
         checks_pass=assume == "checks",
     )
-    traced, inputs, outputs = trace(step, frozenset(TRANSLATIONS))
-    model = translate(traced, inputs, outputs, TRANSLATIONS, opset=opset)
-    mark_portable(model)
+    if assume == "batch":
+        step = step.on_example()
+    model = _written(step, opset, dynamic_shapes)
     if chosen is not None:
         model = as_it_runs(import_model(model, any_type=True), Place(target=chosen)).model
     if path is not None:
@@ -135,14 +144,15 @@ def export_evaluation(
     example_targets: torch.Tensor | Sequence[Any] | Mapping[str, Any] = (),
     *,
     opset: int = 20,
-    assume: Literal["checks"] | None = None,
+    assume: Literal["checks", "batch"] | None = None,
+    dynamic_shapes: Mapping[str, Any] | None = None,
     path: str | Path | None = None,
 ) -> onnx.ModelProto:
     """Write the loss of a module in evaluation mode, and what the loss returns besides.
 
     The graph reads ``param.X`` and ``buf.X`` as a training step does, so that it runs on what
     :meth:`~campo_onnx.training.session.TrainingSession.state` gives. A batch of another size,
-    such as the last one of an epoch, takes another file.
+    such as the last one of an epoch, takes `dynamic_shapes`.
 
     Parameters and errors are those of :func:`export_training_step`. The module's mode is afterwards as
     it was.
@@ -165,14 +175,33 @@ def export_evaluation(
     modes = [(child, child.training) for child in module.modules()]
     try:
         module.eval()
-        traced, inputs, outputs = trace(step, frozenset(TRANSLATIONS))
+        step = step.on_example() if assume == "batch" else step
+        model = _written(step, opset, dynamic_shapes)
     finally:
         for child, mode in modes:
             child.training = mode
-    model = translate(traced, inputs, outputs, TRANSLATIONS, opset=opset)
-    mark_portable(model)
     if path is not None:
         export_model(model, Path(path))
+    return model
+
+
+def _written(step: Step, opset: int, dynamic_shapes: Mapping[str, Any] | None) -> onnx.ModelProto:
+    change = dynamic_shapes is not None
+
+    def written(step: Step, is_first: bool = True) -> tuple[onnx.ModelProto, torch.fx.GraphModule]:
+        traced, inputs, outputs = trace(step, frozenset(TRANSLATIONS), is_first=is_first)
+        model = translate(traced, inputs, outputs, TRANSLATIONS, opset=opset, sizes_change=change)
+        return model, traced
+
+    if dynamic_shapes is None:
+        model = written(step)[0]
+    elif step.recorded is not None:
+        raise UsageError(
+            "batches of changing sizes are not like the example", remedy="Leave out assume='batch'."
+        )
+    else:
+        model = exported_at_any_size(step, dynamic_shapes, written)
+    mark_portable(model)
     return model
 
 
@@ -186,8 +215,8 @@ def _check_options(optimizer: Any, opset: int, assume: Any) -> None:
             f"{type(optimizer).__name__} is not an optimizer of campo_onnx.export.torch",
             remedy="Pass campo_onnx.export.torch.Adam(beta1=0.9), for example, not one of torch.optim.",
         )
-    if assume not in (None, "checks"):
-        raise UsageError(f"unknown assume {assume!r}", remedy="Choose 'checks' or leave it out.")
+    if assume not in (None, "checks", "batch"):
+        raise UsageError(f"unknown assume {assume!r}", remedy="Choose 'checks' or 'batch', or leave it out.")
 
 
 def _check_hooks(module: torch.nn.Module, *, sees_scaled: bool) -> None:

@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
 from campo_onnx.errors import UnsupportedModelError
+from campo_onnx.export.torch.assumed import Numbers
 from campo_onnx.export.torch.decisions import Decisions, passing
 from campo_onnx.export.torch.decompositions import FUNCTIONS
 from campo_onnx.export.torch.origin import current_origin, set_place
@@ -51,10 +52,13 @@ class RewrittenFunctions(TorchFunctionMode):
     ----------
     checks_pass
         Whether a check of the data that only raises an error is taken to pass.
+    numbers
+        Answers what is read of tensors; None where nothing is assumed of the batch.
     """
 
-    def __init__(self, *, checks_pass: bool = False) -> None:
+    def __init__(self, *, checks_pass: bool = False, numbers: Numbers | None = None) -> None:
         super().__init__()
+        self._numbers = numbers
         self._checks_pass, self._decisions, self.masks = checks_pass, Decisions(), Masks()
         self._caller: Hashable = None
         self.swallowed: Exception | None = None
@@ -83,6 +87,10 @@ class RewrittenFunctions(TorchFunctionMode):
         known = self._decisions.known(func, args)
         if known is not None:
             return known
+        if self._numbers is not None:
+            answer = self._numbers.answer(func, args, kwargs, place_of_frame(frame))
+            if answer is not NotImplemented:
+                return answer
         try:
             result = func(*args, **kwargs)
         except DATA_DEPENDENT as error:

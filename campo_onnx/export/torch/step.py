@@ -1,7 +1,7 @@
 """One training step as a function of flat tensors: what is traced."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,9 @@ from torch.utils._pytree import tree_flatten_with_path
 from campo_onnx.errors import UnsupportedModelError, UsageError
 from campo_onnx.export.optimizers import Optimizer, counts_updates
 from campo_onnx.export.torch.arguments import Arguments, Tensors, path_part
+from campo_onnx.export.torch.assumed import Numbers
 from campo_onnx.export.torch.function_overrides import RewrittenFunctions
+from campo_onnx.export.torch.module_guard import Kept
 from campo_onnx.export.torch.origin import recorded_origins, set_origin
 from campo_onnx.export.torch.update import new_count, updated
 from campo_onnx.step import naming as step_naming
@@ -39,6 +41,9 @@ class Step:
         Whether a check of the data that only raises an error is taken to pass.
     evaluates
         Whether the loss and what it gives besides is all that is wanted.
+    recorded
+        Numbers that the step read of its example, which every batch is assumed to give; None where nothing is
+        assumed.
     """
 
     module: torch.nn.Module
@@ -50,6 +55,31 @@ class Step:
     targets: Arguments
     checks_pass: bool = False
     evaluates: bool = False
+    recorded: Sequence[Any] | None = None
+
+    def on_example(self) -> "Step":
+        """Run the step on its example, for the numbers that it reads; the module stays as it is.
+
+        Raises
+        ------
+        UsageError
+            If it has no values to run on.
+        """
+        given = self.state() | self.inputs.tensors | self.targets.tensors
+        if absent := [name for name, tensor in given.items() if tensor.is_meta]:
+            raise UsageError(
+                f"{absent[0]!r} has no values",
+                why="assume='batch' runs the step once on the example",
+                remedy="Give a batch and weights on the CPU.",
+            )
+        numbers = Numbers()
+        kept = Kept(self.module)
+        try:
+            with torch.random.fork_rng():
+                self._differentiated_once(given, numbers)
+        finally:
+            kept.restore()
+        return replace(self, recorded=tuple(numbers.read))
 
     def trainable(self) -> Tensors:
         """Parameters that require a gradient, by name."""
@@ -82,10 +112,8 @@ class Step:
         dict
             Every output of the graph by name.
         """
-        trainable = {n: given[step_naming.parameter(n)].detach().requires_grad_() for n in self.trainable()}
-        # Normalizations update their statistics in place; the inputs must keep the old values.
-        buffers = {n: given[step_naming.buffer(n)].clone() for n, _ in self.module.named_buffers()}
-        found = self._differentiate(given, trainable, buffers)
+        numbers = None if self.recorded is None else Numbers(self.recorded)
+        found = self._differentiated_once(given, numbers)
         results = {step_naming.LOSS: found.loss.detach()}
         if found.finite is not None:
             results[step_naming.GRADS_FINITE] = found.finite
@@ -99,9 +127,19 @@ class Step:
         for name, buffer in found.buffers.items():
             old = given[step_naming.buffer(name)]
             results[step_naming.new_buffer(name)] = _chosen(found.finite, buffer, old)
-        return results | {step_naming.output(name): value for name, value in found.outputs.items()}
+        results |= {step_naming.output(name): value for name, value in found.outputs.items()}
+        assumed = {} if numbers is None else numbers.holds
+        return results | {step_naming.assumption(text): holds for text, holds in assumed.items()}
 
-    def _differentiate(self, given: Tensors, trainable: Tensors, buffers: Tensors) -> "_Found":
+    def _differentiated_once(self, given: Tensors, numbers: Numbers | None) -> "_Found":
+        trainable = {n: given[step_naming.parameter(n)].detach().requires_grad_() for n in self.trainable()}
+        # Normalizations update their statistics in place; the inputs must keep the old values.
+        buffers = {n: given[step_naming.buffer(n)].clone() for n, _ in self.module.named_buffers()}
+        return self._differentiate(given, trainable, buffers, numbers)
+
+    def _differentiate(
+        self, given: Tensors, trainable: Tensors, buffers: Tensors, numbers: Numbers | None
+    ) -> "_Found":
         hooks = {n: list((p._backward_hooks or {}).values()) for n, p in self.trainable().items()}
 
         def run() -> _Found:
@@ -136,7 +174,7 @@ class Step:
         tensors = {n: given[step_naming.parameter(n)] for n, _ in self.module.named_parameters()}
         tensors |= trainable | buffers
         storages = {n: _storage(t) for n, t in tensors.items()}
-        functions = RewrittenFunctions(checks_pass=self.checks_pass)
+        functions = RewrittenFunctions(checks_pass=self.checks_pass, numbers=numbers)
         with recorded_origins(self.module) as claim, functions, sdpa_kernel(SDPBackend.MATH):
             found: _Found = _called_with(self.module, tensors, run)
         return found

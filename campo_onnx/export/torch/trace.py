@@ -39,7 +39,9 @@ aten = torch.ops.aten
 _UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 
 
-def trace(step: Step, translated: frozenset[Any]) -> tuple[torch.fx.GraphModule, list[str], list[str]]:
+def trace(
+    step: Step, translated: frozenset[Any], *, is_first: bool = True
+) -> tuple[torch.fx.GraphModule, list[str], list[str]]:
     """Trace one step; the module is afterwards as it was.
 
     Parameters
@@ -48,6 +50,9 @@ def trace(step: Step, translated: frozenset[Any]) -> tuple[torch.fx.GraphModule,
         What to trace.
     translated
         Operations that must not be decomposed.
+    is_first
+        Whether the step may be another one the next time; False where that was looked at before, with tensors
+        of other sizes.
 
     Returns
     -------
@@ -102,7 +107,8 @@ def trace(step: Step, translated: frozenset[Any]) -> tuple[torch.fx.GraphModule,
                 _refuse_dice(traced_once, dice)
             if changes := kept.changes():
                 _refuse_another_step(traced, traced_once, changes)
-            refuse_another_run(runs[0], run_again)
+            if is_first:
+                refuse_another_run(runs[0], run_again)
         finally:
             kept.restore()
             dice.restore()
@@ -124,13 +130,37 @@ def _plainly() -> Iterator[None]:
         autocast.__enter__ = lambda self: self
         autocast.__exit__ = lambda *_: None
         # oneDNN's recurrent layers are single operations without parts; off, they are unrolled.
-        with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None), _unseeded():
+        with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None), _unseeded(), _unmoved():
             yield
     finally:
         autocast.__enter__, autocast.__exit__ = enter, leave
         for device, enabled in devices.items():
             torch.set_autocast_enabled(device, enabled)
         log.disabled = was_disabled
+
+
+@contextmanager
+def _unmoved() -> Iterator[None]:
+    """Let ``module.to(...)`` within forward do nothing where the type is the module's own.
+
+    It would put parameters in the place of the tensors that are traced. Routers of mixtures of experts do it.
+    """
+    move = torch.nn.Module.to
+
+    def to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        dtype = torch._C._nn._parse_to(*args, **kwargs)[1]
+        tensors = (t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point())
+        return (
+            module
+            if dtype is None or all(t.dtype == dtype for t in tensors)
+            else move(module, *args, **kwargs)
+        )
+
+    torch.nn.Module.to = to
+    try:
+        yield
+    finally:
+        torch.nn.Module.to = move
 
 
 @contextmanager
@@ -163,7 +193,7 @@ def _one_message() -> Iterator[None]:
         raise UnsupportedModelError(
             f"{_where(error)} looks at the data to decide what to do",
             why=f"{_operation(error)} needs the values of a tensor, and a graph is written without data",
-            remedy="Compute both branches and choose with torch.where, or take the decision out of forward.",
+            remedy="Export with assume='batch' if all batches give the same, else choose with torch.where.",
         ) from None
     except CheckpointError:
         raise UnsupportedModelError(

@@ -132,7 +132,8 @@ def _straight_line(traced: torch.fx.GraphModule, inputs: Sequence[str], outputs:
         if node.op == "placeholder":
             given[next(names)] = _ref(node), _expected(node.meta["val"])
         elif node.op == "get_attr":
-            array = getattr(traced, node.target).detach().cpu().numpy()
+            tensor = getattr(traced, node.target).detach().cpu()
+            array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
             body.append(Constant(ref=_ref(node), array=array))
         elif node.op == "output":
             results = node.args[0]

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.integrations.torch_compile.formulas import Sizes
+from campo_onnx.sizes.formulas import Sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ import onnx
 import torch
 
 from campo_onnx.export.torch.complex_numbers import without_complex
-from campo_onnx.integrations.torch_compile.any_size import AnySize, Example, Learner
 from campo_onnx.integrations.torch_compile.concrete import (
     Symbols,
     are_polynomials,
@@ -27,14 +26,16 @@ from campo_onnx.integrations.torch_compile.flat import (
     refuse_untranslatable,
     shapes_interface,
 )
-from campo_onnx.integrations.torch_compile.formulas import Sizes
 from campo_onnx.integrations.torch_compile.handoff import Kept
+from campo_onnx.integrations.torch_compile.learner import Learner
 from campo_onnx.integrations.torch_compile.planning import Planned, plan_any_size, plan_graph
 from campo_onnx.integrations.torch_compile.runtimes import RuntimeChoice
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.integrations.torch_compile.step import TrainingStep
 from campo_onnx.integrations.torch_compile.tracing import decompositions
 from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.sizes.any_size import AnySize, Example
+from campo_onnx.sizes.formulas import Sizes
 
 _MOST_RESIZED = 512
 """Of a graph that runs at any size; another set of sizes takes milliseconds and kilobytes."""

@@ -13,8 +13,6 @@ from onnx import NodeProto, helper
 
 from campo_onnx.emulation.numerics import emulate
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.integrations.torch_compile.any_size import AnySize
-from campo_onnx.integrations.torch_compile.formulas import ArrayFormula, Sizes, declared
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.view import GraphView
@@ -26,6 +24,8 @@ from campo_onnx.planning.pipeline import form_for
 from campo_onnx.runtime.api import Program, Support
 from campo_onnx.runtime.machine import DEFAULT
 from campo_onnx.runtime.registry import runtime_called
+from campo_onnx.sizes.any_size import AnySize
+from campo_onnx.sizes.formulas import ArrayFormula, Sizes, declared
 
 _HANDOVER = "handed_to_the_framework"
 

@@ -10,10 +10,10 @@ import torch
 from campo_onnx.integrations.torch_compile.checks import raise_failed
 from campo_onnx.integrations.torch_compile.concrete import Symbols, concrete_graph, drop_oldest
 from campo_onnx.integrations.torch_compile.flat import FlatGraph, result_of
-from campo_onnx.integrations.torch_compile.formulas import Sizes
 from campo_onnx.integrations.torch_compile.planning import Planned
 from campo_onnx.integrations.torch_compile.programs import address, allocated, open_part, rehearsed
 from campo_onnx.runtime.api import AddressedProgram
+from campo_onnx.sizes.formulas import Sizes
 
 
 class Piece:

@@ -84,8 +84,8 @@ def _value_ranges(
     inputs = frozenset(view.inputs)
     defaults = {tensor.name: tensor for tensor in imported.model.graph.initializer}
     for name, info in view.tensors.items():
-        if info.kind is TensorKind.CONSTANT:
-            forward.add(name, _of_constant(name, imported.constants.get(name), imported))
+        if info.kind is TensorKind.CONSTANT or _is_of_sizes(name, view):
+            forward.add(name, _of_constant(name, _constant(name, imported), imported))
         elif name in declared:
             given = declared[name]
             like = of_type(info.dtype).named(name)
@@ -100,6 +100,16 @@ def _value_ranges(
     for node in view.nodes:
         forward.add_outputs(node)
     return MappingProxyType(forward.found)
+
+
+def _is_of_sizes(tensor: str, view: GraphView) -> bool:
+    return tensor in view.values and view.is_float32(tensor)
+
+
+def _constant(name: str, imported: Imported) -> TensorProto | None:
+    value = imported.view.values.get(name)
+    computed = None if value is None else numpy_helper.from_array(value, name)
+    return imported.constants.get(name, computed)
 
 
 class _Pass:

@@ -21,7 +21,7 @@ _FLOAT_ERROR = 2.0**-22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """``offset + factor * (product of powers of sizes + shift) ** exponent``.
+    """``offset + factor * (scale * product of powers of sizes + shift) ** exponent``.
 
     Parameters
     ----------
@@ -29,13 +29,14 @@ class Formula:
         Coefficients; integers where the number is one.
     powers
         Of each size.
-    shift, exponent
-        0 and 1 where the number is an integer.
+    scale, shift, exponent
+        1, 0 and 1 where the number is an integer.
     """
 
     offset: float
     factor: float = 0
     powers: tuple[int, ...] = ()
+    scale: float = 1
     shift: int = 0
     exponent: float = 1
 
@@ -43,8 +44,12 @@ class Formula:
         """Evaluate it."""
         if not self.factor:
             return self.offset
-        base = math.prod(n**p for n, p in zip(sizes, self.powers, strict=True)) + self.shift
-        return self.offset + self.factor * (base if self.exponent == 1 else float(base) ** self.exponent)
+        product = math.prod(n**p for n, p in zip(sizes, self.powers, strict=True))
+        base = self.scale * product + self.shift
+        if not base and self.exponent < 0:
+            return math.inf
+        power: float = base if self.exponent == 1 else float(base) ** self.exponent
+        return self.offset + self.factor * power
 
     @property
     def is_constant(self) -> bool:
@@ -67,7 +72,7 @@ def formula_of(numbers: Sequence[Any], sizes: Sequence[Sizes]) -> Formula | None
     >>> formula_of([6, 10, 28], [(2, 3), (2, 5), (4, 7)]).at((3, 9))
     27
     """
-    if all(number == numbers[0] for number in numbers):
+    if all(same(number, numbers[0]) for number in numbers):
         return Formula(offset=numbers[0])
     if not all(math.isfinite(number) for number in numbers):
         return None
@@ -82,8 +87,8 @@ def formula_of(numbers: Sequence[Any], sizes: Sequence[Sizes]) -> Formula | None
             if (formula := _solved(numbers, sizes, powers, shift, exponent, with_offset)) is not None
         ]
         if fitting:
-            return fitting[0] if _agree(fitting, sizes, whole) else None
-    return None
+            return fitting[0] if _agree(fitting, sizes) else None
+    return None if whole else _unbiased(numbers, sizes, monomials)
 
 
 def _monomials(sizes: Sequence[Sizes]) -> list[tuple[int, ...]]:
@@ -108,13 +113,48 @@ def _solved(
     rise, run = numbers[high] - numbers[low], bases[high] - bases[low]
     if not with_offset:
         rise, run = numbers[high], bases[high]
-    if not run or not rise or (whole and rise % run):
+    if not all(map(math.isfinite, bases)) or not run or not rise or (whole and rise % run):
         return None
     factor = rise // run if whole else _short(rise / run)
     offset = numbers[high] - factor * bases[high] if with_offset else 0
     formula = Formula(offset=offset, factor=factor, powers=powers, shift=shift, exponent=exponent)
     fits = all(same(formula.at(at), number) for number, at in zip(numbers, sizes, strict=True))
     return formula if fits else None
+
+
+def _unbiased(
+    numbers: Sequence[float], sizes: Sequence[Sizes], monomials: Sequence[tuple[int, ...]]
+) -> Formula | None:
+    """Find ``f / (n - 1)`` or ``f * n / (n - 1)``, where n is a number times a product of sizes.
+
+    Variances are divided by it, and running variances multiplied, with a momentum f. From two numbers y:
+    ``k = (y1 - y2) / (y1 p1 - y2 p2)`` for the former, ``(y1 / p1 - y2 / p2) / (y1 - y2)`` for the latter.
+    """
+    fitting = []
+    for powers in monomials:
+        products = [Formula(offset=0, factor=1, powers=powers).at(each) for each in sizes]
+        low, high = (pick(range(len(sizes)), key=products.__getitem__) for pick in (min, max))
+        (y1, p1), (y2, p2) = (numbers[low], products[low]), (numbers[high], products[high])
+        for has_offset in (False, True):
+            above = y1 / p1 - y2 / p2 if has_offset else y1 - y2
+            below = y1 - y2 if has_offset else y1 * p1 - y2 * p2
+            scale = above / below if below else 0.0
+            scale = round(scale) if (scale and same(round(scale) / scale, 1)) or scale > 1 else scale
+            if scale * p1 <= 1:
+                continue
+            factor = y1 * (scale * p1 - 1) / (scale * p1 if has_offset else 1)
+            factor = _short(factor)
+            formula = Formula(
+                offset=factor if has_offset else 0,
+                factor=factor,
+                powers=powers,
+                scale=scale,
+                shift=-1,
+                exponent=-1,
+            )
+            if all(same(formula.at(at), number) for number, at in zip(numbers, sizes, strict=True)):
+                fitting.append(formula)
+    return fitting[0] if fitting and _agree(fitting, sizes) else None
 
 
 def _short(number: float) -> float:
@@ -130,7 +170,7 @@ def same(one: float, other: float) -> bool:
     return bool(abs(one - other) <= _FLOAT_ERROR * abs(other)) or (math.isnan(one) and math.isnan(other))
 
 
-def _agree(formulas: Sequence[Formula], sizes: Sequence[Sizes], whole: bool) -> bool:
+def _agree(formulas: Sequence[Formula], sizes: Sequence[Sizes]) -> bool:
     """Whether formulas give the same at the corners of the box around the examples."""
     ends = [(min(column), max(column)) for column in zip(*sizes, strict=True)]
     corners = itertools.islice(itertools.product(*ends), _MOST_CORNERS)
