@@ -15,11 +15,11 @@ _FEWEST = 5
 """Sizes at which a graph has the same form: formulas are read off at all but the last, and compared there."""
 
 _WITHIN = (0.37, 0.71, 0.53, 0.29, 0.83, 0.61, 0.17, 0.93)
-"""Where in a range graphs are looked at besides its ends, until they have one form at enough sizes."""
+"""Shares of a range at which graphs are looked at besides its ends, until enough have one form."""
 
 
 Structure: TypeAlias = Sequence[Hashable]
-"""What a graph is translated from, in parts that are the same at all sizes, but for sizes themselves."""
+"""The source of a graph, in parts that are the same at all sizes, but for sizes themselves."""
 
 
 def learned(

@@ -25,7 +25,7 @@ _EQUAL = frozenset({torch.equal, torch.Tensor.equal})
 
 
 class Numbers:
-    """What a step reads of its tensors.
+    """Numbers that a step reads of its tensors.
 
     Parameters
     ----------

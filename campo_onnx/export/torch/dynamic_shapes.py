@@ -19,7 +19,7 @@ from campo_onnx.sizes.learned import Structure, learned
 from campo_onnx.step import naming as step_naming
 
 _FURTHER = 4
-"""How many times the example a dimension may be that declares no largest size."""
+"""Times the example: the largest size of a dimension that declares none."""
 
 Axes = Mapping[str, Mapping[int, str]]
 """Name of each dimension that changes, by input and axis."""
