@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from campo_onnx.ir.view import GraphView
 from campo_onnx.optimize.safety import earlier_versions
-from campo_onnx.optimize.values.loss_scale import LossScaling, gradient_outputs, loss_scaling
+from campo_onnx.optimize.values.loss_scale import gradient_outputs, loss_scaling
 from campo_onnx.optimize.values.ranges import DeclaredRange
 from campo_onnx.runtime.feeds import Feeds, synthesize
 
@@ -45,7 +45,7 @@ def draw_batches(
     products: Iterable[str] = (),
     ranges: Mapping[str, DeclaredRange] = MappingProxyType({}),
     *,
-    inputs: Collection[str] | None = None,
+    nodes: Collection[str] | None = None,
 ) -> Iterator[Batch]:
     """Draw batches, the most ordinary first; the same ones for the same graph.
 
@@ -57,8 +57,8 @@ def draw_batches(
         Nodes that multiply by weights: an input that reaches none of them may hold large values.
     ranges
         What is declared of inputs.
-    inputs
-        Draw values for these alone; None draws them for all.
+    nodes
+        Draw values for what these nodes read; None draws them for every input.
 
     Yields
     ------
@@ -72,16 +72,18 @@ def draw_batches(
     UnsupportedModelError
         If an input has no static shape, or a type that no values are drawn for.
     """
-    if inputs is not None:
-        view = replace(view, inputs=tuple(name for name in view.inputs if name in inputs))
+    scaling, products = loss_scaling(view), frozenset(products)
+    # A formula without a product has no weights, though its output looks like a new version of an input.
+    updated = earlier_versions(view) if products else ()
+    trained = {view.shape(t) for t in (*gradient_outputs(view, scaling), *updated)}
+    if nodes is not None:
+        view, products = part_of(view, nodes), products.intersection(nodes)
     within = {name: (known.lowest, known.highest) for name, known in ranges.items()}
     base = synthesize(view, within=within)
-    scaling = loss_scaling(view)
     scale = scaling.scale
     if scale in base and scale not in within:
         base[scale] = np.full_like(base[scale], LOSS_SCALE)
-    products = frozenset(products)
-    data = _data(view, base, within, scaling, has_weights=bool(products))
+    data = _data(view, base, within, trained)
     rng = np.random.default_rng(1)
     for name in data:
         drawn = rng.standard_normal(base[name].shape)
@@ -107,13 +109,20 @@ def draw_batches(
             yield Batch("small offsets", {**base, **small})
 
 
+def part_of(view: GraphView, nodes: Collection[str]) -> GraphView:
+    """Some nodes of a graph, and the inputs that they read."""
+    some = tuple(node for node in view.nodes if node.name in nodes)
+    read = {t for node in some for t in (*node.inputs, *node.captures)}
+    return replace(view, nodes=some, inputs=tuple(t for t in view.inputs if t in read))
+
+
 def _data(
-    view: GraphView, base: Feeds, within: Mapping[str, object], scaling: LossScaling, *, has_weights: bool
+    view: GraphView,
+    base: Feeds,
+    within: Mapping[str, object],
+    trained: Collection[tuple[int, ...] | None],
 ) -> list[str]:
     """Inputs of any sign that are not weights, and that nothing wants positive."""
-    # A formula without a product has no weights, though its output looks like a new version of an input.
-    updated = earlier_versions(view) if has_weights else ()
-    trained = {view.shape(t) for t in (*gradient_outputs(view, scaling), *updated)}
     return [
         name
         for name, value in base.items()

@@ -5,6 +5,7 @@ FP32's is, whole numbers that differ, an output that is further off than the pro
 low precision is for, put it.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -68,7 +69,7 @@ class Subject:
     model
         The FP32 step, or its first nodes; random nodes seeded.
     view
-        The whole step.
+        The nodes of `model`, and every tensor of the step.
     ports
         Ports of every node.
     low
@@ -214,6 +215,11 @@ class ProbedBatch:
         return self._reference.error_of_rounding(self._subject.low)
 
     @property
+    def view(self) -> GraphView:
+        """The nodes that run."""
+        return self._subject.view
+
+    @property
     def trials(self) -> int:
         """Number of sets of low nodes that were tried."""
         return len(self._trials)
@@ -223,6 +229,13 @@ class ProbedBatch:
         if low_nodes not in self._trials:
             self._trials[low_nodes] = self._but_for_the_loss_scale(low_nodes)
         return self._trials[low_nodes]
+
+    def effect(self, low_nodes: Nodes) -> float:
+        """The error of the output that is the furthest off where some nodes are low."""
+        outcome = self.trial(low_nodes)
+        if outcome.failure or outcome.unfinite:
+            return math.inf
+        return max((*outcome.errors.values(), *outcome.integers.values()), default=0.0)
 
     def _but_for_the_loss_scale(self, low_nodes: Nodes) -> Trial:
         """Leave gradients out that overflow only because of the loss scale: the loss scaler answers those."""

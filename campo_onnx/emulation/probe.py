@@ -4,6 +4,7 @@ Rules over ranges see what a value can be. Here the planned step is run, emulate
 whoever makes it wrong is searched for by halves.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -12,7 +13,7 @@ from typing import TypeAlias
 
 import onnx
 
-from campo_onnx.emulation.batches import Batch, draw_batches
+from campo_onnx.emulation.batches import Batch, draw_batches, part_of
 from campo_onnx.emulation.faults import Nodes, ProbedBatch, Subject
 from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
@@ -32,6 +33,7 @@ from campo_onnx.runtime.registry import machine
 from campo_onnx.wording import gigabytes
 
 Wrong: TypeAlias = Callable[[Nodes], Sequence[Verdict]]
+Effect: TypeAlias = Callable[[Nodes], float]
 
 LEAST_BUDGET_S, MOST_BUDGET_S = 5.0, 12.0
 """Seconds that trying a plan may take where nothing else is said; in between, by the number of nodes."""
@@ -46,6 +48,7 @@ _RUNS = 7  # a batch without a fault: FP32, products, plan, what FP32 loses, rou
 _MOST_TRIALS, _LEAST_TRIALS = 96, 12  # of one search; what is not told apart until then stays FP32
 _SEARCH_BUDGETS = 4.0
 _MOST_ROUNDS = 6
+_GROUPS = 16  # of nodes that are wrong only together, whose effect is looked at group by group
 
 # One core of an ordinary machine. Predicted, not taken from a clock: a plan is the same everywhere.
 _FLOPS_PER_S, _BYTES_PER_S, _DRAWN_BYTES_PER_S, _NODE_S = 2e10, 4e9, 2e8, 2e-4
@@ -148,8 +151,7 @@ def probe(
         rest = f"all but the first {part.nodes:,} of {len(view.nodes):,} nodes, to keep within {allowance}"
     try:
         subject = _subject(optimized, part.model)
-        read = {value.name for value in part.model.graph.input}
-        drawn = draw_batches(view, products, options.ranges, inputs=read)
+        drawn = draw_batches(view, products, options.ranges, nodes=subject.view.node.keys())
         chosen = batches or tuple(islice(drawn, affordable))
     except UnsupportedModelError as error:
         return Probed(optimized=optimized, coverage=0.0, why_not=str(error))
@@ -196,23 +198,30 @@ def _settled(
 
 def _culprits(batch: ProbedBatch, problem: Problem, low_nodes: Nodes, most_trials: int) -> dict[str, Verdict]:
     """Find the nodes that make the step wrong on one batch: first among the products, then among the rest."""
-    view = problem.view
+    view = batch.view
     in_order = [node.name for node in view.nodes if node.name in low_nodes]
     products = [name for name in in_order if problem.op_class(name) is OpClass.ALLOW]
-    culprits = wrongdoers(products, batch.faults_of_products, view, most_trials)
+    culprits = wrongdoers(products, batch.faults_of_products, batch.effect, view, most_trials)
     right = frozenset(products).difference(culprits)
     careful = batch.trial(right)
     rest = [name for name in in_order if name not in frozenset(products)]
-    return culprits | wrongdoers(rest, lambda names: batch.faults(right | names, careful), view, most_trials)
+
+    def wrong(names: Nodes) -> Sequence[Verdict]:
+        return batch.faults(right | names, careful)
+
+    def effect(names: Nodes) -> float:
+        return batch.effect(right | names)
+
+    return culprits | wrongdoers(rest, wrong, effect, view, most_trials)
 
 
 def wrongdoers(
-    suspects: Sequence[str], wrong: Wrong, view: GraphView, most_trials: int = _MOST_TRIALS
+    suspects: Sequence[str], wrong: Wrong, effect: Effect, view: GraphView, most_trials: int = _MOST_TRIALS
 ) -> dict[str, Verdict]:
     """Find nodes without which nothing is wrong.
 
     Halves are tried each by itself, so that a fault is followed to every node that causes it alone. Where
-    nodes are wrong only together, the last of them go.
+    nodes are wrong only together, those go whose effect is the largest.
 
     Parameters
     ----------
@@ -220,6 +229,8 @@ def wrongdoers(
         Names of nodes, in the order of the graph.
     wrong
         What is wrong if these nodes are low.
+    effect
+        How far off the step is if these nodes are low.
     view
         The graph: nodes that have no part in what is wrong are left alone.
     most_trials
@@ -250,7 +261,7 @@ def wrongdoers(
     search(suspects)
     rest = [name for name in suspects if name not in found]
     while faults := wrong(frozenset(rest)) if rest else ():
-        involved = _involved(rest, faults, view)
+        involved = _by_effect(_involved(rest, faults, view), effect)
         keep = _longest_right(involved, [n for n in rest if n not in frozenset(involved)], wrong)
         found |= dict.fromkeys(involved[keep:], faults[0])
         rest = [name for name in rest if name not in found]
@@ -264,6 +275,13 @@ def _involved(names: Sequence[str], faults: Sequence[Verdict], view: GraphView) 
         return list(names)
     upstream = view.upstream(tensors)
     return [name for name in names if name in upstream] or list(names)
+
+
+def _by_effect(names: Sequence[str], effect: Effect) -> list[str]:
+    """Nodes in order of their effect, the smallest first: those of each group of neighbours have one."""
+    size = math.ceil(len(names) / _GROUPS)
+    groups = [names[i : i + size] for i in range(0, len(names), size)]
+    return [name for group in sorted(groups, key=lambda group: effect(frozenset(group))) for name in group]
 
 
 def _longest_right(involved: Sequence[str], others: Sequence[str], wrong: Wrong) -> int:
@@ -330,6 +348,7 @@ def _subject(optimized: Optimized, model: onnx.ModelProto) -> Subject:
     """Prepare the step, or the first part of it, for being run."""
     problem, imported = optimized.problem, optimized.imported
     view = problem.view
+    part = part_of(view, frozenset(node.name for node in model.graph.node))
     if any(is_low_dtype(info.dtype) for info in view.tensors.values()):
         model = emulate(model)
     model = seeded(model)
@@ -342,7 +361,7 @@ def _subject(optimized: Optimized, model: onnx.ModelProto) -> Subject:
     outputs = {value.name for value in model.graph.output}
     return Subject(
         model=model,
-        view=view,
+        view=part,
         ports=problem.ports,
         low=problem.low,
         earlier={t: names for t, names in earlier_versions(view).items() if t in outputs},
@@ -350,7 +369,7 @@ def _subject(optimized: Optimized, model: onnx.ModelProto) -> Subject:
         folder=imported.folder,
         gradients=gradient_outputs(view, scaling),
         scale=scaling.scale if scaling.scale in view.inputs else None,
-        ill_scaled=view.downstream(t for name in ill_scaled for t in view.node[name].outputs if t),
+        ill_scaled=part.downstream(t for name in ill_scaled for t in view.node[name].outputs if t),
     )
 
 

@@ -3,6 +3,7 @@
 import tracemalloc
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -229,7 +230,11 @@ def test_rounding_without_a_plan_is_that_of_the_plan() -> None:
 
 
 def search(
-    wrong_alone: set[str], most_together: int = 99, count: int = 16, **limit: int
+    wrong_alone: set[str],
+    most_together: int = 99,
+    count: int = 16,
+    effects: Mapping[str, float] = MappingProxyType({}),
+    **limit: int,
 ) -> Mapping[str, Verdict]:
     """Search a chain in which some nodes are wrong, and more than some number of the rest together."""
     chain = " ".join(f"[n{i}] t{i + 1} = Relu(t{i})" for i in range(count))
@@ -242,7 +247,10 @@ def search(
     def wrong(names: frozenset[str]) -> tuple[Verdict, ...]:
         return (verdict,) if names & wrong_alone or len(names) > most_together else ()
 
-    return wrongdoers([f"n{i}" for i in range(count)], wrong, view, **limit)
+    def effect(names: frozenset[str]) -> float:
+        return max(effects.get(name, 0.0) for name in names)
+
+    return wrongdoers([f"n{i}" for i in range(count)], wrong, effect, view, **limit)
 
 
 def test_each_node_that_is_wrong_alone_is_found_and_no_other() -> None:
@@ -251,9 +259,11 @@ def test_each_node_that_is_wrong_alone_is_found_and_no_other() -> None:
     assert search({"n0", "n7", "n15"}).keys() == {"n0", "n7", "n15"}
 
 
-def test_of_nodes_that_are_wrong_together_the_last_go() -> None:
+def test_of_nodes_that_are_wrong_together_those_of_the_largest_effect_go() -> None:
+    effects = {"n1": 4.0, "n5": 3.0, "n6": 2.0, "n9": 5.0}
+    assert search(set(), most_together=12, effects=effects).keys() == effects.keys()
+    assert search({"n2"}, most_together=12, effects=effects).keys() == {"n2", "n1", "n5", "n9"}
     assert search(set(), most_together=12).keys() == {"n12", "n13", "n14", "n15"}
-    assert search({"n2"}, most_together=12).keys() == {"n2", "n13", "n14", "n15"}
 
 
 def test_a_search_that_ends_early_keeps_more_in_fp32() -> None:
