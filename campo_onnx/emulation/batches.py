@@ -131,11 +131,11 @@ def _data(
         and name not in within
         and value.min() < 0
         and value.shape not in trained
-        and not _is_weight(name, view)
+        and not is_weight(name, view)
     ]
 
 
-def _is_weight(name: str, view: GraphView) -> bool:
+def is_weight(name: str, view: GraphView) -> bool:
     """Whether an input is the second operand of a product, or is added to or multiplies the last axis."""
     rank = len(view.shape(name) or ())
     for tensor in _moved(name, view):

@@ -13,13 +13,13 @@ from typing import TypeAlias
 
 import onnx
 
+from campo_onnx.emulation.affordable import RUNS, affordable_part
 from campo_onnx.emulation.batches import Batch, draw_batches, part_of
 from campo_onnx.emulation.faults import Nodes, ProbedBatch, Subject
 from campo_onnx.emulation.numerics import emulate, seeded
+from campo_onnx.emulation.smaller_batch import Step
 from campo_onnx.errors import ModelError, UnsupportedModelError, UsageError
-from campo_onnx.ir.sort import outer_reads
-from campo_onnx.ir.view import GraphView, TensorKind
-from campo_onnx.ops.facts import work_of
+from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.precision import Precision, is_low_dtype
 from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.plan.reason import Verdict
@@ -43,15 +43,10 @@ MOST_BYTES = 2 << 30
 
 _NODE_BUDGET_S = 4e-4
 _SHARE_OF_FREE = 4
-_COPIES = 3  # of what a run reads and makes: the batch, the FP32 outputs, and the run's own
-_RUNS = 7  # a batch without a fault: FP32, products, plan, what FP32 loses, rounded inputs 3 times
 _MOST_TRIALS, _LEAST_TRIALS = 96, 12  # of one search; what is not told apart until then stays FP32
 _SEARCH_BUDGETS = 4.0
 _MOST_ROUNDS = 6
 _GROUPS = 16  # of nodes that are wrong only together, whose effect is looked at group by group
-
-# One core of an ordinary machine. Predicted, not taken from a clock: a plan is the same everywhere.
-_FLOPS_PER_S, _BYTES_PER_S, _DRAWN_BYTES_PER_S, _NODE_S = 2e10, 4e9, 2e8, 2e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +114,8 @@ def probe(
     budget_s
         Seconds that one core may take, as predicted, if nothing is wrong; None takes :data:`LEAST_BUDGET_S`
         and 0.4 ms for each node, up to :data:`MOST_BUDGET_S`. A step that takes longer, or more than
-        :data:`MOST_BYTES`, runs on fewer batches, then its first part only. Each search for what is wrong may
-        take four times as long.
+        :data:`MOST_BYTES`, runs on fewer batches, with fewer rows in each, then its first part only. Each
+        search for what is wrong may take four times as long.
 
     Raises
     ------
@@ -136,28 +131,29 @@ def probe(
     if not low_nodes or optimized.was_optimized_before:
         return Probed(optimized=optimized, coverage=1.0)
     most_bytes = min(MOST_BYTES, free_bytes() / _SHARE_OF_FREE)
-    part = _part(optimized, budget_s, most_bytes, draws=not batches)
+    whole = Step(model=optimized.imported.model, view=view)
+    part = affordable_part(whole, budget_s, most_bytes, draws=not batches)
+    step = part.step
     covered = low_nodes.intersection(node.name for node in part.model.graph.node)
     allowance = f"{budget_s:.3g} s and {gigabytes(most_bytes)} of memory"
     if not covered:
         why_not = f"not one low node can be run within {allowance}"
         return Probed(optimized=optimized, coverage=0.0, why_not=why_not)
-    affordable = max(1, int(budget_s / (part.drawing_s + _RUNS * part.step_s)))
+    affordable = max(1, int(budget_s / (part.drawing_s + RUNS * part.step_s)))
     most_trials = max(_LEAST_TRIALS, min(_MOST_TRIALS, int(_SEARCH_BUDGETS * budget_s / part.step_s)))
     products = [name for name in low_nodes if optimized.problem.op_class(name) is OpClass.ALLOW]
     prepared: list[ProbedBatch] = []
-    why_not = rest = ""
-    if part.nodes < len(view.nodes):
-        rest = f"all but the first {part.nodes:,} of {len(view.nodes):,} nodes, to keep within {allowance}"
+    why_not = ""
+    rest = part.left_out(allowance)
     try:
-        subject = _subject(optimized, part.model)
-        drawn = draw_batches(view, products, options.ranges, nodes=subject.view.node.keys())
+        subject = _subject(optimized, part.model, step.view)
+        drawn = draw_batches(step.view, products, options.ranges, nodes=subject.view.node.keys())
         chosen = batches or tuple(islice(drawn, affordable))
     except UnsupportedModelError as error:
         return Probed(optimized=optimized, coverage=0.0, why_not=str(error))
     for batch in chosen[:affordable]:
         try:
-            prepared.append(ProbedBatch(subject, batch.title, batch.feeds))
+            prepared.append(ProbedBatch(subject, batch.title, step.cut(batch.feeds)))
         except (ModelError, UnsupportedModelError, UsageError) as error:
             why_not = why_not or f"the FP32 step does not run on {batch.title}: {error.why or error}"
     if not prepared:
@@ -296,59 +292,11 @@ def _longest_right(involved: Sequence[str], others: Sequence[str], wrong: Wrong)
     return right
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """The first nodes of a step, and what it is predicted to cost to run them.
-
-    Parameters
-    ----------
-    nodes
-        How many of the graph's nodes it has.
-    model
-        The graph of these nodes.
-    step_s, drawing_s
-        Seconds that one run takes, and drawing values for its inputs.
-    """
-
-    nodes: int
-    model: onnx.ModelProto
-    step_s: float
-    drawing_s: float
-
-
-def _part(optimized: Optimized, budget_s: float, most_bytes: float, *, draws: bool) -> _Part:
-    """Cut the step off where it would take too long or too much memory, as sizes tell beforehand."""
-    model, view = optimized.imported.model, optimized.problem.view
-    outputs = {value.name for value in model.graph.output}
-    held: set[str] = set()  # inputs, weights and outputs: they lie in memory from the first node to the last
-    held_bytes = largest_bytes = step_s = drawing_s = 0.0
-    nodes: list[onnx.NodeProto] = []
-    for node in model.graph.node:
-        tensors = {
-            t: view.tensors[t] for t in (*node.input, *node.output, *outer_reads(node)) if t in view.tensors
-        }
-        fresh = [t for t in tensors if t not in held and (t not in view.producer or t in outputs)]
-        more_bytes = sum(tensors[t].nbytes for t in fresh)
-        drawn_bytes = sum(tensors[t].nbytes for t in fresh if tensors[t].kind is TensorKind.INPUT)
-        held_bytes += more_bytes
-        largest_bytes = max(largest_bytes, sum(info.nbytes for info in tensors.values()))
-        step_s += _nominal_s(node.name, view) + more_bytes / _BYTES_PER_S
-        drawing_s += drawn_bytes / _DRAWN_BYTES_PER_S if draws else 0.0
-        is_too_large = _COPIES * (held_bytes + largest_bytes) > most_bytes
-        if is_too_large or drawing_s + _RUNS * step_s > budget_s:
-            step_s -= _nominal_s(node.name, view) + more_bytes / _BYTES_PER_S
-            drawing_s -= drawn_bytes / _DRAWN_BYTES_PER_S if draws else 0.0
-            break
-        held.update(fresh)
-        nodes.append(node)
-    return _Part(nodes=len(nodes), model=_first(nodes, model), step_s=step_s, drawing_s=drawing_s)
-
-
-def _subject(optimized: Optimized, model: onnx.ModelProto) -> Subject:
+def _subject(optimized: Optimized, model: onnx.ModelProto, sized: GraphView) -> Subject:
     """Prepare the step, or the first part of it, for being run."""
     problem, imported = optimized.problem, optimized.imported
     view = problem.view
-    part = part_of(view, frozenset(node.name for node in model.graph.node))
+    part = part_of(sized, frozenset(node.name for node in model.graph.node))
     if any(is_low_dtype(info.dtype) for info in view.tensors.values()):
         model = emulate(model)
     model = seeded(model)
@@ -371,28 +319,3 @@ def _subject(optimized: Optimized, model: onnx.ModelProto) -> Subject:
         scale=scaling.scale if scaling.scale in view.inputs else None,
         ill_scaled=part.downstream(t for name in ill_scaled for t in view.node[name].outputs if t),
     )
-
-
-def _nominal_s(name: str, view: GraphView) -> float:
-    if name not in view.node:
-        return _NODE_S
-    node = view.node[name]
-    moved = sum(view.tensors[t].nbytes for t in (*node.inputs, *node.outputs) if t in view.tensors)
-    return work_of(view.signature(name)).flops / _FLOPS_PER_S + moved / _BYTES_PER_S + _NODE_S
-
-
-def _first(nodes: Sequence[onnx.NodeProto], model: onnx.ModelProto) -> onnx.ModelProto:
-    """Leave the other nodes out, and what only they read."""
-    graph = model.graph
-    if len(nodes) == len(graph.node):
-        return model
-    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
-    part.graph.name = graph.name
-    part.graph.node.extend(nodes)
-    read = {t for node in nodes for t in (*node.input, *outer_reads(node))}
-    computed = {t for node in nodes for t in node.output}
-    part.graph.initializer.extend(t for t in graph.initializer if t.name in read)
-    part.graph.sparse_initializer.extend(t for t in graph.sparse_initializer if t.values.name in read)
-    part.graph.input.extend(value for value in graph.input if value.name in read)
-    part.graph.output.extend(value for value in graph.output if value.name in computed)
-    return part
