@@ -200,6 +200,7 @@ def _of_constant(name: str, tensor: TensorProto | None, imported: Imported) -> V
     if tensor is None or statistics is None:
         return replace(UNKNOWN, varies=False)
     smallest = statistics.smallest if statistics.elements <= _FEW_ELEMENTS else statistics.largest
+    step = statistics.smallest if statistics.is_integer else statistics.largest
     known = ValueRange(
         lowest=statistics.lowest,
         highest=statistics.highest,
@@ -208,7 +209,7 @@ def _of_constant(name: str, tensor: TensorProto | None, imported: Imported) -> V
         smallest=smallest or 1.0,
         is_integer=statistics.is_integer,
         from_integers=statistics.is_integer,
-        step=1.0 if of_type(tensor.data_type).is_integer else max(statistics.largest, 1.0),
+        step=1.0 if of_type(tensor.data_type).is_integer else max(step, 1.0),
         varies=False,
         rounding=statistics.rounding,
     )

@@ -267,6 +267,38 @@ CASES = {
         {},
         {"x": CLOSE, "z": f32(CLOSE + normal(64, 64, size=1e-3)), "w": XW["w"]},
     ),
+    "a logarithm of shares that add up to almost 1": Case(
+        """h = MatMul(x, w) n = Mul(z, small) k = Add(h, n) p = Softmax<axis = 1>(h) q = Softmax<axis = 1>(k)
+           m = Mul(p, q) r = Sqrt(m) c = ReduceSum<keepdims = 1>(r, axis) y = Log(c)""",
+        {"axis": i64(1), "small": f32(0.2)},
+        {**XW, "z": CLOSE},
+        "float[64,1] y",
+    ),
+    "a mean less a geometric mean": Case(
+        """h = MatMul(x, w) s = Exp(h) n = Mul(z, small) k = Add(h, n) t = Exp(k) a = Add(s, t) m = Mul(s, t)
+           r = Sqrt(m) g = Mul(r, two) y = Sub(a, g)""",
+        {"two": f32(2), "small": f32(0.05)},
+        {"x": normal(64, 64), "w": XW["w"], "z": CLOSE},
+    ),
+    "determinants of vectors that are all but parallel": Case(
+        """h = MatMul(x, w) n = Mul(z, small) k = Add(h, n)
+           a, b = Split<axis = 1, num_outputs = 2>(h) c, d = Split<axis = 1, num_outputs = 2>(k)
+           ad = Mul(a, d) bc = Mul(b, c) y = Sub(ad, bc)""",
+        {"small": f32(0.02)},
+        {**XW, "z": CLOSE},
+        "float[64,32] y",
+    ),
+    "scores and distances": Case(
+        "h = MatMul(x, w) b = Mul(places, slope) s = Add(h, b) y = Softmax<axis = 1>(s)",
+        {"places": f32(np.arange(1024).reshape(1, 1024)), "slope": f32(0.06)},
+        {"x": normal(64, 64), "w": normal(64, 1024, size=1 / 8)},
+        "float[64,1024] y",
+    ),
+    "squares of what a constant makes large": Case(
+        "h = MatMul(x, w) s = Mul(h, many) r = Relu(s) q = Mul(r, r) y = MatMul(q, w)",
+        {"many": f32(120)},
+        XW,
+    ),
 }  # fmt: skip
 
 
