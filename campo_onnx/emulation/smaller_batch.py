@@ -19,7 +19,7 @@ from campo_onnx.optimize.values.loss_scale import gradient_outputs, loss_scaling
 Shape: TypeAlias = tuple[int, ...] | None
 
 _SHAPES = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}
-"""Where operators read the sizes of their result."""
+"""The input of operators that has the sizes of their result."""
 
 _MOST_NODES = 8192
 """The shapes of a larger graph take too long to be inferred once more."""
