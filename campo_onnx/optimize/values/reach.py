@@ -10,14 +10,14 @@ from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS
 
-_TAIL = 8.0
+_TAIL = 16.0
 """Largest size of an activation, in multiples of the usual one."""
 
 _LEAST_DIVISOR = 2.0**-7
 _LEAST_DATA = 2.0**-10
 """Size of a small divisor: an activation, and data as it comes in."""
 
-_MOST = 1e30
+_MOST, _MOST_POWER = 1e30, 8.0
 _LARGEST = MOVES_AND_SIGNS | having(Trait.SAME_SIZE) | op_keys("Clip GatherElements GatherND")
 _VOLUMES = op_keys("ReduceProd")
 
@@ -66,10 +66,10 @@ def _reach(node: OpNode, values: GraphValues, reached: Mapping[str, float]) -> f
         divisor = values.range(inputs[1])
         if view.is_constant(inputs[1]):
             return of(inputs[0]) / (divisor.magnitude or 1.0)
-        least = _LEAST_DIVISOR if inputs[1] in view.producer else _LEAST_DATA
+        least = _LEAST_DIVISOR if of(inputs[1]) >= _TAIL else _LEAST_DATA
         return of(inputs[0]) / max(divisor.lowest, -divisor.highest, least)
     if (power := view.power(node)) is not None and power > 0.0:
-        return math.pow(min(of(inputs[0]), _MOST), min(power, _TAIL))
+        return math.pow(min(of(inputs[0]), _MOST), min(power, _MOST_POWER))
     if node.op in _VOLUMES:
         return None if values.range(inputs[0]).is_bounded else _MOST
     if node.op in _LARGEST:
