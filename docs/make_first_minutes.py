@@ -2,9 +2,10 @@
 
     python docs/make_first_minutes.py [--program PATH]
 
-Without --program the wheel is built and installed into an environment of its own (minutes, and a gigabyte of
-disk). Every command runs in an empty folder with its own cache, in a pseudo-terminal of 80 columns without
-colours; one of them again at 120 columns, in a pipe and in tmux, where that is installed.
+Needs torch, which writes the models, and a CPU with BF16 units, on which one of them is measured. Without
+--program the wheel is built and installed into an environment of its own (minutes, and a gigabyte of disk).
+Every command runs in an empty folder with its own cache, in a pseudo-terminal of 80 columns without colours;
+one of them again at 120 columns, in a pipe and in tmux, where that is installed.
 """
 
 import argparse
@@ -49,6 +50,8 @@ class Step:
         A sentence before it.
     is_quick
         Whether the tests run it, too.
+    lines
+        How many lines of its answer are shown.
     """
 
     command: str
@@ -56,6 +59,7 @@ class Step:
     title: str = ""
     text: str = ""
     is_quick: bool = False
+    lines: int = 1000
 
 
 LAYER, MIXED, PLAN = "campo_demo/bert_layer.onnx", "campo_demo/bert_layer.mixed.onnx", "campo_demo/plan.json"
@@ -87,6 +91,46 @@ STEPS = (
         command=f"campo-onnx optimize {MIXED} --dry-run",
         text="A file that is a result already.",
     ),
+    Step(
+        command="campo-onnx optimize inference.onnx --device v100",
+        title="Seven files, as people bring them",
+        text="One perceptron, 1024-2048-2048-10, at batch 128. As `torch.onnx.export` writes it:",
+        lines=7,
+    ),
+    Step(
+        command="campo-onnx optimize gradients.onnx --device v100",
+        text="Loss and gradients, from `export_training_step`:",
+        lines=6,
+    ),
+    Step(
+        command="campo-onnx optimize whole.onnx --device v100",
+        text="With AdamW's update in the file:",
+        lines=6,
+    ),
+    Step(command="campo-onnx optimize unscaled.onnx --device h200", text="Without a loss scale:", lines=7),
+    Step(
+        command="campo-onnx optimize half.onnx --device cpu",
+        text="Converted to FP16 by ONNX Runtime's tool, for a machine that has none:",
+        lines=8,
+    ),
+    Step(
+        command="campo-onnx optimize mixed.onnx --device v100",
+        text="Converted by it with a list of operators that stay FP32, Relu:",
+        lines=8,
+    ),
+    Step(command="campo-onnx compare mixed.onnx --device v100", text="Is that file better as it is?"),
+    Step(command="campo-onnx optimize quantized.onnx --device v100", text="Quantized:", lines=6),
+    Step(
+        command="campo-onnx devices",
+        title="Measured on this machine",
+        text="This processor has BF16 units, and OpenVINO uses them.",
+    ),
+    Step(
+        command="campo-onnx optimize unscaled.onnx --device zen4 --runtime openvino --verify -o faster.onnx",
+        text="`--verify` measures the step before and after, and writes FP32 unless the mixed one is faster.",
+        lines=8,
+    ),
+    Step(command="campo-onnx bench unscaled.onnx faster.onnx --runtime openvino --steps 20"),
     Step(command="campo-onnx optimze step.onnx", exit_code=2, title="What goes wrong", is_quick=True),
     Step(command="campo-onnx optimize stepp.onnx", exit_code=2, is_quick=True),
     Step(command="campo-onnx optimize step.onnx --device h20", exit_code=2, is_quick=True),
@@ -207,7 +251,10 @@ def block(command: str, output: str, code: int) -> str:
 
 def page(place: Place) -> str:
     """Walk, and write down."""
+    from first_minutes_models import write_models  # needs torch
+
     shutil.copy(OWN_MODEL, place.folder / "step.onnx")
+    write_models(place.folder)
     parts = []
     for step in STEPS:
         output, code = in_terminal(step.command, place, 80)
@@ -215,7 +262,7 @@ def page(place: Place) -> str:
             sys.exit(f"{step.command}: exit code {code} instead of {step.exit_code}\n{output}")
         parts += [f"## {step.title}\n"] if step.title else []
         parts += [f"{step.text}\n"] if step.text else []
-        parts.append(block(step.command, output, code))
+        parts.append(block(step.command, shortened(output, step.lines), code))
     parts.append("## Other widths\n")
     wide, _ = in_terminal(REPEATED, place, 120)
     parts += ["At 120 columns:\n", block(REPEATED, shortened(wide), 0)]
@@ -231,18 +278,29 @@ def page(place: Place) -> str:
     head = (
         "# The first ten minutes\n\n"
         "<!-- by docs/make_first_minutes.py; edit that, not this -->\n\n"
-        f"What a newcomer types, and what comes back: {version} from its wheel, with the extra `report`,\n"
-        f"in a fresh environment, on {datetime.now(UTC):%Y-%m-%d} with Python "
+        f"What a newcomer types, and what comes back: {version} from its wheel, with the extras `report`\n"
+        f"and `openvino`, in a fresh environment, on {datetime.now(UTC):%Y-%m-%d} with Python "
         f"{platform.python_version()}, on a machine without a GPU, at\n"
-        "80 columns, with `NO_COLOR`. Every figure for a GPU is a prediction.\n"
+        f"80 columns, with `NO_COLOR`. Every figure for a GPU is a prediction. {_told_of_load()}\n"
     )
     return "\n".join([head, *parts])
 
 
-def shortened(output: str) -> str:
-    """The first lines of an output that was shown before."""
+def _told_of_load() -> str:
+    """Say whether other work ran beside what was measured."""
+    wanted, cores = os.getloadavg()[2], os.cpu_count() or 1
+    if wanted < 1.5 * cores:
+        return "The machine was idle otherwise."
+    return (
+        f"Beside the walk\nother work wanted the {cores} cores (load {wanted:.0f}): measured steps take a "
+        "multiple of their time alone, and\nonly their ratios, which are taken in turns, tell something."
+    )
+
+
+def shortened(output: str, most: int = _LINES) -> str:
+    """The first lines of an output."""
     lines = output.splitlines()
-    return output if len(lines) <= _LINES else "\n".join([*lines[:_LINES], "..."])
+    return output if len(lines) <= most else "\n".join([*lines[:most], "..."])
 
 
 def installed(scratch: Path) -> Path:
@@ -253,7 +311,7 @@ def installed(scratch: Path) -> Path:
     pip = [python, "-m", "pip", "--quiet"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", scratch / "dist", ROOT], check=True, env=env)
     (wheel,) = (scratch / "dist").glob("*.whl")
-    subprocess.run([*pip, "install", f"{wheel}[report]"], check=True, env=env)
+    subprocess.run([*pip, "install", f"{wheel}[report,openvino]"], check=True, env=env)
     return python.parent
 
 

@@ -15,7 +15,9 @@ from campo_onnx.ir.portable import is_portable
 from campo_onnx.ir.view import GraphView
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import CONVOLUTIONS_LOW, as_it_runs, lowered
+from campo_onnx.lowering.widen import widened
 from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
@@ -83,8 +85,9 @@ class CheckContext:
 
     @property
     def fp32_us(self) -> float:
-        """Predicted step of the FP32 graph."""
-        return self.problem.costs.fp32_us
+        """Predicted step of the FP32 graph, or of the given one where nodes of it are low."""
+        low = self.problem.low_as_given
+        return self.problem.predicted_us(low) if low else self.problem.costs.fp32_us
 
     @property
     def plan_fits(self) -> bool:
@@ -138,6 +141,8 @@ def context_of(fp32: Imported, mixed: Imported, policy: Policy, *, title: str) -
         fp32 = _as_it_was_lowered(fp32, mixed, _target_of(plan, mixed), policy)
     if mixed.view.opset.get("", 0) > fp32.view.opset.get("", 0):
         fp32 = _as_planned(fp32, _target_of(plan, mixed), policy)
+    if mixed.stamp is not None:
+        fp32 = widened(fp32, Precision(mixed.stamp.low), policy.dims)
     changes = changes_between(fp32, mixed, title=title)
     target = _as_it_runs(policy.target or _target_of(plan, mixed), plan, mixed)
     if plan is not None and plan.runtime != target.runtime.name:

@@ -57,7 +57,8 @@ def print_comparison(comparison: "Comparison", *, plot: Path | None, form: Table
             f"x {baseline.strategy}: against {baseline.strategy} with the lists {escape(baseline.lists)}."
         )
     if as_given := comparison.as_given:
-        best = min((row.plan for row in comparison.rows), key=lambda plan: plan.predicted_us)
+        last_first = (row.plan for row in reversed(comparison.rows))  # of equal ones `optimal`
+        best = min(last_first, key=lambda plan: round(plan.predicted_us, 6))
         raised, lowered = len(as_given.low_nodes - best.low_nodes), len(best.low_nodes - as_given.low_nodes)
         console.print(
             "The file is best left as it is."

@@ -79,3 +79,14 @@ def test_compare_measures_the_file_as_well(program, mixed, capsys):
     by_name = {row["strategy"]: row for row in rows}
     assert by_name["fp32"]["measured_speedup"] == 1.0
     assert by_name["as given"]["measured_bounds"] is not None
+
+
+@pytest.mark.parametrize("device", ["cpu", "v100"])
+def test_check_holds_the_result_against_the_file(program, mixed, capsys, device):
+    words = ("--device", device, "--costs", "datasheet", "--plan", "plan.json")
+    assert program("optimize", "mixed.onnx", "-o", "out.onnx", *words) == 0
+    predicted = json.loads((mixed.parent / "plan.json").read_text(encoding="utf-8"))["predicted_us"]
+    capsys.readouterr()
+    checked = ("check", "out.onnx", "--against", "mixed.onnx", "--baseline", "plan.json", "--device", device)
+    assert program(*checked, "--json") == 0
+    assert f"{predicted:,.1f} us" in capsys.readouterr().out

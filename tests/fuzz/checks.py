@@ -16,7 +16,8 @@ DOCUMENTED = frozenset({0, 2, 3, 4, 5, 6, 7, 8, 9})
 _STORE = re.compile(
     r"(store|new|cache/campo-onnx/timings)\.sqlite(-wal|-shm|-journal|\.damaged-\d+(-wal|-shm)?)?"
 )
-_OF_LIBRARIES = "cache/Microsoft/"  # ONNX Runtime's, in a process that begins anew
+# ONNX Runtime's, in a process that begins anew; emulated steps, which are kept one by one.
+_CACHED = ("cache/Microsoft/", "cache/campo-onnx/emulated-steps/")
 _VERDICTS = "results.jsonl"  # those on one graph stay when another one is refused
 
 
@@ -73,7 +74,7 @@ def _of_files(case: Case, outcome: Outcome, before: dict[str, str], folder: Path
         and not (name == _VERDICTS and (case.file != _VERDICTS or outcome.code in (0, 9)))
     ]
     new = [name for name in after if name not in before and not _STORE.fullmatch(name)]
-    new = [name for name in new if not name.startswith(_OF_LIBRARIES)]
+    new = [name for name in new if not name.startswith(_CACHED)]
     # A check that fails has a report, and so has a benchmark of graphs that do not run.
     kept = OUTPUTS if outcome.code in (0, 9) else _OF_FAILURES
     found += [f"{name} is left" for name in new if not kept.fullmatch(name)]
