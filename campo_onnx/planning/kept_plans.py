@@ -5,7 +5,6 @@ It is a cache: whatever is wrong with it, the graph is planned, and nothing else
 
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -23,7 +22,7 @@ from campo_onnx.ops.registry import REGISTRY, current
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.planning.options import Options
-from campo_onnx.planning.pipeline import decide, flat_weights_of, problem_of
+from campo_onnx.planning.pipeline import best_form, decide, flat_weights_of, forms_for, problem_of
 from campo_onnx.version import VERSION, source_digest
 
 _LOG = logging.getLogger(__name__)
@@ -62,53 +61,49 @@ def name_of(imported: Imported, options: Options) -> str:
     version, the package's source, and onnx, whose schemas say which tensors change type.
     """
     question = {
-        "rules": [VERSION, source_digest(), onnx.__version__],
+        "asked": identity_of(options),
         "stamp": imported.stamp,
-        "options": {
-            field.name: getattr(options, field.name)
-            for field in fields(options)
-            if field.name not in ("evidence", "flat_weights")
-        },
-        "evidence": _content_of(options.evidence),
         "flat_weights": flat_weights_of(imported.view, options),
     }
     return f"{imported.digest}-{fingerprint(question)}.json"
 
 
-def kept_choice(folder: Path | None, key: str) -> str:
-    """Name of the runtime that :func:`keep_choice` left in a folder; empty without one.
+def identity_of(options: Options) -> str:
+    """Identify everything beside the graph that a plan follows from: options, and the rules."""
+    return fingerprint(
+        {
+            "rules": [VERSION, source_digest(), onnx.__version__],
+            "options": {
+                field.name: getattr(options, field.name)
+                for field in fields(options)
+                if field.name not in ("evidence", "flat_weights")
+            },
+            "evidence": _content_of(options.evidence),
+        }
+    )
+
+
+def form_once(imported: Imported, options: Options, folder: Path | None) -> Imported:
+    """Bring a graph into the form to plan: both are planned, unless an earlier process kept the choice.
 
     Parameters
     ----------
-    folder
-        Where plans are kept; None for nowhere.
-    key
-        What was measured, on which machine: letters and digits.
+    imported, options, folder
+        As for :func:`planned_once`.
     """
-    if folder is None:
-        return ""
-    path = folder / _choice_file(key)
+    forms = forms_for(imported, options)
+    if len(forms) == 1 or folder is None or not _is_repeatable(options):
+        return best_form(forms, options)
+    name = f"form-{name_of(forms[0], options)}"
     try:
-        path.stat()
-        refuse_special(path)
-        kept = json.loads(read_bytes(path, title=f"the choice {path}"))
-        return str(kept["runtime"])
-    except FileNotFoundError:
-        return ""
+        refuse_special(folder / name)
+        place: int = json.loads(read_bytes(folder / name, title=f"the form {name}"))["form"]
+        return forms[place]
     except Exception as error:  # as for plans
-        _LOG.debug("the choice %s is not used", path, exc_info=error)
-        return ""
-
-
-def keep_choice(folder: Path | None, key: str, runtime: str, step_us: Mapping[str, float]) -> None:
-    """Keep the runtime that was measured to be the fastest for a graph, and the times of all."""
-    if folder is not None:
-        document = {"format_version": 1, "runtime": runtime, "step_us": dict(step_us)}
-        _keep(json.dumps(document), folder, _choice_file(key))
-
-
-def _choice_file(key: str) -> str:
-    return f"runtime-{key}.json"
+        _LOG.debug("the form %s is not used", name, exc_info=error)
+    best = best_form(forms, options)
+    _keep(json.dumps({"format_version": 1, "form": forms.index(best)}), folder, name)
+    return best
 
 
 def _keep(text: str, folder: Path, name: str) -> None:

@@ -148,21 +148,32 @@ def form_for(imported: Imported, options: Options) -> Imported:
         The graph itself, or another that computes the same. One at a newer opset has the graph in which the
         FP32 step runs as ``given``.
     """
+    return best_form(forms_for(imported, options), options)
+
+
+def forms_for(imported: Imported, options: Options) -> tuple[Imported, ...]:
+    """List the forms to choose from: the one that runs in FP32, and one at a newer opset that may gain."""
     place = Place(target=options.target)
     is_bound = bool(options.forbidden or options.released or options.evidence.profile)
     if imported.stamp is not None or not options.lowers:
-        return imported
+        return (imported,)
     imported = widened(imported, options.low, options.dims)
     imported = as_it_runs(imported, place, options.dims, chooses=options.lowers_any)
     if is_bound or not gains_convolutions(imported.view, place, options.low):
-        return imported
+        return (imported,)
     try:
-        other = lowered(imported, place, CONVOLUTIONS_LOW, options.dims)
+        return imported, lowered(imported, place, CONVOLUTIONS_LOW, options.dims)
     except UnsupportedModelError:
-        return imported
-    plans = [decide(problem_of(form, options), form, options) for form in (imported, other)]
+        return (imported,)
+
+
+def best_form(forms: tuple[Imported, ...], options: Options) -> Imported:
+    """Choose the form whose planned step is predicted to be fastest, the first unless the other gains."""
+    if len(forms) == 1:
+        return forms[0]
+    plans = [decide(problem_of(form, options), form, options) for form in forms]
     least_us = min(plans[0].predicted_us, (1 - options.min_gain) * plans[0].fp32_us)
-    return other if plans[1].low_nodes and plans[1].predicted_us < least_us else imported
+    return forms[1] if plans[1].low_nodes and plans[1].predicted_us < least_us else forms[0]
 
 
 def problem_of(imported: Imported, options: Options) -> Problem:

@@ -23,6 +23,7 @@ from campo_onnx.errors import DeviceUnavailableError, UsageError
 from campo_onnx.integrations.torch_compile import report
 from campo_onnx.integrations.torch_compile import runtimes as choosing
 from campo_onnx.ops.precision import Precision
+from campo_onnx.planning import kept_plans, pipeline
 from campo_onnx.runtime.api import Support
 from campo_onnx.runtime.openvino import kernels
 from campo_onnx.runtime.openvino.addresses import AddressedRequest
@@ -191,6 +192,66 @@ def test_the_faster_runtime_is_taken_and_kept(
     choice.write_text("{")
     assert train() == {fastest}
     assert len(measured) == 2
+
+
+def test_by_default_another_process_neither_plans_nor_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans, the form of convolutions and the measured choice lie in the user's cache."""
+    planned: list[Any] = []
+    decide = kept_plans.decide
+
+    def counted(*arguments: Any) -> Any:
+        planned.append(arguments[2].target.runtime.name)
+        return decide(*arguments)
+
+    for module in (kept_plans, pipeline):
+        monkeypatch.setattr(module, "decide", counted)
+    monkeypatch.setattr(choosing, "times_us", lambda runs: {"onnxruntime": 2.0, "openvino": 1.0})
+
+    def train() -> None:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+        call = torch.compile(module, backend="campo_onnx")
+        call(torch.randn(2, 3, 8, 8)).sum().backward()
+        assert runtimes_of(module) == {"openvino"}
+
+    train()
+    assert set(planned) == {"onnxruntime", "openvino"}
+    planned.clear()
+    monkeypatch.setattr(choosing, "times_us", lambda runs: pytest.fail("it is measured again"))
+    train()
+    assert planned == []
+
+
+def test_whole_numbers_beyond_32_bits_stay_with_onnx_runtime() -> None:
+    class Hashes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, words: Any) -> Any:
+            return self.scale * ((words * 2**33) // 2**31)
+
+    module = Hashes()
+    assert worst_of_steps(module, [(torch.arange(3),)], runtime="auto") < 2e-6
+    assert runtimes_of(module) == {"onnxruntime"}
+
+
+def test_of_many_sizes_the_first_are_measured_and_then_one_graph_runs_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: list[set[str]] = []
+
+    def times_us(runs: Any) -> dict[str, float]:
+        measured.append(set(runs))
+        return {"onnxruntime": 2.0, "openvino": 1.0}
+
+    monkeypatch.setattr(choosing, "times_us", times_us)
+    module = perceptron(0.0)
+    batches = [(torch.randn(size, 4),) for size in (2, 3, 5, 7, 11, 13)]
+    assert worst_of_steps(module, batches, runtime="auto", dynamic=True) < 2e-6
+    assert len(measured) == 1
+    assert runtimes_of(module) == {"onnxruntime", "openvino"}
 
 
 def test_an_fp16_plan_is_onnx_runtimes() -> None:

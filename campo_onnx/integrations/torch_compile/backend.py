@@ -6,6 +6,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from campo_onnx.integrations.torch_compile.runtimes import RuntimeChoice
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.integrations.torch_compile.single import Piece, SizedGraph
 from campo_onnx.integrations.torch_compile.tracing import boxed, decompositions, traced
+from campo_onnx.runtime.machine import DEFAULT
 
 _LOG = logging.getLogger(__name__)
 
@@ -135,11 +137,13 @@ class Compiled:
         flat = flatten(gm, arguments, self.names)
         processor = provider_of(flat.device)
 
-        def planned(runtime: str) -> Piece:
-            model = flat.model(runtime=runtime)
-            return Piece(flat, plan_graph(model, {}, self.settings, processor, runtime))
+        model = cache(flat.model)
 
-        piece = self._runtimes.made(None, processor, planned)
+        def planned(runtime: str) -> Piece:
+            graph = model() if runtime == DEFAULT else flat.model(runtime=runtime)
+            return Piece(flat, plan_graph(graph, {}, self.settings, processor, runtime))
+
+        piece = self._runtimes.made(None, processor, planned, model)
         piece.open()
         return piece
 

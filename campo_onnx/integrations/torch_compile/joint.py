@@ -36,6 +36,7 @@ from campo_onnx.integrations.torch_compile.tracing import decompositions
 from campo_onnx.runtime.machine import DEFAULT
 from campo_onnx.sizes.any_size import AnySize, Example
 from campo_onnx.sizes.formulas import Sizes
+from campo_onnx.runtime.registry import AUTO
 
 _MOST_RESIZED = 512
 """Of a graph that runs at any size; another set of sizes takes milliseconds and kilobytes."""
@@ -101,7 +102,7 @@ class JointGraph:
         if self._learner.holds_at(sizes, model) and (step := self._resized(sizes, newest)) is not None:
             return self._added(step, sizes, newest), newest
         step = self._compiled(sizes, model)
-        if self.is_dynamic and step.planned.runtime == DEFAULT:
+        if self.is_dynamic and (self._settings.runtime == AUTO or step.planned.runtime == DEFAULT):
             self._learner.learn(Example(sizes, model()))
         return self._added(step, sizes, -1), -1
 
@@ -146,7 +147,7 @@ class JointGraph:
             graph = model() if runtime == DEFAULT else flat.model(runtime=runtime)
             return self._step(flat, plan_graph(graph, tangents, self._settings, processor, runtime))
 
-        step = self._runtimes.made(sizes, processor, planned)
+        step = self._runtimes.made(processor, processor, planned, model)
         self._kept = step.kept
         return step
 

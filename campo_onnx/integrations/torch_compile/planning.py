@@ -4,7 +4,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
@@ -19,8 +18,7 @@ from campo_onnx.ir.view import GraphView
 from campo_onnx.ops.key import MICROSOFT
 from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.plan import Plan
-from campo_onnx.planning.kept_plans import planned_once
-from campo_onnx.planning.pipeline import form_for
+from campo_onnx.planning.kept_plans import form_once, planned_once
 from campo_onnx.runtime.api import Program, Support
 from campo_onnx.runtime.machine import DEFAULT
 from campo_onnx.runtime.registry import runtime_called
@@ -140,9 +138,8 @@ def plan_graph(
     given = import_model(_with_handover(model, tangents), any_type=True)
     options = settings.options(provider, runtime)
     if runtime != DEFAULT:
-        given = form_for(given, options)
-    folder = None if settings.plans is None else Path(settings.plans)
-    plan, mixed = planned_once(given, options, folder)
+        given = form_once(given, options, settings.folder)
+    plan, mixed = planned_once(given, options, settings.folder)
     mixed = _without_handover(mixed)
     if plan.low_nodes and provider == "cpu" and runtime == DEFAULT:
         mixed = emulate(mixed)

@@ -9,15 +9,16 @@ from campo_onnx.calibrate.calibration import Calibration
 from campo_onnx.calibrate.catalog import found_calibrations
 from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.errors import DeviceUnavailableError, UsageError, did_you_mean
+from campo_onnx.files import cache_folder
 from campo_onnx.hardware import datasheet
 from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.optimize.lists.list_file import resolve
 from campo_onnx.optimize.lists.oplists import OpLists
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, strategy_called
 from campo_onnx.planning.options import Options
-from campo_onnx.runtime.api import Runtime
+from campo_onnx.runtime.choice import runtimes_on_cpu
 from campo_onnx.runtime.machine import DEFAULT
-from campo_onnx.runtime.registry import AUTO, check_precision, default_precision, runtime_called, runtimes
+from campo_onnx.runtime.registry import AUTO, check_precision, default_precision, runtime_called
 from campo_onnx.targets.detect import resolve_target, this_cpu
 from campo_onnx.targets.target import Target
 
@@ -42,13 +43,14 @@ class Settings:
     keep_fp32
         Regular expressions for names or operators of nodes that stay FP32.
     plans
-        Folder that keeps plans, so that the same step is not planned again; None for none.
+        Folder that keeps plans and measured choices of runtimes, so that the same step is neither planned nor
+        measured again; ``"auto"`` is one of the user's cache, None for none.
     fallback
         What becomes of operations that cannot be translated: ``"torch"`` runs them, ``"error"``
         refuses the model.
     runtime
-        What runs graphs on a CPU: ``"onnxruntime"``, ``"openvino"``, or ``"auto"`` for the fastest of those
-        that are installed, as measured for each graph. On CUDA it is ONNX Runtime.
+        What runs graphs on a CPU: ``"auto"`` for the fastest of those that are installed, as measured for
+        each graph, ``"onnxruntime"`` or ``"openvino"``. On CUDA it is ONNX Runtime.
     sessions
         For how many sets of sizes a graph of dynamic sizes keeps its sessions.
 
@@ -65,9 +67,9 @@ class Settings:
     lists: str | OpLists | None = None
     precision: str | Precision | None = None
     keep_fp32: tuple[str, ...] = ()
-    plans: str | Path | None = None
+    plans: str | Path | None = AUTO
     fallback: str = "torch"
-    runtime: str = DEFAULT
+    runtime: str = AUTO
     sessions: int = 32
 
     def __post_init__(self) -> None:
@@ -139,19 +141,19 @@ class Settings:
             return (DEFAULT,)
         if self.runtime != AUTO:
             return (self.runtime,)
+        low = self._named_low
         return tuple(
             runtime.name
-            for runtime in runtimes()
-            if runtime.name == DEFAULT
-            or (
-                runtime.capabilities.takes_addresses
-                and not runtime.problem(processor)
-                and self._suits(runtime)
-            )
+            for runtime in runtimes_on_cpu()
+            if runtime.name == DEFAULT or low is None or not runtime.capabilities.refusal(low)
         )
 
-    def _suits(self, runtime: Runtime) -> bool:
-        return self._named_low is None or not runtime.capabilities.refusal(self._named_low)
+    @property
+    def folder(self) -> Path | None:
+        """Where plans and choices are kept."""
+        if self.plans == AUTO:
+            return cache_folder() / "plans"
+        return None if self.plans is None else Path(self.plans)
 
     def low(self, runtime: str = DEFAULT) -> Precision:
         """The low precision in a runtime."""

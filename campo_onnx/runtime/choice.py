@@ -1,0 +1,114 @@
+"""The faster of the runtimes that run a graph on this CPU, as measured, and where that is kept."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+
+from onnx import TensorProto
+
+from campo_onnx.errors import CampoError
+from campo_onnx.files import make_folder, read_bytes, refuse_special, write_text
+from campo_onnx.ir.view import GraphView
+from campo_onnx.runtime.api import Runtime
+from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.runtime.registry import runtime_called, runtimes
+
+_LOG = logging.getLogger(__name__)
+
+_BLOCKS, _STEPS = 3, 4
+"""Threads of one runtime spin on for a while after a step: runtimes take turns in blocks, and the first step
+of a block does not count."""
+
+_BUDGET_S = 3.0
+
+_EXCEEDING = frozenset(
+    {"BitShift", "CumSum", "MatMul", "Mul", "Pow", "ReduceProd", "ReduceSum", "ReduceSumSquare"}
+)
+"""Operators whose results soon need more than 32 bits, where they compute with whole numbers."""
+
+_WHOLE = frozenset({TensorProto.INT64, TensorProto.UINT64, TensorProto.UINT32})
+
+
+def runtimes_on_cpu() -> tuple[Runtime, ...]:
+    """List the installed runtimes that run graphs on a CPU in its caller's memory, the default first."""
+    others = (r for r in runtimes() if r.name != DEFAULT and r.capabilities.takes_addresses)
+    return (runtime_called(DEFAULT), *(r for r in others if not r.problem("cpu")))
+
+
+def needs_64_bits(view: GraphView) -> bool:
+    """Whether a graph computes whole numbers that may need 64 bits, as hashes do.
+
+    A runtime that counts in 32 bits is then taken only by its name.
+    """
+    return any(
+        node.op.op_type in _EXCEEDING and view.tensors[output].dtype in _WHOLE
+        for node in view.nodes
+        for output in node.outputs
+        if output
+    )
+
+
+def times_us(runs: Mapping[str, Callable[[], None]]) -> dict[str, float]:
+    """Time runs in turns.
+
+    Returns
+    -------
+    dict of str to float
+        The median of each, in microseconds.
+    """
+    for run in runs.values():
+        run()
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    began = time.perf_counter()
+    for _ in range(_BLOCKS):
+        for name, run in runs.items():
+            for step in range(_STEPS):
+                before = time.perf_counter()
+                run()
+                if step:
+                    samples[name].append(1e6 * (time.perf_counter() - before))
+        if time.perf_counter() - began > _BUDGET_S:
+            break
+    return {name: median(taken) for name, taken in samples.items()}
+
+
+def kept_choice(folder: Path | None, key: str) -> str:
+    """Name of the runtime that :func:`keep_choice` left in a folder; empty without one.
+
+    Parameters
+    ----------
+    folder
+        Where choices are kept; None for nowhere.
+    key
+        What was measured, on which machine: letters and digits.
+    """
+    if folder is None:
+        return ""
+    path = folder / _file(key)
+    try:
+        path.stat()
+        refuse_special(path)
+        return str(json.loads(read_bytes(path, title=f"the choice {path}"))["runtime"])
+    except FileNotFoundError:
+        return ""
+    except Exception as error:  # a cache must not end a training, whatever its files hold
+        _LOG.debug("the choice %s is not used", path, exc_info=error)
+        return ""
+
+
+def keep_choice(folder: Path | None, key: str, runtime: str, step_us: Mapping[str, float]) -> None:
+    """Keep the runtime that was measured to be the fastest for a graph, and the times of all."""
+    _LOG.info("a graph runs in %s: %s us", runtime, step_us)
+    if folder is not None:
+        document = {"format_version": 1, "runtime": runtime, "step_us": dict(step_us)}
+        with suppress(CampoError, OSError, ValueError):  # ValueError: a null character in the path
+            make_folder(folder, remedy="Choose another folder.")
+            write_text(json.dumps(document), folder / _file(key), follows_links=False)
+
+
+def _file(key: str) -> str:
+    return f"runtime-{key}.json"
