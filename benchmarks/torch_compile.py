@@ -43,6 +43,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 STEPS, SHOWN = 100, 10
 DEVICE = "v100"
 EAGER, FP64, BACKEND, MIXED = "eager FP32", "eager FP64", "backend FP32", "backend FP16"
+STRICT = {"fallback": "error", "runtime": "onnxruntime", "plans": None}
 LOW = {"device": DEVICE, "strategy": "torch-amp"}
 
 
@@ -52,7 +53,7 @@ def train(case: Case, how: str, steps: int) -> dict[str, Any]:
     torch._dynamo.reset()
     model = case.network()
     model = model.double() if how == FP64 else model
-    options = {BACKEND: {"fallback": "error"}, MIXED: {"fallback": "error", **LOW}}.get(how)
+    options = {BACKEND: STRICT, MIXED: {**STRICT, **LOW}}.get(how)
     run = model if options is None else torch.compile(model, backend=campo_onnx, options=options)
     optimizer = case.optimizer(model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=how == MIXED)
@@ -109,7 +110,7 @@ def two_processes(steps: int) -> dict[str, Any]:
     for how in (EAGER, BACKEND):
         torch._dynamo.reset()
         model = example.network()
-        run = model if how == EAGER else torch.compile(model, backend=campo_onnx)
+        run = model if how == EAGER else torch.compile(model, backend=campo_onnx, options=STRICT)
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         single = []
         for x in example.batches(steps):
@@ -167,7 +168,7 @@ def step_time(
     torch.manual_seed(0)
     model = network()
     eager = copy.deepcopy(model)
-    run = torch.compile(model, backend=campo_onnx, dynamic=False, options={"fallback": "error"})
+    run = torch.compile(model, backend=campo_onnx, dynamic=False, options=STRICT)
     x = torch.randn(shape)
     times: dict[str, list[float]] = {EAGER: [], BACKEND: [], "sessions": []}
 

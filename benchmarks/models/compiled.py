@@ -14,6 +14,8 @@ from benchmarks.models.case import Case
 from benchmarks.models.table import Build, Row, drawn, make, of_torch
 from campo_onnx.integrations.torch_compile import campo_onnx, report
 
+_OPTIONS = {"fallback": "error", "runtime": "onnxruntime"}
+
 
 def _compiled(build: Build) -> Row:
     torch.set_num_threads(1)
@@ -21,7 +23,7 @@ def _compiled(build: Build) -> Row:
     torch._dynamo.config.allow_rnn = True
     draw = drawn(build)
     module = draw(0).module
-    run = torch.compile(module, backend=campo_onnx, dynamic=False, options={"fallback": "error"})
+    run = torch.compile(module, backend=campo_onnx, dynamic=False, options=_OPTIONS)
 
     def train(case: Case) -> exactness.Trained:
         module.load_state_dict(case.module.state_dict())

@@ -40,11 +40,11 @@ def runtimes_on_cpu() -> tuple[Runtime, ...]:
 
 
 def needs_64_bits(view: GraphView) -> bool:
-    """Whether a graph computes whole numbers that may need 64 bits, as hashes do.
+    """Whether a graph computes in double, or whole numbers that may need 64 bits, as hashes do.
 
-    A runtime that counts in 32 bits is then taken only by its name.
+    A runtime that computes these in 32 bits is then taken only by its name.
     """
-    return any(
+    return any(tensor.dtype == TensorProto.DOUBLE for tensor in view.tensors.values()) or any(
         node.op.op_type in _EXCEEDING and view.tensors[output].dtype in _WHOLE
         for node in view.nodes
         for output in node.outputs

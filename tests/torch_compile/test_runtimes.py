@@ -223,6 +223,13 @@ def test_by_default_another_process_neither_plans_nor_measures(monkeypatch: pyte
     assert planned == []
 
 
+def test_doubles_stay_with_onnx_runtime() -> None:
+    module, x = nn.Linear(4, 2).double(), torch.randn(3, 4, dtype=torch.float64)
+    found = compiled(module, runtime="auto")(x)
+    assert distance([found.detach()], [module(x).detach()]) < 1e-15
+    assert runtimes_of(module) == {"onnxruntime"}
+
+
 def test_whole_numbers_beyond_32_bits_stay_with_onnx_runtime() -> None:
     class Hashes(nn.Module):
         def __init__(self) -> None:
