@@ -150,7 +150,7 @@ class Settings:
 
     @property
     def folder(self) -> Path | None:
-        """Where plans and choices are kept."""
+        """Folder of plans and choices; None for none."""
         if self.plans == AUTO:
             return cache_folder() / "plans"
         return None if self.plans is None else Path(self.plans)
