@@ -53,6 +53,8 @@ class Capabilities:
         Whether its kernel of MaxPool with indices takes several times as long as comparisons do.
     keeps_nan
         Whether a NaN survives Relu, Max and MaxPool, so that a finite loss means finite activations.
+    takes_any_size
+        Whether a program runs graphs whose inputs change their sizes.
     refused_precisions
         Low precisions in which nothing may be planned for it, each with the reason.
     """
@@ -66,6 +68,7 @@ class Capabilities:
     multiplies_in_tf32: bool
     keeps_nan: bool
     indexes_pools_slowly: bool = False
+    takes_any_size: bool = True
     refused_precisions: tuple[tuple[Precision, str], ...] = ()
 
     def refusal(self, precision: Precision) -> str:

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from campo_onnx.errors import CheckpointError, UnsupportedModelError, UsageError
 from campo_onnx.ir.importer import import_model
-from campo_onnx.ir.size_ranges import ranges_of
+from campo_onnx.ir.size_ranges import ranges_of, with_examples
 from campo_onnx.lowering.place import Place
 from campo_onnx.lowering.sequence import as_it_runs
-from campo_onnx.runtime.registry import AUTO, machine, processor_for
+from campo_onnx.runtime.registry import AUTO, machine, processor_for, runtime_called
+from campo_onnx.sizes.in_file import at
 from campo_onnx.step.interface import Feed, StepInterface, step_interface
 from campo_onnx.step.naming import GRADS_FINITE, LOSS, LOSS_SCALE
 from campo_onnx.training.batch_sizes import BatchSizes
@@ -131,7 +132,10 @@ class TrainingSession:
         here = machine(processor_for(provider, runtime), threads, runtime)
         if cuda_graph and not here.is_gpu:
             raise UsageError("a CUDA graph cannot be captured on a CPU", remedy="Leave cuda_graph off.")
-        imported = as_it_runs(import_model(model, dims), Place.on(here), dims)
+        imported = import_model(model, dims)
+        if ranges_of(imported.model) and not runtime_called(here.runtime).capabilities.takes_any_size:
+            imported, dims = import_model(at(imported.model, with_examples(imported.model, dims or {}))), None
+        imported = as_it_runs(imported, Place.on(here), dims)
         if cuda_graph and ranges_of(imported.model):
             raise UsageError("a CUDA graph is of one size", remedy="Leave cuda_graph off for this step.")
         gradients: GradientInterface | None = None

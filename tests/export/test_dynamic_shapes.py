@@ -222,3 +222,24 @@ def test_a_session_refuses_sizes_and_labels_outside() -> None:
     before = session.state()
     step(*tokens(5, 7))
     assert any((before[n] != value).any() for n, value in session.state().items())
+
+
+def test_openvino_runs_the_size_of_the_example() -> None:
+    pytest.importorskip("openvino")
+    torch.manual_seed(4)
+    module = Pictures()
+    model = export_training_step(
+        module, cross_entropy, *pictures(8), optimizer="sgd", dynamic_shapes=BATCH, loss_scale=False
+    )
+    state = {f"param.{n}": p.detach().numpy().copy() for n, p in module.named_parameters()}
+    state |= {f"buf.{n}": b.numpy().copy() for n, b in module.named_buffers()}
+    names = {value.name for value in model.graph.input}
+    state = {n: value for n, value in state.items() if n in names}
+    session = TrainingSession(
+        model, state, settings={"lr": 0.1}, provider="cpu", runtime="openvino", dims={"batch": 5}
+    )
+    x, y = pictures(5)
+    result = session.step({"input.x": x.numpy(), "target.y": y.numpy()})
+    assert result.loss == pytest.approx(cross_entropy(module(x), y).item(), rel=1e-4)
+    with pytest.raises(UsageError, match=r"'input\.x' is float32\[8"):
+        session.step({"input.x": pictures(8)[0].numpy(), "target.y": y.numpy()})

@@ -31,6 +31,7 @@ _CAPABILITIES = Capabilities(
     multiplies_in_tf32=False,
     keeps_nan=False,
     indexes_pools_slowly=True,
+    takes_any_size=False,
     refused_precisions=(
         (
             Precision.FP16,
