@@ -12,8 +12,8 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| an? [^|]+ \| [^|]+ \| `(\w+)`: ([^|]+) \|$", re.M)
 EXAMPLES = {name: set(re.findall(r"`([^`]+)`", files)) for name, files in ROW.findall(PAGE)}
 
-# Exporters write operators, which is not part of adding one.
-WRITERS = tuple(ROOT / "campo_onnx" / room for room in ("builder", "export", "training"))
+# Exporters and lowering write operators, which is not part of adding one.
+WRITERS = tuple(ROOT / "campo_onnx" / room for room in ("builder", "lowering", "export", "training"))
 
 
 def mentions(name: str) -> set[str]:
