@@ -18,6 +18,7 @@ from .options import (
     PlotOption,
     PrecisionOption,
     QuietOption,
+    ReportOption,
     check_one_form,
     complete_lists,
     existing,
@@ -27,7 +28,7 @@ from .outputs import check_outputs
 from .preparation import check_inputs
 from .render.bench import print_written
 from .render.comparison import headline
-from .render.console import print_json, print_note, progressing, set_loudness
+from .render.console import command_line, print_json, print_note, progressing, set_loudness, working
 from .render.frontier import print_frontier
 from .render.table import TableFormat
 from .signature import with_options
@@ -89,6 +90,7 @@ def frontier(
         ),
     ] = 20,
     plot: PlotOption = None,
+    report: ReportOption = None,
     form: FormatOption = TableFormat.TEXT,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -104,6 +106,7 @@ def frontier(
     """
     from campo_onnx.document_format import to_report
     from campo_onnx.emulation.frontier import measured_frontier
+    from campo_onnx.files import write_text
     from campo_onnx.ir.exporter import check_not_read
     from campo_onnx.ir.importer import check_model, import_model
     from campo_onnx.lowering.place import Place
@@ -111,6 +114,7 @@ def frontier(
     from campo_onnx.optimize.lists.list_file import resolve
     from campo_onnx.planning.pipeline import problem_of
     from campo_onnx.report.charts import check_plot, draw_frontier, save_figure
+    from campo_onnx.report.page import check_report
 
     set_loudness(quiet=quiet)
     check_one_form(json=json, form=form)
@@ -122,7 +126,9 @@ def frontier(
     if plot is not None:
         check_plot(plot)
     read = {"MODEL": model, "--inputs": inputs, "--lists": lists, **where.files}
-    targets = check_outputs({"--plot": plot}, read, force=force)
+    if report is not None:
+        check_report(report)
+    targets = check_outputs({"--plot": plot, "--report": report}, read, force=force)
     chosen_lists = resolve(lists)
     with opened_target(where) as basis:
         decision = StrategyArguments(precision=precision)
@@ -144,11 +150,17 @@ def frontier(
     if plot is not None:
         title = f"{model.name} on {headline(result.plans[0].plan)}"
         save_figure(draw_frontier(result.plans, title=title), plot)
+    if report is not None:
+        from campo_onnx.report.frontier_page import frontier_page
+
+        with working(f"writing {report.name}"):
+            write_text(frontier_page(result, model=model.name, command=command_line()), report)
     if json:
         print_json(to_report("campo-onnx frontier", 1, _document(result, model)))
     else:
         print_frontier(result, form)
         print_written(plot, form=form)
+        print_written(report, form=form)
 
 
 def _batches(view: "GraphView", inputs: list[Path]) -> "list[Feeds]":

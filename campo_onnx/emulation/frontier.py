@@ -66,6 +66,31 @@ class Frontier:
             if one.emulated_error is not None and one.point.error > 0.0
         )
 
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What there is to say about all plans together."""
+        measured = self.sensitivities
+        shown = sum(one.emulated_error is not None for one in self.plans)
+        order = (
+            "nodes leave low precision one after another" if self.is_nested else "their nodes are not nested"
+        )
+        batches = f"{self.batches} batch{'es' * (self.batches > 1)}"
+        told = (
+            f"Errors: {len(measured.squared_errors)} roundings measured in {measured.runs} emulated steps on "
+        )
+        told += batches
+        if measured.directions:
+            told += f", and estimated by {measured.directions} with gradients"
+        if measured.together:
+            told += f", {measured.together} of them together with neighbours (--runs)"
+        lines = [f"{len(self.plans)} plans on the frontier, {shown} of them emulated and shown; {order}."]
+        lines.append(f"{told}.")
+        if factors := sorted(self.factors):
+            lines.append(
+                f"Emulated errors are {factors[0]:.2f} to {factors[-1]:.2f} times the predicted ones."
+            )
+        return tuple(lines)
+
 
 def measured_frontier(
     imported: Imported,

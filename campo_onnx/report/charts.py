@@ -273,7 +273,7 @@ def draw_bench(result: BenchResult, *, title: str, wide: bool = False) -> "Figur
     return figure
 
 
-def draw_frontier(plans: Sequence[FrontierPlan], *, title: str) -> "Figure":
+def draw_frontier(plans: Sequence[FrontierPlan], *, title: str, wide: bool = False) -> "Figure":
     """Draw error over step time: a line through what is predicted, dots where the plan was emulated.
 
     Parameters
@@ -282,8 +282,10 @@ def draw_frontier(plans: Sequence[FrontierPlan], *, title: str) -> "Figure":
         Points of a frontier, the fastest first.
     title
         Title of the figure.
+    wide
+        As wide as a page.
     """
-    figure = _figure(rows=10, title=title)
+    figure = _figure(rows=10, title=title, wide=wide)
     axes = figure.add_subplot()
     times_ms = [one.plan.predicted_us / 1000 for one in plans]
     axes.plot(times_ms, [one.point.error for one in plans], color="black", marker=".", label="predicted")

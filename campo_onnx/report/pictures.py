@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from campo_onnx.bench.result import BenchResult
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.traffic import Traffic
-from campo_onnx.report.charts import Bar, draw_bars, draw_bench, draw_plans, light_and_dark, planned_times_us
+from campo_onnx.planning.frontier import FrontierPlan
+from campo_onnx.report.charts import (
+    Bar,
+    draw_bars,
+    draw_bench,
+    draw_frontier,
+    draw_plans,
+    light_and_dark,
+    planned_times_us,
+)
 from campo_onnx.wording import duration, gigabytes
 
 
@@ -59,6 +68,11 @@ def bytes_picture(before: Traffic, after: Traffic) -> Picture:
 def plans_picture(plans: Sequence[Plan], measured_us: Sequence[float | None]) -> Picture:
     """Draw the predicted step of every strategy, and the measured one where there is one."""
     return _picture(*light_and_dark(lambda: draw_plans(plans, title="", measured_us=measured_us, wide=True)))
+
+
+def frontier_picture(plans: Sequence[FrontierPlan]) -> Picture:
+    """Draw error over predicted step."""
+    return _picture(*light_and_dark(lambda: draw_frontier(plans, title="", wide=True)))
 
 
 def bench_picture(result: BenchResult) -> Picture:

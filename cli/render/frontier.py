@@ -36,7 +36,7 @@ def print_frontier(result: "Frontier", form: TableFormat) -> None:
     print_kind(result.problem.kind)
     console.print(escape(headline(result.plans[0].plan)), style="bold")
     table.show()
-    for line in _told(result):
+    for line in result.sentences:
         console.print(escape(line))
 
 
@@ -52,27 +52,3 @@ def _cells(one: "FrontierPlan") -> tuple[Cell, ...]:
         Cell(str(len(plan.casts)), len(plan.casts)),
         Cell(duration(point.bound_us), point.bound_us),
     )
-
-
-def _told(result: "Frontier") -> list[str]:
-    sensitivities = result.sensitivities
-    count, roundings = len(result.plans), len(sensitivities.squared_errors)
-    shown = sum(one.emulated_error is not None for one in result.plans)
-    lines = [
-        f"{count} plans on the frontier, {shown} of them emulated and shown; "
-        + (
-            "nodes leave low precision one after another."
-            if result.is_nested
-            else "their nodes are not nested."
-        )
-    ]
-    batches = f"{result.batches} batch{'es' * (result.batches > 1)}"
-    told = f"Errors: {roundings} roundings measured in {sensitivities.runs} emulated steps on {batches}"
-    if sensitivities.directions:
-        told += f", and estimated by {sensitivities.directions} with gradients"
-    if sensitivities.together:
-        told += f", {sensitivities.together} of them together with neighbours (--runs)"
-    lines.append(f"{told}.")
-    if factors := sorted(result.factors):
-        lines.append(f"Emulated errors are {factors[0]:.2f} to {factors[-1]:.2f} times the predicted ones.")
-    return lines

@@ -56,6 +56,27 @@ def test_the_frontier_as_table_and_picture(program, batch, capsys, tmp_path):
     assert "exists" in capsys.readouterr().err
 
 
+def test_the_frontier_as_report(program, batch, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    report = tmp_path / "frontier.html"
+    words = (*WORDS, "--inputs", batch, "--runs", 20, "--emulated", 2)
+    assert program(*words, "--report", report, "--json") == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    page = report.read_text()
+    for point in points:
+        assert f"{point['predicted_error']:.2g}" in page
+    assert page.count("<option value=") >= 2  # the decisions of both emulated plans
+    for words_of in (
+        "proved least",
+        "data:image/svg+xml",
+        "alexnet_like.onnx",
+        "estimated by 3 with gradients",
+    ):
+        assert words_of in page
+    assert program(*words, "--report", tmp_path / "frontier.txt") == 2
+    assert "End the name with .html" in capsys.readouterr().err
+
+
 def test_the_frontier_as_csv(program, capsys):
     assert program(*WORDS, "--runs", 20, "--emulated", 2, "--format", "csv") == 0
     captured = capsys.readouterr()
