@@ -25,6 +25,7 @@ from campo_onnx.emulation.numerics import emulate, seeded
 from campo_onnx.emulation.rounded import with_roundings
 from campo_onnx.errors import ModelError, UsageError
 from campo_onnx.ir.importer import Imported
+from campo_onnx.ir.view import FLOAT
 from campo_onnx.ops.precision import is_low_dtype
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.roundings import Rounding, roundings
@@ -78,10 +79,17 @@ def references_of(imported: Imported, batches: Sequence[Arrays]) -> tuple[Refere
     ModelError
         If the step fails on a batch, or is not finite.
     UsageError
-        If there is no batch.
+        If there is no batch, or no output that an error could show in.
     """
     if not batches:
         raise UsageError("there is no batch to measure errors on", remedy="Give at least one.")
+    outputs = (imported.view.tensors[name].dtype for name in imported.view.outputs)
+    if not any(dtype == FLOAT or is_low_dtype(dtype) for dtype in outputs):
+        raise UsageError(
+            "the graph returns no floating-point values",
+            why="errors are those of the loss, of gradients and of new weights",
+            remedy="Export the step with its loss and its gradients as outputs.",
+        )
     references = tuple(
         Reference(
             model=_fp32_step(imported),

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from campo_onnx import Options, Precision, oplists, target
@@ -193,6 +194,10 @@ def test_what_cannot_be_measured_is_told():
     with pytest.raises(UsageError, match="measure nothing"):
         measure_sensitivities(problem, steps_of(imported), most_runs=0)
     assert isinstance(references_of(imported, [batch_of(imported)])[0], Reference)
+    text = '<ir_version: 9, opset_import: ["": 20]> g (float[2] x) => (int64[2] y) { y = Cast <to = 7> (x) }'
+    without_loss = import_model(onnx.parser.parse_model(text))
+    with pytest.raises(UsageError, match="returns no floating-point values"):
+        references_of(without_loss, [{"x": np.ones(2, np.float32)}])
     done = import_model(optimize(DATA / "alexnet_like.onnx", options).model)
     with pytest.raises(UsageError, match="result of campo-onnx already"):
         measured_frontier(done, problem, options, [batch_of(imported)])

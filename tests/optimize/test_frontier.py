@@ -85,15 +85,15 @@ def test_every_vertex_is_there_and_nothing_else(random_problem, block):
     assert several > 8  # else this shows little
 
 
-def test_every_vertex_with_many_free_nodes(random_problem):
-    checked = 0
-    for seed in range(40):
+@pytest.mark.parametrize("count", [12, 13, 14])
+def test_every_vertex_with_many_free_nodes(random_problem, count):
+    for seed in range(400):
         rng = random.Random(f"many {seed}")
-        problem = random_problem(rng, most_nodes=18)
-        if 8 <= len(free_nodes(problem)) <= 12:
-            check_against_every_assignment(problem, drawn_errors(problem, rng))
-            checked += 1
-    assert checked >= 3
+        problem = random_problem(rng, most_nodes=20)
+        if len(free_nodes(problem)) == count:
+            assert check_against_every_assignment(problem, drawn_errors(problem, rng)) > 1
+            return
+    raise AssertionError(f"no problem drawn has {count} free nodes")
 
 
 def test_the_ends_are_the_fastest_plan_and_one_without_error(random_problem):

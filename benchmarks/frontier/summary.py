@@ -1,0 +1,126 @@
+"""What the results show: ranks, factors and shares."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+Facts = dict[str, Any]
+
+
+def summary(parts: Mapping[str, Sequence[Any]]) -> Facts:
+    """Put together what the page says."""
+    qualities = list(parts["quality"])
+    return {
+        "qualities": [_quality(one) for one in qualities],
+        "pooled": {low: _pooled([one for one in qualities if one["low"] == low]) for low in ("fp16", "bf16")},
+        "first_order": _families(qualities),
+        "trainings": _trainings(parts["training"]),
+        "mixed": list(parts["mixed"]),
+        "cpu_minutes": sum(one["cpu_s"] for rows in parts.values() for one in rows if isinstance(one, dict))
+        / 60,
+    }
+
+
+def _quality(one: Mapping[str, Any]) -> Facts:
+    rows = [row for row in one["rows"] if row["predicted"] and row["emulated"]]
+    drawn = [row for row in one["random"] if row["emulated"] and row["of_emulated"]]
+    return {
+        **{
+            key: one[key]
+            for key in ("name", "low", "device", "nodes", "roundings", "runs", "directions", "plans")
+        },
+        **{key: one[key] for key in ("nested", "node_model", "cpu_s")},
+        "points": rows,
+        "ranks": _ranks(rows, "emulated"),
+        "factor": _factor(rows, "emulated"),
+        "ranks_computed": _ranks(rows, "computed"),
+        "factor_computed": _factor(rows, "computed"),
+        "random": median(row["emulated"] / row["of_emulated"] for row in drawn) if drawn else None,
+        "random_longer": median(row["time_us"] / row["of_us"] for row in drawn) if drawn else None,
+        "random_count": len(drawn),
+        "lists": [{**row, "saved": 1.0 - row["frontier_us"] / row["time_us"]} for row in one["lists"]],
+    }
+
+
+def _pooled(qualities: Sequence[Mapping[str, Any]]) -> Facts:
+    rows = [row for one in qualities for row in one["rows"] if row["predicted"] and row["emulated"]]
+    return {
+        "steps": len(qualities),
+        "points": len(rows),
+        "ranks": _ranks(rows, "emulated"),
+        "factor": _factor(rows, "emulated"),
+        "factor_computed": _factor(rows, "computed"),
+        "computed": sum(row["computed"] is not None for row in rows),
+    }
+
+
+def _ranks(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    pairs = [(row["predicted"], row[key]) for row in rows if row[key] is not None]
+    return float(spearmanr(*zip(*pairs, strict=True)).statistic) if len(pairs) > 2 else None
+
+
+def _factor(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """The factor within which 90 % of the predictions lie."""
+    logs = [abs(np.log(row[key] / row["predicted"])) for row in rows if row[key]]
+    return float(np.exp(np.quantile(logs, 0.9))) if logs else None
+
+
+def _families(qualities: Sequence[Mapping[str, Any]]) -> list[Facts]:
+    """First order beside single roundings, by family of operators; the middle of all steps."""
+    families: dict[str, list[Mapping[str, Any]]] = {}
+    for one in qualities:
+        for family, row in one["first_order"].items():
+            families.setdefault(family, []).append(row)
+    return [
+        {
+            "family": family,
+            "steps": len(rows),
+            "count": sum(row["count"] for row in rows),
+            "low": min(row["low"] for row in rows),
+            "median": median(row["median"] for row in rows),
+            "high": max(row["high"] for row in rows),
+        }
+        for family, rows in sorted(families.items())
+    ]
+
+
+def _trainings(results: Sequence[Any]) -> list[Facts]:
+    """By network and point: how far loss and accuracy end from FP32's, start by start."""
+    points = [one for one in results if isinstance(one, dict) and "points" in one]
+    trainings = []
+    for prepared in points:
+        runs = [one for one in results if one.get("network") == prepared["name"] and "fp32" in one]
+        rows = []
+        for index, point in enumerate(prepared["points"]):
+            beside = [(run[str(index)], run["fp32"]) for run in runs]
+            rows.append(
+                {
+                    **point,
+                    "accuracy": fmean(a["accuracy"] for a, _ in beside),
+                    "accuracy_moved": fmean(abs(a["accuracy"] - b["accuracy"]) for a, b in beside),
+                    "loss_moved": fmean(abs(a["loss"] - b["loss"]) for a, b in beside),
+                    "last_moved": fmean(abs(a["last"] - b["last"]) for a, b in beside),
+                }
+            )
+        errors = [row["error"] for row in rows]
+        trainings.append(
+            {
+                "name": prepared["name"],
+                "seeds": len(runs),
+                "fp32": fmean(run["fp32"]["accuracy"] for run in runs),
+                "rows": rows,
+                **{
+                    f"ranks_{key}": _rank_of(errors, [row[key] for row in rows])
+                    for key in ("accuracy", "accuracy_moved", "loss_moved", "last_moved")
+                },
+            }
+        )
+    return trainings
+
+
+def _rank_of(errors: Sequence[float], values: Sequence[float]) -> float | None:
+    """Rank correlation; None where all values are equal."""
+    return float(spearmanr(errors, values).statistic) if len(set(values)) > 1 else None
