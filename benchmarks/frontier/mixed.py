@@ -220,12 +220,12 @@ def _bounds(
         alone_us.append(mixture.cost_us(starts[-1]))
     start = starts[int(np.argmin(alone_us))]
     lower_us, _ = mixture.solve(mixture.allowed)
-    found = mixture.expanded(start)
+    labels = mixture.expanded(start)
     return {
         "fp16": alone_us[0] / fp32_us,
         "bf16": alone_us[1] / fp32_us,
         "envelope": min(alone_us) / fp32_us,
-        "upper": mixture.cost_us(found) / fp32_us,
+        "upper": mixture.cost_us(labels) / fp32_us,
         "lower": lower_us / fp32_us,
-        "labels": [sum(label == of for label in found.values()) for of in range(3)],
+        "labels": [sum(label == of for label in labels.values()) for of in range(3)],
     }

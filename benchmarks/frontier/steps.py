@@ -12,10 +12,8 @@ from campo_onnx.costs.evidence import CostSource
 from campo_onnx.emulation.batches import draw_batches
 from campo_onnx.emulation.drift import Arrays
 from campo_onnx.ir.importer import Imported, import_model
-from campo_onnx.lowering.place import Place
-from campo_onnx.lowering.sequence import as_it_runs
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.planning.pipeline import problem_of
+from campo_onnx.planning.pipeline import form_for, problem_of
 from campo_onnx.targets.target import target
 
 DATA = Path(__file__).parents[2] / "tests" / "data"
@@ -55,7 +53,7 @@ def case_of(name: str, low: Precision, work: Path, device: str = "") -> Case:
         target=aim, lists=oplists("campo"), low=low, costs=CostSource.DATASHEET, min_gain=0.0, pads=False
     )
     path = DATA / f"{name}.onnx" if name in GRAPHS else _exported(name, work)
-    imported = as_it_runs(import_model(path), Place.of(aim), {})
+    imported = form_for(import_model(path), options)
     stored = path.with_suffix(".npz")
     feeds = dict(np.load(stored)) if stored.is_file() else dict(next(draw_batches(imported.view)).feeds)
     return Case(imported, problem_of(imported, options), options, feeds)

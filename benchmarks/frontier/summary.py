@@ -93,6 +93,8 @@ def _trainings(results: Sequence[Any]) -> list[Facts]:
     trainings = []
     for prepared in points:
         runs = [one for one in results if one.get("network") == prepared["name"] and "fp32" in one]
+        if not runs:
+            continue
         rows = []
         for index, point in enumerate(prepared["points"]):
             beside = [(run[str(index)], run["fp32"]) for run in runs]

@@ -123,8 +123,8 @@ def test_first_order_is_what_single_roundings_do():
 def test_what_overflows_is_infinite_to_first_order_too():
     imported, problem, _ = posed("mlp")
     feeds = dict(batch_of(imported)) | {"input0": np.full((8, 784), 1e5, np.float32)}
-    found = measure_sensitivities(problem, steps_of(imported, [feeds]), most_runs=5)
-    broken = {one.tensor for one, error in found.squared_errors.items() if error == math.inf}
+    measured = measure_sensitivities(problem, steps_of(imported, [feeds]), most_runs=5)
+    broken = {one.tensor for one, error in measured.squared_errors.items() if error == math.inf}
     assert "input0" in broken
 
 
