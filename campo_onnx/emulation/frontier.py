@@ -68,7 +68,7 @@ class Frontier:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What there is to say about all plans together."""
+        """Sentences about all plans together."""
         measured = self.sensitivities
         shown = sum(one.emulated_error is not None for one in self.plans)
         order = (
