@@ -147,7 +147,9 @@ def probe(
     rest = part.left_out(allowance)
     try:
         subject = _subject(optimized, part.model, step.view)
-        drawn = draw_batches(step.view, products, options.ranges, nodes=subject.view.node.keys())
+        is_whole = part.nodes == len(step.model.graph.node)  # inputs that no node reads have to be fed, too
+        nodes = None if is_whole else subject.view.node.keys()
+        drawn = draw_batches(step.view, products, options.ranges, nodes=nodes)
         chosen = batches or tuple(islice(drawn, affordable))
     except UnsupportedModelError as error:
         return Probed(optimized=optimized, coverage=0.0, why_not=str(error))

@@ -40,7 +40,9 @@ _STANDARD_OPS = """
     Sub Sum Tile Transpose Unsqueeze Where Xor
 """
 _STANDARD = frozenset(_STANDARD_OPS.split())
-_FROM_SHAPE = frozenset({"Shape", "Size"})
+FROM_SHAPE = frozenset({"Shape", "Size"})
+"""Operators whose results follow from shapes alone."""
+
 _TRAINING = frozenset({"ConcatTraining", "BroadcastGradientArgs"})
 
 # What the reference operators raise when the values do not fit (division by zero, index out of range ...).
@@ -61,7 +63,7 @@ def is_small(shape: Sequence[int]) -> bool:
 def may_fold(node: NodeProto) -> bool:
     """Whether :func:`fold` knows the op: the cheap question to ask of every node first."""
     if not node.domain:
-        return node.op_type in _STANDARD or node.op_type in _FROM_SHAPE
+        return node.op_type in _STANDARD or node.op_type in FROM_SHAPE
     return node.domain == "com.microsoft" and node.op_type in _TRAINING
 
 
@@ -106,7 +108,7 @@ def fold(
 def _fold(
     node: NodeProto, shapes: Sequence[Shape | None], values: Sequence[Value | None], opset: int
 ) -> tuple[Value | None, ...]:
-    if node.op_type in _FROM_SHAPE:
+    if node.op_type in FROM_SHAPE:
         return _fold_from_shape(node, shapes[0])
     if node.op_type == "ConcatTraining":
         return _fold_concat_training(node, shapes, values)

@@ -21,7 +21,13 @@ STEP_MS |= {"bf16": 1.0, "in-the-loop": 1.25}
 def visit(factor: float = 1.0, **others: Any) -> dict[str, Any]:
     rounds = {side: [factor * ms * (1 + k / 100) for k in range(7)] for side, ms in STEP_MS.items()}
     machine = {"cpu": "CPU", "cores": 2, "units": ["BF16"], "governor": "not told"}
-    facts = {"made": made("torch", "openvino"), "machine": machine, "measured_at": "now", "failures": {}}
+    versions = dict.fromkeys(("campo-onnx", "openvino", "onnxruntime", "torch"), "1.0")
+    facts = {
+        "made": made() | {"versions": versions},
+        "machine": machine,
+        "measured_at": "now",
+        "failures": {},
+    }
     return facts | {"others_running": 0.5, "rounds_ms": rounds} | others
 
 

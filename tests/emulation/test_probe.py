@@ -109,6 +109,14 @@ def test_a_file_that_is_low_in_part_is_tried_as_well() -> None:
     assert outcome.batches
 
 
+def test_an_input_that_no_node_reads_has_a_value() -> None:
+    """ONNX Runtime asks for one all the same."""
+    inputs = "(float[64, 256] x, float[256, 256] w, float[4] unread) => (float[64, 256] y)"
+    outcome = tried(f"{inputs} {{ [dot] y = MatMul(x, w) }}")
+    assert outcome.batches
+    assert outcome.coverage == 1.0
+
+
 @pytest.mark.usefixtures("no_rules")
 def test_the_same_plan_comes_again() -> None:
     text = SILENT["an index by Floor"][0]

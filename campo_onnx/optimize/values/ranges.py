@@ -15,6 +15,7 @@ from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.sort import bodies
 from campo_onnx.ir.statistics import statistics_of
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
+from campo_onnx.ops.fold import FROM_SHAPE
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.values.arithmetic import GUARD, LARGE
 from campo_onnx.ops.values.propagate import propagated
@@ -83,8 +84,9 @@ def _value_ranges(
                 forward.add(name, grown.named(name))
     inputs = frozenset(view.inputs)
     defaults = {tensor.name: tensor for tensor in imported.model.graph.initializer}
+    of_sizes = _of_sizes(view)
     for name, info in view.tensors.items():
-        if info.kind is TensorKind.CONSTANT or _is_of_sizes(name, view):
+        if info.kind is TensorKind.CONSTANT or name in of_sizes:
             forward.add(name, _of_constant(name, _constant(name, imported), imported))
         elif name in declared:
             given = declared[name]
@@ -102,8 +104,10 @@ def _value_ranges(
     return MappingProxyType(forward.found)
 
 
-def _is_of_sizes(tensor: str, view: GraphView) -> bool:
-    return tensor in view.values and view.is_float32(tensor)
+def _of_sizes(view: GraphView) -> frozenset[str]:
+    """Floats whose values follow from shapes: no constant is their source."""
+    sizes = (t for node in view.nodes if node.op.op_type in FROM_SHAPE for t in node.outputs)
+    return frozenset(t for t in view.downstream(sizes) if t in view.values and view.is_float32(t))
 
 
 def _constant(name: str, imported: Imported) -> TensorProto | None:
