@@ -31,13 +31,16 @@ from campo_onnx.planning.pipeline import decide, problem_of
 from campo_onnx.runtime.registry import machine
 
 FIGURES = ("predicted_us", "casts", "cast_us", "low_nodes", "pads")
+FORM = "v100"
+"""Device in whose form all devices are planned, so that plans of one graph are compared."""
+
 _MEASURED = (ALL_FP16, "tf-amp", "fine-grained", "campo", OPTIMAL)
 
 
 def row(number: int, devices: tuple[str, ...] = DEVICES, measure_on: str = "", steps: int = 20) -> Row:
     """Draw a network, plan it and, where `measure_on` names a provider of this machine, measure it."""
     drawn = network(number)
-    imported = import_model(exported(drawn))
+    imported = import_model(exported(drawn, FORM))
     found: Row = {
         "number": number,
         "family": drawn.family,
@@ -46,14 +49,14 @@ def row(number: int, devices: tuple[str, ...] = DEVICES, measure_on: str = "", s
         "devices": planned(imported, devices),
     }
     if measure_on:
-        found["measured"] = measured(imported, measure_on, steps)
+        found["measured"] = measured(import_model(exported(drawn)), measure_on, steps)
     return found
 
 
-def exported(drawn: Network) -> onnx.ModelProto:
-    """Export forward, loss and backward pass, in one form for all devices: the paper times no update."""
+def exported(drawn: Network, form: str | None = None) -> onnx.ModelProto:
+    """Export forward, loss and backward pass, in the form for a device: the paper times no update."""
     return export_training_step(
-        drawn.module, drawn.loss, drawn.inputs, drawn.targets, unscale=False, device="v100"
+        drawn.module, drawn.loss, drawn.inputs, drawn.targets, unscale=False, target=form
     )
 
 

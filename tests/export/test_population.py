@@ -6,7 +6,7 @@ pytest.importorskip("torch")
 
 from benchmarks.population import ALL_FP16, PLANNED, UNPADDED
 from benchmarks.population.networks import ACTIVATIONS_BYTES, FAMILIES, activation_bytes, network
-from benchmarks.population.rows import exported, measured, plan_of, row
+from benchmarks.population.rows import FORM, exported, measured, plan_of, row
 from campo_onnx import Options, oplists, optimize_model, target
 from campo_onnx.ir.importer import import_model
 
@@ -38,7 +38,7 @@ def test_the_alexnets_have_the_papers_layers_and_figures():
 @pytest.mark.parametrize("number", [7, 9])
 def test_a_row_has_what_the_product_plans(number):
     """Priced without plans, and with problems shared by devices; an AlexNet and a transformer."""
-    found, model = row(number, ("v100", "h200")), exported(network(number))
+    found, model = row(number, ("v100", "h200")), exported(network(number), FORM)
     for name in ("v100", "h200"):
         figures = found["devices"][name]
         assert figures["predicted_us"].keys() == {*PLANNED}
