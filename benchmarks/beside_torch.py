@@ -123,9 +123,10 @@ def run_once(name: str, graphs: Path, sides: Sequence[str]) -> Facts:
     """Let sides run their first steps, one after another, which fills the caches of their compilers."""
     failures = {}
     for side in sides:
-        worker = Worker(side, name, graphs, MODULE)
+        worker = Worker((side,), name, graphs, MODULE)
         try:
-            worker.wait_until_ready(_READY_S)
+            if failure := worker.wait_until_ready(_READY_S)[side].get("failure"):
+                failures[side] = failure
         except RuntimeError as error:
             failures[side] = str(error)
         finally:
@@ -162,7 +163,7 @@ def steps_of(graphs: Path, rounds: int, visits: int) -> Iterator[Step]:
 
             def timed(call: Call, name: str = name) -> Facts:
                 call.deadline.need(_STARTS_S)
-                return in_turns(name, graphs, tuple(SIDES), effort, MODULE)
+                return in_turns(name, graphs, tuple(SIDES), effort, module=MODULE)
 
             asked = {**here, **effort._asdict()}
             needs = (f"compiled_{name}", f"ready_{name}")

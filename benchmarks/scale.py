@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.pages import arguments, made, publish
-from benchmarks.population.networks import FAMILIES
+from benchmarks.population import FAMILIES
 from benchmarks.population.rows import row
 from campo_onnx.scale.pools import pool_for
 from campo_onnx.scale.results import Results

@@ -6,10 +6,11 @@ Every network's step (loss and gradients) is run by torch eager, torch autocast,
 without autocast, and by us: FP32 on ONNX Runtime and on OpenVINO, and on OpenVINO with everything in BF16
 that may be, and by the plans of an op list, of Campo's traverses and of the exact optimum. Each is a process
 of its own; they take turns in rotating order. Then two networks with other batches, single operators with
-and without Casts, and random networks. Every result is kept when it comes: kill the command at any time, run
-it again on the same machine with the same versions, and it goes on. A network is on the page as a whole or
-not at all. Needs a CPU with BF16 units, OpenVINO, PyTorch and transformers, and a quiet machine. Writes
-results/measured.json, .md and .svg, and the table of the README.
+and without Casts, and random networks, whose plans share a process, since one runtime runs them all. Every
+result is kept when it comes: kill the command at any time, run it again on the same machine with the same
+versions, and it goes on. A network is on the page as a whole or not at all. Needs a CPU with BF16 units,
+OpenVINO, PyTorch and transformers, and a quiet machine. Writes results/measured.json, .md and .svg, and the
+table of the README.
 
 ``--quick`` takes a quarter of an hour on two cores: fewer networks and rounds, and 20 random networks.
 Without a calibration of this machine it first makes one, in limited time.
@@ -34,6 +35,7 @@ _TIME_UP = "the time was up"
 _TO_BE_CONTINUED = 75  # EX_TEMPFAIL: run the same command again
 _PREPARERS = 2
 _PREPARED_S = 60.0
+_WITH_LAYERS = 60
 
 
 class Part(NamedTuple):
@@ -81,6 +83,7 @@ class InTime:
 
 def parts_of(*, is_quick: bool, population: int, graphs: Path, key: str) -> list[Part]:
     """List everything to measure, most important first."""
+    from benchmarks.measured.layers import measured_layers
     from benchmarks.measured.ops import measured_ops
     from benchmarks.measured.sides import BESIDE_TORCH, DRAWN, SWEPT, THREADS
     from benchmarks.measured.turns import Effort, in_turns
@@ -94,17 +97,21 @@ def parts_of(*, is_quick: bool, population: int, graphs: Path, key: str) -> list
         task = Task(
             key=f"{kind} {name}, {' '.join(sides)}, {effort}, {key}",
             function=in_turns,
-            arguments=(name, graphs, tuple(sides), effort),
+            arguments=(name, graphs, tuple(sides), effort, kind == "network"),
         )
         return Part(task, seconds + effort.budget_s, (name,))
 
     batches = QUICK_BATCHES if is_quick else BATCHES
     ops = Task(key=f"ops {' '.join(names)}, {key}", function=measured_ops, arguments=(names, graphs, THREADS))
+    random = [f"{RANDOM}{number}" for number in range(population)]
+    some = tuple(random[:_WITH_LAYERS])
+    layers = Task(key=f"layers {len(some)}, {key}", function=measured_layers, arguments=(some, graphs))
     return [
         *(timed("network", name, beside, long, 40.0) for name in names),
         Part(ops, 45.0, ()),
         *(timed("batch", f"{n}@{batch}", SWEPT, short, 8.0) for n, of in batches.items() for batch in of),
-        *(timed("drawn", f"{RANDOM}{number}", DRAWN, short, 8.0) for number in range(population)),
+        *(timed("drawn", name, DRAWN, short, 8.0) for name in random),
+        *([Part(layers, 3.0 * len(some), some)] if some else []),
     ]
 
 
@@ -228,18 +235,18 @@ def _network(key: str) -> str:
 def _learned(values: Mapping[str, Any], graphs: Path, corrected: Path | None) -> Any:
     """Compare models of costs on what was measured, and write a corrected calibration where one is wanted."""
     from benchmarks.measured.learning import learned, measured_plans
-    from benchmarks.measured.plans import found_here
+    from benchmarks.measured.plans import catalogued
     from campo_onnx.calibrate.in_step import fit_in_step
     from campo_onnx.files import write_text
 
-    found = found_here()
-    if found is None:
+    entry = catalogued()
+    if entry is None:
         return None
     rounds_ms = {_network(key): value["rounds_ms"] for key, value in values.items()}
-    plans = [*measured_plans(rounds_ms, graphs, found.calibration)]
+    plans = [*measured_plans(rounds_ms, graphs, entry.calibration)]
     if corrected is not None and plans:
         in_step = fit_in_step([plan.step for plan in plans])
-        write_text(replace(found.calibration, in_step=in_step).to_json(), corrected)
+        write_text(replace(entry.calibration, in_step=in_step).to_json(), corrected)
         print(f"wrote {corrected}")
     return learned(plans)
 

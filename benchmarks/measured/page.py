@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import dots
-from benchmarks.measured import NETWORKS, summary
+from benchmarks.figures import distributions, dots
+from benchmarks.measured import NETWORKS, drawn, summary
 from benchmarks.measured.sides import SIDES, THREADS
 from benchmarks.pages import head, interval, line, made, publish
 from campo_onnx.errors import UsageError
@@ -18,7 +18,7 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 _README_SIDES = ("torch", "torch-bf16", "compile-bf16", "fp32", "tf-amp", "campo", "optimal")
 _LOADED = 0.5  # things that want a core besides what is measured
-_PICTURE = "measured.svg"
+_PICTURE, _POPULATION = "measured.svg", "measured_population.svg"
 
 
 def publish_measured(
@@ -63,6 +63,11 @@ def publish_measured(
     series = [side.title for key, side in SIDES.items() if key not in ("fp32", "fine-grained")]
     title = f"Throughput over FP32 on OpenVINO, {data['machine']['cpu']}, {data['made']['date']}"
     dots(named, series, folder / _PICTURE, title=title, axis="times FP32 (measured)", reference=1.0)
+    if data["population"]:
+        curves = data["population"]["quantiles"]
+        panels = {f"{data['population']['networks']} random networks": curves}
+        distributions(panels, folder / _POPULATION, axis="step, times as fast as in FP32 (measured)")
+        written = (*written, folder / _POPULATION)
     if readme is None:
         return (*written, folder / _PICTURE)
     front = readme.parent / "docs" / "index.md"
@@ -80,7 +85,7 @@ def data_of(
     learned: Facts | None = None,
 ) -> Facts:
     """Gather everything that the page shows."""
-    by_kind: dict[str, dict[str, Facts]] = {kind: {} for kind in ("network", "batch", "drawn", "ops")}
+    by_kind: dict[str, dict[str, Any]] = {kind: {} for kind in ("network", "batch", "drawn", "ops", "layers")}
     for key, value in values.items():
         kind, _, name = key.partition(" ")
         by_kind[kind][name] = value
@@ -92,7 +97,7 @@ def data_of(
             if (known := plans.get(name)) is not None and timed["rounds_ms"].get("fp32")
         ]
 
-    networks, batches, drawn = rows("network"), rows("batch"), rows("drawn")
+    networks, batches, random = rows("network"), rows("batch"), rows("drawn")
     every = [*by_kind["network"].values(), *by_kind["batch"].values(), *by_kind["drawn"].values()]
     ops = next(iter(by_kind["ops"].values()), None)
     return {
@@ -106,17 +111,17 @@ def data_of(
             for side, kind in SIDES.items()
             if any(side in row["ms"] or side in row["failures"] for row in networks)
         },
-        "rows": networks,
+        "rows": [{key: value for key, value in row.items() if key != "rounds_ms"} for row in networks],
         "loaded": [row["title"] for row in networks if (row["others_running"] or 0.0) > _LOADED],
         "missing": [title for name, title in NETWORKS.items() if name not in by_kind["network"]],
         "casts": summary.casts(networks) if networks else {},
         "over_tf_amp": summary.over_tf_amp(networks),
-        "prediction": summary.prediction([*networks, *batches, *drawn]),
+        "prediction": summary.prediction([*networks, *batches, *random]),
         "learned": learned,
         "sweeps": _sweeps(networks, batches),
         "ops": None if ops is None else summary.single_ops(ops),
-        "population": summary.population(drawn, asked),
-        "drawn": [{key: row[key] for key in ("name", "ms", "over_fp32", "plans", "load")} for row in drawn],
+        "population": drawn.population(random, next(iter(by_kind["layers"].values()), []), asked),
+        "drawn": [{key: row[key] for key in ("name", "ms", "over_fp32", "plans", "load")} for row in random],
     }
 
 

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from benchmarks.measured.gradients import FP32, write_expected
 from campo_onnx import Options, Precision, export_model, oplists
 from campo_onnx.calibrate.catalog import Found, found_calibrations
 from campo_onnx.costs.evidence import CostSource
@@ -27,17 +26,16 @@ from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.planning.pipeline import decide, problem_of
-from campo_onnx.runtime.registry import runtime_called
 from campo_onnx.targets.detect import resolve_target
 from campo_onnx.targets.target import Target
 
 Facts = dict[str, Any]
 
 RUNTIME = "openvino"
-EXPORTED = "exported"
-"""The step as it is exported: what is not OpenVINO runs it, not a form made for OpenVINO."""
+LOWERED = "onnxruntime"
+"""The step in the form for ONNX Runtime on this CPU: what is not OpenVINO runs no form for OpenVINO."""
 
-FP32, ALL_LOW = "fp32", "all-low"
+ALL_LOW = "all-low"
 PLANS = (ALL_LOW, "tf-amp", "fine-grained", "campo", "optimal")
 """Everything low that may be, and strategies, each with its own default lists."""
 
@@ -45,8 +43,6 @@ MARGIN = 0.01
 """Share of the FP32 step that is the margin of the strategy fine-grained."""
 
 FEEDS = "feeds.safetensors"
-GRADIENTS = "gradients.safetensors"
-"""Gradients that ONNX Runtime computes in FP32: a right loss does not show right gradients."""
 
 _DONE = "plans.json"
 
@@ -57,16 +53,16 @@ def target_here() -> Target:
     return target
 
 
-def found_here() -> Found | None:
-    """Find the calibration that plans rest on; None where there is none that fits."""
-    found = found_calibrations(target_here(), Precision.BF16)
-    return next((one for one in found if not one.refusal), None)
+def catalogued() -> Found | None:
+    """Look up the calibration that plans rest on; None where none fits."""
+    entries = found_calibrations(target_here(), Precision.BF16)
+    return next((entry for entry in entries if not entry.refusal), None)
 
 
 def calibration_here() -> str:
     """Name the calibration that plans rest on; "" where there is none that fits."""
-    found = found_here()
-    return "" if found is None else f"{found.origin}, of {found.calibration.measured_at}"
+    entry = catalogued()
+    return "" if entry is None else f"{entry.origin}, of {entry.calibration.measured_at}"
 
 
 def folder_of(name: str, graphs: Path) -> Path:
@@ -112,17 +108,11 @@ def prepare(name: str, graphs: Path, key: str, costs: str = "auto") -> None:
     values = (value.numpy() for value in (*inputs, *targets))
     feeds = first_state(module, model) | dict(zip(batch, values, strict=True))
     save_file({key: value.copy() for key, value in feeds.items()}, folder / FEEDS)
-    export_model(model, folder / f"{EXPORTED}.onnx")
-    read = {value.name for value in model.graph.input}
-    outputs = (
-        runtime_called("onnxruntime")
-        .load(model, "cpu", threads=1)
-        .run({name: value for name, value in feeds.items() if name in read})
-    )
-    gradients = {name: np.array(value) for name, value in outputs.items() if name.startswith("grad.")}
-    save_file(gradients, folder / GRADIENTS)
-    target = target_here()
-    plans = write_plans(form_for_all(import_model(model), target), target, costs, folder)
+    imported, target = import_model(model), target_here()
+    beside = as_it_runs(imported, Place.of(resolve_target("auto", "onnxruntime")[0]))
+    export_model(beside.model, folder / f"{LOWERED}.onnx")
+    plans = write_plans(form_for_all(imported, target), target, costs, folder)
+    write_expected(model, feeds, PLANS, folder)
     write_text(json.dumps({"key": key, "plans": plans}, indent=1) + "\n", folder / _DONE)
 
 

@@ -1,6 +1,6 @@
-"""The sides that take turns: each a process of its own that runs steps when it is asked, and else sleeps.
+"""The sides that take turns: processes that run steps when they are asked, and else sleep.
 
-    python -m benchmarks.measured.sides SIDE NETWORK GRAPHS
+    python -m benchmarks.measured.sides NETWORK GRAPHS SIDE [SIDE ...]
 
 A step is loss and gradients, without the update of the weights.
 """
@@ -10,15 +10,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from select import select
 from signal import SIGKILL
 from types import MappingProxyType
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from campo_onnx.runtime.machine import cores
 
@@ -27,7 +26,6 @@ MODULE = "benchmarks.measured.sides"
 
 THREADS = cores()
 WARMUP = 3
-_TINY = 1e-3
 
 Step = Callable[[], float]
 """Runs a step, and gives the loss where that costs nothing."""
@@ -61,7 +59,7 @@ SIDES: Mapping[str, Torch | Ours] = MappingProxyType(
         "torch-bf16": Torch("torch autocast", False, True),
         "compile": Torch("torch.compile", True, False),
         "compile-bf16": Torch("torch.compile, autocast", True, True),
-        "ort": Ours("ONNX Runtime, FP32, as exported", "onnxruntime", "exported"),
+        "ort": Ours("ONNX Runtime, FP32", "onnxruntime", "onnxruntime"),
         "fp32": Ours("OpenVINO, FP32", "openvino", "fp32"),
         "all-low": Ours("all BF16", "openvino", "all-low"),
         "tf-amp": Ours("op list (tf-amp)", "openvino", "tf-amp"),
@@ -99,14 +97,15 @@ def torch_step(network: str, side: Torch) -> Step:
 
 
 def our_step(network: str, side: Ours, graphs: Path) -> tuple[Step, dict[str, float]]:
-    """Load a step of ours, and say how far its gradients are from those of ONNX Runtime in FP32.
+    """Load a step of ours, and say how far off its gradients are.
 
     Its memory is bound once. Torch is not imported: its threads would disturb.
     """
     import onnx
     from safetensors.numpy import load_file
 
-    from benchmarks.measured.plans import FEEDS, GRADIENTS, folder_of
+    from benchmarks.measured.gradients import errors_in
+    from benchmarks.measured.plans import FEEDS, folder_of
     from campo_onnx.runtime.api import LoadSettings
     from campo_onnx.runtime.registry import runtime_called
 
@@ -118,40 +117,35 @@ def our_step(network: str, side: Ours, graphs: Path) -> tuple[Step, dict[str, fl
     read = {value.name for value in model.graph.input}
     feeds = {name: value for name, value in load_file(folder / FEEDS).items() if name in read}
     outputs = program.run(feeds)
-    loss, far = float(outputs["loss"]), farthest_gradient(outputs, load_file(folder / GRADIENTS))
+    loss, errors = float(outputs["loss"]), errors_in(folder, side.plan, outputs)
     run = program.placed(feeds)
 
     def step() -> float:
         run()
         return loss
 
-    return step, {"gradient_error": far}
-
-
-def farthest_gradient(outputs: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
-    """Give the largest distance of a gradient from the expected one, over the norm of that one.
-
-    Gradients that are tiny beside the largest are left out: they are zeros but for rounding.
-    """
-    norms = {name: float(np.linalg.norm(value)) for name, value in expected.items()}
-    least = _TINY * max(norms.values(), default=0.0)
-    return max(
-        (
-            float(np.linalg.norm(np.asarray(outputs[name], np.float64) - expected[name])) / norm
-            for name, norm in norms.items()
-            if norm > least
-        ),
-        default=0.0,
-    )
+    return step, errors
 
 
 class Worker:
-    """A side in a process of its own."""
+    """Sides of one network in a process of their own.
 
-    def __init__(self, side: str, network: str, graphs: Path, module: str = MODULE) -> None:
-        command = [sys.executable, "-m", module, side, network, str(graphs)]
+    Parameters
+    ----------
+    sides
+        Names from :data:`SIDES`. More than one only where one runtime runs them: threads of two would
+        wait busily for each other.
+    network, graphs
+        The network, prepared below `graphs`.
+    module
+        What the process runs.
+    """
+
+    def __init__(self, sides: Sequence[str], network: str, graphs: Path, module: str = MODULE) -> None:
+        command = [sys.executable, "-m", module, network, str(graphs), *sides]
         # Threads of torch's that wait for the next step must not take the others' cores.
         environment = os.environ | {"OMP_NUM_THREADS": str(THREADS), "OMP_WAIT_POLICY": "passive"}
+        self.sides = sides
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -162,27 +156,24 @@ class Worker:
             start_new_session=True,
         )
         self._is_ended = False
-        self.facts: dict[str, Any] = {}
 
-    def wait_until_ready(self, limit_s: float) -> None:
-        """Wait until it has warmed up; ``facts`` hold its loss.
+    def wait_until_ready(self, limit_s: float) -> Mapping[str, Mapping[str, Any]]:
+        """Wait until its sides have warmed up; give the loss of each, or its ``failure``.
 
         Raises
         ------
         RuntimeError
-            If it fails, with the message of its error, or takes longer.
+            If its process ends, or takes longer.
         """
         answers, _, _ = select([self._process.stdout], [], [], max(limit_s, 0.0))
         if not answers:
             raise RuntimeError("not ready in time")
-        self.facts = self._answer()
-        if failure := self.facts.get("failure"):
-            raise RuntimeError(failure)
+        return self._answer()
 
-    def times_ms(self, steps: int) -> list[float]:
-        """Time some steps behind one that does not count: the first behind a pause is slower."""
+    def times_ms(self, side: str, steps: int) -> list[float]:
+        """Time some steps of a side behind one that does not count: the first behind a pause is slower."""
         assert self._process.stdin is not None  # it was asked for
-        self._process.stdin.write(f"{steps + 1}\n")
+        self._process.stdin.write(f"{side} {steps + 1}\n")
         self._process.stdin.flush()
         times: list[float] = self._answer()["times_ms"]
         return times[1:]
@@ -204,39 +195,45 @@ class Worker:
         return answer
 
 
-def serve(build: Callable[[], tuple[Step, dict[str, float]]]) -> None:
+def serve(builders: Mapping[str, Callable[[], tuple[Step, dict[str, float]]]]) -> None:
     """Run steps as often as the parent asks, and say how long each took.
 
     Parameters
     ----------
-    build
-        Makes the step, and what is to be told of it.
+    builders
+        By side, what makes its step, and what is to be told of it.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
-    try:
-        step, facts = build()
-        losses = [step() for _ in range(WARMUP)]
-    except Exception as error:  # of one side: the others are measured, and this one is told
-        print(json.dumps({"failure": f"{type(error).__name__}: {error}"[:500]}), file=answers, flush=True)
-        return
-    print(json.dumps({"loss": losses[0], **facts}), file=answers, flush=True)
+    steps: dict[str, Step] = {}
+    told: dict[str, dict[str, Any]] = {}
+    for name, build in builders.items():
+        try:
+            step, facts = build()
+            first, *_ = [step() for _ in range(WARMUP)]
+            told[name] = {"loss": first, **facts}
+            steps[name] = step
+        except Exception as error:  # of one side: the others are measured, and this one is told
+            told[name] = {"failure": f"{type(error).__name__}: {error}"[:500]}
+    print(json.dumps(told), file=answers, flush=True)
     for line in sys.stdin:
+        name, count = line.split()
+        step = steps[name]
         times_ms = []
-        for _ in range(int(line)):
+        for _ in range(int(count)):
             began = time.perf_counter()
             step()
             times_ms.append((time.perf_counter() - began) * 1e3)
         print(json.dumps({"times_ms": times_ms}), file=answers, flush=True)
 
 
-def main(side: str, network: str, graphs: str) -> None:
-    """Be a side."""
-    kind = SIDES[side]
-    if isinstance(kind, Torch):
-        serve(lambda: (torch_step(network, kind), {}))
-    else:
-        serve(lambda: our_step(network, kind, Path(graphs)))
+def main(network: str, graphs: str, *names: str) -> None:
+    """Be one side, or several."""
+    serve({name: partial(_built, network, SIDES[name], Path(graphs)) for name in names})
+
+
+def _built(network: str, side: Torch | Ours, graphs: Path) -> tuple[Step, dict[str, float]]:
+    return (torch_step(network, side), {}) if isinstance(side, Torch) else our_step(network, side, graphs)
 
 
 if __name__ == "__main__":

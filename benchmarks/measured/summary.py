@@ -6,8 +6,8 @@ from dataclasses import asdict
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.measured import NETWORKS, RANDOM
-from benchmarks.measured.plans import ALL_LOW, FP32, PLANS
+from benchmarks.measured import NETWORKS
+from benchmarks.measured.plans import FP32, PLANS
 from campo_onnx.bench.statistics import median_interval, paired_speedup
 
 Facts = dict[str, Any]
@@ -44,7 +44,8 @@ def network_row(name: str, timed: Facts, plans: Facts) -> Facts:
         "over_fp32": against(times, FP32, faster=True),
         "optimal_over": against(times, "optimal", faster=False),
         "losses": timed["losses"],
-        "gradient_errors": timed["gradient_errors"],
+        "gradients": timed["gradients"],
+        "rounds_ms": times,
         "failures": timed["failures"],
         "load": [timed["load"], timed["load_after"]],
         "others_running": timed["others_running"],
@@ -144,36 +145,6 @@ def over_tf_amp(rows: Sequence[Facts]) -> Facts:
             mean = math.exp(fmean(map(math.log, gains)))
             found[plan] = {"mean": mean, "most": max(gains), "least": min(gains), "networks": len(gains)}
     return found
-
-
-def population(rows: Sequence[Facts], asked: int) -> Facts | None:
-    """Sum up random networks: how often each plan wins or loses, and what it reaches of what is expected."""
-    drawn = [row for row in rows if row["name"].startswith(RANDOM)]
-    if not drawn:
-        return None
-    found = {}
-    for plan in PLANS:
-        having = [row for row in drawn if plan in row["over_fp32"]]
-        gains = [row["over_fp32"][plan] for row in having]
-        expected = [row["plans"][plan]["fp32_us"] / row["plans"][plan]["predicted_us"] for row in having]
-        if gains:
-            medians = [gain["median"] for gain in gains]
-            found[plan] = {
-                "slower": sum(gain["high"] < 1 for gain in gains),
-                "faster": sum(gain["low"] > 1 for gain in gains),
-                "least": min(medians),
-                "median": median(medians),
-                "most": max(medians),
-                "reached": median(m / e for m, e in zip(medians, expected, strict=True)),
-                "best_of_list": sum(_is_best(row, plan) for row in having),
-            }
-    return {"networks": len(drawn), "asked": asked, "plans": found, "all_low": ALL_LOW}
-
-
-def _is_best(row: Facts, plan: str) -> bool:
-    """Whether no plan that looks at no costs, nor FP32, has a shorter median step."""
-    others = [row["ms"][other]["median"] for other in (FP32, ALL_LOW, "tf-amp") if other in row["ms"]]
-    return bool(row["ms"][plan]["median"] <= min(others))
 
 
 def single_ops(found: Facts) -> Facts:

@@ -1,12 +1,13 @@
 """Sides that train: each step with its update, written as the README and docs/torch-compile.md write it.
 
-    python -m benchmarks.measured.training SIDE NETWORK GRAPHS
+    python -m benchmarks.measured.training NETWORK GRAPHS SIDE [SIDE ...]
 
 Dropout stays on, as users train.
 """
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -121,13 +122,13 @@ def our_step(name: str, side: Session, graphs: Path) -> Step:
     return lambda: session.step(batch).loss
 
 
-def main(side: str, name: str, graphs: str) -> None:
-    """Be a side."""
-    kind = SIDES[side]
-    if isinstance(kind, Torch):
-        serve(lambda: (torch_step(name, kind), {}))
-    else:
-        serve(lambda: (our_step(name, kind, Path(graphs)), {}))
+def main(name: str, graphs: str, *sides: str) -> None:
+    """Be one side, or several."""
+    serve({side: partial(_built, name, SIDES[side], Path(graphs)) for side in sides})
+
+
+def _built(name: str, side: Torch | Session, graphs: Path) -> tuple[Step, dict[str, float]]:
+    return torch_step(name, side) if isinstance(side, Torch) else our_step(name, side, graphs), {}
 
 
 if __name__ == "__main__":

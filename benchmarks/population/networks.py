@@ -19,10 +19,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-SEED = 20181217
-FAMILIES = ("alexnet", "alexnet", "alexnet", "resnet", "transformer")
-"""Family of a network by its number: the paper's own make three fifths."""
+from benchmarks.population import FAMILIES
 
+SEED = 20181217
 ACTIVATIONS_BYTES = 5e9
 """What activations of the forward pass may take: with their gradients the step fits on 11 GB."""
 
