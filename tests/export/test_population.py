@@ -4,8 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.population import ALL_FP16, PLANNED, UNPADDED
-from benchmarks.population import FAMILIES
+from benchmarks.population import ALL_FP16, FAMILIES, PLANNED, UNPADDED
 from benchmarks.population.networks import ACTIVATIONS_BYTES, activation_bytes, network
 from benchmarks.population.rows import FORM, exported, measured, plan_of, row
 from campo_onnx import Options, oplists, optimize_model, target
