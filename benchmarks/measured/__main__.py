@@ -81,14 +81,13 @@ class InTime:
             yield task, outcome
 
 
-def parts_of(*, is_quick: bool, population: int, graphs: Path, key: str) -> list[Part]:
+def parts_of(*, is_quick: bool, names: Sequence[str], population: int, graphs: Path, key: str) -> list[Part]:
     """List everything to measure, most important first."""
     from benchmarks.measured.layers import measured_layers
     from benchmarks.measured.ops import measured_ops
     from benchmarks.measured.sides import BESIDE_TORCH, DRAWN, SWEPT, THREADS
     from benchmarks.measured.turns import Effort, in_turns
 
-    names = QUICK if is_quick else tuple(NETWORKS)
     beside = tuple(side for side in BESIDE_TORCH if not is_quick or side != "compile")
     long = Effort(0.2, 20.0, 30, 100.0) if is_quick else Effort(0.5, 120.0, 60, 1200.0)
     short = Effort(0.1, 4.0, 12, 60.0) if is_quick else Effort(0.2, 15.0, 30, 300.0)
@@ -163,6 +162,7 @@ def main() -> int:
     parser = arguments(__doc__)
     add = parser.add_argument
     add("--quick", action="store_true", help="a quarter of an hour: fewer networks, fewer rounds")
+    add("--every-network", action="store_true", help="with --quick, not only six of them")
     add("--population", type=int, metavar="N", help="random networks; by default 300, or 20 with --quick")
     add("--costs", default="auto", help="where costs of plans come from, as of optimize")
     add("--calibrate-s", type=float, metavar="S", help="time for a calibration; by default 3600, or 150")
@@ -209,7 +209,8 @@ def _measure(options: Any, work: Path, end_s: float) -> bool:
     versions = " ".join(f"{name} {number}" for name, number in facts["made"]["versions"].items())
     key = f"{facts['machine']['cpu']}, {versions}, {source_digest()}, {costs} {calibration}"
     population = options.population if options.population is not None else (20 if options.quick else 300)
-    parts = parts_of(is_quick=options.quick, population=population, graphs=graphs, key=key)
+    names = QUICK if options.quick and not options.every_network else tuple(NETWORKS)
+    parts = parts_of(is_quick=options.quick, names=names, population=population, graphs=graphs, key=key)
     chosen = [part for part in parts if part.task.key.startswith(options.only)]
     with Results(work / "results.jsonl") as results:
         done = options.report or measure(chosen, results, graphs, key, costs, end_s)

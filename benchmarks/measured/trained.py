@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from benchmarks import pages
 from benchmarks.accuracy import paired
 from benchmarks.measured import LEARNER
 from benchmarks.pages import RESULTS, arguments, publish
@@ -213,6 +214,8 @@ def main() -> None:
         "rows": rows,
     }
     print(*publish("measured_accuracy", data, options.out))
+    if options.out.resolve() == RESULTS.resolve():
+        pages.main(("accuracy",))
 
 
 def _told(done: int, total: int) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.measured import QUICK, plans, sides, turns
 from benchmarks.measured import __main__ as command
-from benchmarks.measured import plans, sides, turns
 from benchmarks.steps import StepError
 from campo_onnx.scale.results import Results
 from campo_onnx.scale.work import Task
@@ -169,7 +169,7 @@ class TestResuming:
 
     @pytest.mark.parametrize("is_quick", [True, False])
     def test_keys_tell_all_parts_apart(self, is_quick: bool) -> None:
-        parts = command.parts_of(is_quick=is_quick, population=4, graphs=Path(), key="k")
+        parts = command.parts_of(is_quick=is_quick, names=QUICK, population=4, graphs=Path(), key="k")
         assert len({part.task.key for part in parts}) == len(parts)
         assert sum(part.task.key.startswith("drawn random/") for part in parts) == 4
         if is_quick:
