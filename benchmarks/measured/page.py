@@ -176,8 +176,8 @@ def _truths(data: Facts) -> Iterator[str]:
     if found := data["prediction"]:
         within = "" if found["within"] is None else f" (Spearman {found['within']:.2f})"
         yield (
-            f"Whole steps are predicted {found['error']:.0%} off in the mean over {found['plans']} plans; plans "
-            f"of one network are ranked poorly{within}."
+            f"Whole steps are predicted {found['error']:.0%} off in the mean over {found['plans']} plans; "
+            f"plans of one network are ranked poorly{within}."
         )
 
 
