@@ -90,7 +90,7 @@ def parts_of(*, is_quick: bool, names: Sequence[str], population: int, graphs: P
 
     beside = tuple(side for side in BESIDE_TORCH if not is_quick or side != "compile")
     long = Effort(0.2, 20.0, 30, 100.0) if is_quick else Effort(0.5, 120.0, 60, 1200.0)
-    short = Effort(0.1, 4.0, 12, 60.0) if is_quick else Effort(0.2, 15.0, 30, 300.0)
+    short = Effort(0.03, 6.0, 12, 60.0) if is_quick else Effort(0.2, 15.0, 30, 300.0)
 
     def timed(kind: str, name: str, sides: Sequence[str], effort: Effort, seconds: float) -> Part:
         task = Task(

@@ -20,7 +20,7 @@ from campo_onnx.runtime.registry import runtime_called
 
 Arrays = Mapping[str, Any]
 
-FP32 = "fp32"
+FP32, MOST = "fp32", "all-low"
 FILE = "gradients.safetensors"
 """Gradients that ONNX Runtime computes in FP32."""
 
@@ -84,7 +84,10 @@ def errors_in(folder: Path, plan: str, outputs: Arrays) -> dict[str, float]:
 
     explained: Mapping[str, float] = json.loads((folder / _ERRORS).read_text(encoding="utf-8"))
     far = farthest_gradient(outputs, load_file(folder / FILE))
-    return {"gradient_error": far, "emulated_error": explained.get(plan, explained[FP32])}
+    if plan not in explained or plan == FP32:
+        return {"gradient_error": far, "emulated_error": explained[FP32]}
+    # One draw of roundings says little where they decide which way a rectifier goes; this plan has all of them.
+    return {"gradient_error": far, "emulated_error": max(explained[plan], explained[MOST])}
 
 
 def farthest_gradient(outputs: Arrays, expected: Arrays) -> float:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measured.gradients import FP32, write_expected
+from benchmarks.measured.gradients import FP32, MOST, write_expected
 from campo_onnx import Options, Precision, export_model, oplists
 from campo_onnx.calibrate.catalog import Found, found_calibrations
 from campo_onnx.costs.evidence import CostSource
@@ -35,7 +35,7 @@ RUNTIME = "openvino"
 LOWERED = "onnxruntime"
 """The step in the form for ONNX Runtime on this CPU: what is not OpenVINO runs no form for OpenVINO."""
 
-ALL_LOW = "all-low"
+ALL_LOW = MOST
 PLANS = (ALL_LOW, "tf-amp", "fine-grained", "campo", "optimal")
 """Everything low that may be, and strategies, each with its own default lists."""
 
