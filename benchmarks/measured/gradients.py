@@ -86,7 +86,7 @@ def errors_in(folder: Path, plan: str, outputs: Arrays) -> dict[str, float]:
     far = farthest_gradient(outputs, load_file(folder / FILE))
     if plan not in explained or plan == FP32:
         return {"gradient_error": far, "emulated_error": explained[FP32]}
-    # One draw of roundings says little where they decide which way a rectifier goes; this plan has all of them.
+    # One draw of roundings says little where they decide which way a rectifier goes.
     return {"gradient_error": far, "emulated_error": max(explained[plan], explained[MOST])}
 
 
