@@ -75,10 +75,10 @@ def publish_measured(
     if readme is None:
         return (*written, folder / _PICTURE)
     front = readme.parent / "docs" / "index.md"
-    pages = {readme: table_of(data)} | ({front: front_of(data)} if front.exists() else {})
-    for page, text in pages.items():
+    texts = {readme: table_of(data)} | ({front: front_of(data)} if front.exists() else {})
+    for page, text in texts.items():
         write_text(with_table(page.read_text(encoding="utf-8"), text), page)
-    return (*written, folder / _PICTURE, *pages)
+    return (*written, folder / _PICTURE, *texts)
 
 
 def data_of(
