@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks import pages
 from benchmarks.figures import distributions, dots
 from benchmarks.measured import NETWORKS, drawn, summary
+from benchmarks.measured.learning import PER_OPERATOR
 from benchmarks.measured.sides import SIDES, THREADS
 from benchmarks.pages import RESULTS, head, interval, line, made, publish
 from campo_onnx.errors import UsageError
@@ -173,11 +174,12 @@ def _truths(data: Facts) -> Iterator[str]:
             f"appears here ({gain['networks']} networks, `optimal`): list and plans lower nearly the same "
             "products, and the gain over FP32 comes from those."
         )
-    if found := data["prediction"]:
-        within = "" if found["within"] is None else f" (Spearman {found['within']:.2f})"
+    if (found := data["prediction"]) and data["learned"]:
+        model = data["learned"]["models"][PER_OPERATOR]
         yield (
-            f"Whole steps are predicted {found['error']:.0%} off in the mean over {found['plans']} plans; "
-            f"plans of one network are ranked poorly{within}."
+            f"Whole steps are predicted {found['error']:.0%} off in the mean over {found['plans']} plans; of "
+            f"{model['pairs']} pairs of plans that measurements tell apart, "
+            f"{model['pairs'] - model['wrong']} are predicted in the right order."
         )
 
 

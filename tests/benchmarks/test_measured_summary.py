@@ -140,6 +140,7 @@ class TestSummary:
         assert table.endswith("rest\n")
         assert "old" not in table
         assert "Measured on A CPU" in table
+        assert "of 9 pairs of plans that measurements tell apart, 5 are predicted in the right order" in table
         assert "| 3.00 (3.00 to 3.00) |" in table
         width = 0
         for line in text.splitlines():
