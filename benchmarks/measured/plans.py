@@ -109,7 +109,7 @@ def prepare(name: str, graphs: Path, key: str, costs: str = "auto") -> None:
     feeds = first_state(module, model) | dict(zip(batch, values, strict=True))
     save_file({key: value.copy() for key, value in feeds.items()}, folder / FEEDS)
     imported, target = import_model(model), target_here()
-    beside = as_it_runs(imported, Place.of(resolve_target("auto", "onnxruntime")[0]))
+    beside = as_it_runs(imported, Place(target=resolve_target("auto", "onnxruntime")[0]))
     export_model(beside.model, folder / f"{LOWERED}.onnx")
     plans = write_plans(form_for_all(imported, target), target, costs, folder)
     write_expected(model, feeds, PLANS, folder)
