@@ -1,8 +1,8 @@
 """Small variants of the paper's six models that learn scikit-learn's digits, on the CPU within seconds.
 
 Images of 8 x 8 are enlarged to what a network needs; BERT reads their 64 intensities as words. DCGAN's
-discriminator, with ten outputs, stands for DCGAN: its own training has no accuracy. Dropout is off. Needs
-scikit-learn.
+discriminator, with ten outputs, stands for DCGAN: its own training has no accuracy. Dropout is off, but
+for that of BERT's attention weights. Needs scikit-learn.
 """
 
 from collections.abc import Callable, Mapping
@@ -71,9 +71,7 @@ def _resnet() -> nn.Module:
 
 
 _STAGES = ((8, 1), (16, 1), (32, 2))
-_BERT = bert_large.Size(
-    layers=2, hidden=64, heads=4, inner=128, words=_INTENSITIES, positions=_SIDE * _SIDE, dropout=0.0
-)
+_BERT = bert_large.Size(layers=2, hidden=64, heads=4, inner=128, words=_INTENSITIES, positions=_SIDE * _SIDE)
 
 LEARNERS: Mapping[str, Learner] = MappingProxyType(
     {
