@@ -170,8 +170,8 @@ def _truths(data: Facts) -> Iterator[str]:
     if gain := data["over_tf_amp"].get("optimal"):
         yield ""
         yield (
-            f"The Campo paper reports a gain of 20.9 % over TF_AMP; here `optimal` gains {gain['mean'] - 1:+.1%} "
-            f"({gain['networks']} networks): list and plans lower nearly the same products, and the gain "
+            "The Campo paper reports a gain of 20.9 % over TF_AMP; here `optimal` gains "
+            f"{gain['mean'] - 1:+.1%} ({gain['networks']} networks): list and plans lower nearly the same products, and the gain "
             "over FP32 comes from those."
         )
     if (found := data["prediction"]) and data["learned"]:
