@@ -171,8 +171,8 @@ def _truths(data: Facts) -> Iterator[str]:
         yield ""
         yield (
             "The Campo paper reports a gain of 20.9 % over TF_AMP; here `optimal` gains "
-            f"{gain['mean'] - 1:+.1%} ({gain['networks']} networks): list and plans lower nearly the same products, and the gain "
-            "over FP32 comes from those."
+            f"{gain['mean'] - 1:+.1%} ({gain['networks']} networks): list and plans lower nearly the same "
+            "products, and the gain over FP32 comes from those."
         )
     if (found := data["prediction"]) and data["learned"]:
         model = data["learned"]["models"][PER_OPERATOR]
