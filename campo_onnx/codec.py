@@ -45,8 +45,6 @@ class DecodeError(ValueError):
 
     Parameters
     ----------
-    why
-        What is wrong.
     path
         Where: ``deny.ops[1]``; ``""`` for the whole.
     """

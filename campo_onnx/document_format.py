@@ -69,8 +69,6 @@ class Format(Generic[T]):
         Raised for a file that is something else, damaged, or of a newer version.
     remedy
         How to get a new one.
-    limit_bytes
-        What a file may hold.
     """
 
     holds: type[T]
@@ -97,8 +95,6 @@ class Format(Generic[T]):
 
         Parameters
         ----------
-        text
-            JSON.
         title
             What it is called in messages: a path.
 

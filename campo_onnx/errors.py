@@ -83,8 +83,6 @@ class InternalError(CampoError):
     ----------
     what, why, remedy
         See :class:`CampoError`.
-    traceback
-        Where it happened.
     """
 
     def __init__(self, what: str, *, why: str = "", remedy: str = "", traceback: str = "") -> None:

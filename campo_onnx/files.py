@@ -62,12 +62,8 @@ def replacing_all(
 
     Parameters
     ----------
-    targets
-        Where the files go.
     title
         What they are called in messages; ``""`` for the path of the one it is about.
-    remedy
-        What the message says at its end.
     also
         Errors that mean, like OSError, that a file could not be written.
     follows_links
@@ -209,12 +205,6 @@ def read_bytes(
         The file; a pipe will do.
     title
         What it is, for messages: ``"the calibration c.json"``.
-    limit_bytes
-        What it may hold.
-    remedy
-        What the message says about a file that does not exist.
-    too_large
-        Error for a file over the limit.
 
     Raises
     ------
@@ -245,12 +235,8 @@ def check_file(path: Path, *, title: str, remedy: str) -> None:
 
     Parameters
     ----------
-    path
-        The file.
     title
         What it is, for messages: ``"the calibration c.json"``.
-    remedy
-        What the message says about a file that does not exist.
 
     Raises
     ------

@@ -31,11 +31,6 @@ _BASES = {
 def cost_basis(source: str) -> str:
     """Say what predicted times rest on.
 
-    Parameters
-    ----------
-    source
-        A plan's source of costs.
-
     Examples
     --------
     >>> cost_basis("datasheet")

@@ -34,14 +34,8 @@ def report_unmatched(
 
     Parameters
     ----------
-    view
-        The graph.
     operators
         Operators by the option that named them.
-    keep_fp32
-        Patterns of --keep-fp32.
-    lists
-        Lists from a file of the user's.
     strict
         Whether that is an error.
 

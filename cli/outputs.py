@@ -26,8 +26,6 @@ def check_outputs(
     read
         By option or argument: what the command reads, or keeps its results in. A file that does not exist
         yet counts as well: a store may be made there.
-    force
-        Whether existing files are replaced.
     source
         The model, which the first output may replace if `force` says so.
     replaced

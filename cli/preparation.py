@@ -120,13 +120,9 @@ def planned(
     ----------
     model, source
         What the user calls the graph, and the file to read.
-    options
-        What to decide with.
     data
         Batches, whose ranges hold for inputs of which the user declared none, and whether they say which
         nodes would break, and which are harmless.
-    auto_precision
-        Whether to choose the low precision.
 
     Returns
     -------

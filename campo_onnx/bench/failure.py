@@ -26,12 +26,8 @@ class Failure:
 
     Parameters
     ----------
-    text
-        The message.
     exit_code
         What the command line exits with when nothing else can be shown.
-    is_memory
-        Whether the device's memory was full.
     """
 
     text: str
@@ -40,13 +36,7 @@ class Failure:
 
 
 def failure_of(error: Exception) -> Failure:
-    """Tell what an error of ONNX Runtime means.
-
-    Parameters
-    ----------
-    error
-        A :class:`~campo_onnx.errors.CampoError`, or what the runtime raised.
-    """
+    """Tell what an error of ONNX Runtime means."""
     text = str(error).strip() or type(error).__name__
     is_memory = isinstance(error, MemoryError) or bool(_OUT_OF_MEMORY.search(text))
     if is_memory:

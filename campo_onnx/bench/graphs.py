@@ -24,8 +24,6 @@ class Graph:
     ----------
     name
         Its name in results, unique within one benchmark.
-    imported
-        The graph.
     """
 
     name: str
@@ -41,8 +39,6 @@ def read_graphs(
     ----------
     paths
         Files. The same file may be named twice, to see by how much measurements of equal graphs differ.
-    dims
-        Sizes of symbolic dimensions.
     place
         Where they are to run: each is brought into the form that runs there. None leaves them as they are.
 

@@ -36,10 +36,6 @@ class Buffers:
         One of the graphs; all have the same interface.
     feeds
         A value for every input; generated where None.
-    machine
-        Where the buffers live.
-    seed
-        Seed of generated values.
 
     Raises
     ------
@@ -131,17 +127,6 @@ def load_graphs(
 
 def open_step(graph: Graph, buffers: Buffers, machine: Machine, *, cuda_graph: bool) -> tuple[Step, str]:
     """Load a graph and bind it.
-
-    Parameters
-    ----------
-    graph
-        The graph.
-    buffers
-        Its inputs and outputs.
-    machine
-        Where to run.
-    cuda_graph
-        Whether CUDA captures the step once and replays it.
 
     Returns
     -------

@@ -48,12 +48,8 @@ def energy_samples(
         By graph, a function that runs one step and waits for its end.
     counter_j
         Energy drawn so far, in joules; None where there is no counter.
-    seed
-        Seed of the order in which graphs run.
     on_block
         Called after every block with the number of blocks done.
-    clock
-        Seconds.
 
     Returns
     -------
@@ -163,12 +159,8 @@ def with_tensor_pipe(
 
     Parameters
     ----------
-    result
-        A result measured on a GPU.
     files
         The graphs, in the order of the result's rows.
-    dims
-        Sizes of symbolic dimensions.
 
     Raises
     ------

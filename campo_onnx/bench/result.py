@@ -26,8 +26,6 @@ class Interval:
 
     Parameters
     ----------
-    median
-        Median of the samples.
     low, high
         95 % confidence interval, widened to the median of every run; with fewer than six samples their
         range, which covers less.
@@ -44,15 +42,11 @@ class BenchRow:
 
     Parameters
     ----------
-    name
-        Its name.
     step_us
         Time of one step; for a graph that failed, over the rounds before. None if there were none.
     speedup
         Step of the first graph over that of this one, paired round by round. None for the first
         and wherever nothing was compared.
-    verdict
-        How the speed-up is classified at the tolerance asked for.
     samples_per_s
         Samples trained per second, where the batch size is known.
     energy_j
@@ -66,8 +60,6 @@ class BenchRow:
         (:func:`campo_onnx.optimize.traffic.traffic`).
     alive_bytes
         Most memory that its tensors take at a time, counted likewise, with nothing computed in place.
-    failure
-        What went wrong; ``""`` if nothing did.
     failure_code
         The exit code documented for it; 0 if nothing went wrong.
     """
@@ -93,10 +85,6 @@ class BenchResult:
 
     Parameters
     ----------
-    machine
-        Where it ran.
-    rows
-        One per graph, in the order given.
     steps
         Timed rounds: steps of every graph that did not fail.
     measured_at
@@ -107,16 +95,10 @@ class BenchResult:
         Rounds of each run; the graphs are loaded anew for every run.
     tolerance
         Speed-ups within this of 1 count as no difference; very short steps need more (see `notes`).
-    batch
-        Samples per step; None where it is not known.
-    interrupted
-        Whether the user ended it early.
     energy_from, memory_from
         How these were measured, or why they were not.
     sm_clock_mhz
         Clock of the GPU's multiprocessors after every round, warm-up included, where it can be read.
-    notes
-        What one should know to interpret the figures.
     """
 
     machine: Machine

@@ -35,14 +35,8 @@ class Schedule:
 
     Parameters
     ----------
-    rounds
-        Timed rounds, at most.
-    warmup
-        Rounds before them, which are not timed.
     budget_s
         No further round begins after this time, once there are `min_rounds`. None sets no limit.
-    min_rounds
-        Rounds that are timed however long they take.
     spin_s
         How long untimed rounds go on before all others: the clock of a GPU that idles is low.
     """
@@ -56,19 +50,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """Times of all rounds.
-
-    Parameters
-    ----------
-    samples_us
-        By graph, in the order of rounds.
-    failures
-        Graphs that failed on the way.
-    count
-        Timed rounds.
-    interrupted
-        Whether the user ended it early.
-    """
+    """Times of all rounds."""
 
     samples_us: Mapping[str, tuple[float, ...]]
     failures: Mapping[str, Failure]
@@ -103,16 +85,8 @@ def time_rounds(
     steps
         By graph, a function that runs one step and waits for its end, and may return its own time in
         microseconds. A graph that fails is removed, which frees its memory for the others.
-    schedule
-        How many rounds.
-    seed
-        Seed of the order within each round.
     pause
         Called before every step, outside the timed interval.
-    on_progress
-        Called after every round with the number done, warm-up included, and the total.
-    clock
-        Seconds.
 
     Raises
     ------
@@ -210,18 +184,10 @@ def time_runs(
 
     Parameters
     ----------
-    loaded
-        The graphs as first loaded.
     reload
         Loads graphs once more, after the old sessions were dropped; those that failed stay out.
-    time_one
-        :func:`time_rounds`.
     schedule
         Rounds of all runs together, warm-up of each run, time of all runs together.
-    seed
-        Seed of the order within rounds.
-    on_progress
-        Called with the rounds done and the total.
 
     Returns
     -------

@@ -28,14 +28,8 @@ def rows_of(
     ----------
     names
         Names of the steps; the others are compared with the first.
-    runs
-        Their rounds, at least one run.
-    failures
-        Steps that failed before they were timed.
     tolerance
         Speed-ups within this of 1 count as no difference.
-    batch
-        Samples per step; None where it is not known.
     """
     rounds, per_run = merged(runs), [run.count for run in runs]
     failures = {**failures, **rounds.failures}

@@ -22,13 +22,6 @@ buffers lie in memory. No number of rounds averages that out."""
 def resolvable(tolerance: float, first_us: float) -> float:
     """Widen a tolerance to the smallest difference that can be resolved.
 
-    Parameters
-    ----------
-    tolerance
-        The one asked for.
-    first_us
-        Median step of the first graph.
-
     Examples
     --------
     >>> resolvable(0.01, 10_000.0), resolvable(0.01, 100.0)
@@ -71,13 +64,6 @@ def interval_over_runs(samples: Sequence[float], rounds_per_run: Sequence[int]) 
     interval is widened to the median of every run. The range of six medians alone covers the median over
     all runs with 97 %, for the reason given in :func:`median_interval`.
 
-    Parameters
-    ----------
-    samples
-        At least one, run after run.
-    rounds_per_run
-        How many samples each run has.
-
     Examples
     --------
     >>> interval_over_runs([1.0] * 50 + [3.0] * 10, [50, 10])
@@ -99,8 +85,6 @@ def paired_speedup(
     ----------
     first_us, this_us
         Steps by round. The longer is cut to the shorter: a graph that failed has fewer.
-    rounds_per_run
-        See :func:`interval_over_runs`.
 
     Returns
     -------
@@ -116,8 +100,6 @@ def verdict(speedup: Interval, tolerance: float) -> Outcome:
 
     Parameters
     ----------
-    speedup
-        With its interval.
     tolerance
         Where the interval touches ``[1 - tolerance, 1 + tolerance]``, no difference was shown.
 

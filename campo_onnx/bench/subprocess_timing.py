@@ -28,18 +28,10 @@ def time_runs_apart(
 
     Parameters
     ----------
-    names
-        The graphs.
     load_one
         Loads one of them. What it returned before has been dropped.
-    time_one
-        :func:`~campo_onnx.bench.rounds.time_rounds`.
     schedule
         Rounds of all runs together, warm-up of each run, time of all runs and graphs together.
-    seed
-        Seed of the order.
-    on_progress
-        Called after each run with the rounds done and the total.
 
     Returns
     -------

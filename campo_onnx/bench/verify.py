@@ -36,8 +36,6 @@ class Attempt:
 
     Parameters
     ----------
-    optimized
-        The plan and its graph.
     result
         The measurement: FP32 first, then the mixed graph.
     """
@@ -82,10 +80,6 @@ def verify(optimized: Optimized, options: Options, measure: Measure, *, repairs:
 
     Parameters
     ----------
-    optimized
-        The result.
-    options
-        The options it was planned with.
     measure
         How to measure: :func:`campo_onnx.bench.bench.bench` on the plan's device.
     repairs
@@ -123,8 +117,6 @@ def scaled_costs(costs: CostTable, plan: Plan, result: BenchResult) -> CostTable
 
     Parameters
     ----------
-    costs
-        The costs that the plan was made with.
     plan
         The plan, with at least one low node.
     result
@@ -202,17 +194,7 @@ def _in_fp32(attempt: Attempt, options: Options) -> Optimized:
 
 
 def measured(comparison: Comparison, measure: Measure, dims: Mapping[str, int] | None = None) -> Comparison:
-    """Measure the step of every strategy; strategies with equal plans share one measurement.
-
-    Parameters
-    ----------
-    comparison
-        The strategies' plans.
-    measure
-        How to measure.
-    dims
-        Sizes of symbolic dimensions, as the strategies were compared with.
-    """
+    """Measure the step of every strategy; strategies with equal plans share one measurement."""
     plans = {_key(row.plan): row.plan for row in reversed(comparison.rows)}
     unchanged = (frozenset[str](), ())  # what the strategy fp32 plans
     names = {key: f"{plan.strategy} {plan.lists}" for key, plan in plans.items()}

@@ -38,10 +38,6 @@ class WorkerStep:
         The graph, with static shapes.
     batch
         ``.npz`` file with a value for every input.
-    folder
-        An existing folder for what the process writes.
-    machine
-        Where it runs.
 
     Raises
     ------

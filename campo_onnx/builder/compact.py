@@ -306,8 +306,6 @@ def scatter_add_rows(g: Graph, rows: Value, indices: Value, count: int) -> Value
         Shape (n, width).
     indices
         Shape (n,), int64.
-    count
-        Rows of the result.
     """
     if indices.constant is not None and np.array_equal(
         indices.constant, indices.constant[0] + np.arange(indices.elements)

@@ -37,8 +37,6 @@ class Graph:
 
     Parameters
     ----------
-    opset
-        Version of the standard domain.
     target
         Where the graph is to run: what other operators it may have.
     scope
@@ -106,10 +104,6 @@ class Graph:
         ----------
         op_type
             A standard operator, or one of ONNX Runtime's as ``"com.microsoft:FusedMatMul"``.
-        inputs
-            By position; None where omitted.
-        outputs
-            How many outputs to ask for.
         attributes
             By name; NumPy arrays become tensors.
 

@@ -32,8 +32,6 @@ def mixed(g: Graph, x: Value, share: Value | float, y: Value, gate: Value) -> Va
 
     Parameters
     ----------
-    g
-        The graph, for whose target this pays.
     x, y
         Tensors of one shape.
     share

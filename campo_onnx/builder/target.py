@@ -36,8 +36,6 @@ def target_here(provider: str, release: str) -> Target:
 
     Parameters
     ----------
-    provider
-        ``"cuda"`` or ``"cpu"``.
     release
         Of the ONNX Runtime that is installed; ``""`` if none is: then the newest will be.
 

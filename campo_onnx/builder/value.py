@@ -19,12 +19,8 @@ class Value:
 
     Parameters
     ----------
-    name
-        Unique name.
     dtype
         ``TensorProto.DataType``.
-    shape
-        Static dimensions.
     constant
         The value, where it is known at export.
     """

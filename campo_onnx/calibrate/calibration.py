@@ -26,8 +26,6 @@ class Scores:
 
     Parameters
     ----------
-    shapes
-        How many there were.
     chosen
         Of the model in use.
     by_method
@@ -63,20 +61,12 @@ class OpEntry:
 
     Parameters
     ----------
-    op
-        Its label.
     on_tensor_cores
         Whether this is its model for nodes that tensor cores take.
-    method
-        How the model was fitted: the way that did best in cross-validation.
     model
         Low-precision time from FP32 time (Eq. 2).
     time
         FP32 time from shapes.
-    fitted
-        Shapes it was fitted to.
-    scores
-        How good it is.
     with_counters
         Low-precision time from FP32 time for nodes whose hardware counters are known, too; None where
         they could not be read for every shape.
@@ -98,14 +88,6 @@ class Calibration:
 
     Parameters
     ----------
-    machine
-        Where and with what software it was measured.
-    hardware
-        Figures of the processor.
-    precision
-        The low precision.
-    execution
-        How the nodes ran.
     cast, cast_score
         Eq. 1, and its M_A on sizes kept out of the fit.
     cast_paper_score
@@ -116,10 +98,6 @@ class Calibration:
         By operator, and by whether tensor cores take the node.
     general, general_time
         Models for operators that have none of their own.
-    failures
-        Operators that could not be measured, with the reason.
-    measured_at
-        When, in UTC.
     counters_refusal
         Why there are no hardware counters where they were asked for.
     in_step

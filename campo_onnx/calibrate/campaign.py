@@ -38,8 +38,6 @@ class Kind:
 
     Parameters
     ----------
-    machine
-        Device and software, which all machines of the kind share.
     resources
         What Ray must set aside for a task to run on one of them, alone with its device.
     """
@@ -53,12 +51,8 @@ def kinds_in(pool: RayPool, device: str, threads: int = 0) -> tuple[Kind, ...]:
 
     Parameters
     ----------
-    pool
-        The cluster.
     device
         ``auto`` for GPUs where there are any, else CPUs; ``cpu``; ``cuda``.
-    threads
-        Threads per node on a CPU; 0 takes all cores.
 
     Raises
     ------
@@ -106,16 +100,8 @@ def campaign(
 
     Parameters
     ----------
-    kinds
-        The machines.
     workload_of
         What to time, by provider.
-    pool, store
-        Who times, and where timings are kept as they come.
-    precision, execution
-        The low precision, and how nodes run.
-    advance
-        Called with the tasks done and the total.
 
     Raises
     ------

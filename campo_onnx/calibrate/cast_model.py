@@ -9,8 +9,6 @@ class Knee:
 
     Parameters
     ----------
-    elements
-        The size.
     more_us
         Microseconds that an element beyond it takes more than one before it.
     """
@@ -32,8 +30,6 @@ class CastModel:
 
     Parameters
     ----------
-    r_us
-        Microseconds per element.
     c_i_us
         Constant microseconds of one more node in the step (the paper's C_I).
     knees

@@ -32,12 +32,6 @@ class Found:
 
     Parameters
     ----------
-    calibration
-        The calibration.
-    origin
-        Whose it is.
-    file
-        Where it lies.
     refusal
         Why it is not taken by itself; ``""`` when it is.
     """
@@ -83,10 +77,6 @@ def found_calibrations(
 
     Parameters
     ----------
-    target
-        The target.
-    precision
-        The low precision.
     shipped
         Where shipped calibrations lie; None takes :func:`shipped_folder`.
 

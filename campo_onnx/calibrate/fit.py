@@ -37,15 +37,7 @@ _FEWEST = 6  # fewer samples than this determine no model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One node, measured in both precisions.
-
-    Parameters
-    ----------
-    fp32_us, low_us
-        Measured times.
-    events
-        Events in FP32 by name.
-    """
+    """One node, measured in both precisions."""
 
     fp32_us: float
     low_us: float
@@ -66,8 +58,6 @@ class Method:
 
     Parameters
     ----------
-    name
-        What it is called in reports.
     relative
         Whether errors count as shares of the measured time, as M_A counts them, rather than in
         microseconds, where the largest nodes decide alone.
@@ -241,8 +231,6 @@ def select(samples: Sequence[Sample], threshold: float = THRESHOLD) -> tuple[str
 
     Parameters
     ----------
-    samples
-        Measured nodes of one op.
     threshold
         The paper's 0.75, unless asked otherwise.
     """
@@ -281,10 +269,6 @@ class Fitted:
 
     Parameters
     ----------
-    model
-        The model, fitted to all samples it was given.
-    method
-        The method's name.
     by_method
         The same samples fitted by every method.
     """

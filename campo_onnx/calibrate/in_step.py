@@ -116,10 +116,6 @@ class MeasuredStep:
     ----------
     graph
         Name of the graph: other plans of the same graph have the same.
-    parts_us
-        Predicted microseconds by :class:`Part`, with no factors.
-    measured_us
-        Measured microseconds of the step.
     """
 
     graph: str

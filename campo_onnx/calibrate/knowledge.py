@@ -22,10 +22,6 @@ class Knowledge:
 
     Parameters
     ----------
-    target
-        Its public figures, with ONNX Runtime on it.
-    calibrations
-        Those that are found by its name.
     timings
         Single nodes that were timed on it and are in the store.
     problems
@@ -58,13 +54,7 @@ class Knowledge:
 
 
 def known_devices(store: Store | None) -> Iterator[Knowledge]:
-    """Yield what is known of every device.
-
-    Parameters
-    ----------
-    store
-        Timings that were taken; None when there is no store.
-    """
+    """Yield what is known of every device."""
     timed = store.timed_devices() if store is not None else {}
     timings: dict[str, int] = {}
     for (provider, title), count in timed.items():

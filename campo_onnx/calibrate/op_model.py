@@ -19,10 +19,6 @@ class OpModel:
 
     Parameters
     ----------
-    features, weights
-        Events and their weights.
-    sigma_us
-        The constant.
     ratios
         Least and largest OP_LP / OP_FP32 among the samples: a prediction does not leave them,
         because a linear model knows nothing beyond. None for the paper's fit, which has no such

@@ -11,13 +11,7 @@ off by 30 % on average, it is no longer clear which of the two is faster.
 
 
 def doubt(calibration: Calibration) -> str:
-    """Say why a calibration is too poor to decide by; ``""`` when it is not.
-
-    Parameters
-    ----------
-    calibration
-        The calibration. One without operators has predicted nothing, and only its Casts count.
-    """
+    """Say why a calibration is too poor to decide by; ``""`` when it is not."""
     score = calibration.score
     what, figure = "operators", score
     if score is None or calibration.cast_score < LEAST_ACCURACY <= score:

@@ -52,14 +52,8 @@ class Workload:
 
     Parameters
     ----------
-    ops
-        Labels of operators.
-    sampling
-        Samples of each.
     casts
         Sizes in the sweep of casts.
-    largest_cast_elements
-        The largest of them.
     """
 
     ops: tuple[str, ...]
@@ -121,16 +115,6 @@ def calibrate(
 
     Parameters
     ----------
-    workload
-        What to measure.
-    timer
-        Where, and the store.
-    target
-        The machine as plans see it.
-    precision
-        The low precision.
-    on_progress
-        Called with the measurements done and to do.
     read_counters
         What reads hardware counters of FP32 nodes (:func:`campo_onnx.measure.counters.counters_of`);
         None does without. Once it refuses, the rest of the workload does without, too.

@@ -30,12 +30,8 @@ class Sampling:
 
     Parameters
     ----------
-    count
-        Samples per op.
     largest_bytes
         Memory of all tensors of a sample.
-    largest_flops
-        FLOPs of a sample.
     seed
         Of the generator; the same seed gives the same samples, whatever other ops are drawn.
     """
@@ -51,10 +47,6 @@ def samples_of(label: str, sampling: Sampling, *, grouped: bool = False) -> tupl
 
     Parameters
     ----------
-    label
-        Label of the op.
-    sampling
-        How many, and how large.
     grouped
         Whether, of convolutions, half as many grouped and depthwise ones follow.
 

@@ -21,8 +21,6 @@ class AsPlan:
     ----------
     plan
         The precision that every node has in the file. Reasons are those of the baseline where it fits.
-    problem
-        The FP32 graph and the costs of its nodes.
     before, after
         What both graphs launch and move.
     """
@@ -35,11 +33,6 @@ class AsPlan:
 
 def as_plan(pair: Pair) -> AsPlan | None:
     """Read both graphs of a pair, and say of each node what the mixed one has made of it.
-
-    Parameters
-    ----------
-    pair
-        The mixed graph, the FP32 graph and the policy.
 
     Returns
     -------

@@ -37,10 +37,6 @@ def check_all(
 
     Parameters
     ----------
-    pairs
-        The graphs to check.
-    advance
-        Called with the number of graphs done and the total.
     pool
         Who checks them; by default this process. Workers see the files under the same paths.
     results

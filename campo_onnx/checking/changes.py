@@ -55,10 +55,6 @@ def changes_between(fp32: Imported, mixed: Imported, *, title: str, with_weights
 
     Parameters
     ----------
-    fp32, mixed
-        The FP32 graph and the one made from it.
-    title
-        Name of the mixed graph in an error.
     with_weights
         Whether to compare the values of constants as well.
 
@@ -211,8 +207,6 @@ def is_rounded(low: TensorProto, low_folder: Path | None, full: TensorProto, fol
     ----------
     low, full
         Two constants; external data is read piece by piece.
-    low_folder, folder
-        Folders of the two models.
 
     Returns
     -------

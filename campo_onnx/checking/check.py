@@ -20,10 +20,6 @@ def check(mixed: str | Path, against: str | Path, policy: Policy, *, name: str =
 
     Parameters
     ----------
-    mixed, against
-        The mixed graph and the FP32 graph.
-    policy
-        The limits.
     name
         Name of the graph in reports; by default `mixed`.
 

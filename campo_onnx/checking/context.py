@@ -33,15 +33,7 @@ from campo_onnx.targets.target import Target
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """The graph that a committed plan gives, with its step predicted like the mixed graph's.
-
-    Parameters
-    ----------
-    casts
-        Inserted Casts.
-    step_us
-        Predicted step.
-    """
+    """The graph that a committed plan gives, with its step predicted like the mixed graph's."""
 
     casts: int
     step_us: float
@@ -53,18 +45,6 @@ class CheckContext:
 
     Parameters
     ----------
-    fp32, mixed
-        The FP32 graph and the one that was made from it.
-    changes
-        What was changed.
-    problem
-        Classes and costs of the FP32 graph.
-    target
-        What costs are for.
-    plan
-        The committed plan, or None.
-    policy
-        The limits.
     ranges
         Ranges of graph inputs that the baseline relies on, and those of the policy.
     """
@@ -244,17 +224,6 @@ def predicted_us(problem: Problem, changes: Changes, mixed: GraphView, target: T
 
     Every node counts in its precision, and so does every Cast, Pad and Slice, shared or not. For a
     graph that was made by a plan this is what the plan predicts.
-
-    Parameters
-    ----------
-    problem
-        The FP32 graph with the costs of its nodes.
-    changes
-        What was changed in it.
-    mixed
-        The mixed graph.
-    target
-        What the costs are for.
     """
     costs = problem.costs
     nodes_us = 0.0

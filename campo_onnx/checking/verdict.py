@@ -25,10 +25,6 @@ class Finding:
 
     Parameters
     ----------
-    status
-        The result.
-    reason
-        Why, in a sentence.
     value, limit
         Measured value and its limit, where the rule has numbers.
     parts
@@ -64,10 +60,6 @@ class Verdicts:
 
     Parameters
     ----------
-    name
-        Name of the graph in the policy.
-    mixed, against
-        Paths of the files.
     verdicts
         One per rule; empty after an error.
     device, costs

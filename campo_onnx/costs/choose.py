@@ -39,18 +39,8 @@ def costs_for(
 
     Parameters
     ----------
-    view
-        The graph.
-    ports
-        For every node, the tensors that change precision with it.
-    target
-        Where it is to run.
-    precision
-        The low precision.
     source
         Where costs come from. ``CostTable.source`` says what ``auto`` chose.
-    evidence
-        Calibration, profile and store.
 
     Raises
     ------

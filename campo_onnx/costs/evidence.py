@@ -45,10 +45,6 @@ class Evidence:
         FP32 times of the very graph.
     store
         Where measured times are looked up and kept; None measures without keeping.
-    threads
-        Threads per node when a CPU is measured; 0 takes all cores.
-    on_progress
-        Called with what is measured and what there is to measure.
     """
 
     calibration: "Calibration | None" = None

@@ -19,13 +19,7 @@ from campo_onnx.ops.work import HOST_ONLY
 
 
 class CostModel:
-    """Cost models of a calibrated device.
-
-    Parameters
-    ----------
-    calibration
-        What was learned about the device.
-    """
+    """Cost models of a calibrated device."""
 
     def __init__(self, calibration: Calibration) -> None:
         self.calibration = calibration
@@ -42,10 +36,6 @@ class CostModel:
 
         Parameters
         ----------
-        view
-            The graph.
-        ports
-            For every node, the tensors that change precision with it.
         fp32_us
             Measured FP32 times by node name (a profile); nodes that are missing, or all without
             a profile, are predicted from their shapes.

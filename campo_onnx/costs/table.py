@@ -14,14 +14,10 @@ class NodeCost:
 
     Parameters
     ----------
-    node
-        Name of the node.
     fp32_us, low_us
         Microseconds per step. ``low_us`` equals ``fp32_us`` for a node that cannot go low.
     on_tensor_cores
         Whether the low version runs on tensor cores.
-    source
-        Where the figures come from.
     """
 
     node: str
@@ -42,14 +38,10 @@ class CostTable:
 
     Parameters
     ----------
-    target
-        What the costs are for.
     source
         Where most of them come from; nodes say it of their own.
     nodes
         By node name; every node of the view is there.
-    cast
-        The cast model.
     basis
         What they rest on: machine, software, date and accuracy of measurements, one sentence each.
     """

@@ -25,10 +25,6 @@ class Part:
     ----------
     step
         The step, at the batch that is run.
-    nodes
-        How many of the graph's nodes it has.
-    model
-        The graph of these nodes.
     step_s, drawing_s
         Seconds that one run takes, and drawing values for its inputs.
     """
@@ -53,8 +49,6 @@ def affordable_part(step: Step, budget_s: float, most_bytes: float, *, draws: bo
 
     Parameters
     ----------
-    step
-        The step as it is.
     budget_s, most_bytes
         Seconds that the runs of a batch may take, as predicted, and memory.
     draws

@@ -51,12 +51,8 @@ def draw_batches(
 
     Parameters
     ----------
-    view
-        The step, with static shapes.
     products
         Nodes that multiply by weights: an input that reaches none of them may hold large values.
-    ranges
-        What is declared of inputs.
     nodes
         Draw values for what these nodes read; None draws them for every input.
 

@@ -39,17 +39,6 @@ def with_drift(
 ) -> Comparison:
     """Emulate every plan, and say how far it is from the FP32 step.
 
-    Parameters
-    ----------
-    comparison
-        Plans of one graph.
-    numerics
-        How low nodes compute.
-    feeds
-        A batch; generated where there is none.
-    dims
-        Sizes of symbolic dimensions.
-
     Raises
     ------
     ModelError

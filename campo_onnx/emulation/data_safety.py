@@ -50,14 +50,10 @@ class DataSafety:
         Nodes that would break, with the reason.
     released
         Tainted nodes that are shown harmless together.
-    ranges
-        Range of every tensor that was looked at.
     drift_before, drift_after
         Relative error of every output against FP32, with the lists' taint and with the releases.
     gain_us
         Predicted time that the releases save.
-    trials
-        Emulated steps it took.
     problem, plan
         What was decided about with all this, and the plan, which was emulated.
     """
@@ -108,15 +104,11 @@ def measure_safety(
 
     Parameters
     ----------
-    imported, options
-        The step, and how it would be planned.
     batches
         Values for every input, loss scale included.
     budget
         Relative error an output may have; None takes what the low precision allows
         (:func:`campo_onnx.emulation.drift.most_drift`).
-    tell
-        Called with a sentence whenever a stage begins.
     problem, plan
         What is decided about with these options, and the plan of that, where the caller has them already.
 

@@ -83,10 +83,6 @@ def emulate_dfp16(
     ----------
     model
         A graph with FP16 or BF16 tensors; not changed. Inputs and outputs are FP32.
-    dims
-        Sizes of symbolic dimensions.
-    rounding
-        How values become integers.
     chain
         Length of integer sums, at most :data:`LONGEST_CHAIN`. A convolution's is a multiple of its kernel.
     shift

@@ -21,8 +21,6 @@ class Blocks:
 
     Parameters
     ----------
-    node
-        The product.
     axes
         That axis, in the first and the second factor.
     length, count
@@ -56,10 +54,6 @@ def blocks_of(node: NodeProto, shapes: Sequence[tuple[int | str | None, ...] | N
 
     Parameters
     ----------
-    node
-        The product.
-    shapes
-        Shapes of its factors.
     chain
         Products in a sum. Those of a convolution take whole kernels.
 

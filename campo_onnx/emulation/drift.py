@@ -62,13 +62,9 @@ class Reference:
     ----------
     model
         The FP32 graph, random nodes seeded.
-    feeds
-        The batch.
     earlier
         By output, the inputs that it may be a new version of
         (:func:`campo_onnx.optimize.safety.earlier_versions`).
-    machine, folder
-        Where to run it, and where its external data lies.
     computed
         What the step makes of the batch, where it has been run already.
     """

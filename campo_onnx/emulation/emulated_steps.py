@@ -28,8 +28,6 @@ class EmulatedSteps:
 
     Parameters
     ----------
-    references
-        The FP32 step on each batch.
     folder
         Where results are kept; None keeps them in memory only.
     """

@@ -70,14 +70,8 @@ class Subject:
         The FP32 step, or its first nodes; random nodes seeded.
     view
         The nodes of `model`, and every tensor of the step.
-    ports
-        Ports of every node.
-    low
-        The low precision.
     earlier
         By output of `model`, the inputs that it may be a new version of.
-    machine, folder
-        Where to run it, and where its external data lies.
     scale
         The scalar input that scales the loss; None for a step without one.
     gradients
@@ -158,8 +152,6 @@ class Trial:
 
     Parameters
     ----------
-    failure
-        Why it does not run; ``""`` if it does.
     unfinite
         Tensors that are not finite in places where those of FP32 are, in the order of the graph.
     integers

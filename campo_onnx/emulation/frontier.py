@@ -37,14 +37,8 @@ class Frontier:
 
     Parameters
     ----------
-    problem
-        What was decided about.
     plans
         Every point of the convex frontier, the fastest first.
-    sensitivities
-        What the predicted errors rest on.
-    batches
-        How many batches errors were measured on.
     """
 
     problem: Problem
@@ -106,17 +100,11 @@ def measured_frontier(
 
     Parameters
     ----------
-    imported, problem, options
-        The step, what is to be decided, and with what.
-    batches
-        Values for every input.
     most_runs
         Emulated steps for each batch that measure single roundings
         (:func:`campo_onnx.emulation.sensitivity.measure_sensitivities`).
     most_emulated
         Plans that are emulated as a whole, spread over the frontier; the first and the last are among them.
-    tell
-        Called with emulated steps done, and the most there may be.
 
     Raises
     ------

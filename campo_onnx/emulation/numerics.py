@@ -52,8 +52,6 @@ def emulate(model: ModelProto, dims: Mapping[str, int] | None = None) -> ModelPr
     ----------
     model
         A graph with FP16 or BF16 tensors; not changed. One without is returned as a copy.
-    dims
-        Sizes of symbolic dimensions.
 
     Returns
     -------
@@ -260,10 +258,6 @@ def drift(
     ----------
     fp32_model, mixed_model
         The graph as exported, and in mixed precision, with static shapes and the same outputs.
-    feeds
-        A value for every input.
-    threads
-        Threads per node; 0 takes all cores.
 
     Returns
     -------

@@ -59,12 +59,8 @@ class Probed:
         The result, with what was wrong in FP32.
     coverage
         Share of the low nodes of the first plan that ran on data.
-    batches
-        Titles of the batches that were run.
     fp32
         Nodes that stay FP32 because of what they do on data.
-    trials
-        Runs of a rounded step.
     why_not
         Why nothing was run, or why a batch was left out; ``""`` if every batch ran.
     """
@@ -106,8 +102,6 @@ def probe(
 
     Parameters
     ----------
-    optimized, options
-        A plan, and how it was decided.
     batches
         Values for every input; drawn where there are none
         (:func:`campo_onnx.emulation.batches.draw_batches`).

@@ -62,19 +62,6 @@ def ranges_of(
 ) -> dict[str, Range]:
     """Run the FP32 step on each batch and record the ranges of `tensors`.
 
-    Parameters
-    ----------
-    model
-        The FP32 step; not changed.
-    tensors
-        Names of FP32 tensors.
-    batches
-        Values for every input.
-    precision
-        The low precision in question.
-    machine
-        Where to run it.
-
     Returns
     -------
     dict

@@ -29,12 +29,6 @@ def rounded(
     ----------
     model
         The graph, its nodes named and sorted; not changed.
-    low_nodes
-        Names of nodes.
-    ports
-        Inputs and outputs that become low with a node, by its name.
-    low
-        The precision they round to.
 
     Returns
     -------
@@ -58,10 +52,6 @@ def with_roundings(model: ModelProto, group: Sequence[Rounding], problem: Proble
     ----------
     model
         The graph of the problem in FP32; not changed.
-    group
-        The roundings.
-    problem
-        Ports of the nodes, and the low precision.
     """
     reads = {(one.reader, one.tensor) for one in group if one.producer is None}
     writes = {(one.producer, one.tensor) for one in group}

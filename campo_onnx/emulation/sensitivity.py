@@ -55,8 +55,6 @@ class Sensitivities:
     together
         Roundings that were measured together with others, for want of runs; each bears a share of what was
         measured, as large as first order says, or an equal one where it says nothing.
-    runs
-        Emulated steps that it took.
     directions
         Steps with gradients that it took besides; 0 where first order was not needed, or an operator has no
         rule.
@@ -128,16 +126,10 @@ def measure_sensitivities(
 
     Parameters
     ----------
-    problem
-        The graph, its ports, and which of its nodes may be low.
-    steps
-        The FP32 step on each batch.
     most_runs
         Emulated steps for each batch that round. With as many as there are roundings each is rounded alone.
     directions
         Steps with gradients for each batch, otherwise (:mod:`campo_onnx.emulation.first_order`).
-    tell
-        Called with the steps done, and the most there may be, after each.
 
     Raises
     ------

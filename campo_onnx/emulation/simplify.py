@@ -39,8 +39,6 @@ class Simplified:
     ----------
     model
         The graph, cleaned up. External data stays where the given model has it.
-    nodes_before, nodes_after
-        How many nodes the given graph and this one have.
     was_run
         Whether both were run on the same values and compared; a graph that draws random numbers is not, since
         it would draw others.

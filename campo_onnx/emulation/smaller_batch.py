@@ -31,8 +31,6 @@ class Step:
 
     Parameters
     ----------
-    model, view
-        The graph, and its nodes and tensors.
     rows, of_rows
         Size of the batch that is run, and of the one that was given; equal where the graph is as it was.
     """

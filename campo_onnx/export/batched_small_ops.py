@@ -51,10 +51,6 @@ def side_by_side(g: Graph, outputs: Mapping[str, Value], names: Sequence[str]) -
 
     Parameters
     ----------
-    g
-        The graph.
-    outputs
-        All its outputs.
     names
         Those that may be computed together.
 

@@ -54,14 +54,10 @@ class Operation:
 
     Parameters
     ----------
-    kind
-        What the table lists it as.
     place
         Where it comes from, which is the first part of node names: ``encoder.query/grad``.
     arguments
         Gives the operands and parameters for the translation, operands read through a :data:`Read`.
-    expected
-        Type and shape of each result.
     results
         What the step calls each result; None for one that nothing reads.
     """
@@ -83,8 +79,6 @@ class TracedStep:
         Type and shape of each input of the graph by name, and what the step calls it.
     body
         Constants and operations, each behind what it reads.
-    outputs
-        What the step calls each output of the graph.
     outermost
         What an operation without a place is in: ``the outermost module``.
     """
@@ -97,15 +91,6 @@ class TracedStep:
 
 def refuse_unknown(operations: Iterable[tuple[Hashable, str]], table: Table, outermost: str) -> None:
     """Refuse operations that the table lacks, all in one message.
-
-    Parameters
-    ----------
-    operations
-        Kind and place of each.
-    table
-        The translations.
-    outermost
-        What an operation without a place is in.
 
     Raises
     ------
@@ -137,16 +122,6 @@ def translate_step(
 
     Parameters
     ----------
-    step
-        What was traced; the table has its operations.
-    table
-        The translations.
-    opset
-        Version of the standard operators.
-    sizes_change
-        Whether the graph is to be the same at other sizes.
-    optional_inputs
-        Inputs that are left out when nothing reads them.
     unchanged
         Outputs to leave out where they are what the input of this name is; where they are not, the input is
         there, whether something reads it or not.

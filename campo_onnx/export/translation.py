@@ -9,15 +9,7 @@ from campo_onnx.builder.value import Value
 
 
 class UntranslatableError(Exception):
-    """An operation is used in a way that cannot be translated.
-
-    Parameters
-    ----------
-    why
-        Which way that is.
-    remedy
-        What to do instead.
-    """
+    """An operation is used in a way that cannot be translated."""
 
     def __init__(
         self, why: str, *, remedy: str = "Write that part with other operations, or report the operation."
@@ -34,8 +26,6 @@ class Expected:
     ----------
     dtype
         ``TensorProto.DataType``.
-    shape
-        Static dimensions.
     """
 
     dtype: int

@@ -34,8 +34,6 @@ class Assumption:
     value
         The figure: microseconds under a name that ends in ``_us``, GB/s under ``_gb_per_s``, else a share of
         the peak.
-    reason
-        Why it was taken.
     """
 
     value: float
@@ -101,12 +99,8 @@ class Catalogue:
     ----------
     devices
         By name: GPUs by compute capability, then the rest.
-    assumptions
-        By name of the device.
     by_driver_name
         Devices by what the driver calls them, see :func:`driver_key`.
-    sheets
-        The files, by name of the device.
     """
 
     devices: Mapping[str, Hardware]

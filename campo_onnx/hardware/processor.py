@@ -40,8 +40,6 @@ class ProcessorKind:
 
     Parameters
     ----------
-    vendor, family
-        As in :class:`Processor`.
     models
         First and last model of each range.
     """

@@ -44,8 +44,6 @@ def with_backward(forward: Problem, gradient: Problem) -> Problem:
 
     Parameters
     ----------
-    forward
-        The problem of the forward graph.
     gradient
         That of the FP32 gradient graph, with the same options.
     """

@@ -53,12 +53,8 @@ def plan_forward(
 
     Parameters
     ----------
-    forward
-        The graph that is going to be differentiated.
     gradient
         The same graph with its backward nodes in FP32; None plans by forward times alone.
-    shapes
-        Shapes of the inputs.
     options
         What to decide with; its `dims` are not looked at.
     """

@@ -22,15 +22,7 @@ _DENSE_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalData:
-    """The place of an initializer's bytes outside the model file.
-
-    Parameters
-    ----------
-    path
-        The data file.
-    offset_bytes, length_bytes
-        The part of it.
-    """
+    """The place of an initializer's bytes outside the model file."""
 
     path: Path
     offset_bytes: int
@@ -47,8 +39,6 @@ def external_data(tensor: TensorProto, folder: Path | None) -> ExternalData:
 
     Parameters
     ----------
-    tensor
-        An initializer with external data.
     folder
         Folder of the model file; None for a model that came without one.
 

@@ -49,8 +49,6 @@ def bind_type(declared: TypeProto, dims: Mapping[str, int], name: str = "") -> T
     ----------
     declared
         Any type; one that is not a tensor's is copied as it is.
-    dims
-        Size of each dimension.
     name
         The tensor's, when its nameless dimensions may be bound too.
     """

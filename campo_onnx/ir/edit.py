@@ -47,10 +47,6 @@ class Wiring:
 
     Parameters
     ----------
-    name
-        The node's.
-    inputs, outputs
-        Names of tensors.
     added
         The node itself where the given graph has none of that name.
     """
@@ -71,8 +67,6 @@ def take_apart(
 
     Parameters
     ----------
-    topology
-        The graph.
     given
         Names of the nodes that were in it before it was edited.
     tensors
@@ -123,10 +117,6 @@ def model_of(
         Type of the new tensors.
     attributes
         New attribute values of given nodes, by node name and attribute name.
-    initializers
-        New initializers.
-    dropped
-        Given initializers that are left out.
     """
     given_nodes = {node.name: node for node in given.graph.node}
     model = onnx.ModelProto()

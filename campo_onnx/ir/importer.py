@@ -42,8 +42,6 @@ class Imported:
     ----------
     model
         The normalized model; external data is not loaded.
-    view
-        What planning looks at.
     constants
         Initializers and outputs of Constant nodes by name; their bytes may lie outside. Those
         that are graph inputs as well are not constant and not among them.
@@ -58,8 +56,6 @@ class Imported:
         planned as it is and was converted; None where it was not.
     given
         The graph before it was lowered for a target (:mod:`campo_onnx.lowering`); None where it was not.
-    passes
-        Names of the passes that changed it, in order.
     as_given
         The graph before what it computed in low precision was raised (:mod:`campo_onnx.lowering.widen`); None
         where nothing was.

@@ -36,8 +36,6 @@ def at_readable_opset(model: ModelProto, title: str) -> ModelProto:
     model
         The model, whose domains are spelled the short way. One that imports other domains only gets
         an import of the standard domain, in place: Cast is an operator of it.
-    title
-        What to call the model.
 
     Returns
     -------

@@ -56,8 +56,6 @@ def sort_nodes(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> N
 
     Parameters
     ----------
-    graph
-        The graph.
     outer
         Tensors that a body may read from around it.
 

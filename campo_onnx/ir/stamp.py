@@ -32,8 +32,6 @@ class Stamp:
         How many nodes were turned low and how many Casts were inserted.
     captured
         Whether it was planned for a step that runs as a captured CUDA graph.
-    runtime
-        Name of the runtime that it was planned for.
     """
 
     strategy: str

@@ -24,14 +24,10 @@ class ConstantStatistics:
 
     Parameters
     ----------
-    elements
-        How many values it has.
     lowest, highest
         Its bounds; 0 where no value is finite.
     smallest
         Smallest magnitude that is not zero; 0 where there is none.
-    is_integer
-        Whether all values are integers.
     rounding
         Largest error that rounding to 11 significant bits makes, where there are values beyond 64: large of a
         table of positions, zero of a mask.

@@ -52,16 +52,10 @@ class TensorInfo:
 
     Parameters
     ----------
-    name
-        Name in the graph.
     dtype
         ``TensorProto.DataType``; ``UNDEFINED`` (0) when unknown or not a tensor (a sequence, say).
     shape
         Static dimensions, or None when unknown.
-    kind
-        Where it comes from.
-    is_output
-        Whether it is an output of the graph.
     """
 
     name: str
@@ -99,8 +93,6 @@ class OpNode:
     ----------
     name
         Unique, never empty.
-    op
-        Domain and type.
     inputs, outputs
         Tensor names by position; an omitted optional one is ``""``, at any position.
     captures
@@ -133,8 +125,6 @@ class GraphView:
     ----------
     nodes
         In topological order.
-    tensors
-        Every tensor of the main graph by name.
     inputs, outputs
         Names of the graph's inputs (without initializers) and outputs, in order.
     opset

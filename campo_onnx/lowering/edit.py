@@ -46,14 +46,10 @@ class Edit:
 
         Parameters
         ----------
-        op_type
-            The operator.
         inputs
             Names by position; ``""`` where one is left out.
         output
             Name of the output where it replaces a tensor of the graph; else a new one.
-        attributes
-            By name.
         """
         name = self._name(op_type)
         output = output or name
@@ -80,8 +76,6 @@ def replaced(imported: Imported, nodes: Sequence[OpNode], replacement: Replaceme
     ----------
     imported
         The graph; not changed.
-    nodes
-        What to replace.
     replacement
         Gives what takes a node's place, with the same outputs.
 

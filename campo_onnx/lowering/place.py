@@ -28,8 +28,6 @@ class Place:
     ----------
     target
         The runtime and the processor. Its figures choose among forms of one computation.
-    opset
-        The opset that the graph will have.
     sizes_change
         Whether the graph is to be the same at other sizes.
     """

@@ -51,12 +51,8 @@ def raise_opset(imported: Imported, place: Place, *, opset: int = CONVOLUTIONS_I
 
     Parameters
     ----------
-    imported
-        The graph; not changed.
     place
         Where it is to run: every operator that runs there as it is must run there in its newer version.
-    opset
-        The version to reach.
 
     Returns
     -------
@@ -101,15 +97,7 @@ def lower_opset(model: onnx.ModelProto, place: Place) -> None:
 
 
 def keeps_meaning(node: NodeProto, version: int, newer: int) -> bool:
-    """Whether a node of the standard domain computes the same in a newer opset.
-
-    Parameters
-    ----------
-    node
-        The node.
-    version, newer
-        Opsets of the standard domain.
-    """
+    """Whether a node of the standard domain computes the same in a newer opset."""
     op = OpKey("", node.op_type)
     old, new = schema_of(op, version), schema_of(op, newer)
     if old is None or new is None:

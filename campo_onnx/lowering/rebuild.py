@@ -31,12 +31,8 @@ def rebuilt(imported: Imported, rules: Mapping[str, Rule], place: Place) -> onnx
 
     Parameters
     ----------
-    imported
-        The graph; not changed.
     rules
         By operator of the standard domain.
-    place
-        Where it is to run.
 
     Returns
     -------

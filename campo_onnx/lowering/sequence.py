@@ -59,12 +59,6 @@ def as_it_runs(
 
     Parameters
     ----------
-    imported
-        The graph; not changed.
-    place
-        Where it is to run.
-    dims
-        Sizes of symbolic dimensions.
     chooses
         Whether forms are chosen in any graph; without, only in a step that says that it is portable.
 
@@ -110,17 +104,6 @@ def lowered(
     imported: Imported, place: Place, passes: Sequence[Pass], dims: Mapping[str, int] | None = None
 ) -> Imported:
     """Run passes one after another.
-
-    Parameters
-    ----------
-    imported
-        The graph; not changed.
-    place
-        Where it is to run.
-    passes
-        In the order to run them in.
-    dims
-        Sizes of symbolic dimensions.
 
     Returns
     -------

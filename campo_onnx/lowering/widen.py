@@ -38,12 +38,8 @@ def widened(imported: Imported, low: Precision, dims: Mapping[str, int] | None =
 
     Parameters
     ----------
-    imported
-        The graph; not changed.
     low
         The precision to plan in. What the file computes in a format of a wider range stays as it is.
-    dims
-        Sizes of symbolic dimensions.
 
     Returns
     -------

@@ -49,10 +49,6 @@ def counters_of(signatures: Iterable[Signature], timer: NodeTimer, read: Count =
 
     Parameters
     ----------
-    signatures
-        Nodes in FP32.
-    timer
-        Where, and the store.
     read
         What reads counters of model files.
     """

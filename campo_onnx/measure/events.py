@@ -41,15 +41,7 @@ STATIC_EVENTS = (*(event for event in EVENTS if event not in RATES), "beyond_l2_
 
 
 def static_events(signature: Signature, hardware: Hardware) -> Mapping[str, float]:
-    """Events that follow from shapes alone, and what FP32 times are predicted from.
-
-    Parameters
-    ----------
-    signature
-        The node.
-    hardware
-        For its cores and cache.
-    """
+    """Events that follow from shapes alone, and what FP32 times are predicted from."""
     work, traffic = work_of(signature), moved_bytes(signature, Ports(), None)
     elements = max((operand.elements for operand in signature.operands), default=0)
     waves = elements / (hardware.sm_count * _THREADS_PER_SM)
@@ -69,17 +61,7 @@ def static_events(signature: Signature, hardware: Hardware) -> Mapping[str, floa
 
 
 def events_of(signature: Signature, fp32_us: float, hardware: Hardware) -> Mapping[str, float]:
-    """All events of a node whose FP32 time is known, in the order of :data:`EVENTS`.
-
-    Parameters
-    ----------
-    signature
-        The node in FP32.
-    fp32_us
-        Its measured time.
-    hardware
-        Where it was measured.
-    """
+    """All events of a node whose FP32 time is known, in the order of :data:`EVENTS`."""
     static = static_events(signature, hardware)
     known = fp32_us > 0 and math.isfinite(fp32_us)
     rates = {

@@ -67,14 +67,6 @@ class NodeTimer:
 
     Parameters
     ----------
-    machine
-        The machine.
-    store
-        Where timings are looked up and kept.
-    execution
-        How a node runs.
-    effort
-        How long to measure one node.
     memory_bytes
         What copies of a node may take.
     only_stored
@@ -128,17 +120,7 @@ class NodeTimer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One signature after :func:`time_all` came to it.
-
-    Parameters
-    ----------
-    signature
-        What was timed.
-    timing
-        Its time; None if it failed.
-    failure
-        Why it failed.
-    """
+    """One signature after :func:`time_all` came to it."""
 
     signature: Signature
     timing: Timing | None

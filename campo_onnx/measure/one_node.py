@@ -106,8 +106,6 @@ def chain_model(signature: Signature, copies: int) -> onnx.ModelProto:
     ----------
     signature
         A node whose output it also takes as its first input; its other inputs are constants.
-    copies
-        How many.
     """
     view = one_node_view(signature)
     node = view.nodes[0]

@@ -55,8 +55,6 @@ class Profile:
         One row per node: name, op, types and shapes, median and spread in microseconds, repeats,
         how it was measured (values of :class:`MeasuredBy`), events, hardware counters. What was not
         measured is null.
-    machine
-        Where.
     digest
         Fingerprint of the graph.
     step_us
@@ -64,13 +62,9 @@ class Profile:
     accounted
         Share of a step (on CUDA: of the time in which the GPU was busy) that its own node times add up
         to; None where the step was not traced.
-    measured_at
-        When, in UTC.
     notes
         Why the kernel trace or hardware counters were not used, where they were asked for; that it was
         interrupted.
-    interrupted
-        Whether Ctrl-C ended it early: it is of the steps until then.
     """
 
     table: pl.DataFrame

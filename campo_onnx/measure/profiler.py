@@ -48,18 +48,10 @@ class Traced:
 
     Parameters
     ----------
-    how
-        How the times were measured.
     nodes
         Times by node name; nodes the trace says nothing about are missing.
-    step_us
-        The whole step.
     accounted
         Share of it that its node times add up to, or None.
-    refusal
-        Why there are no times where they were asked for.
-    interrupted
-        Whether Ctrl-C ended it early.
     """
 
     how: MeasuredBy
@@ -89,22 +81,8 @@ def take_profile(
 
     Parameters
     ----------
-    imported
-        The graph.
-    feeds
-        A value for every input.
-    timer
-        Where to run, and the store for nodes that are timed alone.
-    target
-        Figures of the machine, for the events.
-    steps
-        Steps that count.
     kernel_trace
         Whether kernels of whole steps are traced on CUDA, where that works.
-    counters
-        Whether hardware counters are read, where that works.
-    on_progress
-        Called with what is done and what there is to do.
 
     Raises
     ------
@@ -175,14 +153,8 @@ def trace_kernels(
 
     Parameters
     ----------
-    imported, feeds, timer
-        As for :func:`take_profile`.
-    signatures
-        By node name.
     step_us
         The step as it runs without a profiler.
-    steps
-        Steps that count.
     take
         What records kernels and joins them to nodes.
 

@@ -53,8 +53,6 @@ class TimingKey:
         Device, driver, CUDA, runtime, TF32 state and threads.
     signature
         Op, attributes, shapes and types: :attr:`campo_onnx.ops.signature.Signature.key`.
-    execution
-        How the node ran.
     """
 
     machine: Machine

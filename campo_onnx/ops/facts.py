@@ -107,8 +107,6 @@ def moved_bytes(signature: Signature, ports: Ports, low: Precision | None) -> fl
     ----------
     signature
         The node; a tensor of unknown size counts zero.
-    ports
-        Which tensors change precision with the node.
     low
         Precision of those tensors, or None to count every tensor as it is stored.
 

@@ -89,8 +89,6 @@ def fold(
         A node for which :func:`may_fold` holds.
     shapes, values
         Of the inputs, by position; None where unknown or omitted.
-    opset
-        Version of the standard domain.
 
     Returns
     -------

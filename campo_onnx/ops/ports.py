@@ -26,8 +26,6 @@ class Ports:
     attribute
         Name of the attribute that states the output's type (``to`` of Cast, ``value`` of
         ConstantOfShape, ``dtype`` of RandomUniform), if there is one.
-    refusal
-        Why the node cannot go low; None when it can.
     follows_readers
         Whether a node that cannot be chosen to go low makes its outputs low all the same where everybody
         who reads them would cast them: a Cast from integers then casts to what they want.
@@ -52,10 +50,6 @@ def low_attribute(value: Any, ports: Ports, precision: Precision) -> Any:
     ----------
     value
         What the attribute holds in the given graph; None where it is left out.
-    ports
-        Ports of the node.
-    precision
-        The low precision.
 
     Returns
     -------

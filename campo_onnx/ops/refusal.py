@@ -35,8 +35,6 @@ class Refusal:
 
     Parameters
     ----------
-    why
-        The reason.
     facts
         What its sentence speaks of, as pairs of name and value.
 

@@ -24,11 +24,6 @@ _MOVES = frozenset({Movement.VIEW, Movement.REORDER, Movement.REPEAT})
 class Registry:
     """Operators by key.
 
-    Parameters
-    ----------
-    specs
-        What is known of each.
-
     Raises
     ------
     ValueError

@@ -53,8 +53,6 @@ class Operand(NamedTuple):
         position both times.
     dtype
         ``TensorProto.DataType``; 0 when unknown or not a tensor.
-    shape
-        Static dimensions, or None when unknown.
     """
 
     name: str

@@ -38,14 +38,10 @@ class PossibleCast:
 
     Parameters
     ----------
-    kind
-        What it does.
     node
         Name of an existing Cast; ``""`` for a new one.
     if_low, if_fp32
         Names of nodes; None stands for somebody who is always low, or always FP32.
-    cast_us
-        Its time.
     """
 
     kind: CastKind
@@ -67,8 +63,6 @@ class ExistingVersion:
 
     Parameters
     ----------
-    name
-        The low tensor.
     cast
         The Cast that relates both.
     is_source
@@ -89,8 +83,6 @@ class CastSite:
 
     Parameters
     ----------
-    tensor
-        Its name.
     producer
         The node that makes it low when it is low itself; None for graph inputs and for tensors
         that are FP32 whatever their node's precision.
@@ -98,8 +90,6 @@ class CastSite:
         Nodes that read it low when they are low themselves, each once.
     needs_fp32
         Whether somebody wants it in FP32 for ever: the graph's caller, or a port of fixed type.
-    existing
-        The low version that the given graph has of it, or None.
     retyped
         The Cast of the given graph that makes it out of another type; it makes the low version instead
         where nobody wants FP32, and ONNX Runtime would leave out one of two Casts in a row. None otherwise.
@@ -189,10 +179,6 @@ def cast_sites(
 
     Parameters
     ----------
-    view, ports, costs
-        The graph, the ports of its nodes, and times.
-    precision
-        The low precision.
     factors
         What a Cast of a tensor costs in Casts, where that is not one.
     """

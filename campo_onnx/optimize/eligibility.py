@@ -33,21 +33,11 @@ def fixed_nodes(
 
     Parameters
     ----------
-    imported
-        The graph.
-    ports
-        Ports of every node.
-    low
-        The low precision.
-    target
-        Where the graph is to run: the kernels of its runtime count.
     protected
         Nodes of the loss and the weight update, with the reason.
     keep_fp32
         Regular expressions; a node stays FP32 if one matches its whole name, its operator's label, or the
         path of a module it is in.
-    declared
-        Ranges of graph inputs.
     low_as_given
         Nodes that are low in the given file: no rule about values raises them, kernels and the user may.
 

@@ -27,10 +27,6 @@ class FrontierPoint:
 
     Parameters
     ----------
-    low, padded
-        Low nodes, and products that are zero-padded.
-    time_us
-        Predicted step.
     squared_error
         Predicted error, squared: the sum over all roundings.
     bound_us
@@ -63,8 +59,6 @@ def frontier(
 
     Parameters
     ----------
-    problem
-        The question, with what may be padded.
     squared_errors
         What each rounding adds to the squared error, from 0 up. Nodes that bring one of infinite error stay
         FP32.

@@ -47,17 +47,11 @@ class GraphKind:
 
     Parameters
     ----------
-    form
-        Part of training that it computes.
-    storage
-        Precisions that it computes in.
     scales_loss
         Whether it scales its loss; None where there are no gradients, or no loss to scale.
     may_train
         Whether anything speaks for training: an output of a weight's shape, a loss. Of an inference graph it
         is then not certain that it is one, and its loss and update are protected all the same.
-    is_result
-        Whether campo-onnx wrote it.
     may_rise
         Whether what is low in it may become FP32 again (:mod:`campo_onnx.lowering.widen`).
     """
@@ -126,13 +120,6 @@ class GraphKind:
 
 def graph_kind(view: GraphView, *, is_result: bool = False) -> GraphKind:
     """Tell the kind of a graph from its structure.
-
-    Parameters
-    ----------
-    view
-        The graph.
-    is_result
-        Whether campo-onnx wrote it, as its stamp says.
 
     Notes
     -----

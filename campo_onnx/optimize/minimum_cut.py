@@ -64,15 +64,7 @@ class Network:
     def pay(
         self, cost_us: float, *, yes: tuple[str, ...] | None = None, no: tuple[str, ...] | None = None
     ) -> None:
-        """Charge a cost while any of `yes` is yes and any of `no` is no; None is always so.
-
-        Parameters
-        ----------
-        cost_us
-            What it costs, from 0 to infinity.
-        yes, no
-            Names of choices.
-        """
+        """Charge a cost while any of `yes` is yes and any of `no` is no; None is always so."""
         if yes is not None and not (yes := tuple(name for name in yes if name in self._vertex)):
             return
         if no is not None and any(name not in self._vertex for name in no):

@@ -63,8 +63,6 @@ def between(view: GraphView, low: frozenset[str], may_pass: Callable[[str], bool
 
     Parameters
     ----------
-    view
-        The graph.
     low
         Nodes that are low already; paths start and end there.
     may_pass

@@ -30,8 +30,6 @@ class PossiblePad:
     ----------
     if_padded, if_unpadded
         Names of products; None stands for somebody who never is padded.
-    pad_us
-        Its time.
     """
 
     if_padded: tuple[str, ...]
@@ -49,8 +47,6 @@ class Padding:
         What the kernel of a low product saves when it is padded, by node name.
     alone_us
         What its Pads and its Slice take if nobody shares them.
-    pads
-        Pads and Slices, shared.
     threshold_us
         What padding a product must gain beyond its cost.
     """
@@ -81,18 +77,8 @@ class Problem:
 
     Parameters
     ----------
-    view
-        The graph.
-    low
-        The low precision.
-    classification
-        Class of every node.
-    ports
-        Ports of every node.
     fixed
         Nodes that stay as they are, with the reason.
-    costs
-        Times of nodes and casts.
     digest
         Fingerprint of the graph, constants included (:attr:`campo_onnx.ir.importer.Imported.digest`).
     padding
@@ -234,8 +220,6 @@ class Problem:
 
         Parameters
         ----------
-        low
-            Names of nodes.
         at_once
             Whether weights are cast at once; None for what the session does.
         """
@@ -258,8 +242,6 @@ class Assignment:
 
     Parameters
     ----------
-    low
-        Names of nodes.
     verdicts
         By node name; nodes fixed beforehand keep the problem's verdict.
     padded

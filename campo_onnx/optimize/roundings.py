@@ -20,8 +20,6 @@ class Rounding:
 
     Parameters
     ----------
-    tensor
-        Its name.
     producer
         The node that rounds it for all its readers, as it writes it low; None if only readers round it.
     reader

@@ -58,10 +58,6 @@ class StepOp:
         Its name; that of the node in front for a Cast that a plan inserts.
     module
         Path of its module, where the file says it; else it follows from the name.
-    op
-        The operator.
-    reads, writes
-        Tensors.
     moved
         Its kernel, and what that reads and writes; nothing for one that only gives bytes another name.
     is_view
@@ -89,8 +85,6 @@ class Step:
 
     Parameters
     ----------
-    ops
-        In the order of the graph.
     sizes
         Bytes by tensor; 0 where they are unknown.
     given, results

@@ -33,8 +33,6 @@ class Traffic:
         By what kind of thing the operators compute, the largest first; Casts are apart.
     by_module
         By where the nodes come from, as :func:`module_of` says it, the largest first; Casts are apart.
-    casts
-        All Casts.
     fused
         The whole step if neighbouring pointwise nodes were one kernel.
     peak_bytes
@@ -64,13 +62,6 @@ def traffic(view: GraphView) -> Traffic:
 
 def planned_traffic(problem: Problem, plan: Plan) -> Traffic:
     """Count a step as it is planned, without writing its graph.
-
-    Parameters
-    ----------
-    problem
-        The FP32 graph.
-    plan
-        What is made of it.
 
     Notes
     -----

@@ -20,10 +20,6 @@ class PrecisionChoice:
 
     Parameters
     ----------
-    low
-        The precision.
-    why
-        A sentence.
     plans, problems, forms
         The plan in each precision that the device computes in, what it decided about, and the form of the
         graph that it is of; empty for a graph that was optimized before.

@@ -46,8 +46,6 @@ class Drift:
         None where the step could not be emulated.
     output
         That output; ``""`` where nothing is off.
-    why
-        Why it could not be emulated.
     """
 
     error: float | None
@@ -61,13 +59,9 @@ class ComparisonRow:
 
     Parameters
     ----------
-    plan
-        What it decides.
     tensor_core_us
         Predicted time of its low nodes on tensor cores. FP32 nodes do not count, though they may
         run there as TF32.
-    traffic
-        What the planned step launches and moves.
     measured_us, measured_speedup
         Measured step, and the FP32 step over it; None where nothing was measured
         (:func:`campo_onnx.bench.verify.measured`) or the graph did not run.
@@ -102,14 +96,10 @@ class Comparison:
 
     Parameters
     ----------
-    imported
-        The graph.
     problem
         Costs of its nodes, which all rows share, under the lists of the first.
     rows
         In the order of :data:`ROWS`; before them the file as it is, where nodes of it are low.
-    interrupted
-        Whether Ctrl-C ended the measurement before it was complete.
     """
 
     imported: Imported

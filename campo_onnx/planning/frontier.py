@@ -26,10 +26,6 @@ class FrontierPlan:
 
     Parameters
     ----------
-    point
-        Predicted time and error, with the proof.
-    plan
-        Every decision.
     emulated_error
         Error of the planned step on the batches, emulated; None where that was not computed.
     """
@@ -70,8 +66,6 @@ def frontier_plans(
         The step, and how it would be planned. Strategy and least gain do not count.
     squared_errors
         What each rounding adds to the squared error.
-    tell
-        Called with the number of points whenever there is one more.
 
     Raises
     ------

@@ -43,8 +43,6 @@ def rule_prices(
         The step, what was decided about, and with what. The least gain does not count.
     error_of
         Emulates a plan on batches and returns its error; None where there are none.
-    tell
-        Called with rules done, and how many there are.
 
     Notes
     -----

@@ -131,14 +131,8 @@ def draw_plans(
 
     Parameters
     ----------
-    plans
-        Plans of one graph.
-    title
-        Title of the figure.
     measured_us
         Measured step of each plan, or None; drawn as a diamond beside the prediction.
-    wide
-        Whether it is as wide as a page for the browser.
     """
     known_us = list(measured_us) or [None] * len(plans)
     bars = [
@@ -158,17 +152,7 @@ def draw_plans(
 
 
 def draw_bars(bars: Sequence[Bar], *, title: str, xlabel: str, wide: bool = False) -> "Figure":
-    """Draw bars, one below the other, by family of operators.
-
-    Parameters
-    ----------
-    bars
-        The bars, in one unit.
-    title, xlabel
-        Title of the figure, and what the bars measure, with the unit.
-    wide
-        Whether it is as wide as a page for the browser.
-    """
+    """Draw bars, one below the other, by family of operators."""
     figure = _figure(rows=len(bars), title=title, wide=wide)
     axes = figure.add_subplot()
     heights = np.arange(len(bars))
@@ -198,8 +182,6 @@ def planned_times_us(plan: Plan, *, as_given: bool = False) -> dict[Family, floa
 
     Parameters
     ----------
-    plan
-        The plan.
     as_given
         Times of the given graph instead of those planned.
     """
@@ -274,17 +256,7 @@ def draw_bench(result: BenchResult, *, title: str, wide: bool = False) -> "Figur
 
 
 def draw_frontier(plans: Sequence[FrontierPlan], *, title: str, wide: bool = False) -> "Figure":
-    """Draw error over step time: a line through what is predicted, dots where the plan was emulated.
-
-    Parameters
-    ----------
-    plans
-        Points of a frontier, the fastest first.
-    title
-        Title of the figure.
-    wide
-        As wide as a page.
-    """
+    """Draw error over step time: a line through what is predicted, dots where the plan was emulated."""
     figure = _figure(rows=10, title=title, wide=wide)
     axes = figure.add_subplot()
     times_ms = [one.plan.predicted_us / 1000 for one in plans]

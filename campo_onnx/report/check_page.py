@@ -17,8 +17,6 @@ def check_page(checked: Sequence[Verdicts], mixed: AsPlan | None = None) -> str:
 
     Parameters
     ----------
-    checked
-        The graphs that were checked.
     mixed
         Of a single graph: what it has made of each node. The page then shows its step, map, decisions,
         Casts and sources of costs, as that of a plan does.

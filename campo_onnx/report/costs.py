@@ -22,15 +22,7 @@ MEANINGS: Mapping[CostSource, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRow:
-    """Nodes whose costs have one source.
-
-    Parameters
-    ----------
-    source, meaning
-        The source, and what it means.
-    nodes, share
-        How many there are, and their share of the FP32 step.
-    """
+    """Nodes whose costs have one source."""
 
     source: str
     meaning: str
@@ -73,8 +65,6 @@ def provenance(plan: Plan, problem: Problem | None) -> Provenance:
 
     Parameters
     ----------
-    plan
-        The plan.
     problem
         The costs of every node; None where only a plan file is at hand, which says one source for all.
     """

@@ -47,8 +47,6 @@ def columns(plans: Sequence[Plan], problem: Problem | None) -> dict[str, Any]:
 
     Parameters
     ----------
-    plans
-        The plans; each decides about the same nodes.
     problem
         The graph and its costs; None where only a plan file is at hand. Then nothing is said about
         neighbours, shapes and sources of costs.

@@ -22,12 +22,6 @@ class FamilyRow:
 
     Parameters
     ----------
-    name
-        What it is called.
-    nodes, low_nodes
-        How many there are, and how many the plan turns low.
-    fp32_us, planned_us
-        Predicted time before and after.
     before, after
         Bytes and launches; None where only a plan file is at hand.
     """
@@ -42,15 +36,7 @@ class FamilyRow:
 
 
 def family_rows(plan: Plan, moved: tuple[Traffic, Traffic] | None) -> tuple[FamilyRow, ...]:
-    """Sum a plan up by family, longest first; the Casts come last.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    moved
-        Bytes and launches before and after; None where they are not known.
-    """
+    """Sum a plan up by family, longest first; the Casts come last."""
     groups: dict[str, list[Decision]] = {CASTS: []}
     for decision in plan.decisions:
         op = OpKey.parse(decision.op_type)
@@ -72,15 +58,7 @@ def family_rows(plan: Plan, moved: tuple[Traffic, Traffic] | None) -> tuple[Fami
 
 
 def whole_step(plan: Plan, rows: Sequence[FamilyRow]) -> FamilyRow:
-    """Sum all families up, in the plan's own figures.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    rows
-        What :func:`family_rows` says of it.
-    """
+    """Sum all families up, in the plan's own figures."""
     before = [row.before for row in rows if row.before is not None]
     after = [row.after for row in rows if row.after is not None]
     return FamilyRow(

@@ -9,17 +9,7 @@ from campo_onnx.wording import visible
 
 
 def frontier_page(frontier: Frontier, *, model: str, command: str = "") -> str:
-    """Write the report of a frontier as HTML.
-
-    Parameters
-    ----------
-    frontier
-        Every plan; decisions of those that were emulated can be looked at.
-    model
-        Name of the model.
-    command
-        What made it.
-    """
+    """Write the report of a frontier as HTML."""
     shown = [one for one in frontier.plans if one.emulated_error is not None]
     plans = [one.plan for one in shown]
     values = {

@@ -17,8 +17,6 @@ class Module:
         Its own part of the path.
     parent
         Index of the module it is in; -1 for the whole graph.
-    kind
-        Its class; ``""`` where it is unknown.
     """
 
     name: str

@@ -34,18 +34,10 @@ class Page:
 
     Parameters
     ----------
-    template
-        File that lays it out.
-    title
-        Its title.
     values
         What the template reads, by name.
     data
         What its scripts read; None for a page without any.
-    notes
-        Sentences that stand at the top.
-    command
-        What made it, to be copied; ``""`` where no command did.
     """
 
     template: str

@@ -22,13 +22,7 @@ from campo_onnx.wording import duration, gigabytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """One picture as addresses that hold it whole.
-
-    Parameters
-    ----------
-    light, dark
-        For a light and for a dark page.
-    """
+    """One picture as addresses that hold it whole."""
 
     light: str
     dark: str

@@ -40,21 +40,13 @@ def plan_page(
 
     Parameters
     ----------
-    plan
-        The plan.
     problem
         The graph it is for and what its nodes cost; None where only a plan file is at hand. Then nothing
         is said about shapes, neighbours and the sources of single costs.
     moved
         What the given step and the planned one launch and move; None where it is not known.
-    model
-        Name of the model, or of the plan file.
-    notes
-        Sentences that stand at the top: warnings.
     measured
         What the device said: FP32 first, then the mixed step.
-    command
-        What made it.
     """
     values = {
         **plan_values(plan, problem, moved),

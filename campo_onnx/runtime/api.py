@@ -119,12 +119,8 @@ class NodeTime:
     ----------
     nodes
         Names of the ONNX nodes that it computes; empty for what the runtime added and no node consumes.
-    kernel
-        What the runtime calls the kernel.
     precision
         Precision of its arithmetic; None where the runtime does not tell.
-    time
-        Over repeated steps.
     """
 
     nodes: tuple[str, ...]
@@ -141,12 +137,8 @@ class StepTimes:
     ----------
     nodes
         Executed nodes, in execution order.
-    step
-        The whole step.
     accounted
         Share of a step that its own node times add up to, median over the steps.
-    interrupted
-        Whether Ctrl-C ended it before all steps were run.
     """
 
     nodes: tuple[NodeTime, ...]
@@ -160,12 +152,8 @@ class Place(NamedTuple):
 
     Parameters
     ----------
-    name
-        The input or output.
     dtype
         ``TensorProto.DataType``.
-    shape
-        Static dimensions.
     processor, device_id
         Whose memory it is: ``"cpu"`` or ``"cuda"``, and the number of the GPU.
     """

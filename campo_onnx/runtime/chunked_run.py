@@ -84,14 +84,8 @@ def run_in_pieces(
     ----------
     model
         The graph, its nodes sorted and named.
-    feeds
-        A value for every input.
     machine
         Where to run it; on a GPU it is one piece.
-    folder
-        Folder of the model's external data.
-    limits
-        How much memory it may take.
 
     Yields
     ------

@@ -83,12 +83,6 @@ def synthesize(
 
     Parameters
     ----------
-    view
-        The graph, with static shapes.
-    seed
-        Of the generator: the same seed gives the same values.
-    spread
-        Scale of floating-point values.
     within
         Lowest and highest value of some inputs. A range on one side of zero is taken for that of a mask:
         most values lie at the end next to zero, and in every row one does.
@@ -303,15 +297,6 @@ def _has_root(node: OpNode, view: GraphView, reach: int = 3) -> bool:
 
 def index_bound(node: OpNode, position: int, view: GraphView) -> int | None:
     """Size of what an input of a node is an index into; None when it is not an index.
-
-    Parameters
-    ----------
-    node
-        A node of `view`.
-    position
-        The input.
-    view
-        Where shapes and small values are.
 
     Examples
     --------

@@ -20,12 +20,6 @@ class Gpu:
     ----------
     uuid
         What tells it from others of its kind.
-    name
-        What the driver calls it.
-    driver
-        Version of the driver.
-    compute_capability
-        ``(major, minor)``.
     """
 
     uuid: str
@@ -36,15 +30,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visible:
-    """The GPU that CUDA takes first, or why there is none to be told.
-
-    Parameters
-    ----------
-    gpu
-        The GPU; None if there is a problem.
-    problem
-        Why there is none; ``""`` otherwise.
-    """
+    """The GPU that CUDA takes first, or why there is none to be told."""
 
     gpu: Gpu | None
     problem: str = ""

@@ -25,8 +25,6 @@ class Machine:
         Versions of driver and CUDA; ``""`` on a CPU.
     ort
         Version of the runtime.
-    tf32
-        Whether FP32 products run as TF32.
     threads
         Threads of one node on a CPU; 0 on a GPU.
     runtime

@@ -17,15 +17,7 @@ _NOT_INSTALLED = "nvidia-ml-py is not installed (pip install 'campo-onnx[gpu]')"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMeter:
-    """Reads the GPU that CUDA takes first.
-
-    Parameters
-    ----------
-    problem
-        Why nothing can be read; ``""`` when it can.
-    nvml, handle
-        The library and its handle of the GPU.
-    """
+    """Reads the GPU that CUDA takes first."""
 
     problem: str = ""
     nvml: Any = None

@@ -106,8 +106,6 @@ def machine(processor: str, threads: int = 0, runtime: str = AUTO) -> Machine:
         A processor that :func:`processor_for` returned.
     threads
         Threads of one node on a CPU; 0 takes all cores that this process may use.
-    runtime
-        Name of the runtime.
 
     Raises
     ------

@@ -12,15 +12,7 @@ _SMALL = 1 << 16  # not worth a file
 
 
 class Waiting:
-    """Tensors between the pieces of a run.
-
-    Parameters
-    ----------
-    held_bytes
-        How much may wait in memory.
-    folder
-        Where the rest is written.
-    """
+    """Tensors between the pieces of a run."""
 
     def __init__(self, held_bytes: int, folder: Path) -> None:
         self._held_bytes, self._folder = held_bytes, folder

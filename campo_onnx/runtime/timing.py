@@ -28,12 +28,8 @@ class Timing:
 
     Parameters
     ----------
-    median_us
-        The time.
     spread_us
         Interquartile range of the repeats.
-    repeats
-        How many there were.
     """
 
     median_us: float
@@ -55,14 +51,10 @@ class Effort:
 
     Parameters
     ----------
-    warmup
-        Runs that do not count.
     repeats
         Runs that count, at most.
     least
         Runs that count, at least, however long they take.
-    budget_s
-        Time after which no further run is begun.
     spin_s
         How long runs that do not count go on, at least: the clock of a GPU that idles is low.
     """
@@ -117,10 +109,6 @@ def slope(few: Step, many: Step, extra: int, effort: Effort) -> Timing:
     ----------
     few, many
         Steps of the two models.
-    extra
-        Copies that `many` has more than `few`.
-    effort
-        How long to measure.
     """
     _warm_up((few, many), effort)
     rounds = _rounds((few, many), effort)
@@ -134,12 +122,8 @@ def copies_for(step_us: float, *, node_bytes: float, limit_bytes: float, target_
 
     Parameters
     ----------
-    step_us
-        Time of one copy, roughly.
     node_bytes
         What one copy reads and writes.
-    limit_bytes
-        Memory that copies may take in all.
     target_us
         Difference aimed at: far above the clock and the jitter of a call.
 

@@ -15,11 +15,6 @@ class LocalPool:
 
     Each worker is a pool of one process: when a process dies, the standard library gives up everything that
     its whole pool was doing.
-
-    Parameters
-    ----------
-    workers
-        How many.
     """
 
     def __init__(self, workers: int = 1) -> None:

@@ -15,8 +15,6 @@ def pool_for(
 
     Parameters
     ----------
-    workers
-        Processes of this machine.
     cluster
         Address of a Ray cluster, in place of them: see :class:`campo_onnx.scale.cluster.RayPool`.
     needs

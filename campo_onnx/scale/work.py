@@ -41,15 +41,11 @@ class Outcome:
 
     Parameters
     ----------
-    value
-        What its function returned.
     failure
         Why there is no value: the error of its function, or that its workers died; else ``""``. A failed task
         is not kept, so that the next run does it again.
     traceback
         Where its function failed; ``""`` for workers that died.
-    cpu_s
-        CPU seconds that it took.
     """
 
     value: Any = None
@@ -108,12 +104,6 @@ def run(
     ----------
     tasks
         The tasks; of several with the same key the first is done.
-    pool
-        Who does them.
-    results
-        Where results are kept and looked for.
-    advance
-        Called with the number of tasks that are done, and the total.
 
     Returns
     -------

@@ -190,10 +190,6 @@ class ArrayFormula:
 
     Parameters
     ----------
-    dtype
-        NumPy's type.
-    shape
-        Of each axis.
     elements
         Each element, of a small array whose shape is the same at all sizes; None for a larger one.
     first, steps
@@ -234,8 +230,6 @@ def array_formula_of(arrays: Sequence[NDArray[Any]], sizes: Sequence[Sizes]) -> 
     ----------
     arrays
         Of one type and rank.
-    sizes
-        The sizes at which it is each of them.
     """
     shape = _formulas([a.shape for a in arrays], sizes)
     if shape is None or arrays[0].dtype.kind not in "iufb" or min(a.size for a in arrays) == 0:

@@ -67,8 +67,6 @@ def at(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
     ----------
     model
         As :func:`with_names` writes it, perhaps planned since; not changed.
-    sizes
-        Of each dimension.
     """
     bound = onnx.ModelProto()
     bound.CopyFrom(model)

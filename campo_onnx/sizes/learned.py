@@ -37,8 +37,6 @@ def learned(
     ----------
     at
         Gives the graph at sizes in the order of `ranges`.
-    ranges
-        Of each dimension.
     structure
         Gives what the graph is translated from; without it, graphs must have one form at all sizes.
 

@@ -140,8 +140,6 @@ def step_interface(
 
     Parameters
     ----------
-    view
-        The graph.
     pairs
         State inputs to pair otherwise than by name: the output that holds the next value, or None
         for a parameter that is frozen.

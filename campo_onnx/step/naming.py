@@ -192,15 +192,7 @@ def is_next_value(name: str) -> bool:
 
 
 def may_be_frozen(name: str, inputs: Iterable[str]) -> bool:
-    """Whether a state input may lack a next value: a buffer, or a parameter without optimizer state.
-
-    Parameters
-    ----------
-    name
-        The input.
-    inputs
-        All inputs of the graph.
-    """
+    """Whether a state input may lack a next value: a buffer, or a parameter without optimizer state."""
     if not is_parameter(name):
         return is_buffer(name)
     own = name.removeprefix(_PARAMETER)

@@ -75,8 +75,6 @@ def this_cpu(runtime: str, threads: int = 0) -> Target:
 
     Parameters
     ----------
-    runtime
-        Name of the runtime on it.
     threads
         Cores that count; 0 takes all that this process may use.
     """

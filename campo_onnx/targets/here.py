@@ -17,14 +17,10 @@ class InstalledRuntime:
 
     Parameters
     ----------
-    name
-        As after ``--runtime``.
     version
         Version of its package; ``""`` if it cannot be used.
     problem
         Why it cannot; ``""`` if it can, or would only show by loading it.
-    capabilities
-        Its traits beside running a graph.
     """
 
     name: str
@@ -39,16 +35,12 @@ class Here:
 
     Parameters
     ----------
-    cpu, cores
-        Name of the CPU, and the cores that this process may use.
     device
         Name of the device file that describes the CPU; ``"cpu"`` or ``"cpu_bf16"`` if none does.
     units
         Its instruction sets with low-precision products.
     gpu
         Name of the first GPU; ``""`` without one.
-    runtimes
-        All runtimes, installed or not.
     """
 
     cpu: str

@@ -34,12 +34,8 @@ def node_time(signature: Signature, ports: Ports, target: Target, precision: Pre
 
     Parameters
     ----------
-    signature
-        The node.
     ports
         Which of its tensors change type with it; one that refuses runs in what it is given in.
-    target
-        Where it is to run.
     precision
         FP32, or the low precision of those tensors.
     """

@@ -88,8 +88,6 @@ class Tracer:
 
     Parameters
     ----------
-    view
-        The graph.
     sizes
         Of the parameter's axes; those of size 1 left out.
     taken

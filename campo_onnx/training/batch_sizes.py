@@ -31,8 +31,6 @@ class BatchSizes:
         The step, bound to the sizes of its example.
     interface
         At those sizes.
-    guard
-        Of the indices at those sizes.
     """
 
     imported: Imported

@@ -36,8 +36,6 @@ class Checkpoint:
         :attr:`campo_onnx.step.interface.StepInterface.signature`.
     steps
         Steps taken so far, skipped ones included.
-    scaler
-        The loss scaler, or None without one.
     updates
         Updates so far, skipped ones included; None in files of earlier versions.
     """

@@ -21,8 +21,6 @@ class FlatProgram:
     ----------
     model
         The graph; every input and output without dimensions is a number.
-    machine
-        Where to run it.
     loaded
         The same graph, loaded before and bound to other places.
     """

@@ -55,10 +55,6 @@ class Segment:
     ----------
     group
         Their settings; None for parameters of no group.
-    parameters
-        Their names.
-    first_row, rows
-        Where they lie.
     """
 
     group: ParameterGroup | None
@@ -69,15 +65,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatLayout:
-    """Place of each parameter in a flat tensor; the same in all roles.
-
-    Parameters
-    ----------
-    slices
-        By name of parameter.
-    segments
-        Groups in order.
-    """
+    """Place of each parameter in a flat tensor; the same in all roles."""
 
     slices: Mapping[str, Slice]
     segments: tuple[Segment, ...]
@@ -124,8 +112,6 @@ def flat_layout(
 
     Parameters
     ----------
-    shapes
-        By name of parameter.
     groups
         A parameter belongs to the first group that holds it; the rest come first, as a segment of
         their own.

@@ -40,19 +40,6 @@ class FlatStep:
     before the window. Where most weights are read in FP16, all are cast at once before a window's first
     step, instead of one by one in each. Weights and optimizer state are updated in place: unlike
     :class:`~campo_onnx.training.whole_step.WholeStep` it keeps one copy of them.
-
-    Parameters
-    ----------
-    imported, interface
-        The graph, and its inputs and outputs told apart.
-    update
-        What happens to the gradients.
-    machine
-        Where to run.
-    state
-        First value of all state.
-    cuda_graph
-        Whether CUDA captures the gradient graph once and replays it.
     """
 
     def __init__(

@@ -63,12 +63,6 @@ class FlatUpdate:
 
     Parameters
     ----------
-    update
-        Optimizer, groups, clipping, averaging.
-    layout
-        Where each parameter lies.
-    machine
-        Where to run.
     is_scaled
         Whether gradients are times a loss scale.
     checks_finite

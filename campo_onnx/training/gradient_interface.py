@@ -56,10 +56,6 @@ def gradient_interface(
 
     Parameters
     ----------
-    view
-        The graph.
-    update
-        What happens to the gradients.
     pairs, constants
         As in :func:`~campo_onnx.step.interface.step_interface`.
 

@@ -57,8 +57,6 @@ class IndexGuard:
 
     Parameters
     ----------
-    uses
-        Indices that are made of what is fed.
     program
         Computes them; None where all are fed as they are.
     depends_on_sizes
@@ -71,15 +69,7 @@ class IndexGuard:
 
     @classmethod
     def of(cls, imported: Imported, feeds: Mapping[str, Any]) -> "IndexGuard":
-        """Make the guard of a step.
-
-        Parameters
-        ----------
-        imported
-            The step.
-        feeds
-            Names of what is fed.
-        """
+        """Make the guard of a step."""
         uses = _uses(imported, frozenset(feeds))
         is_open = _depends_on_sizes(imported, uses)
         computed = [use for use in uses if use.nodes]

@@ -42,13 +42,6 @@ def _weights_of(layout: FlatLayout) -> FlatWeights:
 def with_low_weights(model: onnx.ModelProto, layout: FlatLayout) -> tuple[onnx.ModelProto, dict[str, str]]:
     """Let a gradient graph read FP16 weights instead of casting each.
 
-    Parameters
-    ----------
-    model
-        The graph; not changed.
-    layout
-        Where the weights that are trained lie.
-
     Returns
     -------
     onnx.ModelProto

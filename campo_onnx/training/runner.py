@@ -43,8 +43,6 @@ class Tensors:
 
     Parameters
     ----------
-    feeds, metrics
-        By name.
     steps
         By whatever tells them apart.
     """

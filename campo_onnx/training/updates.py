@@ -50,16 +50,10 @@ def update_model(
 
     Parameters
     ----------
-    optimizer
-        Which update, and its constants.
-    rows
-        Rows of the tensors.
     scaled
         Whether gradients are multiplied by the input :data:`GRAD_SCALE` first.
     tensor_of_row
         Number of the parameter that each row belongs to; for LAMB, which looks at the norm of each.
-    target
-        Where it is to run.
 
     Returns
     -------
@@ -148,10 +142,6 @@ def update_numbers(optimizer: Optimizer, lr: float, count: int) -> Mapping[str, 
 
     Parameters
     ----------
-    optimizer
-        Which update.
-    lr
-        Learning rate.
     count
         The number of this update, from 1 on.
     """
@@ -197,8 +187,6 @@ def check_model(rows: int, *, clip_norm: float | None, finite: bool) -> onnx.Mod
 
     Parameters
     ----------
-    rows
-        Rows of the gradients.
     clip_norm
         The largest norm that gradients may have together; None does not ask.
     finite

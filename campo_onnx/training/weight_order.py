@@ -43,8 +43,6 @@ def kept_as_read(
 
     Parameters
     ----------
-    model, view
-        The graph; not changed.
     gradients
         By input that holds a parameter: the output that holds its gradient, or None.
 
@@ -107,13 +105,7 @@ def _keep(
 
 @dataclass(kw_only=True)
 class _Edits:
-    """Changes to a graph, made at once.
-
-    Parameters
-    ----------
-    model, view
-        The graph before them.
-    """
+    """Changes to a graph, made at once."""
 
     model: onnx.ModelProto
     view: GraphView

@@ -22,17 +22,6 @@ class WholeStep:
 
     A step reads one copy and writes the other, then they swap. A step that overflows or fails does
     not swap, so the state is untouched whatever it wrote.
-
-    Parameters
-    ----------
-    imported, interface
-        The graph, and its inputs and outputs told apart.
-    machine
-        Where to run it.
-    state
-        First value of every state input.
-    cuda_graph
-        Whether CUDA captures the step once and replays it.
     """
 
     def __init__(

@@ -17,15 +17,6 @@ def gradient_error(
 ) -> GradientError:
     """Compare every gradient of a step.
 
-    Parameters
-    ----------
-    name, loss
-        Name of the step, and its loss.
-    gradients
-        Its gradients; at least those of `exact`.
-    exact
-        The gradients that they are compared with.
-
     Examples
     --------
     >>> exact = {"grad.w": np.array([3.0, 4.0]), "grad.b": np.array([0.0])}

@@ -76,8 +76,6 @@ def predicted(user: "TorchStep", devices: Sequence[Hardware], tell: Progress) ->
         The step; it is exported as kernels on CUDA like it.
     devices
         The devices; one without low arithmetic is passed over.
-    tell
-        Called with the devices that are done, and how many there are.
     """
     if not devices:
         return

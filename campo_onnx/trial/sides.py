@@ -33,14 +33,8 @@ class Sides:
 
     Parameters
     ----------
-    user
-        The step of torch.
-    graphs
-        Files of our steps, by name.
     batch
         ``.npz`` file with a value for every input of theirs.
-    machine
-        Where they run.
     """
 
     user: TorchStep
@@ -55,14 +49,8 @@ class Sides:
 
         Parameters
         ----------
-        compiles
-            Whether torch.compile runs as well.
         rounds, budget_s
             Timed rounds at most, and the time after which no further one begins.
-        seed
-            Of the order within rounds.
-        on_progress
-            Called with the rounds done and the total.
 
         Raises
         ------

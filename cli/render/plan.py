@@ -64,14 +64,10 @@ def print_report(
 
     Parameters
     ----------
-    report
-        The plan in numbers.
     moved
         What the step launches and moves in FP32 and as planned; in full with --verbose.
     written
         The files that were written; none with --dry-run.
-    advice
-        What to try next, one sentence each.
     as_given_us
         Predicted step of the given file, where that is not FP32's.
     """

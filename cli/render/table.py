@@ -34,8 +34,6 @@ class Column:
 
     Parameters
     ----------
-    title
-        Its heading.
     key
         Its heading in CSV, with the unit of its values; ``""`` leaves it out there.
     is_number
@@ -69,8 +67,6 @@ class Cell:
         What is shown; not yet escaped.
     value
         What CSV holds; None for nothing.
-    style
-        Style of the text; ``""`` for none.
     """
 
     text: str
@@ -80,15 +76,7 @@ class Cell:
 
 @dataclass(slots=True)
 class Table:
-    """Rows under columns.
-
-    Parameters
-    ----------
-    columns
-        The columns.
-    title
-        A heading; ``""`` for none.
-    """
+    """Rows under columns."""
 
     columns: Sequence[Column]
     title: str = ""

@@ -28,10 +28,6 @@ class Reverse:
 
     Parameters
     ----------
-    model
-        The step in FP32.
-    view
-        Shapes and types of its tensors.
     directions
         For each output that counts, the name of the input that has its direction.
 

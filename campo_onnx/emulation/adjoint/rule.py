@@ -21,8 +21,6 @@ class Call:
 
     Parameters
     ----------
-    op_type, attributes
-        As the node has them.
     inputs, outputs
         Values of the step, by position; None where omitted.
     gradients

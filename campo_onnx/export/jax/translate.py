@@ -74,8 +74,6 @@ def translate(closed: Any, inputs: Sequence[str], outputs: Sequence[str], *, ops
         What ``jax.make_jaxpr`` returns.
     inputs, outputs
         Names of its arguments and results.
-    opset
-        Version of the standard operators.
 
     Raises
     ------

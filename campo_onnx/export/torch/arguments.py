@@ -29,8 +29,6 @@ class Arguments:
     ----------
     positional, keyword
         Nested as they were given; in the place of each tensor, its name.
-    tensors
-        Example tensors by name.
     """
 
     positional: tuple[Any, ...]

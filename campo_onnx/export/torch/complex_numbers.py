@@ -186,8 +186,6 @@ def without_complex(
     gm
         A flat graph of static sizes; its nodes know their fake values. Changed: a complex input becomes what
         ``torch.view_as_real`` gives.
-    decompositions
-        What is taken apart where parts are computed.
 
     Raises
     ------

@@ -19,10 +19,6 @@ def refuse_constant_state(
     ----------
     traced
         The step, in which mutation is still visible.
-    inputs
-        One for each placeholder.
-    module
-        Whose weights there are.
 
     Raises
     ------

@@ -48,13 +48,6 @@ class Decisions:
 def passing(func: Any, args: Sequence[Any], frame: FrameType) -> bool | None:
     """Give the truth value that the check passes with which a frame is at.
 
-    Parameters
-    ----------
-    func, args
-        How the frame reads a tensor.
-    frame
-        Which evaluates the condition.
-
     Returns
     -------
     bool or None

@@ -22,13 +22,7 @@ _Done = tuple[Any, str, str]
 
 
 class Recorded(TorchDispatchMode):
-    """While active, operations are noted with their operands: tensors by number, constants by value.
-
-    Parameters
-    ----------
-    given
-        Tensors that are there already.
-    """
+    """While active, operations are noted with their operands: tensors by number, constants by value."""
 
     supports_higher_order_operators = True
 

@@ -31,10 +31,6 @@ class Step:
         What runs, and ``loss(module(*inputs), *targets)``.
     optimizer
         The update to write, or None for gradients.
-    loss_scale
-        Whether the loss is scaled by an input.
-    unscale
-        Whether gradients are divided by the scale and checked.
     inputs, targets
         What the module is called with, and what the loss gets besides the module's output.
     checks_pass
@@ -101,11 +97,6 @@ class Step:
 
     def run(self, given: Tensors) -> Tensors:
         """Run forward, backward and update.
-
-        Parameters
-        ----------
-        given
-            Every input of the graph by name.
 
         Returns
         -------

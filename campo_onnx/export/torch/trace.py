@@ -46,8 +46,6 @@ def trace(
 
     Parameters
     ----------
-    step
-        What to trace.
     translated
         Operations that must not be decomposed.
     is_first

@@ -75,14 +75,6 @@ def translate(
     ----------
     traced
         A flat graph without mutation; one placeholder per input.
-    inputs, outputs
-        Their names.
-    table
-        The translations.
-    opset
-        Version of the standard operators.
-    sizes_change
-        Whether the graph is to be the same at other sizes.
 
     Raises
     ------

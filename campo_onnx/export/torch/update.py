@@ -33,14 +33,8 @@ def updated(
 
     Parameters
     ----------
-    optimizer
-        Which update, and its constants.
-    parameter, gradient
-        Of the same shape.
     slots
         The optimizer's state for this parameter.
-    lr
-        Learning rate, a scalar.
     count
         The number of this update, from 1 on; for Adam and its kin.
 

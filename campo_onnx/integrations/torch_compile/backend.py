@@ -43,10 +43,6 @@ class Compiled:
     ----------
     tensors
         Its inputs: parameters and buffers among them tell which model it belongs to.
-    names
-        What its inputs are called, by position.
-    settings
-        The user's choice.
     """
 
     def __init__(self, tensors: Sequence[Any], names: Mapping[int, str], settings: Settings) -> None:

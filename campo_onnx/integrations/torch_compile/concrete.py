@@ -117,13 +117,6 @@ def drop_oldest(made: OrderedDict[Sizes, Any], most: int) -> None:
 def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> torch.fx.GraphModule:
     """Copy a graph for given sizes.
 
-    Parameters
-    ----------
-    gm
-        A flat graph; its nodes know their fake values.
-    symbols, sizes
-        What its symbols stand for.
-
     Returns
     -------
     torch.fx.GraphModule
@@ -208,8 +201,6 @@ def interface_of(
 
     Parameters
     ----------
-    gm
-        A flat graph; its nodes know their fake values.
     is_needed
         Whether an operation stays; of others that something reads, the type stays.
     """

@@ -26,8 +26,6 @@ class Cut:
 
     Parameters
     ----------
-    forward, backward
-        Names of nodes.
     kept
         Tensors that the backward half reads and does not compute, graph inputs among them, tangents not;
         in the order of the graph.
@@ -56,8 +54,6 @@ def cut(
     ----------
     view
         The joint graph.
-    forward_outputs, backward_outputs
-        Its outputs.
     tangents
         Its inputs that come with the backward pass.
     input_bytes

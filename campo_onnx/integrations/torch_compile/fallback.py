@@ -40,10 +40,6 @@ class InPieces:
 
     Parameters
     ----------
-    gm
-        The graph; changed.
-    make
-        Makes a session of a piece.
     refused
         Names of nodes that have a translation, but not as they are used.
     """
@@ -103,13 +99,7 @@ class InPieces:
 
 
 class InTorch:
-    """A graph of static sizes that torch runs.
-
-    Parameters
-    ----------
-    gm
-        The graph.
-    """
+    """A graph of static sizes that torch runs."""
 
     def __init__(self, gm: torch.fx.GraphModule) -> None:
         self._positions = _positions(gm)

@@ -37,17 +37,7 @@ def provider_of(device: torch.device) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A tensor that goes into a graph or comes out of it.
-
-    Parameters
-    ----------
-    name
-        What the ONNX graph calls it.
-    dtype
-        torch's type.
-    layout
-        How it lies in memory.
-    """
+    """A tensor that goes into a graph or comes out of it."""
 
     name: str
     dtype: torch.dtype
@@ -93,8 +83,6 @@ def result_of(result: Result, given: Any, made: Any) -> Any:
 
     Parameters
     ----------
-    result
-        How it comes about.
     given
         Arguments, then what was drawn, by position.
     made
@@ -113,22 +101,10 @@ class FlatGraph:
     ----------
     gm
         ATen operations on tensors; placeholders and results lie as ONNX has them.
-    inputs
-        What each placeholder is.
     positions
         Where each is among the arguments; what is drawn comes after them.
-    draws
-        What is drawn before the graph runs.
-    arguments
-        How many arguments there are.
-    outputs
-        What the graph computes.
-    results
-        How the results of a call come about.
     checks
         What it computes for torch to check, before anything else is done with the results.
-    indices
-        What to check of the arguments before it runs.
     """
 
     gm: torch.fx.GraphModule
@@ -176,13 +152,6 @@ class FlatGraph:
     def model(self, *, sizes_change: bool = False, runtime: str = DEFAULT) -> onnx.ModelProto:
         """Translate it.
 
-        Parameters
-        ----------
-        sizes_change
-            Whether the graph is to be the same at other sizes.
-        runtime
-            For which it is lowered.
-
         Raises
         ------
         UnsupportedModelError
@@ -205,8 +174,6 @@ def flatten(
     ----------
     gm
         Of static sizes; changed.
-    arguments
-        How many arguments a call has.
     names
         What the inputs of the graph that torch.compile captured are called, by position.
     drawn

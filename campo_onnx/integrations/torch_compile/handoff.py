@@ -14,15 +14,7 @@ _ALIGNMENT_BYTES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A tensor's place in the memory between the two passes.
-
-    Parameters
-    ----------
-    name
-        The tensor.
-    first, nbytes
-        Where it begins, and its size.
-    """
+    """A tensor's place in the memory between the two passes."""
 
     name: str
     first: int
@@ -54,8 +46,6 @@ def slots_of(sizes: Mapping[str, int], own: Collection[str]) -> dict[str, Slot]:
 
     Parameters
     ----------
-    sizes
-        Bytes of each, by name.
     own
         Those that autograd keeps as they are.
     """

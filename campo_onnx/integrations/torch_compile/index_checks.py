@@ -27,14 +27,10 @@ class IndexUse:
 
     Parameters
     ----------
-    index
-        The tensor that holds it.
     lowest, size
         The index lies from `lowest` up to, and not including, `size`.
     ignored
         A number outside of that range which the operation leaves out; None for none.
-    operation
-        What reads it, for messages.
     """
 
     index: torch.fx.Node

@@ -53,14 +53,8 @@ class JointGraph:
         As AOTAutograd traced it.
     primals
         How many inputs the forward pass has.
-    forward_results
-        How many results it has.
     weights
         Positions of arguments that live as long as the model.
-    names
-        What arguments are called, by position.
-    settings
-        The user's choice.
     """
 
     def __init__(

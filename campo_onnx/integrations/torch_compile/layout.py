@@ -19,8 +19,6 @@ class Layout:
 
     Parameters
     ----------
-    shape
-        Of the tensor.
     repeated
         Axes whose elements are all one element in memory.
     order

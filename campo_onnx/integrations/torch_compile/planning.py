@@ -42,16 +42,10 @@ class Planned:
 
     Parameters
     ----------
-    plan
-        Every decision.
     imported
         The graph with the plan executed; FP16 is emulated on a CPU.
-    runtime
-        Name of the runtime.
     any_size
         The FP32 graph that runs at any size; None for one of static sizes.
-    sizes
-        Those that it runs at now.
     programs
         What was loaded of it, shared by all sizes.
     """
@@ -118,14 +112,8 @@ def plan_graph(
 
     Parameters
     ----------
-    model
-        The graph in FP32.
     tangents
         Inputs that come with the backward pass: the gradient of which output each is.
-    settings
-        What to decide with.
-    provider
-        Where it runs.
     runtime
         The runtime. ONNX Runtime cannot compute in low precision on a CPU: there the graph computes in
         FP32 and rounds as planned.

@@ -25,8 +25,6 @@ def part_of(
         The whole graph; constants that depend on sizes become inputs, behind the others.
     nodes
         Names of nodes; None for all.
-    reads, writes
-        What becomes an input and an output.
     """
     given = planned.imported.model
     kept = [node for node in given.graph.node if nodes is None or node.name in nodes]
@@ -81,10 +79,6 @@ def open_part(
         The graph, and the names of the nodes in the part; None for all.
     reads
         Inputs, and where each lies.
-    writes
-        Outputs.
-    device
-        Where it runs.
     """
     provider = provider_of(device)
     key = (nodes, tuple(reads), tuple(writes))
@@ -129,8 +123,6 @@ def rehearsed(
         The graph, of static sizes and on a CPU.
     program
         A part of it; None where there is nothing to run.
-    reads, writes
-        Tensors that it reads and writes, in order.
     """
     rng = np.random.default_rng(0)
 

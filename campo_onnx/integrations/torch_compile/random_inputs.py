@@ -43,11 +43,6 @@ def is_lifted(node: torch.fx.Node) -> bool:
 def lift_random(gm: torch.fx.GraphModule) -> list[Draw]:
     """Turn what a graph draws in its forward pass into inputs.
 
-    Parameters
-    ----------
-    gm
-        A graph of static sizes; changed.
-
     Returns
     -------
     list

@@ -42,13 +42,7 @@ C = TypeVar("C", bound=Candidate)
 
 
 class RuntimeChoice:
-    """Chooses a runtime for each graph, once.
-
-    Parameters
-    ----------
-    settings
-        The user's choice.
-    """
+    """Chooses a runtime for each graph, once."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -67,10 +61,6 @@ class RuntimeChoice:
         ----------
         key
             What the graph is known by: made again, be it at other sizes, it gets the runtime that it had.
-        processor
-            ``"cpu"`` or ``"cuda"``.
-        make
-            Plans the graph for a runtime.
         model
             Gives the graph in FP32, by which the choice of an earlier process is found.
 

@@ -165,15 +165,7 @@ class Settings:
         return named if named is None or isinstance(named, Precision) else Precision(named)
 
     def options(self, provider: str, runtime: str = DEFAULT) -> Options:
-        """Say what to plan with.
-
-        Parameters
-        ----------
-        provider
-            Where the tensors are: ``"cpu"`` or ``"cuda"``.
-        runtime
-            What is to run the graph.
-        """
+        """Say what to plan with."""
         target, low = self._target(provider, runtime), self.low(runtime)
         costs, evidence = CostSource.DATASHEET, Evidence()
         if runtime != DEFAULT and (calibration := _calibration_of(target, low)) is not None:

@@ -17,15 +17,7 @@ from campo_onnx.sizes.formulas import Sizes
 
 
 class Piece:
-    """One graph of static sizes in one session.
-
-    Parameters
-    ----------
-    flat
-        The graph.
-    planned
-        The same as it will run.
-    """
+    """One graph of static sizes in one session."""
 
     def __init__(self, flat: FlatGraph, planned: Planned) -> None:
         self.flat, self.planned = flat, planned
@@ -69,19 +61,7 @@ class Piece:
 
 
 class SizedGraph:
-    """A graph, and what was made of it for each set of sizes; the latest ones are kept.
-
-    Parameters
-    ----------
-    gm
-        As AOTAutograd traced it.
-    make
-        Makes a callable of a graph of static sizes.
-    kind
-        What it is, for reports.
-    sessions
-        How many to keep.
-    """
+    """A graph, and what was made of it for each set of sizes; the latest ones are kept."""
 
     def __init__(
         self,

@@ -30,14 +30,8 @@ class TrainingStep:
     ----------
     flat
         The joint graph; its results are those of the forward pass, then the gradients.
-    planned
-        The same as it will run.
     primals
         How many arguments the forward pass has; tangents come after them.
-    forward_results
-        How many results it has.
-    weights
-        Positions of arguments that live as long as the model.
     kept
         What autograd keeps; None to find out.
     parts
@@ -180,15 +174,7 @@ class TrainingStep:
         return self._results_of(self._results, given, outputs), [*kept, buffer]
 
     def backward(self, kept: Sequence[torch.Tensor], tangents: Sequence[Any]) -> list[Any]:
-        """Run the backward pass.
-
-        Parameters
-        ----------
-        kept
-            As :meth:`forward` gave it.
-        tangents
-            Gradients of its results.
-        """
+        """Run the backward pass."""
         half = self._backward
         *tensors, buffer = kept
         arguments = len(self.kept.arguments)

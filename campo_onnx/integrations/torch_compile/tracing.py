@@ -65,10 +65,6 @@ def traced(
 
     Parameters
     ----------
-    gm, inputs
-        As torch.compile hands them to a backend.
-    partition
-        Cuts a joint graph.
     compiler
         Makes something callable of a forward or backward graph.
     inference_compiler

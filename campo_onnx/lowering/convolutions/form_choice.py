@@ -33,14 +33,8 @@ def cheapest(g: Graph, forms: Mapping[Name, Form], values: Sequence[Value], devi
 
     Parameters
     ----------
-    g
-        The graph it is meant for.
     forms
         By name; the first of equally fast ones is taken.
-    values
-        What they are called with.
-    device
-        Whose figures count.
     """
     prices = {name: _price(g, form, values, device) for name, form in forms.items()}
     if not device.hardware.is_gpu:
@@ -51,15 +45,7 @@ def cheapest(g: Graph, forms: Mapping[Name, Form], values: Sequence[Value], devi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Cost of a form.
-
-    Parameters
-    ----------
-    time_us
-        Predicted time.
-    largest_bytes
-        Size of its largest tensor.
-    """
+    """Cost of a form."""
 
     time_us: float
     largest_bytes: float

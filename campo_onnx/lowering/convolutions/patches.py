@@ -30,8 +30,6 @@ class Geometry:
     ----------
     strides, pads, dilations
         As in ONNX, but with equal padding at both ends.
-    groups
-        Number of groups of channels.
     """
 
     strides: tuple[int, ...]

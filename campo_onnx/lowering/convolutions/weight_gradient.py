@@ -56,10 +56,6 @@ def weight_gradient(
     ----------
     x, gradient
         What the convolution reads, and the gradient of what it gives.
-    shape
-        Of the weight.
-    geometry
-        How the kernel moves.
     device
         For which a form is chosen; grouped convolutions take ``"conv"``.
     """

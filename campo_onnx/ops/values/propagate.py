@@ -15,8 +15,6 @@ def propagated(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
 
     Parameters
     ----------
-    signature
-        The node.
     inputs
         Ranges by position; None is an input that is left out.
 

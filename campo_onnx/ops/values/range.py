@@ -120,8 +120,6 @@ def between(lowest: float, highest: float, *, like: ValueRange = UNKNOWN) -> Val
 
     Parameters
     ----------
-    lowest, highest
-        The bounds.
     like
         Where the other fields come from.
     """

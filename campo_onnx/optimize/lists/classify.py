@@ -27,8 +27,6 @@ class Classification:
 
     Parameters
     ----------
-    classes
-        By node name.
     contained
         Readings through which a deny node's unsafety does not spread.
     taint_through_decisions
@@ -51,10 +49,6 @@ def classify(view: GraphView, lists: OpLists, update: frozenset[str]) -> Classif
 
     Parameters
     ----------
-    view
-        The graph.
-    lists
-        Four lists and the names of the pattern rules that go with them.
     update
         Nodes of the weight update (:func:`campo_onnx.optimize.safety.weight_update`).
     """

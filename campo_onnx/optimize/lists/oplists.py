@@ -157,8 +157,6 @@ def with_overrides(
 
     Parameters
     ----------
-    lists
-        What to change.
     allow, infer, clear, deny
         Operators as users write them (``"Exp"``, ``"com.microsoft:ConvGrad"``), by the list they
         move to; those that `lists` does not know are added.

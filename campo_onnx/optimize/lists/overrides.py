@@ -26,12 +26,8 @@ def unmatched(
 
     Parameters
     ----------
-    view
-        The graph.
     operators
         Operators as the user wrote them, by option (``"--deny"``).
-    keep_fp32
-        Valid regular expressions for whole names of nodes, of modules or of operators.
     lists
         Lists from a file of the user's. It may name operators that this graph lacks, but none that no
         graph has.

@@ -66,10 +66,6 @@ def alignment_of(
 
     Parameters
     ----------
-    node
-        A node of `view`.
-    view
-        Where the shapes are.
     multiple
         What M, N and K, or the channels of a convolution, are to be multiples of.
     open_axes
@@ -125,8 +121,6 @@ def open_axes(imported: Imported, dims: Mapping[str, int]) -> frozenset[Axis]:
     ----------
     imported
         The graph, with symbolic dimensions bound for planning only.
-    dims
-        Those dimensions.
     """
     if not dims:
         return frozenset()

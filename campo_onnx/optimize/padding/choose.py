@@ -69,13 +69,9 @@ def pad(
     ----------
     problem
         The question the plan answers, with costs that know of no padding.
-    plan
-        The precisions.
     target
         Where the graph is to run: the roofline over its figures says by what factor padding
         shortens a kernel, and what Pads and Slices take.
-    limits
-        What may be padded.
     padded
         What to pad, where the strategy chose that; None pads what pays.
 

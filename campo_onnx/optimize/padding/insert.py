@@ -19,8 +19,6 @@ class Topology(Protocol):
     ----------
     nodes
         In order; low nodes read and make low tensors already.
-    initializers
-        Those that were made for low nodes.
     """
 
     nodes: list[Any]
@@ -43,8 +41,6 @@ def insert_pads(topology: Topology, pads: Sequence[PlannedPad], only_padded: Abs
     ----------
     topology
         The graph, in which all precisions are set.
-    pads
-        In topological order.
     only_padded
         Constants, by FP32 name, whose low version is stored with its padding only.
     """

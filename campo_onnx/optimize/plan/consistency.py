@@ -32,13 +32,6 @@ _Longer: TypeAlias = dict[str, tuple[Ends, bool]]
 def check_consistent(plan: Plan, imported: Imported) -> None:
     """Refuse a plan that contradicts itself or the graph.
 
-    Parameters
-    ----------
-    plan
-        The plan.
-    imported
-        The graph that it is to be executed on.
-
     Raises
     ------
     PlanMismatchError

@@ -344,8 +344,6 @@ class Verdict:
 
     Parameters
     ----------
-    decided_by
-        The reason.
     facts
         What its sentence speaks of: times, tensors, values.
 

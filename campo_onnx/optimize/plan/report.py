@@ -17,10 +17,6 @@ class OpRow:
 
     Parameters
     ----------
-    op_type
-        The operator.
-    nodes, low_nodes
-        How many there are, and how many are low in the plan.
     fp32_us, planned_us
         Predicted time of all of them before and after, with pads but without casts.
     """
@@ -40,8 +36,6 @@ class KeptRow:
     ----------
     reason, why
         The reason, and its line for people.
-    nodes, fp32_us
-        How many, and their predicted time.
     op_types
         The operators it concerns most, as ``"Mul 12, Add 3"``.
     """
@@ -59,12 +53,6 @@ class Report:
 
     Parameters
     ----------
-    plan
-        The plan.
-    float_nodes, low_nodes
-        Nodes that compute floating point, and those of them that are low.
-    casts_down, casts_up
-        Casts to the low precision and back.
     ops
         Rows by predicted FP32 time, longest first.
     kept

@@ -31,13 +31,6 @@ def rewrite(imported: Imported, plan: Plan) -> onnx.ModelProto:
     The FP32 version of a tensor keeps its name; its low version is called ``<name>_fp16``. Casts
     stand right behind the producer (to FP32) or before the first consumer (to the low precision).
 
-    Parameters
-    ----------
-    imported
-        The given model; not changed.
-    plan
-        What to do.
-
     Returns
     -------
     onnx.ModelProto

@@ -11,8 +11,6 @@ class RulePrice:
 
     Parameters
     ----------
-    rule
-        The rule.
     subject
         Operator, or finding of a pattern rule, that it is about; ``""`` where it is about values or places.
     nodes
@@ -70,8 +68,6 @@ class RulePrices:
         longer, as another point of the frontier, or one that gained too little.
     error
         Its error on the batches, emulated; None where there were none.
-    prices
-        One each.
     """
 
     predicted_us: float

@@ -13,13 +13,7 @@ Follows = Callable[[OpNode, "Dispatched"], bool]
 
 
 class Dispatched:
-    """The operators that have run so far.
-
-    Parameters
-    ----------
-    problem
-        The graph and its classes.
-    """
+    """The operators that have run so far."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -41,12 +35,8 @@ def dispatch(problem: Problem, follows: Follows, *, rule: Reason) -> Assignment:
 
     Parameters
     ----------
-    problem
-        The question.
     follows
         Decides infer and clear nodes.
-    rule
-        What `follows` does.
     """
     verdicts = listed_verdicts(problem)
     so_far = Dispatched(problem)

@@ -25,8 +25,6 @@ class Charge(NamedTuple):
 
     Parameters
     ----------
-    cost_us
-        Its price.
     nodes
         It is paid once while any of them is low.
     unless
@@ -73,12 +71,6 @@ def answer(
 
     Parameters
     ----------
-    problem
-        The question.
-    low, padded
-        Low nodes, and those of them that are padded.
-    lower_bound_us
-        What no assignment can go below.
     reasons
         The rule that decided about low nodes, and about those in FP32.
     error
@@ -114,8 +106,6 @@ def lower_bound_us(problem: Problem, low: Collection[str], padded: int) -> float
 
     Parameters
     ----------
-    problem
-        The problem, with what may be padded.
     low
         Nodes that are low besides: not every strategy goes by classes.
     padded
@@ -152,15 +142,6 @@ def cheapest(problem: Problem, free: list[str], charges: Sequence[Charge] = ()) 
 
     Where the session may cast all weights at once, both ways are tried, and each answer is charged with what
     the session then does.
-
-    Parameters
-    ----------
-    problem
-        The problem.
-    free
-        Nodes that may be low.
-    charges
-        What is paid beside time.
     """
     cuts = {False: _minimum_cut(problem, free, charges, at_once=False)}
     if problem.flat is None:

@@ -31,19 +31,7 @@ _MOST_NEEDS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooCoarse:
-    """A tensor that a low precision rounds more than a reader allows.
-
-    Parameters
-    ----------
-    tensor
-        The tensor that the node reads or writes.
-    reader
-        The node that asks.
-    allowed
-        The error that may be made.
-    rounding
-        The error that the low precision makes.
-    """
+    """A tensor that a low precision rounds more than a reader allows."""
 
     tensor: str
     reader: str
@@ -64,8 +52,6 @@ def needed_exactly(values: GraphValues, more: Mapping[str, Needs]) -> Mapping[st
 
     Parameters
     ----------
-    values
-        The graph and the ranges of its values.
     more
         What nodes ask of their inputs for what they do together with others, by node name.
 

@@ -19,14 +19,6 @@ class GraphValues:
 
     Parameters
     ----------
-    view, ports
-        The graph, and what of each node changes type with it.
-    ranges
-        Range of every tensor (:func:`campo_onnx.optimize.values.ranges.value_ranges`).
-    low
-        The low precision.
-    scaling
-        Forward pass, loss scale and what is computed with it.
     declared
         Inputs whose range the user says.
     loops

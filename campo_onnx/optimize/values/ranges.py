@@ -50,13 +50,6 @@ def value_ranges(
 
     The pass is forward and visits every node once.
 
-    Parameters
-    ----------
-    imported
-        The graph, with its constants.
-    declared
-        Ranges of graph inputs.
-
     Raises
     ------
     UsageError

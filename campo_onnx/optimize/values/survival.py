@@ -33,16 +33,10 @@ class LostValue:
         The tensor of the node, or its attribute.
     source
         Where the value comes from; the tensor itself where nothing else is known.
-    value
-        The value.
-    overflows
-        Whether it becomes infinite.
     is_integer
         Whether it is a count or a position that would no longer be exact.
     is_rounded
         Whether the values around it become one and the same.
-    is_attribute
-        Whether it is a scalar attribute of the node.
     """
 
     tensor: str

@@ -37,15 +37,6 @@ def value_verdicts(
 ) -> Mapping[str, Verdict]:
     """Find the nodes that would lose a value, whatever else is decided about them or about others.
 
-    Parameters
-    ----------
-    imported, ports
-        The graph, and what of each node changes type with it.
-    low
-        The low precision.
-    declared
-        Ranges of graph inputs.
-
     Returns
     -------
     mapping

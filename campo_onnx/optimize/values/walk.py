@@ -44,8 +44,6 @@ def leading_to(
 
     Parameters
     ----------
-    view
-        The graph.
     ends
         Names the inputs of a node where the search begins.
     through

@@ -31,14 +31,10 @@ class Kernel:
 
     Parameters
     ----------
-    name
-        The kernel's name.
     start_ns, end_ns
         When, by the profiler's clock.
     correlation
         Number that it shares with its launch.
-    is_copy
-        Whether it is a copy or a fill.
     """
 
     name: str
@@ -70,8 +66,6 @@ class Window:
 
     Parameters
     ----------
-    node
-        Its name.
     step
         The step, counted from 0.
     start_ns, end_ns
@@ -128,8 +122,6 @@ def join(
 
     Parameters
     ----------
-    kernels, launches
-        What a profiler of CUDA recorded.
     windows
         What ONNX Runtime recorded: all steps, and none of the steps before the recording.
     offset_ns
@@ -207,8 +199,6 @@ def disagreement(joined: Joined, alone_us: Mapping[str, float]) -> str:
 
     Parameters
     ----------
-    joined
-        The trace.
     alone_us
         Some nodes that take long, timed alone.
     """

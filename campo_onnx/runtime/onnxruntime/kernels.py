@@ -43,17 +43,6 @@ def _kernels() -> Mapping[tuple[str, OpKey], tuple[_Kernel, ...]]:
 def has_kernel(op: OpKey, opset: int, provider: str, precision: Precision) -> bool:
     """Whether `provider` runs `op` in `precision`.
 
-    Parameters
-    ----------
-    op
-        The operator.
-    opset
-        Version of its domain that the model imports.
-    provider
-        ``"cuda"`` or ``"cpu"``.
-    precision
-        The low precision in question.
-
     Examples
     --------
     >>> has_kernel(OpKey("", "LogSoftmax"), 20, "cuda", Precision.FP16)

@@ -68,16 +68,10 @@ def record(
     ----------
     model
         The graph; every node has a name.
-    feeds
-        A value for every input.
     machine
         Where to run: a machine with CUDA.
     steps, warmup
         Steps that count (ten at most), and those before them that do not.
-    folder
-        Folder of external data.
-    on_step
-        Called after every step.
 
     Raises
     ------
@@ -162,8 +156,6 @@ def read_windows(events: Sequence[Mapping[str, Any]], start_ns: int, *, skip: in
         those of its nodes.
     start_ns
         When the profile began, since the epoch (``InferenceSession.get_profiling_start_time_ns``).
-    skip
-        Steps at the beginning to leave out.
     """
     windows, step = [], 0
     for event in events:

@@ -61,10 +61,6 @@ def count(
         Model files; they run one after another in one process, on made-up inputs.
     metrics
         What to read. :data:`DURATION` is read in any case: shares are weighted by it.
-    dims
-        Sizes of symbolic dimensions.
-    limit_s
-        Time after which to give up.
 
     Returns
     -------

@@ -35,12 +35,6 @@ def profile_steps(
 
     Parameters
     ----------
-    models
-        The model files.
-    here
-        Where to run them.
-    dims
-        Sizes of symbolic dimensions.
     switch
         Turns the profiler on and off.
 

@@ -42,11 +42,6 @@ def parse(text: str) -> tuple[KernelCounters, ...]:
 
     Both tables are understood: a row per kernel with a second header of units (``--page raw``), and a
     row per kernel and metric. Lines beside the table, thousands separators and scaled units are, too.
-
-    Parameters
-    ----------
-    text
-        The output; without a table in it, nothing is returned.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
@@ -91,11 +86,6 @@ def totals(kernels: Sequence[KernelCounters]) -> Mapping[str, float]:
     """Sum several kernels up: counts add up, shares and rates are weighted by time.
 
     A metric that one of the kernels lacks is left out.
-
-    Parameters
-    ----------
-    kernels
-        At least one, each with :data:`DURATION`.
     """
     weights = [kernel.values.get(DURATION, 0.0) for kernel in kernels]
     names = set.intersection(*(set(kernel.values) for kernel in kernels))

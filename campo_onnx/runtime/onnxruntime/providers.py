@@ -24,8 +24,6 @@ def machine(provider: str, threads: int = 0) -> Machine:
 
     Parameters
     ----------
-    provider
-        ``"cpu"`` or ``"cuda"``.
     threads
         Threads per node on a CPU; 0 takes all cores that this process may use.
     """

@@ -70,12 +70,8 @@ def session_options(
 
     Parameters
     ----------
-    processor
-        ``"cpu"`` or ``"cuda"``.
     threads
         Threads of one node on a CPU; 0 takes all cores that this process may use.
-    folder
-        Folder of the model's external data.
     trace_to
         Prefix of the profile file to write, or None for no profile.
     """
@@ -116,8 +112,6 @@ def open_session(
     processor, threads, folder, settings
         As for :meth:`~campo_onnx.runtime.api.Runtime.load`. ONNX Runtime would put a node it has no kernel
         for on the CPU, and copy its tensors there and back, where not every node ``must_stay``.
-    trace_to
-        Prefix of the profile file, or None.
 
     Raises
     ------

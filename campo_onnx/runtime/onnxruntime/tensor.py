@@ -25,14 +25,8 @@ class OnnxTensor:
 
     Parameters
     ----------
-    shape, dtype
-        As :class:`~campo_onnx.runtime.api.Tensor` has them.
-    processor
-        ``"cpu"`` or ``"cuda"``.
     memory
         Bytes of the host, or a value of bytes on the GPU; slices share it.
-    first_byte
-        Where in it the tensor begins.
     """
 
     shape: tuple[int, ...]

@@ -42,12 +42,6 @@ def times_of(
     ----------
     session
         A session that writes a profile; it ends here.
-    step
-        Runs it once.
-    steps, warmup
-        Steps that count, and those before them that do not.
-    on_step
-        Called after every step.
 
     Raises
     ------
@@ -95,8 +89,6 @@ def read_events(events: list[dict[str, Any]], *, skip: int = 0) -> StepTimes:
     ----------
     events
         The parsed profile; durations are whole microseconds.
-    skip
-        Steps at the beginning that do not count.
     """
     nodes: dict[str, list[float]] = defaultdict(list)
     kernels: dict[str, str] = {}

@@ -23,8 +23,6 @@ class AddressedRequest:
 
     Parameters
     ----------
-    request
-        An infer request of a compiled graph.
     reads, writes
         Inputs and outputs in the order in which :meth:`run` is given addresses, with their positions in the
         graph; None for an input that nothing reads.

@@ -17,8 +17,6 @@ def write_beside(model: onnx.ModelProto, data: Path, folder: Path) -> Path:
     ----------
     model
         The graph; its constants refer to files below `data`.
-    data
-        Folder of those files.
     folder
         An empty folder, on any disk.
 

@@ -26,15 +26,6 @@ _TELEMETRY = "openvino_telemetry"
 def problem_with(module: ModuleType | None, why: str, wheel: str) -> tuple[str, str]:
     """Say what is wrong with an installation, and which command mends it; two empty texts if nothing is.
 
-    Parameters
-    ----------
-    module
-        Result of ``import openvino``; None if it failed.
-    why
-        With what message it failed.
-    wheel
-        Version of the installed wheel; ``""`` without one.
-
     Examples
     --------
     >>> problem_with(None, "No module named 'openvino'", "")

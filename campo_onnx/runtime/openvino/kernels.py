@@ -27,8 +27,6 @@ class Row(NamedTuple):
 
     Parameters
     ----------
-    fp32, bf16
-        How it runs.
     sums_low
         Whether sums of BF16 values are accumulated in BF16.
     """

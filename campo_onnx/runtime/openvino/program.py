@@ -41,12 +41,6 @@ class OpenVinoProgram:
 
     Parameters
     ----------
-    model
-        The graph.
-    threads
-        Threads of one node.
-    folder
-        Folder of the model's external data.
     traces
         Whether nodes are to be timed: costs up to 3 % of a step.
 

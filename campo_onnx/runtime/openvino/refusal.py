@@ -52,12 +52,8 @@ def refuse_types(model: onnx.ModelProto, units: Container[str], cpu: str) -> Non
 
     Parameters
     ----------
-    model
-        The graph.
     units
         Types that the plugin computes in on this CPU: its property ``OPTIMIZATION_CAPABILITIES``.
-    cpu
-        Name of the CPU.
 
     Raises
     ------

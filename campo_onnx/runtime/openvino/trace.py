@@ -47,13 +47,7 @@ PRODUCT_KINDS = frozenset({"MatMul", "FullyConnected", "Convolution", "Deconvolu
 
 
 class Names:
-    """Names that an ONNX graph has for what its nodes compute.
-
-    Parameters
-    ----------
-    graph
-        The graph.
-    """
+    """Names that an ONNX graph has for what its nodes compute."""
 
     def __init__(self, graph: GraphProto) -> None:
         self.node: Mapping[str, NodeProto] = {_name(node): node for node in graph.node}
@@ -90,12 +84,8 @@ class Executed:
     ----------
     name
         As counters of time call it.
-    nodes
-        Names of the ONNX nodes that it computes.
     computes
         The one of them whose arithmetic has `precision`; empty where that cannot be told.
-    kernel
-        Kind and kernel.
     precision
         Precision of its arithmetic; None where the plugin tells that of its input alone.
     """
