@@ -9,24 +9,12 @@ nodes take there.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import fmean
 from types import MappingProxyType
-
-import numpy as np
-
-from campo_onnx.ir.view import GraphView, OpNode
-from campo_onnx.ops.facts import work_of
-from campo_onnx.ops.key import OpKey
-from campo_onnx.ops.registry import spec
-from campo_onnx.ops.signature import Signature, make_signature
-from campo_onnx.ops.spec import Family
-from campo_onnx.ops.work import HOST_ONLY, WorkKind
 
 STRENGTH = 0.3
 """Weight of the factor 1 for every part, in squared relative errors of a step: what a few steps do not show
 stays as it was timed."""
-
-_IMAGE_AXES = 4
-_CAST, _WHERE = OpKey("", "Cast"), OpKey("", "Where")
 
 
 class Part(StrEnum):
@@ -41,71 +29,6 @@ class Part(StrEnum):
     LAYOUTS = "layouts"  # views of what a convolution left channels last: the runtime transposes it first
     CASTS = "casts"
     VIEWS = "views"
-
-
-_PART_OF = {
-    Family.MATRIX_PRODUCT: Part.PRODUCTS,
-    Family.RECURRENT: Part.PRODUCTS,
-    Family.ATTENTION: Part.PRODUCTS,
-    Family.CONVOLUTION: Part.CONVOLUTIONS,
-    Family.NORMALIZATION: Part.REDUCTIONS,
-    Family.SOFTMAX: Part.REDUCTIONS,
-    Family.REDUCTION: Part.REDUCTIONS,
-    Family.POOLING: Part.REDUCTIONS,
-    Family.LOSS: Part.REDUCTIONS,
-    Family.MOVEMENT: Part.MOVEMENT,
-    Family.SCATTER: Part.MOVEMENT,
-}
-
-
-def parts_of(view: GraphView) -> Mapping[str, Part]:
-    """Say for every node of a graph how it stands in it.
-
-    Examples
-    --------
-    A Relu behind a product is element-wise; an Add behind that Relu is computed in its kernel.
-    """
-    channels_last: set[str] = set()
-    found: dict[str, Part] = {}
-    for node in view.nodes:
-        part = _part(node, view, channels_last, found)
-        found[node.name] = part
-        passes_on = part not in (Part.REDUCTIONS, Part.PRODUCTS) and not channels_last.isdisjoint(node.inputs)
-        if part is Part.CONVOLUTIONS or passes_on:
-            channels_last.update(t for t in node.outputs if len(view.shape(t) or ()) == _IMAGE_AXES)
-        if part is Part.LAYOUTS:
-            channels_last.difference_update(node.outputs)
-    return MappingProxyType(found)
-
-
-def _part(node: OpNode, view: GraphView, channels_last: set[str], found: Mapping[str, Part]) -> Part:
-    if node.op == _CAST:
-        return Part.CASTS
-    kind = work_of(view.signature(node.name)).kind
-    if kind in HOST_ONLY:
-        is_last = bool(node.inputs) and node.inputs[0] in channels_last
-        return Part.LAYOUTS if kind is WorkKind.VIEW and is_last else Part.VIEWS
-    part = _PART_OF.get(spec(node.op).family, Part.ELEMENTWISE)
-    if node.op == _WHERE:  # it moves elements, each to its own place
-        part = Part.ELEMENTWISE
-    if part is Part.ELEMENTWISE:
-        producers = (view.producer[tensor].name for tensor in node.inputs if tensor in view.producer)
-        if any(found.get(name) in (Part.ELEMENTWISE, Part.FUSED) for name in producers):
-            return Part.FUSED
-    return part
-
-
-def relaid(signature: Signature) -> Signature:
-    """The Transpose that stands for a view in :attr:`Part.LAYOUTS`: of its input, to channels first."""
-    operand = signature.input(0)
-    batch, channels, *image = operand.shape or ()
-    return make_signature(
-        OpKey("", "Transpose"),
-        inputs=[(operand.dtype, (batch, *image, channels))],
-        outputs=[(operand.dtype, (batch, channels, *image))],
-        attributes={"perm": [0, len(image) + 1, *range(1, len(image) + 1)]},
-        opset=signature.opset,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +119,8 @@ def fit_in_step(steps: Sequence[MeasuredStep]) -> InStep:
         factors=_factors(steps),
         steps=len(steps),
         graphs=len(graphs),
-        error=float(np.mean(errors)),
-        error_alone=float(np.mean([error_of(ALONE, step) for step in steps])),
+        error=fmean(errors),
+        error_alone=fmean(error_of(ALONE, step) for step in steps),
     )
 
 
@@ -207,9 +130,8 @@ def error_of(in_step: InStep, step: MeasuredStep) -> float:
 
 
 def _factors(steps: Iterable[MeasuredStep]) -> Mapping[str, float]:
-    from scipy.optimize import (
-        nnls,  # takes a quarter of a second, and planning needs other parts of this file
-    )
+    import numpy as np
+    from scipy.optimize import nnls
 
     steps = list(steps)
     parts = [part for part in Part if any(step.parts_us.get(part, 0.0) > 0 for step in steps)]

@@ -6,12 +6,12 @@ so they exist everywhere, also for a device that is not there; each stands for o
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from campo_onnx.hardware.hardware import Hardware
-from campo_onnx.ops.facts import moved_bytes, work_of
-from campo_onnx.ops.ports import Ports
-from campo_onnx.ops.signature import Signature
-from campo_onnx.targets.roofline import utilization
+
+if TYPE_CHECKING:
+    from campo_onnx.ops.signature import Signature
 
 ALIGNMENT_ELEMENTS = 8
 """Multiple that FP16 tensor cores want of every dimension of a product."""
@@ -40,8 +40,12 @@ STATIC_EVENTS = (*(event for event in EVENTS if event not in RATES), "beyond_l2_
 """Events that follow from shapes: what FP32 times are predicted from."""
 
 
-def static_events(signature: Signature, hardware: Hardware) -> Mapping[str, float]:
+def static_events(signature: "Signature", hardware: Hardware) -> Mapping[str, float]:
     """Events that follow from shapes alone, and what FP32 times are predicted from."""
+    from campo_onnx.ops.facts import moved_bytes, work_of  # lists of devices need the names alone
+    from campo_onnx.ops.ports import Ports
+    from campo_onnx.targets.roofline import utilization
+
     work, traffic = work_of(signature), moved_bytes(signature, Ports(), None)
     elements = max((operand.elements for operand in signature.operands), default=0)
     waves = elements / (hardware.sm_count * _THREADS_PER_SM)
@@ -60,7 +64,7 @@ def static_events(signature: Signature, hardware: Hardware) -> Mapping[str, floa
     }
 
 
-def events_of(signature: Signature, fp32_us: float, hardware: Hardware) -> Mapping[str, float]:
+def events_of(signature: "Signature", fp32_us: float, hardware: Hardware) -> Mapping[str, float]:
     """All events of a node whose FP32 time is known, in the order of :data:`EVENTS`."""
     static = static_events(signature, hardware)
     known = fp32_us > 0 and math.isfinite(fp32_us)

@@ -8,16 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-import onnx
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from campo_onnx.ops.precision import Precision
-from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.overhead import Overhead
 from campo_onnx.runtime.timing import Step, Timing
+
+if TYPE_CHECKING:
+    import onnx
+    from numpy.typing import NDArray
+
+    from campo_onnx.ops.signature import Signature
 
 
 class Support(Enum):
@@ -197,15 +199,15 @@ class Tensor(Protocol):
         """``TensorProto.DataType`` of its elements."""
         ...
 
-    def read(self) -> NDArray[Any]:
+    def read(self) -> "NDArray[Any]":
         """Copy it to the host."""
         ...
 
-    def write(self, array: NDArray[Any]) -> None:
+    def write(self, array: "NDArray[Any]") -> None:
         """Copy an array of its shape and type to it."""
         ...
 
-    def shared(self) -> NDArray[Any] | None:
+    def shared(self) -> "NDArray[Any] | None":
         """Give the memory itself as an array; None where it is not the host's."""
         ...
 
@@ -236,7 +238,7 @@ class Program(Protocol):
         """
         ...
 
-    def placed(self, feeds: Mapping[str, NDArray[Any]]) -> Step:
+    def placed(self, feeds: "Mapping[str, NDArray[Any]]") -> Step:
         """Put inputs on the processor once and return what runs one step on them; results stay there.
 
         On a CPU the arrays may be bound as they are. Raises as :meth:`bound` does.
@@ -247,7 +249,7 @@ class Program(Protocol):
         """Run on memory of the caller; only where the runtime ``takes_addresses``."""
         ...
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run(self, feeds: "Mapping[str, NDArray[Any]]") -> "dict[str, NDArray[Any]]":
         """Run it once on arrays and copy the outputs, by name.
 
         Raises
@@ -259,7 +261,7 @@ class Program(Protocol):
 
     def node_times(
         self,
-        feeds: Mapping[str, NDArray[Any]],
+        feeds: "Mapping[str, NDArray[Any]]",
         *,
         repeats: int,
         warmup: int = 2,
@@ -332,17 +334,17 @@ class Runtime(Protocol):
         """Say what it adds to kernels, or would as a captured CUDA graph."""
         ...
 
-    def support(self, signature: Signature, processor: str, precision: Precision) -> Support:
+    def support(self, signature: "Signature", processor: str, precision: Precision) -> Support:
         """Say how it runs a node in a precision."""
         ...
 
-    def sums_low(self, signature: Signature, processor: str, precision: Precision) -> bool:
+    def sums_low(self, signature: "Signature", processor: str, precision: Precision) -> bool:
         """Whether sums of such a node are accumulated in the low precision itself."""
         ...
 
     def load(
         self,
-        model: onnx.ModelProto,
+        model: "onnx.ModelProto",
         processor: str,
         *,
         threads: int = 0,

@@ -7,17 +7,17 @@ from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
-
-import onnx
-from numpy.typing import NDArray
-from onnx import helper
+from typing import TYPE_CHECKING, Any
 
 from campo_onnx.errors import DeviceUnavailableError, UsageError
 from campo_onnx.hardware.hardware import PROCESSORS
 from campo_onnx.ops.precision import Precision, low_precisions
 from campo_onnx.runtime.api import LoadSettings, Program, Runtime, Tensor
 from campo_onnx.runtime.machine import DEFAULT, Machine
+
+if TYPE_CHECKING:
+    import onnx
+    from numpy.typing import NDArray
 
 AUTO = "auto"
 """Takes the default runtime."""
@@ -116,7 +116,7 @@ def machine(processor: str, threads: int = 0, runtime: str = AUTO) -> Machine:
 
 
 def load(
-    model: onnx.ModelProto,
+    model: "onnx.ModelProto",
     machine: Machine,
     *,
     folder: Path | None = None,
@@ -132,8 +132,10 @@ def tensor(shape: tuple[int, ...], dtype: int, machine: Machine) -> Tensor:
     return runtime_called(machine.runtime).tensor(shape, dtype, machine.provider)
 
 
-def tensor_of(array: NDArray[Any], machine: Machine) -> Tensor:
+def tensor_of(array: "NDArray[Any]", machine: Machine) -> Tensor:
     """Copy an array to a machine."""
+    from onnx import helper
+
     dtype = int(helper.np_dtype_to_tensor_dtype(array.dtype))
     copy = tensor(array.shape, dtype, machine)
     copy.write(array)

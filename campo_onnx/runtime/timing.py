@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 Step = Callable[[], float | None]
 """Runs one step and waits for its end. One that is told to another process returns the microseconds that it
 took there."""
@@ -74,6 +72,8 @@ def timing_of(samples_us: Sequence[float]) -> Timing:
     >>> timing_of([3.0, 1.0, 2.0, 100.0]).median_us
     2.5
     """
+    import numpy as np
+
     low, median, high = np.percentile(np.asarray(samples_us, np.float64), (25, 50, 75))
     return Timing(median_us=float(median), spread_us=float(high - low), repeats=len(samples_us))
 

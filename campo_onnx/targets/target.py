@@ -3,15 +3,18 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from campo_onnx.errors import ProfileError
 from campo_onnx.hardware import datasheet
 from campo_onnx.hardware.datasheet import Assumption
 from campo_onnx.hardware.hardware import Hardware
 from campo_onnx.ops.precision import Precision
-from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.api import Runtime, Support
 from campo_onnx.runtime.registry import AUTO, runtime_called
+
+if TYPE_CHECKING:
+    from campo_onnx.ops.signature import Signature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +118,11 @@ class Target:
             return None
         return self.hardware.tensor_flops_per_s(precision)
 
-    def support(self, signature: Signature, precision: Precision) -> Support:
+    def support(self, signature: "Signature", precision: Precision) -> Support:
         """Say how the runtime runs a node in a precision here."""
         return self.runtime.support(signature, self.hardware.processor, precision)
 
-    def sums_low(self, signature: Signature, precision: Precision) -> bool:
+    def sums_low(self, signature: "Signature", precision: Precision) -> bool:
         """Whether the runtime accumulates a node's sums in a low precision itself."""
         return self.runtime.sums_low(signature, self.hardware.processor, precision)
 

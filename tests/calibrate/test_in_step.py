@@ -15,9 +15,8 @@ from campo_onnx.calibrate.in_step import (
     Part,
     error_of,
     fit_in_step,
-    parts_of,
-    relaid,
 )
+from campo_onnx.costs.parts import parts_of, relaid
 from campo_onnx.ir.importer import import_model
 from campo_onnx.ir.view import GraphView
 

@@ -3,9 +3,6 @@
 import os
 from functools import cache
 
-import numpy as np
-from onnx import TensorProto, helper, numpy_helper
-
 from campo_onnx.runtime.gpu import Gpu, visible_gpu
 from campo_onnx.runtime.machine import Machine, cores, cpu_name
 from campo_onnx.runtime.onnxruntime.cuda_libraries import load_cuda_libraries
@@ -58,6 +55,8 @@ def cuda_problem() -> str:
     """
     if problem := runtime_problem():
         return problem
+    import numpy as np
+
     ort = onnxruntime()
     if ORT_NAME["cuda"] not in ort.get_available_providers():
         return _CPU_WHEEL + (f"; {told}" if (told := two_wheels()) else "")
@@ -83,6 +82,9 @@ def cuda_problem() -> str:
 
 def _probe() -> bytes:
     """A graph that needs CUDA's own libraries, cuBLAS and cuDNN."""
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 4, 4])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 4, 4])
     nodes = [

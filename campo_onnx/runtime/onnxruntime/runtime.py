@@ -5,24 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import onnx
-
 from campo_onnx.ops.precision import Precision
-from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.api import Capabilities, LoadSettings, Runtime, Support
 from campo_onnx.runtime.machine import Machine
 from campo_onnx.runtime.onnxruntime import providers
 from campo_onnx.runtime.onnxruntime.installed import only_wheel, onnxruntime, runtime_problem
-from campo_onnx.runtime.onnxruntime.kernels import (
-    has_kernel,
-    is_outdated,
-    never_loads,
-    refuses_attributes,
-    runs,
-)
 from campo_onnx.runtime.overhead import Overhead, read_overheads
 
 if TYPE_CHECKING:
+    import onnx
+
+    from campo_onnx.ops.signature import Signature
     from campo_onnx.runtime.onnxruntime.program import OnnxProgram
     from campo_onnx.runtime.onnxruntime.tensor import OnnxTensor
 
@@ -68,24 +61,26 @@ class OnnxRuntime:
         """Say what it adds to kernels; see :class:`~campo_onnx.runtime.api.Runtime`."""
         return read_overheads(__package__)["cuda_graph" if captured else processor]
 
-    def support(self, signature: Signature, processor: str, precision: Precision) -> Support:
+    def support(self, signature: "Signature", processor: str, precision: Precision) -> Support:
         """Say how a node runs; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        from campo_onnx.runtime.onnxruntime import kernels
+
         if precision is Precision.FP32:
-            is_refused = never_loads(signature, processor) or is_outdated(signature, processor)
-            return Support.REFUSED if is_refused else Support.NATIVE
-        refuses = refuses_attributes(signature, processor)
-        if refuses or not runs(signature.op, signature.opset, processor, precision):
+            refuses = kernels.never_loads(signature, processor) or kernels.is_outdated(signature, processor)
+            return Support.REFUSED if refuses else Support.NATIVE
+        refuses = kernels.refuses_attributes(signature, processor)
+        if refuses or not kernels.runs(signature.op, signature.opset, processor, precision):
             return Support.REFUSED
-        has_own = has_kernel(signature.op, signature.opset, processor, precision)
+        has_own = kernels.has_kernel(signature.op, signature.opset, processor, precision)
         return Support.NATIVE if has_own else Support.UPCAST
 
-    def sums_low(self, signature: Signature, processor: str, precision: Precision) -> bool:
+    def sums_low(self, signature: "Signature", processor: str, precision: Precision) -> bool:
         """False: the kernel table does not tell of any, and the kernels of sums that it lists add in FP32."""
         return False
 
     def load(
         self,
-        model: onnx.ModelProto,
+        model: "onnx.ModelProto",
         processor: str,
         *,
         threads: int = 0,

@@ -5,18 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import onnx
-
 from campo_onnx.errors import DeviceUnavailableError
 from campo_onnx.ops.precision import Precision
-from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.api import Capabilities, LoadSettings, Support
 from campo_onnx.runtime.machine import Machine, cores, cpu_name
-from campo_onnx.runtime.openvino import kernels
 from campo_onnx.runtime.openvino.installed import installed_version, is_new_enough, openvino, openvino_problem
 from campo_onnx.runtime.overhead import Overhead, read_overheads
 
 if TYPE_CHECKING:
+    import onnx
+
+    from campo_onnx.ops.signature import Signature
     from campo_onnx.runtime.openvino.program import OpenVinoProgram
     from campo_onnx.runtime.openvino.tensor import HostTensor
 
@@ -89,17 +88,21 @@ class OpenVino:
         """Say what it adds to kernels; see :class:`~campo_onnx.runtime.api.Runtime`."""
         return read_overheads(__package__)[_CPU]
 
-    def support(self, signature: Signature, processor: str, precision: Precision) -> Support:
+    def support(self, signature: "Signature", processor: str, precision: Precision) -> Support:
         """Say how a node runs; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        from campo_onnx.runtime.openvino import kernels
+
         return kernels.support(signature, precision) if processor == _CPU else Support.REFUSED
 
-    def sums_low(self, signature: Signature, processor: str, precision: Precision) -> bool:
+    def sums_low(self, signature: "Signature", processor: str, precision: Precision) -> bool:
         """Whether sums are accumulated in BF16; see :class:`~campo_onnx.runtime.api.Runtime`."""
+        from campo_onnx.runtime.openvino import kernels
+
         return kernels.sums_low(signature, precision)
 
     def load(
         self,
-        model: onnx.ModelProto,
+        model: "onnx.ModelProto",
         processor: str,
         *,
         threads: int = 0,
