@@ -109,10 +109,8 @@ def frontier(
     from campo_onnx.files import write_text
     from campo_onnx.ir.exporter import check_not_read
     from campo_onnx.ir.importer import check_model, import_model
-    from campo_onnx.lowering.place import Place
-    from campo_onnx.lowering.sequence import as_it_runs
     from campo_onnx.optimize.lists.list_file import resolve
-    from campo_onnx.planning.pipeline import problem_of
+    from campo_onnx.planning.pipeline import forms_for, problem_of
     from campo_onnx.report.charts import check_plot, draw_frontier, save_figure
     from campo_onnx.report.page import check_report
 
@@ -133,7 +131,7 @@ def frontier(
     with opened_target(where) as basis:
         decision = StrategyArguments(precision=precision)
         options = plain_options(basis, where, graph, decision, chosen_lists)
-        imported = as_it_runs(import_model(model, options.dims), Place(target=options.target), options.dims)
+        imported = forms_for(import_model(model, options.dims), options)[0]
         check_not_read(targets, imported.data_files)
         note_form(imported, options.target.runtime.name, model.name)
         problem = problem_of(imported, options)

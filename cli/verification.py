@@ -32,7 +32,8 @@ class VerificationArguments:
         typer.Option(
             "--verify",
             help="Measure the mixed step against FP32 on this machine, which must have --device, and write "
-            "FP32 unless the whole 95 % confidence interval says that the mixed step is faster.",
+            "FP32 unless the whole 95 % confidence interval says that the mixed step is faster; a file that "
+            "is low already takes the place of FP32.",
             rich_help_panel=VERIFICATION,
         ),
     ] = False

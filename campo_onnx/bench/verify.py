@@ -1,9 +1,10 @@
 """Plans measured on the device: one plan against FP32, or every strategy's plan side by side.
 
-:func:`verify` returns the mixed graph only if its step is measured faster than the FP32 step, and the
-FP32 graph otherwise. A plan that is not faster can be repaired: plan again with better costs, and
-measure again. First every node is timed on the device in both precisions; after that the measured step
-shows by how much the costs of low precision and its casts were underestimated.
+:func:`verify` returns the planned graph only if its step is measured faster than the FP32 step, and the
+FP32 graph otherwise. A file that is low already takes the place of FP32. A plan that is not faster can be
+repaired: plan again with better costs, and measure again. First every node is timed on the device in both
+precisions; after that the measured step shows by how much the costs of low precision and its casts were
+underestimated.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,27 +18,28 @@ from campo_onnx.costs.table import CostTable
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.plan.plan import Plan
-from campo_onnx.optimize.plan.reason import Reason, Verdict
+from campo_onnx.optimize.plan.reason import Fact, Reason, Verdict
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.planning.comparison import Comparison
 from campo_onnx.planning.options import Options
-from campo_onnx.planning.pipeline import Optimized, apply, decide, problem_of, stay_fp32
+from campo_onnx.planning.pipeline import Optimized, apply, decide, problem_of, stays
 
 Measure = Callable[[Sequence[Graph]], BenchResult]
 """Times training steps in alternation; the others are compared with the first."""
 
-FP32 = "fp32"
+FP32, AS_GIVEN = "fp32", "as given"
+"""Names of what plans are measured against."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One plan, and its graph measured against FP32.
+    """One plan, and its graph measured against FP32, or against the file where that is low already.
 
     Parameters
     ----------
     result
-        The measurement: FP32 first, then the mixed graph.
+        The measurement: the graph that is measured against, then the planned one.
     """
 
     optimized: Optimized
@@ -45,7 +47,7 @@ class Attempt:
 
     @property
     def row(self) -> BenchRow:
-        """The mixed graph's row."""
+        """The planned graph's row."""
         return self.result.rows[1]
 
     @property
@@ -63,7 +65,7 @@ class Verification:
     attempts
         Plans that were measured, in order; none where the first plan changes nothing.
     returned
-        The attempt that was faster than FP32, or the FP32 graph.
+        The attempt that was faster, or the graph that it was measured against.
     """
 
     attempts: tuple[Attempt, ...]
@@ -71,12 +73,14 @@ class Verification:
 
     @property
     def won(self) -> bool:
-        """Whether a mixed graph is returned."""
-        return bool(self.returned.plan.low_nodes)
+        """Whether a planned graph is returned."""
+        return not self.returned.is_unchanged
 
 
 def verify(optimized: Optimized, options: Options, measure: Measure, *, repairs: int = 0) -> Verification:
-    """Measure a result against the FP32 graph it was made from.
+    """Measure a result against the FP32 graph it was made from, or against a file that was low already.
+
+    A file in which rules raise nodes, since their values do not fit, is no answer: then FP32 is.
 
     Parameters
     ----------
@@ -88,23 +92,24 @@ def verify(optimized: Optimized, options: Options, measure: Measure, *, repairs:
     Raises
     ------
     ModelError
-        If the FP32 graph itself does not run.
+        If the graph that is measured against does not run.
     campo_onnx.errors.CampoError
         If nodes cannot be timed for a repair.
     """
-    if not optimized.plan.low_nodes:
+    if optimized.is_unchanged:
         return Verification(attempts=(), returned=optimized)
     attempts = [_attempt(optimized, options, measure)]
     if not options.chosen_strategy.is_cost_aware:
         repairs = 0  # other costs would change nothing
     while not attempts[-1].wins and len(attempts) <= repairs:
         problem, plan = _replanned(attempts[-1], options)
-        if not plan.low_nodes or _key(plan) in {_key(tried.optimized.plan) for tried in attempts}:
+        again = apply(plan, problem, optimized.imported)
+        if again.is_unchanged or _key(plan) in {_key(tried.optimized.plan) for tried in attempts}:
             break
-        attempts.append(_attempt(apply(plan, problem, optimized.imported), options, measure))
+        attempts.append(_attempt(again, options, measure))
     last = attempts[-1]
     return Verification(
-        attempts=tuple(attempts), returned=last.optimized if last.wins else _in_fp32(last, options)
+        attempts=tuple(attempts), returned=last.optimized if last.wins else _unchanged(last, options)
     )
 
 
@@ -139,14 +144,18 @@ def scaled_costs(costs: CostTable, plan: Plan, result: BenchResult) -> CostTable
 
 
 def _attempt(optimized: Optimized, options: Options, measure: Measure) -> Attempt:
-    given = optimized.imported.given or optimized.imported
-    mixed = replace(import_model(optimized.model, options.dims), folder=given.folder)
-    result = measure((Graph(name=FP32, imported=given), Graph(name=optimized.plan.low.value, imported=mixed)))
+    plan, imported = optimized.plan, optimized.imported
+    reference = Graph(name=FP32, imported=imported.given or imported)
+    if optimized.problem.starts_low and imported.as_given is not None:
+        reference = Graph(name=AS_GIVEN, imported=imported.as_given)
+    planned = replace(import_model(optimized.model, options.dims), folder=reference.imported.folder)
+    name = plan.low.value if plan.low_nodes else FP32
+    result = measure((reference, Graph(name=name, imported=planned)))
     if result.interrupted:
         raise KeyboardInterrupt  # an incomplete measurement decides nothing, and nothing is written
     if result.rows[0].verdict is Outcome.FAILED:
         raise ModelError(
-            "the FP32 graph does not run, so nothing can be verified", why=result.rows[0].failure
+            f"the graph {reference.name} does not run, so nothing can be verified", why=result.rows[0].failure
         )
     return Attempt(optimized=optimized, result=result)
 
@@ -162,35 +171,37 @@ def _replanned(attempt: Attempt, options: Options) -> tuple[Problem, Plan]:
         plan = decide(problem, attempt.optimized.imported, options)
         if _key(plan) != _key(attempt.optimized.plan):
             return problem, plan
+    if problem.starts_low:  # both steps have low nodes, so that their times do not tell what those cost
+        return problem, plan
     problem = replace(problem, costs=scaled_costs(problem.costs, plan, attempt.result))
     return problem, decide(problem, attempt.optimized.imported, options)
 
 
-def _in_fp32(attempt: Attempt, options: Options) -> Optimized:
-    fp32, mixed = attempt.result.rows[:2]
-    if fp32.step_us is None or mixed.step_us is None:
-        verdict = Verdict(
-            decided_by=Reason.VERIFIED_FAILING, facts={"low": options.low.value, "failure": mixed.failure}
-        )
-    else:
-        verdict = Verdict(
-            decided_by=Reason.VERIFIED_SLOWER,
-            facts={
-                "low": options.low.value,
-                "low_ms": mixed.step_us.median / 1000,
-                "fp32_ms": fp32.step_us.median / 1000,
-                "outcome": mixed.verdict.value,
-            },
-        )
+def _unchanged(attempt: Attempt, options: Options) -> Optimized:
     problem, imported = attempt.optimized.problem, attempt.optimized.imported
-    if imported.given is not None:
+    verdict = _verdict(attempt)
+    if imported.given is not None and not problem.starts_low:
         imported = imported.given
         # What data says of nodes is said of those of the other form.
         problem = problem_of(imported, replace(options, forbidden={}, released=frozenset()))
     # What was measured does not change what is proven of the predicted steps.
     bound_us = attempt.optimized.plan.lower_bound_us
-    plan = replace(stay_fp32(problem, options, verdict), lower_bound_us=bound_us)
+    plan = replace(stays(problem, options, problem.low_unchanged, verdict), lower_bound_us=bound_us)
     return apply(plan, problem, imported)
+
+
+def _verdict(attempt: Attempt) -> Verdict:
+    reference, planned = attempt.result.rows[:2]
+    if reference.step_us is None or planned.step_us is None:
+        facts: dict[str, Fact] = {"low": planned.name, "failure": planned.failure}
+        return Verdict(decided_by=Reason.VERIFIED_FAILING, facts=facts)
+    reference_ms, planned_ms = reference.step_us.median / 1000, planned.step_us.median / 1000
+    outcome = planned.verdict.value
+    if attempt.optimized.problem.starts_low:
+        facts = {"given_ms": reference_ms, "planned_ms": planned_ms, "outcome": outcome}
+        return Verdict(decided_by=Reason.VERIFIED_AS_GIVEN, facts=facts)
+    facts = {"low": planned.name, "low_ms": planned_ms, "fp32_ms": reference_ms, "outcome": outcome}
+    return Verdict(decided_by=Reason.VERIFIED_SLOWER, facts=facts)
 
 
 def measured(comparison: Comparison, measure: Measure, dims: Mapping[str, int] | None = None) -> Comparison:

@@ -196,6 +196,11 @@ class Problem:
         return bool(self.low_as_given) and self.low_as_given.isdisjoint(self.fixed)
 
     @property
+    def low_unchanged(self) -> frozenset[str]:
+        """Nodes that are low in the plan that changes nothing."""
+        return self.low_as_given if self.starts_low else frozenset()
+
+    @property
     def flat_cast_us(self) -> float:
         """Time of the one Cast of all weights; 0 where there is no such Cast."""
         return 0.0 if self.flat is None else self.costs.cast.cast_us(self.flat.elements)

@@ -48,7 +48,7 @@ def advice(optimized: Optimized, options: Options, *, patience_s: float = PATIEN
     plan = optimized.plan
     if plan.low_nodes or optimized.was_optimized_before or not options.chosen_strategy.is_cost_aware:
         return ()
-    if any(d.decided_by in (Reason.VERIFIED_SLOWER, Reason.VERIFIED_FAILING) for d in plan.decisions):
+    if any(str(d.decided_by).startswith("verified-") for d in plan.decisions):
         return ()
     until = time.monotonic() + patience_s
     too_little = tuple(_too_little(plan))

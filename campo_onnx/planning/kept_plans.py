@@ -57,12 +57,15 @@ def planned_once(imported: Imported, options: Options, folder: Path | None) -> t
 def name_of(imported: Imported, options: Options) -> str:
     """File name for the plan of a graph with some options, the same in every process.
 
-    Everything that may change the plan counts: the graph with its stamp, every option, and the rules: our
-    version, the package's source, and onnx, whose schemas say which tensors change type.
+    Everything that may change the plan counts: the graph with its stamp and what was low in its file (two
+    files may be one graph once they are raised), every option, and the rules: our version, the package's
+    source, and onnx, whose schemas say which tensors change type.
     """
     question = {
         "asked": identity_of(options),
         "stamp": imported.stamp,
+        "is_raised": imported.as_given is not None,
+        "low_as_given": sorted(imported.low_as_given),
         "flat_weights": flat_weights_of(imported.view, options),
     }
     return f"{imported.digest}-{fingerprint(question)}.json"

@@ -78,6 +78,11 @@ class Optimized:
         return problem.predicted_us(problem.low_as_given) if problem.low_as_given else None
 
     @property
+    def is_unchanged(self) -> bool:
+        """Whether the plan leaves every precision of the given file as it was."""
+        return self.plan.low_nodes == self.problem.low_unchanged and not self.plan.pads
+
+    @property
     def unscaled_gradients(self) -> tuple[str, ...]:
         """Nodes of the backward pass in which small gradients vanish, as nothing scales the loss."""
         return vanishing_gradients(self.plan, self.problem)
@@ -286,7 +291,7 @@ def pad_limits(imported: Imported, options: Options) -> PadLimits:
 
 
 def _unless_too_little(plan: Plan, problem: Problem, options: Options) -> Plan:
-    low = problem.low_as_given if problem.starts_low else frozenset[str]()
+    low = problem.low_unchanged
     given_us = problem.predicted_us(low)
     saved_us = given_us - plan.predicted_us
     if plan.low_nodes == low or saved_us >= options.min_gain * given_us:
@@ -298,11 +303,6 @@ def _unless_too_little(plan: Plan, problem: Problem, options: Options) -> Plan:
     }
     left = stays(problem, options, low, Verdict(decided_by=Reason.MIN_GAIN, facts=facts))
     return replace(left, lower_bound_us=plan.lower_bound_us)
-
-
-def stay_fp32(problem: Problem, options: Options, verdict: Verdict) -> Plan:
-    """Plan FP32 throughout, for a given reason."""
-    return stays(problem, options, frozenset(), verdict)
 
 
 def stays(problem: Problem, options: Options, low: frozenset[str], verdict: Verdict) -> Plan:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from campo_onnx.bench import verify as verification
@@ -157,6 +158,64 @@ def test_a_plan_without_low_nodes_needs_no_measuring(planned):
     nothing = optimize(GRAPH, replace(OPTIONS, strategy="fp32"))
     fake = FakeDevice(planned, truth=lambda costs: costs)
     assert verify(nothing, OPTIONS, fake).returned is nothing
+    assert not fake.measured
+
+
+@pytest.mark.parametrize(("low_is_dearer_by", "is_raised"), [(20.0, True), (0.01, False), (None, False)])
+def test_a_file_that_is_low_already_is_what_is_measured_against(
+    planned, low_is_dearer_by, is_raised, no_timing, monkeypatch
+):
+    """The plan raises everything; whether that is faster than the file is measured, and else it stays."""
+    given = onnx.ModelProto()
+    given.CopyFrom(planned.model)
+    del given.metadata_props[:]
+    dear = replace(OPTIONS, strategy="fp32")
+    raised = optimize(given, dear)
+    assert raised.problem.starts_low
+    assert not raised.plan.low_nodes
+    truth = dearer_low(low_is_dearer_by) if low_is_dearer_by else equal_times(raised)
+    names = []
+
+    def measure(graphs: Sequence[Graph]) -> BenchResult:
+        fake = FakeDevice(raised, truth)
+        true = replace(raised.problem, costs=truth(raised.problem.costs))
+        given_us, planned_us = (true.predicted_us(low) for low in (raised.problem.low_as_given, frozenset()))
+        names.append([graph.name for graph in graphs])
+        assert graphs[0].imported is raised.imported.as_given
+        verdict = Outcome.FASTER if planned_us < given_us else Outcome.SLOWER
+        verdict = verdict if planned_us != given_us else Outcome.NO_DIFFERENCE
+        first = fake.row(graphs[0], given_us, Outcome.BASELINE)
+        rows = (first, fake.row(graphs[1], planned_us, verdict, given_us))
+        return BenchResult(
+            machine=machine("cpu"),
+            rows=rows,
+            steps=10,
+            measured_at="2026-01-01T00:00:00+00:00",
+            samples_us={},
+            tolerance=0.01,
+        )
+
+    done = verify(raised, dear, measure, repairs=3)
+    assert names[0] == ["as given", "fp32"]
+    assert done.won is is_raised
+    if is_raised:
+        assert done.returned is raised
+    else:
+        assert done.returned.model == given
+        assert done.returned.plan.low_nodes == raised.problem.low_as_given
+        told = [d.reason for d in done.returned.plan.decisions if d.decided_by is Reason.VERIFIED_AS_GIVEN]
+        assert told
+        assert "as the file has it" in told[0]
+
+
+def test_a_file_that_stays_as_it_is_needs_no_measuring(planned):
+    given = onnx.ModelProto()
+    given.CopyFrom(planned.model)
+    del given.metadata_props[:]
+    again = optimize(given, OPTIONS)
+    assert again.plan.low_nodes == again.problem.low_as_given != frozenset()
+    fake = FakeDevice(again, truth=lambda costs: costs)
+    assert verify(again, OPTIONS, fake).returned is again
     assert not fake.measured
 
 

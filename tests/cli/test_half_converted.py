@@ -81,6 +81,35 @@ def test_compare_measures_the_file_as_well(program, mixed, capsys):
     assert by_name["as given"]["measured_bounds"] is not None
 
 
+def test_verify_measures_against_the_file(program, mixed, tmp_path, capsys):
+    words = (
+        "--device",
+        "cpu",
+        "--costs",
+        "datasheet",
+        "--verify",
+        "--verify-steps",
+        "6",
+        "--plan",
+        "plan.json",
+    )
+    assert program("optimize", "mixed.onnx", "-o", "out.onnx", *words) == 0
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert "as given" in told
+    was_kept = "No planned step was faster, so the file stays as it is." in told
+    first, second = (onnx.load(tmp_path / f"{name}.onnx").graph.node for name in ("mixed", "out"))
+    assert ([n.op_type for n in first] == [n.op_type for n in second]) is was_kept
+    assert ("verified-as-given" in (tmp_path / "plan.json").read_text(encoding="utf-8")) is was_kept
+
+
+def test_the_frontier_begins_with_every_node_in_fp32(program, mixed, capsys):
+    words = ("frontier", "mixed.onnx", "--device", "v100", "--runs", "2", "--emulated", "2", "--json")
+    assert program(*words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["roundings"] > 0
+    assert min(point["low_nodes"] for point in document["points"]) == 0
+
+
 @pytest.mark.parametrize("device", ["cpu", "v100"])
 def test_check_holds_the_result_against_the_file(program, mixed, capsys, device):
     words = ("--device", device, "--costs", "datasheet", "--plan", "plan.json")

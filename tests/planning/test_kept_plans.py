@@ -10,10 +10,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from onnx import parser
 
 from campo_onnx import Options, Precision, oplists, target
 from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.ir.importer import import_model
+from campo_onnx.lowering.widen import widened
 from campo_onnx.optimize.flat_weights import FlatWeights
 from campo_onnx.optimize.lists.oplists import with_overrides
 from campo_onnx.optimize.plan.reason import Reason, Verdict
@@ -55,6 +57,20 @@ def is_planned_again(imported, options, folder, monkeypatch):
         patch.setattr(kept_plans, "decide", counted)
         planned_once(imported, options, folder)
     return bool(calls)
+
+
+def test_files_that_are_one_graph_once_raised_have_plans_of_their_own():
+    text = """<ir_version: 10, opset_import: ["": 20]> g (float[8, 8] x, float16[8, 8] w) => (float[8, 8] y)
+        { x16 = Cast<to = 10>(x) h = MatMul(x16, w) r = Relu(h) y = Cast<to = 1>(r) }"""
+    half = widened(import_model(parser.parse_model(text)), OPTIONS.low)
+    plain = import_model(half.model)
+    assert plain.digest == half.digest
+    partly = replace(half, low_as_given=half.low_as_given - {"Relu"})
+    names = {
+        name_of(each, OPTIONS) for each in (plain, half, partly, replace(half, low_as_given=frozenset()))
+    }
+    assert len(half.low_as_given - {"Relu"}) < len(half.low_as_given)
+    assert len(names) == 4
 
 
 # --- found again ---

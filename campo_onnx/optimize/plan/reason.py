@@ -274,6 +274,12 @@ class Reason(Enum):
         "measured: the step takes {low_ms:.3g} ms in {low}, {fp32_ms:.3g} ms in FP32 ({outcome})",
         "measured, the mixed step is not faster",
     )
+    VERIFIED_AS_GIVEN = (
+        "verified-as-given",
+        "measured: the step takes {planned_ms:.3g} ms as planned, {given_ms:.3g} ms as the file has it "
+        "({outcome})",
+        "measured, the planned step is not faster than the file",
+    )
     VERIFIED_FAILING = (
         "verified-failing",
         "in {low} the step does not run: {failure}",
