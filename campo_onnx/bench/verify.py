@@ -58,18 +58,10 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """All attempts, and the graph to use.
+    """All attempts, and the graph to use."""
 
-    Parameters
-    ----------
-    attempts
-        Plans that were measured, in order; none where the first plan changes nothing.
-    returned
-        The attempt that was faster, or the graph that it was measured against.
-    """
-
-    attempts: tuple[Attempt, ...]
-    returned: Optimized
+    attempts: tuple[Attempt, ...]  # in order; none where the first plan changes nothing
+    returned: Optimized  # the attempt that was faster, or the graph that it was measured against
 
     @property
     def won(self) -> bool:

@@ -28,18 +28,12 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A calibration, and whether it is taken by itself.
-
-    Parameters
-    ----------
-    refusal
-        Why it is not taken by itself; ``""`` when it is.
-    """
+    """A calibration, and whether it is taken by itself."""
 
     calibration: Calibration
     origin: Origin
     file: str
-    refusal: str = ""
+    refusal: str = ""  # why it is not taken by itself
 
 
 def user_folder() -> Path:

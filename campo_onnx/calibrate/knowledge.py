@@ -18,20 +18,12 @@ from campo_onnx.targets.target import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """Sources for one device.
-
-    Parameters
-    ----------
-    timings
-        Single nodes that were timed on it and are in the store.
-    problems
-        Calibrations that are there and cannot be read.
-    """
+    """Sources for one device."""
 
     target: Target
     calibrations: tuple[Found, ...]
-    timings: int
-    problems: tuple[str, ...] = ()
+    timings: int  # of single nodes on it, in the store
+    problems: tuple[str, ...] = ()  # calibrations that are there and cannot be read
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values; of calibrations, what they are and how good."""

@@ -65,11 +65,6 @@ class TensorInfo:
     is_output: bool = False
 
     @property
-    def is_graph_io(self) -> bool:
-        """Whether the tensor is an input or output of the graph."""
-        return self.is_output or self.kind is TensorKind.INPUT
-
-    @property
     def elements(self) -> int | None:
         """Number of elements, or None when the shape is unknown."""
         return None if self.shape is None else math.prod(self.shape)

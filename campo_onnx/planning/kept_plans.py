@@ -87,13 +87,7 @@ def identity_of(options: Options) -> str:
 
 
 def form_once(imported: Imported, options: Options, folder: Path | None) -> Imported:
-    """Bring a graph into the form to plan: both are planned, unless an earlier process kept the choice.
-
-    Parameters
-    ----------
-    imported, options, folder
-        As for :func:`planned_once`.
-    """
+    """Bring a graph into the form to plan: both are planned, unless an earlier process kept the choice."""
     forms = forms_for(imported, options)
     if len(forms) == 1 or folder is None or not _is_repeatable(options):
         return best_form(forms, options)

@@ -13,41 +13,23 @@ from campo_onnx.targets.detect import cpu_figures
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledRuntime:
-    """A runtime as it is on this machine.
-
-    Parameters
-    ----------
-    version
-        Version of its package; ``""`` if it cannot be used.
-    problem
-        Why it cannot; ``""`` if it can, or would only show by loading it.
-    """
+    """A runtime as it is on this machine."""
 
     name: str
-    version: str
-    problem: str
+    version: str  # empty if it cannot be used
+    problem: str  # empty also where only loading it would tell
     capabilities: Capabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Here:
-    """Facts on this machine.
-
-    Parameters
-    ----------
-    device
-        Name of the device file that describes the CPU; ``"cpu"`` or ``"cpu_bf16"`` if none does.
-    units
-        Its instruction sets with low-precision products.
-    gpu
-        Name of the first GPU; ``""`` without one.
-    """
+    """Facts on this machine."""
 
     cpu: str
     cores: int
-    device: str
-    units: tuple[str, ...]
-    gpu: str
+    device: str  # the device file of the CPU; "cpu" or "cpu_bf16" if none describes it
+    units: tuple[str, ...]  # instruction sets with low-precision products
+    gpu: str  # the first; empty without one
     runtimes: tuple[InstalledRuntime, ...]
 
 

@@ -29,9 +29,8 @@ def _told(attempt: "Attempt", number: int) -> str:
     where = f"Measured on {attempt.result.machine.device}" if number == 1 else "Planned again and measured"
     if fp32.step_us is None or mixed.step_us is None or mixed.speedup is None:
         return f"{where}: the step does not run in {mixed.name}: {mixed.failure}"
-    plan, given_us = attempt.optimized.plan, attempt.optimized.as_given_us
-    is_fp32 = given_us is None or not attempt.optimized.problem.starts_low
-    predicted = plan.speedup if is_fp32 else given_us / plan.predicted_us
+    plan, problem = attempt.optimized.plan, attempt.optimized.problem
+    predicted = problem.predicted_us(problem.low_unchanged) / plan.predicted_us
     return (
         f"{where}: {fp32.name} {duration(fp32.step_us.median)}, "
         f"{mixed.name} {duration(mixed.step_us.median)}: "

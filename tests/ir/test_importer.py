@@ -47,7 +47,6 @@ def test_the_view(model_text):
     assert kinds["b"] is TensorKind.CONSTANT
     assert kinds["h"] is TensorKind.ACTIVATION
     assert view.tensors["y"].is_output
-    assert not view.tensors["h"].is_graph_io
 
 
 def test_unsorted_nodes_without_names_are_sorted_and_named(model_text):
