@@ -4,8 +4,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from .evidence import telling_what_is_kept
 from .options import (
     AUTO,
@@ -25,6 +23,7 @@ from .options import (
     check_one_form,
     complete_calibrated,
     low_precision,
+    option,
 )
 from .outputs import check_outputs
 from .render.console import print_json, print_note, progressing, set_loudness
@@ -43,41 +42,37 @@ if TYPE_CHECKING:
 def calibrate(
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            None,
             "-o",
             "--output",
             metavar="FILE.json",
             help="Where to write the calibration. By default in your data folder, where `--costs auto` and "
             "`--costs model` find it; pass a file from elsewhere as `--device FILE`.",
-            show_default=False,
         ),
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option(
-            "--quick", help="Minutes instead of hours: fewer operators and shapes.", rich_help_panel=DECISION
-        ),
+        option(DECISION, "--quick", help="Minutes instead of hours: fewer operators and shapes."),
     ] = False,
     ops: Annotated[
         str | None,
-        typer.Option(
+        option(
+            DECISION,
             "--ops",
             metavar="OP,OP,...",
             autocompletion=complete_calibrated,
             help="Only these operators.",
-            show_default=False,
-            rich_help_panel=DECISION,
         ),
     ] = None,
     shapes: Annotated[
         int | None,
-        typer.Option(
+        option(
+            DECISION,
             metavar="N",
             min=9,
             help="Shapes per operator; by default 40 with --quick and 400 without. A third is held out for "
             "testing.",
-            show_default=False,
-            rich_help_panel=DECISION,
         ),
     ] = None,
     precision: PrecisionOption = None,
@@ -85,15 +80,15 @@ def calibrate(
     runtime: RunInOption = "auto",
     cuda_graph: Annotated[
         bool,
-        typer.Option("--cuda-graph", help="Time nodes inside captured CUDA graphs.", rich_help_panel=MEASURE),
+        option(MEASURE, "--cuda-graph", help="Time nodes inside captured CUDA graphs."),
     ] = False,
     again: Annotated[
         bool,
-        typer.Option(
+        option(
+            MEASURE,
             "--again",
             help="Take the timings that are there once more, and keep the shorter one of each: other "
             "programs, and other guests of the same host, only ever make a node slower.",
-            rich_help_panel=MEASURE,
         ),
     ] = False,
     counters: CountersOption = Use.AUTO,
@@ -101,24 +96,22 @@ def calibrate(
     store: StoreOption = None,
     cluster: Annotated[
         str,
-        typer.Option(
+        option(
+            MEASURE,
             "--cluster",
             metavar="ADDRESS",
             help="Time on all GPUs of a Ray cluster, and write a calibration for each kind of device: "
             "HOST:PORT, `auto` for the cluster that runs here, or `local` for all GPUs of this machine.",
-            show_default=False,
-            rich_help_panel=MEASURE,
         ),
     ] = "",
     from_store: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            MEASURE,
             "--from-store",
             metavar="FILE",
             help="Fit from the timings in FILE alone, which another machine measured (`timings.sqlite`), and "
             "say what is missing. Measures nothing.",
-            show_default=False,
-            rich_help_panel=MEASURE,
         ),
     ] = None,
     form: FormatOption = TableFormat.TEXT,

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY, STRATEGIES, strategy_called
 
 from .error_limit import MaxErrorOption, MaxTimeOption
@@ -21,6 +19,7 @@ from .options import (
     complete_strategies,
     dimensions,
     low_precision,
+    option,
     ranges,
 )
 
@@ -35,11 +34,11 @@ class StrategyArguments:
 
     strategy: Annotated[
         str,
-        typer.Option(
+        option(
+            DECISION,
             metavar="NAME",
             autocompletion=complete_strategies,
             help=" ".join(f"`{s.name}`: {s.title}." for s in STRATEGIES.values()),
-            rich_help_panel=DECISION,
         ),
     ] = DEFAULT_STRATEGY
     precision: PrecisionOrAutoOption = None
@@ -47,41 +46,41 @@ class StrategyArguments:
     max_time_us: MaxTimeOption = None
     min_gain: Annotated[
         float,
-        typer.Option(
+        option(
+            DECISION,
             metavar="SHARE",
             min=0.0,
             max=1.0,
             help="For cost-aware strategies: the share of the step that must be predicted to be saved; below "
             "it the step stays FP32, since costs are not known more precisely.",
-            rich_help_panel=DECISION,
         ),
     ] = 0.01
     margin_us: MarginOption = 1000.0
     lower: Annotated[
         bool,
-        typer.Option(
+        option(
+            DECISION,
             "--lower",
             help="Choose the forms of convolutions for the device in a graph of another exporter too.",
-            rich_help_panel=DECISION,
         ),
     ] = False
     no_pads: Annotated[
         bool,
-        typer.Option(
+        option(
+            DECISION,
             "--no-pads",
             help="Do not zero-pad matrix products for tensor cores. By default cost-aware strategies pad "
             "where that is predicted to pay.",
-            rich_help_panel=DECISION,
         ),
     ] = False
     pad_threshold_us: Annotated[
         float,
-        typer.Option(
+        option(
+            DECISION,
             "--pad-threshold-us",
             metavar="US",
             min=0.0,
             help="Microseconds that padding a node must save beyond the predicted cost of its pads.",
-            rich_help_panel=DECISION,
         ),
     ] = 0.0
 
@@ -96,9 +95,7 @@ class GraphArguments:
 
 
 def _on_list(name: str) -> object:
-    return typer.Option(
-        f"--{name}", metavar="OP", help=f"Put an operator on the {name} list.", rich_help_panel=SAFETY
-    )
+    return option(SAFETY, f"--{name}", metavar="OP", help=f"Put an operator on the {name} list.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +104,12 @@ class ListArguments:
 
     lists: Annotated[
         str | None,
-        typer.Option(
+        option(
+            SAFETY,
             metavar="NAME|FILE",
             autocompletion=complete_lists,
             help="Which operators may run in low precision: a preset (campo, tf115, tf2, pytorch, nvidia) or "
             "a file of your own. By default the strategy's own lists.",
-            rich_help_panel=SAFETY,
         ),
     ] = None
     allow: Annotated[list[str] | None, _on_list("allow")] = None
@@ -121,11 +118,11 @@ class ListArguments:
     deny: Annotated[list[str] | None, _on_list("deny")] = None
     strict: Annotated[
         bool,
-        typer.Option(
+        option(
+            SAFETY,
             "--strict",
             help="Fail if --allow, --infer, --clear, --deny or --keep-fp32 matches no node, or a list file "
             "names an operator that ONNX does not have, instead of a warning.",
-            rich_help_panel=SAFETY,
         ),
     ] = False
 

@@ -4,10 +4,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from .optimize import default_output, optimize
-from .options import OUTPUT, DeviceOption, ForceOption
+from .options import OUTPUT, DeviceOption, ForceOption, option
 from .render.console import print_line, print_note
 from .render.verification import print_verification
 from .verification import verified
@@ -21,7 +19,7 @@ BUDGET_S = 30.0  # a step takes about a second
 def demo(
     folder: Annotated[
         Path,
-        typer.Option("--folder", metavar="FOLDER", help="Where to write its files.", rich_help_panel=OUTPUT),
+        option(OUTPUT, "--folder", metavar="FOLDER", help="Where to write its files."),
     ] = Path("campo_demo"),
     device: DeviceOption = PREDICTED,
     force: ForceOption = False,

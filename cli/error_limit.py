@@ -3,12 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from campo_onnx.errors import UsageError
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY
 
-from .options import DECISION
+from .options import DECISION, option
 from .render.console import print_note, progressing
 
 if TYPE_CHECKING:
@@ -20,25 +18,23 @@ if TYPE_CHECKING:
 
 MaxErrorOption = Annotated[
     float | None,
-    typer.Option(
+    option(
+        DECISION,
         "--max-error",
         metavar="ERROR",
         min=0.0,
         help="Take the fastest plan of `frontier` whose error on the batches of --inputs is at most this, "
         "as predicted and as emulated.",
-        show_default=False,
-        rich_help_panel=DECISION,
     ),
 ]
 MaxTimeOption = Annotated[
     float | None,
-    typer.Option(
+    option(
+        DECISION,
         "--max-time-us",
         metavar="US",
         min=0.0,
         help="Take the plan of `frontier` with the least error among those predicted to take at most this.",
-        show_default=False,
-        rich_help_panel=DECISION,
     ),
 ]
 

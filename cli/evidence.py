@@ -7,12 +7,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from campo_onnx.costs.evidence import CHOICES, CostSource
 from campo_onnx.errors import UsageError, did_you_mean
 
-from .options import AUTO, COSTS, DeviceOption, RuntimeOption, StoreOption
+from .options import AUTO, COSTS, DeviceOption, RuntimeOption, StoreOption, option
 from .render.console import print_note, print_warning, progressing
 
 if TYPE_CHECKING:
@@ -35,7 +33,8 @@ def _cost_source(text: str) -> CostSource:
 
 CostsOption = Annotated[
     CostSource,
-    typer.Option(
+    option(
+        COSTS,
         "--costs",
         metavar="SOURCE",
         parser=_cost_source,
@@ -43,7 +42,6 @@ CostsOption = Annotated[
         "calibration of the device. `measure`: every distinct node is timed on this machine, in both "
         "precisions. `auto`: a calibration if there is one, else `measure` if this machine has the device, "
         "else `datasheet`.",
-        rich_help_panel=COSTS,
     ),
 ]
 
@@ -57,29 +55,29 @@ class Running(StrEnum):
 
 ExecutionOption = Annotated[
     Running,
-    typer.Option(
+    option(
+        COSTS,
         "--execution",
         help="How the step will run: its kernels launched one after another, or captured as a CUDA graph, "
         "where a launch costs less (an assumption; a calibration made with --cuda-graph knows it).",
-        rich_help_panel=COSTS,
     ),
 ]
 FlatWeightsOption = Annotated[
     bool,
-    typer.Option(
+    option(
+        COSTS,
         "--flat-weights",
         help="The step will run in a training session that updates the weights itself: they lie in one "
         "buffer, and where most are read in FP16, one Cast makes all of them.",
-        rich_help_panel=COSTS,
     ),
 ]
 ProfileOption = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        COSTS,
         "--profile",
         metavar="FILE.parquet",
         help="For --costs model: FP32 times of this graph, written by `campo-onnx profile`.",
-        rich_help_panel=COSTS,
     ),
 ]
 

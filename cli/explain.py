@@ -16,6 +16,7 @@ from .options import (
     ReportOption,
     check_one_form,
     complete_nodes,
+    option,
 )
 from .outputs import check_outputs
 from .render.bench import print_written
@@ -50,12 +51,12 @@ def explain(
     ] = None,
     top: Annotated[
         int,
-        typer.Option("--top", metavar="N", min=0, help="Without a node: how many decisions; 0 for all."),
+        option(None, "--top", metavar="N", min=0, help="Without a node: how many decisions; 0 for all."),
     ] = _MOST_IMPORTANT,
     rules: Annotated[
         bool,
-        typer.Option(
-            "--rules", help="What each rule costs, of a plan that was written with `optimize --rules`."
+        option(
+            None, "--rules", help="What each rule costs, of a plan that was written with `optimize --rules`."
         ),
     ] = False,
     report: ReportOption = None,

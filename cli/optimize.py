@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from .decision import GraphArguments, ListArguments, StrategyArguments, plain_options
 from .error_limit import check_limits, within_limits
 from .evidence import TargetArguments, opened_target
@@ -22,6 +20,7 @@ from .options import (
     VerboseOption,
     existing,
     low_precision,
+    option,
 )
 from .outputs import check_outputs
 from .preparation import DataArguments, cleaned_up, planned
@@ -49,37 +48,36 @@ class OutputArguments:
 
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            OUTPUT,
             "-o",
             "--output",
             metavar="FILE",
             help="Where to write the mixed-precision step; `step.mixed.onnx` for `step.onnx` by default.",
-            show_default=False,
-            rich_help_panel=OUTPUT,
         ),
     ] = None
     plan: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            OUTPUT,
             "--plan",
             metavar="FILE.json",
             help="Also write every decision with its reason, for `campo-onnx explain`.",
-            rich_help_panel=OUTPUT,
         ),
     ] = None
     report: ReportOption = None
     rules: Annotated[
         bool,
-        typer.Option(
+        option(
+            OUTPUT,
             "--rules",
             help="Also say what each rule costs: the step is planned again without it, and with --inputs "
             "emulated, too. Plan and report keep the prices.",
-            rich_help_panel=OUTPUT,
         ),
     ] = False
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Plan and report, and write nothing.", rich_help_panel=OUTPUT),
+        option(OUTPUT, "--dry-run", help="Plan and report, and write nothing."),
     ] = False
     json: JsonOption = False
     quiet: QuietOption = False
@@ -124,12 +122,12 @@ def optimize(
     measuring: VerificationArguments,
     simplify: Annotated[
         bool,
-        typer.Option(
+        option(
+            SAFETY,
             "--simplify",
             help="First let ONNX Runtime's optimizer clean the graph up, by rules that hold on "
             "every provider, and "
             "check that the result has the same inputs and outputs and computes the same on made-up values.",
-            rich_help_panel=SAFETY,
         ),
     ] = False,
 ) -> None:

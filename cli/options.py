@@ -4,7 +4,7 @@ import math
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +29,11 @@ SCALE = "Many graphs"
 
 AUTO = "auto"
 """Leaves a choice to the program."""
+
+
+def option(panel: str | None, *flags: str, help: str, **settings: Any) -> Any:
+    """One option, in a panel of the help; a default of None is not shown."""
+    return typer.Option(*flags, help=help, rich_help_panel=panel, **settings)
 
 
 class Use(StrEnum):
@@ -105,33 +110,33 @@ ModelArgument = Annotated[
 ]
 DimOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        INPUT,
         "--dim",
         metavar="NAME=SIZE",
         help="Size of a symbolic dimension, e.g. `--dim batch=64`. Costs are computed for this size; "
         "the written file keeps the symbol. Repeatable.",
-        rich_help_panel=INPUT,
     ),
 ]
 RangeOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        SAFETY,
         "--range",
         metavar="NAME=LOW:HIGH",
         help="Lowest and highest value of a graph input, e.g. `--range mask=-10000:0`. Without a "
         "range, a mask that is an input, and what is computed from scalar inputs, stays FP32. Repeatable.",
-        rich_help_panel=SAFETY,
     ),
 ]
 DeviceOption = Annotated[
     str,
-    typer.Option(
+    option(
+        DECISION,
         "--device",
         metavar="NAME|FILE",
         autocompletion=complete_devices,
         help="The device to plan for; `campo-onnx devices` lists them. `auto`: the GPU "
         "of this machine if its datasheet is known, else h200.",
-        rich_help_panel=DECISION,
     ),
 ]
 
@@ -162,175 +167,155 @@ def low_precision(text: str | None, runtime: str) -> "Precision":
 
 PrecisionOption = Annotated[
     str | None,
-    typer.Option(
+    option(
+        DECISION,
         "--precision",
+        metavar="|".join(precision.value for precision in low_precisions()),
         parser=_low_precision,
         autocompletion=complete_precisions,
-        metavar="|".join(precision.value for precision in low_precisions()),
-        show_default=False,
         help="The low precision. By default FP16; BF16 where the runtime computes in no FP16.",
-        rich_help_panel=DECISION,
     ),
 ]
 PrecisionOrAutoOption = Annotated[
     str | None,
-    typer.Option(
+    option(
+        DECISION,
         "--precision",
+        metavar="|".join([*(precision.value for precision in low_precisions()), AUTO]),
         parser=lambda text: AUTO if text == AUTO else _low_precision(text),
         autocompletion=lambda incomplete: [
             *complete_precisions(incomplete),
             *(name for name in (AUTO,) if name.startswith(incomplete)),
         ],
-        metavar="|".join([*(precision.value for precision in low_precisions()), AUTO]),
-        show_default=False,
         help="The low precision; by default FP16, or BF16 where the runtime computes in no FP16. `auto` "
         "plans in each that the device computes in: BF16 where the graph does not scale its loss, else the "
         "faster one.",
-        rich_help_panel=DECISION,
     ),
 ]
 KeepFp32Option = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        SAFETY,
         "--keep-fp32",
         metavar="REGEX",
         help="Keep nodes in FP32 whose full name, operator or module matches: "
         "`--keep-fp32 'layers\\.11'`. Repeatable.",
-        rich_help_panel=SAFETY,
     ),
 ]
 MarginOption = Annotated[
     float,
-    typer.Option(
+    option(
+        DECISION,
         "--margin-us",
         metavar="US",
         min=0.0,
         help="For fine-grained: keep FP32 where it is faster by more than this many microseconds.",
-        rich_help_panel=DECISION,
     ),
 ]
 PlotOption = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        OUTPUT,
         "--plot",
         metavar="FILE.svg|png|pdf",
         help="Also draw the result; needs `pip install 'campo-onnx[plot]'`.",
-        show_default=False,
-        rich_help_panel=OUTPUT,
     ),
 ]
 ReportOption = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        OUTPUT,
         "--report",
         metavar="FILE.html",
         help="Also write everything as a page for the browser, in one file; needs "
         "`pip install 'campo-onnx[report]'`.",
-        show_default=False,
-        rich_help_panel=OUTPUT,
     ),
 ]
 RunOnOption = Annotated[
     str,
-    typer.Option(
+    option(
+        MEASURE,
         "--device",
         metavar="auto|cpu|cuda",
         autocompletion=complete_providers,
         help="Where to run. `auto`: CUDA where it works, else the CPU.",
-        rich_help_panel=MEASURE,
     ),
 ]
 RuntimeOption = Annotated[
     str,
-    typer.Option(
+    option(
+        DECISION,
         "--runtime",
         metavar="NAME",
         autocompletion=complete_runtimes,
         help="The runtime that runs the graph: its kernels count, and timings are filed under it. `auto`: "
         "onnxruntime.",
-        rich_help_panel=DECISION,
     ),
 ]
 RunInOption = Annotated[
     str,
-    typer.Option(
+    option(
+        MEASURE,
         "--runtime",
         metavar="NAME",
         autocompletion=complete_runtimes,
         help="The runtime that runs the graph. `auto`: onnxruntime.",
-        rich_help_panel=MEASURE,
     ),
 ]
 ThreadsOption = Annotated[
     int,
-    typer.Option(
-        "--threads",
-        metavar="N",
-        min=0,
-        help="Threads per node on a CPU; 0 takes all cores.",
-        rich_help_panel=MEASURE,
-    ),
+    option(MEASURE, "--threads", metavar="N", min=0, help="Threads per node on a CPU; 0 takes all cores."),
 ]
 CountersOption = Annotated[
     Use,
-    typer.Option(
+    option(
+        MEASURE,
         "--counters",
         help="Hardware counters of every distinct node. `auto`: where NVIDIA's ncu can read them.",
-        rich_help_panel=MEASURE,
     ),
 ]
 StoreOption = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        MEASURE,
         "--store",
         metavar="FILE",
         help="File that keeps measured times; by default in your cache folder.",
-        show_default=False,
-        rich_help_panel=MEASURE,
     ),
 ]
 WorkersOption = Annotated[
     int,
-    typer.Option("--workers", min=1, metavar="N", help="Processes of this machine.", rich_help_panel=SCALE),
+    option(SCALE, "--workers", metavar="N", min=1, help="Processes of this machine."),
 ]
 ClusterOption = Annotated[
     str,
-    typer.Option(
+    option(
+        SCALE,
         "--cluster",
         metavar="ADDRESS",
         help="Work on a Ray cluster: HOST:PORT, `auto` for the one that runs here, or `local` to start one "
         "for this run. Its machines see the files under the same paths.",
-        show_default=False,
-        rich_help_panel=SCALE,
     ),
 ]
-ForceOption = Annotated[
-    bool, typer.Option("--force", help="Overwrite existing files.", rich_help_panel=OUTPUT)
-]
+ForceOption = Annotated[bool, option(OUTPUT, "--force", help="Overwrite existing files.")]
 JsonOption = Annotated[
     bool,
-    typer.Option(
-        "--json",
-        help="Print one JSON document instead; an error is a JSON document, too.",
-        rich_help_panel=OUTPUT,
-    ),
+    option(OUTPUT, "--json", help="Print one JSON document instead; an error is a JSON document, too."),
 ]
 FormatOption = Annotated[
     TableFormat,
-    typer.Option(
+    option(
+        OUTPUT,
         "--format",
         help="How to print the table: `csv` has full precision and one unit per column, `markdown` goes into "
         "an issue.",
-        rich_help_panel=OUTPUT,
     ),
 ]
 QuietOption = Annotated[
     bool,
-    typer.Option("--quiet", "-q", help="Print warnings and errors only.", rich_help_panel=OUTPUT),
+    option(OUTPUT, "--quiet", "-q", help="Print warnings and errors only."),
 ]
-VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Print every row, and notes in full.", rich_help_panel=OUTPUT)
-]
+VerboseOption = Annotated[bool, option(OUTPUT, "--verbose", "-v", help="Print every row, and notes in full.")]
 
 
 def check_one_form(*, json: bool, form: TableFormat) -> None:

@@ -8,11 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from campo_onnx.errors import UsageError
 
-from .options import SAFETY, dimensions
+from .options import SAFETY, dimensions, option
 from .render.checks import print_data_safety
 from .render.console import print_note, working
 
@@ -35,29 +33,28 @@ class DataArguments:
 
     safety: Annotated[
         SafetyMode,
-        typer.Option(
+        option(
+            SAFETY,
             help="`lists`: op lists decide. `data`: the FP32 step is also run on the batches of --inputs; "
             "nodes that would overflow or underflow stay FP32, and nodes that the lists keep FP32 only "
             "because of an unsafe producer may run low if no gradient changes.",
-            rich_help_panel=SAFETY,
         ),
     ] = SafetyMode.LISTS
     inputs: Annotated[
         list[Path] | None,
-        typer.Option(
+        option(
+            SAFETY,
             metavar="FILE.npz",
             help="A real batch, for --safety data, --verify, and the ranges of masks and other inputs: one "
             "array per graph input, by name. Repeatable.",
-            rich_help_panel=SAFETY,
         ),
     ] = None
     budget: Annotated[
         float | None,
-        typer.Option(
+        option(
+            SAFETY,
             metavar="ERROR",
             help="For --safety data: largest relative error of each gradient.  [default: 0.01, in BF16 0.08]",
-            show_default=False,
-            rich_help_panel=SAFETY,
         ),
     ] = None
 

@@ -5,11 +5,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from campo_onnx.errors import DeviceUnavailableError
 
-from .options import SAFETY
+from .options import SAFETY, option
 from .render.console import working
 
 if TYPE_CHECKING:
@@ -33,23 +31,22 @@ class ProbeArguments:
 
     probe: Annotated[
         ProbeMode,
-        typer.Option(
+        option(
+            SAFETY,
             "--probe",
             help="`on`: run the planned step, emulated on the CPU, beside the FP32 step, on the batches of "
             "--inputs or on drawn ones, and keep in FP32 what makes it wrong. `off`: trust the rules.",
-            rich_help_panel=SAFETY,
         ),
     ] = ProbeMode.ON
     probe_s: Annotated[
         float | None,
-        typer.Option(
+        option(
+            SAFETY,
             "--probe-s",
             metavar="SECONDS",
             help="What --probe may take on one core while nothing is wrong; of a larger step, "
             "and of one that takes more than 2 GB or a quarter of the free memory, the first part runs.  "
             "[default: 5, and 0.4 ms for each node, up to 12]",
-            show_default=False,
-            rich_help_panel=SAFETY,
         ),
     ] = None
 

@@ -19,6 +19,7 @@ from .options import (
     RunInOption,
     ThreadsOption,
     check_one_form,
+    option,
 )
 from .outputs import check_outputs
 from .render.bench import print_written
@@ -41,37 +42,30 @@ def try_step(
     threads: ThreadsOption = 0,
     compiles: Annotated[
         bool,
-        typer.Option(
+        option(
+            MEASURE,
             "--compile",
             help="Also measure torch.compile, which takes minutes to compile large networks.",
-            rich_help_panel=MEASURE,
         ),
     ] = False,
     steps: Annotated[
         int,
-        typer.Option("--steps", metavar="N", min=6, help="Timed rounds, at most.", rich_help_panel=MEASURE),
+        option(MEASURE, "--steps", metavar="N", min=6, help="Timed rounds, at most."),
     ] = 24,
     seconds: Annotated[
         float,
-        typer.Option(
-            "--seconds",
-            metavar="S",
-            min=0.0,
-            help="Start no further round after this time.",
-            rich_help_panel=MEASURE,
-        ),
+        option(MEASURE, "--seconds", metavar="S", min=0.0, help="Start no further round after this time."),
     ] = 40.0,
     costs: CostsOption = CostSource.AUTO,
     report: ReportOption = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            OUTPUT,
             "-o",
             "--output",
             metavar="FILE.json",
             help="Write the results and every single time as JSON.",
-            show_default=False,
-            rich_help_panel=OUTPUT,
         ),
     ] = None,
     form: FormatOption = TableFormat.TEXT,

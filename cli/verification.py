@@ -6,11 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from campo_onnx.errors import UsageError
 
-from .options import VERIFICATION
+from .options import VERIFICATION, option
 from .render.console import progressing, working
 
 if TYPE_CHECKING:
@@ -29,31 +27,31 @@ class VerificationArguments:
 
     verify: Annotated[
         bool,
-        typer.Option(
+        option(
+            VERIFICATION,
             "--verify",
             help="Measure the mixed step against FP32 on this machine, which must have --device, and write "
             "FP32 unless the whole 95 % confidence interval says that the mixed step is faster; a file that "
             "is low already takes the place of FP32.",
-            rich_help_panel=VERIFICATION,
         ),
     ] = False
     repair: Annotated[
         bool,
-        typer.Option(
+        option(
+            VERIFICATION,
             "--repair",
             help=f"With --verify: if the mixed step is not faster, plan again with costs corrected by the "
             f"measurement, up to {REPAIRS} times.",
-            rich_help_panel=VERIFICATION,
         ),
     ] = False
     verify_steps: Annotated[
         int,
-        typer.Option(
+        option(
+            VERIFICATION,
             "--verify-steps",
             metavar="N",
             min=6,
             help="For --verify: timed steps of each graph.",
-            rich_help_panel=VERIFICATION,
         ),
     ] = 40
 
