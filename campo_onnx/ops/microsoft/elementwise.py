@@ -1,5 +1,6 @@
 """Activations, dropout and arithmetic, fused forms and gradients."""
 
+from functools import partial
 from math import prod
 
 from onnx import TensorProto
@@ -19,7 +20,9 @@ from campo_onnx.ops.spec import (
 )
 from campo_onnx.ops.work import Stream
 
-_EACH = Family.ELEMENTWISE
+_each = partial(specs, MICROSOFT, family=Family.ELEMENTWISE)
+_like_input = partial(_each, shapes=SAME_AS_FIRST)
+_gradient = partial(_like_input, training_kernels=LOW_KERNELS)
 
 
 def _dropout_types(signature: Signature) -> list[TensorType]:
@@ -35,84 +38,35 @@ def _bitmask_dropout_types(signature: Signature) -> list[TensorType]:
 
 
 SPECS = (
-    *specs(
-        MICROSOFT,
-        "ReluGrad",
-        _EACH,
-        work=Stream(1),
-        ports=FixedPorts((0, 1)),
-        training_kernels=LOW_KERNELS,
-        shapes=SAME_AS_FIRST,
-    ),
-    *specs(
-        MICROSOFT,
-        "SigmoidGrad TanhGrad",
-        _EACH,
-        work=Stream(4),
-        ports=FixedPorts((0, 1)),
-        training_kernels=LOW_KERNELS,
-        shapes=SAME_AS_FIRST,
-    ),
-    *specs(
-        MICROSOFT,
-        "GeluGrad FastGeluGrad QuickGeluGrad",
-        _EACH,
-        work=Stream(25),
-        ports=FixedPorts((0, 1)),
-        training_kernels=LOW_KERNELS,
-        shapes=SAME_AS_FIRST,
-    ),
-    *specs(
-        MICROSOFT,
-        "BiasGeluGrad_dX",
-        _EACH,
-        work=Stream(25),
-        ports=FixedPorts((0, 1, 2)),
-        training_kernels=LOW_KERNELS,
-        shapes=SAME_AS_FIRST,
-    ),
-    *specs(MICROSOFT, "BiasFastGeluGrad_dX", _EACH, work=Stream(25), shapes=SAME_AS_FIRST),
-    *specs(MICROSOFT, "Gelu QuickGelu", _EACH, work=Stream(15), ports=FixedPorts((0,)), shapes=SAME_AS_FIRST),
-    *specs(
-        MICROSOFT, "FastGelu BiasGelu", _EACH, work=Stream(15), ports=FixedPorts((0, 1)), shapes=SAME_AS_FIRST
-    ),
-    *specs(MICROSOFT, "LeakyReluGrad", _EACH, work=Stream(1), shapes=SAME_AS_FIRST),
-    *specs(
-        MICROSOFT,
-        "GatedAdd",
-        _EACH,
-        work=Stream(2),
-        ports=FixedPorts((0, 1, 2)),
-        shapes=SAME_AS_FIRST,
-        scaled_rows=ScaledRows(1, 2),
-    ),
-    *specs(
-        MICROSOFT,
+    *_gradient("ReluGrad", work=Stream(1), ports=FixedPorts((0, 1))),
+    *_gradient("SigmoidGrad TanhGrad", work=Stream(4), ports=FixedPorts((0, 1))),
+    *_gradient("GeluGrad FastGeluGrad QuickGeluGrad", work=Stream(25), ports=FixedPorts((0, 1))),
+    *_gradient("BiasGeluGrad_dX", work=Stream(25), ports=FixedPorts((0, 1, 2))),
+    *_like_input("BiasFastGeluGrad_dX", work=Stream(25)),
+    *_like_input("Gelu QuickGelu", work=Stream(15), ports=FixedPorts((0,))),
+    *_like_input("FastGelu BiasGelu", work=Stream(15), ports=FixedPorts((0, 1))),
+    *_like_input("LeakyReluGrad", work=Stream(1)),
+    *_like_input("GatedAdd", work=Stream(2), ports=FixedPorts((0, 1, 2)), scaled_rows=ScaledRows(1, 2)),
+    *_like_input(
         "HyperConnectionPostMix",
-        _EACH,
         work=Stream(3),
         ports=FixedPorts((0, 1, 2, 3)),
-        shapes=SAME_AS_FIRST,
         scaled_rows=ScaledRows(0, 3, streams="num_branches"),
     ),
-    *specs(MICROSOFT, "BiasAdd ScaledSum IsFinite IsAllFinite", _EACH, work=Stream(1)),
-    *specs(MICROSOFT, "SinGrad", _EACH, work=Stream(10), shapes=SAME_AS_FIRST),
-    *specs(MICROSOFT, "Scale", _EACH, shapes=SAME_AS_FIRST),
-    *specs(MICROSOFT, "BiasSplitGelu ScaledSiLU BatchScale MixedPrecisionScale", _EACH),
-    *specs(MICROSOFT, "RotaryEmbedding", _EACH, work=Stream(10)),
-    *specs(
-        MICROSOFT,
+    *_each("BiasAdd ScaledSum IsFinite IsAllFinite", work=Stream(1)),
+    *_like_input("SinGrad", work=Stream(10)),
+    *_like_input("Scale"),
+    *_each("BiasSplitGelu ScaledSiLU BatchScale MixedPrecisionScale"),
+    *_each("RotaryEmbedding", work=Stream(10)),
+    *_each(
         "DivGrad",
-        _EACH,
         work=Stream(4),
         ports=FixedPorts((0, 1, 2), (0, 1)),
         training_kernels=FP16_KERNELS,
         shapes=Like((1, 2)),
     ),
-    *specs(
-        MICROSOFT,
+    *_each(
         "BiasDropout",
-        _EACH,
         work=Stream(10),
         ports=FixedPorts((0, 1, 2)),
         training_kernels=LOW_KERNELS,
@@ -120,22 +74,7 @@ SPECS = (
         asks=((3, Ask.SHARE),),
         draws=True,
     ),
-    *specs(
-        MICROSOFT,
-        "DropoutGrad",
-        _EACH,
-        work=Stream(2),
-        ports=FixedPorts((0,)),
-        training_kernels=LOW_KERNELS,
-        shapes=SAME_AS_FIRST,
-    ),
-    *specs(
-        MICROSOFT,
-        "BitmaskDropout BitmaskBiasDropout",
-        _EACH,
-        work=Stream(10),
-        shapes=_bitmask_dropout_types,
-        draws=True,
-    ),
-    *specs(MICROSOFT, "BitmaskDropoutGrad", _EACH, work=Stream(2), shapes=SAME_AS_FIRST),
+    *_gradient("DropoutGrad", work=Stream(2), ports=FixedPorts((0,))),
+    *_each("BitmaskDropout BitmaskBiasDropout", work=Stream(10), shapes=_bitmask_dropout_types, draws=True),
+    *_like_input("BitmaskDropoutGrad", work=Stream(2)),
 )

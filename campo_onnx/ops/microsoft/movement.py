@@ -1,5 +1,7 @@
 """Operators that move and select elements, and what the training build asks of shapes."""
 
+from functools import partial
+
 from onnx import TensorProto
 
 from campo_onnx.ops.key import MICROSOFT
@@ -8,7 +10,7 @@ from campo_onnx.ops.spec import EVERY, LOW_KERNELS, Ask, Family, FixedPorts, Lik
 from campo_onnx.ops.work import Stream, WorkKind
 
 _INT64 = int(TensorProto.INT64)
-_MOVE = Family.MOVEMENT
+_moves = partial(specs, MICROSOFT, family=Family.MOVEMENT)
 
 
 def _concat_types(signature: Signature) -> list[TensorType]:
@@ -39,55 +41,43 @@ def _broadcast_gradient_types(_: Signature) -> list[TensorType]:
 
 
 SPECS = (
-    *specs(
-        MICROSOFT,
+    *_moves(
         "ConcatTraining",
-        _MOVE,
         work=Stream(0),
         ports=FixedPorts(EVERY),
         training_kernels=LOW_KERNELS,
         shapes=_concat_types,
         movement=Movement.JOIN,
     ),
-    *specs(
-        MICROSOFT,
+    *_moves(
         "SplitTraining",
-        _MOVE,
         work=Stream(0),
         ports=FixedPorts((0,), EVERY),
         training_kernels=LOW_KERNELS,
         shapes=_split_types,
         movement=Movement.SELECT,
     ),
-    *specs(
-        MICROSOFT,
+    *_moves(
         "SliceGrad",
-        _MOVE,
         work=Stream(0),
         ports=FixedPorts((0,)),
         training_kernels=LOW_KERNELS,
         shapes=ShapedBy(1, 0),
     ),
-    *specs(MICROSOFT, "PadAndUnflatten FlattenAndUnpad", _MOVE, work=Stream(0)),
-    *specs(
-        MICROSOFT,
+    *_moves("PadAndUnflatten FlattenAndUnpad", work=Stream(0)),
+    *_moves(
         "ShrunkenGather",
-        _MOVE,
         work=Stream(0, gathers=True),
         movement=Movement.SELECT,
         asks=((1, Ask.INDEX_ALONG_AXIS),),
     ),
-    *specs(MICROSOFT, "View PassThrough", _MOVE, work=WorkKind.VIEW),
-    *specs(MICROSOFT, "ExpandDims GatherND GridSample Pad Trilu", _MOVE),
-    *specs(MICROSOFT, "RemovePadding RestorePadding", _MOVE),
-    *specs(MICROSOFT, "ResizeGrad", _MOVE, shapes=Like((1,))),
+    *_moves("View PassThrough", work=WorkKind.VIEW),
+    *_moves("ExpandDims GatherND GridSample Pad Trilu"),
+    *_moves("RemovePadding RestorePadding"),
+    *_moves("ResizeGrad", shapes=Like((1,))),
     *specs(MICROSOFT, "Range", Family.SOURCE),
     *specs(
-        MICROSOFT,
-        "BroadcastGradientArgs",
-        Family.SHAPE,
-        work=WorkKind.NONE,
-        shapes=_broadcast_gradient_types,
+        MICROSOFT, "BroadcastGradientArgs", Family.SHAPE, work=WorkKind.NONE, shapes=_broadcast_gradient_types
     ),
     *specs(MICROSOFT, "Unique", Family.SHAPE),
 )

@@ -23,12 +23,7 @@ def _linear_ports(signature: Signature, precision: Precision) -> Ports:
 
 
 SPECS = (
-    *specs(
-        "",
-        "If Loop Scan",
-        Family.CONTROL_FLOW,
-        ports=Refuses(Refused.CONTROL_FLOW),
-    ),
+    *specs("", "If Loop Scan", Family.CONTROL_FLOW, ports=Refuses(Refused.CONTROL_FLOW)),
     *specs("", "SequenceMap", Family.CONTROL_FLOW),
     *specs("", _CONTAINERS, Family.OTHER),
     *specs("", "QuantizeLinear DequantizeLinear", Family.QUANTIZATION, ports=_linear_ports),

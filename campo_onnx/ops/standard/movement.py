@@ -28,11 +28,7 @@ _MOVE = Family.MOVEMENT
 
 SPECS = (
     *specs(
-        "",
-        "Reshape Squeeze Unsqueeze Flatten Identity",
-        _MOVE,
-        work=WorkKind.VIEW,
-        movement=Movement.VIEW,
+        "", "Reshape Squeeze Unsqueeze Flatten Identity", _MOVE, work=WorkKind.VIEW, movement=Movement.VIEW
     ),
     *specs(
         "",
