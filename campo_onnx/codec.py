@@ -83,11 +83,6 @@ def fingerprint(value: Any) -> str:
 def from_plain(plain: Any, kind: type[T]) -> T:
     """Turn plain values into a type.
 
-    Raises
-    ------
-    DecodeError
-        If a field is unknown or missing, or a value has the wrong type.
-
     Examples
     --------
     >>> from_plain([1, "2"], tuple[int, ...])
@@ -103,13 +98,7 @@ def from_plain(plain: Any, kind: type[T]) -> T:
 
 
 def from_json(text: str | bytes) -> Any:
-    """Read JSON as plain values.
-
-    Raises
-    ------
-    DecodeError
-        If it is not JSON, or nested too deeply.
-    """
+    """Read JSON as plain values."""
     try:
         return msgspec.json.decode(text)
     except RecursionError:
@@ -119,13 +108,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def from_toml(text: str | bytes) -> Any:
-    """Read TOML as plain values.
-
-    Raises
-    ------
-    DecodeError
-        If it is not TOML, too large, or nested too deeply.
-    """
+    """Read TOML as plain values."""
     _refuse_long_keys(text)
     try:
         return msgspec.toml.decode(text)

@@ -144,13 +144,7 @@ class Format(Generic[T]):
         return self.decode(data, str(path))
 
     def save(self, value: T, path: Path) -> None:
-        """Write a file, whole or not at all.
-
-        Raises
-        ------
-        UsageError
-            If it cannot be written.
-        """
+        """Write a file, whole or not at all."""
         write_text(self.encode(value), path)
 
     def _checked_version(self, document: Document, title: str) -> int:

@@ -69,11 +69,6 @@ def replacing_all(
     follows_links
         Whether a target that is a link stands for the file it points to. Otherwise the link is replaced: for
         folders of ours, in which nobody else has a reason to put one.
-
-    Raises
-    ------
-    UsageError
-        If a file cannot be written, or its place is taken by something that is not a file.
     """
     current = targets[0]
     failures: tuple[type[Exception], ...] = (OSError, *also)
@@ -178,13 +173,7 @@ def _flush(path: Path) -> None:
 
 
 def write_text(text: str, target: Path, *, follows_links: bool = True) -> None:
-    """Write a text file, whole or not at all; see :func:`replacing_all`.
-
-    Raises
-    ------
-    UsageError
-        If the file cannot be written.
-    """
+    """Write a text file, whole or not at all; see :func:`replacing_all`."""
     with replacing(target, follows_links=follows_links) as path:
         path.write_text(text, encoding="utf-8")
 
@@ -205,13 +194,6 @@ def read_bytes(
         The file; a pipe will do.
     title
         What it is, for messages: ``"the calibration c.json"``.
-
-    Raises
-    ------
-    UsageError
-        If the file does not exist or cannot be read.
-    CampoError
-        If it is over the limit.
     """
     try:
         with path.open("rb") as file:
@@ -237,11 +219,6 @@ def check_file(path: Path, *, title: str, remedy: str) -> None:
     ----------
     title
         What it is, for messages: ``"the calibration c.json"``.
-
-    Raises
-    ------
-    UsageError
-        If it does not exist, cannot be looked at, or is a folder, a pipe or a device.
     """
     try:
         mode = path.stat().st_mode
@@ -256,13 +233,7 @@ def check_file(path: Path, *, title: str, remedy: str) -> None:
 
 
 def refuse_special(path: Path) -> None:
-    """Refuse to read a pipe, which may wait, or a device, which may give for ever.
-
-    Raises
-    ------
-    UsageError
-        If it is one of those, or a socket.
-    """
+    """Refuse to read a pipe, which may wait, or a device, which may give for ever."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):  # whoever opens it says what is wrong
@@ -282,13 +253,7 @@ def data_folder() -> Path:
 
 
 def make_folder(folder: Path, *, remedy: str) -> None:
-    """Make a folder and those above it.
-
-    Raises
-    ------
-    UsageError
-        If it cannot be made.
-    """
+    """Make a folder and those above it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

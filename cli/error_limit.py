@@ -42,13 +42,7 @@ MaxTimeOption = Annotated[
 def check_limits(
     max_error: float | None, max_time_us: float | None, *, strategy: str, repair: bool, inputs: list[Path]
 ) -> None:
-    """Find out before any work whether a point of the frontier can be asked for.
-
-    Raises
-    ------
-    UsageError
-        If both limits are set, there is no batch, or another option decides too.
-    """
+    """Find out before any work whether a point of the frontier can be asked for."""
     if max_error is None and max_time_us is None:
         return
     option = "--max-time-us" if max_error is None else "--max-error"

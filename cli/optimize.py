@@ -89,13 +89,7 @@ class OutputArguments:
         return self.output or default_output(model)
 
     def check(self, model: Path, read: "Mapping[str, Read]", data: frozenset[Path]) -> None:
-        """Find out before any work whether everything can be written.
-
-        Raises
-        ------
-        UsageError
-            If something cannot.
-        """
+        """Find out before any work whether everything can be written."""
         from campo_onnx.ir.exporter import check_not_read
         from campo_onnx.report.page import check_report
 

@@ -149,13 +149,7 @@ def _low_precision(text: str) -> str:
 
 
 def low_precision(text: str | None, runtime: str) -> "Precision":
-    """Turn ``--precision`` into a low precision; None, or ``auto``, is what the runtime computes in.
-
-    Raises
-    ------
-    UsageError
-        If the runtime refuses the precision.
-    """
+    """Turn ``--precision`` into a low precision; None, or ``auto``, is what the runtime computes in."""
     from campo_onnx.ops.precision import Precision
     from campo_onnx.runtime.registry import check_precision, default_precision
 
@@ -319,13 +313,7 @@ VerboseOption = Annotated[bool, option(OUTPUT, "--verbose", "-v", help="Print ev
 
 
 def check_one_form(*, json: bool, form: TableFormat) -> None:
-    """Check that only one form of the result is asked for.
-
-    Raises
-    ------
-    UsageError
-        If JSON and another form are.
-    """
+    """Check that only one form of the result is asked for."""
     if json and form is not TableFormat.TEXT:
         raise UsageError(
             f"--json and --format {form.value} contradict each other", remedy="Give one of them."
@@ -338,13 +326,7 @@ def existing(*names: "Path | str | None") -> list[Path]:
 
 
 def dimensions(texts: list[str] | None) -> dict[str, int]:
-    """Read ``NAME=SIZE`` texts.
-
-    Raises
-    ------
-    UsageError
-        If one is not of that form, or a name comes twice.
-    """
+    """Read ``NAME=SIZE`` texts."""
     found: dict[str, int] = {}
     for text in texts or ():
         name, separator, size = (part.strip() for part in text.partition("="))
@@ -356,13 +338,7 @@ def dimensions(texts: list[str] | None) -> dict[str, int]:
 
 
 def ranges(texts: list[str] | None) -> dict[str, "DeclaredRange"]:
-    """Read ``NAME=LOW:HIGH`` texts.
-
-    Raises
-    ------
-    UsageError
-        If one is not of that form, is empty, or a name comes twice.
-    """
+    """Read ``NAME=LOW:HIGH`` texts."""
     from campo_onnx.optimize.values.ranges import DeclaredRange
 
     found: dict[str, DeclaredRange] = {}

@@ -31,11 +31,6 @@ def check_outputs(
     replaced
         Options whose file is replaced whatever `force` says: it is one of the command's own.
 
-    Returns
-    -------
-    tuple
-        The paths of the outputs.
-
     Raises
     ------
     UsageError

@@ -64,13 +64,7 @@ class DataArguments:
         return self.inputs or []
 
     def check(self) -> None:
-        """Find out before any work whether the batches are there.
-
-        Raises
-        ------
-        UsageError
-            If one is missing.
-        """
+        """Find out before any work whether the batches are there."""
         if self.safety is SafetyMode.DATA and not self.files:
             raise UsageError("--safety data needs a batch", remedy="Give --inputs FILE.npz.")
         check_inputs(self.files)
@@ -91,13 +85,7 @@ def cleaned_up(model: Path, dim: list[str] | None, *, wanted: bool) -> Iterator[
 
 
 def check_inputs(inputs: list[Path]) -> None:
-    """Find out before any work whether the batches are there.
-
-    Raises
-    ------
-    UsageError
-        If one does not exist.
-    """
+    """Find out before any work whether the batches are there."""
     for path in inputs:
         if not os.path.exists(path):  # unlike Path.exists, no error where the name is too long
             raise UsageError(f"{path} does not exist", remedy="Check the path of --inputs.")
@@ -120,11 +108,6 @@ def planned(
     data
         Batches, whose ranges hold for inputs of which the user declared none, and whether they say which
         nodes would break, and which are harmless.
-
-    Returns
-    -------
-    tuple
-        The result, options that decide it again, and the batches.
     """
     from campo_onnx.ir.importer import import_model
     from campo_onnx.optimize.values.ranges import measured_ranges

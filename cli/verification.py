@@ -57,13 +57,7 @@ class VerificationArguments:
 
 
 def check_repairable(strategy: str, *, verify: bool) -> None:
-    """Check that planning again can change the plan.
-
-    Raises
-    ------
-    UsageError
-        If --verify is missing, or the strategy does not use costs.
-    """
+    """Check that planning again can change the plan."""
     from campo_onnx.optimize.strategies import STRATEGIES, strategy_called
 
     if not verify:

@@ -134,11 +134,6 @@ def open_step(graph: Graph, buffers: Buffers, machine: Machine, *, cuda_graph: b
         Runs one step and waits for its end.
     str
         A note on nodes assigned to another provider; empty if there are none.
-
-    Raises
-    ------
-    campo_onnx.errors.CampoError
-        If the runtime refuses the graph.
     """
     imported = graph.imported
     settings = LoadSettings(captures=cuda_graph, must_stay=cuda_graph)

@@ -159,13 +159,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, text: str | bytes, title: str = "the calibration") -> "Calibration":
-        """Read :meth:`to_json` back.
-
-        Raises
-        ------
-        ProfileError
-            If it is not a calibration, damaged, or of a newer version.
-        """
+        """Read :meth:`to_json` back."""
         return FORMAT.decode(text, title)
 
 

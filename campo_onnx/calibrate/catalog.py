@@ -42,13 +42,7 @@ def user_folder() -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder for calibrations.
-
-    Raises
-    ------
-    UsageError
-        If it cannot be made.
-    """
+    """Make the folder for calibrations."""
     files.make_folder(folder, remedy="Name another place with --output, or set XDG_DATA_HOME.")
 
 

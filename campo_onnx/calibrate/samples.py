@@ -49,11 +49,6 @@ def samples_of(label: str, sampling: Sampling, *, grouped: bool = False) -> tupl
     ----------
     grouped
         Whether, of convolutions, half as many grouped and depthwise ones follow.
-
-    Raises
-    ------
-    UsageError
-        If there is no generator for the op.
     """
     if label not in GENERATORS:
         raise UsageError(
@@ -81,13 +76,7 @@ def _drawn(label: str, draw: Generator, sampling: Sampling) -> tuple[Signature, 
 
 
 def cast_samples(count: int, largest_elements: int, low: Precision) -> Iterator[tuple[int, Signature]]:
-    """Casts in both directions over log-spaced numbers of elements, as the paper sweeps them.
-
-    Yields
-    ------
-    tuple
-        The number of elements, and the node.
-    """
+    """Casts in both directions over log-spaced numbers of elements, as the paper sweeps them."""
     for size in np.geomspace(_SMALLEST_ELEMENTS, largest_elements, count):
         elements = round(size)
         for source, target in ((FLOAT, low.onnx_dtype), (low.onnx_dtype, FLOAT)):

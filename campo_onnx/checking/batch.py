@@ -72,13 +72,7 @@ def _refuse_others(value: Any, path: Path | None) -> None:
 
 
 def pairs_in(mixed: Path, against: Path, policy: Policy) -> tuple[Pair, ...]:
-    """Pair every mixed graph below a folder with the file of the same path below another.
-
-    Raises
-    ------
-    UsageError
-        If one of them is not a folder, or holds no graph.
-    """
+    """Pair every mixed graph below a folder with the file of the same path below another."""
     for folder, other in ((mixed, against), (against, mixed)):
         if not os.path.isdir(folder):
             raise UsageError(

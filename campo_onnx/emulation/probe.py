@@ -227,11 +227,6 @@ def wrongdoers(
         The graph: nodes that have no part in what is wrong are left alone.
     most_trials
         Sets of nodes to try by halves; nodes that are not told apart until then count as wrong.
-
-    Returns
-    -------
-    dict
-        By node what is wrong with it. Without these nodes nothing is.
     """
     found: dict[str, Verdict] = {}
     trials = 0

@@ -60,13 +60,7 @@ def ranges_of(
     precision: Precision,
     machine: Machine,
 ) -> dict[str, Range]:
-    """Run the FP32 step on each batch and record the ranges of `tensors`.
-
-    Returns
-    -------
-    dict
-        Range by tensor name, the worst over all batches.
-    """
+    """Run the FP32 step on each batch and record the ranges of `tensors`."""
     wanted = list(dict.fromkeys(tensors))
     if not wanted:
         return {}

@@ -53,11 +53,6 @@ def side_by_side(g: Graph, outputs: Mapping[str, Value], names: Sequence[str]) -
     ----------
     names
         Those that may be computed together.
-
-    Returns
-    -------
-    dict
-        All outputs, in the order given.
     """
     groups: dict[_Key, _Group] = {}
     for name in names:

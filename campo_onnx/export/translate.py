@@ -90,13 +90,7 @@ class TracedStep:
 
 
 def refuse_unknown(operations: Iterable[tuple[Hashable, str]], table: Table, outermost: str) -> None:
-    """Refuse operations that the table lacks, all in one message.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If one is not in the table.
-    """
+    """Refuse operations that the table lacks, all in one message."""
     places: dict[str, str] = {}
     for kind, place in operations:
         if kind not in table:
@@ -125,11 +119,6 @@ def translate_step(
     unchanged
         Outputs to leave out where they are what the input of this name is; where they are not, the input is
         there, whether something reads it or not.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If an operation is used in a way that has no translation.
     """
     g = Graph(opset=opset, sizes_change=sizes_change)
     values: dict[Ref, Value] = {

@@ -47,11 +47,6 @@ def table(*rows: tuple[Any, Translation]) -> Table:
     rows
         An operation, or a tuple or set of operations, and the translation they share.
 
-    Raises
-    ------
-    ValueError
-        If an operation has two translations: a bug of ours.
-
     Examples
     --------
     >>> sorted(table(("add", len), (("mul", "div"), max)))
@@ -61,13 +56,7 @@ def table(*rows: tuple[Any, Translation]) -> Table:
 
 
 def merged(tables: Iterable[Table]) -> Table:
-    """Join tables.
-
-    Raises
-    ------
-    ValueError
-        If two of them translate the same operation.
-    """
+    """Join tables."""
     return _unique(row for each in tables for row in each.items())
 
 

@@ -189,24 +189,12 @@ def devices() -> Mapping[str, Hardware]:
 
 
 def assumptions(name: str) -> Mapping[str, Assumption]:
-    """Assumptions about a device, beside its public figures.
-
-    Raises
-    ------
-    UsageError
-        If there is no device of that name.
-    """
+    """Assumptions about a device, beside its public figures."""
     return _catalogue().assumptions[device(name).name]
 
 
 def device(name: str) -> Hardware:
-    """Find a device by name.
-
-    Raises
-    ------
-    UsageError
-        If there is none of that name; the message lists those there are.
-    """
+    """Find a device by name."""
     known = devices()
     if name in known:
         return known[name]

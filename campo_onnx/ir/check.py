@@ -24,13 +24,7 @@ _LARGE_BYTES = 1024  # smaller ones stay: their values may be shapes that infere
 
 
 def refuse_broken_text(model: ModelProto, title: str) -> None:
-    """Make sure that names are text: protobuf hands out bytes where a file holds no UTF-8.
-
-    Raises
-    ------
-    ModelError
-        If one is not.
-    """
+    """Make sure that names are text: protobuf hands out bytes where a file holds no UTF-8."""
     broken = next((text for text in _texts(model) if isinstance(text, bytes)), None)
     if broken is not None:
         raise ModelError(

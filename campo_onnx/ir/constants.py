@@ -135,11 +135,6 @@ def read_small(tensors: Iterable[TensorProto], folder: Path) -> None:
     """Bring small tensors that lie outside into the model, in place: a shape is needed to plan.
 
     Exporters move tensors of any size out of the file (``size_threshold=0``).
-
-    Raises
-    ------
-    ModelError
-        If the bytes of one are not there.
     """
     for tensor in tensors:
         if not is_external(tensor) or math.prod(tensor.dims) > _SMALL_BYTES or _nbytes(tensor) > _SMALL_BYTES:

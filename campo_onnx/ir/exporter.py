@@ -28,14 +28,7 @@ _DIGITS = 16  # of the digest in the name of a data file
 
 
 def check_destination(target: Path, *, force: bool, source: Path | None = None) -> None:
-    """Find out before any work whether `target` can be written.
-
-    Raises
-    ------
-    UsageError
-        If it is a folder or no file, its folder is missing or not writable, or it exists and `force` is
-        off.
-    """
+    """Find out before any work whether `target` can be written."""
     if str(target) == _STREAM:
         raise UsageError("the output - would be standard output", remedy="Name a file.")
     _check_name(target)
@@ -164,11 +157,6 @@ def check_not_read(
         What is read.
     holds
         What that is, for the message.
-
-    Raises
-    ------
-    UsageError
-        If a target is one of the files that are read.
     """
     taken = {path.resolve() for path in read}
     for target in targets:

@@ -208,15 +208,7 @@ def _load(path: Path) -> onnx.ModelProto:
 
 
 def check_model(path: Path) -> None:
-    """Find out before any work whether there is a file that may be a model.
-
-    Raises
-    ------
-    UsageError
-        If it does not exist, cannot be read, or is not a file.
-    ModelError
-        If it is larger than any model file.
-    """
+    """Find out before any work whether there is a file that may be a model."""
     _payload(path, read=False)
 
 

@@ -37,11 +37,6 @@ def at_readable_opset(model: ModelProto, title: str) -> ModelProto:
         The model, whose domains are spelled the short way. One that imports other domains only gets
         an import of the standard domain, in place: Cast is an operator of it.
 
-    Returns
-    -------
-    onnx.ModelProto
-        The model itself, or its conversion.
-
     Raises
     ------
     ModelError

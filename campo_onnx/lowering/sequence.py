@@ -105,11 +105,6 @@ def lowered(
 ) -> Imported:
     """Run passes one after another.
 
-    Returns
-    -------
-    Imported
-        The given object where no pass changes anything.
-
     Raises
     ------
     UnsupportedModelError

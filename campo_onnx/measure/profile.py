@@ -110,13 +110,7 @@ class Profile:
         return _Facts(**{field.name: getattr(self, field.name) for field in fields(_Facts)})
 
     def check_fits(self, view: GraphView) -> None:
-        """Make sure the profile is of this graph.
-
-        Raises
-        ------
-        ProfileError
-            If it is of another.
-        """
+        """Make sure the profile is of this graph."""
         if self.digest != view.digest:
             raise ProfileError(
                 "the profile is of another graph",
@@ -176,13 +170,7 @@ def _with_tf32(machine: Machine) -> str:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write a profile as parquet, beside its final place first.
-
-    Raises
-    ------
-    UsageError
-        If the file cannot be written.
-    """
+    """Write a profile as parquet, beside its final place first."""
     with replacing(path, also=(pl.exceptions.PolarsError,)) as file:
         profile.table.write_parquet(file, metadata={_KEY: FORMAT.encode(profile._facts())})
 

@@ -157,13 +157,6 @@ def trace_kernels(
         The step as it runs without a profiler.
     take
         What records kernels and joins them to nodes.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the runtime cannot load the graph.
-    ModelError
-        If it cannot run it.
     """
     try:
         joined = take(

@@ -57,13 +57,7 @@ class Precision:
     BF16: ClassVar["Precision"]
 
     def __new__(cls, value: str) -> "Precision":
-        """Look a format up.
-
-        Raises
-        ------
-        ValueError
-            If there is none of this name.
-        """
+        """Look a format up."""
         found = _by_value.get(value)
         if found is None:
             raise ValueError(f"unknown precision {value!r}, known: {', '.join(_by_value)}")
@@ -88,13 +82,7 @@ class Precision:
 
     @classmethod
     def from_plain(cls, plain: object) -> "Precision":
-        """Read :meth:`to_plain` back.
-
-        Raises
-        ------
-        ValueError
-            If there is no format of this name.
-        """
+        """Read :meth:`to_plain` back."""
         return cls(str(plain))
 
     @property

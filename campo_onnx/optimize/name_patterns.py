@@ -22,13 +22,7 @@ class _TooSlowError(Exception):
 
 
 def pattern_of(text: str) -> re.Pattern[str]:
-    """Compile an expression.
-
-    Raises
-    ------
-    UsageError
-        If it is none.
-    """
+    """Compile an expression."""
     try:
         return re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:

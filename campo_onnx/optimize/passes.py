@@ -14,11 +14,6 @@ def taint(view: GraphView, classification: Classification) -> frozenset[str]:
 
     A node is tainted when it lies on a path from a deny node to a deny or infer node through infer
     and clear nodes; so a tail of clear nodes that leads to allow nodes only is spared.
-
-    Returns
-    -------
-    frozenset
-        Names of tainted nodes, without the deny nodes themselves.
     """
     class_of = {name: found.op_class for name, found in classification.classes.items()}
     leads_on = _clear_leading_to_infer_or_deny(view, classification, class_of)

@@ -150,13 +150,7 @@ def _joins_two_tensors(node: OpNode, view: GraphView) -> bool:
 
 
 def protected(view: GraphView, lists: OpLists) -> Mapping[str, Reason]:
-    """Say which nodes stay FP32 for safety.
-
-    Returns
-    -------
-    mapping
-        Reason by node name.
-    """
+    """Say which nodes stay FP32 for safety."""
     reasons = dict.fromkeys(loss(view, lists), Reason.LOSS)
     reasons |= dict.fromkeys(weight_update(view), Reason.WEIGHT_UPDATE)
     return reasons

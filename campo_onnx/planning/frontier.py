@@ -36,13 +36,7 @@ class FrontierPlan:
 
 
 def check_undecided(imported: Imported) -> None:
-    """Find out before any work whether there is something to decide.
-
-    Raises
-    ------
-    UsageError
-        If the model is a result of campo-onnx already.
-    """
+    """Find out before any work whether there is something to decide."""
     if imported.stamp is not None:
         raise UsageError(
             "the model is a result of campo-onnx already",
@@ -66,11 +60,6 @@ def frontier_plans(
         The step, and how it would be planned. Strategy and least gain do not count.
     squared_errors
         What each rounding adds to the squared error.
-
-    Raises
-    ------
-    UsageError
-        If the model is a result of campo-onnx already.
     """
     check_undecided(imported)
     limits = pad_limits(imported, options)
@@ -92,13 +81,7 @@ def are_nested(points: Sequence[FrontierPoint]) -> bool:
 
 
 def least_error_within(plans: Sequence[FrontierPlan], most_us: float) -> FrontierPlan:
-    """Choose the plan of least predicted error whose predicted step is short enough.
-
-    Raises
-    ------
-    UsageError
-        If none is.
-    """
+    """Choose the plan of least predicted error whose predicted step is short enough."""
     short = [one for one in plans if one.plan.predicted_us <= most_us]
     if not short:
         fastest = plans[0]

@@ -49,13 +49,7 @@ class Page:
 
 
 def check_report(path: Path) -> None:
-    """Find out before any work whether a report can be made.
-
-    Raises
-    ------
-    UsageError
-        If the name does not end in .html or .htm, or a package that reports need is not installed.
-    """
+    """Find out before any work whether a report can be made."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--report {path}: a report is an HTML file", remedy="End the name with .html.")
     missing = [package for package in NEEDED if find_spec(package) is None]

@@ -177,11 +177,6 @@ class AddressedProgram(Protocol):
         ----------
         read_at, written_at
             An address for each input and output; not 0, not even for empty ones.
-
-        Raises
-        ------
-        campo_onnx.errors.ModelError
-            If a node fails.
         """
         ...
 
@@ -250,13 +245,7 @@ class Program(Protocol):
         ...
 
     def run(self, feeds: "Mapping[str, NDArray[Any]]") -> "dict[str, NDArray[Any]]":
-        """Run it once on arrays and copy the outputs, by name.
-
-        Raises
-        ------
-        campo_onnx.errors.ModelError
-            If a node fails.
-        """
+        """Run it once on arrays and copy the outputs, by name."""
         ...
 
     def node_times(
@@ -300,13 +289,7 @@ class Runtime(Protocol):
 
     @property
     def version(self) -> str:
-        """Version of the installed package.
-
-        Raises
-        ------
-        campo_onnx.errors.DeviceUnavailableError
-            If it is not installed.
-        """
+        """Version of the installed package."""
         ...
 
     @property

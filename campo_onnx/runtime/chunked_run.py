@@ -53,11 +53,6 @@ def run(
 ) -> dict[str, NDArray[Any]]:
     """Load a graph and run it once.
 
-    Returns
-    -------
-    dict
-        Outputs by name.
-
     Raises
     ------
     UnsupportedModelError
@@ -86,11 +81,6 @@ def run_in_pieces(
         The graph, its nodes sorted and named.
     machine
         Where to run it; on a GPU it is one piece.
-
-    Yields
-    ------
-    tuple
-        Name and value of an output; the order is that in which they are made.
 
     Raises
     ------

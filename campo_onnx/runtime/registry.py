@@ -31,13 +31,7 @@ def runtimes() -> tuple[Runtime, ...]:
 
 
 def runtime_called(name: str) -> Runtime:
-    """Look a runtime up by its name, or ``"auto"``.
-
-    Raises
-    ------
-    UsageError
-        If there is none of that name.
-    """
+    """Look a runtime up by its name, or ``"auto"``."""
     wanted = DEFAULT if name == AUTO else name
     for runtime in runtimes():
         if runtime.name == wanted:

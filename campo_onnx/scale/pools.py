@@ -19,11 +19,6 @@ def pool_for(
         Address of a Ray cluster, in place of them: see :class:`campo_onnx.scale.cluster.RayPool`.
     needs
         Packages that every worker must be able to import.
-
-    Raises
-    ------
-    UsageError
-        If the number is not positive; or see :class:`campo_onnx.scale.cluster.RayPool`.
     """
     if workers < 1:
         raise UsageError(f"{workers} workers were asked for", remedy="Give 1 or more.")

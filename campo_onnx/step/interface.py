@@ -43,11 +43,6 @@ class TensorSpec:
         """Return a value as a contiguous array of this type and shape.
 
         Only plain numbers for scalar tensors are converted.
-
-        Raises
-        ------
-        UsageError
-            If type or shape differ.
         """
         if isinstance(value, (bool, int, float)) and not self.shape:
             return np.asarray(value, self.numpy_dtype)

@@ -122,11 +122,6 @@ def target_of(machine: "Machine") -> Target:
 
     Caches and peaks only scale events and set the comparison with a roofline; no time comes from
     them.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        If no figures are known for its GPU.
     """
     if not machine.is_gpu:
         here = this_cpu(machine.runtime, machine.threads)

@@ -58,13 +58,7 @@ class Target:
 
     @classmethod
     def of(cls, hardware: Hardware, runtime: str | Runtime = AUTO) -> "Target":
-        """Put a runtime, by default ONNX Runtime, on hardware.
-
-        Raises
-        ------
-        UsageError
-            If the runtime is unknown.
-        """
+        """Put a runtime, by default ONNX Runtime, on hardware."""
         chosen = runtime_called(runtime) if isinstance(runtime, str) else runtime
         overhead = chosen.overhead(hardware.processor)
         return cls(
@@ -129,11 +123,6 @@ class Target:
 
 def target(device: str, runtime: str = AUTO) -> Target:
     """Find hardware by its name, with a runtime on it.
-
-    Raises
-    ------
-    UsageError
-        If there is no hardware, or no runtime, of that name.
 
     Examples
     --------

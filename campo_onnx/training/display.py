@@ -36,11 +36,6 @@ def progress(
     console
         Where to show it, instead of stderr.
 
-    Yields
-    ------
-    StepResult
-        Each of `results`.
-
     Examples
     --------
     >>> for result in progress(session.train(batches), total=1000):  # doctest: +SKIP

@@ -65,13 +65,7 @@ class FlatProgram:
         return self._program.bound(self._reads, self._writes)
 
     def run(self, numbers: Mapping[str, float]) -> None:
-        """Run it on the tensors as they are, and on numbers by name of input.
-
-        Raises
-        ------
-        ModelError
-            If a node fails.
-        """
+        """Run it on the tensors as they are, and on numbers by name of input."""
         for name, number in numbers.items():
             self._reads[name].write(np.asarray(number, np.float32))
         self._step()

@@ -130,13 +130,7 @@ class FlatStep:
         return Ran(metrics=metrics, outcome=Outcome.UPDATED)
 
     def shared(self) -> Arrays:
-        """Give weights and gradients where they lie, by name, without a copy.
-
-        Raises
-        ------
-        UsageError
-            If they do not lie on the CPU.
-        """
+        """Give weights and gradients where they lie, by name, without a copy."""
         found: Arrays = {}
         roles = {step_naming.parameter: self._update.weights, step_naming.gradient: self._update.gradients}
         for name_of, buffer in roles.items():

@@ -120,13 +120,7 @@ class FlatUpdate:
         self.count, self._is_torn = count, False
 
     def refuse_torn(self) -> None:
-        """Refuse to go on with weights of which an update was cut short.
-
-        Raises
-        ------
-        ModelError
-            If there was such an update.
-        """
+        """Refuse to go on with weights of which an update was cut short."""
         if self._is_torn:
             raise ModelError(
                 "the weights are a mix of two updates",

@@ -85,13 +85,7 @@ class IndexGuard:
         return cls(uses=uses, program=program, depends_on_sizes=is_open)
 
     def check(self, feeds: Mapping[str, NDArray[Any]]) -> None:
-        """Check a batch.
-
-        Raises
-        ------
-        IndexOutOfRangeError
-            If an index lies outside.
-        """
+        """Check a batch."""
         if not self.uses:
             return
         made: Mapping[str, NDArray[Any]] = feeds

@@ -25,13 +25,7 @@ class UserStep(NamedTuple):
 
 
 def split_target(target: str) -> tuple[Path, str]:
-    """Split ``train.py:make`` into the script and the function.
-
-    Raises
-    ------
-    UsageError
-        If it is not of that form, the script does not exist, or PyTorch is not installed.
-    """
+    """Split ``train.py:make`` into the script and the function."""
     script, colon, function = target.rpartition(":")
     if not (colon and script.endswith(".py") and function.isidentifier()):
         raise UsageError(
@@ -45,13 +39,7 @@ def split_target(target: str) -> tuple[Path, str]:
 
 
 def check_torch() -> None:
-    """Find out before any work whether PyTorch is installed, without loading it.
-
-    Raises
-    ------
-    UsageError
-        If it is not.
-    """
+    """Find out before any work whether PyTorch is installed, without loading it."""
     if find_spec("torch") is None:
         raise UsageError(
             "a trial needs PyTorch, which is not installed",

@@ -43,13 +43,7 @@ class TorchStep:
 
     @classmethod
     def of(cls, module: Any, loss: Any, batch: Any) -> "TorchStep":
-        """Take a user's step.
-
-        Raises
-        ------
-        UsageError
-            If it is not a module, a function and a batch.
-        """
+        """Take a user's step."""
         if not isinstance(module, torch.nn.Module):
             raise UsageError(
                 f"the module is a value of type {type(module).__name__}",
@@ -87,13 +81,7 @@ class TorchStep:
         return float(value.detach())  # which waits for a GPU
 
     def check(self) -> None:
-        """Run it once.
-
-        Raises
-        ------
-        UsageError
-            If it does not run.
-        """
+        """Run it once."""
         try:
             self.run(self.module, autocasts=False)
         except Exception as error:  # whatever torch, or the user's module, raises

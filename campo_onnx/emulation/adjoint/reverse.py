@@ -56,13 +56,7 @@ class Reverse:
             self._differentiate(node)
 
     def value(self, tensor: str) -> Value:
-        """Give a tensor of the step to read.
-
-        Raises
-        ------
-        NoRuleError
-            If its shape is not static.
-        """
+        """Give a tensor of the step to read."""
         if tensor not in self._values:
             info = self._view.tensors.get(tensor)
             if info is None or info.shape is None or not info.dtype:

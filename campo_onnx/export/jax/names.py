@@ -15,13 +15,7 @@ def names_of(tree: Any) -> Sequence[str]:
 
 
 def check_arrays(tree: Any) -> None:
-    """Refuse what is not an array in a tree.
-
-    Raises
-    ------
-    UsageError
-        If a leaf is something else.
-    """
+    """Refuse what is not an array in a tree."""
     for name, leaf in zip(names_of(tree), jax.tree_util.tree_leaves(tree, is_leaf=_is_variable), strict=True):
         is_number = isinstance(leaf, bool | int | float | complex)
         if not is_number and not _is_variable(leaf) and not hasattr(leaf, "dtype"):

@@ -74,11 +74,6 @@ def translate(closed: Any, inputs: Sequence[str], outputs: Sequence[str], *, ops
         What ``jax.make_jaxpr`` returns.
     inputs, outputs
         Names of its arguments and results.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If a primitive, or the way it is used, has no translation.
     """
     line = _StraightLine()
     variables = closed.jaxpr.invars

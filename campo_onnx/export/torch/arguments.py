@@ -60,11 +60,6 @@ def arguments(
         What they are called in messages.
     name_of
         Makes a tensor's name of its argument's.
-
-    Raises
-    ------
-    UsageError
-        If the function does not take such arguments.
     """
     if isinstance(given, torch.Tensor):
         given = (given,)

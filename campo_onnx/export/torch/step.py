@@ -96,13 +96,7 @@ class Step:
         return state
 
     def run(self, given: Tensors) -> Tensors:
-        """Run forward, backward and update.
-
-        Returns
-        -------
-        dict
-            Every output of the graph by name.
-        """
+        """Run forward, backward and update."""
         numbers = None if self.recorded is None else Numbers(self.recorded)
         found = self._differentiated_once(given, numbers)
         results = {step_naming.LOSS: found.loss.detach()}

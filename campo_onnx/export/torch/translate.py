@@ -75,11 +75,6 @@ def translate(
     ----------
     traced
         A flat graph without mutation; one placeholder per input.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If an operation, or the way it is used, has no translation.
     """
     _refuse_unfit(traced, table)
     buffers = filter(step_naming.is_buffer, inputs)

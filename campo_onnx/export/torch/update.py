@@ -37,11 +37,6 @@ def updated(
         The optimizer's state for this parameter.
     count
         The number of this update, from 1 on; for Adam and its kin.
-
-    Returns
-    -------
-    tuple
-        The new parameter and the new state.
     """
     match optimizer:
         case SGD(weight_decay=decay):

@@ -150,13 +150,7 @@ class FlatGraph:
         return tensors, self.positions, len(self.draws), self.arguments, self.results, checks
 
     def model(self, *, sizes_change: bool = False, runtime: str = DEFAULT) -> onnx.ModelProto:
-        """Translate it.
-
-        Raises
-        ------
-        UnsupportedModelError
-            If an operation, or the way it is used, has no translation.
-        """
+        """Translate it."""
         inputs, outputs = ([t.name for t in tensors] for tensors in (self.inputs, self.outputs))
         model = translate(self.gm, inputs, outputs, TRANSLATIONS, opset=OPSET, sizes_change=sizes_change)
         mark_portable(model)

@@ -145,13 +145,7 @@ class IndexGuard:
     indices: Callable[..., Sequence[torch.Tensor]] = field(default=lambda *_: ())
 
     def check(self, given: Any) -> None:
-        """Check the arguments of a call; on CUDA the error surfaces later, as eager's does.
-
-        Raises
-        ------
-        IndexOutOfRangeError
-            If an index lies outside.
-        """
+        """Check the arguments of a call; on CUDA the error surfaces later, as eager's does."""
         if not self.checks:
             return
         with torch.no_grad():

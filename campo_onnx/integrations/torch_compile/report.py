@@ -141,11 +141,6 @@ def report(model: Any = None) -> Report:
         The module, compiled or not: what counts is which compiled graphs read its parameters and
         buffers. None for everything that was compiled in this process.
 
-    Raises
-    ------
-    UsageError
-        If it is not a module.
-
     Examples
     --------
     >>> print(report(model))  # doctest: +SKIP

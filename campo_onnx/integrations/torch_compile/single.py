@@ -34,13 +34,7 @@ class Piece:
         return open_part(self.planned, None, reads, self._writes, self._device)
 
     def open(self) -> None:
-        """Load it, which is done at the first run otherwise.
-
-        Raises
-        ------
-        UnsupportedModelError
-            If the runtime refuses the graph.
-        """
+        """Load it, which is done at the first run otherwise."""
         _ = self._session
 
     def rehearsal(self) -> Callable[[], None]:

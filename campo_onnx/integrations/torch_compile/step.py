@@ -113,13 +113,7 @@ class TrainingStep:
         return self._opened(self.cut.backward, [t.name for t in self._computed])
 
     def open(self) -> None:
-        """Load both sessions, which is done at the first run otherwise.
-
-        Raises
-        ------
-        UnsupportedModelError
-            If the runtime refuses a graph.
-        """
+        """Load both sessions, which is done at the first run otherwise."""
         assert self._forward is not None
         assert self._backward is not None
 

@@ -51,13 +51,7 @@ class _ListFile:
 
 
 def resolve(name_or_path: str) -> OpLists:
-    """Return the preset of this name or, for anything that ends in ``.toml`` or exists, load the file.
-
-    Raises
-    ------
-    UsageError
-        When it is neither, or the file is bad.
-    """
+    """Return the preset of this name or, for anything that ends in ``.toml`` or exists, load the file."""
     path = Path(name_or_path)
     if name_or_path not in preset_names() and (path.suffix == ".toml" or os.path.lexists(path)):
         return load(path)
@@ -65,13 +59,7 @@ def resolve(name_or_path: str) -> OpLists:
 
 
 def load(path: str | Path) -> OpLists:
-    """Read a user's file: complete lists, or changes to a preset it says it ``extends``.
-
-    Raises
-    ------
-    UsageError
-        When the file is unreadable or not what ``docs/op-lists.md`` describes.
-    """
+    """Read a user's file: complete lists, or changes to a preset it says it ``extends``."""
     path = Path(path)
     data = read_bytes(
         path,

@@ -58,13 +58,7 @@ DEFAULT_STRATEGY = "optimal"
 
 
 def strategy_called(name: str) -> Strategy:
-    """Find a strategy.
-
-    Raises
-    ------
-    UsageError
-        If there is none of that name.
-    """
+    """Find a strategy."""
     if name not in STRATEGIES:
         raise UsageError(f"unknown strategy {name!r}", remedy=did_you_mean(name, STRATEGIES))
     return STRATEGIES[name]

@@ -24,11 +24,6 @@ def gradient_products_summed(values: GraphValues) -> frozenset[str]:
     probability of attention) most of them become zero, where FP32 would have summed them. A product with
     a normalized activation, a deviation from the mean that is about to be, or a mask loses little that
     the gradient itself has not lost.
-
-    Returns
-    -------
-    frozenset
-        Names of nodes.
     """
     view, forward = values.view, values.scaling.forward
     leads_on = leading_to_sums(values)

@@ -107,13 +107,7 @@ def runtime_problem() -> str:
 
 
 def onnxruntime() -> ModuleType:
-    """Return the module.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        If it is missing, broken or too old; the message says how to mend that.
-    """
+    """Return the module."""
     module, problem, remedy = _loaded()
     if problem or module is None:
         raise DeviceUnavailableError(

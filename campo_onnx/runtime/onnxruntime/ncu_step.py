@@ -37,11 +37,6 @@ def profile_steps(
     ----------
     switch
         Turns the profiler on and off.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If not even the kernel runs that divides the models.
     """
     mark = load(_mark(), here).placed({"x": np.zeros(_MARK_ELEMENTS, np.float32)})
     mark()

@@ -96,13 +96,7 @@ def openvino_problem() -> str:
 
 
 def openvino() -> ModuleType:
-    """Return the module.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        If it is missing, broken or too old; the message says how to mend that.
-    """
+    """Return the module."""
     module, problem, remedy = _loaded()
     if problem or module is None:
         raise DeviceUnavailableError(problem, remedy=f"{remedy}. Planning works without it.")
