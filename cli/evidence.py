@@ -109,7 +109,7 @@ class TargetArguments:
         return {"--device": self.device, "--profile": self.profile, "--store": self.store}
 
     def check(self) -> None:
-        """Find out before any work whether there is such a device, or calibration file, and such a runtime."""
+        """Find out before any work whether there is such a device, or calibration file, and runtime."""
         from campo_onnx.files import check_file
         from campo_onnx.hardware.datasheet import device
         from campo_onnx.runtime.registry import runtime_called
