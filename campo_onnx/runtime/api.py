@@ -178,7 +178,6 @@ class AddressedProgram(Protocol):
         read_at, written_at
             An address for each input and output; not 0, not even for empty ones.
         """
-        ...
 
 
 class Tensor(Protocol):
@@ -187,28 +186,22 @@ class Tensor(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """Static dimensions."""
-        ...
 
     @property
     def dtype(self) -> int:
         """``TensorProto.DataType`` of its elements."""
-        ...
 
     def read(self) -> "NDArray[Any]":
         """Copy it to the host."""
-        ...
 
     def write(self, array: "NDArray[Any]") -> None:
         """Copy an array of its shape and type to it."""
-        ...
 
     def shared(self) -> "NDArray[Any] | None":
         """Give the memory itself as an array; None where it is not the host's."""
-        ...
 
     def slice(self, first: int, shape: Sequence[int]) -> "Tensor":
         """Give the tensor of a shape that begins at an element, in the same memory."""
-        ...
 
 
 class Program(Protocol):
@@ -217,7 +210,6 @@ class Program(Protocol):
     @property
     def note(self) -> str:
         """Say which nodes run elsewhere than on the processor asked for; empty if all run there."""
-        ...
 
     def bound(self, reads: Mapping[str, Tensor], writes: Mapping[str, Tensor]) -> Step:
         """Bind every input, and outputs, by their names in the ONNX graph; return what runs one step.
@@ -231,22 +223,18 @@ class Program(Protocol):
             If a name is missing, or a tensor does not fit. The step raises
             :class:`~campo_onnx.errors.ModelError` if a node fails.
         """
-        ...
 
     def placed(self, feeds: "Mapping[str, NDArray[Any]]") -> Step:
         """Put inputs on the processor once and return what runs one step on them; results stay there.
 
         On a CPU the arrays may be bound as they are. Raises as :meth:`bound` does.
         """
-        ...
 
     def addressed(self, reads: Sequence[Place], writes: Sequence[Place]) -> AddressedProgram:
         """Run on memory of the caller; only where the runtime ``takes_addresses``."""
-        ...
 
     def run(self, feeds: "Mapping[str, NDArray[Any]]") -> "dict[str, NDArray[Any]]":
         """Run it once on arrays and copy the outputs, by name."""
-        ...
 
     def node_times(
         self,
@@ -267,11 +255,9 @@ class Program(Protocol):
         on_step
             Called after every step.
         """
-        ...
 
     def executed(self) -> Mapping[str, Precision]:
         """Give the precision in which ONNX nodes are computed, by name, where the runtime tells."""
-        ...
 
 
 class Runtime(Protocol):
@@ -280,26 +266,21 @@ class Runtime(Protocol):
     @property
     def name(self) -> str:
         """Short name, as after ``--runtime``."""
-        ...
 
     @property
     def capabilities(self) -> Capabilities:
         """Its capabilities."""
-        ...
 
     @property
     def version(self) -> str:
         """Version of the installed package."""
-        ...
 
     @property
     def installed(self) -> str:
         """Version of an installed package that is new enough, told without loading it; empty if none is."""
-        ...
 
     def problem(self, processor: str) -> str:
         """Say why it cannot run on ``"cpu"`` or ``"cuda"`` here; empty if it can."""
-        ...
 
     def machine(self, processor: str, threads: int = 0) -> Machine:
         """Identify this machine, as timings are filed under it.
@@ -311,19 +292,15 @@ class Runtime(Protocol):
         threads
             Threads of one node on a CPU; 0 takes all cores that this process may use.
         """
-        ...
 
     def overhead(self, processor: str, *, captured: bool = False) -> Overhead:
         """Say what it adds to kernels, or would as a captured CUDA graph."""
-        ...
 
     def support(self, signature: "Signature", processor: str, precision: Precision) -> Support:
         """Say how it runs a node in a precision."""
-        ...
 
     def sums_low(self, signature: "Signature", processor: str, precision: Precision) -> bool:
         """Whether sums of such a node are accumulated in the low precision itself."""
-        ...
 
     def load(
         self,
@@ -354,8 +331,6 @@ class Runtime(Protocol):
         campo_onnx.errors.UnsupportedModelError
             If the runtime refuses the graph; the message names every refused operator.
         """
-        ...
 
     def tensor(self, shape: Sequence[int], dtype: int, processor: str) -> Tensor:
         """Allocate a tensor of zeros, aligned for any kernel."""
-        ...

@@ -33,6 +33,7 @@ A parameter that is frozen, or that the loss does not depend on, has no output.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 LOSS = "loss"
 GRADS_FINITE = "grads_finite"
@@ -44,130 +45,79 @@ STEP_OUT = "step_out"
 PARAMETER, GRADIENT, SCALED_GRADIENT, INPUT, OUTPUT = "param", "grad", "scaled_grad", "input", "output"
 """First parts of names, where a framework joins the rest itself."""
 
-_PARAMETER, _NEW_PARAMETER = f"{PARAMETER}.", "new."
-_BUFFER, _NEW_BUFFER = "buf.", "buf_out."
-_STATE, _NEW_STATE = "opt.", "new_"
-_AVERAGE = "ema."
-_GRADIENT, _SCALED_GRADIENT = f"{GRADIENT}.", f"{SCALED_GRADIENT}."
-_ASSUMED = "assumed."
-_INPUT, _TARGET, _OUTPUT = f"{INPUT}.", "target.", f"{OUTPUT}."
 
-_NEXT = ((_PARAMETER, _NEW_PARAMETER), (_BUFFER, _NEW_BUFFER), (_STATE, _NEW_STATE))
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Names with one beginning; called with the rest, it gives one of them."""
+
+    beginning: str
+
+    def __call__(self, rest: str) -> str:
+        return f"{self.beginning}{rest}"
+
+    def include(self, name: str) -> bool:
+        """Whether a name begins like that."""
+        return name.startswith(self.beginning)
+
+    def rest(self, name: str) -> str | None:
+        """What comes behind the beginning; None where a name begins otherwise."""
+        return name.removeprefix(self.beginning) if self.include(name) else None
+
+
+parameter, new_parameter = _Names(f"{PARAMETER}."), _Names("new.")
+buffer, new_buffer = _Names("buf."), _Names("buf_out.")
+average = _Names("ema.")
+gradient, scaled_gradient = _Names(f"{GRADIENT}."), _Names(f"{SCALED_GRADIENT}.")
+batch_input, target, output = _Names(f"{INPUT}."), _Names("target."), _Names(f"{OUTPUT}.")
+assumption = _Names("assumed.")
+_state, _new_state = _Names("opt."), _Names("new_")
+
+_NEXT = ((parameter, new_parameter), (buffer, new_buffer), (_state, _new_state))
 
 RULE = f"param.X goes with new.X, buf.X with buf_out.X, opt.X with new_X, {STEP} with {STEP_OUT}"
 """The output that holds a state input's next value, for messages."""
 
+is_parameter, is_buffer = parameter.include, buffer.include
+is_scaled_gradient = scaled_gradient.include
 
-def parameter(name: str) -> str:
-    """Name the input of a parameter."""
-    return f"{_PARAMETER}{name}"
-
-
-def new_parameter(name: str) -> str:
-    """Name the output of an updated parameter."""
-    return f"{_NEW_PARAMETER}{name}"
-
-
-def average(name: str) -> str:
-    """Name the moving average of a parameter, in state and checkpoints."""
-    return f"{_AVERAGE}{name}"
+assumed = assumption.rest
+"""In which way a batch is not as assumed if an output is false; None for any other output."""
 
 
 def averaged(name: str) -> str | None:
     """Name the parameter input that some state is the moving average of; None for any other state."""
-    return parameter(name.removeprefix(_AVERAGE)) if name.startswith(_AVERAGE) else None
-
-
-def gradient(name: str) -> str:
-    """Name the output of a gradient."""
-    return f"{_GRADIENT}{name}"
-
-
-def scaled_gradient(name: str) -> str:
-    """Name the output of a gradient that is still times the loss scale."""
-    return f"{_SCALED_GRADIENT}{name}"
-
-
-def buffer(name: str) -> str:
-    """Name the input of a buffer."""
-    return f"{_BUFFER}{name}"
-
-
-def new_buffer(name: str) -> str:
-    """Name the output of an updated buffer."""
-    return f"{_NEW_BUFFER}{name}"
+    own = average.rest(name)
+    return None if own is None else parameter(own)
 
 
 def state(slot: str, name: str) -> str:
     """Name the input of one kind of optimizer state of a parameter."""
-    return f"{_STATE}{slot}.{name}"
+    return _state(f"{slot}.{name}")
 
 
 def new_state(slot: str, name: str) -> str:
     """Name the output of one kind of optimizer state of a parameter."""
-    return f"{_NEW_STATE}{slot}.{name}"
-
-
-def batch_input(name: str) -> str:
-    """Name the input that takes an argument of the module."""
-    return f"{_INPUT}{name}"
-
-
-def target(name: str) -> str:
-    """Name the input that takes an argument of the loss."""
-    return f"{_TARGET}{name}"
-
-
-def output(name: str) -> str:
-    """Name an output beside the loss."""
-    return f"{_OUTPUT}{name}"
-
-
-def assumption(text: str) -> str:
-    """Name the output that says whether a batch is as assumed; the text says of one that is not why."""
-    return f"{_ASSUMED}{text}"
-
-
-def assumed(name: str) -> str | None:
-    """Say in which way a batch is not as assumed if this output is false; None for any other output."""
-    return name.removeprefix(_ASSUMED) if name.startswith(_ASSUMED) else None
+    return _new_state(f"{slot}.{name}")
 
 
 def differentiated(name: str) -> str | None:
     """Tell whose gradient an output is, scaled or not; None for any other output."""
-    found = (prefix for prefix in (_GRADIENT, _SCALED_GRADIENT) if name.startswith(prefix))
-    return next((name.removeprefix(prefix) for prefix in found), None)
-
-
-def is_scaled_gradient(name: str) -> bool:
-    """Whether an output is a gradient that is still times the loss scale."""
-    return name.startswith(_SCALED_GRADIENT)
+    return gradient.rest(name) if gradient.include(name) else scaled_gradient.rest(name)
 
 
 def is_batch(name: str) -> bool:
     """Whether an input takes a part of the batch."""
-    return name.startswith((_INPUT, _TARGET))
+    return batch_input.include(name) or target.include(name)
 
 
 def stored(name: str) -> str | None:
     """Tell which parameter or buffer of the module an input is; None for any other input."""
-    found = (prefix for prefix in (_PARAMETER, _BUFFER) if name.startswith(prefix))
-    return next((name.removeprefix(prefix) for prefix in found), None)
-
-
-def is_parameter(name: str) -> bool:
-    """Whether an input is a parameter."""
-    return name.startswith(_PARAMETER)
-
-
-def is_buffer(name: str) -> bool:
-    """Whether an input is a buffer."""
-    return name.startswith(_BUFFER)
+    return parameter.rest(name) if parameter.include(name) else buffer.rest(name)
 
 
 def is_optimizer_state(name: str) -> bool:
     """Whether an input is kept by the optimizer alone, and so is zero before the first step."""
-    return name == STEP or name.startswith(_STATE)
+    return name == STEP or _state.include(name)
 
 
 def next_value(name: str) -> str | None:
@@ -182,19 +132,17 @@ def next_value(name: str) -> str | None:
     """
     if name == STEP:
         return STEP_OUT
-    found = ((prefix, new) for prefix, new in _NEXT if name.startswith(prefix))
-    return next((new + name.removeprefix(prefix) for prefix, new in found), None)
+    return next((new(name.removeprefix(own.beginning)) for own, new in _NEXT if own.include(name)), None)
 
 
 def is_next_value(name: str) -> bool:
     """Whether an output is named as the next value of some state."""
-    return name == STEP_OUT or name.startswith(tuple(new for _, new in _NEXT))
+    return name == STEP_OUT or any(new.include(name) for _, new in _NEXT)
 
 
 def may_be_frozen(name: str, inputs: Iterable[str]) -> bool:
     """Whether a state input may lack a next value: a buffer, or a parameter without optimizer state."""
-    if not is_parameter(name):
+    own = parameter.rest(name)
+    if own is None:
         return is_buffer(name)
-    own = name.removeprefix(_PARAMETER)
-    states = (other.removeprefix(_STATE) for other in inputs if other.startswith(_STATE))
-    return all(state.partition(".")[2] != own for state in states)
+    return all(state.partition(".")[2] != own for state in filter(None, map(_state.rest, inputs)))

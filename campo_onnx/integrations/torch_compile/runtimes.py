@@ -27,15 +27,12 @@ class Candidate(Protocol):
     @property
     def planned(self) -> Planned:
         """The graph as it will run."""
-        ...
 
     def open(self) -> None:
         """Load it."""
-        ...
 
     def rehearsal(self) -> Callable[[], None]:
         """Give what runs it once, on memory of its own."""
-        ...
 
 
 C = TypeVar("C", bound=Candidate)
