@@ -1,8 +1,9 @@
 """A benchmark: the step of each graph, with confidence intervals and verdicts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .console import escape, print_note, stderr, stdout
 from .table import Cell, Column, Table, TableFormat
@@ -55,6 +56,40 @@ def print_written(*paths: Path | None, form: TableFormat = TableFormat.TEXT) -> 
         stdout().print(escape(f"Wrote {' and '.join(written)}"))
 
 
+class _Figure(NamedTuple):
+    """A column that is there where some graph has the figure."""
+
+    title: str
+    key: str
+    rank: int
+    text: "Callable[[Any], str]"
+
+
+_BEFORE_RATIO = (_Figure("samples/s", "samples_per_s", 4, "{:,.4g}".format),)
+_BEHIND_VERDICT = (
+    _Figure("launches", "launches", 8, "{:,}".format),
+    _Figure("moved", "moved_bytes", 7, gigabytes),
+    _Figure("energy", "energy_j", 3, lambda i: f"{i.median:.3g} J ({i.low:.3g} to {i.high:.3g})"),
+    _Figure("memory", "peak_bytes", 5, lambda held: f"{held / 2**20:,.0f} MiB"),
+    _Figure("tensors at most", "alive_bytes", 10, gigabytes),
+    _Figure("tensor cores", "tensor_pipe_share", 6, "{:.0%}".format),
+)
+
+
+def _figures(
+    rows: "Sequence[BenchRow]", *figures: _Figure
+) -> "Iterator[tuple[Column, Callable[[BenchRow], Cell]]]":
+    for figure in figures:
+        if any(getattr(row, figure.key) is not None for row in rows):
+            column = Column(title=figure.title, key=figure.key, is_number=True, rank=figure.rank)
+            yield column, partial(_figure_cell, figure)
+
+
+def _figure_cell(figure: _Figure, row: "BenchRow") -> Cell:
+    value = getattr(row, figure.key)
+    return Cell("-") if value is None else Cell(figure.text(value), getattr(value, "median", value))
+
+
 def _table(result: "BenchResult") -> Table:
     rows = result.rows
     is_compared = len(rows) > 1
@@ -63,27 +98,14 @@ def _table(result: "BenchResult") -> Table:
         (Column(title="step", key="step_us", is_number=True), step_cell),
         (Column(title="95 % interval", is_number=True, rank=2), _step_interval),
     ]
-    if any(row.samples_per_s is not None for row in rows):
-        shown.append((Column(title="samples/s", key="samples_per_s", is_number=True, rank=4), _samples))
+    shown += _figures(rows, *_BEFORE_RATIO)
     if is_compared:
         title = f"x {rows[0].name}, 95 % interval"
         shown.append(
             (Column(title=title, key="speedup", is_number=True, may_break=True, least=_RATIO), ratio_cell)
         )
     shown.append((Column(title="verdict", key="verdict"), verdict_cell))
-    if any(row.launches is not None for row in rows):
-        shown.append((Column(title="launches", key="launches", is_number=True, rank=8), _launches))
-    if any(row.moved_bytes is not None for row in rows):
-        shown.append((Column(title="moved", key="moved_bytes", is_number=True, rank=7), _moved))
-    if any(row.energy_j is not None for row in rows):
-        shown.append((Column(title="energy", key="energy_j", is_number=True, rank=3), _energy))
-    if any(row.peak_bytes is not None for row in rows):
-        shown.append((Column(title="memory", key="peak_bytes", is_number=True, rank=5), _memory))
-    if any(row.alive_bytes is not None for row in rows):
-        shown.append((Column(title="tensors at most", key="alive_bytes", is_number=True, rank=10), _alive))
-    if any(row.tensor_pipe_share is not None for row in rows):
-        title, key = "tensor cores", "tensor_pipe_share"
-        shown.append((Column(title=title, key=key, is_number=True, rank=6), _share))
+    shown += _figures(rows, *_BEHIND_VERDICT)
     for bound, of in (("low", lambda i: i.low), ("high", lambda i: i.high)):
         shown.append((Column(title="", key=f"speedup_{bound}", rank=9, csv_only=True), _bound(of)))
     table = Table([column for column, _ in shown])
@@ -118,41 +140,9 @@ def _step_interval(row: "BenchRow") -> Cell:
     return Cell(f"{low} to {high} {unit}", style="dim")
 
 
-def _samples(row: "BenchRow") -> Cell:
-    return Cell("-") if row.samples_per_s is None else Cell(f"{row.samples_per_s:,.4g}", row.samples_per_s)
-
-
 def ratio_cell(row: "BenchRow") -> Cell:
     """Show the speed-up over the first, with its interval."""
     interval = row.speedup
     if interval is None:
         return Cell("-")
     return Cell(f"{interval.median:.3f} ({interval.low:.3f} to {interval.high:.3f})", interval.median)
-
-
-def _launches(row: "BenchRow") -> Cell:
-    return Cell("-") if row.launches is None else Cell(f"{row.launches:,}", row.launches)
-
-
-def _moved(row: "BenchRow") -> Cell:
-    return Cell("-") if row.moved_bytes is None else Cell(gigabytes(row.moved_bytes), row.moved_bytes)
-
-
-def _energy(row: "BenchRow") -> Cell:
-    interval = row.energy_j
-    if interval is None:
-        return Cell("-")
-    return Cell(f"{interval.median:.3g} J ({interval.low:.3g} to {interval.high:.3g})", interval.median)
-
-
-def _memory(row: "BenchRow") -> Cell:
-    return Cell("-") if row.peak_bytes is None else Cell(f"{row.peak_bytes / 2**20:,.0f} MiB", row.peak_bytes)
-
-
-def _alive(row: "BenchRow") -> Cell:
-    return Cell("-") if row.alive_bytes is None else Cell(gigabytes(row.alive_bytes), row.alive_bytes)
-
-
-def _share(row: "BenchRow") -> Cell:
-    share = row.tensor_pipe_share
-    return Cell("-") if share is None else Cell(f"{share:.0%}", share)
