@@ -60,7 +60,7 @@ class _Names:
         return name.startswith(self.beginning)
 
     def rest(self, name: str) -> str | None:
-        """What comes behind the beginning; None where a name begins otherwise."""
+        """The part of a name behind the beginning; None where it begins otherwise."""
         return name.removeprefix(self.beginning) if self.include(name) else None
 
 
