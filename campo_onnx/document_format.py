@@ -93,11 +93,6 @@ class Format(Generic[T]):
     def decode(self, text: str | bytes, title: str = "") -> T:
         """Read :meth:`encode` back.
 
-        Parameters
-        ----------
-        title
-            What it is called in messages: a path.
-
         Raises
         ------
         CampoError

@@ -32,13 +32,6 @@ def report_unmatched(
 ) -> None:
     """Warn of overrides that match nothing.
 
-    Parameters
-    ----------
-    operators
-        Operators by the option that named them.
-    strict
-        Whether that is an error.
-
     Raises
     ------
     UsageError

@@ -32,8 +32,6 @@ class Buffers:
 
     Parameters
     ----------
-    view
-        One of the graphs; all have the same interface.
     feeds
         A value for every input; generated where None.
 
@@ -79,10 +77,6 @@ class Loaded:
         By graph, memory of a step, inputs and outputs included, where it could be measured.
     step_s
         By graph, about how long a step takes: the last of the first ones.
-    failures
-        Graphs that could not be loaded or whose first step failed.
-    notes
-        Nodes that run on another provider than the one asked for.
     """
 
     steps: dict[str, Step] = field(default_factory=dict)

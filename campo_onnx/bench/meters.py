@@ -44,8 +44,6 @@ def energy_samples(
 
     Parameters
     ----------
-    steps
-        By graph, a function that runs one step and waits for its end.
     counter_j
         Energy drawn so far, in joules; None where there is no counter.
     on_block
@@ -106,10 +104,6 @@ class MemoryMeter:
     ----------
     read
         Bytes held now; None if unknown.
-    min_bytes
-        Growth below this is not reported.
-    source
-        What is read, or why nothing is.
     """
 
     read: Callable[[], int | None]

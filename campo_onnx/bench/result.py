@@ -47,14 +47,8 @@ class BenchRow:
     speedup
         Step of the first graph over that of this one, paired round by round. None for the first
         and wherever nothing was compared.
-    samples_per_s
-        Samples trained per second, where the batch size is known.
-    energy_j
-        Energy the whole GPU drew per step, in joules.
     peak_bytes
         Memory that a step was seen to need, its inputs and outputs included: what ONNX Runtime's arena holds.
-    tensor_pipe_share
-        Share of the step in which the tensor cores were busy.
     launches, moved_bytes
         Kernels of the graph, and what they read and write in memory, counted
         (:func:`campo_onnx.optimize.traffic.traffic`).
@@ -95,8 +89,6 @@ class BenchResult:
         Rounds of each run; the graphs are loaded anew for every run.
     tolerance
         Speed-ups within this of 1 count as no difference; very short steps need more (see `notes`).
-    energy_from, memory_from
-        How these were measured, or why they were not.
     sm_clock_mhz
         Clock of the GPU's multiprocessors after every round, warm-up included, where it can be read.
     """

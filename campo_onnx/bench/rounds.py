@@ -85,8 +85,6 @@ def time_rounds(
     steps
         By graph, a function that runs one step and waits for its end, and may return its own time in
         microseconds. A graph that fails is removed, which frees its memory for the others.
-    pause
-        Called before every step, outside the timed interval.
 
     Raises
     ------

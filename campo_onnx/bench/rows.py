@@ -22,15 +22,7 @@ def rows_of(
     tolerance: float,
     batch: int | None,
 ) -> Iterator[BenchRow]:
-    """Compare steps that ran in the same rounds.
-
-    Parameters
-    ----------
-    names
-        Names of the steps; the others are compared with the first.
-    tolerance
-        Speed-ups within this of 1 count as no difference.
-    """
+    """Compare steps that ran in the same rounds."""
     rounds, per_run = merged(runs), [run.count for run in runs]
     failures = {**failures, **rounds.failures}
     first = names[0]

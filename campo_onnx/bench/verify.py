@@ -74,13 +74,6 @@ def verify(optimized: Optimized, options: Options, measure: Measure, *, repairs:
 
     A file in which rules raise nodes, since their values do not fit, is no answer: then FP32 is.
 
-    Parameters
-    ----------
-    measure
-        How to measure: :func:`campo_onnx.bench.bench.bench` on the plan's device.
-    repairs
-        How often to plan again when the mixed step is not faster.
-
     Raises
     ------
     ModelError
@@ -116,8 +109,6 @@ def scaled_costs(costs: CostTable, plan: Plan, result: BenchResult) -> CostTable
     ----------
     plan
         The plan, with at least one low node.
-    result
-        The measurement: FP32 first, then the mixed graph.
     """
     fp32, mixed = (row.step_us for row in result.rows[:2])
     if fp32 is None or mixed is None:

@@ -32,13 +32,6 @@ RESULTS = "results.npz"
 class WorkerStep:
     """One step of a graph, run by another process; dropping it ends the process.
 
-    Parameters
-    ----------
-    model
-        The graph, with static shapes.
-    batch
-        ``.npz`` file with a value for every input.
-
     Raises
     ------
     ModelError

@@ -104,8 +104,6 @@ class Graph:
         ----------
         op_type
             A standard operator, or one of ONNX Runtime's as ``"com.microsoft:FusedMatMul"``.
-        attributes
-            By name; NumPy arrays become tensors.
 
         Raises
         ------
@@ -249,8 +247,6 @@ class Graph:
         ----------
         outputs
             Values by the name they have outside.
-        optional_inputs
-            Inputs that are left out when nothing reads them.
         """
         outputs = {name: self._own(value, name, outputs) for name, value in outputs.items()}
         names = {value.name: name for name, value in outputs.items()}

@@ -19,8 +19,6 @@ class Value:
 
     Parameters
     ----------
-    dtype
-        ``TensorProto.DataType``.
     constant
         The value, where it is known at export.
     """

@@ -61,12 +61,8 @@ class OpEntry:
 
     Parameters
     ----------
-    on_tensor_cores
-        Whether this is its model for nodes that tensor cores take.
     model
         Low-precision time from FP32 time (Eq. 2).
-    time
-        FP32 time from shapes.
     with_counters
         Low-precision time from FP32 time for nodes whose hardware counters are known, too; None where
         they could not be read for every shape.
@@ -98,8 +94,6 @@ class Calibration:
         By operator, and by whether tensor cores take the node.
     general, general_time
         Models for operators that have none of their own.
-    counters_refusal
-        Why there are no hardware counters where they were asked for.
     in_step
         What nodes take in a step, where that is not what they take alone; None where no steps were measured.
     """

@@ -98,11 +98,6 @@ def campaign(
 ) -> tuple[str, ...]:
     """Time what the store lacks, each kind of machine its own; give what failed.
 
-    Parameters
-    ----------
-    workload_of
-        What to time, by provider.
-
     Raises
     ------
     ProfileError

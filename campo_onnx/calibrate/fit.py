@@ -64,10 +64,6 @@ class Method:
     non_negative
         Whether weights may not be negative: no event then makes a node faster, and predictions
         stay sane outside the samples.
-    with_time
-        Whether :data:`TIME` is a feature.
-    all_events
-        Whether all events are features, not only the selected ones.
     neighbours
         Whether nothing is fitted, and the nearest samples predict.
     """
@@ -227,13 +223,7 @@ def correlations(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def select(samples: Sequence[Sample], threshold: float = THRESHOLD) -> tuple[str, ...]:
-    """Names of the events with |rho| above the threshold; the strongest one if none is.
-
-    Parameters
-    ----------
-    threshold
-        The paper's 0.75, unless asked otherwise.
-    """
+    """Names of the events with |rho| above the threshold; the strongest one if none is."""
     found = {event: abs(rho) for event, rho in correlations(samples).items()}
     chosen = tuple(event for event, rho in found.items() if rho > threshold)
     return chosen or (max(found, key=lambda event: found[event]),)
@@ -265,13 +255,7 @@ def accuracy(model: OpModel, samples: Sequence[Sample]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """A model with the method that predicted best in cross-validation.
-
-    Parameters
-    ----------
-    by_method
-        The same samples fitted by every method.
-    """
+    """A model with the method that predicted best in cross-validation."""
 
     model: OpModel
     method: str

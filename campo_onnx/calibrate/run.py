@@ -48,13 +48,7 @@ _FEWEST_CASTS = 4  # to fit a line, and to test it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Operators, shapes and sweeps to measure.
-
-    Parameters
-    ----------
-    casts
-        Sizes in the sweep of casts.
-    """
+    """Operators, shapes and sweeps to measure."""
 
     ops: tuple[str, ...]
     sampling: Sampling

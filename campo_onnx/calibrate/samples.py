@@ -30,8 +30,6 @@ class Sampling:
 
     Parameters
     ----------
-    largest_bytes
-        Memory of all tensors of a sample.
     seed
         Of the generator; the same seed gives the same samples, whatever other ops are drawn.
     """

@@ -21,8 +21,6 @@ class AsPlan:
     ----------
     plan
         The precision that every node has in the file. Reasons are those of the baseline where it fits.
-    before, after
-        What both graphs launch and move.
     """
 
     plan: Plan

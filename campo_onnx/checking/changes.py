@@ -39,8 +39,6 @@ class Changes:
         Nodes that read or write a low tensor where the FP32 graph has an FP32 one.
     removed
         Casts and constants of the FP32 graph that are no longer used.
-    casts, paddings
-        Inserted Casts, and inserted Pads and Slices.
     """
 
     low: Precision
@@ -52,11 +50,6 @@ class Changes:
 
 def changes_between(fp32: Imported, mixed: Imported, *, title: str, with_weights: bool = True) -> Changes:
     """Find what was changed in an FP32 graph to make a mixed one.
-
-    Parameters
-    ----------
-    with_weights
-        Whether to compare the values of constants as well.
 
     Raises
     ------

@@ -25,8 +25,6 @@ class Finding:
 
     Parameters
     ----------
-    value, limit
-        Measured value and its limit, where the rule has numbers.
     parts
         What the value is the largest of: the error of each output.
     """
@@ -64,8 +62,6 @@ class Verdicts:
         One per rule; empty after an error.
     device, costs
         Device that the step was predicted for, and source of the costs; ``""`` after an error.
-    captured
-        Whether it was predicted for a step that runs as a captured CUDA graph.
     error
         Why nothing was checked: a missing file, or a mixed graph of another model.
     """

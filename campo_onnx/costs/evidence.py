@@ -41,8 +41,6 @@ class Evidence:
     ----------
     calibration
         Of the device; None takes the user's own or the one that is shipped, if there is one.
-    profile
-        FP32 times of the very graph.
     store
         Where measured times are looked up and kept; None measures without keeping.
     """

@@ -16,8 +16,6 @@ class NodeCost:
     ----------
     fp32_us, low_us
         Microseconds per step. ``low_us`` equals ``fp32_us`` for a node that cannot go low.
-    on_tensor_cores
-        Whether the low version runs on tensor cores.
     """
 
     node: str

@@ -23,8 +23,6 @@ class Part:
 
     Parameters
     ----------
-    step
-        The step, at the batch that is run.
     step_s, drawing_s
         Seconds that one run takes, and drawing values for its inputs.
     """
@@ -51,8 +49,6 @@ def affordable_part(step: Step, budget_s: float, most_bytes: float, *, draws: bo
     ----------
     budget_s, most_bytes
         Seconds that the runs of a batch may take, as predicted, and memory.
-    draws
-        Whether values are drawn, which takes time as well.
     """
     part = _part(step, budget_s, most_bytes, draws=draws)
     if part.nodes == len(step.model.graph.node):

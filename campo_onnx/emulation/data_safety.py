@@ -46,14 +46,10 @@ class DataSafety:
 
     Parameters
     ----------
-    forbidden
-        Nodes that would break, with the reason.
     released
         Tainted nodes that are shown harmless together.
     drift_before, drift_after
         Relative error of every output against FP32, with the lists' taint and with the releases.
-    gain_us
-        Predicted time that the releases save.
     problem, plan
         What was decided about with all this, and the plan, which was emulated.
     """

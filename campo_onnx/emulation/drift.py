@@ -171,11 +171,6 @@ class Reference:
         Kinds are those of :meth:`drift_of`: scalars, vectors and matrices, and new versions of inputs apart.
         Errors that know nothing of each other add up in it.
 
-        Parameters
-        ----------
-        actual
-            The outputs, one after another.
-
         Returns
         -------
         float

@@ -25,11 +25,6 @@ class EmulatedSteps:
 
     A result is filed under the bytes of its graph, which hold the signature of every node, in a file for the
     batches and this version of the package.
-
-    Parameters
-    ----------
-    folder
-        Where results are kept; None keeps them in memory only.
     """
 
     def __init__(self, references: Sequence[Reference], folder: Path | None = None) -> None:

@@ -33,13 +33,7 @@ MOST_EMULATED = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontier:
-    """Plans from the fastest to the one without error.
-
-    Parameters
-    ----------
-    plans
-        Every point of the convex frontier, the fastest first.
-    """
+    """Plans from the fastest to the one without error."""
 
     problem: Problem
     plans: tuple[FrontierPlan, ...]

@@ -153,11 +153,6 @@ def without_underflow(emulated: ModelProto) -> ModelProto:
 
     What a graph without a loss scale computes this way is what it would compute with one: its
     backward pass is linear, and a power of two changes no significand. Overflow stays overflow.
-
-    Parameters
-    ----------
-    emulated
-        What :func:`emulate` returned; not changed.
     """
     copy = ModelProto()
     copy.CopyFrom(emulated)

@@ -55,12 +55,6 @@ class Probed:
 
     Parameters
     ----------
-    optimized
-        The result, with what was wrong in FP32.
-    coverage
-        Share of the low nodes of the first plan that ran on data.
-    fp32
-        Nodes that stay FP32 because of what they do on data.
     why_not
         Why nothing was run, or why a batch was left out; ``""`` if every batch ran.
     """
@@ -217,8 +211,6 @@ def wrongdoers(
 
     Parameters
     ----------
-    suspects
-        Names of nodes, in the order of the graph.
     wrong
         What is wrong if these nodes are low.
     effect

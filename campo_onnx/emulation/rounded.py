@@ -25,11 +25,6 @@ def rounded(
     (:func:`campo_onnx.emulation.numerics.emulate`): FP32 accumulation and low storage. A low node reads
     rounded values, and everybody reads what it rounds.
 
-    Parameters
-    ----------
-    model
-        The graph, its nodes named and sorted; not changed.
-
     Returns
     -------
     onnx.ModelProto
@@ -46,13 +41,7 @@ def rounded(
 
 
 def with_roundings(model: ModelProto, group: Sequence[Rounding], problem: Problem) -> ModelProto:
-    """Let some roundings happen in an FP32 graph, and no others.
-
-    Parameters
-    ----------
-    model
-        The graph of the problem in FP32; not changed.
-    """
+    """Let some roundings happen in an FP32 graph, and no others."""
     reads = {(one.reader, one.tensor) for one in group if one.producer is None}
     writes = {(one.producer, one.tensor) for one in group}
     ports: dict[str, Ports] = {}

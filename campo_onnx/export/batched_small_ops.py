@@ -47,13 +47,7 @@ class _Group:
 
 
 def side_by_side(g: Graph, outputs: Mapping[str, Value], names: Sequence[str]) -> dict[str, Value]:
-    """Compute outputs together that are computed alike.
-
-    Parameters
-    ----------
-    names
-        Those that may be computed together.
-    """
+    """Compute outputs together that are computed alike."""
     groups: dict[_Key, _Group] = {}
     for name in names:
         tree = _tree(g, outputs[name], outputs[name].shape)

@@ -20,13 +20,7 @@ class UntranslatableError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Type and shape of a result, as the framework computes them.
-
-    Parameters
-    ----------
-    dtype
-        ``TensorProto.DataType``.
-    """
+    """Type and shape of a result, as the framework computes them."""
 
     dtype: int
     shape: tuple[int, ...]

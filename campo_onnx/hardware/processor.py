@@ -36,13 +36,7 @@ class Processor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorKind:
-    """CPUs that share the figures of a device file.
-
-    Parameters
-    ----------
-    models
-        First and last model of each range.
-    """
+    """CPUs that share the figures of a device file."""
 
     vendor: str
     family: int

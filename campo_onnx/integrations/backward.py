@@ -20,13 +20,6 @@ def owners(forward: GraphView, gradient: GraphView) -> Mapping[str, str | None]:
 
     A sum of gradients of a tensor belongs to the node that computes the tensor, whose type it has.
 
-    Parameters
-    ----------
-    forward
-        The graph before gradients were built.
-    gradient
-        The same graph with its backward nodes.
-
     Returns
     -------
     mapping

@@ -107,14 +107,10 @@ def model_of(
 
     Parameters
     ----------
-    wirings
-        The nodes of the edited graph.
     given
         The model it came from; not changed.
     retyped
         New tensors that are low versions of given ones: new name to given name.
-    dtype
-        Type of the new tensors.
     attributes
         New attribute values of given nodes, by node name and attribute name.
     """

@@ -155,8 +155,6 @@ def check_not_read(
         What is to be written.
     read
         What is read.
-    holds
-        What that is, for the message.
     """
     taken = {path.resolve() for path in read}
     for target in targets:

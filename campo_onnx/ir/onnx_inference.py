@@ -37,8 +37,6 @@ def infer_types(
         topological order, nothing declared.
     given
         Types of its inputs and constants.
-    wanted
-        What its nodes make.
 
     Raises
     ------

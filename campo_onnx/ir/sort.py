@@ -54,11 +54,6 @@ def sort_nodes(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> N
 
     A sorted graph stays as it is.
 
-    Parameters
-    ----------
-    outer
-        Tensors that a body may read from around it.
-
     Raises
     ------
     ModelError

@@ -72,13 +72,6 @@ Replacement: TypeAlias = Callable[[Edit, OpNode], None]
 def replaced(imported: Imported, nodes: Sequence[OpNode], replacement: Replacement) -> onnx.ModelProto:
     """Put other nodes in the place of some.
 
-    Parameters
-    ----------
-    imported
-        The graph; not changed.
-    replacement
-        Gives what takes a node's place, with the same outputs.
-
     Returns
     -------
     onnx.ModelProto

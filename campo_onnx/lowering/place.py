@@ -28,8 +28,6 @@ class Place:
     ----------
     target
         The runtime and the processor. Its figures choose among forms of one computation.
-    sizes_change
-        Whether the graph is to be the same at other sizes.
     """
 
     target: Target

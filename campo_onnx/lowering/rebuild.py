@@ -29,11 +29,6 @@ _BODIES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 def rebuilt(imported: Imported, rules: Mapping[str, Rule], place: Place) -> onnx.ModelProto:
     """Write a graph with other nodes for some.
 
-    Parameters
-    ----------
-    rules
-        By operator of the standard domain.
-
     Returns
     -------
     onnx.ModelProto

@@ -45,13 +45,7 @@ class Counted:
 
 
 def counters_of(signatures: Iterable[Signature], timer: NodeTimer, read: Count = count) -> Counted:
-    """Look counters up, and read those that are missing.
-
-    Parameters
-    ----------
-    read
-        What reads counters of model files.
-    """
+    """Look counters up, and read those that are missing."""
     if not timer.machine.is_gpu:
         return Counted(by_key={}, refusal="only CUDA devices have hardware counters that can be read")
     found: dict[str, Mapping[str, float]] = {}

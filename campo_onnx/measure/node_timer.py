@@ -67,8 +67,6 @@ class NodeTimer:
 
     Parameters
     ----------
-    memory_bytes
-        What copies of a node may take.
     only_stored
         Whether nothing is measured: for timings of a machine that is not here.
     again_before

@@ -55,8 +55,6 @@ class Profile:
         One row per node: name, op, types and shapes, median and spread in microseconds, repeats,
         how it was measured (values of :class:`MeasuredBy`), events, hardware counters. What was not
         measured is null.
-    digest
-        Fingerprint of the graph.
     step_us
         The whole step as the runtime timed it.
     accounted

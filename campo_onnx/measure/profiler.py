@@ -79,11 +79,6 @@ def take_profile(
 ) -> Profile:
     """Run a graph and time its nodes.
 
-    Parameters
-    ----------
-    kernel_trace
-        Whether kernels of whole steps are traced on CUDA, where that works.
-
     Raises
     ------
     UnsupportedModelError
@@ -155,8 +150,6 @@ def trace_kernels(
     ----------
     step_us
         The step as it runs without a profiler.
-    take
-        What records kernels and joins them to nodes.
     """
     try:
         joined = take(

@@ -105,8 +105,6 @@ def moved_bytes(signature: Signature, ports: Ports, low: Precision | None) -> fl
 
     Parameters
     ----------
-    signature
-        The node; a tensor of unknown size counts zero.
     low
         Precision of those tensors, or None to count every tensor as it is stored.
 

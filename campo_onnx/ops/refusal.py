@@ -33,11 +33,6 @@ class Refused(Enum):
 class Refusal:
     """Why one node has no low variant.
 
-    Parameters
-    ----------
-    facts
-        What its sentence speaks of, as pairs of name and value.
-
     Examples
     --------
     >>> str(Refused.NO_CAST.of(low="bf16", opset=9))

@@ -86,8 +86,6 @@ class Signature:
 
     Parameters
     ----------
-    op, opset
-        The operator and the version of its domain.
     inputs, outputs
         By position; None is one that is left out.
     attributes

@@ -32,8 +32,6 @@ class Work:
 
     Parameters
     ----------
-    kind
-        What limits the node.
     flops
         Operations; for GEMM the sum over `gemms` (biases and activations ride along free).
     gemms

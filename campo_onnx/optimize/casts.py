@@ -38,8 +38,6 @@ class PossibleCast:
 
     Parameters
     ----------
-    node
-        Name of an existing Cast; ``""`` for a new one.
     if_low, if_fp32
         Names of nodes; None stands for somebody who is always low, or always FP32.
     """
@@ -63,8 +61,6 @@ class ExistingVersion:
 
     Parameters
     ----------
-    cast
-        The Cast that relates both.
     is_source
         Whether the Cast makes the FP32 tensor out of the low one; otherwise it makes the low one.
     copies

@@ -62,8 +62,6 @@ def frontier(
     squared_errors
         What each rounding adds to the squared error, from 0 up. Nodes that bring one of infinite error stay
         FP32.
-    tell
-        Called with the number of points whenever there is one more.
 
     Returns
     -------

@@ -45,8 +45,6 @@ class Padding:
     ----------
     gains_us
         What the kernel of a low product saves when it is padded, by node name.
-    alone_us
-        What its Pads and its Slice take if nobody shares them.
     threshold_us
         What padding a product must gain beyond its cost.
     """

@@ -53,8 +53,6 @@ def roundings(problem: Problem, free: Iterable[str]) -> tuple[Rounding, ...]:
     ----------
     problem
         The graph and the ports of its nodes. Constants count as well: their low versions are rounded.
-    free
-        Nodes that may become low, in the order of the graph.
     """
     return tuple(_roundings(problem, dict.fromkeys(free)))
 

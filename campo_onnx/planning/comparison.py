@@ -44,8 +44,6 @@ class Drift:
     error
         Relative error of the output that is furthest off (:class:`campo_onnx.emulation.drift.Reference`);
         None where the step could not be emulated.
-    output
-        That output; ``""`` where nothing is off.
     """
 
     error: float | None

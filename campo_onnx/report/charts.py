@@ -105,16 +105,8 @@ class Bar:
 
     Parameters
     ----------
-    name
-        What stands to its left.
     parts
         Its parts by family of operators, Casts of the given graph among movement.
-    casts
-        The Casts that a plan inserts, in the same unit.
-    text
-        What stands to its right.
-    mark
-        Where a diamond is drawn; None for none.
     """
 
     name: str
@@ -178,13 +170,7 @@ def draw_bars(bars: Sequence[Bar], *, title: str, xlabel: str, wide: bool = Fals
 
 
 def planned_times_us(plan: Plan, *, as_given: bool = False) -> dict[Family, float]:
-    """Sum predicted times up by family, without inserted Casts.
-
-    Parameters
-    ----------
-    as_given
-        Times of the given graph instead of those planned.
-    """
+    """Sum predicted times up by family, without inserted Casts."""
     times_us: dict[str, float] = {}
     dropped = set() if as_given else {cast.node for cast in plan.dropped}
     for decision in plan.decisions:
@@ -211,13 +197,7 @@ def _by_group(bar: Bar) -> dict[str, float]:
 
 
 def light_and_dark(draw: "Callable[[], Figure]") -> tuple[str, str]:
-    """Draw a figure as SVG without a background, for a light page and for a dark one.
-
-    Parameters
-    ----------
-    draw
-        Makes the figure; the same figure is always the same text.
-    """
+    """Draw a figure as SVG without a background, for a light page and for a dark one."""
     import matplotlib
 
     light = "#e8eaee"

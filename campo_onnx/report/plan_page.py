@@ -45,8 +45,6 @@ def plan_page(
         is said about shapes, neighbours and the sources of single costs.
     moved
         What the given step and the planned one launch and move; None where it is not known.
-    measured
-        What the device said: FP32 first, then the mixed step.
     """
     values = {
         **plan_values(plan, problem, moved),

@@ -25,8 +25,6 @@ class Reading:
         How those of its views and Transposes lie that other nodes read, by tensor; perhaps the root's own.
     between
         Nodes that make these.
-    readers
-        Nodes that read the root itself.
     """
 
     root: str

@@ -23,15 +23,7 @@ _MOST_SIZES = 256
 
 @dataclass(kw_only=True)
 class BatchSizes:
-    """The sizes that batches of a step may have.
-
-    Parameters
-    ----------
-    imported
-        The step, bound to the sizes of its example.
-    interface
-        At those sizes.
-    """
+    """The sizes that batches of a step may have."""
 
     imported: Imported
     interface: StepInterface

@@ -59,15 +59,7 @@ class Checked:
 
 
 class FlatUpdate:
-    """Flat weights, gradients and optimizer state, and what updates them in place.
-
-    Parameters
-    ----------
-    is_scaled
-        Whether gradients are times a loss scale.
-    checks_finite
-        Whether to check here that they are finite.
-    """
+    """Flat weights, gradients and optimizer state, and what updates them in place."""
 
     def __init__(
         self,

@@ -54,11 +54,6 @@ def gradient_interface(
 ) -> GradientInterface:
     """Tell apart what a gradient graph reads and gives.
 
-    Parameters
-    ----------
-    pairs, constants
-        As in :func:`~campo_onnx.step.interface.step_interface`.
-
     Raises
     ------
     UsageError

@@ -72,8 +72,6 @@ def predicted(user: "TorchStep", devices: Sequence[Hardware], tell: Progress) ->
 
     Parameters
     ----------
-    user
-        The step; it is exported as kernels on CUDA like it.
     devices
         The devices; one without low arithmetic is passed over.
     """

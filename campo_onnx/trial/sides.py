@@ -29,13 +29,7 @@ from campo_onnx.trial.torch_steps import Gradients, TorchStep, torch_steps
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sides:
-    """Everything that takes turns.
-
-    Parameters
-    ----------
-    batch
-        ``.npz`` file with a value for every input of theirs.
-    """
+    """Everything that takes turns."""
 
     user: TorchStep
     graphs: Mapping[str, Path]
@@ -46,11 +40,6 @@ class Sides:
         self, *, compiles: bool, rounds: int, budget_s: float | None, seed: int, on_progress: Progress
     ) -> tuple[BenchResult, tuple[GradientError, ...]]:
         """Run the first step of each to compare its gradients, then let them take turns.
-
-        Parameters
-        ----------
-        rounds, budget_s
-            Timed rounds at most, and the time after which no further one begins.
 
         Raises
         ------

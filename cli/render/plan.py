@@ -66,8 +66,6 @@ def print_report(
     ----------
     moved
         What the step launches and moves in FP32 and as planned; in full with --verbose.
-    written
-        The files that were written; none with --dry-run.
     as_given_us
         Predicted step of the given file, where that is not FP32's.
     """

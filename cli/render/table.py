@@ -36,8 +36,6 @@ class Column:
     ----------
     key
         Its heading in CSV, with the unit of its values; ``""`` leaves it out there.
-    is_number
-        Whether it is aligned to the right.
     rank
         Columns of the highest rank are left out first where the terminal is narrow; those of rank 0 stay.
     may_break

@@ -66,15 +66,7 @@ _TRANSFORMS = re.compile(r"\b(?:jvp|transpose|vmap|remat|checkpoint|jit|pjit)\(|
 
 
 def translate(closed: Any, inputs: Sequence[str], outputs: Sequence[str], *, opset: int) -> onnx.ModelProto:
-    """Write a closed jaxpr as a model.
-
-    Parameters
-    ----------
-    closed
-        What ``jax.make_jaxpr`` returns.
-    inputs, outputs
-        Names of its arguments and results.
-    """
+    """Write a closed jaxpr as a model."""
     line = _StraightLine()
     variables = closed.jaxpr.invars
     refs = [line.fresh() for _ in variables]

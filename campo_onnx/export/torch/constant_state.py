@@ -15,11 +15,6 @@ def refuse_constant_state(
 ) -> None:
     """Refuse a step that reads a weight as a constant, or writes into a constant or a parameter.
 
-    Parameters
-    ----------
-    traced
-        The step, in which mutation is still visible.
-
     Raises
     ------
     UnsupportedModelError

@@ -50,8 +50,6 @@ class RewrittenFunctions(TorchFunctionMode):
 
     Parameters
     ----------
-    checks_pass
-        Whether a check of the data that only raises an error is taken to pass.
     numbers
         Answers what is read of tensors; None where nothing is assumed of the batch.
     """

@@ -19,8 +19,6 @@ class Masks:
 
         Parameters
         ----------
-        x, p
-            The tensor, and the chance of each element.
         place
             What tells this dropout from others.
 

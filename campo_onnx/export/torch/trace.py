@@ -46,8 +46,6 @@ def trace(
 
     Parameters
     ----------
-    translated
-        Operations that must not be decomposed.
     is_first
         Whether the step may be another one the next time; False where that was looked at before, with tensors
         of other sizes.

@@ -69,13 +69,7 @@ def translate(
     opset: int,
     sizes_change: bool = False,
 ) -> onnx.ModelProto:
-    """Write a traced step as a model.
-
-    Parameters
-    ----------
-    traced
-        A flat graph without mutation; one placeholder per input.
-    """
+    """Write a traced step as a model."""
     _refuse_unfit(traced, table)
     buffers = filter(step_naming.is_buffer, inputs)
     return translate_step(

@@ -33,8 +33,6 @@ def updated(
 
     Parameters
     ----------
-    slots
-        The optimizer's state for this parameter.
     count
         The number of this update, from 1 on; for Adam and its kin.
     """

@@ -52,8 +52,6 @@ def cut(
 
     Parameters
     ----------
-    view
-        The joint graph.
     tangents
         Its inputs that come with the backward pass.
     input_bytes

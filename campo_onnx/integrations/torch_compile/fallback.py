@@ -36,13 +36,7 @@ class _Translatable(OperatorSupportBase):
 
 
 class InPieces:
-    """A graph of static sizes of which torch runs a part.
-
-    Parameters
-    ----------
-    refused
-        Names of nodes that have a translation, but not as they are used.
-    """
+    """A graph of static sizes of which torch runs a part."""
 
     def __init__(
         self,

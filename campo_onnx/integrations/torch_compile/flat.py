@@ -79,15 +79,7 @@ Result = Given | Argument | Made
 
 
 def result_of(result: Result, given: Any, made: Any) -> Any:
-    """Give a result of a call.
-
-    Parameters
-    ----------
-    given
-        Arguments, then what was drawn, by position.
-    made
-        What the graph computed, by place.
-    """
+    """Give a result of a call."""
     if isinstance(result, Given):
         return result.value
     return given[result.position] if isinstance(result, Argument) else made[result.place]
@@ -170,8 +162,6 @@ def flatten(
         Of static sizes; changed.
     names
         What the inputs of the graph that torch.compile captured are called, by position.
-    drawn
-        Whether random numbers become inputs.
     """
     draws = lift_random(gm) if drawn else []
     graph = gm.graph

@@ -208,8 +208,6 @@ def guard_indices(
         Of static sizes; changed where it checks indices itself.
     position, names
         Place among the arguments and name of each placeholder.
-    place_of
-        Gives the module that a node belongs to.
     """
     few: list[tuple[IndexUse, frozenset[torch.fx.Node]]] = []
     for use in index_uses(graph):

@@ -51,8 +51,6 @@ class JointGraph:
     ----------
     gm
         As AOTAutograd traced it.
-    primals
-        How many inputs the forward pass has.
     weights
         Positions of arguments that live as long as the model.
     """

@@ -46,8 +46,6 @@ class Planned:
         The graph with the plan executed; FP16 is emulated on a CPU.
     any_size
         The FP32 graph that runs at any size; None for one of static sizes.
-    programs
-        What was loaded of it, shared by all sizes.
     """
 
     plan: Plan

@@ -23,8 +23,6 @@ def part_of(
     ----------
     planned
         The whole graph; constants that depend on sizes become inputs, behind the others.
-    nodes
-        Names of nodes; None for all.
     """
     given = planned.imported.model
     kept = [node for node in given.graph.node if nodes is None or node.name in nodes]
@@ -71,15 +69,7 @@ def open_part(
     writes: Sequence[str],
     device: torch.device,
 ) -> AddressedProgram:
-    """Load a part of a graph, unless that is done, for the sizes that it is planned at.
-
-    Parameters
-    ----------
-    planned, nodes
-        The graph, and the names of the nodes in the part; None for all.
-    reads
-        Inputs, and where each lies.
-    """
+    """Load a part of a graph, unless that is done, for the sizes that it is planned at."""
     provider = provider_of(device)
     key = (nodes, tuple(reads), tuple(writes))
     if key not in planned.programs:

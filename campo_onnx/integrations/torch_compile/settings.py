@@ -130,13 +130,7 @@ class Settings:
         return device.hardware.processor == "cpu"
 
     def runtimes(self, processor: str) -> tuple[str, ...]:
-        """Names of the runtimes that may run a graph, the default first.
-
-        Parameters
-        ----------
-        processor
-            Where the tensors are: ``"cpu"`` or ``"cuda"``.
-        """
+        """Names of the runtimes that may run a graph, the default first."""
         if processor != "cpu" or not self._is_of_a_cpu:
             return (DEFAULT,)
         if self.runtime != AUTO:

@@ -61,15 +61,7 @@ def traced(
     compiler: Callable[..., Any],
     inference_compiler: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Let AOTAutograd trace a graph, and make of it what we compile.
-
-    Parameters
-    ----------
-    compiler
-        Makes something callable of a forward or backward graph.
-    inference_compiler
-        Of a graph without a backward pass.
-    """
+    """Let AOTAutograd trace a graph, and make of it what we compile."""
     aot = aot_autograd(
         fw_compiler=compiler,
         bw_compiler=compiler,

@@ -54,8 +54,6 @@ class Reading:
 
     Parameters
     ----------
-    before, after
-        Zeros to add at either end.
     first
         Where each position's first tap reads, behind the zeros.
     offsets

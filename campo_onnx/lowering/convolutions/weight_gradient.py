@@ -54,8 +54,6 @@ def weight_gradient(
 
     Parameters
     ----------
-    x, gradient
-        What the convolution reads, and the gradient of what it gives.
     device
         For which a form is chosen; grouped convolutions take ``"conv"``.
     """

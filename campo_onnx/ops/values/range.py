@@ -116,13 +116,7 @@ BOOLEAN = ValueRange(
 
 
 def between(lowest: float, highest: float, *, like: ValueRange = UNKNOWN) -> ValueRange:
-    """A range with proved bounds; it is taken to hold values of moderate size within them.
-
-    Parameters
-    ----------
-    like
-        Where the other fields come from.
-    """
+    """A range with proved bounds; it is taken to hold values of moderate size within them."""
     return made(lowest, highest, like.expected_lowest, like.expected_highest, like=like)
 
 

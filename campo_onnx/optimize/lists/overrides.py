@@ -26,8 +26,6 @@ def unmatched(
 
     Parameters
     ----------
-    operators
-        Operators as the user wrote them, by option (``"--deny"``).
     lists
         Lists from a file of the user's. It may name operators that this graph lacks, but none that no
         graph has.

@@ -39,8 +39,6 @@ def insert_pads(topology: Topology, pads: Sequence[PlannedPad], only_padded: Abs
 
     Parameters
     ----------
-    topology
-        The graph, in which all precisions are set.
     only_padded
         Constants, by FP32 name, whose low version is stored with its padding only.
     """

@@ -34,8 +34,6 @@ class KeptRow:
 
     Parameters
     ----------
-    reason, why
-        The reason, and its line for people.
     op_types
         The operators it concerns most, as ``"Mul 12, Add 3"``.
     """

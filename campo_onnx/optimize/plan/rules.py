@@ -13,8 +13,6 @@ class RulePrice:
     ----------
     subject
         Operator, or finding of a pattern rule, that it is about; ``""`` where it is about values or places.
-    nodes
-        How many nodes it keeps in FP32.
     price_us
         What the fastest step without it saves. Prices of several rules do not add up.
     low_nodes

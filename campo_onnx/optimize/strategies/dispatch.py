@@ -31,13 +31,7 @@ class Dispatched:
 
 
 def dispatch(problem: Problem, follows: Follows, *, rule: Reason) -> Assignment:
-    """Run through the graph once: allow nodes low, deny nodes FP32, the rest by `follows`.
-
-    Parameters
-    ----------
-    follows
-        Decides infer and clear nodes.
-    """
+    """Run through the graph once: allow nodes low, deny nodes FP32, the rest by `follows`."""
     verdicts = listed_verdicts(problem)
     so_far = Dispatched(problem)
     for node in problem.view.nodes:

@@ -19,8 +19,6 @@ class GraphValues:
 
     Parameters
     ----------
-    declared
-        Inputs whose range the user says.
     loops
         Turns of the loops that add to a state and return it, by output.
     """

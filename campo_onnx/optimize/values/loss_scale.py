@@ -22,8 +22,6 @@ class LossScaling:
 
     Parameters
     ----------
-    forward
-        Nodes that the loss is computed by.
     scale
         The scalar input or constant that multiplies the loss, or what a YieldOp brings in; None without any.
     scalars

@@ -29,8 +29,6 @@ class LostValue:
 
     Parameters
     ----------
-    tensor
-        The tensor of the node, or its attribute.
     source
         Where the value comes from; the tensor itself where nothing else is known.
     is_integer

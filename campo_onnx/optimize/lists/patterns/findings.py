@@ -35,8 +35,6 @@ class Findings:
     classes
         New class and what the node is (a :class:`Finding`; rules of others have an enum of their own), by
         node name.
-    contained
-        Readings through which a deny node's unsafety does not spread.
     """
 
     classes: Mapping[str, tuple[OpClass, StrEnum]] = field(default_factory=dict)
