@@ -25,7 +25,7 @@ _OF_VALUES = frozenset(
     {
         *(Reason.VALUE_OVERFLOW, Reason.VALUE_UNDERFLOW, Reason.VALUE_ROUNDING, Reason.INTEGERS),
         *(Reason.SQUARES, Reason.LOGARITHM, Reason.UNKNOWN_MASK, Reason.UNSCALED),
-        *(Reason.GRADIENT_PRODUCT, Reason.SCALED_SUM),
+        *(Reason.GRADIENT_PRODUCT, Reason.VANISHING_PRODUCT, Reason.SCALED_SUM),
     }
 )
 

@@ -99,7 +99,7 @@ def planned(
     *,
     auto_precision: bool,
 ) -> tuple["Optimized", "Options", "dict[Path, Feeds]"]:
-    """Read a graph, find out what its options leave open, and plan it.
+    """Read a graph from its source, find out what its options leave open, and plan it.
 
     Parameters
     ----------

@@ -9,6 +9,7 @@ from campo_onnx.costs.evidence import CostSource, Evidence
 from campo_onnx.errors import CampoError
 from campo_onnx.hardware.datasheet import devices
 from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ops.precision import Precision
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.planning.options import Options
@@ -50,6 +51,10 @@ def advice(optimized: Optimized, options: Options, *, patience_s: float = PATIEN
         return ()
     if any(str(d.decided_by).startswith("verified-") for d in plan.decisions):
         return ()
+    other = next((d.precision for d in plan.decisions if d.precision not in (None, Precision.FP32)), None)
+    if other is not None:
+        wider = f"--precision {other.value} plans it both ways"
+        return (f"The file computes in {other.value}, which stays as it is: {wider}.",)
     until = time.monotonic() + patience_s
     too_little = tuple(_too_little(plan))
     if not too_little and not any(d.other_cast_us is not None for d in plan.decisions):

@@ -90,7 +90,7 @@ class Optimized:
     @cached_property
     def given_traffic(self) -> Traffic:
         """Launches, bytes and memory of the given step."""
-        return traffic(self.problem.view)
+        return traffic((self.imported.as_given or self.imported).view)
 
     @cached_property
     def planned_traffic(self) -> Traffic:

@@ -160,9 +160,10 @@ def _totals(
         verdict = f"{ratio:.2f}x the file's speed; in FP32 {duration(plan.fp32_us)}"
     share = plan.cast_us / plan.predicted_us if plan.predicted_us else 0.0
     low = plan.low.value
+    others = "".join(f", {count} in {each.value} already" for each, count in report.other_low)
     rows = [
         ("predicted step", f"{step}  ({verdict})"),
-        ("nodes", f"{report.low_nodes} of {report.float_nodes} in {low}"),
+        ("nodes", f"{report.low_nodes} of {report.float_nodes} in {low}{others}"),
         (
             "casts",
             f"{len(plan.casts)} ({report.casts_down} to {low}, {report.casts_up} back), "

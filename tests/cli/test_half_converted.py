@@ -1,6 +1,7 @@
 """Files that somebody else converted: planned both ways, from the command line."""
 
 import json
+import re
 
 import numpy as np
 import onnx
@@ -19,6 +20,10 @@ step (float[16, 32] x, float[64, 32] v) => (float[16, 32] y, float16[16, 64] h)
     y32 = Cast<to = 1>(y16)
     y = Sub(y32, x)
 }"""
+
+
+PAYS = """<ir_version: 10, opset_import: ["": 20]>
+g (float16[512, 512] x, float16[512, 512] w) => (float16[512, 512] y) { h = MatMul(x, w) y = Relu(h) }"""
 
 
 @pytest.fixture
@@ -52,6 +57,32 @@ def test_nodes_are_raised_where_low_precision_does_not_pay(program, mixed, tmp_p
     (weight,) = (t for t in onnx.load(tmp_path / "out.onnx").graph.initializer if t.name == "w")
     assert weight.data_type == onnx.TensorProto.FLOAT16
     assert "become FP32" in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def test_another_low_precision_is_not_counted_as_the_planned_one(program, tmp_path, capsys):
+    text = (
+        HALF_CONVERTED.replace("float16", "bfloat16")
+        .replace("to = 10", "to = 16")
+        .replace("(float[16, 32] x,", "(bfloat16[32, 64] w, float[16, 32] x,")
+    )
+    onnx.save(parser.parse_model(text), tmp_path / "bf16.onnx")
+    assert program("optimize", "bf16.onnx", "-o", "out.onnx", "--device", "v100") == 0
+    out = capsys.readouterr().out
+    assert "The file computes in bf16, which stays as it is: --precision bf16 plans it both ways." in out
+    assert "No node may run in low precision" not in out
+    assert program("optimize", "bf16.onnx", "-o", "out.onnx", "--device", "v100", "--verbose", "--force") == 0
+    assert re.search(r"nodes +0 of \d+ in fp16, 3 in bf16 already", capsys.readouterr().out)
+
+
+def test_casts_that_are_dropped_are_neither_timed_nor_kept(program, tmp_path, capsys):
+    onnx.save(parser.parse_model(PAYS), tmp_path / "low.onnx")
+    assert program("optimize", "low.onnx", "-o", "out.onnx", "--device", "v100") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"nodes +2 of 2 in fp16", out)
+    assert re.search(r"launches, bytes +2, 2\.6 MB -> 2\.6 MB", out)
+    assert "an existing change of precision" not in out
+    (cast,) = re.findall(r"Cast +0/0 +\S+ us +(\S+ \S+)", out)
+    assert cast == "0.0 us"
 
 
 def test_a_result_of_it_is_left_alone(program, mixed, tmp_path):

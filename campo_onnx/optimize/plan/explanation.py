@@ -25,6 +25,7 @@ _REMEDIES = {
     Reason.LONG_SUM: "--precision bf16 has the range of FP32.",
     Reason.SCALED_SUM: "--precision bf16 has the range of FP32.",
     Reason.UNSCALED: "Divide by the loss scale later, in the weight update.",
+    Reason.VANISHING_PRODUCT: "--precision bf16 has the range of FP32.",
     Reason.GRADIENT_PRODUCT: "Export the step with a loss scale, as campo_onnx.export does.",
     Reason.DATA_BUDGET: "A larger --budget would let it run low.",
     Reason.DENY_LIST: "--allow or --infer puts its operator on another list.",

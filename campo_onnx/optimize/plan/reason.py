@@ -71,6 +71,7 @@ class Reason(Enum):
     UNKNOWN_MASK = "unknown-mask"
     UNSCALED = "unscaled"
     GRADIENT_PRODUCT = "gradient-product"
+    VANISHING_PRODUCT = "vanishing-product"
     SCALED_SUM = "scaled-sum"
     DATA_BUDGET = "data-budget"
     DATA_OVERFLOW = "data-overflow"

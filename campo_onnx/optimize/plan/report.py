@@ -42,7 +42,7 @@ class KeptRow:
     why: str
     nodes: int
     fp32_us: float
-    op_types: str
+    op_types: str  # those it concerns most, as "Mul 12, Add 3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,10 @@ class Report:
 
     Parameters
     ----------
+    float_nodes
+        Nodes of floats in the planned graph, without Casts that it drops.
+    other_low
+        Nodes that the file has in another low precision, each with their count.
     ops
         Rows by predicted FP32 time, longest first.
     kept
@@ -62,6 +66,7 @@ class Report:
     plan: Plan
     float_nodes: int
     low_nodes: int
+    other_low: tuple[tuple[Precision, int], ...]
     casts_down: int
     casts_up: int
     ops: tuple[OpRow, ...]
@@ -77,33 +82,38 @@ class Report:
 
 def report_of(plan: Plan) -> Report:
     """Sum a plan up."""
+    dropped = {cast.node for cast in plan.dropped}
     decisions = [d for d in plan.decisions if d.precision is not None]
-    kept = [d for d in decisions if d.precision is Precision.FP32]
+    counts = Counter(d.precision for d in decisions if d.node not in dropped)
+    kept = [d for d in decisions if d.precision is Precision.FP32 and d.node not in dropped]
     casts_down = sum(cast.dst is plan.low for cast in plan.casts)
     unknown = Counter(d.op_type for d in plan.decisions if d.op_class is OpClass.UNKNOWN)
     return Report(
         plan=plan,
-        float_nodes=len(decisions),
-        low_nodes=len(decisions) - len(kept),
+        float_nodes=counts.total(),
+        low_nodes=counts[plan.low],
+        other_low=tuple(
+            (each, count) for each, count in counts.items() if each and each not in (plan.low, Precision.FP32)
+        ),
         casts_down=casts_down,
         casts_up=len(plan.casts) - casts_down,
-        ops=_op_rows(decisions),
+        ops=_op_rows(decisions, plan.low, dropped),
         kept=_kept_rows(kept),
         unknown_ops=tuple(unknown.most_common()),
     )
 
 
-def _op_rows(decisions: list[Decision]) -> tuple[OpRow, ...]:
+def _op_rows(decisions: list[Decision], low: Precision, dropped: set[str]) -> tuple[OpRow, ...]:
     groups: dict[str, list[Decision]] = defaultdict(list)
     for decision in decisions:
         groups[decision.op_type].append(decision)
     rows = [
         OpRow(
             op_type=op_type,
-            nodes=len(group),
-            low_nodes=sum(d.precision is not Precision.FP32 for d in group),
+            nodes=sum(d.node not in dropped for d in group),
+            low_nodes=sum(d.precision is low for d in group),
             fp32_us=math.fsum(d.fp32_us for d in group),
-            planned_us=math.fsum(d.planned_us for d in group),
+            planned_us=math.fsum(d.planned_us for d in group if d.node not in dropped),
         )
         for op_type, group in groups.items()
     ]

@@ -127,8 +127,11 @@ def _gradients(values: GraphValues) -> Verdicts:
     if not values.is_narrow:
         return
     if scale is None:
+        unscaled = Verdict(decided_by=Reason.GRADIENT_PRODUCT)
+        if not values.scaling.forward:  # no loss, so that nothing says that it is a gradient
+            unscaled = Verdict(decided_by=Reason.VANISHING_PRODUCT, facts={"low": values.low.value})
         for name in gradient_products_summed(values):
-            yield name, Verdict(decided_by=Reason.GRADIENT_PRODUCT)
+            yield name, unscaled
     else:
         for name in scaled_gradients_summed(values):
             facts: dict[str, Fact] = {"tensor": scale, "low": values.low.value}

@@ -311,6 +311,18 @@ def test_a_constant_that_nothing_multiplied_before_is_no_loss_scale():
     assert mixed.unscaled_gradients
 
 
+def test_products_of_an_inference_graph_are_not_called_gradients():
+    model = model_of(
+        "[fc] h = MatMul(x, w) [s] g = Sigmoid(h) [p] p = Mul(h, g) [mean] y = ReduceSum(p, axes)",
+        {"axes": np.array([1], np.int64)},
+        inputs="float[64,64] x, float[64,64] w",
+        outputs="float[64,1] y",
+    )
+    decision = mixed_of(model, "fine-grained").plan.decision["p"]
+    assert decision.decided_by is Reason.VANISHING_PRODUCT
+    assert "gradient" not in decision.reason
+
+
 def test_products_of_gradient_and_activation_that_are_added_by_hand():
     model = model_of(
         """[fc] h = MatMul(x, w) [relu] a = Relu(h) [mean] loss = ReduceMean<keepdims=0>(a)
