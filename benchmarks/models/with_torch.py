@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx
 import torch
+from torch.utils._pytree import tree_map
 
 from benchmarks.models.case import Case
 from benchmarks.models.exactness import MOMENTUM, RATE, STEPS, Arrays, Framework, Trained
@@ -22,7 +23,7 @@ def _in_torch(case: Case, is_exact: bool) -> Trained:
 
     module = copy.deepcopy(case.module)
     module = module.double() if is_exact else module
-    inputs, targets = ({n: cast(v) for n, v in each.items()} for each in (case.inputs, case.targets))
+    inputs, targets = tree_map(cast, (case.inputs, case.targets))
     return trained(module, lambda: case.loss(module(**inputs), **targets))
 
 

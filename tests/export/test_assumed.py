@@ -14,38 +14,55 @@ from campo_onnx.training.session import TrainingSession
 from campo_onnx.training.weight_update import WeightUpdate
 
 
-class Reads(torch.nn.Module):
-    """Looks at its data in a way of which `how` is the name."""
+def shorter(out, lengths):
+    return torch.arange(5) < lengths[:, None]
 
+
+def written(out, lengths):
+    mask, result = shorter(out, lengths), out.sin()
+    result[mask] = out[mask].exp()
+    return result
+
+
+def distinct(out, lengths):
+    values, places, counts = torch.unique(lengths == 3, return_inverse=True, return_counts=True)
+    return out * (places + counts[places]).reshape(2, 1, 1) + values.sum()
+
+
+def at_places(out, lengths):
+    rows, columns = torch.where(shorter(out, lengths))
+    return out[rows, columns] * (columns[:, None] + 1)
+
+
+READS = {
+    "length": lambda out, lengths: out[:, : int(lengths.max())],
+    "list": lambda out, lengths: torch.cat([o[:n] for o, n in zip(out, lengths.tolist(), strict=True)]),
+    "flag": lambda out, lengths: out.tanh() if (lengths > 3).any() else out,
+    "mask": lambda out, lengths: out[shorter(out, lengths)].tanh(),
+    "select": lambda out, lengths: torch.masked_select(out, shorter(out, lengths)[..., None]),
+    "places": at_places,
+    "nonzero": lambda out, lengths: out.flatten(0, 1)[shorter(out, lengths).flatten().nonzero()[:, 0]],
+    "equal": lambda out, lengths: out if torch.equal(lengths, lengths.sort().values) else out.sin(),
+    "in torch": lambda out, lengths: functional.interpolate(out.transpose(1, 2), size=(lengths.max(),)).sin(),
+    "repeats": lambda out, lengths: out[0].repeat_interleave(lengths.repeat(2)[:3], 1).sin(),
+    "distinct": distinct,
+    "written": written,
+    "joined": lambda out, lengths: out[:, : lengths[0]] * torch.tensor([0, lengths[0] + 1])[1],
+}
+"""Ways to look at the data."""
+
+
+class Reads(torch.nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.how, self.layer = how, torch.nn.Linear(4, 3)
+        self.read, self.layer = READS[how], torch.nn.Linear(4, 3)
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x, lengths):
         self.calls += 1
-        out = self.layer(x)
-        match self.how:
-            case "length":
-                return out[:, : int(lengths.max())]
-            case "list":
-                return torch.cat([o[:n] for o, n in zip(out, lengths.tolist(), strict=True)])
-            case "flag":
-                return out.tanh() if (lengths > 3).any() else out
-            case "mask":
-                return out[torch.arange(5) < lengths[:, None]].tanh()
-            case "select":
-                return torch.masked_select(out, (torch.arange(5) < lengths[:, None])[..., None])
-            case "places":
-                rows, columns = torch.where(torch.arange(5) < lengths[:, None])
-                return out[rows, columns] * (columns[:, None] + 1)
-            case "nonzero":
-                return out.flatten(0, 1)[(torch.arange(5) < lengths[:, None]).flatten().nonzero()[:, 0]]
-            case "equal":
-                return out if torch.equal(lengths, lengths.sort().values) else out.sin()
+        return self.read(self.layer(x), lengths)
 
 
-HOWS = ["length", "list", "flag", "mask", "select", "places", "nonzero", "equal"]
 EXAMPLE, OTHER = torch.tensor([2, 4]), torch.tensor([3, 1])
 
 
@@ -53,7 +70,7 @@ def loss(out):
     return (out**2).sum()
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", READS)
 @pytest.mark.parametrize("held", ["graph", "session"])
 def test_a_step_of_batches_like_the_example(how: str, held: str) -> None:
     torch.manual_seed(0)
@@ -93,6 +110,19 @@ def test_without_values_there_is_nothing_to_assume() -> None:
         module = Reads("flag")
     with pytest.raises(UsageError, match=r"'param\.layer\.weight' has no values"):
         export_training_step(module, loss, (torch.randn(2, 5, 4), EXAMPLE), assume="batch")
+
+
+def test_what_goes_to_numpy_is_told_where_it_can_run() -> None:
+    class Sorts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x)[torch.from_numpy(np.argsort(x.sum(1).numpy()))]
+
+    with pytest.raises(UnsupportedModelError, match=r"test_assumed\.py:\d+ hands.*NumPy.*torch\.compile"):
+        export_training_step(Sorts(), loss, torch.randn(5, 4), assume="batch")
 
 
 def test_labels_that_are_ignored_by_a_mask() -> None:

@@ -93,7 +93,7 @@ SAID_BY_THE_RESULT = frozenset(
 BY_DESIGN = frozenset(
     {
         *("reshape.default: shape", "squeeze.dim: dim", "squeeze.dims: dim", "unsqueeze.default: dim"),
-        *("arange.start_step: end", "median.dim: keepdim"),  # these and those: the result's shape says them
+        "arange.start_step: end",  # this and those: the result's shape says them
         *("convolution_backward.default: output_padding",),  # follows from the shapes, and so do these:
         *("avg_pool2d_backward.default: ceil_mode", "avg_pool3d_backward.default: ceil_mode"),
         *("native_layer_norm_backward.default: bias",),  # says which results there are

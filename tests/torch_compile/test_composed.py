@@ -64,6 +64,7 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "bilinear": lambda w: F.bilinear(w, w.flip(0), w.flatten().repeat(3)[:72].reshape(2, 6, 6)),
     "as_strided": lambda w: (w * w).as_strided((2, 3, 6), (12, 3, 1)).sin(),
     "as_strided, turned": lambda w: (w * w).T.as_strided((3, 5), (6, 2), 3).sin(),
+    "as_strided, viewed": lambda w: (w * w).as_strided((4, 3, 2), (2, 8, 1)).transpose(0, 1).view(3, 8).sin(),
     "chunks that overlap": lambda w: chunks(w.exp()).sin(),
     "gaussian_nll": lambda w: F.gaussian_nll_loss(w, w.detach() + 1, w.exp()),
 }

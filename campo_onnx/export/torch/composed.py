@@ -154,6 +154,43 @@ def _kthvalue(
     return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
 
 
+def _median_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give the middle element, of an even number the lower one; NaN where there is one."""
+    dim = dim % x.dim() if x.dim() else 0
+    both = torch.sort(x.reshape(1) if x.dim() == 0 else x, dim)
+    middle, last = ([part.select(dim, at) for part in both] for at in ((both[0].shape[dim] - 1) // 2, -1))
+    if x.is_floating_point():
+        middle = [torch.where(last[0].isnan(), a, b) for a, b in zip(last, middle, strict=True)]
+    value, place = (y.unsqueeze(dim) if keepdim and x.dim() else y for y in middle)
+    return value, place
+
+
+def _median(x: torch.Tensor) -> torch.Tensor:
+    return _median_dim(x.reshape(-1), 0)[0]
+
+
+def _diagonal(x: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> torch.Tensor:
+    matrices = x.movedim((dim1, dim2), (-2, -1))
+    return matrices.flatten(-2)[..., _on_diagonal(matrices, offset)]
+
+
+def _diagonal_scatter(
+    x: torch.Tensor, source: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> torch.Tensor:
+    matrices = x.movedim((dim1, dim2), (-2, -1))
+    places = _on_diagonal(matrices, offset)
+    flat = torch.slice_scatter(matrices.flatten(-2), source, -1, places.start, places.stop, places.step)
+    return flat.reshape(matrices.shape).movedim((-2, -1), (dim1, dim2))
+
+
+def _on_diagonal(matrices: torch.Tensor, offset: int) -> slice:
+    """Give where a diagonal lies in the elements of a matrix: its step is constant."""
+    rows, columns = matrices.shape[-2:]
+    start = offset if offset >= 0 else -offset * columns
+    count = max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
+    return slice(start, start + count * (columns + 1), columns + 1)
+
+
 def _dist(x: torch.Tensor, y: torch.Tensor, p: float = 2) -> torch.Tensor:
     return torch.linalg.vector_norm(x - y, p)
 
@@ -193,6 +230,8 @@ def _trilinear(
 
 
 OPERATIONS: Mapping[Any, Callable[..., Any]] = {
+    aten._is_all_true.default: torch.all,
+    aten._is_any_true.default: torch.any,
     aten._neg_view.default: torch.neg,
     aten._trilinear.default: _trilinear,
     aten.__lshift__.Scalar: _shifted_left,
@@ -204,6 +243,9 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.bitwise_right_shift.Tensor: _shifted_right,
     aten.copysign.Scalar: _copysign,
     aten.copysign.Tensor: _copysign,
+    aten.diagonal.default: _diagonal,
+    aten.diagonal_copy.default: _diagonal,
+    aten.diagonal_scatter.default: _diagonal_scatter,
     aten.digamma.default: _digamma,
     aten.dist.default: _dist,
     aten.eye.default: _square_eye,
@@ -215,6 +257,8 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     aten.logcumsumexp.default: _logcumsumexp,
     aten.masked_scatter.default: _masked_scatter,
     aten.masked_scatter_backward.default: _masked_scatter_backward,
+    aten.median.default: _median,
+    aten.median.dim: _median_dim,
     aten.polygamma.default: _polygamma,
     aten.unfold.default: _unfold,
 }

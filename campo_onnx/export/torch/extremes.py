@@ -1,4 +1,4 @@
-"""Largest, smallest and middle elements. A NaN among them is the result, as in torch.
+"""Largest and smallest elements. A NaN among them is the result, as in torch.
 
 ONNX Runtime's kernels compare, and a NaN is larger than nothing: a loss of NaN would come out as a number.
 """
@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto
 
-from campo_onnx.builder.compact import cast, crop, elementwise, reduce, reshape
+from campo_onnx.builder.compact import cast, elementwise, reduce, reshape
 from campo_onnx.builder.graph import Graph
 from campo_onnx.builder.value import Value
 from campo_onnx.export.torch.operands import aten, axes_of
@@ -66,22 +66,6 @@ def _argument(
     return reshape(g, g.op(op_type, x, axis=dim % x.rank, keepdims=int(keepdim)), expected.shape)
 
 
-def _median_dim(
-    g: Graph, expected: Expected, x: Value, dim: int, keepdim: bool = False
-) -> tuple[Value, Value]:
-    dim %= max(x.rank, 1)
-    middle = (x.shape[dim] + 1) // 2  # of an even number the lower one
-    smallest = g.ops("TopK", x, g.integers([middle]), outputs=2, axis=dim, largest=0, sorted=1)
-    starts, ends = [0] * x.rank, list(smallest[0].shape)
-    starts[dim] = middle - 1
-    value, index = (reshape(g, crop(g, each, starts, ends), expected.shape) for each in smallest)
-    return with_nan(g, x, value, [dim]), index
-
-
-def _median(g: Graph, expected: Expected, x: Value) -> Value:
-    return _median_dim(g, expected, reshape(g, x, (x.elements,)), 0)[0]
-
-
 TRANSLATIONS: Table = table(
     ((aten.amax.default, aten.max.default), partial(_over, "ReduceMax")),
     ((aten.amin.default, aten.min.default), partial(_over, "ReduceMin")),
@@ -89,6 +73,4 @@ TRANSLATIONS: Table = table(
     (aten.min.dim, partial(_with_index, "ReduceMin", "ArgMin")),
     (aten.argmax.default, partial(_argument, "ArgMax")),
     (aten.argmin.default, partial(_argument, "ArgMin")),
-    (aten.median.dim, _median_dim),
-    (aten.median.default, _median),
 )

@@ -7,18 +7,23 @@ them out of sight (in ``nn.MultiheadAttention``), they come apart after all, cor
 
 import math
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from types import FrameType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from campo_onnx.errors import UnsupportedModelError
-from campo_onnx.export.torch.assumed import Numbers
+from campo_onnx.export.torch.alignments import ctc_loss, multinomial
 from campo_onnx.export.torch.decisions import Decisions, passing
 from campo_onnx.export.torch.decompositions import FUNCTIONS
 from campo_onnx.export.torch.origin import current_origin, set_place
@@ -29,6 +34,24 @@ _FRAMES = 3  # torch's dispatcher, the function, and who called it
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 """The error that torch raises where a value of a tensor is needed."""
+
+
+def _tensor(data: Any, **settings: Any) -> torch.Tensor:
+    """Make a tensor of numbers among which there may be tensors; torch would read these."""
+    if not isinstance(data, list | tuple) or not any(isinstance(x, torch.Tensor) for x in tree_leaves(data)):
+        return torch.tensor(data, **settings)
+    rows = [_tensor(x) if not isinstance(x, torch.Tensor) else x.detach() for x in data]
+    return torch.stack(rows).to(settings.get("device"), settings.get("dtype"))
+
+
+_REWRITTEN: Mapping[Any, Callable[..., Any]] = {
+    **FUNCTIONS,
+    F.ctc_loss: ctc_loss,
+    torch.tensor: _tensor,
+    torch.multinomial: multinomial,
+    torch.Tensor.multinomial: multinomial,
+}
+"""Those of all translations, and functions that torch.compile leaves to torch's own kernels."""
 
 _DROPOUTS = (F.dropout, torch.dropout, torch._VF.dropout)
 
@@ -47,16 +70,10 @@ class RewrittenFunctions(TorchFunctionMode):
     """While active, dropout and scaled dot-product attention are traced in exportable form.
 
     Every function called is also the occasion to note where in the user's code it is called.
-
-    Parameters
-    ----------
-    numbers
-        Answers what is read of tensors; None where nothing is assumed of the batch.
     """
 
-    def __init__(self, *, checks_pass: bool = False, numbers: Numbers | None = None) -> None:
+    def __init__(self, *, checks_pass: bool = False) -> None:
         super().__init__()
-        self._numbers = numbers
         self._checks_pass, self._decisions, self.masks = checks_pass, Decisions(), Masks()
         self._caller: Hashable = None
         self.swallowed: Exception | None = None
@@ -74,23 +91,24 @@ class RewrittenFunctions(TorchFunctionMode):
                 why="a graph draws other numbers in each step",
                 remedy="Leave it out; or draw before the step, and give what is drawn as an input.",
             )
+        if func in (torch.Tensor.numpy, torch.Tensor.__array__) and isinstance(args[0], FakeTensor):
+            raise UnsupportedModelError(
+                f"{place_of_frame(frame)} hands a tensor to NumPy",
+                why="a graph is written without data, and has torch's operations only",
+                remedy="Do that before the step, and give the result as an input; or compile the model, "
+                "torch.compile(model, backend='campo_onnx'), which leaves such parts to Python.",
+            )
         if func in _DROPOUTS or func is F.scaled_dot_product_attention:
             self._caller = current_origin().scope, _lines(frame)
         if func in _DROPOUTS:
             return self._dropout(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
-        if func in FUNCTIONS:
-            return FUNCTIONS[func](*args, **kwargs)
         known = self._decisions.known(func, args)
         if known is not None:
             return known
-        if self._numbers is not None:
-            answer = self._numbers.answer(func, args, kwargs, place_of_frame(frame))
-            if answer is not NotImplemented:
-                return answer
         try:
-            result = func(*args, **kwargs)
+            result = _REWRITTEN.get(func, func)(*args, **kwargs)
         except DATA_DEPENDENT as error:
             passes = passing(func, args, frame)
             if passes is None:

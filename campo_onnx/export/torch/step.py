@@ -1,6 +1,7 @@
 """One training step as a function of flat tensors: what is traced."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,7 +52,7 @@ class Step:
     targets: Arguments
     checks_pass: bool = False
     evaluates: bool = False
-    recorded: Sequence[Any] | None = None
+    recorded: Mapping[str, Sequence[Any]] | None = None
 
     def on_example(self) -> "Step":
         """Run the step on its example, for the numbers that it reads; the module stays as it is.
@@ -75,7 +76,7 @@ class Step:
                 self._differentiated_once(given, numbers)
         finally:
             kept.restore()
-        return replace(self, recorded=tuple(numbers.read))
+        return replace(self, recorded=numbers.read)
 
     def trainable(self) -> Tensors:
         """Parameters that require a gradient, by name."""
@@ -159,8 +160,9 @@ class Step:
         tensors = {n: given[step_naming.parameter(n)] for n, _ in self.module.named_parameters()}
         tensors |= trainable | buffers
         storages = {n: _storage(t) for n, t in tensors.items()}
-        functions = RewrittenFunctions(checks_pass=self.checks_pass, numbers=numbers)
-        with recorded_origins(self.module) as claim, functions, sdpa_kernel(SDPBackend.MATH):
+        functions = RewrittenFunctions(checks_pass=self.checks_pass)
+        reads = numbers or nullcontext()
+        with recorded_origins(self.module) as claim, functions, sdpa_kernel(SDPBackend.MATH), reads:
             found: _Found = _called_with(self.module, tensors, run)
         return found
 
