@@ -18,7 +18,7 @@ from campo_onnx.costs.table import CostTable
 from campo_onnx.errors import ModelError
 from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.plan.plan import Plan
-from campo_onnx.optimize.plan.reason import Fact, Reason, Verdict
+from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.planning.comparison import Comparison
@@ -176,15 +176,14 @@ def _unchanged(attempt: Attempt, options: Options) -> Optimized:
 def _verdict(attempt: Attempt) -> Verdict:
     reference, planned = attempt.result.rows[:2]
     if reference.step_us is None or planned.step_us is None:
-        facts: dict[str, Fact] = {"low": planned.name, "failure": planned.failure}
-        return Verdict(decided_by=Reason.VERIFIED_FAILING, facts=facts)
+        return Reason.VERIFIED_FAILING.of(low=planned.name, failure=planned.failure)
     reference_ms, planned_ms = reference.step_us.median / 1000, planned.step_us.median / 1000
     outcome = planned.verdict.value
     if attempt.optimized.problem.starts_low:
-        facts = {"given_ms": reference_ms, "planned_ms": planned_ms, "outcome": outcome}
-        return Verdict(decided_by=Reason.VERIFIED_AS_GIVEN, facts=facts)
-    facts = {"low": planned.name, "low_ms": planned_ms, "fp32_ms": reference_ms, "outcome": outcome}
-    return Verdict(decided_by=Reason.VERIFIED_SLOWER, facts=facts)
+        return Reason.VERIFIED_AS_GIVEN.of(given_ms=reference_ms, planned_ms=planned_ms, outcome=outcome)
+    return Reason.VERIFIED_SLOWER.of(
+        low=planned.name, low_ms=planned_ms, fp32_ms=reference_ms, outcome=outcome
+    )
 
 
 def measured(comparison: Comparison, measure: Measure, dims: Mapping[str, int] | None = None) -> Comparison:

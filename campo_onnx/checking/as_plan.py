@@ -65,7 +65,7 @@ def _verdicts(context: CheckContext) -> dict[str, Verdict]:
         is_low = node.name in context.changes.low_nodes
         decision = said.get(node.name)
         if decision is not None and decision.is_lowered == is_low:
-            verdicts[node.name] = Verdict(decided_by=decision.decided_by, facts=decision.facts)
+            verdicts[node.name] = decision.verdict
         else:
-            verdicts[node.name] = Verdict(decided_by=Reason.AS_WRITTEN)
+            verdicts[node.name] = Reason.AS_WRITTEN.of()
     return verdicts

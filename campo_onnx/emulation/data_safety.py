@@ -209,7 +209,7 @@ class _Search:
                     remedy="Give a larger --budget.",
                 )
             low = frozenset(products[:kept])
-            verdict = Verdict(decided_by=Reason.DATA_BUDGET)
+            verdict = Reason.DATA_BUDGET.of()
             more = {n.name: verdict for n in problem.view.nodes if n.name not in low}
             forbidden = MappingProxyType({**more, **forbidden})
             plan, drift = self.trial(forbidden, frozenset())
@@ -262,19 +262,13 @@ def _breaking(problem: Problem, ranges: Mapping[str, Range]) -> Iterator[tuple[s
         for tensor in _low_tensors(problem, node.name):
             found = ranges[tensor]
             if found.overflow_share > 0:
-                verdict = Verdict(
-                    decided_by=Reason.DATA_OVERFLOW,
-                    facts={"tensor": tensor, "value": found.largest, "low": problem.low.value},
-                )
+                verdict = Reason.DATA_OVERFLOW.of(tensor=tensor, value=found.largest, low=problem.low.value)
             elif found.lost_mass > LOST_MASS:
-                verdict = Verdict(
-                    decided_by=Reason.DATA_UNDERFLOW,
-                    facts={
-                        "tensor": tensor,
-                        "flushed_share": found.flushed_share,
-                        "lost_share": found.lost_mass,
-                        "low": problem.low.value,
-                    },
+                verdict = Reason.DATA_UNDERFLOW.of(
+                    tensor=tensor,
+                    flushed_share=found.flushed_share,
+                    lost_share=found.lost_mass,
+                    low=problem.low.value,
                 )
             else:
                 continue

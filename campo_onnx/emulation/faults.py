@@ -301,8 +301,7 @@ class ProbedBatch:
         verdicts = list(self._broken(outcome))
         for name, share in outcome.integers.items():
             if share > MANY_TIMES * careful.integers.get(name, 0.0):
-                facts = {"tensor": name, "share": share, **self._where}
-                verdicts.append(Verdict(decided_by=Reason.PROBE_INTEGERS, facts=facts))
+                verdicts.append(Reason.PROBE_INTEGERS.of(tensor=name, share=share, **self._where))
         for name, error in outcome.errors.items():
             explained = max(self._limit, MANY_TIMES * careful.errors.get(name, 0.0))
             if error > explained and not self._is_excused(name, error, outcome):
@@ -311,19 +310,17 @@ class ProbedBatch:
 
     def _broken(self, outcome: Trial) -> Iterator[Verdict]:
         if outcome.failure:
-            facts = {"failure": outcome.failure, **self._where}
-            yield Verdict(decided_by=Reason.PROBE_FAILS, facts=facts)
+            yield Reason.PROBE_FAILS.of(failure=outcome.failure, **self._where)
         for name in outcome.unfinite[:1]:  # what follows from it follows
-            yield Verdict(decided_by=Reason.PROBE_NOT_FINITE, facts={"tensor": name, **self._where})
+            yield Reason.PROBE_NOT_FINITE.of(tensor=name, **self._where)
 
     def _off(self, name: str, outcome: Trial, explained: float) -> Verdict:
-        facts = {
-            "tensor": name,
-            "error": min(outcome.errors.get(name, 0.0), _LARGEST_ERROR),
-            "explained": explained,
+        return Reason.PROBE_ERROR.of(
+            tensor=name,
+            error=min(outcome.errors.get(name, 0.0), _LARGEST_ERROR),
+            explained=explained,
             **self._where,
-        }
-        return Verdict(decided_by=Reason.PROBE_ERROR, facts=facts)
+        )
 
     def _is_excused(self, name: str, error: float, outcome: Trial) -> bool:
         """Whether FP32 itself hardly determines the output, or the network chooses by what is rounded."""

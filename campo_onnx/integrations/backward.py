@@ -11,7 +11,7 @@ from dataclasses import replace
 from campo_onnx.costs.table import NodeCost
 from campo_onnx.ir.gradient_names import differentiated_node, gradient_of, summed_tensor
 from campo_onnx.ir.view import GraphView, OpNode
-from campo_onnx.optimize.plan.reason import REFUSED, Reason, Verdict
+from campo_onnx.optimize.plan.reason import REFUSED, Reason
 from campo_onnx.optimize.problem import Problem
 
 
@@ -49,8 +49,7 @@ def with_backward(forward: Problem, gradient: Problem) -> Problem:
             continue
         nodes[owner] = _together(nodes[owner], cost)
         if owner not in fixed and (why := _obstacle(gradient.view.node[name], gradient)):
-            facts = {"op": gradient.view.node[name].op.label, "why": why}
-            fixed[owner] = Verdict(decided_by=Reason.GRADIENT_KERNEL, facts=facts)
+            fixed[owner] = Reason.GRADIENT_KERNEL.of(op=gradient.view.node[name].op.label, why=why)
     return replace(
         forward,
         costs=replace(forward.costs, nodes=nodes),

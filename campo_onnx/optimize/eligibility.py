@@ -61,21 +61,21 @@ def fixed_nodes(
         if own == NO_FP32 or not any(map(view.is_float32, (*node.inputs, *node.outputs, *node.captures))):
             return _already_or_never(node, imported)
         if node.name in protected and node.name not in low_as_given:
-            return Verdict(decided_by=protected[node.name])
+            return protected[node.name].of()
         if own.refusal:
             return Verdict.refused(own.refusal)
         if kept and not kept.isdisjoint((node.name, node.op.label, *node.modules)):
-            return Verdict(decided_by=Reason.USER)
+            return Reason.USER.of()
         if not has_cast_to(low, view.opset[""]):
             return Verdict.refused(Refused.NO_CAST.of(low=low.value, opset=view.opset[""]))
         signature = view.signature(node.name)
         facts = {"provider": provider, "low": low.value, "op": node.op.label}
         if target.support(signature, low) is Support.REFUSED:
-            return Verdict(decided_by=Reason.KERNEL, facts=facts)
+            return Reason.KERNEL.of(**facts)
         if node.name in low_as_given:
             return None
         if target.sums_low(signature, low):
-            return Verdict(decided_by=Reason.SUMS_LOW, facts=facts)
+            return Reason.SUMS_LOW.of(**facts)
         return would_lose.get(node.name)
 
     found = ((node.name, verdict_of(node)) for node in view.nodes)
@@ -85,5 +85,5 @@ def fixed_nodes(
 def _already_or_never(node: OpNode, imported: Imported) -> Verdict:
     tensors = imported.view.tensors
     if any(is_low_dtype(tensors[t].dtype) for t in (*node.inputs, *node.outputs) if t):
-        return Verdict(decided_by=Reason.ALREADY_LOW)
-    return Verdict(decided_by=Reason.NO_FP32)
+        return Reason.ALREADY_LOW.of()
+    return Reason.NO_FP32.of()

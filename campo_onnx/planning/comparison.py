@@ -13,7 +13,7 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.optimize.lists.oplists import OpLists, preset
 from campo_onnx.optimize.plan.assemble import make_plan
 from campo_onnx.optimize.plan.plan import Plan
-from campo_onnx.optimize.plan.reason import Reason, Verdict
+from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.strategies import STRATEGIES
 from campo_onnx.optimize.strategies.listed import all_fp32
@@ -170,7 +170,7 @@ def compare(
 
 def _as_given(problem: Problem) -> Plan:
     """State what a file has in low precision as a plan."""
-    answer = replace(all_fp32(problem, Verdict(decided_by=Reason.AS_WRITTEN)), low=problem.low_as_given)
+    answer = replace(all_fp32(problem, Reason.AS_WRITTEN.of()), low=problem.low_as_given)
     return make_plan(problem, answer, strategy=AS_GIVEN, lists="the file")
 
 

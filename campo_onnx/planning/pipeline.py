@@ -30,7 +30,7 @@ from campo_onnx.optimize.padding.alignment import open_axes
 from campo_onnx.optimize.padding.choose import PadLimits, pad, with_padding
 from campo_onnx.optimize.plan.assemble import make_plan
 from campo_onnx.optimize.plan.plan import Plan
-from campo_onnx.optimize.plan.reason import Fact, Reason, Verdict
+from campo_onnx.optimize.plan.reason import Reason, Verdict
 from campo_onnx.optimize.plan.rewrite import rewrite
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.optimize.safety import protected, weight_update
@@ -296,12 +296,14 @@ def _unless_too_little(plan: Plan, problem: Problem, options: Options) -> Plan:
     saved_us = given_us - plan.predicted_us
     if plan.low_nodes == low or saved_us >= options.min_gain * given_us:
         return plan
-    facts: dict[str, Fact] = {
-        "low": plan.low.value.upper(),
-        "saved_share": saved_us / given_us,
-        "asked_share": options.min_gain,
-    }
-    left = stays(problem, options, low, Verdict(decided_by=Reason.MIN_GAIN, facts=facts))
+    left = stays(
+        problem,
+        options,
+        low,
+        Reason.MIN_GAIN.of(
+            low=plan.low.value.upper(), saved_share=saved_us / given_us, asked_share=options.min_gain
+        ),
+    )
     return replace(left, lower_bound_us=plan.lower_bound_us)
 
 

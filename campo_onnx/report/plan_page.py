@@ -1,8 +1,7 @@
 """The report of one plan."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from campo_onnx.bench.result import BenchResult
 from campo_onnx.optimize.plan.plan import Plan
@@ -17,8 +16,7 @@ from campo_onnx.report.pictures import bench_picture, bytes_picture, step_pictur
 from campo_onnx.wording import duration, gigabytes, visible
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
+class Card(NamedTuple):
     """One figure at the top of a report, with what it is and what it rests on."""
 
     title: str
@@ -90,53 +88,51 @@ def _cards(
     )
     cards = [
         Card(
-            title="Step" if trains else "Run",
-            figure=f"{plan.speedup:.2f}x" if changed else "unchanged",
-            note=f"{duration(plan.fp32_us)} → {duration(plan.predicted_us)}, {how}.{proven}",
+            "Step" if trains else "Run",
+            f"{plan.speedup:.2f}x" if changed else "unchanged",
+            f"{duration(plan.fp32_us)} → {duration(plan.predicted_us)}, {how}.{proven}",
         ),
         Card(
-            title=f"Nodes in {low}",
-            figure=f"{report.low_nodes:,} of {report.float_nodes:,}",
-            note="of those that compute floating point",
+            f"Nodes in {low}",
+            f"{report.low_nodes:,} of {report.float_nodes:,}",
+            "of those that compute floating point",
         ),
         Card(
-            title="Casts",
-            figure=f"{len(plan.casts):,}",
-            note=f"{report.casts_down:,} to {low}, {report.casts_up:,} back; {duration(plan.cast_us)}, "
+            "Casts",
+            f"{len(plan.casts):,}",
+            f"{report.casts_down:,} to {low}, {report.casts_up:,} back; {duration(plan.cast_us)}, "
             f"{plan.cast_us / plan.predicted_us if plan.predicted_us else 0.0:.1%} of the step",
         ),
     ]
     if whole.before is not None and whole.after is not None and moved is not None:
         cards += [
             Card(
-                title="Bytes moved",
-                figure=f"{gigabytes(whole.before.moved_bytes)} → {gigabytes(whole.after.moved_bytes)}",
-                note="read and written in one step, counted",
+                "Bytes moved",
+                f"{gigabytes(whole.before.moved_bytes)} → {gigabytes(whole.after.moved_bytes)}",
+                "read and written in one step, counted",
             ),
             Card(
-                title="Launches",
-                figure=f"{whole.before.launches:,} → {whole.after.launches:,}",
-                note="kernels of one step, counted",
+                "Launches",
+                f"{whole.before.launches:,} → {whole.after.launches:,}",
+                "kernels of one step, counted",
             ),
             Card(
-                title="Tensors at most",
-                figure=f"{gigabytes(moved[0].peak_bytes)} → {gigabytes(moved[1].peak_bytes)}",
-                note="memory that they take at a time, counted",
+                "Tensors at most",
+                f"{gigabytes(moved[0].peak_bytes)} → {gigabytes(moved[1].peak_bytes)}",
+                "memory that they take at a time, counted",
             ),
         ]
     if plan.pads:
         gain_us = sum(pad.gain_us for pad in plan.pads)
         cards.append(
             Card(
-                title="Zero-padded",
-                figure=f"{len(plan.pads):,} products",
-                note=f"kernels save {duration(gain_us)}, pads cost {duration(plan.pads_us)}",
+                "Zero-padded",
+                f"{len(plan.pads):,} products",
+                f"kernels save {duration(gain_us)}, pads cost {duration(plan.pads_us)}",
             )
         )
     else:
         kept_us = sum(row.fp32_us for row in report.kept)
         share = kept_us / plan.predicted_us if plan.predicted_us else 0.0
-        cards.append(
-            Card(title="Stayed FP32", figure=duration(kept_us), note=f"{share:.1%} of the step, predicted")
-        )
+        cards.append(Card("Stayed FP32", duration(kept_us), f"{share:.1%} of the step, predicted"))
     return cards

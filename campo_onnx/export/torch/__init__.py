@@ -116,15 +116,10 @@ def export_training_step(
     _check_hooks(module, sees_scaled=loss_scale and not unscale)
     _check_parameters(module)
     step = Step(
-        module=module,
-        loss=loss,
+        **_called(module, loss, example_inputs, example_targets),
         optimizer=BY_NAME[optimizer] if isinstance(optimizer, str) else optimizer,
         loss_scale=loss_scale,
         unscale=unscale,
-        inputs=arguments(
-            example_inputs, module.forward, skip=0, kind="input", name_of=step_naming.batch_input
-        ),
-        targets=arguments(example_targets, loss, skip=1, kind="target", name_of=step_naming.target),
         checks_pass=assume == "checks",
     )
     if assume == "batch":
@@ -160,15 +155,10 @@ def export_evaluation(
     _check_options(None, opset, assume)
     _check_parameters(module)
     step = Step(
-        module=module,
-        loss=loss,
+        **_called(module, loss, example_inputs, example_targets),
         optimizer=None,
         loss_scale=False,
         unscale=False,
-        inputs=arguments(
-            example_inputs, module.forward, skip=0, kind="input", name_of=step_naming.batch_input
-        ),
-        targets=arguments(example_targets, loss, skip=1, kind="target", name_of=step_naming.target),
         checks_pass=assume == "checks",
         evaluates=True,
     )
@@ -183,6 +173,16 @@ def export_evaluation(
     if path is not None:
         export_model(model, Path(path))
     return model
+
+
+def _called(module: torch.nn.Module, loss: Callable[..., Any], inputs: Any, targets: Any) -> dict[str, Any]:
+    """Say what runs, and on what."""
+    return {
+        "module": module,
+        "loss": loss,
+        "inputs": arguments(inputs, module.forward, skip=0, kind="input", name_of=step_naming.batch_input),
+        "targets": arguments(targets, loss, skip=1, kind="target", name_of=step_naming.target),
+    }
 
 
 def _written(step: Step, opset: int, dynamic_shapes: Mapping[str, Any] | None) -> onnx.ModelProto:

@@ -35,23 +35,9 @@ from campo_onnx.step import naming as step_naming
 
 _OUTERMOST = "the outermost module"
 _FAMILIES = (
-    batch_norm,
-    clipped,
-    convolution,
-    elementwise,
-    extremes,
-    indexing,
-    layout,
-    linear,
-    loss,
-    normalization,
-    padding,
-    pooling,
-    random,
-    rectifier,
-    reduction,
-    sorting,
-)
+    batch_norm, clipped, convolution, elementwise, extremes, indexing, layout, linear, loss, normalization,
+    padding, pooling, random, rectifier, reduction, sorting,
+)  # fmt: skip
 
 
 TRANSLATIONS: Table = merged([family.TRANSLATIONS for family in _FAMILIES])

@@ -11,7 +11,7 @@ from campo_onnx.optimize.lists.op_class import MAY_BE_LOW
 from campo_onnx.optimize.plan.consistency import precision_of
 from campo_onnx.optimize.plan.edits import Decision, ExistingCast, LowConstant, PlannedCast
 from campo_onnx.optimize.plan.plan import Plan
-from campo_onnx.optimize.plan.reason import Reason, Verdict
+from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.problem import Assignment, Problem
 
 _FEW = 4  # names that a tuple finds as fast as a set, in a fifth of the memory
@@ -67,7 +67,7 @@ class _Planning:
         ports, cost = problem.ports[name], problem.costs.nodes[name]
         is_low = name in self.low or name in self.retyped
         if name in self.retyped:
-            verdict = Verdict(decided_by=Reason.READERS)
+            verdict = Reason.READERS.of()
         return Decision(
             node=name,
             op_type=node.op.label,

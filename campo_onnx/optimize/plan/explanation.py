@@ -9,33 +9,6 @@ from campo_onnx.wording import duration
 
 _NAMED = 3  # neighbours that a sentence names
 
-_REMEDIES = {
-    Reason.LOSS: "No option changes this: the loss is FP32 under every strategy.",
-    Reason.WEIGHT_UPDATE: "No option changes this: updates are FP32 under every strategy.",
-    Reason.USER: "Leave that --keep-fp32 out to let costs decide.",
-    Reason.KERNEL: "Another device, provider or precision may have a kernel.",
-    Reason.SUMS_LOW: "Another runtime or precision may add in FP32.",
-    Reason.OVERFLOW: "--precision bf16 has the range of FP32; or export with a smaller constant.",
-    Reason.UNDERFLOW: "--precision bf16 has the range of FP32; or export with a larger constant.",
-    Reason.SCALAR_INPUT: "--range {tensor}=LOW:HIGH tells its size.",
-    Reason.VALUE_OVERFLOW: "--precision bf16 has the range of FP32.",
-    Reason.VALUE_UNDERFLOW: "--precision bf16 has the range of FP32.",
-    Reason.VALUE_ROUNDING: "--range tells how far apart the values of an input are.",
-    Reason.SQUARES: "--inputs FILE.npz or --range tells the size of what comes in.",
-    Reason.LONG_SUM: "--precision bf16 has the range of FP32.",
-    Reason.SCALED_SUM: "--precision bf16 has the range of FP32.",
-    Reason.UNSCALED: "Divide by the loss scale later, in the weight update.",
-    Reason.VANISHING_PRODUCT: "--precision bf16 has the range of FP32.",
-    Reason.GRADIENT_PRODUCT: "Export the step with a loss scale, as campo_onnx.export does.",
-    Reason.DATA_BUDGET: "A larger --budget would let it run low.",
-    Reason.DENY_LIST: "--allow or --infer puts its operator on another list.",
-    Reason.UNLISTED: "--allow, --infer or --clear puts its operator on a list.",
-    Reason.UNKNOWN: "--allow, --infer or --clear puts its operator on a list.",
-    Reason.DOWNSTREAM_OF_DENY: "--safety data with --inputs finds out whether it does harm on real batches.",
-    Reason.MIN_GAIN: "--min-gain 0 takes any predicted gain.",
-    Reason.VERIFIED_SLOWER: "--repair plans again with the measured costs.",
-}
-
 
 def explained(plan: Plan, node: str) -> tuple[str, ...]:
     """Say in sentences why a node has its precision, and what would change it.
@@ -123,7 +96,7 @@ def _change(decision: Decision, plan: Plan) -> Iterator[str]:
                     f"It would be {low} if that gained {duration(lost_us)} more here, or if its neighbours "
                     f"were {low} and shared the casts."
                 )
-    if (remedy := _REMEDIES.get(decision.decided_by)) is not None:
+    if (remedy := decision.decided_by.remedy) is not None:
         yield remedy.format_map(decision.facts)
 
 

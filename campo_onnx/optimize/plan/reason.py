@@ -127,6 +127,20 @@ class Reason(Enum):
         """Template of the line of a report."""
         return _TEXTS.get(self.value, {}).get("summary", self.sentence)
 
+    @property
+    def remedy(self) -> str | None:
+        """Template of what would change the decision."""
+        return _TEXTS.get(self.value, {}).get("remedy")
+
+    @property
+    def title(self) -> str:
+        """The rule itself, behind the name of an operator that it is about."""
+        return _TEXTS.get(self.value, {}).get("title", self.summary)
+
+    def of(self, **facts: Fact) -> "Verdict":
+        """Decide about a node for this reason."""
+        return Verdict(decided_by=self, facts=facts or NO_FACTS)
+
     def __str__(self) -> str:
         return str(self.value)
 

@@ -43,16 +43,7 @@ class RulePrice:
         if self.rule is Reason.PATTERN:
             return self.subject
         about = f"{self.subject} " if self.subject else ""
-        return about + _TITLES.get(self.rule, self.rule.summary)
-
-
-_TITLES = {
-    Reason.DENY_LIST: "is on the deny list",
-    Reason.UNLISTED: "is on none of the lists",
-    Reason.UNKNOWN: "is unknown to the lists",
-    Reason.KERNEL: "lacks a low-precision kernel",
-    Reason.SUMS_LOW: "adds its terms in the low precision",
-}
+        return about + self.rule.title
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,19 +21,19 @@ def campo(problem: Problem) -> Assignment:
     low = first.low
     tainted = traverse_2(problem)
     for name in tainted:
-        verdicts[name] = Verdict(decided_by=Reason.DOWNSTREAM_OF_DENY)
+        verdicts[name] = Reason.DOWNSTREAM_OF_DENY.of()
     found = traverse_3(problem, low, tainted)
     for name in found:
-        verdicts[name] = Verdict(decided_by=Reason.BETWEEN)
+        verdicts[name] = Reason.BETWEEN.of()
     low |= found
     fourth = traverse_4(problem, low, tainted)
     verdicts |= fourth.verdicts
     low |= fourth.low
     for node in problem.view.nodes:
         if problem.is_free(node.name) and node.name not in verdicts:
-            verdicts[node.name] = Verdict(decided_by=Reason.NOT_BETWEEN)
+            verdicts[node.name] = Reason.NOT_BETWEEN.of()
     if problem.predicted_us(low) >= problem.predicted_us(frozenset()):
-        verdicts |= dict.fromkeys(low, Verdict(decided_by=Reason.NEVER_WORSE))
+        verdicts |= dict.fromkeys(low, Reason.NEVER_WORSE.of())
         low = frozenset()
     return Assignment(low=low, verdicts={k: v for k, v in verdicts.items() if problem.is_free(k)})
 
@@ -64,9 +64,8 @@ def traverse_1(problem: Problem) -> Assignment:
             to_cast = {t for t in inputs - has_low_version if problem.sites[t].producer not in low}
             cast_us = sum(problem.sites[t].cast_us for t in (*sorted(to_cast), *sorted(outputs)))
             pays = cost.low_us + cast_us < cost.fp32_us
-            verdicts[node.name] = Verdict(
-                decided_by=Reason.TRAVERSE_1_LOW if pays else Reason.TRAVERSE_1_FP32,
-                facts={"gain_us": cost.gain_us, "cast_us": cast_us},
+            verdicts[node.name] = (Reason.TRAVERSE_1_LOW if pays else Reason.TRAVERSE_1_FP32).of(
+                gain_us=cost.gain_us, cast_us=cast_us
             )
             if pays:
                 found = True
@@ -114,9 +113,8 @@ def traverse_4(problem: Problem, low: frozenset[str], tainted: frozenset[str]) -
             before_us = math.fsum(site.new_cast_us(low_now) for site in sites.values())
             after_us = math.fsum(site.new_cast_us(low_now | group) for site in sites.values())
             pays = gain_us > after_us - before_us
-            verdict = Verdict(
-                decided_by=Reason.TRAVERSE_4_LOW if pays else Reason.TRAVERSE_4_FP32,
-                facts={"gain_us": gain_us, "nodes": len(group), "cast_us": after_us - before_us},
+            verdict = (Reason.TRAVERSE_4_LOW if pays else Reason.TRAVERSE_4_FP32).of(
+                gain_us=gain_us, nodes=len(group), cast_us=after_us - before_us
             )
             verdicts |= dict.fromkeys(group, verdict)
             if pays:

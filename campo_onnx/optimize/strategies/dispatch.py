@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from campo_onnx.ir.view import OpNode
 from campo_onnx.optimize.lists.oplists import OpClass
-from campo_onnx.optimize.plan.reason import Reason, Verdict
+from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.problem import Assignment, Problem
 from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
 
@@ -42,7 +42,7 @@ def dispatch(problem: Problem, follows: Follows, *, rule: Reason) -> Assignment:
             is_low, reason = follows(node, so_far), rule
         else:
             continue
-        verdicts[name] = Verdict(decided_by=reason)
+        verdicts[name] = reason.of()
         if is_low:
             so_far.low.add(name)
     return Assignment(low=frozenset(so_far.low), verdicts=verdicts)

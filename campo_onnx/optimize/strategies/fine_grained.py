@@ -2,7 +2,7 @@
 
 from campo_onnx.optimize.lists.oplists import OpClass
 from campo_onnx.optimize.passes import taint
-from campo_onnx.optimize.plan.reason import Reason, Verdict
+from campo_onnx.optimize.plan.reason import Reason
 from campo_onnx.optimize.problem import Assignment, Problem
 from campo_onnx.optimize.strategies.listed import has_class, listed_verdicts
 
@@ -25,17 +25,14 @@ def fine_grained(problem: Problem, *, margin_us: float = 1000.0) -> Assignment:
         if not problem.is_free(name):
             continue
         if name in tainted:
-            verdicts[name] = Verdict(decided_by=Reason.DOWNSTREAM_OF_DENY)
+            verdicts[name] = Reason.DOWNSTREAM_OF_DENY.of()
         elif has_class(problem, name, OpClass.ALLOW, OpClass.INFER, OpClass.CLEAR):
             gain_us = problem.costs.nodes[name].gain_us
             wins = -gain_us > margin_us
             verdicts[name] = (
-                Verdict(decided_by=Reason.MARGIN_FP32, facts={"lead_us": -gain_us})
+                Reason.MARGIN_FP32.of(lead_us=-gain_us)
                 if wins
-                else Verdict(
-                    decided_by=Reason.MARGIN_LOW,
-                    facts={"margin_us": margin_us, "gain_us": gain_us, "low": problem.low.name},
-                )
+                else Reason.MARGIN_LOW.of(margin_us=margin_us, gain_us=gain_us, low=problem.low.name)
             )
             if not wins:
                 low.add(name)

@@ -19,9 +19,9 @@ def listed_verdicts(problem: Problem) -> dict[str, Verdict]:
         if problem.is_free(node.name) and op_class in _REASON:
             from_pattern = problem.classification.classes[node.name].finding
             verdicts[node.name] = (
-                Verdict(decided_by=Reason.PATTERN, facts={"why": from_pattern.value})
+                Reason.PATTERN.of(why=from_pattern.value)
                 if from_pattern is not None
-                else Verdict(decided_by=_REASON[op_class], facts={"op": node.op.label})
+                else _REASON[op_class].of(op=node.op.label)
             )
     return verdicts
 
@@ -33,7 +33,7 @@ def has_class(problem: Problem, node: str, *classes: OpClass) -> bool:
 
 def fp32(problem: Problem) -> Assignment:
     """Leave every node in FP32: the baseline."""
-    return all_fp32(problem, Verdict(decided_by=Reason.STRATEGY_FP32))
+    return all_fp32(problem, Reason.STRATEGY_FP32.of())
 
 
 def all_fp32(problem: Problem, verdict: Verdict) -> Assignment:

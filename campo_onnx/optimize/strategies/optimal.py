@@ -77,16 +77,15 @@ def answer(
         What the sentences of these rules speak of beside gains, if they do.
     """
     verdicts = listed_verdicts(problem)
-    verdicts |= dict.fromkeys(problem.tainted, Verdict(decided_by=Reason.DOWNSTREAM_OF_DENY))
+    verdicts |= dict.fromkeys(problem.tainted, Reason.DOWNSTREAM_OF_DENY.of())
     padding = problem.padding
     more: dict[str, Fact] = {} if error is None else {"error": error}
 
     @cache  # nodes alike share one
     def verdict(gain_us: float, is_low: bool) -> Verdict:
         if is_low:
-            facts: dict[str, Fact] = {"gain_us": gain_us, "low": problem.low.value.upper(), **more}
-            return Verdict(decided_by=reasons[0], facts=facts)
-        return Verdict(decided_by=reasons[1], facts={"gain_us": gain_us, **more})
+            return reasons[0].of(gain_us=gain_us, low=problem.low.value.upper(), **more)
+        return reasons[1].of(gain_us=gain_us, **more)
 
     for name in free_nodes(problem):
         gain_us = problem.costs.nodes[name].gain_us

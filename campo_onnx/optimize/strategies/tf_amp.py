@@ -57,4 +57,4 @@ def _retargeted_casts(problem: Problem, low: frozenset[str]) -> frozenset[str]:
 
 def _note(verdicts: dict[str, Verdict], names: frozenset[str], reason: Reason) -> None:
     for name in names:
-        verdicts.setdefault(name, Verdict(decided_by=reason))
+        verdicts.setdefault(name, reason.of())

@@ -65,61 +65,59 @@ def _lost(values: GraphValues) -> Verdicts:
 
 
 def _of_constant(lost: LostValue, values: GraphValues) -> Verdict:
-    facts: dict[str, Fact] = {"tensor": lost.tensor, "value": lost.value, "low": values.low.value}
-    return Verdict(decided_by=Reason.OVERFLOW if lost.overflows else Reason.UNDERFLOW, facts=facts)
+    return (Reason.OVERFLOW if lost.overflows else Reason.UNDERFLOW).of(
+        tensor=lost.tensor, value=lost.value, low=values.low.value
+    )
 
 
 def _of_computed(lost: LostValue, values: GraphValues) -> Verdict:
     if lost.is_integer:
         return _of_integers(lost.tensor, values)
     reason = Reason.VALUE_OVERFLOW if lost.overflows else Reason.VALUE_UNDERFLOW
-    facts: dict[str, Fact] = {"tensor": lost.tensor, "value": lost.value, "low": values.low.value}
-    return Verdict(
-        decided_by=Reason.VALUE_ROUNDING if lost.is_rounded else reason, facts=facts | {"source": lost.source}
+    return (Reason.VALUE_ROUNDING if lost.is_rounded else reason).of(
+        tensor=lost.tensor, value=lost.value, low=values.low.value, source=lost.source
     )
 
 
 def _of_integers(tensor: str, values: GraphValues) -> Verdict:
-    facts: dict[str, Fact] = {"tensor": tensor, "largest": largest_exact(values.low), "low": values.low.value}
-    return Verdict(decided_by=Reason.INTEGERS, facts=facts)
+    return Reason.INTEGERS.of(tensor=tensor, largest=largest_exact(values.low), low=values.low.value)
 
 
 def _shrunken(values: GraphValues) -> Verdicts:
     for name, (tensor, size) in shrunken_values(values).items():
-        facts: dict[str, Fact] = {"tensor": tensor, "value": size, "low": values.low.value, "source": tensor}
-        yield name, Verdict(decided_by=Reason.VALUE_UNDERFLOW, facts=facts)
+        yield name, Reason.VALUE_UNDERFLOW.of(tensor=tensor, value=size, low=values.low.value, source=tensor)
 
 
 def _products(values: GraphValues) -> Verdicts:
     if not values.is_narrow:
         return
     for name, tensor in {**far_reaching(values), **unknown_products(values)}.items():
-        yield name, Verdict(decided_by=Reason.PRODUCT, facts={"tensor": tensor, "low": values.low.value})
+        yield name, Reason.PRODUCT.of(tensor=tensor, low=values.low.value)
 
 
 def _long_and_exact(values: GraphValues) -> Verdicts:
     sums, low = accumulated(values), values.low.value
     for name, terms in long_sums(values, sums).items() if values.is_narrow else ():
-        yield name, Verdict(decided_by=Reason.LONG_SUM, facts={"terms": terms, "low": low})
+        yield name, Reason.LONG_SUM.of(terms=terms, low=low)
     for name, coarse in needed_exactly(values, close_differences(values, sums)).items():
         facts: dict[str, Fact] = {"tensor": coarse.tensor, "reader": coarse.reader, "low": low}
         if values.view.node[coarse.reader].op in ANGLES:
-            yield name, Verdict(decided_by=Reason.ANGLE, facts={"tensor": coarse.tensor})
+            yield name, Reason.ANGLE.of(tensor=coarse.tensor)
             continue
         facts |= {"allowed": coarse.allowed, "rounding": coarse.rounding}
-        yield name, Verdict(decided_by=Reason.ACCURACY, facts=facts)
+        yield name, Reason.ACCURACY.of(**facts)
 
 
 def _scalars(values: GraphValues) -> Verdicts:
     scaling = values.scaling
     for node in values.view.nodes:
         if node.name in scaling.unscaled:
-            yield node.name, Verdict(decided_by=Reason.UNSCALED, facts={"tensor": scaling.scale or ""})
+            yield node.name, Reason.UNSCALED.of(tensor=scaling.scale or "")
             continue
         for position in sorted(values.ports[node.name].low_inputs):
             scalar = scaling.scalars.get(node.inputs[position])
             if scalar is not None and scalar not in values.declared:
-                yield node.name, Verdict(decided_by=Reason.SCALAR_INPUT, facts={"tensor": scalar})
+                yield node.name, Reason.SCALAR_INPUT.of(tensor=scalar)
 
 
 def _gradients(values: GraphValues) -> Verdicts:
@@ -127,15 +125,14 @@ def _gradients(values: GraphValues) -> Verdicts:
     if not values.is_narrow:
         return
     if scale is None:
-        unscaled = Verdict(decided_by=Reason.GRADIENT_PRODUCT)
+        unscaled = Reason.GRADIENT_PRODUCT.of()
         if not values.scaling.forward:  # no loss, so that nothing says that it is a gradient
-            unscaled = Verdict(decided_by=Reason.VANISHING_PRODUCT, facts={"low": values.low.value})
+            unscaled = Reason.VANISHING_PRODUCT.of(low=values.low.value)
         for name in gradient_products_summed(values):
             yield name, unscaled
     else:
         for name in scaled_gradients_summed(values):
-            facts: dict[str, Fact] = {"tensor": scale, "low": values.low.value}
-            yield name, Verdict(decided_by=Reason.SCALED_SUM, facts=facts)
+            yield name, Reason.SCALED_SUM.of(tensor=scale, low=values.low.value)
 
 
 def _tensors(
@@ -145,7 +142,7 @@ def _tensors(
 
     def rule(values: GraphValues) -> Verdicts:
         for name, tensor in search(values).items() if values.is_narrow or not only_narrow else ():
-            yield name, Verdict(decided_by=reason, facts={"tensor": tensor})
+            yield name, reason.of(tensor=tensor)
 
     return rule
 
