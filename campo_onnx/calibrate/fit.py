@@ -262,7 +262,6 @@ class Fitted:
     by_method: Mapping[str, OpModel]
 
     def __post_init__(self) -> None:
-        """Make the mapping read-only."""
         object.__setattr__(self, "by_method", MappingProxyType(dict(self.by_method)))
 
 

@@ -37,7 +37,6 @@ class SampledNode:
     output_dtype: int = FLOAT
 
     def __post_init__(self) -> None:
-        """Make the mappings read-only."""
         for name in ("attributes", "values"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 

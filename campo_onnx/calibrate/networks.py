@@ -1,5 +1,7 @@
 """Layer shapes of real networks, and how one is drawn at about a given size."""
 
+import tomllib
+from importlib.resources import files
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -7,57 +9,10 @@ import numpy as np
 Shape: TypeAlias = tuple[int, ...]
 Random: TypeAlias = np.random.Generator
 
-# (channels, height = width) of feature maps and (sequence, width) of token layers: ResNet-50, VGG-16,
-# GoogLeNet, DenseNet-121, MobileNet, SSD, Mask R-CNN, U-Net, BERT base and large, RNN-T, DLRM.
-_MAPS = (
-    *((64, 112), (64, 56), (256, 56), (512, 28), (1024, 14), (2048, 7), (128, 28), (256, 14), (512, 7)),
-    *((64, 224), (128, 112), (256, 28), (192, 28), (480, 14), (832, 7), (96, 35), (288, 35), (768, 17)),
-    *((32, 112), (144, 56), (576, 14), (960, 7), (24, 56), (116, 28), (232, 14), (512, 38), (256, 19)),
-)
-_TOKENS = (
-    *((128, 768), (128, 1024), (384, 768), (384, 1024), (512, 768), (128, 3072), (384, 4096), (64, 512)),
-    *((1, 128), (1, 256), (1, 512), (1, 1024), (32, 320), (100, 1024), (16, 2048), (1, 4096)),
-)
-# (width in, width out) of dense layers.
-_DENSE = (
-    *((768, 768), (768, 3072), (3072, 768), (1024, 1024), (1024, 4096), (4096, 1024), (2048, 1000)),
-    *((13, 512), (512, 256), (256, 64), (479, 1024), (1024, 1024), (1024, 512), (4096, 4096), (320, 1280)),
-)
-# (heads, sequence, width of a head) of attention.
-ATTENTION = (
-    (12, 128, 64),
-    (12, 384, 64),
-    (16, 128, 64),
-    (16, 384, 64),
-    (8, 64, 64),
-    (12, 512, 64),
-    (16, 512, 80),
-)
-# (channels in, channels out, height = width, kernel, stride) of convolutions.
-_CONVS = (
-    *((3, 64, 224, 7, 2), (64, 64, 56, 1, 1), (64, 64, 56, 3, 1), (64, 256, 56, 1, 1), (256, 128, 56, 1, 1)),
-    *((128, 128, 28, 3, 1), (256, 256, 14, 3, 1), (512, 512, 7, 3, 1), (512, 2048, 7, 1, 1)),
-    *(
-        (3, 64, 224, 3, 1),
-        (64, 128, 112, 3, 1),
-        (256, 512, 28, 3, 1),
-        (3, 32, 149, 3, 2),
-        (192, 64, 35, 1, 1),
-    ),
-    *(
-        (48, 64, 35, 5, 1),
-        (288, 384, 35, 3, 2),
-        (128, 32, 28, 3, 1),
-        (512, 128, 14, 1, 1),
-        (96, 24, 56, 1, 1),
-    ),
-)
-
-# (channels, height = width, kernel, stride, channels of a group): MobileNet, EfficientNet, ConvNeXt, ResNeXt.
-_GROUPED = (
-    *((16, 112, 3, 2, 1), (72, 56, 3, 2, 1), (88, 28, 3, 1, 1), (96, 28, 5, 2, 1), (240, 14, 5, 1, 1)),
-    *((288, 14, 5, 2, 1), (576, 7, 5, 1, 1), (32, 112, 3, 1, 1), (144, 56, 3, 2, 1), (480, 14, 3, 1, 1)),
-    *((40, 56, 7, 1, 1), (320, 7, 7, 1, 1), (128, 56, 3, 1, 4), (256, 56, 3, 2, 8), (512, 14, 3, 1, 16)),
+_ROWS = tomllib.loads(files(__package__).joinpath("data", "networks.toml").read_text(encoding="utf-8"))
+_MAPS, _TOKENS, _DENSE, ATTENTION, _CONVS, _GROUPED = (
+    tuple(map(tuple, _ROWS[name]))
+    for name in ("maps", "tokens", "dense", "attention", "convolutions", "grouped_convolutions")
 )
 
 

@@ -40,7 +40,6 @@ class Counted:
     refusal: str = ""
 
     def __post_init__(self) -> None:
-        """Make the mapping read-only."""
         object.__setattr__(self, "by_key", MappingProxyType(dict(self.by_key)))
 
 

@@ -62,7 +62,6 @@ class Traced:
     interrupted: bool = False
 
     def __post_init__(self) -> None:
-        """Make the mapping read-only."""
         object.__setattr__(self, "nodes", MappingProxyType(dict(self.nodes)))
 
 

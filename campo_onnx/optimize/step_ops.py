@@ -42,7 +42,6 @@ class Moved:
     moved_bytes: float = 0.0
 
     def __add__(self, other: "Moved") -> "Moved":
-        """Count both."""
         return Moved(
             launches=self.launches + other.launches, moved_bytes=self.moved_bytes + other.moved_bytes
         )
