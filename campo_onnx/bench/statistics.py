@@ -85,11 +85,6 @@ def paired_speedup(
     ----------
     first_us, this_us
         Steps by round. The longer is cut to the shorter: a graph that failed has fewer.
-
-    Returns
-    -------
-    Interval or None
-        None where the graphs share too few rounds for an interval.
     """
     ratios = [first / this for first, this in zip(first_us, this_us, strict=False)]
     return interval_over_runs(ratios, rounds_per_run) if len(ratios) >= MIN_SAMPLES else None

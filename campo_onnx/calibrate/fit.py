@@ -269,11 +269,6 @@ def fit_best(samples: Sequence[Sample], methods: Sequence[Method] = METHODS) -> 
     """Fit by every method, and choose by cross-validation inside the given samples.
 
     Held-out shapes take no part in the choice, so that M_A on them stays honest.
-
-    Returns
-    -------
-    Fitted or None
-        None for too few samples.
     """
     if len(samples) < _FEWEST:
         return None

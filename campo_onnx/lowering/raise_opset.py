@@ -54,11 +54,6 @@ def raise_opset(imported: Imported, place: Place, *, opset: int = CONVOLUTIONS_I
     place
         Where it is to run: every operator that runs there as it is must run there in its newer version.
 
-    Returns
-    -------
-    onnx.ModelProto
-        The model itself where it is at that version or a newer one.
-
     Raises
     ------
     UnsupportedModelError

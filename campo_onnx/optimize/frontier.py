@@ -63,11 +63,6 @@ def frontier(
         What each rounding adds to the squared error, from 0 up. Nodes that bring one of infinite error stay
         FP32.
 
-    Returns
-    -------
-    tuple of FrontierPoint
-        From the least time to the least error, which is 0.
-
     Raises
     ------
     ValueError

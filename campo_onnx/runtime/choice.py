@@ -53,13 +53,7 @@ def needs_64_bits(view: GraphView) -> bool:
 
 
 def times_us(runs: Mapping[str, Callable[[], None]]) -> dict[str, float]:
-    """Time runs in turns.
-
-    Returns
-    -------
-    dict of str to float
-        The median of each, in microseconds.
-    """
+    """Time runs in turns."""
     for run in runs.values():
         run()
     samples: dict[str, list[float]] = {name: [] for name in runs}

@@ -44,11 +44,6 @@ def traverse_1(problem: Problem) -> Assignment:
     Casts of inputs count unless the input is low already (made low, or cast for another node);
     casts of outputs always count, since no reader is decided yet. The traverse is repeated until
     nothing more pays, so that the order in which the file lists nodes decides nothing.
-
-    Returns
-    -------
-    Assignment
-        Of the free allow nodes.
     """
     verdicts: dict[str, Verdict] = {}
     low: set[str] = set()
@@ -95,11 +90,6 @@ def traverse_4(problem: Problem, low: frozenset[str], tainted: frozenset[str]) -
 
     A group is decided as a whole: what its nodes gain against the change of all casts at its
     boundary. Groups can share a Cast, so this too is repeated until nothing more pays.
-
-    Returns
-    -------
-    Assignment
-        Of the nodes looked at.
     """
     verdicts: dict[str, Verdict] = {}
     low_now = set(low)

@@ -161,11 +161,6 @@ def long_sums(values: GraphValues, sums: Accumulated) -> Mapping[str, int]:
     The sum of 65,536 values of 1 overflows FP16; a mean over them does not, since kernels add up in FP32. Of
     gradients :mod:`campo_onnx.optimize.values.gradient_sums` knows more. What is divided by such a sum is as
     large as that: both parts of linear attention.
-
-    Returns
-    -------
-    mapping
-        The number of values that are summed, by node name.
     """
     counts: dict[str, int] = {}
     for node in values.view.nodes if sums.terms else ():

@@ -23,11 +23,6 @@ def cancelling_squares(values: GraphValues) -> Mapping[str, str]:
 
     A variance as E[x^2] - E[x]^2, a covariance as E[xy] - E[x]E[y], a squared distance as
     |a|^2 - 2ab + |b|^2: what is left is as small as the rounding of either term, and may become negative.
-
-    Returns
-    -------
-    mapping
-        The difference, by node name.
     """
     search, nodes = _Terms(values), Labels()
     for node in values.view.nodes:

@@ -29,11 +29,6 @@ def shrunken_values(values: GraphValues) -> Mapping[str, Shrunken]:
     """Find nodes that read or write what constant factors have made smaller than the low precision holds.
 
     Gradients are not meant: they have such factors, and a loss scale makes up for them.
-
-    Returns
-    -------
-    mapping
-        The tensor, by node name.
     """
     sizes: dict[str, float] = {}
     nodes: dict[str, Shrunken] = {}

@@ -30,11 +30,6 @@ def growing_outputs(model: onnx.ModelProto) -> Mapping[str, frozenset[str]]:
 
     A state that is added to, or multiplied by what is at most 1 (the gate of a recurrent cell, a decay), is
     taken to stay of moderate size; so is what comes out of a bounded operator.
-
-    Returns
-    -------
-    mapping
-        Such outputs, by node name.
     """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     found = {}

@@ -24,11 +24,6 @@ def unknown_masks(values: GraphValues) -> Mapping[str, str]:
     trained (an output of the graph has its shape) is not a mask, nor is one that is computed with first, as
     in (1 - mask) * -10000: there the constants tell. One that is brought between limits that the low
     precision holds is of known size.
-
-    Returns
-    -------
-    mapping
-        The input, by name of the node.
     """
     view = values.view
     origin = Labels({t: t for t in view.data_inputs if t not in values.declared})

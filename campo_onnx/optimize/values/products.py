@@ -22,11 +22,6 @@ def unknown_products(values: GraphValues) -> Mapping[str, str]:
     From 256 times 256 on a product overflows FP16: the area of a box in pixels, which an overlap is divided
     by. Below 0.008 times 0.008 it is no longer normal, which a logarithm shows: the power of a spectrum.
     Products of differences are meant, and before a logarithm those of anything that is not bounded.
-
-    Returns
-    -------
-    mapping
-        The product, by node name.
     """
     view = values.view
     to_ends = leading_to(view, _last_inputs(_ENDS), _CARRIERS)

@@ -27,11 +27,6 @@ def far_reaching(values: GraphValues) -> Mapping[str, str]:
 
     A square overflows FP16 from 256 on: of an activation that a constant multiplies by 200, of what comes out
     of a division by a distance, of products of products.
-
-    Returns
-    -------
-    mapping
-        The tensor, by node name.
     """
     reached: dict[str, float] = {}
     nodes: dict[str, str] = {}

@@ -33,11 +33,6 @@ def squares_summed(values: GraphValues) -> Mapping[str, str]:
     A square overflows FP16 from 256 on and vanishes below 0.00024: a norm is then infinite or a fraction of
     what it is. Squares that the low precision is proved to hold do not count. The root of a sum over more
     than a few values may overflow itself: what reads it is FP32 too.
-
-    Returns
-    -------
-    mapping
-        What is squared, or the tensor of squares that is read, by node name.
     """
     search = _Squares(values)
     for node in values.view.nodes:

@@ -47,13 +47,7 @@ class LostValue:
 
 
 def lost_values(values: GraphValues) -> Mapping[str, LostValue]:
-    """Find the nodes that read or write a value which the low precision does not hold.
-
-    Returns
-    -------
-    mapping
-        The first such value, by node name.
-    """
+    """Find the nodes that read or write a value which the low precision does not hold."""
     counts = exact_integers(values)
     lost = ((node.name, next(_lost_at(node, values, counts), None)) for node in values.view.nodes)
     return {name: value for name, value in lost if value is not None}

@@ -29,11 +29,6 @@ def before_logarithms(values: GraphValues) -> Mapping[str, str]:
 
     FP16 makes exp(-17) zero and 0.9999 one: log(p) and log(1 - p) are then infinite, or those of a guard,
     where FP32 says -17 and -9.2.
-
-    Returns
-    -------
-    mapping
-        The tensor that comes close to zero, by node name.
     """
     leads_on = leading_to(
         values.view, lambda node: node.inputs[:1] if node.op in _LOGARITHM else (), _CARRIERS
@@ -46,11 +41,6 @@ def divisors(values: GraphValues) -> Mapping[str, str]:
 
     FP16 makes exp(-17) zero: 1 / p is then infinite, or that of a guard, where FP32 says 24 million. The
     quotient is large until it is multiplied by something that vanishes as well.
-
-    Returns
-    -------
-    mapping
-        The tensor that comes close to zero, by node name.
     """
     view = values.view
 
@@ -126,11 +116,6 @@ def squares_of_slopes(values: GraphValues) -> Mapping[str, str]:
 
     The gradient of GELU by tanh is (1 - tanh(u)**2) * (1 + 0.134 * x**2) * x: beyond 256 FP16 takes zero
     times infinity.
-
-    Returns
-    -------
-    mapping
-        The square, by node name.
     """
     view, slopes = values.view, _small(values.view)
     nodes, squares = Labels(), Labels()

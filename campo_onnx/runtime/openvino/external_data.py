@@ -20,11 +20,6 @@ def write_beside(model: onnx.ModelProto, data: Path, folder: Path) -> Path:
     folder
         An empty folder, on any disk.
 
-    Returns
-    -------
-    Path
-        The graph's file.
-
     Raises
     ------
     UnsupportedModelError
