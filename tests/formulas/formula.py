@@ -4,69 +4,14 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
-Array: TypeAlias = NDArray[Any]
+from tests.formulas.step import NUMPY, Array, Step
 
-_erf = np.vectorize(math.erf, otypes=[np.float64])
-
-_NUMPY: Mapping[str, Callable[..., Array]] = {
-    "Abs": np.abs,
-    "Acos": np.arccos,
-    "Atan": np.arctan,
-    "Atanh": np.arctanh,
-    "Ceil": np.ceil,
-    "Cos": np.cos,
-    "Cosh": np.cosh,
-    "Erf": _erf,
-    "Exp": np.exp,
-    "Floor": np.floor,
-    "Log": np.log,
-    "Neg": np.negative,
-    "Reciprocal": np.reciprocal,
-    "Round": np.rint,
-    "Sign": np.sign,
-    "Sin": np.sin,
-    "Sinh": np.sinh,
-    "Sqrt": np.sqrt,
-    "Tanh": np.tanh,
-    "Not": np.logical_not,
-    "Relu": lambda x: np.maximum(x, 0),
-    "Sigmoid": lambda x: np.exp(-np.logaddexp(0, -x)),
-    "Softplus": lambda x: np.logaddexp(0, x),
-    "Elu": lambda x: np.where(x > 0, x, np.expm1(x)),
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Div": np.divide,
-    "Pow": np.power,
-    "Max": np.maximum,
-    "Min": np.minimum,
-    "MatMul": np.matmul,
-    "Where": np.where,
-    "And": np.logical_and,
-    "Greater": np.greater,
-    "Less": np.less,
-    "Equal": np.equal,
-    "GreaterOrEqual": np.greater_equal,
-}
 _PRODUCTS = frozenset({"MatMul"})
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One node: its operator, what it reads and makes, and how numpy computes it."""
-
-    op: str
-    reads: tuple[str, ...]
-    makes: str
-    compute: Callable[..., Array]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    unread: int = 0
 
 
 @dataclass
@@ -153,14 +98,16 @@ class Formula:
         *reads: Any,
         compute: Callable[..., Array] | None = None,
         unread: int = 0,
+        captures: tuple[str, ...] = (),
         **attributes: Any,
     ) -> "Tensor":
         """Add a node and compute its first output; nobody reads the others."""
         tensors = [r if isinstance(r, Tensor) else self.constant(np.float32(r)) for r in reads]
         names = tuple(t.name for t in tensors)
-        step = Step(op, names, f"{self.prefix}t{len(self.steps)}", compute or _NUMPY[op], attributes, unread)
+        makes = f"{self.prefix}t{len(self.steps)}"
+        step = Step(op, names, makes, compute or NUMPY[op], attributes, unread, captures)
         with np.errstate(all="ignore"):
-            self.values[step.makes] = np.asarray(step.compute(*(self.values[n] for n in names)))
+            self.values[makes] = step.result(self.values)
         self.steps.append(step)
         return Tensor(self, step.makes)
 
@@ -174,16 +121,20 @@ class Formula:
         body.values = {**self.values, **body.values}
         result = turn(state, row)
 
-        def compute(first: Array, all_rows: Array) -> Array:
+        read = dict.fromkeys(name for step in body.steps for name in (*step.reads, *step.captures))
+        captures = tuple(name for name in read if name in self.values)
+
+        def compute(first: Array, all_rows: Array, *outside: Array) -> Array:
+            around = {**body.values, **dict(zip(captures, outside, strict=True))}
             for one in all_rows:
-                values = {**body.values, state.name: first, row.name: one}
+                values = {**around, state.name: first, row.name: one}
                 for step in body.steps:
-                    values[step.makes] = np.asarray(step.compute(*(values[name] for name in step.reads)))
+                    values[step.makes] = step.result(values)
                 first = values[result.name]
             return first
 
         attributes = {"body": body.graph([result]), "num_scan_inputs": 1}
-        return self.node("Scan", start, rows, compute=compute, **attributes)
+        return self.node("Scan", start, rows, compute=compute, captures=captures, **attributes)
 
     def graph(self, outputs: Sequence["Tensor"]) -> GraphProto:
         """Write the graph; the first tensors of a formula are its inputs."""
@@ -218,11 +169,11 @@ class Formula:
             values = {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in values.items()}
             with np.errstate(all="ignore"):
                 for step in self.steps:
-                    reads = [values[name] for name in step.reads]
                     if step is chosen:
-                        values[step.makes] = rounded(step.compute(*map(rounded, reads)))
+                        reads = [rounded(values[name]) for name in step.reads]
+                        values[step.makes] = rounded(step.compute(*reads))
                     else:
-                        values[step.makes] = np.asarray(step.compute(*reads))
+                        values[step.makes] = step.result(values)
             outcomes.append(values)
         return outcomes
 
@@ -241,7 +192,7 @@ class Tensor:
     def __getattr__(self, op: str) -> Callable[..., "Tensor"]:
         """``x.exp()`` is the operator ``Exp``."""
         name = "".join(part.capitalize() for part in op.split("_")) if op.islower() else op
-        if name not in _NUMPY:
+        if name not in NUMPY:
             raise AttributeError(op)
         return lambda *others: self.formula.node(name, self, *others)
 

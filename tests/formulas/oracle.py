@@ -27,7 +27,8 @@ from tests.formulas import (
     science,
     signals,
 )
-from tests.formulas.formula import Array, Formula, Tensor
+from tests.formulas.formula import Formula, Tensor
+from tests.formulas.step import Array
 from tests.random_graphs.builder import run
 
 Template = Callable[[Formula], Tensor]

@@ -80,9 +80,16 @@ def comparison(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
 
 
 def conversion(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
-    """An integer is an index, a count or a bucket in all likelihood."""
-    output = signature.outputs[0]
-    return NOTHING if output is None or output.dtype in _FLOATS else {0: _PLACE}
+    """An integer is an index, a count or a bucket in all likelihood, unless it was a truth value."""
+    output, before = signature.outputs[0], signature.inputs[0]
+    is_integer = output is not None and output.dtype not in _FLOATS
+    return {0: _PLACE} if is_integer and (before is None or before.dtype != TensorProto.BOOL) else NOTHING
+
+
+def count(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
+    """A sum of integers counts, by comparisons perhaps."""
+    before = signature.inputs[0]
+    return NOTHING if before is None or before.dtype in _FLOATS else {0: _PLACE}
 
 
 def angle(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
@@ -93,6 +100,11 @@ def angle(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
 def index(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
     """Depths and indices given in floating point."""
     return {0: EXACT}
+
+
+def first_of_its_kind(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
+    """The place of the first value that a comparison picks out, as in ``argmax(cumsum(p) > u)``."""
+    return {0: _PLACE} if known_at(inputs, 0).is_integer else NOTHING
 
 
 def sampling_grid(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
@@ -126,6 +138,8 @@ _BY_RULE: tuple[tuple[AskRule, str], ...] = (
     (conversion, "Cast"),
     (angle, "Cos Sin Tan"),
     (index, "OneHot"),
+    (count, "CumSum ReduceSum"),
+    (first_of_its_kind, "ArgMax ArgMin"),
     (sampling_grid, "GridSample com.microsoft:GridSample"),
     (regions, "RoiAlign MaxRoiPool com.microsoft:CropAndResize"),
     (boxes, "NonMaxSuppression"),

@@ -11,6 +11,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.values.arithmetic import GUARD
 from campo_onnx.ops.values.need import (
+    EXACT,
     NOTHING,
     Need,
     Needs,
@@ -24,7 +25,9 @@ from campo_onnx.ops.values.range import ValueRange
 from campo_onnx.ops.values.registry import registered
 from campo_onnx.ops.values.rule import Ranges, shape_of
 
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+_FLOATS = frozenset(
+    {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE, TensorProto.BOOL}
+)
 _FEW_TERMS = 16
 """Products of matrices that sum so few terms transform coordinates."""
 
@@ -40,8 +43,8 @@ def every(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) 
 
 
 def chosen(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """Elements of the second or the third input."""
-    return {1: need, 2: need}
+    """Elements of the second or the third input; an index also depends on which of them it is."""
+    return dict.fromkeys(range(0 if need.is_place else 1, len(inputs)), need)
 
 
 def data_and_updates(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
@@ -50,7 +53,7 @@ def data_and_updates(signature: Signature, inputs: Ranges, result: ValueRange, n
 
 
 def converted(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
-    """Elements of the first input where they were floats before."""
+    """Elements of the first input where they were floats or truth values before."""
     before = signature.inputs[0]
     return {0: need} if before is not None and before.dtype in _FLOATS else NOTHING
 
@@ -150,6 +153,14 @@ def whole_steps(signature: Signature, inputs: Ranges, result: ValueRange, need: 
     return {0: Need(is_place=True)} if need.is_place else NOTHING
 
 
+def decided(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
+    """A count or an index by comparisons changes with every one that rounding decides.
+
+    What sets its own accuracy is rounded all the same, a score of a product of matrices.
+    """
+    return dict.fromkeys(range(len(inputs)), EXACT) if need.is_place else NOTHING
+
+
 def contracted(signature: Signature, inputs: Ranges, result: ValueRange, need: Need) -> Needs:
     """An outer product, coordinates times a small matrix; other products set their own accuracy."""
     shape = shape_of(signature, 0)
@@ -178,7 +189,7 @@ _BY_RULE: tuple[tuple[PassRule, str], ...] = (
         Trilu Unsqueeze ReduceMax ReduceMin TopK AffineGrid com.microsoft:ExpandDims com.microsoft:View
         com.microsoft:GatherND com.microsoft:Trilu""",
     ),
-    (every, "Concat Max Mean Min com.microsoft:ConcatTraining"),
+    (every, "And Concat Max Mean Min Not Or Xor com.microsoft:ConcatTraining"),
     (chosen, "Where"),
     (data_and_updates, "ScatterElements ScatterND Scatter"),
     (converted, "Cast CastLike"),
@@ -194,6 +205,7 @@ _BY_RULE: tuple[tuple[PassRule, str], ...] = (
     (bent, "Atan Cos Erf LogSoftmax ReduceLogSumExp Sigmoid Sin Softmax Softplus Tanh"),
     (logarithm, "Log"),
     (whole_steps, "Ceil Floor Round"),
+    (decided, "Equal Greater GreaterOrEqual Less LessOrEqual"),
     (contracted, "Einsum Gemm MatMul com.microsoft:FusedMatMul"),
 )
 

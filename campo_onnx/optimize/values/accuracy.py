@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from onnx import TensorProto
+
 from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.registry import current
@@ -26,6 +28,7 @@ _OF_THEIR_OWN = frozenset(
 )
 """Families whose results are no more exact than their inputs are: rounding these once more is as good."""
 
+_COUNTED = frozenset({TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64})
 _MOST_NEEDS = 4
 
 
@@ -89,7 +92,7 @@ class _Backward:
                 self._keep(node, tensor, one)
         for position, one in self._needs_of_inputs(node, spec, asked, more):
             tensor = node.inputs[position] if position < len(node.inputs) else ""
-            if not tensor or not self._values.view.is_float32(tensor):
+            if not tensor or not self._follows(tensor, one.need):
                 continue
             if position in ports.low_inputs:
                 self._keep(node, tensor, one)
@@ -119,6 +122,11 @@ class _Backward:
         inputs = tuple(self._values.range(t) if t else None for t in node.inputs)
         signature, result = self._values.view.signature(node.name), self._values.range(tensor)
         return spec.passes_accuracy(signature, inputs, result, one.need)
+
+    def _follows(self, tensor: str, need: Need) -> bool:
+        """Whether a tensor may be rounded, or counts what rounding would change."""
+        view = self._values.view
+        return view.is_float32(tensor) or (need.is_place and view.tensors[tensor].dtype in _COUNTED)
 
     def _ask(self, tensor: str, new: _Asked) -> None:
         earlier = self._asked.get(tensor, ())

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from onnx import TensorProto
 
-from campo_onnx.ir.view import GraphView, OpNode
+from campo_onnx.ir.view import OpNode
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import current
 from campo_onnx.ops.values.need import EXACT, Need, Needs
@@ -21,9 +21,6 @@ from campo_onnx.optimize.values.sum_ops import (
     summed_input,
 )
 
-_ROUNDS = op_keys("Ceil Floor Round")
-_ROUNDING_AND_MOVES = _ROUNDS | MOVES | op_keys("Neg")
-_FACTORS = op_keys("Div Mul")
 _STATISTICS = SUMS_OF_SQUARES | op_keys("LogSoftmax ReduceLogSumExp")
 _OF_STATISTICS = MOVES_AND_SIGNS | op_keys(
     """Add Clip Div Exp Gather GatherElements GatherND Log Max Min Mul Pow Reciprocal Relu Slice Softplus
@@ -32,7 +29,6 @@ _OF_STATISTICS = MOVES_AND_SIGNS | op_keys(
 _BENDS = op_keys("ArgMax ArgMin")
 _KEEPING_SIGNS = MOVES | SUMS_OF_FEW - op_keys("Sub") | op_keys("Gather Max Min Slice Split")
 _BOTH = frozenset({-1, 1})
-_NARROW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _INTEGERS = frozenset(
     {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8}
 )
@@ -83,14 +79,12 @@ class _Close:
         """Accuracy that a node asks of all its inputs."""
         view = self._view
         varying = [t for t in node.inputs if view.is_float32(t) and not view.is_constant(t)]
-        need = _of_remainder(node, view)
         cancels = self._forms.add(node) and len(set(node.inputs)) > 1  # x - x tells NaN from numbers
         meets = self._functions.meet(node)
-        if cancels or self._is_of_data(node, varying):
-            need = need or EXACT
+        need = EXACT if cancels or self._is_of_data(node, varying) else None
         if node.name in self._forward and varying:
             if self._is_of_statistics(node, varying) or meets:
-                need = need or EXACT
+                need = Need(is_place=True) if meets and self._functions.is_remainder(node) else EXACT
             if self._is_statistic(node, varying):
                 self._statistics.update(t for t in node.outputs if t)
                 self._signs[node.outputs[0]] = self._signs_of(node, varying)
@@ -136,31 +130,6 @@ class _Close:
         if node.op.label == "Cast":
             return view.tensors[node.outputs[0]].dtype in _INTEGERS
         return self._specs.spec(node.op).asks_accuracy is not None or node.op in _BENDS
-
-
-def _of_remainder(node: OpNode, view: GraphView) -> Need | None:
-    """Accuracy asked of what is rounded, by the remainder: a step taken elsewhere is off by all of it."""
-    if node.op.label not in ("Add", "Sub"):
-        return None
-    (a, a_step), (b, b_step) = (_origin(t, view) for t in node.inputs[:2])
-    return None if a != b or a_step is b_step is None else Need(is_place=True)
-
-
-def _origin(tensor: str, view: GraphView) -> tuple[str, str | None]:
-    """The tensor that rounding, moving and changing signs lead back to, and the kind of rounding."""
-    rounding: str | None = None
-    producer = view.producer.get(tensor)
-    while producer is not None and (
-        producer.op in _ROUNDING_AND_MOVES or (producer.op in _FACTORS and view.scalar(producer.inputs[1]))
-    ):
-        dtype = view.tensors[producer.outputs[0]].dtype
-        if producer.op in _ROUNDS or dtype in _INTEGERS:
-            rounding = rounding or "Floor"
-        elif producer.op.label == "Cast" and dtype in _NARROW:
-            rounding = "Cast"
-        tensor = producer.inputs[0]
-        producer = view.producer.get(tensor)
-    return tensor, rounding
 
 
 def _of_sums(node: OpNode, values: GraphValues, sums: Accumulated) -> Need | None:

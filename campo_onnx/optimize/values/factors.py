@@ -10,12 +10,13 @@ from campo_onnx.ops.registry import having
 from campo_onnx.ops.values.traits import Trait
 from campo_onnx.optimize.values.graph_values import GraphValues
 from campo_onnx.optimize.values.sum_ops import CONTRACTIONS, SUMS, is_mean, terms_of
-from campo_onnx.optimize.values.survival import least_of
 
 _KEEPING = having(Trait.MOVES, Trait.SIGN, Trait.SAME_SIZE)
 _PRODUCTS = CONTRACTIONS | op_keys("Conv ConvTranspose")
 
 _LEAST = 1e-150
+_SHARE_OF_NORMAL = 0.25
+"""Size of something of size 1, in smallest normal numbers, below which its smaller elements are lost."""
 
 
 class Shrunken(NamedTuple):
@@ -32,7 +33,7 @@ def shrunken_values(values: GraphValues) -> Mapping[str, Shrunken]:
     """
     sizes: dict[str, float] = {}
     nodes: dict[str, Shrunken] = {}
-    least = least_of(values.low)
+    least = values.low.smallest_normal * _SHARE_OF_NORMAL
     for node in values.forward_nodes:
         size = _size(node, values, sizes)
         if size is not None and size != 1.0:

@@ -2,14 +2,19 @@
 
 from collections.abc import Sequence
 
+from onnx import TensorProto
+
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.key import op_keys
 from campo_onnx.ops.registry import current
 from campo_onnx.ops.spec import Family
-from campo_onnx.optimize.values.sum_ops import MOVES
+from campo_onnx.optimize.values.sum_ops import MOVES, SUMS_OF_FEW, summed_input
 
 _KEEPING_BITS = MOVES | op_keys("Abs Clip LeakyRelu Max Min Neg Relu Sign Where")
 _LINEAR = _KEEPING_BITS | op_keys("Add Mul Sub Sum")
+_FACTORS = op_keys("Div Mul")
+_SCALES = MOVES | _FACTORS | op_keys("Neg")
+_STEPS = op_keys("Ceil Floor Round")
 _PARTS = op_keys("Gather Slice Split")
 _MOST_SOURCES = 6
 
@@ -20,7 +25,9 @@ class Functions:
     Examples
     --------
     Of ``s + t`` and ``2 * sqrt(s * t)`` both are functions of s and t, so that their difference may be far
-    smaller than either; so may ``exp(x) - 1`` be, and the determinant ``x[0] * y[1] - x[1] * y[0]``.
+    smaller than either; so may ``exp(x) - 1`` be, and the determinant ``x[0] * y[1] - x[1] * y[0]``. A
+    projection is a function of what it is taken from, ``b - a * sum(a * b)``, and whatever is added to a
+    difference of functions of the same values may cancel it.
     """
 
     def __init__(self, view: GraphView) -> None:
@@ -28,6 +35,9 @@ class Functions:
         self._sources: dict[str, frozenset[str]] = {}
         self._rounded: set[str] = set()
         self._bent: set[str] = set()
+        self._summed: set[str] = set()  # sums of functions, not yet multiplied by anything that varies
+        self._stepped: set[str] = set()  # whole numbers, and what a narrower type holds
+        self._differences: set[str] = set()  # of functions of the same values
         self._parts: dict[str, tuple[str, str]] = {}  # the tensor that something is a part of, and which part
         self._crossed: dict[str, frozenset[str]] = {}  # of two parts in different places, what they are of
 
@@ -35,39 +45,70 @@ class Functions:
         """Whether each element of a result is computed from those in the same place."""
         return node.op in MOVES or self._specs.spec(node.op).family is Family.ELEMENTWISE
 
+    def is_remainder(self, node: OpNode) -> bool:
+        """Whether a node that met takes steps off a value: a step elsewhere is off by all of it."""
+        return not self._stepped.isdisjoint(node.inputs)
+
     def meet(self, node: OpNode) -> bool:
         """Follow a node; say whether it takes a function of some values from another of the same."""
         view = self._view
-        varying = [t for t in node.inputs if view.is_float32(t) and not view.is_constant(t)]
-        outputs = [t for t in node.outputs if view.is_float32(t)]
+        varying = [t for t in node.inputs if self._is_number(t) and not view.is_constant(t)]
+        outputs = [t for t in node.outputs if self._is_number(t)]
         if not varying or not outputs:
             return False
         self._follow_parts(node, varying, outputs)
-        if not self.are_placed(node):
+        is_sum = summed_input(node, view) is not None
+        if not is_sum and not self.are_placed(node):
             return False
+        if is_sum or (self._summed.issuperset(varying) and node.op.label != "Sub"):
+            self._summed.update(outputs)
+        elif not self._summed.isdisjoint(varying) and node.op not in _FACTORS:
+            return False  # a mean is no projection
         sources = [self._sources.get(t, frozenset({t})) for t in varying]
         every = frozenset[str]().union(*sources)
         if len(every) <= _MOST_SOURCES:
             self._sources.update((t, every) for t in outputs)
         is_rounded = any(t in self._rounded for t in varying)
         is_bent = any(t in self._bent for t in varying)
-        if is_rounded or node.op not in _KEEPING_BITS:
+        is_step = node.op in _STEPS or self._dtype(outputs[0]) != TensorProto.FLOAT
+        if is_step or (node.op in _SCALES and not self._stepped.isdisjoint(varying)):
+            self._stepped.update(outputs)
+        if is_rounded or is_step or node.op not in _KEEPING_BITS:
             self._rounded.update(outputs)
         if is_bent or node.op not in _LINEAR:
             self._bent.update(outputs)
-        if node.op.label != "Sub":
-            return False
+        meets = node.op in SUMS_OF_FEW and self._are_close(node, varying, sources)
+        if meets or (node.op in _LINEAR and not self._differences.isdisjoint(varying)):
+            self._differences.update(outputs)
+        return meets
+
+    def _are_close(self, node: OpNode, varying: Sequence[str], sources: Sequence[frozenset[str]]) -> bool:
+        """Whether the terms of a sum may cancel."""
+        is_difference = node.op.label == "Sub"
         if len(varying) == 1:
-            return is_bent and varying[0] == node.inputs[0] and view.scalar(node.inputs[1]) != 0.0
+            is_left = is_difference and varying[0] == node.inputs[0]
+            return is_left and varying[0] in self._bent and self._view.scalar(node.inputs[1]) != 0.0
+        if len(varying) > 2 or varying[0] == varying[1]:
+            return False
         a, b = varying
-        is_determinant = a in self._crossed and self._crossed[a] == self._crossed.get(b)
         are_alike = sources[0] <= sources[1] or sources[1] <= sources[0]
-        return a != b and (is_determinant or (is_rounded and are_alike))
+        is_rounded = a in self._rounded or b in self._rounded
+        if not is_difference:
+            return are_alike and is_rounded and not self._differences.isdisjoint(varying)
+        is_determinant = a in self._crossed and self._crossed[a] == self._crossed.get(b)
+        return is_determinant or (is_rounded and are_alike)
+
+    def _dtype(self, tensor: str) -> int | None:
+        info = self._view.tensors.get(tensor)
+        return None if info is None else info.dtype
+
+    def _is_number(self, tensor: str) -> bool:
+        return self._dtype(tensor) not in (None, TensorProto.BOOL)
 
     def _follow_parts(self, node: OpNode, varying: Sequence[str], outputs: Sequence[str]) -> None:
         view, parts = self._view, self._parts
         if node.op in _PARTS:
-            whole = view.origin(varying[0], MOVES)
+            whole = self._computed_as(view.origin(varying[0], MOVES))
             place = " ".join(str(view.values[t].tolist()) for t in node.inputs[1:] if t in view.values)
             parts.update((t, (whole, f"{place} {i}")) for i, t in enumerate(outputs))
         elif node.op in MOVES and varying[0] in parts:
@@ -76,3 +117,9 @@ class Functions:
             (a, here), (b, there) = (parts[t] for t in varying)
             if here != there:
                 self._crossed[outputs[0]] = frozenset({a, b})
+
+    def _computed_as(self, tensor: str) -> str:
+        """A name that tensors share which two like nodes compute, of the same values."""
+        producer = self._view.producer.get(tensor)
+        is_placed = producer is not None and self.are_placed(producer) and len(producer.inputs) > 1
+        return f"{producer.op.label}{producer.inputs}" if producer is not None and is_placed else tensor

@@ -1,37 +1,39 @@
-"""Products of two values of unknown size that something is divided by, or whose logarithm is taken."""
+"""Products of values of unknown size that a quotient or a root undoes, or whose logarithm is taken."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
-from campo_onnx.ir.view import GraphView, OpNode
-from campo_onnx.ops.key import OpKey, op_keys
+from campo_onnx.ir.view import OpNode
+from campo_onnx.ops.key import op_keys
 from campo_onnx.optimize.values.graph_values import GraphValues
-from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS, squared
+from campo_onnx.optimize.values.sum_ops import MOVES_AND_SIGNS, is_root, squared
 from campo_onnx.optimize.values.walk import Labels, carried, leading_to
 
 _CARRIERS = MOVES_AND_SIGNS | op_keys(
-    "Add Clip Concat Gather Max Min ReduceMax ReduceMin ReduceSum Relu Slice Split Sub Sum Where"
+    "Add Clip Concat Gather Max Min ReduceMax ReduceMean ReduceMin ReduceSum Relu Slice Split Sub Sum Where"
 )
 _SCALING = _CARRIERS | op_keys("Div Mul")
-_ENDS = op_keys("Div Log Reciprocal Sqrt")
+_DIVISIONS = op_keys("Div Reciprocal")
+_TWO = 2.0
 _LOGARITHM = op_keys("Log")
 
 
 def unknown_products(values: GraphValues) -> Mapping[str, str]:
-    """Find products that lead to a divisor, a root or a logarithm, and what reads them up to there.
+    """Find products that a quotient or a root undoes, or whose logarithm is taken, and what reads them.
 
-    From 256 times 256 on a product overflows FP16: the area of a box in pixels, which an overlap is divided
-    by. Below 0.008 times 0.008 it is no longer normal, which a logarithm shows: the power of a spectrum.
-    Products of differences are meant, and before a logarithm those of anything that is not bounded.
+    Where ``(a * d - b * c) / (e * f)`` fits into FP16, and so do its factors, its products need not: from 256
+    times 256 on they overflow. The area of a box in pixels is one, and what makes the root of four sums of
+    counts. Below 0.008 times 0.008 a product is no longer normal, which a logarithm shows: the power of a
+    spectrum. Squares that are summed are :mod:`campo_onnx.optimize.values.sums`.
     """
-    view = values.view
-    to_ends = leading_to(view, _last_inputs(_ENDS), _CARRIERS)
-    to_logarithms = leading_to(view, _last_inputs(_LOGARITHM), _SCALING)
+    view, degrees = values.view, _Degrees(values)
+    undone = leading_to(view, degrees.undone_at, _SCALING, counts=degrees.mixed.__contains__)
+    to_logarithms = leading_to(view, lambda node: node.inputs[:1] if node.op in _LOGARITHM else (), _SCALING)
     products = Labels()
     nodes: dict[str, str] = {}
-    for node in view.nodes if to_ends else ():
+    for node in view.nodes if undone or to_logarithms else ():
         output = node.outputs[0] if node.outputs else ""
-        is_extent = output in to_ends and _multiplies_extents(node, view)
-        if (is_extent or (output in to_logarithms and _is_product(node, values))) and not _fits(node, values):
+        is_power = output in to_logarithms and _is_product(node, values) and not _fits(node, values)
+        if is_power or output in undone:
             nodes[node.name] = products[output] = output
         elif product := products.first(node.inputs):
             nodes[node.name] = product
@@ -40,8 +42,61 @@ def unknown_products(values: GraphValues) -> Mapping[str, str]:
     return nodes
 
 
-def _last_inputs(ops: frozenset[OpKey]) -> Callable[[OpNode], Iterable[str]]:
-    return lambda node: node.inputs[-1:] if node.op in ops else ()
+class _Degrees:
+    """Numbers of factors of unknown size in tensors of the forward pass: two in ``x * y``, one in its root.
+
+    A square of anything counts two: a norm is as large as what is normalized.
+    """
+
+    def __init__(self, values: GraphValues) -> None:
+        self.mixed: set[str] = set()  # products of different tensors, of two factors and more
+        self._values, self._view = values, values.view
+        self._degrees: dict[str, float] = {}
+        for node in values.forward_nodes:
+            output = next((t for t in node.outputs if t), "")
+            if not self._view.is_float32(output):
+                continue
+            degree = self._degree(node)
+            self._degrees.update((t, degree) for t in node.outputs if t)
+            factors = [t for t in carried(node) if self._of(t)]
+            is_new = node.op.label == "Mul" and len(factors) > 1 and squared(node, self._view) is None
+            if degree >= _TWO and (is_new or (node.op in _SCALING and not self.mixed.isdisjoint(factors))):
+                self.mixed.update(node.outputs)
+
+    def undone_at(self, node: OpNode) -> Iterable[str]:
+        """The products that a node divides by and divides, or takes the root of."""
+        if is_root(node, self._view):
+            return node.inputs[:1]
+        is_quotient = node.op in _DIVISIONS and self._of_products(node.inputs[-1])
+        return node.inputs if is_quotient else ()
+
+    def _of_products(self, tensor: str) -> bool:
+        """Whether a divisor is a product of different tensors, or a root of one."""
+        producer = self._view.producer.get(tensor)
+        while producer is not None and is_root(producer, self._view):
+            tensor = producer.inputs[0]
+            producer = self._view.producer.get(tensor)
+        return tensor in self.mixed
+
+    def _of(self, tensor: str) -> float:
+        r = self._values.range(tensor)
+        is_size = tensor and self._view.is_float32(tensor) and r.varies and not r.is_bounded
+        return self._degrees.get(tensor, 1.0) if is_size else 0.0
+
+    def _degree(self, node: OpNode) -> float:
+        degrees = [self._of(t) for t in node.inputs]
+        exponent = self._view.power(node)
+        if squared(node, self._view) is not None:
+            return 2.0 * min(degrees[0], 1.0)
+        if node.op.label == "Mul":
+            return sum(degrees)
+        if node.op.label == "Div":
+            return max(degrees[0] - degrees[1], 0.0)
+        if node.op.label == "Sqrt":
+            return degrees[0] / 2.0
+        if exponent is not None:
+            return max(exponent, 0.0) * degrees[0]
+        return max(degrees, default=0.0) if node.op in _CARRIERS else 1.0
 
 
 def _fits(node: OpNode, values: GraphValues) -> bool:
@@ -57,17 +112,3 @@ def _is_product(node: OpNode, values: GraphValues) -> bool:
     if squared(node, values.view) is not None and node.op.op_type in ("Mul", "Pow"):
         return True
     return node.op.label == "Mul" and all(r.varies and not r.is_bounded for r in values.of(node.inputs))
-
-
-def _multiplies_extents(node: OpNode, view: GraphView) -> bool:
-    """Whether a node multiplies two extents, each a difference."""
-    is_product = node.op.label == "Mul" and node.inputs[0] != node.inputs[1]
-    return is_product and all(_is_extent(t, view) for t in node.inputs)
-
-
-def _is_extent(tensor: str, view: GraphView) -> bool:
-    producer = view.producer.get(tensor)
-    while producer is not None and producer.op in _CARRIERS and producer.op.label != "Sub":
-        operands = [t for t in carried(producer) if view.producer.get(t) is not None]
-        producer = view.producer.get(operands[0]) if operands else None
-    return producer is not None and producer.op.label == "Sub"

@@ -99,11 +99,6 @@ def _smallest(r: ValueRange) -> float:
     return min(r.smallest, r.magnitude or r.smallest)
 
 
-def least_of(low: Precision) -> float:
-    """The smallest magnitude of computed values that `low` holds well enough."""
-    return _least(low, is_exact=False)
-
-
 def _least(low: Precision, *, is_exact: bool) -> float:
     """The smallest magnitude that `low` holds well enough.
 
