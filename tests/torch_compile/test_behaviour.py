@@ -249,11 +249,11 @@ def test_a_use_without_translation_is_found_and_left_to_torch() -> None:
     assert "aten.cumprod.default" in report(module).left
 
 
-def test_autocast_has_chosen_already() -> None:
-    module, x = perceptron(0.0), torch.randn(8, 4)
-    eager, run = copy.deepcopy(module), compiled(module, fallback="torch")
-    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.warns(RuntimeWarning, match="bfloat16"):
-        ours, theirs = run(x), eager(x)
+def test_a_module_of_low_precision_has_chosen_already() -> None:
+    module, x = perceptron(0.0).bfloat16(), torch.randn(8, 4).bfloat16()
+    run = compiled(copy.deepcopy(module), fallback="torch")
+    with pytest.warns(RuntimeWarning, match="bfloat16"):
+        ours, theirs = run(x), module(x)
     assert ours.dtype == torch.bfloat16
     assert distance([ours], [theirs]) < 1e-2
 

@@ -6,6 +6,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
 from campo_onnx.export.torch.complex_numbers import without_complex
 from campo_onnx.export.translate import UntranslatedUseError
+from campo_onnx.integrations.torch_compile.autocast import autocast_precision, without_casts
 from campo_onnx.integrations.torch_compile.fallback import InPieces, InTorch
 from campo_onnx.integrations.torch_compile.flat import flatten, provider_of, refuse_untranslatable
 from campo_onnx.integrations.torch_compile.joint import JointGraph, opaque_call
@@ -45,8 +47,15 @@ class Compiled:
         Its inputs: parameters and buffers among them tell which model it belongs to.
     """
 
-    def __init__(self, tensors: Sequence[Any], names: Mapping[int, str], settings: Settings) -> None:
-        self.names, self.settings = names, settings
+    def __init__(
+        self,
+        tensors: Sequence[Any],
+        names: Mapping[int, str],
+        settings: Settings,
+        *,
+        is_under_autocast: bool = False,
+    ) -> None:
+        self.names, self.settings, self.is_under_autocast = names, settings, is_under_autocast
         self._runtimes = RuntimeChoice(settings)
         self.joint: JointGraph | None = None
         self.graphs: list[SizedGraph] = []
@@ -69,7 +78,7 @@ class Compiled:
             # AOTAutograd is tracing, and has its own fake tensors in force.
             with unset_fake_temporarily():
                 self.joint = JointGraph(
-                    gm,
+                    without_casts(_copy(gm)) if self.is_under_autocast else gm,
                     primals=primals,
                     forward_results=num_fwd_outputs,
                     weights=frozenset(more.get("static_lifetime_input_indices") or ()),
@@ -100,7 +109,8 @@ class Compiled:
     def _compiled(self, gm: torch.fx.GraphModule, kind: str) -> Callable[..., Any]:
         try:
             with unset_fake_temporarily():
-                graph = SizedGraph(gm, self._made, kind=kind, sessions=self.settings.sessions)
+                wide = without_casts(_copy(gm)) if self.is_under_autocast else gm
+                graph = SizedGraph(wide, self._made, kind=kind, sessions=self.settings.sessions)
                 graph.made_as_traced()
         except UnsupportedModelError as error:
             self._give_up(error, gm)
@@ -184,7 +194,7 @@ def _used(error: Exception) -> set[str]:
 def _copy(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    graph.output(graph.graph_copy(gm.graph, copies))
+    graph.output(graph.graph_copy(gm.graph, copies)).meta = dict(gm.graph.output_node().meta)
     for old, new in copies.items():
         new.meta = dict(old.meta)
     return torch.fx.GraphModule(gm, graph)
@@ -216,7 +226,10 @@ def campo_onnx(
         If something cannot be translated, under ``options={"fallback": "error"}``.
     """
     settings = Settings.of(options)
-    compiled = Compiled(example_inputs, _names(gm), settings)
+    allowed = autocast_precision(gm)
+    if allowed is not None and settings.precision is None:
+        settings = replace(settings, precision=allowed)
+    compiled = Compiled(example_inputs, _names(gm), settings, is_under_autocast=allowed is not None)
     call = traced(
         gm,
         example_inputs,

@@ -17,6 +17,7 @@ from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.export.torch.operands import DTYPES
 from campo_onnx.export.torch.origin import Origin, mark
 from campo_onnx.export.torch.translate import TRANSLATIONS, translate
+from campo_onnx.integrations.torch_compile.autocast import LOW
 from campo_onnx.integrations.torch_compile.checks import CHECKS, Check, lift_checks
 from campo_onnx.integrations.torch_compile.index_checks import IndexGuard, guard_indices, reads_index
 from campo_onnx.integrations.torch_compile.layout import Layout
@@ -145,10 +146,23 @@ class FlatGraph:
         """Translate it."""
         inputs, outputs = ([t.name for t in tensors] for tensors in (self.inputs, self.outputs))
         model = translate(self.gm, inputs, outputs, TRANSLATIONS, opset=OPSET, sizes_change=sizes_change)
+        self._restore_types(model.graph)
         mark_portable(model)
         here = machine(provider_of(self.device), runtime=runtime)
         place = replace(Place.on(here), sizes_change=sizes_change)
         return as_it_runs(import_model(model, any_type=True), place).model
+
+    def _restore_types(self, graph: onnx.GraphProto) -> None:
+        """Give results in BF16, which is translated as FP32 that is rounded."""
+        for value, tensor in zip(graph.output, self.outputs, strict=True):
+            if value.type.tensor_type.elem_type == tensor.onnx_dtype:
+                continue
+            wide = f"{value.name}.wide"
+            for node in graph.node:
+                for names in (node.input, node.output):
+                    names[:] = [wide if name == value.name else name for name in names]
+            graph.node.append(onnx.helper.make_node("Cast", [wide], [value.name], wide, to=tensor.onnx_dtype))
+            value.type.tensor_type.elem_type = tensor.onnx_dtype
 
 
 def flatten(
@@ -265,17 +279,17 @@ def _origin(node: torch.fx.Node) -> Origin:
     return Origin(_OUTERMOST.sub("", path), is_gradient)
 
 
-_LOW = frozenset({torch.float16, torch.bfloat16})
-
-
 def is_translatable(node: torch.fx.Node) -> bool:
     """Whether a session can run a node, as far as its operation and types tell."""
     if is_random(node):
         return is_lifted(node)
     if node.target is not operator.getitem and node.target not in TRANSLATIONS:
         return False
+    is_cast = node.target is torch.ops.aten._to_copy.default
     return all(
-        t in DTYPES and t not in _LOW for value in (node, *node.all_input_nodes) for t in _types(value)
+        t in DTYPES and (is_cast or t not in LOW)
+        for value in (node, *node.all_input_nodes)
+        for t in _types(value)
     )
 
 
@@ -302,12 +316,12 @@ def refuse_untranslatable(gm: torch.fx.GraphModule) -> None:
     found = sorted({str(n.target) for n in nodes if n.target is not operator.getitem})
     if not nodes:
         return
-    low = sorted({str(t) for n in nodes for t in _types(n) if t in _LOW})
+    low = sorted({str(t) for n in nodes for t in _types(n) if t in LOW})
     if low and all(n.target in TRANSLATIONS or n.target is operator.getitem for n in nodes):
         raise UnsupportedModelError(
             f"{_some(found)} compute in {', '.join(low)} already",
-            why="autocast, or the module's own type, has chosen the precision",
-            remedy="Leave autocast out and parameters in FP32: this backend plans the precision.",
+            why="the module, or its own casts, have chosen the precision",
+            remedy="Leave parameters in FP32: this backend plans the precision, under torch.autocast too.",
         )
     raise UnsupportedModelError(
         f"no translation for {', '.join(found)}",

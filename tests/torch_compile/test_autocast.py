@@ -1,0 +1,129 @@
+"""Graphs under autocast: planned as others, with results of autocast's types, and closer to FP64."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (make test-frameworks installs it)")
+
+from against_eager import Attention, Encoder, compiled, convolutions, distance, gradients, perceptron
+from torch import nn
+
+from campo_onnx.integrations.torch_compile import report
+from campo_onnx.ops.precision import Precision
+from campo_onnx.runtime.openvino.installed import openvino_problem
+
+LOW = {torch.bfloat16: Precision.BF16, torch.float16: Precision.FP16}
+
+
+class Within(nn.Module):
+    """Autocast in forward, around a part, as accelerate writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.last = perceptron(0.0), nn.Linear(5, 3)
+
+    def forward(self, x: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = self.part(x)
+        return self.last(x.float())
+
+
+MODULES: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+    "perceptron": (lambda: perceptron(0.0), (8, 4)),
+    "encoder": (Encoder, (2, 5, 32)),
+    "convolutions": (convolutions, (2, 3, 8, 8)),
+    "attention": (Attention, (2, 6, 16)),
+    "lookup": (lambda: nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 4), nn.Softmax(-1)), (3, 5)),
+}
+
+
+def batch_of(shape: tuple[int, ...]) -> Any:
+    return torch.randn(shape) if shape != (3, 5) else torch.randint(0, 9, shape)
+
+
+def held_against_fp64(module: Any, run: Any, batches: list[Any], dtype: Any) -> None:
+    """Hold outputs and every gradient against FP64, and against what eager autocast is off."""
+    exact = copy.deepcopy(module).double()
+    for x in batches:
+        wide = x.double() if x.is_floating_point() else x
+        with torch.autocast("cpu", dtype=dtype):
+            output, found = gradients(lambda x=x: run(x), module)
+            found = [g.clone() for g in found]
+            theirs, rounded = gradients(lambda x=x: module(x), module)
+        true_output, expected = gradients(lambda x=wide: exact(x), exact)
+        assert output.dtype == theirs.dtype == dtype or theirs.dtype == torch.float32 == output.dtype
+        assert distance(found, expected) < 1.1 * distance(rounded, expected)
+        assert distance([output], [true_output]) < 1.1 * distance([theirs], [true_output])
+        for ours, parameter, gradient in zip(found, module.parameters(), expected, strict=True):
+            assert ours.dtype == parameter.dtype
+            assert distance([ours], [gradient]) < 0.1 or gradient.norm() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize(("make", "shape"), MODULES.values(), ids=MODULES)
+def test_around_a_model(make: Any, shape: Any, dtype: Any) -> None:
+    module = make()
+    held_against_fp64(module, compiled(module), [batch_of(shape) for _ in range(2)], dtype)
+    (graph,) = report(module).graphs
+    assert graph.kind == "training step"
+    assert graph.plan.low is LOW[dtype]
+
+
+def test_within_a_model() -> None:
+    module, x = Within(), torch.randn(8, 4)
+    exact = copy.deepcopy(module)
+    exact.forward = lambda x: exact.last(exact.part(x))
+    exact.double()
+    output, found = gradients(lambda: compiled(module)(x), module)
+    found = [g.clone() for g in found]
+    theirs, rounded = gradients(lambda: module(x), module)
+    _, expected = gradients(lambda: exact(x.double()), exact)
+    assert output.dtype == theirs.dtype == torch.float32
+    assert distance(found, expected) < distance(rounded, expected)
+
+
+def test_in_batches_of_other_sizes() -> None:
+    module = Encoder()
+    batches = [torch.randn(n, 3 + n, 32) for n in (2, 5, 3, 4, 6, 2, 7)]
+    held_against_fp64(module, compiled(module, dynamic=True), batches, torch.bfloat16)
+
+
+def test_without_a_gradient() -> None:
+    module, x = Encoder(), torch.randn(2, 5, 32)
+    run = compiled(module)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        found, theirs = run(x), module(x)
+    exact = module.double()(x.double())
+    assert found.dtype == theirs.dtype == torch.bfloat16
+    assert distance([found], [exact]) < 1.1 * distance([theirs], [exact])
+
+
+def test_results_go_on_in_other_graphs() -> None:
+    """Behind a break of the graph, an argument comes in low precision."""
+
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 4)
+
+        def forward(self, x: Any) -> Any:
+            x = self.first(x).relu()
+            torch._dynamo.graph_break()
+            return self.second(x)
+
+    module = Broken()
+    held_against_fp64(module, compiled(module), [torch.randn(16, 4)], torch.bfloat16)
+    assert len(report(module).graphs) == 2
+
+
+@pytest.mark.skipif(bool(openvino_problem()), reason="OpenVINO is not installed")
+@pytest.mark.parametrize("name", ["perceptron", "encoder", "convolutions"])
+def test_in_openvino(name: str) -> None:
+    make, shape = MODULES[name]
+    module = make()
+    run = compiled(module, runtime="openvino")
+    held_against_fp64(module, run, [batch_of(shape)], torch.bfloat16)
+    assert {graph.runtime for graph in report(module).graphs} == {"openvino"}
