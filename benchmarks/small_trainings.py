@@ -37,11 +37,11 @@ class Transformer(nn.Module):
         return self.head(self.layers(self.embed(x.view(-1, 8, 8)) + self.place).mean(1))
 
 
-def perceptron() -> nn.Module:
-    """Two hidden layers with dropout, for the 30 figures of a cell."""
+def perceptron(inputs: int = 30, classes: int = 2) -> nn.Module:
+    """Two hidden layers with dropout; unless told otherwise for the 30 figures of a cell."""
     return nn.Sequential(
-        *(nn.Linear(30, 64), nn.LayerNorm(64), nn.GELU(), nn.Dropout(0.2)),
-        *(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 2)),
+        *(nn.Linear(inputs, 64), nn.LayerNorm(64), nn.GELU(), nn.Dropout(0.2)),
+        *(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, classes)),
     )
 
 

@@ -1,6 +1,6 @@
 """How good predicted errors are: the frontier's, beside emulated and computed ones, and beside other plans.
 
-    python -m benchmarks.frontier [--work DIR] [--only NAME ...] [--part quality|training|mixed ...]
+    python -m benchmarks.frontier [--work DIR] [--only NAME ...] [--graph FILE ...] [--part quality|training|mixed ...]
 
 Plans of captured steps and of small variants of the paper's networks, in FP16 and BF16: predicted error
 beside the emulated one, and beside the one of OpenVINO on a CPU with BF16 units; random plans as long, plans
@@ -23,8 +23,8 @@ from campo_onnx.scale.work import Task, run
 PARTS = ("quality", "training", "mixed")
 
 
-def tasks_of(part: str, work: Path, key: str, only: Sequence[str]) -> list[Task]:
-    """List the tasks of a part, the cheap ones first."""
+def tasks_of(part: str, work: Path, key: str, only: Sequence[str], files: Sequence[str] = ()) -> list[Task]:
+    """List the tasks of a part, the cheap ones first, and those of graphs in files last."""
     from benchmarks.frontier.mixed import mixed
     from benchmarks.frontier.quality import quality
     from benchmarks.frontier.training import NETWORKS, SEEDS, prepared, trained
@@ -32,13 +32,13 @@ def tasks_of(part: str, work: Path, key: str, only: Sequence[str]) -> list[Task]
     formats = (Precision.FP16, Precision.BF16)
     if part == "quality":
         jobs: list[tuple[Any, ...]] = [
-            (quality, name, low) for name in (*GRAPHS, *LEARNERS) for low in formats
+            (quality, name, low) for name in (*GRAPHS, *LEARNERS, *files) for low in formats
         ]
     elif part == "training":
         jobs = [(prepared, name) for name in NETWORKS]
         jobs += [(trained, name, seed) for seed in range(SEEDS) for name in NETWORKS]
     else:
-        jobs = [(mixed, name) for name in (*GRAPHS, *LEARNERS)]
+        jobs = [(mixed, name) for name in (*GRAPHS, *LEARNERS, *files)]
     return [
         Task(
             key=f"{_title(part, job.__name__, *words)}, {key}",
@@ -46,7 +46,7 @@ def tasks_of(part: str, work: Path, key: str, only: Sequence[str]) -> list[Task]
             arguments=(*words, work),
         )
         for job, *words in jobs
-        if not only or words[0] in only
+        if not only or words[0] in (*only, *files)
     ]
 
 
@@ -58,6 +58,7 @@ def main() -> None:
     """Do what is not done yet, and write the page of what is there."""
     parser = arguments(__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help="of these steps")
+    parser.add_argument("--graph", nargs="+", metavar="FILE", default=[], help="of these files as well")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--work", type=Path, default=Path("build/frontier"), help="where results are kept")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the page goes")
@@ -70,7 +71,7 @@ def main() -> None:
 
     for part in options.part:
         with Results(work / f"{part}.jsonl") as results, LocalPool(1) as pool:
-            outcomes = run(tasks_of(part, work, VERSION, options.only), pool, results, _told)
+            outcomes = run(tasks_of(part, work, VERSION, options.only, options.graph), pool, results, _told)
         for key, outcome in outcomes.items():
             if outcome.failure:
                 print(f"{key}: {outcome.failure}\n{outcome.traceback}", flush=True)

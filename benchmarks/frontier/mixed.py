@@ -192,7 +192,7 @@ def mixed(name: str, work: Path) -> Facts:
     problems = [case.problem for case in cases]
     errors = []
     for case in cases:
-        with EmulatedSteps(references_of(case.imported, [case.feeds]), work / "steps") as steps:
+        with EmulatedSteps(references_of(case.imported, case.batches[:1]), work / "steps") as steps:
             errors.append(measure_sensitivities(case.problem, steps, most_runs=RUNS).squared_errors)
     frontiers = [frontier(problem, of) for problem, of in zip(problems, errors, strict=True)]
     rows = []
@@ -200,7 +200,7 @@ def mixed(name: str, work: Path) -> Facts:
         price_us = points[len(points) // 2].least_price_us
         rows.append({"price_of": FORMATS[index].value, **_bounds(problems, errors, frontiers, price_us)})
     return {
-        "name": name,
+        "name": Path(name).stem,
         "nodes": len(problems[0].view.nodes),
         "rows": rows,
         "cpu_s": time.process_time() - began,

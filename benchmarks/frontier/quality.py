@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from campo_onnx.runtime.registry import load, machine
 
 Facts = dict[str, Any]
 
-RUNS, SAMPLE, PLANS, PLACES, DRAWS, PREFIXES = 80, 40, 20, 4, 3, 48
+RUNS, SAMPLE, PLANS, PLACES, DRAWS, PREFIXES = 80, 40, 24, 4, 3, 48
 _QUANTILES = {"low": 0.1, "median": 0.5, "high": 0.9}
 LISTED = ("torch-amp", "tf-amp", "campo")
 
@@ -50,13 +50,13 @@ def quality(name: str, low: Precision, work: Path) -> Facts:
     """
     began = time.process_time()
     case = case_of(name, low, work)
-    with EmulatedSteps(references_of(case.imported, [case.feeds]), work / "steps") as steps:
+    with EmulatedSteps(references_of(case.imported, case.batches), work / "steps") as steps:
         measured = measure_sensitivities(case.problem, steps, most_runs=RUNS)
         plans = frontier_plans(case.problem, case.imported, case.options, measured.squared_errors)
         places = [*spread_over(len(plans), PLANS)]
         rows = [_row(plans[i], case, steps) for i in places]
         facts: Facts = {
-            "name": name,
+            "name": Path(name).stem,
             "low": low.value,
             "device": case.options.target.name,
             "nodes": len(case.problem.view.nodes),
@@ -80,7 +80,7 @@ def _row(one: FrontierPlan, case: Case, steps: EmulatedSteps) -> Facts:
         "time_us": one.plan.predicted_us,
         "predicted": one.point.error,
         "emulated": _emulated(one.plan, case, steps),
-        "computed": _computed(one.plan, case, steps.references[0]),
+        "computed": _computed(one.plan, case, steps.references),
     }
 
 
@@ -89,28 +89,32 @@ def _emulated(plan: Plan, case: Case, steps: EmulatedSteps) -> float | None:
     return math.sqrt(error) if math.isfinite(error) else None
 
 
-def _computed(plan: Plan, case: Case, reference: Reference) -> float | None:
+def _computed(plan: Plan, case: Case, references: Sequence[Reference]) -> float | None:
     """Let OpenVINO compute the step in BF16; None where it does not, or draws other numbers."""
     if case.options.low is not Precision.BF16 or any(node.op in RANDOM for node in case.problem.view.nodes):
         return None
     try:
         here = machine("cpu", 1, "openvino")
-        outputs = load(rewrite(case.imported, plan), here, folder=case.imported.folder).run(case.feeds)
+        session = load(rewrite(case.imported, plan), here, folder=case.imported.folder)
+        return math.sqrt(fmean(r.squared_error_of(session.run(r.feeds).items()) for r in references))
     except CampoError:
         return None
-    return math.sqrt(reference.squared_error_of(outputs.items()))
 
 
 def _first_order(case: Case, steps: EmulatedSteps, every: Sequence[Rounding]) -> Mapping[str, Facts]:
     """Compare estimates with single roundings, by what the node of a rounding is; a sample of them."""
     model = first_order(case.problem, steps.references, every)
-    sums = [model.sums(steps.references[0], direction) for direction in range(DIRECTIONS)]
+    sums = [
+        [model.sums(reference, direction) for direction in range(DIRECTIONS)] for reference in steps.references
+    ]
     chosen = random.Random(0).sample(every, min(SAMPLE, len(every)))
     exact = seeded(case.imported.model)
     factors: dict[str, list[float]] = {}
     for rounding in chosen:
         single = steps.squared_error(with_roundings(exact, [rounding], case.problem))
-        estimate = squared_error([one[rounding] for one in sums]) if rounding in model.outputs else 0.0
+        if rounding not in model.outputs:
+            continue
+        estimate = fmean(squared_error([one[rounding] for one in of_batch]) for of_batch in sums)
         if 0.0 < single < math.inf and 0.0 < estimate < math.inf:
             node = case.problem.view.node[rounding.producer or rounding.reader or ""]
             factors.setdefault(spec(node.op).family.value, []).append(math.sqrt(estimate / single))

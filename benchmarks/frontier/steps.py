@@ -1,6 +1,7 @@
 """Steps whose frontier is looked at: captured ones of the tests, and small variants of known networks."""
 
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,9 @@ from campo_onnx.targets.target import target
 
 DATA = Path(__file__).parents[2] / "tests" / "data"
 BATCH = 16  # of small variants
+BATCHES = 4
+"""Batches that errors are averaged over: on a single one a rectifier of one value may decide them."""
+
 TARGETS = {Precision.FP16: "v100", Precision.BF16: "h200"}
 """What is planned for, by format: public figures of GPUs that have units for it."""
 
@@ -26,12 +30,12 @@ NEXT_TO_NOTHING_US = 1e-4
 
 
 class Case(NamedTuple):
-    """A step, as it runs on its target, what there is to decide, and a batch."""
+    """A step, as it runs on its target, what there is to decide, and batches."""
 
     imported: Imported
     problem: Problem
     options: Options
-    feeds: Arrays
+    batches: list[Arrays]
 
 
 def case_of(name: str, low: Precision, work: Path, device: str = "") -> Case:
@@ -40,7 +44,8 @@ def case_of(name: str, low: Precision, work: Path, device: str = "") -> Case:
     Parameters
     ----------
     name
-        One of :data:`benchmarks.frontier.GRAPHS`, or a network of :mod:`benchmarks.measured.learners`.
+        One of :data:`benchmarks.frontier.GRAPHS`, a network of :mod:`benchmarks.measured.learners`, or the
+        path of a graph.
     low
         The low format.
     work
@@ -52,11 +57,27 @@ def case_of(name: str, low: Precision, work: Path, device: str = "") -> Case:
     options = Options(
         target=aim, lists=oplists("campo"), low=low, costs=CostSource.DATASHEET, min_gain=0.0, pads=False
     )
-    path = DATA / f"{name}.onnx" if name in GRAPHS else _exported(name, work)
+    if name.endswith(".onnx"):
+        path = Path(name)
+    else:
+        path = DATA / f"{name}.onnx" if name in GRAPHS else _exported(name, work)
     imported = form_for(import_model(path), options)
-    stored = path.with_suffix(".npz")
-    feeds = dict(np.load(stored)) if stored.is_file() else dict(next(draw_batches(imported.view)).feeds)
-    return Case(imported, problem_of(imported, options), options, feeds)
+    batches = _stored(path.with_suffix(".npz")) or [
+        dict(batch.feeds) for batch in islice(draw_batches(imported.view), BATCHES)
+    ]
+    return Case(imported, problem_of(imported, options), options, batches)
+
+
+def _stored(path: Path) -> list[Arrays]:
+    """Read the weights and the images of an exported network, as many as all batches have."""
+    if not path.is_file():
+        return []
+    arrays = dict(np.load(path))
+    rows = [slice(start, start + BATCH) for start in range(0, BATCH * BATCHES, BATCH)]
+    return [{name: v[r] if name.startswith(_OF_BATCH) else v for name, v in arrays.items()} for r in rows]
+
+
+_OF_BATCH = ("input", "target")
 
 
 def _exported(name: str, work: Path) -> Path:
@@ -71,11 +92,12 @@ def _exported(name: str, work: Path) -> Path:
     from campo_onnx.export.torch.state_dict import first_state
 
     torch.set_num_threads(1)
-    samples, labels = digits(LEARNERS[name].enlarged)
-    module, inputs, targets = built(name, 0), (samples[:BATCH].contiguous(),), (labels[:BATCH],)
-    model = export_training_step(module, LEARNERS[name].loss, inputs, targets, loss_scale=False)
-    batch = [v.name for v in model.graph.input if v.name.startswith(("input", "target"))]
-    values = (value.numpy() for value in (*inputs, *targets))
-    np.savez(path.with_suffix(".npz"), **first_state(module, model) | dict(zip(batch, values, strict=True)))
+    samples, labels = (values[: BATCH * BATCHES].contiguous() for values in digits(LEARNERS[name].enlarged))
+    module = built(name, 0)
+    first = (samples[:BATCH],), (labels[:BATCH],)
+    model = export_training_step(module, LEARNERS[name].loss, *first, loss_scale=False)
+    names = [v.name for v in model.graph.input if v.name.startswith(_OF_BATCH)]
+    images = dict(zip(names, (samples.numpy(), labels.numpy()), strict=True))
+    np.savez(path.with_suffix(".npz"), **first_state(module, model) | images)
     export_model(model, path)
     return path
