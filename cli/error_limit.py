@@ -1,17 +1,20 @@
 """``optimize --max-error`` and ``--max-time-us``: the point of the frontier that was asked for."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from campo_onnx.errors import UsageError
+from campo_onnx.errors import CampoError, CheckFailedError, UsageError
 from campo_onnx.optimize.strategies import DEFAULT_STRATEGY
 
 from .options import DECISION, option
 from .render.console import print_note, progressing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from campo_onnx.ops.precision import Precision
+    from campo_onnx.planning.frontier import FrontierPlan
     from campo_onnx.planning.options import Options
     from campo_onnx.planning.pipeline import Optimized
     from campo_onnx.runtime.feeds import Feeds
@@ -68,29 +71,69 @@ def check_limits(
         raise UsageError(f"{option} needs a batch", remedy="Give --inputs FILE.npz.")
 
 
-def within_limits(
-    optimized: "Optimized",
+class Decided(NamedTuple):
+    """A plan, options that decide it again, the batches, and what was said of its trial on them."""
+
+    optimized: "Optimized"
+    options: "Options"
+    batches: "Mapping[Path, Feeds]"
+    tried: tuple[str, ...] = ()
+
+
+def best_within(
+    decide: "Callable[[Options], Decided]",
     options: "Options",
-    batches: "Mapping[Path, Feeds]",
+    lows: "Sequence[Precision]",
     max_error: float | None,
     max_time_us: float | None,
-) -> "Optimized":
-    """Replace a plan by the point of the frontier that was asked for."""
-    if max_error is None and max_time_us is None:
-        return optimized
+) -> Decided:
+    """Take the point of the frontier that was asked for, in the format that serves it best.
+
+    Parameters
+    ----------
+    decide
+        Plans the step, and tries the plan on data: nodes that broke there stay FP32.
+    options, lows
+        What to decide with, and the low precisions to choose from.
+    max_error, max_time_us
+        One of them is set: the fastest plan within an error, or the one of least error within a time.
+
+    Raises
+    ------
+    CampoError
+        If no format has such a plan: what the first says.
+    """
     from campo_onnx.emulation.frontier import chosen_plan
     from campo_onnx.planning.pipeline import apply
 
-    with progressing("measuring what roundings do") as advance:
-        chosen = chosen_plan(
-            optimized.imported,
-            optimized.problem,
-            options,
-            [*batches.values()],
-            most_error=max_error,
-            most_us=max_time_us,
-            tell=advance,
-        )
-    emulated = f"{chosen.emulated_error:.2g} emulated"
-    print_note(f"The plan's error is predicted to be {chosen.point.error:.2g}, and {emulated}.")
-    return apply(chosen.plan, optimized.problem, optimized.imported)
+    chosen: list[tuple[FrontierPlan, Decided]] = []
+    refusals: list[CampoError] = []
+    for low in lows:
+        decided = decide(replace(options, low=low))
+        optimized = decided.optimized
+        try:
+            with progressing(f"measuring what roundings to {low.name} do") as advance:
+                plan = chosen_plan(
+                    optimized.imported,
+                    optimized.problem,
+                    decided.options,
+                    [*decided.batches.values()],
+                    most_error=max_error,
+                    most_us=max_time_us,
+                    tell=advance,
+                )
+        except (CheckFailedError, UsageError) as refusal:
+            refusals.append(refusal)
+        else:
+            chosen.append((plan, decided))
+    if not chosen:
+        raise refusals[0]
+    best, decided = min(
+        chosen,
+        key=lambda one: (one[0].emulated_error or 0.0) if max_error is None else one[0].plan.predicted_us,
+    )
+    name = f"{best.plan.low.name} was chosen. " if len(lows) > 1 else ""
+    errors = f"{best.point.error:.2g}, and {best.emulated_error:.2g} emulated"
+    print_note(f"{name}The plan's error is predicted to be {errors}.")
+    optimized = decided.optimized
+    return decided._replace(optimized=apply(best.plan, optimized.problem, optimized.imported))

@@ -1,5 +1,7 @@
 """``campo-onnx frontier``: the least predicted step for every error."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,6 +9,7 @@ from .decision import GraphArguments, StrategyArguments, plain_options
 from .evidence import TargetArguments, opened_target
 from .notes import note_form, report_unmatched
 from .options import (
+    AUTO,
     SAFETY,
     VERIFICATION,
     ForceOption,
@@ -14,7 +17,7 @@ from .options import (
     JsonOption,
     ModelArgument,
     PlotOption,
-    PrecisionOption,
+    PrecisionOrAutoOption,
     QuietOption,
     ReportOption,
     check_one_form,
@@ -28,7 +31,7 @@ from .preparation import check_inputs
 from .render.bench import print_written
 from .render.comparison import headline
 from .render.console import command_line, print_json, print_note, progressing, set_loudness, working
-from .render.frontier import print_frontier
+from .render.frontier import print_frontiers
 from .render.table import TableFormat
 from .signature import with_options
 
@@ -44,7 +47,7 @@ def frontier(
     *,
     graph: GraphArguments,
     where: TargetArguments,
-    precision: PrecisionOption = None,
+    precision: PrecisionOrAutoOption = None,
     lists: Annotated[
         str,
         option(
@@ -98,7 +101,8 @@ def frontier(
 
     What each rounding does to loss and gradients is measured on batches, by emulation on the CPU. No plan of
     at most the predicted error of a row is predicted faster than that row, and the error of whole plans is
-    emulated as well. No model is written.
+    emulated as well. With --precision auto there is a frontier for each low precision of the device, and rows
+    that no row of any beats at some price of error are marked. No model is written.
 
     Example: `campo-onnx frontier step.onnx --device v100 --inputs batch.npz`
     """
@@ -108,8 +112,9 @@ def frontier(
     from campo_onnx.ir.exporter import check_not_read
     from campo_onnx.ir.importer import check_model, import_model
     from campo_onnx.optimize.lists.list_file import resolve
+    from campo_onnx.planning.auto_precision import computed_in
     from campo_onnx.planning.pipeline import forms_for, problem_of
-    from campo_onnx.report.charts import check_plot, draw_frontier, save_figure
+    from campo_onnx.report.charts import check_plot, draw_frontiers, save_figure
     from campo_onnx.report.page import check_report
 
     set_loudness(quiet=quiet)
@@ -129,32 +134,38 @@ def frontier(
     with opened_target(where) as basis:
         decision = StrategyArguments(precision=precision)
         options = plain_options(basis, where, graph, decision, chosen_lists)
-        imported = forms_for(import_model(model, options.dims), options)[0]
-        check_not_read(targets, imported.data_files)
-        note_form(imported, options.target.runtime.name, model.name)
-        problem = problem_of(imported, options)
+        exported = import_model(model, options.dims)
+        check_not_read(targets, exported.data_files)
         report_unmatched(
-            imported.view,
+            exported.view,
             keep_fp32=graph.keep_fp32,
             lists=chosen_lists if existing(lists) else None,
         )
-        batches = _batches(imported.view, inputs)
-        with progressing(f"emulating {model.name}") as advance:
-            result = measured_frontier(
-                imported, problem, options, batches, most_runs=runs, most_emulated=emulated, tell=advance
-            )
+        batches = _batches(exported.view, inputs)
+        results: list[Frontier] = []
+        for low in (computed_in(options.target) if precision == AUTO else ()) or (options.low,):
+            with_low = replace(options, low=low)
+            imported = forms_for(exported, with_low)[0]
+            if not results:
+                note_form(imported, options.target.runtime.name, model.name)
+            problem = problem_of(imported, with_low)
+            with progressing(f"emulating {model.name} in {low.name}") as advance:
+                result = measured_frontier(
+                    imported, problem, with_low, batches, most_runs=runs, most_emulated=emulated, tell=advance
+                )
+            results.append(result)
     if plot is not None:
-        title = f"{model.name} on {headline(result.plans[0].plan)}"
-        save_figure(draw_frontier(result.plans, title=title), plot)
+        title = f"{model.name} on {headline(results[0].plans[0].plan)}"
+        save_figure(draw_frontiers([result.plans for result in results], title=title), plot)
     if report is not None:
         from campo_onnx.report.frontier_page import frontier_page
 
         with working(f"writing {report.name}"):
-            write_text(frontier_page(result, model=model.name, command=command_line()), report)
+            write_text(frontier_page(results, model=model.name, command=command_line()), report)
     if json:
-        print_json(to_report("campo-onnx frontier", 1, _document(result, model)))
+        print_json(to_report("campo-onnx frontier", 2, _document(results, model)))
     else:
-        print_frontier(result, form)
+        print_frontiers(results, form)
         print_written(plot, form=form)
         print_written(report, form=form)
 
@@ -169,31 +180,40 @@ def _batches(view: "GraphView", inputs: list[Path]) -> "list[Feeds]":
     return [dict(next(draw_batches(view)).feeds)]
 
 
-def _document(result: "Frontier", model: Path) -> dict[str, Any]:
-    first = result.plans[0].plan
+def _document(results: Sequence["Frontier"], model: Path) -> dict[str, Any]:
+    from campo_onnx.planning.frontier import envelope
+
+    first = results[0].plans[0].plan
+    best = envelope(one for result in results for one in result.plans)
     return {
         "model": str(model),
         "device": first.device,
         "source": first.source,
         "captured": first.captured,
-        "low": first.low.value,
         "fp32_us": first.fp32_us,
-        "batches": result.batches,
-        "runs": result.sensitivities.runs,
-        "directions": result.sensitivities.directions,
-        "roundings": len(result.sensitivities.squared_errors),
-        "roundings_together": result.sensitivities.together,
-        "nested": result.is_nested,
-        "points": [
+        "batches": results[0].batches,
+        "frontiers": [
             {
-                "predicted_us": one.plan.predicted_us,
-                "bound_us": one.point.bound_us,
-                "predicted_error": one.point.error,
-                "emulated_error": one.emulated_error,
-                "low_nodes": len(one.plan.low_nodes),
-                "casts": len(one.plan.casts),
-                "price_us": one.point.least_price_us,
+                "low": result.plans[0].plan.low.value,
+                "runs": result.sensitivities.runs,
+                "directions": result.sensitivities.directions,
+                "roundings": len(result.sensitivities.squared_errors),
+                "roundings_together": result.sensitivities.together,
+                "nested": result.is_nested,
+                "points": [
+                    {
+                        "predicted_us": one.plan.predicted_us,
+                        "bound_us": one.point.bound_us,
+                        "predicted_error": one.point.error,
+                        "emulated_error": one.emulated_error,
+                        "low_nodes": len(one.plan.low_nodes),
+                        "casts": len(one.plan.casts),
+                        "price_us": one.point.least_price_us,
+                        "best_of_all": one in best,
+                    }
+                    for one in result.plans
+                ],
             }
-            for one in result.plans
+            for result in results
         ],
     }

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from .decision import GraphArguments, ListArguments, StrategyArguments, plain_options
-from .error_limit import check_limits, within_limits
+from .error_limit import Decided, best_within, check_limits
 from .evidence import TargetArguments, opened_target
 from .notes import note_what_surprises, report_unmatched
 from .options import (
@@ -134,6 +134,7 @@ def optimize(
     Example: `campo-onnx optimize bert.onnx --device v100 --plan plan.json` writes bert.mixed.onnx.
     """
     from campo_onnx.ir.importer import check_model, data_files_of
+    from campo_onnx.planning.auto_precision import computed_in
 
     set_loudness(quiet=outputs.quiet, verbose=outputs.verbose)
     check_model(model)
@@ -153,11 +154,20 @@ def optimize(
 
             this_machine(basis.target)
         options = plain_options(basis, where, graph, decision, lists)
-        optimized, options, batches = planned(
-            model, source, options, data, auto_precision=decision.precision == AUTO
-        )
-        optimized, options, tried = probed(optimized, options, batches, probing)
-        optimized = within_limits(optimized, options, batches, *limits)
+        is_open = decision.precision == AUTO
+
+        def decide(options: "Options") -> Decided:
+            chooses = is_open and limits == (None, None)
+            optimized, options, batches = planned(model, source, options, data, auto_precision=chooses)
+            optimized, options, tried = probed(optimized, options, batches, probing)
+            return Decided(optimized, options, batches, tried)
+
+        if limits == (None, None):
+            decided = decide(options)
+        else:
+            lows = (computed_in(options.target) if is_open else ()) or (options.low,)
+            decided = best_within(decide, options, lows, *limits)
+        optimized, options, batches, tried = decided
         report_unmatched(
             optimized.imported.view,
             operators=allowed.operators,

@@ -1,6 +1,6 @@
 """How good predicted errors are: the frontier's, beside emulated and computed ones, and beside other plans.
 
-    python -m benchmarks.frontier [--work DIR] [--only NAME ...] [--graph FILE ...] [--part quality|training|mixed ...]
+    python -m benchmarks.frontier [--part quality|training|mixed ...] [--only NAME ...] [--graph FILE ...]
 
 Plans of captured steps and of small variants of the paper's networks, in FP16 and BF16: predicted error
 beside the emulated one, and beside the one of OpenVINO on a CPU with BF16 units; random plans as long, plans

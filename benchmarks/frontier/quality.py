@@ -105,7 +105,8 @@ def _first_order(case: Case, steps: EmulatedSteps, every: Sequence[Rounding]) ->
     """Compare estimates with single roundings, by what the node of a rounding is; a sample of them."""
     model = first_order(case.problem, steps.references, every)
     sums = [
-        [model.sums(reference, direction) for direction in range(DIRECTIONS)] for reference in steps.references
+        [model.sums(reference, direction) for direction in range(DIRECTIONS)]
+        for reference in steps.references
     ]
     chosen = random.Random(0).sample(every, min(SAMPLE, len(every)))
     exact = seeded(case.imported.model)

@@ -1,7 +1,8 @@
 """Training along the frontier: whether predicted errors order the accuracy that training ends with.
 
-Three small networks learn digits from ten starts by five plans of their frontier, in BF16 as OpenVINO computes it on
-a CPU with BF16 units, and in FP32. Dropout is off, so that plans of a start differ in their roundings only.
+Three small networks learn digits from ten starts by five plans of their frontier, in BF16 as OpenVINO
+computes it on a CPU with BF16 units, and in FP32. Dropout is off, so that plans of a start differ in their
+roundings only.
 """
 
 import json

@@ -31,6 +31,12 @@ MOST_EMULATED = 20
 """Plans of a frontier that are emulated, unless told otherwise."""
 
 
+_JUMPS = 3.0
+"""Factor between emulated and predicted error beyond which a choice on few values is the likely cause."""
+
+_ROUNDED_UP = 1.05  # what two digits may hide
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontier:
     """Plans from the fastest to the one without error."""
@@ -71,12 +77,18 @@ class Frontier:
             told += f", and estimated by {measured.directions} with gradients"
         if measured.together:
             told += f", {measured.together} of them together with neighbours (--runs)"
-        lines = [f"{len(self.plans)} plans on the frontier, {shown} of them emulated and shown; {order}."]
+        plans = f"{len(self.plans)} plan{'s' * (len(self.plans) > 1)}"
+        lines = [f"{plans} on the frontier, {shown} of them emulated and shown; {order}."]
         lines.append(f"{told}.")
         if factors := sorted(self.factors):
             lines.append(
                 f"Emulated errors are {factors[0]:.2f} to {factors[-1]:.2f} times the predicted ones."
             )
+            if factors[0] < 1.0 / _JUMPS or factors[-1] > _JUMPS:
+                lines.append(
+                    "A rectifier near zero, or a pooling of near equals, may choose otherwise in one plan "
+                    "and not in the next; more batches (--inputs) average that out."
+                )
         return tuple(lines)
 
 
@@ -161,15 +173,15 @@ def chosen_plan(
         if most_us is not None:
             return _emulated(least_error_within(plans, most_us), imported, options, steps)
         assert most_error is not None
+        errors = []
         for plan in (one for one in plans if one.point.error <= most_error):
-            emulated = _emulated(plan, imported, options, steps)
-            assert emulated.emulated_error is not None
-            if emulated.emulated_error <= most_error:
-                return emulated
+            errors.append(_error(plan.plan, imported, options, steps))
+            if errors[-1] <= most_error:
+                return replace(plan, emulated_error=errors[-1])
     raise CheckFailedError(
         f"no plan of the frontier has an error of at most {most_error:g}",
-        why=f"the last one is predicted to have {plans[-1].point.error:.2g}, and has more on the batches",
-        remedy="Allow a larger error.",
+        why=f"the least on the batches is {min(errors):.2g}",
+        remedy=f"Allow an error of {min(errors) * _ROUNDED_UP:.2g}.",
     )
 
 

@@ -12,6 +12,7 @@ from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.problem import Problem
 from campo_onnx.planning.options import Options
 from campo_onnx.planning.pipeline import decide, form_for, problem_of, vanishing_gradients
+from campo_onnx.targets.target import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +62,18 @@ def choose_precision(source: str | Path | onnx.ModelProto | Imported, options: O
     plans: dict[Precision, Plan] = {}
     problems: dict[Precision, Problem] = {}
     forms: dict[Precision, Imported] = {}
-    for low in filter(options.target.computes_in, low_precisions()):
+    for low in computed_in(options.target):
         with_low = replace(options, low=low)
         forms[low] = form_for(imported, with_low)
         problems[low] = problem_of(forms[low], with_low)
         plans[low] = decide(problems[low], forms[low], with_low)
     low, why = _choice(plans, problems, options)
     return PrecisionChoice(low=low, why=why, plans=plans, problems=problems, forms=forms)
+
+
+def computed_in(target: Target) -> tuple[Precision, ...]:
+    """List the low precisions that a device computes in."""
+    return tuple(filter(target.computes_in, low_precisions()))
 
 
 def _choice(

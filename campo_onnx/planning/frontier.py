@@ -1,6 +1,6 @@
 """The frontier of predicted time against predicted error, as plans."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -78,6 +78,38 @@ def frontier_plans(
 def are_nested(points: Sequence[FrontierPoint]) -> bool:
     """Whether nodes only leave the low precision from each point to the next: then they have an order."""
     return all(after.low <= before.low for before, after in pairwise(points))
+
+
+def envelope(plans: Iterable[FrontierPlan]) -> tuple[FrontierPlan, ...]:
+    """Choose the plans of several frontiers that are cheapest of all at some price of error.
+
+    Parameters
+    ----------
+    plans
+        Plans in any format, in any order.
+
+    Returns
+    -------
+    tuple of FrontierPlan
+        The lower convex envelope, the fastest first: no plan of any frontier of at most the predicted error
+        of one is predicted to be faster.
+    """
+    hull: list[FrontierPlan] = []
+    for one in sorted(plans, key=lambda one: (one.plan.predicted_us, one.point.squared_error)):
+        if hull and one.point.squared_error >= hull[-1].point.squared_error:
+            continue
+        while len(hull) > 1 and not _is_below(hull[-1], hull[-2], one):
+            hull.pop()
+        hull.append(one)
+    return tuple(hull)
+
+
+def _is_below(one: FrontierPlan, before: FrontierPlan, after: FrontierPlan) -> bool:
+    """Whether a plan lies below the line between two others."""
+    longer_us = one.plan.predicted_us - before.plan.predicted_us
+    whole_us = after.plan.predicted_us - before.plan.predicted_us
+    saved = before.point.squared_error - one.point.squared_error
+    return saved * whole_us > longer_us * (before.point.squared_error - after.point.squared_error)
 
 
 def least_error_within(plans: Sequence[FrontierPlan], most_us: float) -> FrontierPlan:

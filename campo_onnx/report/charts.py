@@ -20,7 +20,7 @@ from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Family
 from campo_onnx.optimize.plan.plan import Plan
-from campo_onnx.planning.frontier import FrontierPlan
+from campo_onnx.planning.frontier import FrontierPlan, envelope
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -235,22 +235,42 @@ def draw_bench(result: BenchResult, *, title: str, wide: bool = False) -> "Figur
     return figure
 
 
-def draw_frontier(plans: Sequence[FrontierPlan], *, title: str, wide: bool = False) -> "Figure":
-    """Draw error over step time: a line through what is predicted, dots where the plan was emulated."""
+def draw_frontiers(
+    frontiers: Sequence[Sequence[FrontierPlan]], *, title: str, wide: bool = False
+) -> "Figure":
+    """Draw error over step time: a line through what is predicted, dots where the plan was emulated.
+
+    Parameters
+    ----------
+    frontiers
+        Points of a frontier, the fastest first, for each format. Of several the envelope is drawn broadly.
+    title
+        Title of the figure.
+    wide
+        As wide as a page.
+    """
     figure = _figure(rows=10, title=title, wide=wide)
     axes = figure.add_subplot()
-    times_ms = [one.plan.predicted_us / 1000 for one in plans]
-    axes.plot(times_ms, [one.point.error for one in plans], color="black", marker=".", label="predicted")
-    emulated = [(ms, one.emulated_error) for ms, one in zip(times_ms, plans, strict=True)]
+    every = [one for plans in frontiers for one in plans]
+    if len(frontiers) > 1:
+        axes.plot(*_predicted(envelope(every)), color="#c8ccd2", linewidth=6, label="best of all")
+    for plans, line in zip(frontiers, ("-", "--", ":", "-."), strict=False):
+        name = f"{plans[0].plan.low.name}, predicted" if len(frontiers) > 1 else "predicted"
+        axes.plot(*_predicted(plans), color="black", linestyle=line, marker=".", label=name)
+    emulated = [(one.plan.predicted_us / 1000, one.emulated_error) for one in every]
     dots = [(ms, error) for ms, error in emulated if error is not None and np.isfinite(error)]
     axes.scatter(*zip(*dots, strict=True), color="white", edgecolor="black", zorder=3, label="emulated")
-    least = min((error for one in plans for error in (one.point.error,) if error > 0), default=1.0)
+    least = min((one.point.error for one in every if one.point.error > 0), default=1.0)
     axes.set_yscale("symlog", linthresh=least)
     axes.set_xlabel("predicted step in ms")
     axes.set_ylabel("relative error")
     axes.grid(linewidth=0.4, color="#c8ccd2")
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(loc="outside lower center", ncols=len(frontiers) + 2, frameon=False)
     return figure
+
+
+def _predicted(plans: Sequence[FrontierPlan]) -> tuple[list[float], list[float]]:
+    return [one.plan.predicted_us / 1000 for one in plans], [one.point.error for one in plans]
 
 
 def _draw_speedups(axes: "Axes", result: BenchResult) -> None:

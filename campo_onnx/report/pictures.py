@@ -12,7 +12,7 @@ from campo_onnx.report.charts import (
     Bar,
     draw_bars,
     draw_bench,
-    draw_frontier,
+    draw_frontiers,
     draw_plans,
     light_and_dark,
     planned_times_us,
@@ -64,9 +64,9 @@ def plans_picture(plans: Sequence[Plan], measured_us: Sequence[float | None]) ->
     return _picture(*light_and_dark(lambda: draw_plans(plans, title="", measured_us=measured_us, wide=True)))
 
 
-def frontier_picture(plans: Sequence[FrontierPlan]) -> Picture:
-    """Draw error over predicted step."""
-    return _picture(*light_and_dark(lambda: draw_frontier(plans, title="", wide=True)))
+def frontier_picture(frontiers: Sequence[Sequence[FrontierPlan]]) -> Picture:
+    """Draw error over predicted step, a line for each format."""
+    return _picture(*light_and_dark(lambda: draw_frontiers(frontiers, title="", wide=True)))
 
 
 def bench_picture(result: BenchResult) -> Picture:

@@ -1,5 +1,6 @@
 """The frontier of step time against error."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .comparison import headline
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from campo_onnx.emulation.frontier import Frontier
     from campo_onnx.planning.frontier import FrontierPlan
 
+_FORMAT = Column(title="format", key="low")
+_BEST = Column(title="best of all", key="best_of_all", rank=1)
 _COLUMNS = (
     Column(title="predicted", key="predicted_us", is_number=True),
     Column(title="x fp32", key="predicted_speedup", is_number=True),
@@ -23,21 +26,34 @@ _COLUMNS = (
 )
 
 
-def print_frontier(result: "Frontier", form: TableFormat) -> None:
-    """Print every point; on the screen those in between that were not emulated are left out."""
-    table = Table(_COLUMNS)
-    for one in result.plans:
-        if form is not TableFormat.TEXT or one.emulated_error is not None:
-            table.add(*_cells(one))
+def print_frontiers(results: Sequence["Frontier"], form: TableFormat) -> None:
+    """Print every point of a frontier for each format; on the screen only those that were emulated."""
+    from campo_onnx.planning.frontier import envelope
+
+    several = len(results) > 1
+    rows = [one for result in results for one in result.plans]
+    best = envelope(rows)
+    table = Table((_FORMAT, *_COLUMNS, _BEST) if several else _COLUMNS)
+    for one in rows:
+        if form is TableFormat.TEXT and one.emulated_error is None:
+            continue
+        is_best = one in best
+        beside = Cell("*" if is_best else "", is_best)
+        cells: tuple[str | Cell, ...] = _cells(one)
+        table.add(*((one.plan.low.name, *cells, beside) if several else cells))
     if form is not TableFormat.TEXT:
         table.show(form)
         return
     console = stdout()
-    print_kind(result.problem.kind)
-    console.print(escape(headline(result.plans[0].plan)), style="bold")
+    print_kind(results[0].problem.kind)
+    console.print(escape(headline(results[0].plans[0].plan)), style="bold")
     table.show()
-    for line in result.sentences:
-        console.print(escape(line))
+    for result in results:
+        name = f"{result.plans[0].plan.low.name}: " if several else ""
+        for line in result.sentences:
+            console.print(escape(f"{name}{line}"))
+    if several:
+        console.print("*: at some price of error nothing in any format costs less.")
 
 
 def _cells(one: "FrontierPlan") -> tuple[Cell, ...]:

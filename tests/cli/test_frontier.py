@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from campo_onnx.ir.importer import import_model
@@ -27,9 +28,11 @@ def batch(tmp_path):
 def test_the_frontier_as_json(program, batch, capsys):
     assert program(*WORDS, "--inputs", batch, "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    points = document["points"]
-    assert (document["format_version"], document["batches"], document["low"]) == (1, 1, "fp16")
-    assert document["runs"] == document["roundings"] > 50
+    (of_fp16,) = document["frontiers"]
+    points = of_fp16["points"]
+    assert (document["format_version"], document["batches"], of_fp16["low"]) == (2, 1, "fp16")
+    assert of_fp16["runs"] == of_fp16["roundings"] > 50
+    assert all(point["best_of_all"] for point in points)
     assert len(points) > 2
     assert points[-1]["predicted_error"] == points[-1]["emulated_error"] == 0.0
     assert points[0]["predicted_us"] < document["fp32_us"]
@@ -61,7 +64,7 @@ def test_the_frontier_as_report(program, batch, capsys, tmp_path):
     report = tmp_path / "frontier.html"
     words = (*WORDS, "--inputs", batch, "--runs", 20, "--emulated", 2)
     assert program(*words, "--report", report, "--json") == 0
-    points = json.loads(capsys.readouterr().out)["points"]
+    points = json.loads(capsys.readouterr().out)["frontiers"][0]["points"]
     page = report.read_text()
     for point in points:
         assert f"{point['predicted_error']:.2g}" in page
@@ -101,7 +104,7 @@ def test_bad_input_is_one_message(program, batch, capsys, tmp_path):
 @pytest.fixture
 def points(program, batch, capsys):
     assert program(*WORDS, "--inputs", batch, "--json") == 0
-    return json.loads(capsys.readouterr().out)["points"]
+    return json.loads(capsys.readouterr().out)["frontiers"][0]["points"]
 
 
 def test_optimize_takes_the_point_asked_for(program, batch, points, capsys):
@@ -117,6 +120,95 @@ def test_optimize_takes_the_point_asked_for(program, batch, points, capsys):
         captured = capsys.readouterr()
         assert json.loads(captured.out)["predicted_us"] == pytest.approx(point["predicted_us"])
         assert f"{point['predicted_error']:.2g}, and" in captured.err
+
+
+@pytest.fixture(scope="module")
+def both_formats(tmp_path_factory):
+    """A step between whose formats the better one changes with the error: FP16 overflows in one product."""
+    folder = tmp_path_factory.mktemp("both")
+    model = onnx.parser.parse_model(STEP)
+    onnx.save(model, folder / "step.onnx")
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal((1024, 1024), np.float32) / 32 for _ in range(2))
+    np.savez(folder / "batch.npz", x=x, big=x * np.float32(1e8), w=w)
+    return folder / "step.onnx", "--device", "h200", "--execution", "graph", "--inputs", folder / "batch.npz"
+
+
+STEP = """<ir_version: 9, opset_import: ["": 20]>
+g (float[1024,1024] x, float[1024,1024] big, float[1024,1024] w) => (float[1024,1024] y, float[1024] z) {
+    [a1] x1 = MatMul(x, w)
+    [a2] x2 = MatMul(x1, w)
+    [a3] x3 = MatMul(x2, w)
+    [a4] x4 = MatMul(x3, w)
+    [a5] x5 = MatMul(x4, w)
+    [a6] y = MatMul(x5, w)
+    [b1] u1 = MatMul(big, w)
+    [b2] u2 = MatMul(u1, w)
+    [b3] u = MatMul(u2, w)
+    [axes] one = Constant <value_ints = [1]> ()
+    [c] z = ReduceMean <keepdims = 0> (u, one)
+}"""
+
+
+def test_one_frontier_for_each_format_and_their_envelope(program, both_formats, capsys, tmp_path):
+    words = ("frontier", *both_formats, "--precision", "auto")
+    assert program(*words, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [one["low"] for one in document["frontiers"]] == ["fp16", "bf16"]
+    rows = [
+        (p["predicted_us"], p["predicted_error"] ** 2, p)
+        for one in document["frontiers"]
+        for p in one["points"]
+    ]
+    for us, error, point in rows:
+        # On the lower left hull: below every line between two others, and beaten by none.
+        is_beaten = any(a <= us and b <= error and (a, b) != (us, error) for a, b, _ in rows)
+        is_told = next(p for a, b, p in rows if (a, b) == (us, error)) is not point  # FP32, in either format
+        is_above = any(
+            a < us < c and error > b + (d - b) * (us - a) / (c - a) * (1 + 1e-9)
+            for a, b, _ in rows
+            for c, d, _ in rows
+        )
+        assert point["best_of_all"] is not (is_beaten or is_above or is_told), point
+    marked = {low["low"]: sum(p["best_of_all"] for p in low["points"]) for low in document["frontiers"]}
+    assert (
+        min(marked.values()) > 0 < min(len(one["points"]) - 1 for one in document["frontiers"])
+    )  # else either format would do
+    report = tmp_path / "both.html"
+    pytest.importorskip("matplotlib")
+    assert program(*words, "--report", report, "--plot", tmp_path / "both.svg") == 0
+    printed = capsys.readouterr().out
+    assert "best of all" in printed
+    assert "BF16: " in printed
+    assert "BF16, predicted" in (tmp_path / "both.svg").read_text()
+    assert report.read_text().count("<td>BF16</td>") == len(document["frontiers"][1]["points"])
+
+
+def test_the_better_format_within_a_limit(program, both_formats, capsys):
+    assert program("frontier", *both_formats, "--precision", "auto", "--json") == 0
+    frontiers = json.loads(capsys.readouterr().out)["frontiers"]
+    words = ("optimize", *both_formats, "--precision", "auto", "--dry-run", "--json", "--probe", "off")
+    chosen = {}
+    for fastest in (one["points"][0] for one in frontiers):
+        limit = 1.01 * max(fastest["predicted_error"], fastest["emulated_error"])
+        assert program(*words, "--max-error", limit, "--min-gain", 0) == 0
+        captured = capsys.readouterr()
+        plan = json.loads(captured.out)
+        within = [
+            (p["predicted_us"], one["low"])
+            for one in frontiers
+            for p in one["points"]
+            if max(p["predicted_error"], p["emulated_error"]) <= limit
+        ]
+        assert (pytest.approx(plan["predicted_us"]), plan["low"]) == min(within)
+        assert f"{plan['low'].upper()} was chosen" in captured.err
+        chosen[limit] = plan["low"]
+    assert len({*chosen.values()}) == 2
+    longest_us = max(p["predicted_us"] for one in frontiers for p in one["points"])
+    assert program(*words, "--max-time-us", longest_us) == 0
+    assert json.loads(capsys.readouterr().out)["predicted_us"] <= longest_us
+    assert program(*words, "--max-time-us", 1e-3) == 2
+    assert "the fastest is predicted to take" in capsys.readouterr().err
 
 
 def test_limits_that_cannot_be_met_or_make_no_sense(program, batch, points, capsys):
