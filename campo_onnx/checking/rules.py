@@ -62,9 +62,12 @@ def _must_be_fp32(context: CheckContext) -> dict[str, str]:
         for name, found in classes.items()
         if found.op_class is OpClass.DENY
     }
-    reasons |= {name: v.reason for name, v in problem.fixed.items() if v.decided_by in _CERTAIN}
-    kept = {} if problem.kind.has_nothing_to_protect else protected(problem.view, context.policy.lists)
-    return reasons | {name: reason.sentence for name, reason in kept.items()}
+    if not problem.kind.has_nothing_to_protect:
+        kept = protected(problem.view, context.policy.lists)
+        reasons |= {name: reason.sentence for name, reason in kept.items()}
+    # Whoever made a file low decided about lists and losses in it; values and the policy hold all the same.
+    reasons = {name: why for name, why in reasons.items() if name not in problem.low_as_given}
+    return reasons | {n: v.reason for n, v in problem.fixed.items() if v.decided_by in _CERTAIN}
 
 
 def plan_fits(context: CheckContext) -> Finding:
@@ -116,8 +119,8 @@ def gain(context: CheckContext) -> Finding:
 def _other_prediction(context: CheckContext) -> str:
     """Say what the graph's own plan predicted, if that would have passed: it may have had measured times."""
     made = context.mixed.stamp
-    if made is None or made.fp32_us is None or not made.predicted_us:
-        return ""
+    if made is None or made.fp32_us is None or not made.predicted_us or context.problem.low_as_given:
+        return ""  # of a file that was low, the plan says what it gains over FP32, and not over the file
     then = made.fp32_us / made.predicted_us
     if made.device != context.target.name or then < context.policy.min_speedup:
         return ""

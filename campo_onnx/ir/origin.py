@@ -80,9 +80,15 @@ def scope_of(node: str) -> tuple[str, ...]:
     ('layers', '3', 'attention', 'grad')
     >>> scope_of("/encoder/Gemm"), scope_of("node_mm_12")
     (('encoder',), ())
+    >>> scope_of("/layers/layers.11/conv1/Conv")  # as torch's older exporter names members of a Sequential
+    ('layers', '11', 'conv1')
     """
-    path, _, _ = node.rpartition("/")
-    return tuple(part for step in path.split("/") for part in step.split(".") if part)
+    steps: list[str] = []
+    for step in node.split("/")[:-1]:
+        if steps and step.startswith(f"{steps[-1]}."):
+            steps.pop()
+        steps.append(step)
+    return tuple(part for step in steps for part in step.split(".") if part)
 
 
 def scope_in(node: str, module: str) -> tuple[str, ...]:

@@ -150,3 +150,32 @@ def test_check_holds_the_result_against_the_file(program, mixed, capsys, device)
     checked = ("check", "out.onnx", "--against", "mixed.onnx", "--baseline", "plan.json", "--device", device)
     assert program(*checked, "--json") == 0
     assert f"{predicted:,.1f} us" in capsys.readouterr().out
+
+
+def test_nodes_that_somebody_else_made_low_against_the_lists_are_no_failure(program, tmp_path, capsys):
+    """ReduceMean is on the deny list, and stays low as it is; named in the policy it has to rise."""
+    text = """<ir_version: 10, opset_import: ["": 20]>
+        g (float16[512, 512] x, float16[512, 512] w, float[8] b) => (float16[512, 1] y, float[8] z) {
+            h = MatMul(x, w) a = Constant<value_ints = [1]>() y = ReduceMean(h, a)
+            l = Cast<to = 10>(b) n = Neg(l) z = Cast<to = 1>(n) }"""
+    onnx.save(parser.parse_model(text), tmp_path / "low.onnx")
+    assert program("optimize", "low.onnx", "-o", "out.onnx", "--device", "v100") == 0
+    assert "1 of them become FP32" in capsys.readouterr().err.replace("\n", " ")
+    checked = ("check", "out.onnx", "--against", "low.onnx", "--device", "v100")
+    assert program(*checked) == 0
+    assert re.search(r"fp32 +passed", capsys.readouterr().out)
+    assert program(*checked, "--keep-fp32", "ReduceMean") == 9
+
+
+def test_a_plan_slower_than_the_file_is_not_said_to_be_of_another_version(program, tmp_path, capsys):
+    """The plan's own speed-up is over FP32, the check's over the file."""
+    text = """<ir_version: 10, opset_import: ["": 20]>
+        g (float16[512, 512] x, float16[512, 512] w) => (float16[512, 1] y)
+        { h = MatMul(x, w) a = Constant<value_ints = [1]>() y = ReduceMean(h, a) }"""
+    onnx.save(parser.parse_model(text), tmp_path / "low.onnx")
+    assert program("optimize", "low.onnx", "-o", "out.onnx", "--device", "v100", "--strategy", "tf-amp") == 0
+    capsys.readouterr()
+    assert program("check", "out.onnx", "--against", "low.onnx", "--device", "v100") == 9
+    out = capsys.readouterr().out
+    assert "1x is required" in out
+    assert "another version" not in out

@@ -11,6 +11,8 @@ from campo_onnx.report.modules import module_tree
     [
         ("layers.3.query/grad/MatMul", ("layers", "3", "query", "grad")),
         ("/encoder/layer.0/Add", ("encoder", "layer", "0")),
+        ("/layer1/layer1.0/downsample/downsample.0/Conv", ("layer1", "0", "downsample", "0")),
+        ("/layer1/layer10.0/Conv", ("layer1", "layer10", "0")),
         ("node_mm_7", ()),
         ("a//b/Mul", ("a", "b")),
         ("", ()),
