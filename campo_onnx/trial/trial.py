@@ -164,4 +164,4 @@ def _notes(exported: Imported, here: Machine, target: Target, plan: PlanFacts) -
             "On a CPU with BF16 units OpenVINO does: pip install 'campo-onnx[openvino]'."
         )
     elif not plan.low_nodes:
-        yield f"Our step stays FP32 here. {plan.why}"
+        yield f"Our step stays FP32 here: no plan in {plan.low.upper()} is predicted to be faster."

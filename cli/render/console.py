@@ -43,6 +43,7 @@ class _Output:
 _output = _Output()
 
 
+_LONG_WORD = re.compile(r"(\S{200})\S{400,}")
 _GITHUB_LINE = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
 _GITHUB_ANYWHERE = re.compile(r"##(?=\[)")
 
@@ -219,8 +220,9 @@ def print_warning(text: str) -> None:
 
 
 def print_error(message: str) -> None:
-    """Print an error: one message."""
-    stderr().print(f"[bold red]error:[/bold red] {escape(message)}")
+    """Print an error: one message, without words that fill a screen."""
+    short = _LONG_WORD.sub(lambda word: f"{word[1]}... ({len(word[0]):,} characters)", message)
+    stderr().print(f"[bold red]error:[/bold red] {escape(short)}")
 
 
 def print_error_document(

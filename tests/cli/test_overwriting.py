@@ -85,3 +85,12 @@ def test_the_model_itself_may_be_replaced_and_keeps_its_weights(folder, program)
     assert program("optimize", "step.onnx", "-o", "step.onnx", "--device", "v100", "--force") == 0
     assert (folder / "w.bin").read_bytes() == before
     assert program("optimize", "step.onnx", "-o", "again.onnx", "--device", "v100") == 0
+
+
+def test_a_link_to_the_model_is_not_the_model_by_name(folder, program, capsys):
+    before = (folder / "step.onnx").read_bytes()
+    (folder / "link.onnx").symlink_to("step.onnx")
+    assert program("optimize", "step.onnx", "-o", "link.onnx", "--device", "v100", "--force") == 2
+    assert "--output and MODEL are the same file" in capsys.readouterr().err.replace("\n", " ")
+    assert (folder / "step.onnx").read_bytes() == before
+    assert program("optimize", "step.onnx", "-o", "./step.onnx", "--device", "v100", "--force") == 0
