@@ -1,5 +1,6 @@
 """Steps that take turns: torch's in this process, each of ours in one of its own."""
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from campo_onnx.bench.bench import TOLERANCE
 from campo_onnx.bench.failure import Failure, failure_of
 from campo_onnx.bench.loading import Loaded
 from campo_onnx.bench.result import BenchResult
-from campo_onnx.bench.rounds import Progress, Schedule, merged, pause_between, time_rounds, time_runs
+from campo_onnx.bench.rounds import RUNS, Progress, Schedule, merged, pause_between, time_rounds, time_runs
 from campo_onnx.bench.rows import rows_of
 from campo_onnx.bench.worker import WorkerStep
 from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
@@ -25,6 +26,10 @@ from campo_onnx.step import naming as step_naming
 from campo_onnx.trial.gradients import gradient_error
 from campo_onnx.trial.result import EAGER, GradientError
 from campo_onnx.trial.torch_steps import Gradients, TorchStep, torch_steps
+
+_ONE_RUN = (
+    "Steps are slow here, and were loaded once: intervals leave out what loading them again would change."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,7 +51,7 @@ class Sides:
         KeyboardInterrupt
             If the user ends it before the first round is complete.
         """
-        of_torch = torch_steps(self.user, compiles=compiles)
+        of_torch, began = torch_steps(self.user, compiles=compiles), time.monotonic()
         errors, failures, exact = self._first_of_torch(of_torch)
         timed: dict[str, Step] = {
             name: partial(time_behind_another, run) for name, run in of_torch.items() if name not in failures
@@ -56,14 +61,22 @@ class Sides:
             if isinstance(step, WorkerStep):
                 results = step.results()
                 errors.append(gradient_error(name, float(results[step_naming.LOSS]), results, exact))
-        runs, loaded = time_runs(
-            replace(loaded, failures={**failures, **loaded.failures}),
-            lambda names: self._load(names, timed),
-            partial(time_rounds, pause=pause_between(self.machine)),
-            Schedule(rounds=rounds, warmup=1, budget_s=budget_s),
-            seed=seed,
-            on_progress=on_progress,
-        )
+        loaded = replace(loaded, failures={**failures, **loaded.failures})
+        schedule = Schedule(rounds=rounds, warmup=1, budget_s=budget_s)
+        time_one = partial(time_rounds, pause=pause_between(self.machine))
+        if budget_s is not None and RUNS * (time.monotonic() - began) > budget_s:
+            # Loading large steps in every run would take more time than there is for all rounds.
+            runs = (time_one(loaded.steps, schedule, seed=seed, on_progress=on_progress),)
+            loaded = replace(loaded, notes=(*loaded.notes, _ONE_RUN))
+        else:
+            runs, loaded = time_runs(
+                loaded,
+                lambda names: self._load(names, timed),
+                time_one,
+                schedule,
+                seed=seed,
+                on_progress=on_progress,
+            )
         loaded.steps.clear()  # which ends the processes
         merged_runs = merged(runs)
         names = [*of_torch, *self.graphs]

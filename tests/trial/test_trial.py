@@ -115,6 +115,16 @@ def test_notebooks_without_reports_show_text(trial, monkeypatch):
     assert trial._repr_html_() is None
 
 
+@pytest.mark.parametrize(("seconds", "runs"), [(0.0, 1), (600.0, 6)])
+def test_slow_steps_are_loaded_once(seconds, runs):
+    """No time is left to load them six times; six rounds are timed all the same."""
+    trial = tried(network(), devices=[], steps=6, seconds=seconds)
+    assert len(trial.measured.rounds_per_run) == runs
+    assert trial.measured.steps >= 6
+    assert any("loaded once" in note for note in trial.measured.notes) == (runs == 1)
+    assert all(row.speedup is not None for row in trial.measured.rows[1:])
+
+
 def test_the_module_stays_as_it_is():
     module = network()
     before = {name: value.clone() for name, value in module.state_dict().items()}
