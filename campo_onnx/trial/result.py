@@ -22,10 +22,6 @@ class GradientError:
 
     Parameters
     ----------
-    name
-        Name of the step.
-    loss
-        Its loss.
     whole
         Norm of the difference over the norm, of all gradients together.
     worst
@@ -44,34 +40,18 @@ class GradientError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFacts:
-    """A plan in numbers.
-
-    Parameters
-    ----------
-    device, title
-        The device that it is for: its short name and what people call it.
-    low
-        The low precision.
-    why
-        Why that one.
-    nodes, low_nodes, casts
-        Nodes of the step, those in low precision, and the Casts that are inserted.
-    fp32_us, predicted_us
-        Predicted step in FP32 and mixed, in microseconds.
-    source
-        Where costs come from (:class:`campo_onnx.costs.evidence.CostSource`).
-    """
+    """A plan in numbers."""
 
     device: str
-    title: str
+    title: str  # what people call the device
     low: str
-    why: str
+    why: str  # that precision
     nodes: int
     low_nodes: int
     casts: int
     fp32_us: float
     predicted_us: float
-    source: str
+    source: str  # of costs, a value of CostSource
 
     @property
     def speedup(self) -> float:
@@ -87,18 +67,12 @@ class Trial:
 
     Parameters
     ----------
-    name
-        Name of the step.
     measured
         Steps that took turns on this machine, torch's own first.
     gradients
         Gradients of each step beside torch's in FP32; empty where they are not comparable.
-    plan
-        The plan for this machine.
-    predictions
-        Plans for other devices.
-    notes
-        What one should know to interpret the figures.
+    plan, predictions
+        The plan for this machine, and those for other devices.
     """
 
     name: str

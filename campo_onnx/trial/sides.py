@@ -13,7 +13,16 @@ from campo_onnx.bench.bench import TOLERANCE
 from campo_onnx.bench.failure import Failure, failure_of
 from campo_onnx.bench.loading import Loaded
 from campo_onnx.bench.result import BenchResult
-from campo_onnx.bench.rounds import RUNS, Progress, Schedule, merged, pause_between, time_rounds, time_runs
+from campo_onnx.bench.rounds import (
+    RUNS,
+    Progress,
+    Rounds,
+    Schedule,
+    merged,
+    pause_between,
+    time_rounds,
+    time_runs,
+)
 from campo_onnx.bench.rows import rows_of
 from campo_onnx.bench.worker import WorkerStep
 from campo_onnx.errors import CampoError, UnsupportedModelError, is_foreign
@@ -66,7 +75,7 @@ class Sides:
         time_one = partial(time_rounds, pause=pause_between(self.machine))
         if budget_s is not None and RUNS * (time.monotonic() - began) > budget_s:
             # Loading large steps in every run would take more time than there is for all rounds.
-            runs = (time_one(loaded.steps, schedule, seed=seed, on_progress=on_progress),)
+            runs: tuple[Rounds, ...] = (time_one(loaded.steps, schedule, seed=seed, on_progress=on_progress),)
             loaded = replace(loaded, notes=(*loaded.notes, _ONE_RUN))
         else:
             runs, loaded = time_runs(
