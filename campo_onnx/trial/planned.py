@@ -68,7 +68,7 @@ def plan_step(exported: Imported, options: Options, path: Path) -> PlanFacts:
 
 
 def predicted(user: "TorchStep", devices: Sequence[Hardware], tell: Progress) -> Iterator[PlanFacts]:
-    """Plan for other devices, from public figures, with a loss scale; pass over those without low arithmetic."""
+    """Plan for other devices with low arithmetic, from public figures, with a loss scale in the step."""
     if not devices:
         return
     with temporary_folder() as folder:
