@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,43 +44,42 @@ class Use(StrEnum):
     OFF = "off"
 
 
-def complete_devices(incomplete: str) -> list[str]:
-    """Names of devices, for the shell's completion."""
+def _completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """For the shell's completion: the names that begin with what is typed."""
+    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
+
+
+def _devices() -> Iterable[str]:
     from campo_onnx.hardware.datasheet import devices
 
-    return [name for name in ("auto", *devices()) if name.startswith(incomplete)]
+    return (AUTO, *devices())
 
 
-def complete_strategies(incomplete: str) -> list[str]:
-    """Names of strategies, for the shell's completion."""
+def _strategies() -> Iterable[str]:
     from campo_onnx.optimize.strategies import STRATEGIES
 
-    return [name for name in STRATEGIES if name.startswith(incomplete)]
+    return STRATEGIES
 
 
-def complete_lists(incomplete: str) -> list[str]:
-    """Names of preset lists, for the shell's completion."""
+def _lists() -> Iterable[str]:
     from campo_onnx.optimize.lists.oplists import preset_names
 
-    return [name for name in preset_names() if name.startswith(incomplete)]
+    return preset_names()
 
 
-def complete_precisions(incomplete: str) -> list[str]:
-    """Names of low precisions, for the shell's completion."""
-    return [p.value for p in low_precisions() if p.value.startswith(incomplete)]
+def _runtimes() -> Iterable[str]:
+    from campo_onnx.runtime.registry import runtimes
+
+    return (AUTO, *(runtime.name for runtime in runtimes()))
 
 
-def complete_providers(incomplete: str) -> list[str]:
-    """Processors that graphs can run on, for the shell's completion."""
-    return [name for name in ("auto", "cpu", "cuda") if name.startswith(incomplete)]
+def _precisions() -> Iterable[str]:
+    return (precision.value for precision in low_precisions())
 
 
-def complete_runtimes(incomplete: str) -> list[str]:
-    """Names of runtimes, for the shell's completion."""
-    from campo_onnx.runtime.registry import AUTO, runtimes
-
-    names = (AUTO, *(runtime.name for runtime in runtimes()))
-    return [name for name in names if name.startswith(incomplete)]
+complete_devices, complete_runtimes = _completing(_devices), _completing(_runtimes)
+complete_strategies, complete_lists = _completing(_strategies), _completing(_lists)
+complete_providers = _completing(lambda: (AUTO, "cpu", "cuda"))
 
 
 def complete_calibrated(incomplete: str) -> list[str]:
@@ -166,7 +166,7 @@ PrecisionOption = Annotated[
         "--precision",
         metavar="|".join(precision.value for precision in low_precisions()),
         parser=_low_precision,
-        autocompletion=complete_precisions,
+        autocompletion=_completing(_precisions),
         help="The low precision. By default FP16; BF16 where the runtime computes in no FP16.",
     ),
 ]
@@ -177,10 +177,7 @@ PrecisionOrAutoOption = Annotated[
         "--precision",
         metavar="|".join([*(precision.value for precision in low_precisions()), AUTO]),
         parser=lambda text: AUTO if text == AUTO else _low_precision(text),
-        autocompletion=lambda incomplete: [
-            *complete_precisions(incomplete),
-            *(name for name in (AUTO,) if name.startswith(incomplete)),
-        ],
+        autocompletion=_completing(lambda: (*_precisions(), AUTO)),
         help="The low precision; by default FP16, or BF16 where the runtime computes in no FP16. `auto` "
         "plans in each that the device computes in: BF16 where the graph does not scale its loss, else the "
         "faster one.",

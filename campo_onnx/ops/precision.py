@@ -10,6 +10,7 @@ from dataclasses import FrozenInstanceError
 from typing import ClassVar
 
 _by_value: dict[str, "Precision"] = {}
+_NAMES = ("value", "onnx_dtype", "onnx_name", "itemsize_bytes", "fraction_bits", "largest", "smallest_normal")
 
 
 class Precision:
@@ -34,15 +35,7 @@ class Precision:
         Smallest magnitude that keeps all its significand bits.
     """
 
-    __slots__ = (
-        "fraction_bits",
-        "itemsize_bytes",
-        "largest",
-        "onnx_dtype",
-        "onnx_name",
-        "smallest_normal",
-        "value",
-    )
+    __slots__ = _NAMES
 
     value: str
     onnx_dtype: int
@@ -151,28 +144,11 @@ def temporary_precision(
         del _by_value[value]
 
 
-def _add(
-    value: str,
-    onnx_dtype: int,
-    onnx_name: str,
-    itemsize_bytes: int,
-    fraction_bits: int,
-    largest: float,
-    smallest_normal: float,
-) -> Precision:
+def _add(value: str, *facts: int | float | str) -> Precision:
     if value in _by_value:
         raise ValueError(f"the precision {value!r} is registered twice")
     precision = object.__new__(Precision)
-    facts = {
-        "value": value,
-        "onnx_dtype": onnx_dtype,
-        "onnx_name": onnx_name,
-        "itemsize_bytes": itemsize_bytes,
-        "fraction_bits": fraction_bits,
-        "largest": largest,
-        "smallest_normal": smallest_normal,
-    }
-    for name, fact in facts.items():
+    for name, fact in zip(_NAMES, (value, *facts), strict=True):
         object.__setattr__(precision, name, fact)
     _by_value[value] = precision
     return precision
