@@ -16,7 +16,7 @@ from benchmarks.evaluation.stepped import measure as measure_graphs
 from benchmarks.evaluation.strategies import CAMPO, FP32, OPTIMAL, TF_AMP, TORCH_AMP
 from benchmarks.gpu_machine import LOW, Session, both_us, matmul
 from benchmarks.steps import Call, StepError
-from campo_onnx.calibrate.run import Workload, calibrate, full_workload, quick_workload
+from campo_onnx.calibrate.run import FULL, QUICK, Workload, calibrate
 from campo_onnx.calibrate.samples import cast_samples
 from campo_onnx.emulation.numerics import relative_l2
 from campo_onnx.files import write_text
@@ -242,7 +242,7 @@ def _counting(call: Call) -> Callable[[Iterable[Signature], NodeTimer], Counted]
 def workload_of(session: Session, *, full: bool) -> Workload:
     """How much a calibration measures here."""
     if full:
-        return full_workload(session.provider)
-    quick = quick_workload(session.provider)
+        return FULL[session.provider]
+    quick = QUICK[session.provider]
     sampling = replace(quick.sampling, count=session.shapes)
     return replace(quick, ops=session.ops or quick.ops, sampling=sampling)

@@ -205,9 +205,9 @@ def _workload(provider: str, *, quick: bool, ops: str | None, shapes: int | None
     """Choose what to measure."""
     from dataclasses import replace
 
-    from campo_onnx.calibrate.run import full_workload, quick_workload
+    from campo_onnx.calibrate.run import FULL, QUICK
 
-    workload = (quick_workload if quick else full_workload)(provider)
+    workload = (QUICK if quick else FULL)[provider]
     if ops is not None:
         workload = replace(workload, ops=tuple(op.strip() for op in ops.split(",") if op.strip()))
     if shapes is not None:

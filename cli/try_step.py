@@ -1,6 +1,5 @@
 """``campo-onnx try``: a PyTorch training step, measured here beside torch's own and predicted for GPUs."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,12 +9,12 @@ from campo_onnx.costs.evidence import CostSource
 from .evidence import CostsOption
 from .options import (
     MEASURE,
-    OUTPUT,
     ForceOption,
     FormatOption,
     JsonOption,
     QuietOption,
     ReportOption,
+    ResultsOption,
     RunInOption,
     ThreadsOption,
     check_one_form,
@@ -58,16 +57,7 @@ def try_step(
     ] = 40.0,
     costs: CostsOption = CostSource.AUTO,
     report: ReportOption = None,
-    output: Annotated[
-        Path | None,
-        option(
-            OUTPUT,
-            "-o",
-            "--output",
-            metavar="FILE.json",
-            help="Write the results and every single time as JSON.",
-        ),
-    ] = None,
+    output: ResultsOption = None,
     form: FormatOption = TableFormat.TEXT,
     json: JsonOption = False,
     quiet: QuietOption = False,

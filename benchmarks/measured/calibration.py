@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.measured.plans import RUNTIME, calibration_here
 from campo_onnx.calibrate.calibration import Calibration
 from campo_onnx.calibrate.catalog import file_name, make_folder, user_folder
-from campo_onnx.calibrate.run import Workload, calibrate, quick_workload
+from campo_onnx.calibrate.run import QUICK, Workload, calibrate
 from campo_onnx.errors import ProfileError
 from campo_onnx.files import write_text
 from campo_onnx.measure.node_timer import NodeTimer
@@ -28,7 +28,7 @@ class _TimeUpError(Exception):
 
 def workload(*, is_quick: bool) -> Workload:
     """Choose what to time."""
-    chosen = quick_workload("cpu")
+    chosen = QUICK["cpu"]
     if not is_quick:
         return chosen
     return replace(chosen, ops=QUICK_OPS, sampling=replace(chosen.sampling, count=_QUICK_SHAPES))

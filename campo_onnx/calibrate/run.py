@@ -62,30 +62,24 @@ def has_kernel(signature: Signature, machine: Machine, precision: Precision) -> 
     return support is not Support.REFUSED
 
 
-def quick_workload(provider: str) -> Workload:
-    """A few minutes."""
-    on_cpu = provider == "cpu"
-    return Workload(
-        ops=QUICK_OPS,
-        sampling=Sampling(
-            count=40, largest_bytes=8e6 if on_cpu else 2.5e8, largest_flops=5e8 if on_cpu else 1e11
-        ),
-        casts=16,
-        largest_cast_elements=1 << (22 if on_cpu else 26),
-    )
+def _workload(
+    ops: tuple[str, ...], count: int, casts: int, largest_bytes: float, largest_flops: float, cast_bits: int
+) -> Workload:
+    sampling = Sampling(count=count, largest_bytes=largest_bytes, largest_flops=largest_flops)
+    return Workload(ops=ops, sampling=sampling, casts=casts, largest_cast_elements=1 << cast_bits)
 
 
-def full_workload(provider: str) -> Workload:
-    """Hours; as many casts as in the paper."""
-    on_cpu = provider == "cpu"
-    return Workload(
-        ops=SAMPLED_OPS,
-        sampling=Sampling(
-            count=400, largest_bytes=6.4e7 if on_cpu else 1e9, largest_flops=1e10 if on_cpu else 2e12
-        ),
-        casts=500,
-        largest_cast_elements=1 << (24 if on_cpu else 28),
-    )
+QUICK: Mapping[str, Workload] = {
+    "cpu": _workload(QUICK_OPS, 40, 16, 8e6, 5e8, 22),
+    "cuda": _workload(QUICK_OPS, 40, 16, 2.5e8, 1e11, 26),
+}
+"""A few minutes, by kind of processor."""
+
+FULL: Mapping[str, Workload] = {
+    "cpu": _workload(SAMPLED_OPS, 400, 500, 6.4e7, 1e10, 24),
+    "cuda": _workload(SAMPLED_OPS, 400, 500, 1e9, 2e12, 28),
+}
+"""Hours, by kind of processor; as many casts as in the paper."""
 
 
 @dataclass(frozen=True, kw_only=True)
