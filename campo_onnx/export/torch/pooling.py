@@ -82,15 +82,8 @@ def _avg_pool(
     count = max(2, len(kernel))
     sizes, pads = pair(kernel, count), pair(padding, count)
     if ceil_mode or divisor_override is not None:
-        matrices = _average_matrices(
-            x.shape[-count:],
-            expected.shape[-count:],
-            kernel,
-            stride,
-            padding,
-            count_include_pad,
-            divisor_override,
-        )
+        shapes = x.shape[-count:], expected.shape[-count:]
+        matrices = _average_matrices(*shapes, kernel, stride, padding, count_include_pad, divisor_override)
         return _separable(g, x, matrices)
     return g.op(
         "AveragePool",
@@ -114,15 +107,8 @@ def _avg_pool_backward(
         ends = [size - 1 - width for size, width in zip(sizes, pads, strict=True)]
         attributes = {"kernel_shape": sizes, "strides": [1] * count, "count_include_pad": 1}
         return g.op("AveragePool", gradient, pads=[*ends, *ends], **attributes)
-    matrices = _average_matrices(
-        x.shape[-count:],
-        gradient.shape[-count:],
-        kernel,
-        stride,
-        padding,
-        count_include_pad,
-        divisor_override,
-    )
+    shapes = x.shape[-count:], gradient.shape[-count:]
+    matrices = _average_matrices(*shapes, kernel, stride, padding, count_include_pad, divisor_override)
     return _separable(g, gradient, [matrix.T for matrix in matrices])
 
 

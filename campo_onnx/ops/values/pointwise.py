@@ -102,11 +102,6 @@ def mean(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     return (replace(found, is_integer=False),)
 
 
-def neg(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
-    """Values with the other sign."""
-    return (arithmetic.negated(inputs[0] or UNKNOWN),)
-
-
 def magnitude(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Values without their sign."""
     one = inputs[0] or UNKNOWN
@@ -181,11 +176,6 @@ def mod(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     return (between(-b.bound, b.bound, like=like),)
 
 
-def power(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
-    """Powers with a constant exponent."""
-    return (arithmetic.powered(inputs[0] or UNKNOWN, inputs[1] or UNKNOWN),)
-
-
 def monotone(function: Callable[[float], float]) -> Rule:
     """A rule for a function that only grows."""
 
@@ -220,13 +210,3 @@ def logarithm(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     return (
         made(_log(one.lowest), highest, min(least, -1.0), max(_log(one.expected_highest), 0.0), like=like),
     )
-
-
-def reciprocal(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
-    """Reciprocals; that of an epsilon is large."""
-    return (arithmetic.reciprocal(inputs[0] or UNKNOWN),)
-
-
-def square_root(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
-    """Square roots."""
-    return (arithmetic.root(inputs[0] or UNKNOWN),)

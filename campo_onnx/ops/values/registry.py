@@ -39,15 +39,11 @@ from campo_onnx.ops.values.pointwise import (
     mod,
     monotone,
     mul,
-    neg,
     no_larger,
     pairwise,
-    power,
-    reciprocal,
     relu,
     rounded,
     saturated_below,
-    square_root,
     sub,
 )
 from campo_onnx.ops.values.reductions import (
@@ -63,7 +59,7 @@ from campo_onnx.ops.values.reductions import (
     reduce_sum,
     sum_of_products,
 )
-from campo_onnx.ops.values.rule import Rule
+from campo_onnx.ops.values.rule import Rule, of_ranges
 
 _SHARE, _SIGNED = bounded_by(0.0, 1.0), bounded_by(-1.0, 1.0)
 _QUARTER_TURNS = bounded_by(-math.pi / 2, math.pi / 2)
@@ -92,7 +88,7 @@ _BY_RULE: tuple[tuple[Rule, str], ...] = (
     (pairwise(arithmetic.larger), "Max"),
     (pairwise(arithmetic.smaller), "Min"),
     (mean, "Mean"),
-    (neg, "Neg"),
+    (of_ranges(arithmetic.negated), "Neg"),
     (magnitude, "Abs"),
     (clip, "Clip"),
     (relu, "Relu"),
@@ -103,9 +99,9 @@ _BY_RULE: tuple[tuple[Rule, str], ...] = (
     ),
     (rounded, "Ceil Floor Round"),
     (mod, "Mod"),
-    (power, "Pow"),
-    (square_root, "Sqrt"),
-    (reciprocal, "Reciprocal"),
+    (of_ranges(arithmetic.powered, 2), "Pow"),
+    (of_ranges(arithmetic.root), "Sqrt"),
+    (of_ranges(arithmetic.reciprocal), "Reciprocal"),
     (monotone(math.exp), "Exp"),
     (logarithm, "Log"),
     (_SHARE, "Softmax Sigmoid HardSigmoid Hardmax com.microsoft:BiasSoftmax"),

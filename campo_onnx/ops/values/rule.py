@@ -47,3 +47,12 @@ def shape_of(signature: Signature, position: int) -> Shape | None:
     """The shape of an input, or None where it is unknown."""
     operand = signature.inputs[position] if position < len(signature.inputs) else None
     return None if operand is None else operand.shape
+
+
+def of_ranges(function: Callable[..., ValueRange], count: int = 1) -> Rule:
+    """A rule that asks for nothing but the ranges of the first inputs."""
+
+    def rule(_: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
+        return (function(*(r or UNKNOWN for r in inputs[:count])),)
+
+    return rule

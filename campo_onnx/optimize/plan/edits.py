@@ -107,14 +107,10 @@ class PlannedCast:
     ----------
     tensor
         Name of the tensor in FP32.
-    src, dst
-        Precisions it is cast from and to.
     producer
         Node that makes the tensor; ``""`` for a graph input.
     consumers
         Who reads the result; empty when only the graph's caller does.
-    cast_us
-        Predicted time.
     """
 
     tensor: str
@@ -135,8 +131,6 @@ class ExistingCast:
 
     Parameters
     ----------
-    node
-        The Cast.
     tensor, low_tensor
         The tensor in FP32, and its low version that is read from now on.
     consumers
@@ -160,8 +154,6 @@ class LowConstant:
     ----------
     tensor
         Its name in FP32.
-    consumers
-        Who reads the low version.
     keeps_fp32
         Whether somebody still reads the FP32 one; otherwise that is left out.
     """
@@ -208,10 +200,6 @@ class PlannedPad:
 
     Parameters
     ----------
-    node
-        The node.
-    inputs
-        Its inputs that grow.
     output
         Its output, or None where that keeps its size.
     gain_us
