@@ -1,11 +1,15 @@
 """Operators that a graph may have: the standard's only, or also ONNX Runtime's own."""
 
 import re
+from functools import cache
 from typing import Literal, TypeAlias
 
 from campo_onnx.ops.key import MICROSOFT, OpKey
 from campo_onnx.ops.precision import Precision
-from campo_onnx.runtime.onnxruntime.kernels import runs
+from campo_onnx.ops.signature import make_signature
+from campo_onnx.runtime.api import Support
+from campo_onnx.runtime.machine import DEFAULT
+from campo_onnx.runtime.registry import runtime_called
 
 Target: TypeAlias = Literal["standard", "cuda", "cpu"]
 """Runtime and provider of a graph.
@@ -20,6 +24,7 @@ _ALL_SINCE = (1, 31)
 HyperConnectionPostMix with 1.31."""
 
 
+@cache
 def may_use(target: Target, op_type: str) -> bool:
     """Whether ONNX Runtime's operator `op_type` can be written: the provider has a kernel.
 
@@ -28,7 +33,10 @@ def may_use(target: Target, op_type: str) -> bool:
     >>> may_use("standard", "GatedAdd"), may_use("cpu", "GatedAdd"), may_use("cpu", "BiasDropout")
     (False, True, False)
     """
-    return target != "standard" and runs(OpKey(MICROSOFT, op_type), 1, target, Precision.FP16)
+    if target == "standard":
+        return False
+    signature = make_signature(OpKey(MICROSOFT, op_type), (), (), opset=1)
+    return runtime_called(DEFAULT).support(signature, target, Precision.FP16) is not Support.REFUSED
 
 
 def target_here(provider: str, release: str) -> Target:

@@ -19,11 +19,10 @@ from campo_onnx.ir.constants import chunks
 from campo_onnx.ir.importer import Imported
 from campo_onnx.ir.view import FLOAT, GraphView, OpNode
 from campo_onnx.ops.facts import ports_of
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import CAST, CONSTANT, OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision, is_low_dtype, low_precisions, precisions
 
-_CAST, _CONSTANT = OpKey("", "Cast"), OpKey("", "Constant")
 _PADDING = frozenset({OpKey("", "Pad"), OpKey("", "Slice")})
 
 
@@ -75,7 +74,7 @@ def changes_between(fp32: Imported, mixed: Imported, *, title: str, with_weights
             if node.name in after.node and _is_lowered(node, after.node[node.name], before, after, ports)
         ),
         removed=frozenset(before.node) - frozenset(after.node),
-        casts=tuple(node for node in inserted if node.op == _CAST),
+        casts=tuple(node for node in inserted if node.op == CAST),
         paddings=tuple(node for node in inserted if node.op in _PADDING),
     )
 
@@ -108,11 +107,11 @@ def _differences(
     with_weights: bool,
 ) -> Iterator[str]:
     before, after = fp32.view, mixed.view
-    missing = [n for n in before.nodes if n.name not in after.node and n.op not in (_CAST, _CONSTANT)]
+    missing = [n for n in before.nodes if n.name not in after.node and n.op not in (CAST, CONSTANT)]
     if missing:
         yield f"{len(missing)} of {len(before.nodes)} nodes are missing, for example {missing[0].name!r}"
     for node in inserted:
-        if not (_is_float_cast(node, after) or node.op in _PADDING or node.op == _CONSTANT):
+        if not (_is_float_cast(node, after) or node.op in _PADDING or node.op == CONSTANT):
             yield f"it has a node {node.name!r} ({node.op.label}) that is not in the FP32 model"
     protos = {node.name: node for node in fp32.model.graph.node}
     for proto in mixed.model.graph.node:
@@ -141,7 +140,7 @@ def _changed_node(now: onnx.NodeProto, then: onnx.NodeProto, type_attribute: str
 def _is_float_cast(node: OpNode, view: GraphView) -> bool:
     tensors = (*node.inputs, *node.outputs)
     formats = {precision.onnx_dtype for precision in precisions()}
-    return node.op == _CAST and all(view.tensors[tensor].dtype in formats for tensor in tensors)
+    return node.op == CAST and all(view.tensors[tensor].dtype in formats for tensor in tensors)
 
 
 class _Wiring:

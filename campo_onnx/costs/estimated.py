@@ -7,15 +7,12 @@ from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable, NodeCost
 from campo_onnx.ir.view import GraphView
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import CONSTANT
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
 from campo_onnx.targets.roofline import Estimate, cast_us_per_element, node_time
 from campo_onnx.targets.target import Target
-
-CONSTANT = OpKey("", "Constant")
-"""In place before the step, so that it takes no time."""
 
 
 def estimate(view: GraphView, ports: Mapping[str, Ports], target: Target, precision: Precision) -> CostTable:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.fit import fit_cast
 from campo_onnx.calibrate.samples import cast_samples
-from campo_onnx.costs.estimated import CONSTANT, estimate
+from campo_onnx.costs.estimated import estimate
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.table import CostTable, NodeCost
 from campo_onnx.errors import UnsupportedModelError
@@ -14,6 +14,7 @@ from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.measure.node_timer import NodeTimer
 from campo_onnx.measure.one_node import standalone
 from campo_onnx.ops.facts import ports_of
+from campo_onnx.ops.key import CONSTANT
 from campo_onnx.ops.ports import Ports, lowered
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature

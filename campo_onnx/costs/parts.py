@@ -6,14 +6,14 @@ from types import MappingProxyType
 from campo_onnx.calibrate.in_step import Part
 from campo_onnx.ir.view import GraphView, OpNode
 from campo_onnx.ops.facts import work_of
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import CAST, OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.signature import Signature, make_signature
 from campo_onnx.ops.spec import Family
 from campo_onnx.ops.work import HOST_ONLY, WorkKind
 
 _IMAGE_AXES = 4
-_CAST, _WHERE = OpKey("", "Cast"), OpKey("", "Where")
+_WHERE = OpKey("", "Where")
 _PART_OF = {
     Family.MATRIX_PRODUCT: Part.PRODUCTS,
     Family.RECURRENT: Part.PRODUCTS,
@@ -50,7 +50,7 @@ def parts_of(view: GraphView) -> Mapping[str, Part]:
 
 
 def _part(node: OpNode, view: GraphView, channels_last: set[str], found: Mapping[str, Part]) -> Part:
-    if node.op == _CAST:
+    if node.op == CAST:
         return Part.CASTS
     kind = work_of(view.signature(node.name)).kind
     if kind in HOST_ONLY:

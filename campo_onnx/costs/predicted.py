@@ -7,13 +7,13 @@ from campo_onnx.calibrate.calibration import Calibration, OpEntry
 from campo_onnx.calibrate.cast_model import CastModel
 from campo_onnx.calibrate.in_step import Part
 from campo_onnx.calibrate.run import takes_tensor_cores
-from campo_onnx.costs.estimated import CONSTANT
 from campo_onnx.costs.evidence import CostSource
 from campo_onnx.costs.parts import parts_of, relaid
 from campo_onnx.costs.table import CostTable, NodeCost
 from campo_onnx.ir.view import GraphView
 from campo_onnx.measure.events import events_of, static_events
 from campo_onnx.ops.facts import work_of
+from campo_onnx.ops.key import CONSTANT
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.signature import Signature
 from campo_onnx.ops.work import HOST_ONLY

@@ -25,12 +25,10 @@ from campo_onnx.ir.importer import Imported, import_model
 from campo_onnx.ir.sort import fresh, tensor_names
 from campo_onnx.ir.view import CAPTURE, FLOAT, OpNode
 from campo_onnx.ops.facts import ports_of
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import CAST
 from campo_onnx.ops.ports import Ports, lowered
 from campo_onnx.ops.precision import Precision, low_precision_of
 from campo_onnx.ops.signature import Operand, Signature
-
-_CAST = OpKey("", "Cast")
 
 
 def widened(imported: Imported, low: Precision, dims: Mapping[str, int] | None = None) -> Imported:
@@ -143,7 +141,7 @@ class _Rise:
 
     def _is_bridge(self, node: OpNode) -> bool:
         """Whether a node is a Cast among FP32 and the low format, which raising makes superfluous."""
-        if node.op != _CAST or not any(map(self._is_low, (*node.inputs, *node.outputs))):
+        if node.op != CAST or not any(map(self._is_low, (*node.inputs, *node.outputs))):
             return False
         source, target = node.inputs[0], node.outputs[0]
         return all(self._is_low(tensor) or self._view.is_float32(tensor) for tensor in (source, target))

@@ -22,7 +22,7 @@ from campo_onnx.measure.events import events_of
 from campo_onnx.measure.node_timer import LAUNCH_NODE, Measured, NodeTimer, time_all
 from campo_onnx.measure.one_node import standalone
 from campo_onnx.measure.profile import SCHEMA, MeasuredBy, Profile
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import CONSTANT
 from campo_onnx.ops.signature import Signature
 from campo_onnx.runtime.api import LoadSettings, StepTimes
 from campo_onnx.runtime.onnxruntime.kernel_trace import Joined, disagreement
@@ -31,7 +31,6 @@ from campo_onnx.runtime.registry import load, runtime_called
 from campo_onnx.runtime.timing import Effort, Timing, measure
 from campo_onnx.targets.target import Target
 
-_CONSTANT = OpKey("", "Constant")
 _NOTHING = Timing(median_us=0.0, spread_us=0.0, repeats=0)
 _WARMUP = 2
 _SPOT_CHECKS = 5
@@ -94,7 +93,7 @@ def take_profile(
         traced = Traced(how=MeasuredBy.KERNEL_TRACE, step_us=_step_us(imported, feeds, timer, steps))
         if kernel_trace and timer.machine.is_gpu:
             traced = trace_kernels(imported, feeds, timer, signatures, traced.step_us, steps=steps)
-    own = [(n, s) for n, s in signatures.items() if s is not None and view.node[n].op != _CONSTANT]
+    own = [(n, s) for n, s in signatures.items() if s is not None and view.node[n].op != CONSTANT]
     missing = {signature.key: signature for name, signature in own if name not in traced.nodes}
     alone = {} if traced.interrupted else _time_alone(missing.values(), timer, on_progress)
     distinct = {signature.key: signature for _, signature in own}
@@ -240,7 +239,7 @@ def _time_alone(
 def _timing(
     node: OpNode, traced: Traced, alone: Mapping[str, Timing], signature: Signature | None
 ) -> tuple[Timing | None, MeasuredBy]:
-    if node.op == _CONSTANT:
+    if node.op == CONSTANT:
         return _NOTHING, MeasuredBy.CONSTANT
     if node.name in traced.nodes:
         return traced.nodes[node.name], traced.how

@@ -60,3 +60,6 @@ def op_keys(labels: str) -> frozenset[OpKey]:
     [OpKey(domain='', op_type='Add'), OpKey(domain='com.microsoft', op_type='BiasAdd')]
     """
     return frozenset(map(OpKey.parse, labels.split()))
+
+
+CAST, CONSTANT = OpKey("", "Cast"), OpKey("", "Constant")

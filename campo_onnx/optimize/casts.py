@@ -13,11 +13,10 @@ from types import MappingProxyType
 from campo_onnx.costs.table import CostTable
 from campo_onnx.ir.memo import remembered
 from campo_onnx.ir.view import CAPTURE, FLOAT, GraphView, OpNode, TensorKind
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import CAST
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 
-_CAST = OpKey("", "Cast")
 _NONE_US: Mapping[str, float] = MappingProxyType({})  # one object for the many sites without a given Cast
 
 
@@ -217,7 +216,7 @@ def existing_versions(view: GraphView, precision: Precision) -> Mapping[str, Exi
     found: dict[str, ExistingVersion] = {}
     copies: dict[str, list[str]] = {}
     for node in view.nodes:
-        if node.op != _CAST:
+        if node.op != CAST:
             continue
         source, target = node.inputs[0], node.outputs[0]
         if view.is_float32(source) and view.tensors[target].dtype == precision.onnx_dtype:

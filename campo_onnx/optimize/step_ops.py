@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from campo_onnx.ir.view import GraphView, TensorKind
 from campo_onnx.ops.facts import moved_bytes, work_of
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import CAST, OpKey
 from campo_onnx.ops.ports import Ports
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.registry import spec
@@ -19,8 +19,6 @@ from campo_onnx.ops.spec import Family
 from campo_onnx.ops.work import HOST_ONLY, WorkKind
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.problem import Problem
-
-CAST = OpKey("", "Cast")
 
 Version: TypeAlias = tuple[str, bool]
 """A tensor, and whether its low version is meant."""

@@ -7,13 +7,14 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from campo_onnx.ir.view import GraphView
+from campo_onnx.ops.key import CAST
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Family
 from campo_onnx.optimize.fusion import fused
 from campo_onnx.optimize.memory import peak_bytes
 from campo_onnx.optimize.plan.plan import Plan
 from campo_onnx.optimize.problem import Problem
-from campo_onnx.optimize.step_ops import CAST, Moved, Step, StepOp, launched, planned_step, step_of
+from campo_onnx.optimize.step_ops import Moved, Step, StepOp, launched, planned_step, step_of
 
 Key = TypeVar("Key", Family, str)
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import CAST, OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.optimize.plan.edits import Decision
 from campo_onnx.optimize.plan.plan import Plan
@@ -12,8 +12,6 @@ from campo_onnx.optimize.traffic import Moved, Traffic
 
 CASTS = "casts"
 """Casts of the given graph and those that a plan inserts; they are not a family of operators."""
-
-_CAST = OpKey("", "Cast")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +38,7 @@ def family_rows(plan: Plan, moved: tuple[Traffic, Traffic] | None) -> tuple[Fami
     groups: dict[str, list[Decision]] = {CASTS: []}
     for decision in plan.decisions:
         op = OpKey.parse(decision.op_type)
-        groups.setdefault(CASTS if op == _CAST else spec(op).family.value, []).append(decision)
+        groups.setdefault(CASTS if op == CAST else spec(op).family.value, []).append(decision)
     before, after = (None, None) if moved is None else map(_by_name, moved)
     rows = [
         FamilyRow(

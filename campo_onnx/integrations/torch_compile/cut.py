@@ -6,18 +6,17 @@ from dataclasses import dataclass
 
 from campo_onnx.errors import UnsupportedModelError
 from campo_onnx.ir.view import GraphView, OpNode, TensorKind
-from campo_onnx.ops.key import OpKey
+from campo_onnx.ops.key import CAST, OpKey
 from campo_onnx.ops.registry import spec
 from campo_onnx.ops.spec import Movement
 from campo_onnx.optimize.minimum_cut import Network
 
-_CAST = OpKey("", "Cast")
 _CHEAP = frozenset({Movement.VIEW, Movement.REORDER, Movement.REPEAT})
 
 
 def _may_run_twice(op: OpKey) -> bool:
     """Whether it is cheap enough to run in both halves, so that only one side of it is kept."""
-    return op == _CAST or spec(op).movement in _CHEAP
+    return op == CAST or spec(op).movement in _CHEAP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
