@@ -138,8 +138,8 @@ def _resident_bytes() -> int | None:
         lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return None
-    found = (line.split()[1] for line in lines if line.startswith(_ANONYMOUS))
-    kib = next(found, None)
+    fields = (line.split()[1] for line in lines if line.startswith(_ANONYMOUS))
+    kib = next(fields, None)
     return None if kib is None else int(kib) * 1024
 
 
@@ -169,9 +169,9 @@ def with_tensor_pipe(
     except DeviceUnavailableError as error:
         return replace(result, notes=(*result.notes, f"tensor cores not measured: {error}"))
     percents = {
-        name: found[TENSOR_PIPE]
-        for (name, _), found in zip(ran, counted, strict=True)
-        if found is not None and TENSOR_PIPE in found
+        name: share[TENSOR_PIPE]
+        for (name, _), share in zip(ran, counted, strict=True)
+        if share is not None and TENSOR_PIPE in share
     }
     rows = tuple(
         replace(row, tensor_pipe_share=percents[row.name] / 100) if row.name in percents else row

@@ -49,8 +49,8 @@ def median_interval(samples: Sequence[float]) -> Interval:
     from scipy.stats import quantile_test  # takes half a second: only where something was measured
 
     values = np.asarray(samples, np.float64)
-    found: Any = quantile_test(values, p=0.5).confidence_interval(CONFIDENCE)
-    low, high = float(found.low), float(found.high)
+    interval: Any = quantile_test(values, p=0.5).confidence_interval(CONFIDENCE)
+    low, high = float(interval.low), float(interval.high)
     if math.isnan(low) or math.isnan(high):
         low, high = float(values.min()), float(values.max())
     return Interval(median=float(np.median(values)), low=low, high=high)

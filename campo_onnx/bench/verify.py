@@ -198,11 +198,11 @@ def measured(comparison: Comparison, measure: Measure, dims: Mapping[str, int] |
         if key != unchanged
     ]
     result = measure(graphs)
-    found = {row.name: row for row in result.rows}
+    row_of = {row.name: row for row in result.rows}
     rows = []
     for row in comparison.rows:
         key = _key(row.plan)
-        timed = found[names[key]]
+        timed = row_of[names[key]]
         ratio = timed.speedup
         speedup = None if ratio is None else ratio.median
         if key == unchanged and timed.step_us is not None:

@@ -126,27 +126,27 @@ def scale_apart(g: Graph, x: Value) -> tuple[Value, float]:
 
     Such a place is an attribute, and a number may depend on sizes: where these change it stays where it is.
     """
-    made = g.source(x)
-    if g.sizes_change or made is None or not made.inputs or made.inputs[0] is None:
+    producer = g.source(x)
+    if g.sizes_change or producer is None or not producer.inputs or producer.inputs[0] is None:
         return x, 1.0
-    first = made.inputs[0]
-    if made.op_type in ("Reshape", "Transpose"):
+    first = producer.inputs[0]
+    if producer.op_type in ("Reshape", "Transpose"):
         apart, scale = scale_apart(g, first)
         if scale == 1.0:
             return x, 1.0
-        if made.op_type == "Reshape":
+        if producer.op_type == "Reshape":
             return reshape(g, apart, x.shape), scale
-        return transpose(g, apart, made.attributes["perm"]), scale
-    if made.op_type not in ("Mul", "Div") or not x.is_float:
+        return transpose(g, apart, producer.attributes["perm"]), scale
+    if producer.op_type not in ("Mul", "Div") or not x.is_float:
         return x, 1.0
-    operands = [v for v in made.inputs if v is not None]
-    for tensor, number in [operands, operands[::-1]][: 1 if made.op_type == "Div" else 2]:
+    operands = [v for v in producer.inputs if v is not None]
+    for tensor, number in [operands, operands[::-1]][: 1 if producer.op_type == "Div" else 2]:
         if number.constant is None or number.elements != 1 or tensor.shape != x.shape:
             continue
         factor = float(number.constant.reshape(()))
         if factor != 0 and math.isfinite(factor):
             apart, scale = scale_apart(g, tensor)
-            return apart, scale * (1 / factor if made.op_type == "Div" else factor)
+            return apart, scale * (1 / factor if producer.op_type == "Div" else factor)
     return x, 1.0
 
 
@@ -176,8 +176,8 @@ def reduce(g: Graph, op_type: str, x: Value, axes: Sequence[int], *, keepdims: b
     of scalars is Sum, which takes them as they are.
     """
     if all(x.shape[axis] == 1 for axis in axes):
-        kept = [1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes]
-        return reshape(g, x, kept)
+        shape_left = [1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes]
+        return reshape(g, x, shape_left)
     stack = g.producer(x, "Concat")
     if op_type == "ReduceSum" and stack is not None and all(v and v.shape == (1,) for v in stack.inputs):
         total = g.op("Sum", *(reshape(g, v, ()) for v in stack.inputs if v is not None))

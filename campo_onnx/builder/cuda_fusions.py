@@ -27,15 +27,15 @@ def sums(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node]:
         parts = [(terms.get(v.name, (v,)), v) for v in node.inputs if v is not None]
         if sum(len(inner) for inner, _ in parts) > _MOST_TERMS:
             continue
-        found: tuple[Value, ...] = ()
+        chain: tuple[Value, ...] = ()
         for inner, v in parts:
             is_inside = readers[v.name] == 1 and v.name not in outputs
-            found += inner if is_inside else (v,)
+            chain += inner if is_inside else (v,)
             if is_inside and len(inner) > 1:
                 replaced[v.name] = None
-        terms[node.outputs[0].name] = found
-        if len(found) > 2:
-            replaced[node.outputs[0].name] = replace(node, op_type="Sum", inputs=found)
+        terms[node.outputs[0].name] = chain
+        if len(chain) > 2:
+            replaced[node.outputs[0].name] = replace(node, op_type="Sum", inputs=chain)
     return _with(nodes, replaced)
 
 
@@ -54,8 +54,12 @@ def bias_dropouts(
         """Find the node that makes a value, if it is of this kind and one node reads it."""
         if value is None or readers[value.name] != 1 or value.name in outputs:
             return None
-        made = producer.get(value.name)
-        return made if made is not None and made.op_type == op_type and made.outputs[0] is value else None
+        origin = producer.get(value.name)
+        return (
+            origin
+            if origin is not None and origin.op_type == op_type and origin.outputs[0] is value
+            else None
+        )
 
     for node in nodes:
         seen.update(v.name for v in node.inputs if v is not None)
@@ -107,5 +111,5 @@ def _without_bias(product: Node) -> Node:
 
 def _with(nodes: Sequence[Node], replaced: Mapping[str, Node | None]) -> list[Node]:
     """Replace nodes by the name of their first output; None leaves one out."""
-    found = (replaced.get(node.outputs[0].name, node) for node in nodes)
-    return [node for node in found if node is not None]
+    replacements = (replaced.get(node.outputs[0].name, node) for node in nodes)
+    return [node for node in replacements if node is not None]

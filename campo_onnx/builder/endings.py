@@ -23,9 +23,9 @@ def ending_in_computation(
     def reshaped(source: Value | None, result: Value, name: str) -> None:
         """Have `source` computed in the shape of `result`, or reshape it."""
         assert source is not None  # a Reshape and a sum name what they read
-        made = producer.get(source.name)
-        is_inside = made is not None and readers[source.name] == 1 and source.name not in outputs
-        if made is not None and is_inside and _shape_before(made, result) is not None:
+        producing = producer.get(source.name)
+        is_inside = producing is not None and readers[source.name] == 1 and source.name not in outputs
+        if producing is not None and is_inside and _shape_before(producing, result) is not None:
             wanted[source.name] = result
         else:
             inputs, attributes = (source, constant(result.shape)), reshape_attributes(result.shape)

@@ -116,9 +116,9 @@ class Graph:
         key = _node_key(op_type, inputs, outputs, attributes)
         if key in self._known and not _draws(op_type):
             return self._known[key]
-        made = self._add(op_type, inputs, outputs, attributes)
-        self._known[key] = made
-        return made
+        results = self._add(op_type, inputs, outputs, attributes)
+        self._known[key] = results
+        return results
 
     def copy(self, node: Node) -> tuple[Value, ...]:
         """Add a node of another graph under its own name, unless another computes the same."""
@@ -185,14 +185,14 @@ class Graph:
     def _infer(
         self, node: onnx.NodeProto, inputs: tuple[Value | None, ...]
     ) -> list[tuple[int, tuple[int, ...]]]:
-        given = {v.name: v for v in inputs if v is not None}
+        values = {v.name: v for v in inputs if v is not None}
         types = shape_inference.infer_node_outputs(
             onnx.defs.get_schema(node.op_type, self.opset),
             node,
-            {name: helper.make_tensor_type_proto(v.dtype, v.shape) for name, v in given.items()},
+            {name: helper.make_tensor_type_proto(v.dtype, v.shape) for name, v in values.items()},
             {
                 name: numpy_helper.from_array(v.constant)
-                for name, v in given.items()
+                for name, v in values.items()
                 if v.constant is not None
             },
             opset_imports=[helper.make_opsetid("", self.opset)],
@@ -213,10 +213,10 @@ class Graph:
 
     def producer(self, value: Value, op_type: str) -> Node | None:
         """Find the node that computes `value` as its first output, if it is of this operator."""
-        made = self._producer.get(value.name)
-        if made is None or made.op_type != op_type or made.outputs[0] is not value:
+        node = self._producer.get(value.name)
+        if node is None or node.op_type != op_type or node.outputs[0] is not value:
             return None
-        return made
+        return node
 
     def source(self, value: Value) -> Node | None:
         """Find the node that computes `value`, as whichever of its outputs."""
@@ -257,15 +257,15 @@ class Graph:
             needed = sums(bias_dropouts(needed, outside, self.constant), outside)
         needed = without_unread(splits(needed, self.integers), outside)
         needed = pads_of_their_own(needed, self.integers)
-        read = {v.name: v for made in needed for v in made.inputs if v is not None}
+        read = {v.name: v for needed_node in needed for v in needed_node.inputs if v is not None}
         graph = onnx.GraphProto(name="training_step")
-        for made in needed:
-            domain, op_type = OpKey.parse(made.op_type)
-            node = graph.node.add(op_type=op_type, domain=domain, name=made.name)
-            node.input.extend(names.get(v.name, v.name) if v else "" for v in made.inputs)
-            node.output.extend(names.get(v.name, v.name) for v in made.outputs)
-            node.attribute.extend(helper.make_attribute(k, v) for k, v in made.attributes.items())
-            graph.value_info.extend(_info(v, v.name) for v in made.outputs if v.name not in names)
+        for needed_node in needed:
+            domain, op_type = OpKey.parse(needed_node.op_type)
+            node = graph.node.add(op_type=op_type, domain=domain, name=needed_node.name)
+            node.input.extend(names.get(v.name, v.name) if v else "" for v in needed_node.inputs)
+            node.output.extend(names.get(v.name, v.name) for v in needed_node.outputs)
+            node.attribute.extend(helper.make_attribute(k, v) for k, v in needed_node.attributes.items())
+            graph.value_info.extend(_info(v, v.name) for v in needed_node.outputs if v.name not in names)
         graph.input.extend(
             _info(v, v.name) for v in self._inputs if v.name in read or v.name not in optional_inputs
         )
@@ -298,10 +298,10 @@ class Graph:
     def _needed(self, outputs: Any) -> list[Node]:
         wanted = {value.name for value in outputs}
         needed = []
-        for made in reversed(self._nodes):
-            if wanted.intersection(v.name for v in made.outputs):
-                needed.append(made)
-                wanted.update(v.name for v in made.inputs if v is not None)
+        for node in reversed(self._nodes):
+            if wanted.intersection(v.name for v in node.outputs):
+                needed.append(node)
+                wanted.update(v.name for v in node.inputs if v is not None)
         return needed[::-1]
 
 
@@ -316,10 +316,10 @@ def _types_of_microsoft(
         attributes=attributes,
         opset=1,
     )
-    found = [(each.dtype, each.shape) for each in (output_types(signature) or ())[:outputs]]
-    if len(found) < outputs or any(shape is None for _, shape in found):
+    types = [(each.dtype, each.shape) for each in (output_types(signature) or ())[:outputs]]
+    if len(types) < outputs or any(shape is None for _, shape in types):
         raise shape_inference.InferenceError(f"the shape of {op_type}'s result is not known")
-    return [(dtype, shape) for dtype, shape in found if shape is not None]
+    return [(dtype, shape) for dtype, shape in types if shape is not None]
 
 
 def _info(value: Value, name: str) -> onnx.ValueInfoProto:

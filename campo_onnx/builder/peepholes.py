@@ -40,10 +40,10 @@ def without_unread(nodes: Sequence[Node], outputs: frozenset[str]) -> list[Node]
     read = {v.name for node in nodes for v in node.inputs if v is not None} | outputs
     fewer: list[Node] = []
     for node in nodes:
-        kept = node.outputs
-        while node.op_type in _OPTIONAL_OUTPUTS and len(kept) > 1 and kept[-1].name not in read:
-            kept = kept[:-1]
-        fewer.append(node if kept is node.outputs else replace(node, outputs=kept))
+        needed = node.outputs
+        while node.op_type in _OPTIONAL_OUTPUTS and len(needed) > 1 and needed[-1].name not in read:
+            needed = needed[:-1]
+        fewer.append(node if needed is node.outputs else replace(node, outputs=needed))
     return fewer
 
 
@@ -90,7 +90,7 @@ def splits(nodes: Sequence[Node], constant: Callable[[Sequence[int]], Value]) ->
             axis, first, last = part
             assert node.inputs[0] is not None  # a slice always names what it cuts
             groups.setdefault((node.inputs[0].name, axis), []).append((first, last, node))
-    made: dict[str, Node] = {}
+    joint: dict[str, Node] = {}
     merged: set[str] = set()
     for (_, axis), parts in groups.items():
         parts.sort(key=lambda part: part[0])
@@ -110,8 +110,8 @@ def splits(nodes: Sequence[Node], constant: Callable[[Sequence[int]], Value]) ->
             name=cut[0].name,
         )
         merged.update(node.name for node in cut)
-        made[next(node.name for node in nodes if node in cut)] = split
-    return [made.get(node.name, node) for node in nodes if node.name in made or node.name not in merged]
+        joint[next(node.name for node in nodes if node in cut)] = split
+    return [joint.get(node.name, node) for node in nodes if node.name in joint or node.name not in merged]
 
 
 def part_of(node: Node) -> tuple[int, int, int] | None:

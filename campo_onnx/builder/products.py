@@ -69,11 +69,11 @@ def _product(g: Graph, a: Value, b: Value) -> Value:
 
 def _swapped(g: Graph, x: Value) -> Value | None:
     """Give what `x` is the transpose of, where it is matrices that are transposed and nothing else."""
-    made = g.producer(x, "Transpose")
-    if made is None or made.inputs[0] is None:
+    transpose = g.producer(x, "Transpose")
+    if transpose is None or transpose.inputs[0] is None:
         return None
     perm = [*range(x.rank - 2), x.rank - 1, x.rank - 2]
-    return made.inputs[0] if list(made.attributes["perm"]) == perm else None
+    return transpose.inputs[0] if list(transpose.attributes["perm"]) == perm else None
 
 
 def _fused(g: Graph, a: Value, b: Value, scale: float) -> Value:
@@ -97,13 +97,13 @@ def is_turned(g: Graph, x: Value) -> bool:
 
 def _upright(g: Graph, x: Value) -> tuple[Value, int]:
     """Give matrices and whether they are to be transposed: whichever way their rows lie in memory."""
-    made = g.producer(x, "Transpose")
-    if made is None or made.inputs[0] is None:
+    turned = g.producer(x, "Transpose")
+    if turned is None or turned.inputs[0] is None:
         return x, 0
-    *first, rows, columns = made.attributes["perm"]
+    *first, rows, columns = turned.attributes["perm"]
     if rows < columns:
         return x, 0
-    return transpose(g, made.inputs[0], [*first, columns, rows]), 1
+    return transpose(g, turned.inputs[0], [*first, columns, rows]), 1
 
 
 def gemm(g: Graph, a: Value, b: Value, bias: Value | None = None) -> Value:
@@ -118,9 +118,9 @@ def gemm(g: Graph, a: Value, b: Value, bias: Value | None = None) -> Value:
 
 
 def _untransposed(g: Graph, matrix: Value) -> tuple[Value, int]:
-    made = g.producer(matrix, "Transpose")
-    if made is not None and made.inputs[0] is not None:
-        return made.inputs[0], 1
+    transpose = g.producer(matrix, "Transpose")
+    if transpose is not None and transpose.inputs[0] is not None:
+        return transpose.inputs[0], 1
     return matrix, 0
 
 

@@ -46,8 +46,8 @@ def mixed(g: Graph, x: Value, share: Value | float, y: Value, gate: Value) -> Va
     gates = reshape(g, gate, (rows, 1) if gate.elements == rows else (rows, 1, length))
     number = share if isinstance(share, Value) else full(g, (rows, 1, 1), share, x.dtype)
     shares = reshape(g, number, (rows, 1, 1))
-    made = g.op("com.microsoft:HyperConnectionPostMix", streams, branch, gates, shares, num_branches=1)
-    return reshape(g, made, x.shape)
+    total = g.op("com.microsoft:HyperConnectionPostMix", streams, branch, gates, shares, num_branches=1)
+    return reshape(g, total, x.shape)
 
 
 def _length_of_rows(shape: Sequence[int]) -> int:

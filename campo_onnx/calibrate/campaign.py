@@ -67,19 +67,19 @@ def kinds_in(pool: RayPool, device: str, threads: int = 0) -> tuple[Kind, ...]:
             remedy="Start its nodes with --num-gpus, or give --device cpu.",
         )
     needed = {"GPU": 1.0} if on_gpus else {"CPU": 1.0}
-    found = pool.on_each_node(lambda: _identify("cuda" if on_gpus else "cpu", threads), needed)
+    facts = pool.on_each_node(lambda: _identify("cuda" if on_gpus else "cpu", threads), needed)
     kinds: dict[str, Kind] = {}
     for node in pool.nodes():
-        if node["NodeID"] not in found:
+        if node["NodeID"] not in facts:
             continue
-        known = from_plain(found[node["NodeID"]], Machine)
+        one = from_plain(facts[node["NodeID"]], Machine)
         place, resources = _place(node["Resources"], on_gpus)
-        other = kinds.setdefault(place, Kind(machine=known, resources=resources)).machine
-        if other != known:
+        other = kinds.setdefault(place, Kind(machine=one, resources=resources)).machine
+        if other != one:
             raise DeviceUnavailableError(
-                f"machines of the Ray cluster with {known.device} differ",
+                f"machines of the Ray cluster with {one.device} differ",
                 why=f"one has driver {other.driver or 'none'}, CUDA {other.cuda or 'none'} and ONNX Runtime "
-                f"{other.ort}, another {known.driver or 'none'}, {known.cuda or 'none'} and {known.ort}",
+                f"{other.ort}, another {one.driver or 'none'}, {one.cuda or 'none'} and {one.ort}",
                 remedy="Install the same on them, or take one out.",
             )
     by_machine = {kind.machine: kind for kind in reversed(kinds.values())}
@@ -186,12 +186,12 @@ class _IntoStore:
 
     def add(self, key: str, value: Any, *, cpu_s: float = 0.0) -> None:
         for row in value:
-            found = TimingKey(
+            timing_key = TimingKey(
                 machine=from_plain(row["machine"], Machine),
                 signature=row["signature"],
                 execution=Execution(row["execution"]),
             )
-            self._store.add(found, from_plain(row["timing"], Timing))
+            self._store.add(timing_key, from_plain(row["timing"], Timing))
 
 
 def _identify(provider: str, threads: int) -> Any:

@@ -101,27 +101,27 @@ def _misfit(calibration: Calibration, device: str) -> str:
 
     The folder may be shared between machines. Of a device that is not here nothing can be said.
     """
-    made = calibration.machine
-    runtime = runtime_called(made.runtime)
+    measured_on = calibration.machine
+    runtime = runtime_called(measured_on.runtime)
     if problem := runtime.problem("cpu"):
         return problem
     if calibration.hardware.name != device:
         return f"it is of {calibration.hardware.name}"
-    if made.is_gpu:
+    if measured_on.is_gpu:
         if runtime.problem("cuda"):
             return ""
-        here = machine("cuda", runtime=made.runtime)
-        known = matching(here.device)
-        if known is None or known.name != device:
+        here = machine("cuda", runtime=measured_on.runtime)
+        hardware = matching(here.device)
+        if hardware is None or hardware.name != device:
             return ""
     else:
-        here = machine("cpu", cores(), made.runtime)
+        here = machine("cpu", cores(), measured_on.runtime)
     for what, then, now in (
-        ("the device", made.device, here.device),
-        (made.software.rpartition(" ")[0], made.ort, here.ort),
-        ("CUDA", made.cuda, here.cuda),
-        ("TF32", made.tf32, here.tf32),
-        ("the number of threads", made.threads, here.threads),
+        ("the device", measured_on.device, here.device),
+        (measured_on.software.rpartition(" ")[0], measured_on.ort, here.ort),
+        ("CUDA", measured_on.cuda, here.cuda),
+        ("TF32", measured_on.tf32, here.tf32),
+        ("the number of threads", measured_on.threads, here.threads),
     ):
         if then != now:
             return f"{what} was {then} when it was made, and is {now} here"

@@ -214,19 +214,19 @@ def correlations(samples: Sequence[Sample]) -> dict[str, float]:
     from scipy.stats import spearmanr  # takes half a second, and planning needs other parts of this file
 
     low_us = np.asarray([sample.low_us for sample in samples])
-    found: dict[str, float] = {}
+    coefficients: dict[str, float] = {}
     for event in samples[0].events:
         values = np.asarray([sample.events[event] for sample in samples])
         is_constant = np.ptp(values) == 0 or np.ptp(low_us) == 0
-        found[event] = 0.0 if is_constant else float(spearmanr(values, low_us).statistic)
-    return found
+        coefficients[event] = 0.0 if is_constant else float(spearmanr(values, low_us).statistic)
+    return coefficients
 
 
 def select(samples: Sequence[Sample], threshold: float = THRESHOLD) -> tuple[str, ...]:
     """Names of the events with |rho| above the threshold; the strongest one if none is."""
-    found = {event: abs(rho) for event, rho in correlations(samples).items()}
-    chosen = tuple(event for event, rho in found.items() if rho > threshold)
-    return chosen or (max(found, key=lambda event: found[event]),)
+    strengths = {event: abs(rho) for event, rho in correlations(samples).items()}
+    chosen = tuple(event for event, rho in strengths.items() if rho > threshold)
+    return chosen or (max(strengths, key=lambda event: strengths[event]),)
 
 
 def model_accuracy(predicted_us: Iterable[float], measured_us: Iterable[float]) -> float:
@@ -282,6 +282,6 @@ def _cross_validated(samples: Sequence[Sample], method: Method) -> float:
     scores = []
     for fold in range(_FOLDS):
         rest = [s for i, s in enumerate(samples) if i % _FOLDS != fold]
-        kept = [s for i, s in enumerate(samples) if i % _FOLDS == fold]
-        scores.append(accuracy(fit_op(rest, select(rest), method), kept))
+        training = [s for i, s in enumerate(samples) if i % _FOLDS == fold]
+        scores.append(accuracy(fit_op(rest, select(rest), method), training))
     return float(np.mean(scores))

@@ -67,15 +67,15 @@ def known_devices(store: Store | None) -> Iterator[Knowledge]:
 
 
 def _calibrations(hardware: Hardware) -> tuple[tuple[Found, ...], tuple[str, ...]]:
-    found: list[Found] = []
+    calibrations: list[Found] = []
     problems = []
     for precision in low_precisions():
         try:
             for runtime in runtimes():
-                found += found_calibrations(Target.of(hardware, runtime), precision)
+                calibrations += found_calibrations(Target.of(hardware, runtime), precision)
         except CampoError as error:  # one bad file hides no other device
             problems.append(str(error))
-    return tuple(found), tuple(problems)
+    return tuple(calibrations), tuple(problems)
 
 
 def _calibration_facts(found: Found) -> dict[str, Any]:

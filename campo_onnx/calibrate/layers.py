@@ -193,10 +193,10 @@ def _rows(random: Random, target: float) -> SampledNode:
 def _reduction(random: Random, target: float) -> SampledNode:
     shape = activation(random, target)
     axes = pick(random, ([0, 2, 3], [2, 3], [1]) if len(shape) == 4 else ([2], [0, 1], [0]))
-    kept = tuple(1 if i in axes else size for i, size in enumerate(shape))
+    reduced = tuple(1 if i in axes else size for i, size in enumerate(shape))
     entry, value = _ints(list(axes))
     return SampledNode(
-        inputs=(*_floats(shape), entry), outputs=(kept,), values={1: value}, attributes={"keepdims": 1}
+        inputs=(*_floats(shape), entry), outputs=(reduced,), values={1: value}, attributes={"keepdims": 1}
     )
 
 

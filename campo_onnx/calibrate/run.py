@@ -261,21 +261,21 @@ def _counted(
     read_counters: Callable[[Iterable[Signature], NodeTimer], Counted],
 ) -> tuple[dict[tuple[str, bool], list[_Pair]], str]:
     """Add hardware counters to pairs; and say why some have none."""
-    found = read_counters((pair.signature for group in pairs.values() for pair in group), timer)
+    counters = read_counters((pair.signature for group in pairs.values() for pair in group), timer)
     counted = {
-        group: [replace(pair, counters=found.by_key.get(pair.signature.key, {})) for pair in members]
+        group: [replace(pair, counters=counters.by_key.get(pair.signature.key, {})) for pair in members]
         for group, members in pairs.items()
     }
-    return counted, found.refusal
+    return counted, counters.refusal
 
 
 def _fit_casts(measured: Sequence[tuple[int, float]]) -> tuple[CastModel, float, float]:
     """Fit Eq. 1 to shares of the time and, for comparison, as in the paper; with M_A of both."""
-    fitted, kept = split([(n, us) for n, us in measured if us > SHORTEST_US])
+    fitted, held_out = split([(n, us) for n, us in measured if us > SHORTEST_US])
 
     def scored(relative: bool) -> tuple[CastModel, float]:
         model = fit_cast([n for n, _ in fitted], [us for _, us in fitted], relative=relative)
-        return model, model_accuracy([model.cast_us(n) for n, _ in kept], [us for _, us in kept])
+        return model, model_accuracy([model.cast_us(n) for n, _ in held_out], [us for _, us in held_out])
 
     (model, score), (_, paper_score) = scored(relative=True), scored(relative=False)
     return model, score, paper_score
@@ -287,7 +287,7 @@ def _fit(
     precision: Precision,
     failures: dict[str, str],
 ) -> tuple[tuple[OpEntry, ...], OpModel, TimeModel]:
-    halves = {group: split(found) for group, found in pairs.items()}
+    halves = {group: split(group_pairs) for group, group_pairs in pairs.items()}
     everything = [pair for fitted, _ in halves.values() for pair in fitted]
     fitted_ones = [method for method in METHODS if not method.neighbours]  # of all samples: a file of them
     general = fit_best([pair.sample for pair in everything], fitted_ones)
@@ -298,24 +298,24 @@ def _fit(
         )
     general_time = _fit_time(everything, target.hardware)
     entries = []
-    for (op, on_tensor_cores), (fitted, kept) in halves.items():
+    for (op, on_tensor_cores), (fitted, held_out) in halves.items():
         best = fit_best([pair.sample for pair in fitted])
         if best is None:
             where = " on tensor cores" if on_tensor_cores else ""
             failures.setdefault(op, f"only {len(fitted)} shapes to fit{where}")
             continue
-        time, tests = _fit_time(fitted, target.hardware), [pair.sample for pair in kept]
-        with_counters, counters_score = _fit_counted(fitted, kept)
+        time, tests = _fit_time(fitted, target.hardware), [pair.sample for pair in held_out]
+        with_counters, counters_score = _fit_counted(fitted, held_out)
         scores = Scores(
-            shapes=len(kept),
+            shapes=len(held_out),
             chosen=accuracy(best.model, tests),
             by_method={name: accuracy(model, tests) for name, model in best.by_method.items()},
             general=accuracy(general.model, tests),
             roofline=model_accuracy(
-                [_roofline_us(p.signature, target, precision) for p in kept], [s.low_us for s in tests]
+                [_roofline_us(p.signature, target, precision) for p in held_out], [s.low_us for s in tests]
             ),
             fp32=model_accuracy(
-                [time.fp32_us(static_events(p.signature, target.hardware)) for p in kept],
+                [time.fp32_us(static_events(p.signature, target.hardware)) for p in held_out],
                 [s.fp32_us for s in tests],
             ),
             with_counters=counters_score,

@@ -61,16 +61,16 @@ def samples_of(label: str, sampling: Sampling, *, grouped: bool = False) -> tupl
 
 def _drawn(label: str, draw: Generator, sampling: Sampling) -> tuple[Signature, ...]:
     generator = np.random.default_rng([sampling.seed, zlib.crc32(label.encode())])
-    found: dict[str, Signature] = {}
+    drawn: dict[str, Signature] = {}
     for _ in range(sampling.count * _TRIES):
-        if len(found) == sampling.count:
+        if len(drawn) == sampling.count:
             break
         largest = sampling.largest_bytes / Precision.FP32.itemsize_bytes / 2
         target = math.exp(generator.uniform(math.log(_SMALLEST_ELEMENTS), math.log(largest)))
         signature = _signature(label, draw(generator, target))
         if signature.nbytes <= sampling.largest_bytes and work_of(signature).flops <= sampling.largest_flops:
-            found.setdefault(signature.key, signature)
-    return tuple(found.values())
+            drawn.setdefault(signature.key, signature)
+    return tuple(drawn.values())
 
 
 def cast_samples(count: int, largest_elements: int, low: Precision) -> Iterator[tuple[int, Signature]]:

@@ -78,13 +78,13 @@ def pairs_in(mixed: Path, against: Path, policy: Policy) -> tuple[Pair, ...]:
             raise UsageError(
                 f"{other} is a folder and {folder} is not", remedy="Give two files, or two folders."
             )
-    found = sorted(path.relative_to(mixed) for path in mixed.rglob("*.onnx"))
-    if not found:
+    names = sorted(path.relative_to(mixed) for path in mixed.rglob("*.onnx"))
+    if not names:
         raise UsageError(
             f"there is no .onnx file below {mixed}", remedy="Name the folder of the mixed graphs."
         )
     return tuple(
-        Pair(name=str(path), mixed=mixed / path, against=against / path, policy=policy) for path in found
+        Pair(name=str(path), mixed=mixed / path, against=against / path, policy=policy) for path in names
     )
 
 
@@ -101,7 +101,7 @@ def check_pair(pair: Pair, folder: str) -> Row:
 
 def key_of(pair: Pair) -> str:
     """Name everything that decides the verdicts of a graph: its files, its limits, and this version."""
-    asked = {
+    question = {
         "campo-onnx": [VERSION, source_digest()],
         "name": pair.name,
         "mixed": str(pair.mixed),
@@ -109,7 +109,7 @@ def key_of(pair: Pair) -> str:
         "policy": replace(pair.policy, baseline=None, inputs=()),  # files count by their content
         "files": {str(path): _digest(path) for path in sorted({*_files(pair)})},
     }
-    return fingerprint(asked)
+    return fingerprint(question)
 
 
 def _files(pair: Pair) -> Iterator[Path]:

@@ -38,11 +38,11 @@ def drift(context: CheckContext) -> Finding:
         batches = _batches(context)
     except UnsupportedModelError as error:
         return not_checked(str(error))
-    view, given = context.fp32.view, seeded(context.fp32.model)
+    view, model = context.fp32.view, seeded(context.fp32.model)
     references: dict[str, Reference] = {}
     for title, feeds in batches:
         reference = Reference(
-            model=given,
+            model=model,
             feeds=feeds,
             earlier=earlier_versions(view),
             machine=machine("cpu"),
@@ -124,14 +124,14 @@ def _but_for_choices(
             close[name] = error
     if not close:
         return finding
-    found = _drift_finding({n: e for n, e in worst.items() if n not in close}, limit, ", ".join(references))
+    others = _drift_finding({n: e for n, e in worst.items() if n not in close}, limit, ", ".join(references))
     name = max(close, key=lambda output: close[output])
     reason = (
-        f"{found.reason}. {len(close)} more outputs, the farthest {name!r} with {close[name]:.2g}, are "
+        f"{others.reason}. {len(close)} more outputs, the farthest {name!r} with {close[name]:.2g}, are "
         f"within {_ROUNDING_AND_LAYERS:g} times what the FP32 step itself is off by when its inputs are "
         f"rounded to {low.value}: it chooses otherwise (ReLU, max pooling), and a gradient changes with it"
     )
-    return replace(found, reason=reason, parts=worst)
+    return replace(others, reason=reason, parts=worst)
 
 
 def _worst(

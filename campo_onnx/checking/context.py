@@ -174,16 +174,16 @@ def _as_planned(fp32: Imported, target: Target, policy: Policy) -> Imported:
 
 def _target_of(plan: Plan | None, mixed: Imported) -> Target:
     """The target that the plan, or else the mixed graph, was made for, if its figures are known."""
-    for made in (plan, mixed.stamp):
-        if made is not None and made.device in devices():
-            return resolve_target(made.device, made.runtime)[0]
+    for origin in (plan, mixed.stamp):
+        if origin is not None and origin.device in devices():
+            return resolve_target(origin.device, origin.runtime)[0]
     return resolve_target("auto")[0]
 
 
 def _as_it_runs(target: Target, plan: Plan | None, mixed: Imported) -> Target:
     """The target, running the step as it was planned to run: the baseline says it, else the mixed file."""
-    made = next((known for known in (plan, mixed.stamp) if known is not None), None)
-    is_captured = made is not None and made.captured and target.can_capture
+    origin = next((known for known in (plan, mixed.stamp) if known is not None), None)
+    is_captured = origin is not None and origin.captured and target.can_capture
     return target.captured if is_captured else target
 
 

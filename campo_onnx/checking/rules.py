@@ -58,13 +58,13 @@ def _must_be_fp32(context: CheckContext) -> dict[str, str]:
     problem = context.problem
     classes = problem.classification.classes
     reasons = {
-        name: found.finding or f"{problem.view.node[name].op.label} is deny"
-        for name, found in classes.items()
-        if found.op_class is OpClass.DENY
+        name: node_class.finding or f"{problem.view.node[name].op.label} is deny"
+        for name, node_class in classes.items()
+        if node_class.op_class is OpClass.DENY
     }
     if not problem.kind.has_nothing_to_protect:
-        kept = protected(problem.view, context.policy.lists)
-        reasons |= {name: reason.sentence for name, reason in kept.items()}
+        for_safety = protected(problem.view, context.policy.lists)
+        reasons |= {name: reason.sentence for name, reason in for_safety.items()}
     # Whoever made a file low decided about lists and losses in it; values and the policy hold all the same.
     reasons = {name: why for name, why in reasons.items() if name not in problem.low_as_given}
     return reasons | {n: v.reason for n, v in problem.fixed.items() if v.decided_by in _CERTAIN}
@@ -118,11 +118,11 @@ def gain(context: CheckContext) -> Finding:
 
 def _other_prediction(context: CheckContext) -> str:
     """Say what the graph's own plan predicted, if that would have passed: it may have had measured times."""
-    made = context.mixed.stamp
-    if made is None or made.fp32_us is None or not made.predicted_us or context.problem.low_as_given:
+    stamp = context.mixed.stamp
+    if stamp is None or stamp.fp32_us is None or not stamp.predicted_us or context.problem.low_as_given:
         return ""  # of a file that was low, the plan says what it gains over FP32, and not over the file
-    then = made.fp32_us / made.predicted_us
-    if made.device != context.target.name or then < context.policy.min_speedup:
+    then = stamp.fp32_us / stamp.predicted_us
+    if stamp.device != context.target.name or then < context.policy.min_speedup:
         return ""
     return (
         f"; the plan that made it predicted {then:.3g}x, from measured times or by another version of "

@@ -55,28 +55,28 @@ def costs_for(
     ProfileError
         If the profile is of another graph, or the store fails.
     """
-    known = evidence or Evidence()
+    basis = evidence or Evidence()
     if source is CostSource.DATASHEET:
         return estimate(view, ports, target, precision)
-    calibration = known.calibration or _found(target, precision, source)
-    wants_model = source is CostSource.AUTO and (calibration is not None or known.profile is not None)
+    calibration = basis.calibration or _found(target, precision, source)
+    wants_model = source is CostSource.AUTO and (calibration is not None or basis.profile is not None)
     if source is CostSource.MODEL or wants_model:
-        return _modelled(view, ports, target, precision, calibration, known.profile)
+        return _modelled(view, ports, target, precision, calibration, basis.profile)
     if source is CostSource.AUTO and not is_here(target):
         return estimate(view, ports, target, precision)
-    here = this_machine(target, known.threads)
-    with nullcontext(known.store) if known.store is not None else Store() as store:
+    here = this_machine(target, basis.threads)
+    with nullcontext(basis.store) if basis.store is not None else Store() as store:
         timer = NodeTimer(machine=here, store=store)
-        return measured_costs(view, ports, target, precision, timer, known.on_progress)
+        return measured_costs(view, ports, target, precision, timer, basis.on_progress)
 
 
 def _found(target: Target, precision: Precision, source: CostSource) -> Calibration | None:
     """Find a calibration by name; one that no longer fits is passed over or, if asked for, refused."""
     refused = None
-    for found in found_calibrations(target, precision) if source is not CostSource.MEASURE else ():
-        if not found.refusal:
-            return found.calibration
-        refused = refused or found
+    for candidate in found_calibrations(target, precision) if source is not CostSource.MEASURE else ():
+        if not candidate.refusal:
+            return candidate.calibration
+        refused = refused or candidate
     if refused is not None and source is CostSource.MODEL:
         raise DeviceMismatchError(
             f"the calibration {refused.file} does not fit",

@@ -67,8 +67,8 @@ def measured_costs(
     nodes = {}
     for node in view.nodes:
         own = signatures[node.name]
-        found = times.get(own) if own is not None else None
-        nodes[node.name] = _measured_node(node, found, estimated[node.name], ports[node.name])
+        timing = times.get(own) if own is not None else None
+        nodes[node.name] = _measured_node(node, timing, estimated[node.name], ports[node.name])
     machine = timer.machine
     return CostTable(
         target=replace(target, captures=False),  # nodes are timed one after another

@@ -37,16 +37,16 @@ def parts_of(view: GraphView) -> Mapping[str, Part]:
     A Relu behind a product is element-wise; an Add behind that Relu is computed in its kernel.
     """
     channels_last: set[str] = set()
-    found: dict[str, Part] = {}
+    parts: dict[str, Part] = {}
     for node in view.nodes:
-        part = _part(node, view, channels_last, found)
-        found[node.name] = part
+        part = _part(node, view, channels_last, parts)
+        parts[node.name] = part
         passes_on = part not in (Part.REDUCTIONS, Part.PRODUCTS) and not channels_last.isdisjoint(node.inputs)
         if part is Part.CONVOLUTIONS or passes_on:
             channels_last.update(t for t in node.outputs if len(view.shape(t) or ()) == _IMAGE_AXES)
         if part is Part.LAYOUTS:
             channels_last.difference_update(node.outputs)
-    return MappingProxyType(found)
+    return MappingProxyType(parts)
 
 
 def _part(node: OpNode, view: GraphView, channels_last: set[str], found: Mapping[str, Part]) -> Part:

@@ -195,10 +195,10 @@ def assumptions(name: str) -> Mapping[str, Assumption]:
 
 def device(name: str) -> Hardware:
     """Find a device by name."""
-    known = devices()
-    if name in known:
-        return known[name]
-    raise UsageError(f"unknown device {name!r}", remedy=did_you_mean(name, known))
+    catalogue = devices()
+    if name in catalogue:
+        return catalogue[name]
+    raise UsageError(f"unknown device {name!r}", remedy=did_you_mean(name, catalogue))
 
 
 def matching(gpu: str) -> Hardware | None:
@@ -264,9 +264,9 @@ def closest(gpu: str) -> tuple[str, ...]:
     >>> closest("NVIDIA A100-PCIE-40GB")
     ('a100',)
     """
-    known = _catalogue().by_driver_name
-    near = get_close_matches(driver_key(gpu), known, n=3)
-    return tuple(dict.fromkeys(known[key].name for key in near))
+    by_driver_name = _catalogue().by_driver_name
+    near = get_close_matches(driver_key(gpu), by_driver_name, n=3)
+    return tuple(dict.fromkeys(by_driver_name[key].name for key in near))
 
 
 def _read(file: Traversable, kind: type[T]) -> T:

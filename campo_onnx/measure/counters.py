@@ -47,26 +47,26 @@ def counters_of(signatures: Iterable[Signature], timer: NodeTimer, read: Count =
     """Look counters up, and read those that are missing."""
     if not timer.machine.is_gpu:
         return Counted(by_key={}, refusal="only CUDA devices have hardware counters that can be read")
-    found: dict[str, Mapping[str, float]] = {}
+    by_key: dict[str, Mapping[str, float]] = {}
     missing: dict[str, Signature] = {}
     for signature in signatures:
         if work_of(signature).kind in HOST_ONLY:
             continue
-        known = timer.store.find_counters(timer.key(signature))
-        if known is None:
+        stored = timer.store.find_counters(timer.key(signature))
+        if stored is None:
             missing[signature.key] = signature
-        elif known:
-            found[signature.key] = known
+        elif stored:
+            by_key[signature.key] = stored
     for batch in _batches(missing.values()):
         try:
             counted = _read(batch, read)
         except DeviceUnavailableError as error:
-            return Counted(by_key=found, refusal=str(error))
+            return Counted(by_key=by_key, refusal=str(error))
         for signature, values in zip(batch, counted, strict=True):
             timer.store.add_counters(timer.key(signature), values)
             if values:
-                found[signature.key] = values
-    return Counted(by_key=found)
+                by_key[signature.key] = values
+    return Counted(by_key=by_key)
 
 
 def _read(batch: Sequence[Signature], read: Count) -> Sequence[Mapping[str, float]]:

@@ -67,10 +67,10 @@ def static_events(signature: "Signature", hardware: Hardware) -> Mapping[str, fl
 def events_of(signature: "Signature", fp32_us: float, hardware: Hardware) -> Mapping[str, float]:
     """All events of a node whose FP32 time is known, in the order of :data:`EVENTS`."""
     static = static_events(signature, hardware)
-    known = fp32_us > 0 and math.isfinite(fp32_us)
+    is_timed = fp32_us > 0 and math.isfinite(fp32_us)
     rates = {
-        "bytes_per_us": static["moved_bytes"] / fp32_us if known else 0.0,
-        "flops_per_us": static["flops"] / fp32_us if known else 0.0,
+        "bytes_per_us": static["moved_bytes"] / fp32_us if is_timed else 0.0,
+        "flops_per_us": static["flops"] / fp32_us if is_timed else 0.0,
     }
     events = {**static, **rates}
     return {name: events[name] for name in EVENTS}

@@ -79,15 +79,15 @@ def one_node_model(signature: Signature, copies: int) -> onnx.ModelProto:
     nodes, inputs, outputs = [], [], []
     for copy in range(copies):
         own = {t: f"{t}_{copy}" for t in (*view.inputs, *view.outputs)}
-        made = helper.make_node(
+        node_proto = helper.make_node(
             node.op.op_type,
             [own.get(t, t) for t in node.inputs],
             [own.get(t, t) for t in node.outputs],
             name=f"{NODE}_{copy}",
             domain=node.op.domain,
         )
-        made.attribute.extend(_attribute(name, value) for name, value in attributes.items())
-        nodes.append(made)
+        node_proto.attribute.extend(_attribute(name, value) for name, value in attributes.items())
+        nodes.append(node_proto)
         inputs += [_value_info(own[t], view.tensors[t]) for t in view.inputs]
         outputs += [_value_info(own[t], view.tensors[t]) for t in view.outputs]
     graph = helper.make_graph(nodes, "node", inputs, outputs, constants)

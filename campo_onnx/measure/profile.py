@@ -92,8 +92,10 @@ class Profile:
     def counters(self) -> Mapping[str, Mapping[str, float]]:
         """Hardware counters by node name, of the nodes that have any."""
         rows = self.table.select("node", *COUNTERS).iter_rows(named=True)
-        known = {row["node"]: {name: row[name] for name in COUNTERS if row[name] is not None} for row in rows}
-        return {name: counters for name, counters in known.items() if counters}
+        by_node = {
+            row["node"]: {name: row[name] for name in COUNTERS if row[name] is not None} for row in rows
+        }
+        return {name: counters for name, counters in by_node.items() if counters}
 
     def ops(self) -> pl.DataFrame:
         """Time by operator, longest first: columns ``op``, ``nodes``, ``fp32_us``."""

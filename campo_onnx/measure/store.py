@@ -158,9 +158,9 @@ class Store:
         """Number of timings by provider and device, whatever the software."""
         with self._refusals():
             rows = self._connection.execute("SELECT machine, count(*) FROM timings GROUP BY machine")
-            found = [(from_plain(from_json(machine), Machine), int(count)) for machine, count in rows]
+            machines = [(from_plain(from_json(machine), Machine), int(count)) for machine, count in rows]
         totals: Counter[tuple[str, str]] = Counter()
-        for machine, count in found:
+        for machine, count in machines:
             totals[machine.provider, machine.device] += count
         return dict(totals)
 

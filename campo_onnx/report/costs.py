@@ -68,16 +68,16 @@ def provenance(plan: Plan, problem: Problem | None) -> Provenance:
     problem
         The costs of every node; None where only a plan file is at hand, which says one source for all.
     """
-    known = devices().get(plan.device)
+    hardware = devices().get(plan.device)
     # A plan file may have been written by a version with other sources.
     known_sources = {source.value for source in CostSource}
     source = CostSource(plan.source) if plan.source in known_sources else CostSource.UNKNOWN
     assumed: Mapping[str, Assumption] = {}
-    if known is not None:
-        assumed = (Target.of(known) if problem is None else problem.costs.target).assumptions
+    if hardware is not None:
+        assumed = (Target.of(hardware) if problem is None else problem.costs.target).assumptions
     return Provenance(
-        device=plan.device if known is None else known.title,
-        figures_from="" if known is None else known.source,
+        device=plan.device if hardware is None else hardware.title,
+        figures_from="" if hardware is None else hardware.source,
         predicted=_ways(source),
         sources=_rows(plan, problem, source),
         assumed=assumed,

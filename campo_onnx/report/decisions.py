@@ -59,7 +59,7 @@ def columns(plans: Sequence[Plan], problem: Problem | None) -> dict[str, Any]:
         [scope_in(d.node, d.module) for d in first.decisions], [d.kind for d in first.decisions]
     )
     lines = Texts()
-    given: dict[str, Any] = {
+    page: dict[str, Any] = {
         "low": first.low.value.upper(),
         "names": [visible(name) for name in number],
         "ops": ops.texts,
@@ -75,10 +75,10 @@ def columns(plans: Sequence[Plan], problem: Problem | None) -> dict[str, Any]:
         "fp32_us": [round(d.fp32_us, _DIGITS) for d in first.decisions],
     }
     if problem is not None:
-        given |= _of_graph(number, problem)
+        page |= _of_graph(number, problem)
     texts, rules, classes = Texts(), Texts(), Texts()
-    given["plans"] = [_plan(plan, problem, number, texts, rules, classes) for plan in plans]
-    return given | {"reasons": texts.texts, "rules": rules.texts, "classes": classes.texts}
+    page["plans"] = [_plan(plan, problem, number, texts, rules, classes) for plan in plans]
+    return page | {"reasons": texts.texts, "rules": rules.texts, "classes": classes.texts}
 
 
 def _of_graph(number: dict[str, int], problem: Problem) -> dict[str, Any]:

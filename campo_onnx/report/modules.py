@@ -57,15 +57,15 @@ def module_tree(scopes: Sequence[tuple[str, ...]], kinds: Sequence[str] = ()) ->
     names tell of no modules can be opened as well.
     """
     modules = [Module(name="", parent=-1)]
-    known: dict[tuple[str, ...], int] = {(): 0}
+    index_of: dict[tuple[str, ...], int] = {(): 0}
     module_of: list[int] = []
     for scope in scopes:
         for depth in range(1, len(scope) + 1):
             path = scope[:depth]
-            if path not in known:
-                known[path] = len(modules)
-                modules.append(Module(name=path[-1], parent=known[path[:-1]]))
-        module_of.append(known[scope])
+            if path not in index_of:
+                index_of[path] = len(modules)
+                modules.append(Module(name=path[-1], parent=index_of[path[:-1]]))
+        module_of.append(index_of[scope])
     for module, kind in zip(module_of, kinds, strict=False):
         if kind and module and not modules[module].kind:
             modules[module] = replace(modules[module], kind=kind)

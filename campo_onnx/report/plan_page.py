@@ -61,12 +61,12 @@ def plan_values(plan: Plan, problem: Problem | None, moved: tuple[Traffic, Traff
     """Values that templates read of a plan; parameters as for :func:`plan_page`."""
     rows = family_rows(plan, moved)
     whole = whole_step(plan, rows)
-    known, summed = provenance(plan, problem), report_of(plan)
+    costs, summed = provenance(plan, problem), report_of(plan)
     return {
         "plan": plan,
         "kind": "" if problem is None else problem.kind.told,
-        "costs": known,
-        "cards": _cards(summed, whole, moved, known.predicted, trains=problem is None or problem.kind.trains),
+        "costs": costs,
+        "cards": _cards(summed, whole, moved, costs.predicted, trains=problem is None or problem.kind.trains),
         "families": rows,
         "whole": whole,
         "longest_us": max((max(row.fp32_us, row.planned_us) for row in rows), default=0.0) or 1.0,

@@ -87,29 +87,29 @@ class RayPool:
         """
         able = [n for n in self.nodes() if all(n["Resources"].get(r, 0) >= v for r, v in resources.items())]
         pinned = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        asked = {}
+        references = {}
         for node in able:
             options = _options(resources) | {"scheduling_strategy": pinned(node["NodeID"], soft=False)}
-            asked[node["NodeID"]] = self._ray.remote(function).options(**options).remote()
-        found = {}
+            references[node["NodeID"]] = self._ray.remote(function).options(**options).remote()
+        results = {}
         for node in able:
             try:
-                found[node["NodeID"]] = self._ray.get(asked[node["NodeID"]], timeout=_PROBE_S)
+                results[node["NodeID"]] = self._ray.get(references[node["NodeID"]], timeout=_PROBE_S)
             except self._ray.exceptions.RayError as error:
                 raise DeviceUnavailableError(
                     f"the node {_title(node)} of the Ray cluster does not respond",
                     why=_last_line(error),
                     remedy="Look at it with `ray status`, or take it out of the cluster.",
                 ) from None
-        return found
+        return results
 
     def _connect(self) -> None:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
         if self._address == LOCAL:
             cpus = self._workers if self._workers > 1 else None
             # Workers of this machine find what this process finds, installed or not.
-            found = {"env_vars": {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}}
-            self._ray.init(num_cpus=cpus, include_dashboard=False, runtime_env=found, **options)
+            environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}}
+            self._ray.init(num_cpus=cpus, include_dashboard=False, runtime_env=environment, **options)
             return
         if self._address != "auto":
             _refuse_silence(self._address)
@@ -127,16 +127,16 @@ class RayPool:
             )
         here = _probe_of(self._needs[:1])()
         for node in self.nodes():
-            found = versions.get(node["NodeID"], here)
-            if isinstance(found, list):
+            version = versions.get(node["NodeID"], here)
+            if isinstance(version, list):
                 raise DeviceUnavailableError(
                     f"the node {_title(node)} of the Ray cluster cannot do the work",
-                    why=f"it cannot import {', '.join(found)}",
+                    why=f"it cannot import {', '.join(version)}",
                     remedy="Install there what is installed here, in the environment that starts Ray.",
                 )
-            if found != here:
+            if version != here:
                 raise DeviceUnavailableError(
-                    f"the node {_title(node)} of the Ray cluster has campo-onnx {found}",
+                    f"the node {_title(node)} of the Ray cluster has campo-onnx {version}",
                     why=f"this is {here}, and results would not be the same",
                     remedy="Install the same version on every node.",
                 )

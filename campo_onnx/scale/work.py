@@ -116,15 +116,15 @@ def run(
         If a result cannot be written. Those before it are kept.
     """
     wanted = {task.key: task for task in reversed(tasks)}
-    found = {key: Outcome(value=results[key]) for key in wanted if key in results}
-    missing = [task for task in tasks if wanted[task.key] is task and task.key not in found]
-    advance(len(found), len(wanted))
+    outcomes = {key: Outcome(value=results[key]) for key in wanted if key in results}
+    missing = [task for task in tasks if wanted[task.key] is task and task.key not in outcomes]
+    advance(len(outcomes), len(wanted))
     for task, outcome in pool.outcomes(missing):
         if not outcome.failure:
             results.add(task.key, outcome.value, cpu_s=outcome.cpu_s)
-        found[task.key] = outcome
-        advance(len(found), len(wanted))
-    return {task.key: found[task.key] for task in tasks}
+        outcomes[task.key] = outcome
+        advance(len(outcomes), len(wanted))
+    return {task.key: outcomes[task.key] for task in tasks}
 
 
 def _read_only(mapping: dict[Any, Any]) -> Mapping[Any, Any]:

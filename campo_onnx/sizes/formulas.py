@@ -217,10 +217,10 @@ class ArrayFormula:
 
     def is_at(self, sizes: Sizes, array: NDArray[Any]) -> bool:
         """Whether an array is what the formula gives."""
-        made = self.at(sizes)
-        if (made.dtype, made.shape) != (array.dtype, array.shape):
+        computed = self.at(sizes)
+        if (computed.dtype, computed.shape) != (array.dtype, array.shape):
             return False
-        return all(map(same, made.ravel().tolist(), array.ravel().tolist()))
+        return all(map(same, computed.ravel().tolist(), array.ravel().tolist()))
 
 
 def array_formula_of(arrays: Sequence[NDArray[Any]], sizes: Sequence[Sizes]) -> ArrayFormula | None:
@@ -245,8 +245,8 @@ def array_formula_of(arrays: Sequence[NDArray[Any]], sizes: Sequence[Sizes]) -> 
     first, steps = _formulas([[f] for f in firsts], sizes), _formulas(rises, sizes)
     if first is None or steps is None:
         return None
-    made = ArrayFormula(dtype=dtype, shape=shape, elements=None, first=first[0], steps=steps)
-    return made if all(made.is_at(at, a) for a, at in zip(arrays, sizes, strict=True)) else None
+    formula = ArrayFormula(dtype=dtype, shape=shape, elements=None, first=first[0], steps=steps)
+    return formula if all(formula.is_at(at, a) for a, at in zip(arrays, sizes, strict=True)) else None
 
 
 def _numbers(array: NDArray[Any]) -> list[Any]:

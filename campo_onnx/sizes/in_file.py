@@ -53,8 +53,8 @@ def with_names(graph: AnySize, ranges: Mapping[str, SizeRange]) -> onnx.ModelPro
     written = _Arithmetic(sizes=[axes[name] for name in names])
     for name, constant in graph.constants.items():
         written.array(constant, name)
-    kept = [tensor for tensor in model.graph.initializer if tensor.name not in graph.constants]
-    _replace(model.graph.initializer, [*kept, *written.constants])
+    constants = [tensor for tensor in model.graph.initializer if tensor.name not in graph.constants]
+    _replace(model.graph.initializer, [*constants, *written.constants])
     _replace(model.graph.node, [*written.nodes, *model.graph.node])
     write_ranges(model, ranges)
     return model
@@ -78,8 +78,8 @@ def at(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
     written = [node for node in graph.node if node.name.startswith(_SCOPE)]
     others = [node for node in graph.node if not node.name.startswith(_SCOPE)]
     read = {name for node in written for name in node.input}
-    made = {name for node in written for name in node.output}
-    results = sorted(made & {name for node in others for name in node.input})
+    results_written = {name for node in written for name in node.output}
+    results = sorted(results_written & {name for node in others for name in node.input})
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.input}
     feeds = {name: np.broadcast_to(np.float32(0), shapes[name]) for name in shapes.keys() & read}
     part = GraphProto(node=written, input=[onnx.ValueInfoProto(name=name) for name in feeds])
@@ -89,9 +89,9 @@ def at(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
     arrays = evaluated(part, feeds, opset) if results else []
     _replace(graph.node, others)
     still = {name for node in others for name in node.input}
-    kept = [tensor for tensor in graph.initializer if tensor.name in still]
+    constants = [tensor for tensor in graph.initializer if tensor.name in still]
     computed = [numpy_helper.from_array(np.asarray(a), n) for n, a in zip(results, arrays, strict=True)]
-    _replace(graph.initializer, [*kept, *computed])
+    _replace(graph.initializer, [*constants, *computed])
     del graph.value_info[:]
     properties = [entry for entry in bound.metadata_props if entry.key != "campo_onnx.sizes"]
     _replace(bound.metadata_props, properties)
@@ -209,7 +209,7 @@ class _Arithmetic:
         key = (op_type, inputs, tuple(attributes.items()))
         if output or key not in self._made:
             name = f"{_SCOPE}{op_type}_{len(self.nodes)}"
-            made = output or name
-            self.nodes.append(helper.make_node(op_type, inputs, [made], name, **attributes))
-            self._made.setdefault(key, made)
+            result = output or name
+            self.nodes.append(helper.make_node(op_type, inputs, [result], name, **attributes))
+            self._made.setdefault(key, result)
         return output or self._made[key]

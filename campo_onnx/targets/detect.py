@@ -97,10 +97,10 @@ def cpu_figures(threads: int) -> Hardware:
     processor = this_processor()
     if processor is None:
         return datasheet.device(CPU)
-    known = datasheet.matching_processor(processor, threads)
-    if known is None:
-        known = datasheet.device(CPU_WITH_BF16 if processor.features & BF16_UNITS else CPU)
-    return known
+    hardware = datasheet.matching_processor(processor, threads)
+    if hardware is None:
+        hardware = datasheet.device(CPU_WITH_BF16 if processor.features & BF16_UNITS else CPU)
+    return hardware
 
 
 def _named(name: str) -> tuple[Hardware, str]:
@@ -110,11 +110,11 @@ def _named(name: str) -> tuple[Hardware, str]:
     visible = visible_gpu()
     if visible.gpu is None:
         return datasheet.device(FALLBACK), f"No GPU here, {instead}: {visible.problem}."
-    found = visible.gpu.name
-    match = datasheet.matching(found)
+    gpu_name = visible.gpu.name
+    match = datasheet.matching(gpu_name)
     if match is None:
-        return datasheet.device(FALLBACK), f"{_unknown(found)}: {instead}."
-    return match, f"Planning for this machine's {found}."
+        return datasheet.device(FALLBACK), f"{_unknown(gpu_name)}: {instead}."
+    return match, f"Planning for this machine's {gpu_name}."
 
 
 def target_of(machine: "Machine") -> Target:
@@ -131,14 +131,14 @@ def target_of(machine: "Machine") -> Target:
                 here.hardware, title=machine.device, sm_count=machine.threads, source="this machine"
             ),
         )
-    known = datasheet.matching(machine.device)
-    if known is None:
+    hardware = datasheet.matching(machine.device)
+    if hardware is None:
         raise DeviceUnavailableError(
             _unknown(machine.device),
             why="cores and caches are needed to describe what was measured",
             remedy="Add a file to campo_onnx/hardware/data, from its data sheet.",
         )
-    return Target.of(replace(known, source="this machine"), machine.runtime)
+    return Target.of(replace(hardware, source="this machine"), machine.runtime)
 
 
 def _unknown(gpu: str) -> str:

@@ -66,11 +66,11 @@ def node_time(signature: Signature, ports: Ports, target: Target, precision: Pre
 
 def _given_precision(signature: Signature, target: Target) -> Precision:
     """The precision of a node's data in the given graph, which may be low there already."""
-    known = {precision.onnx_dtype: precision for precision in precisions()}
+    by_dtype = {precision.onnx_dtype: precision for precision in precisions()}
     operands = (*signature.inputs, *signature.outputs)
     dtypes = (operand.dtype for operand in operands if operand is not None)
-    found = next((known[dtype] for dtype in dtypes if dtype in known), Precision.FP32)
-    return found if target.computes_in(found) else Precision.FP32
+    chosen = next((by_dtype[dtype] for dtype in dtypes if dtype in by_dtype), Precision.FP32)
+    return chosen if target.computes_in(chosen) else Precision.FP32
 
 
 def _surrounding_casts_us(signature: Signature, ports: Ports, target: Target, precision: Precision) -> float:
