@@ -188,19 +188,19 @@ def data_files(model: onnx.ModelProto, folder: Path | None) -> frozenset[Path]:
     """Files outside the model that hold its tensors."""
     if folder is None:
         return frozenset()
-    found = (data_path(name, folder) for name in locations(model))
-    return frozenset(path for path in found if path is not None)
+    paths = (data_path(name, folder) for name in locations(model))
+    return frozenset(path for path in paths if path is not None)
 
 
 def constants_of(graph: onnx.GraphProto) -> Mapping[str, TensorProto]:
     """Initializers and outputs of Constant nodes, by tensor name."""
-    found = {tensor.name: tensor for tensor in graph.initializer}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant" and not node.domain:
             tensor = _constant_node_value(node)
             if tensor is not None:
-                found[node.output[0]] = tensor
-    return found
+                constants[node.output[0]] = tensor
+    return constants
 
 
 def _constant_node_value(node: onnx.NodeProto) -> TensorProto | None:

@@ -108,7 +108,7 @@ def _open_dims(info: ValueInfoProto, dims: Mapping[str, int]) -> Iterator[str]:
 
 
 def _given_rank(name: str, dims: Mapping[str, int]) -> int:
-    axes = (re.fullmatch(re.escape(name) + r"\[(\d{1,2})\]", given) for given in dims)
+    axes = (re.fullmatch(re.escape(name) + r"\[(\d{1,2})\]", dim) for dim in dims)
     return max((int(match[1]) + 1 for match in axes if match), default=0)
 
 

@@ -125,12 +125,12 @@ def model_of(
     graph.name, graph.doc_string = given.graph.name, given.graph.doc_string
     graph.initializer.extend(t for t in given.graph.initializer if t.name not in dropped)
     graph.initializer.extend(initializers)
-    made = {name for node in graph.node for name in node.output} | {t.name for t in graph.initializer}
+    tensors = {name for node in graph.node for name in node.output} | {t.name for t in graph.initializer}
     infos = {value.name: value for value in given.graph.value_info}
-    graph.value_info.extend(value for value in given.graph.value_info if value.name in made)
+    graph.value_info.extend(value for value in given.graph.value_info if value.name in tensors)
     described = infos | {value.name: value for value in (*given.graph.input, *given.graph.output)}
     for name, given_name in retyped.items():
-        if given_name in described and name in made and name not in infos:
+        if given_name in described and name in tensors and name not in infos:
             value = onnx.ValueInfoProto()
             value.CopyFrom(described[given_name])
             value.name = name
@@ -163,7 +163,7 @@ def _write(
     node.input[:] = wiring.inputs
     node.output[:] = wiring.outputs
     if attributes:
-        kept = [a for a in given.attribute if a.name not in attributes]
+        unchanged = [a for a in given.attribute if a.name not in attributes]
         del node.attribute[:]
-        node.attribute.extend(kept)
+        node.attribute.extend(unchanged)
         node.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in attributes.items())

@@ -280,12 +280,12 @@ class _Shared:
         return tuple(self._names.setdefault(name, name) for name in names)
 
     def op(self, node: onnx.NodeProto) -> OpKey:
-        made = OpKey(node.domain, node.op_type)
-        return self._ops.setdefault(made, made)
+        key = OpKey(node.domain, node.op_type)
+        return self._ops.setdefault(key, key)
 
     def origin(self, node: onnx.NodeProto) -> Origin:
-        made = origin_of(node)
-        return self._origins.setdefault(made, made)
+        origin = origin_of(node)
+        return self._origins.setdefault(origin, origin)
 
     def attributes(self, node: onnx.NodeProto) -> Mapping[str, Any]:
         held = [a for a in node.attribute if _has_value_here(a)]

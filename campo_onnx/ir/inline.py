@@ -93,10 +93,10 @@ def _is_of_another_opset(function: FunctionProto, model: ModelProto) -> bool:
 def _inlined_and_converted(model: ModelProto) -> ModelProto:
     typed = onnx.shape_inference.infer_shapes(model)  # the converter asks for the type of every argument
     inlined = onnx.inliner.inline_local_functions(typed, convert_version=True)
-    given = {value.name for value in model.graph.value_info}
-    known = [value for value in inlined.graph.value_info if value.name in given]
+    declared = {value.name for value in model.graph.value_info}
+    values = [value for value in inlined.graph.value_info if value.name in declared]
     del inlined.graph.value_info[:]
-    inlined.graph.value_info.extend(known)
+    inlined.graph.value_info.extend(values)
     _rename_repeated(inlined.graph, _names(model))
     return inlined
 

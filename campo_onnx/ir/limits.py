@@ -94,15 +94,15 @@ class _Extents:
         called = self._functions.get((short_domain(node.domain), node.op_type, node.overload))
         if called is None:
             return
-        for kind, given, known in (
+        for kind, count, limit in (
             ("inputs", node.input, called.input),
             ("outputs", node.output, called.output),
         ):
-            if len(given) > len(known):
+            if len(count) > len(limit):
                 raise ModelError(
                     f"the call {node.name!r} of the function {called.name!r} in {self._title} has "
-                    f"{len(given)} {kind}",
-                    why=f"the function has {len(known)}",
+                    f"{len(count)} {kind}",
+                    why=f"the function has {len(limit)}",
                     remedy=_REMEDY,
                 )
 

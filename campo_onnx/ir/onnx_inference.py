@@ -43,13 +43,13 @@ def infer_types(
     onnx.shape_inference.InferenceError
         If ONNX gives up.
     """
-    found = _inferred(payload, values=False)
-    if all(name in found and static_shape(found[name]) is not None for name in wanted):
-        return found
+    types = _inferred(payload, values=False)
+    if all(name in types and static_shape(types[name]) is not None for name in wanted):
+        return types
     model = ModelProto.FromString(payload)
-    if not _follows_few_integers(model.graph, {**given, **found}):
-        return found
-    return {**found, **_inferred(model.SerializeToString(), values=True)}
+    if not _follows_few_integers(model.graph, {**given, **types}):
+        return types
+    return {**types, **_inferred(model.SerializeToString(), values=True)}
 
 
 def _inferred(payload: bytes, *, values: bool) -> dict[str, TypeProto]:
@@ -59,13 +59,13 @@ def _inferred(payload: bytes, *, values: bool) -> dict[str, TypeProto]:
 
 def _follows_few_integers(graph: GraphProto, types: Mapping[str, TypeProto]) -> bool:
     """Let ONNX follow values through nothing but nodes that compute a few integers; say if there are any."""
-    found = False
+    follows = False
     for node in graph.node:
         has_bodies = any(True for _ in bodies(node))
         if node.domain or not (node.op_type in _FOLLOWING or has_bodies):
             continue
         if not has_bodies and _is_of_few_integers(node, types):
-            found = True
+            follows = True
         elif node.op_type in _ARITHMETIC:
             node.op_type = _LIKE_ARITHMETIC
         else:
@@ -73,7 +73,7 @@ def _follows_few_integers(graph: GraphProto, types: Mapping[str, TypeProto]) -> 
             for name in node.output:
                 if name in types:
                     graph.value_info.add(name=name, type=types[name])
-    return found
+    return follows
 
 
 def _is_of_few_integers(node: NodeProto, types: Mapping[str, TypeProto]) -> bool:

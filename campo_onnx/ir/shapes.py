@@ -123,8 +123,8 @@ class _Known:
             self.shapes[name] = shape
 
     def spec(self, name: str) -> TensorType:
-        found = self.types.get(name)
-        return TensorType(found.tensor_type.elem_type if found else 0, self.shapes.get(name))
+        declared = self.types.get(name)
+        return TensorType(declared.tensor_type.elem_type if declared else 0, self.shapes.get(name))
 
 
 # --- one global pass of ONNX's own inference -----------------------------------------------------
@@ -134,12 +134,12 @@ def _infer_globally(model: ModelProto, known: _Known) -> None:
     payload = _slim_copy(model, known).SerializeToString()
     try:
         wanted = [t for node in model.graph.node for t in node.output if t and t not in known.types]
-        found = infer_types(payload, known.types, wanted)
+        types = infer_types(payload, known.types, wanted)
     except (InferenceError, ValueError, MemoryError) as error:  # the latter two: what its C++ throws
         raise ModelError(
             "ONNX cannot infer the shapes of the model", why=_readable(error), remedy=_CHECK_REMEDY
         ) from error
-    for name, inferred in found.items():
+    for name, inferred in types.items():
         known.record(name, inferred)
 
 
@@ -190,17 +190,17 @@ def _value_of(tensor: TensorProto) -> Value:
 
 def _resolve(node: NodeProto, known: _Known) -> None:
     rests_on_assumption = bool(known.assumed.intersection(node.input))
-    found: Mapping[str, TypeProto] = {}
+    types: Mapping[str, TypeProto] = {}
     try:
-        found = _infer_outputs(node, known)
+        types = _infer_outputs(node, known)
     except (InferenceError, ValueError, LookupError, TypeError, ArithmeticError) as error:
         if not rests_on_assumption:
             raise _contradiction(node, known, error) from error
     for name in filter(None, node.output):
         if name in known.shapes:
             continue
-        if name in found:
-            known.record(name, found[name])
+        if name in types:
+            known.record(name, types[name])
         declared_dtype = known.declared[name].tensor_type.elem_type if name in known.declared else 0
         if declared_dtype and spec(_op(node)).typed_by_declaration:
             known.record(name, _tensor_type(TensorType(declared_dtype, known.shapes.get(name))))
@@ -216,7 +216,7 @@ def _infer_outputs(node: NodeProto, known: _Known) -> Mapping[str, TypeProto]:
     if onnx.defs.has(node.op_type, version, node.domain):
         return _infer_by_schema(node, onnx.defs.get_schema(node.op_type, version, node.domain), known)
     pairs = zip(node.output, output_types(_signature(node, known)) or (), strict=False)
-    return {name: _tensor_type(found) for name, found in pairs if name and found.dtype}
+    return {name: _tensor_type(inferred) for name, inferred in pairs if name and inferred.dtype}
 
 
 def _signature(node: NodeProto, known: _Known) -> Signature:
@@ -260,14 +260,14 @@ def _infer_by_schema(node: NodeProto, schema: OpSchema, known: _Known) -> Mappin
 def _assume(name: str, known: _Known) -> None:
     """Take the shape from the naming rule or the declaration, keeping a type that was inferred."""
     declared = known.declared.get(name, TypeProto())
-    found = known.types.get(name, declared)
-    if found.WhichOneof("value") not in (None, "tensor_type"):
-        known.types[name] = found
+    assumed = known.types.get(name, declared)
+    if assumed.WhichOneof("value") not in (None, "tensor_type"):
+        known.types[name] = assumed
         return
     forward = differentiated_tensor(name)
     by_name = TensorType() if forward is None else known.spec(forward)
     shape = by_name.shape if by_name.shape is not None else static_shape(declared)
-    dtype = found.tensor_type.elem_type or declared.tensor_type.elem_type or by_name.dtype
+    dtype = assumed.tensor_type.elem_type or declared.tensor_type.elem_type or by_name.dtype
     if shape is None and name in known.types:
         return  # what was inferred may at least tell the rank
     known.record(name, _tensor_type(TensorType(dtype, shape)))
@@ -318,11 +318,11 @@ _CHECK_REMEDY = "Check the model with onnx.checker.check_model(model, full_check
 
 def _contradiction(node: NodeProto, known: _Known, error: Exception) -> ModelError:
     inputs = (f"{name}: {_spelled(known.spec(name))}" for name in node.input if name)
-    given = " ".join(f"--dim {name}={size}" for name, size in known.dims.items())
+    options = " ".join(f"--dim {name}={size}" for name, size in known.dims.items())
     return ModelError(
         f"The inputs of node {node.name!r} ({node.op_type}) do not fit together",
         why=f"{_readable(error)} ({', '.join(inputs)})",
-        remedy=f"Are these sizes meant: {given}?" if given else _CHECK_REMEDY,
+        remedy=f"Are these sizes meant: {options}?" if options else _CHECK_REMEDY,
     )
 
 

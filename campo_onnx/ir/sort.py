@@ -44,9 +44,9 @@ def fresh(stem: str, taken: set[str]) -> str:
 
 def tensor_names(graph: onnx.GraphProto) -> set[str]:
     """List the tensors of a graph; those of bodies of nodes are not among them."""
-    given = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    given |= {sparse.values.name for sparse in graph.sparse_initializer}
-    return given | {name for node in graph.node for name in node.output if name}
+    names = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    names |= {sparse.values.name for sparse in graph.sparse_initializer}
+    return names | {name for node in graph.node for name in node.output if name}
 
 
 def sort_nodes(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> None:
@@ -59,10 +59,10 @@ def sort_nodes(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> N
     ModelError
         If a tensor is made twice or by nobody, or nodes wait for each other.
     """
-    known = {"", *(v.name for v in graph.input), *(t.name for t in graph.initializer)}
-    known.update(sparse.values.name for sparse in graph.sparse_initializer)
-    producer = _producers(graph, known)
-    readable = outer | known | producer.keys()
+    sources = {"", *(v.name for v in graph.input), *(t.name for t in graph.initializer)}
+    sources.update(sparse.values.name for sparse in graph.sparse_initializer)
+    producer = _producers(graph, sources)
+    readable = outer | sources | producer.keys()
     for node in graph.node:
         for body in bodies(node):
             sort_nodes(body, readable)
@@ -114,16 +114,16 @@ def _refuse_unmade(graph: onnx.GraphProto, reads: Sequence[Sequence[str]], reada
 
 def outer_reads(node: onnx.NodeProto) -> tuple[str, ...]:
     """List the tensors that bodies of a node (If, Loop, Scan) read from outside."""
-    found: dict[str, None] = {}
+    reads: dict[str, None] = {}
     for body in bodies(node):
         own = {value.name for value in body.input} | {t.name for t in body.initializer}
         for inner in body.node:
             for tensor in (*inner.input, *outer_reads(inner)):
                 if tensor and tensor not in own:
-                    found[tensor] = None
+                    reads[tensor] = None
             own.update(inner.output)
-        found.update(dict.fromkeys(v.name for v in body.output if v.name not in own))
-    return tuple(found)
+        reads.update(dict.fromkeys(v.name for v in body.output if v.name not in own))
+    return tuple(reads)
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

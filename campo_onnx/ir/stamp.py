@@ -72,8 +72,8 @@ def read_stamp(model: onnx.ModelProto) -> Stamp | None:
 
 def write_stamp(model: onnx.ModelProto, stamp: Stamp) -> None:
     """Put the stamp into the model, in place of an older one."""
-    kept = [entry for entry in model.metadata_props if entry.key != STAMP_KEY]
-    entries = [(entry.key, entry.value) for entry in kept]
+    others = [entry for entry in model.metadata_props if entry.key != STAMP_KEY]
+    entries = [(entry.key, entry.value) for entry in others]
     del model.metadata_props[:]
     for key, value in (*entries, (STAMP_KEY, json.dumps(to_plain(stamp), sort_keys=True))):
         model.metadata_props.add(key=key, value=value)

@@ -155,7 +155,7 @@ class GraphView:
                     uses.setdefault(tensor, []).append(Use(node.name, index))
             for tensor in node.captures:
                 uses.setdefault(tensor, []).append(Use(node.name, CAPTURE))
-        return MappingProxyType({tensor: tuple(found) for tensor, found in uses.items()})
+        return MappingProxyType({tensor: tuple(readers) for tensor, readers in uses.items()})
 
     def downstream(self, tensors: Iterable[str]) -> frozenset[str]:
         """Tensors that any of `tensors` has a part in, themselves included."""
@@ -181,25 +181,25 @@ class GraphView:
     def signature(self, node: str) -> Signature:
         """The part of a node that functions of an operator may look at; one object for all that share it."""
         by_node, distinct = self._signatures
-        found = by_node.get(node)
-        if found is None:
+        signature = by_node.get(node)
+        if signature is None:
             made = self._signature_of(self.node[node])
-            found = by_node[node] = distinct.setdefault(made, made)
-        return found
+            signature = by_node[node] = distinct.setdefault(made, made)
+        return signature
 
     def _signature_of(self, node: OpNode) -> Signature:
         def typed(tensor: str) -> tuple[str, int, tuple[int, ...] | None]:
             info = self.tensors.get(tensor)
             return (tensor, 0, None) if info is None else (tensor, info.dtype, info.shape)
 
-        known = {i: self.values[tensor] for i, tensor in enumerate(node.inputs) if tensor in self.values}
+        constants = {i: self.values[tensor] for i, tensor in enumerate(node.inputs) if tensor in self.values}
         return Signature(
             op=node.op,
             opset=self.opset.get(node.op.domain, 1),
             inputs=operands("x", map(typed, node.inputs)),
             outputs=operands("y", map(typed, node.outputs)),
             attributes=node.attributes,
-            constants={i: value for i, value in known.items() if decides(value)},
+            constants={i: value for i, value in constants.items() if decides(value)},
             has_body=bool(node.captures) or spec(node.op).family is Family.CONTROL_FLOW,
         )
 

@@ -211,11 +211,11 @@ def einsum(signature: Signature, *shapes: Shape) -> tuple[GemmShape, ...]:
     left = set(terms[0])
     for position, term in enumerate(terms[1:], start=1):
         right = set(term)
-        kept = set(result).union(*terms[position + 1 :])
+        needed = set(result).union(*terms[position + 1 :])
         m, n = _size(left - right, sizes), _size(right - left, sizes)
-        k, batch = _size((left & right) - kept, sizes), _size(left & right & kept, sizes)
+        k, batch = _size((left & right) - needed, sizes), _size(left & right & needed, sizes)
         gemms.append(GemmShape(m=m, n=n, k=k, batch=batch))
-        left = (left | right) & kept
+        left = (left | right) & needed
     return tuple(gemms)
 
 

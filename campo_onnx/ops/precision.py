@@ -51,10 +51,10 @@ class Precision:
 
     def __new__(cls, value: str) -> "Precision":
         """Look a format up."""
-        found = _by_value.get(value)
-        if found is None:
+        precision = _by_value.get(value)
+        if precision is None:
             raise ValueError(f"unknown precision {value!r}, known: {', '.join(_by_value)}")
-        return found
+        return precision
 
     def __setattr__(self, name: str, _: object) -> None:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")

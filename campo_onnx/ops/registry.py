@@ -31,12 +31,12 @@ class Registry:
     """
 
     def __init__(self, specs: Iterable[OpSpec]) -> None:
-        found: dict[OpKey, OpSpec] = {}
+        by_key: dict[OpKey, OpSpec] = {}
         for spec in specs:
-            if spec.key in found:
+            if spec.key in by_key:
                 raise ValueError(f"the operator {spec.key.label} is registered twice")
-            found[spec.key] = spec
-        self.specs: Mapping[OpKey, OpSpec] = MappingProxyType(found)
+            by_key[spec.key] = spec
+        self.specs: Mapping[OpKey, OpSpec] = MappingProxyType(by_key)
         self._asking: dict[Ask, Mapping[OpKey, tuple[int, ...]]] = {}
 
     def spec(self, op: OpKey) -> OpSpec:
@@ -47,8 +47,8 @@ class Registry:
         """The facts of a node's operator; PyTorch's are told apart by an attribute."""
         if signature.op == _ATEN:
             operator = str(signature.attribute("operator", "")).removeprefix("aten::")
-            if (found := self.specs.get(OpKey(ATEN, operator))) is not None:
-                return found
+            if (own := self.specs.get(OpKey(ATEN, operator))) is not None:
+                return own
         return self.spec(signature.op)
 
     def having(self, *traits: Trait) -> frozenset[OpKey]:
@@ -58,8 +58,10 @@ class Registry:
     def asking(self, what: Ask) -> Mapping[OpKey, tuple[int, ...]]:
         """The operators that ask something of inputs, and the positions of these."""
         if what not in self._asking:
-            found = {key: tuple(i for i, ask in spec.asks if ask is what) for key, spec in self.specs.items()}
-            self._asking[what] = MappingProxyType({key: at for key, at in found.items() if at})
+            places = {
+                key: tuple(i for i, ask in spec.asks if ask is what) for key, spec in self.specs.items()
+            }
+            self._asking[what] = MappingProxyType({key: at for key, at in places.items() if at})
         return self._asking[what]
 
     def of_family(self, *families: Family) -> frozenset[OpKey]:
@@ -70,9 +72,9 @@ class Registry:
 def _with_values(
     specs: Iterable[OpSpec], rules: Mapping[OpKey, Rule], traits: Mapping[OpKey, frozenset[Trait]]
 ) -> Iterator[OpSpec]:
-    known: set[OpKey] = set()
+    keys: set[OpKey] = set()
     for spec in specs:
-        known.add(spec.key)
+        keys.add(spec.key)
         values = rules.get(spec.key, spec.values)
         more = traits.get(spec.key, frozenset())
         yield replace(
@@ -82,7 +84,7 @@ def _with_values(
             asks_accuracy=ASKS.get(spec.key, spec.asks_accuracy),
             passes_accuracy=PASSES.get(spec.key, spec.passes_accuracy),
         )
-    if left := (rules.keys() | traits.keys() | ASKS.keys() | PASSES.keys()) - known:
+    if left := (rules.keys() | traits.keys() | ASKS.keys() | PASSES.keys()) - keys:
         names = ", ".join(sorted(key.label for key in left))
         raise ValueError(f"there are rules or traits of unknown operators: {names}")
 

@@ -159,13 +159,13 @@ class Signature:
 
     def input(self, position: int) -> Operand:
         """An input; one that is left out, or beyond the last, has neither type nor shape."""
-        found = self.inputs[position] if position < len(self.inputs) else None
-        return _NOTHING if found is None else found
+        operand = self.inputs[position] if position < len(self.inputs) else None
+        return _NOTHING if operand is None else operand
 
     def output(self, position: int) -> Operand:
         """An output; one that is left out, or beyond the last, has neither type nor shape."""
-        found = self.outputs[position] if position < len(self.outputs) else None
-        return _NOTHING if found is None else found
+        operand = self.outputs[position] if position < len(self.outputs) else None
+        return _NOTHING if operand is None else operand
 
     def ints(self, position: int) -> Shape | None:
         """Value of a constant integer input as a flat tuple, or None when unknown."""
@@ -243,16 +243,16 @@ def operands(prefix: str, tensors: Iterable[tuple[str, int, Shape | None]]) -> t
     >>> operands("x", [("a", 1, (2,)), ("", 0, None), ("a", 1, (2,))])
     (Operand(name='x0', dtype=1, shape=(2,)), None, Operand(name='x0', dtype=1, shape=(2,)))
     """
-    made: dict[str, Operand] = {}
-    found: list[Operand | None] = []
+    by_tensor: dict[str, Operand] = {}
+    operands: list[Operand | None] = []
     for position, (name, dtype, shape) in enumerate(tensors):
         if not name:
-            found.append(None)
+            operands.append(None)
             continue
-        if name not in made:
-            made[name] = Operand(f"{prefix}{position}", dtype, shape)
-        found.append(made[name])
-    return tuple(found)
+        if name not in by_tensor:
+            by_tensor[name] = Operand(f"{prefix}{position}", dtype, shape)
+        operands.append(by_tensor[name])
+    return tuple(operands)
 
 
 def decides(value: NDArray[Any]) -> bool:

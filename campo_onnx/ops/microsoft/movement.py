@@ -15,9 +15,9 @@ _moves = partial(specs, MICROSOFT, family=Family.MOVEMENT)
 
 def _concat_types(signature: Signature) -> list[TensorType]:
     dtype, lengths = signature.input(0).dtype, TensorType(_INT64, (len(signature.inputs),))
-    found = [signature.input(i).shape for i in range(len(signature.inputs))]
-    shapes = [shape for shape in found if shape is not None]
-    if len(shapes) < len(found):
+    declared = [signature.input(i).shape for i in range(len(signature.inputs))]
+    shapes = [shape for shape in declared if shape is not None]
+    if len(shapes) < len(declared):
         return [TensorType(dtype), lengths]
     axis = signature.attribute("axis", 0) % len(shapes[0])
     if len({(*shape[:axis], 0, *shape[axis + 1 :]) for shape in shapes}) > 1:

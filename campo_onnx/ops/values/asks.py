@@ -21,8 +21,8 @@ _BELOW_ONE = 0.5
 
 def logarithm(signature: Signature, inputs: Ranges, tolerance: float) -> Needs:
     """A relative error of the argument is an absolute one of its logarithm, which vanishes at 1."""
-    known = known_at(inputs, 0)
-    is_away_from_one = known.highest <= _BELOW_ONE or known.lowest >= 1.0 / _BELOW_ONE
+    argument = known_at(inputs, 0)
+    is_away_from_one = argument.highest <= _BELOW_ONE or argument.lowest >= 1.0 / _BELOW_ONE
     return {0: Need(relative=tolerance) if is_away_from_one else EXACT}
 
 

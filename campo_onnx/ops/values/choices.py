@@ -58,16 +58,16 @@ def pad(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
 
 def where(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Values of the second and the third input."""
-    found = hull(r for r in inputs[1:3] if r is not None)
-    return (replace(found, varies=True),)
+    either = hull(r for r in inputs[1:3] if r is not None)
+    return (replace(either, varies=True),)
 
 
 def scatter(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Values of the data and of the updates, which may add up."""
-    found = hull(r for r in (inputs[0], inputs[2]) if r is not None)
+    either = hull(r for r in (inputs[0], inputs[2]) if r is not None)
     if signature.attributes.get("reduction", "none") in ("none", b"none"):
-        return (found,)
-    return (replace(found, lowest=-INFINITY, highest=INFINITY),)
+        return (either,)
+    return (replace(either, lowest=-INFINITY, highest=INFINITY),)
 
 
 def one_hot(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:

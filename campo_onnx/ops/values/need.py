@@ -72,5 +72,5 @@ def after_cancelling(need: Need, result: ValueRange) -> Need:
 
 def known_at(inputs: Ranges, position: int) -> ValueRange:
     """The range of an input; unknown where it is left out."""
-    known = inputs[position] if position < len(inputs) else None
-    return UNKNOWN if known is None else known
+    one = inputs[position] if position < len(inputs) else None
+    return UNKNOWN if one is None else one

@@ -53,11 +53,11 @@ def pairwise(combine: Callable[[ValueRange, ValueRange], ValueRange]) -> Rule:
     """Make a rule that combines the inputs one after another."""
 
     def rule(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
-        found = present(inputs)
-        if not found:
+        ranges = present(inputs)
+        if not ranges:
             return ()
-        result = found[0]
-        for other in found[1:]:
+        result = ranges[0]
+        for other in ranges[1:]:
             result = combine(result, other)
         return (result,)
 
@@ -77,8 +77,8 @@ def mixed(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
         return (UNKNOWN,)
     x, y, gate = (r or UNKNOWN for r in inputs[:3])
     number = exactly(1.0) if len(inputs) < 4 else inputs[3] or UNKNOWN
-    kept = arithmetic.multiplied(x, number)
-    return (arithmetic.added(kept, arithmetic.multiplied(y, gate, is_square=_same_operand(signature, 1, 2))),)
+    own = arithmetic.multiplied(x, number)
+    return (arithmetic.added(own, arithmetic.multiplied(y, gate, is_square=_same_operand(signature, 1, 2))),)
 
 
 def mul(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
@@ -98,8 +98,8 @@ def sub(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
 
 def mean(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Means of one value of each input."""
-    found = hull(present(inputs))
-    return (replace(found, is_integer=False),)
+    any_of = hull(present(inputs))
+    return (replace(any_of, is_integer=False),)
 
 
 def magnitude(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
@@ -117,14 +117,14 @@ def magnitude(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
 
 def clip(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Values brought between two limits."""
-    found = inputs[0] or UNKNOWN
+    clipped = inputs[0] or UNKNOWN
     for position, name, combine in ((1, "min", arithmetic.larger), (2, "max", arithmetic.smaller)):
         limit = at(inputs, position)
         if limit is None and name in signature.attributes:
             limit = exactly(float(signature.attributes[name]))
         if limit is not None:
-            found = combine(found, limit)
-    return (found,)
+            clipped = combine(clipped, limit)
+    return (clipped,)
 
 
 def relu(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
@@ -150,23 +150,23 @@ def no_larger(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """An activation like GELU: zero on the far left, its argument on the right, above -0.375 throughout."""
     one = inputs[0] or UNKNOWN
     like = replace(one, is_integer=False, from_integers=False, is_guard=False)
-    found = made(
+    result = made(
         -0.375, max(one.highest, 0.0), max(one.expected_lowest, -0.375), one.expected_highest, like=like
     )
-    return (found, *(UNKNOWN for _ in signature.outputs[1:]))
+    return (result, *(UNKNOWN for _ in signature.outputs[1:]))
 
 
 def rounded(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Integers next to the values."""
     one = inputs[0] or UNKNOWN
-    found = made(
+    result = made(
         one.lowest - 1.0,
         one.highest + 1.0,
         one.expected_lowest,
         one.expected_highest,
         like=replace(one, is_integer=True, is_guard=False),
     )
-    return (found,)
+    return (result,)
 
 
 def mod(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:

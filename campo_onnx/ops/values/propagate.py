@@ -25,20 +25,20 @@ def propagated(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
         inputs, since nothing says that it bounds them.
     """
     rule = current().spec_of(signature).values or _carried
-    found = rule(signature, inputs)
+    results = rule(signature, inputs)
     types = [0 if operand is None else operand.dtype for operand in signature.outputs]
-    rest = tuple(of_type(dtype) for dtype in types[len(found) :])
-    return (*(_typed(r, dtype) for r, dtype in zip(found, types, strict=False)), *rest)
+    rest = tuple(of_type(dtype) for dtype in types[len(results) :])
+    return (*(_typed(r, dtype) for r, dtype in zip(results, types, strict=False)), *rest)
 
 
 def _typed(found: ValueRange, dtype: int) -> ValueRange:
     """An integer or boolean output is at most what its type holds."""
-    known = of_type(dtype)
-    if not known.is_integer:
+    by_type = of_type(dtype)
+    if not by_type.is_integer:
         return found
-    lowest, highest = max(found.lowest, known.lowest), min(found.highest, known.highest)
+    lowest, highest = max(found.lowest, by_type.lowest), min(found.highest, by_type.highest)
     if lowest > highest:
-        return known
+        return by_type
     like = replace(found, is_integer=True, from_integers=True)
     return made(
         lowest,

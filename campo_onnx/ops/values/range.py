@@ -166,33 +166,33 @@ def exactly(value: float, source: str = "") -> ValueRange:
 
 def hull(ranges: Iterable[ValueRange]) -> ValueRange:
     """Range of a tensor that takes its values from any of several."""
-    given = tuple(ranges)
-    if not given:
+    parts = tuple(ranges)
+    if not parts:
         return UNKNOWN
-    if len(given) == 1:
-        return given[0]
+    if len(parts) == 1:
+        return parts[0]
     return ValueRange(
-        lowest=min(r.lowest for r in given),
-        highest=max(r.highest for r in given),
-        expected_lowest=min(r.expected_lowest for r in given),
-        expected_highest=max(r.expected_highest for r in given),
-        smallest=min(r.smallest for r in given),
-        is_integer=all(r.is_integer for r in given),
-        from_integers=from_integers(given),
-        step=min(r.step for r in given),
-        varies=any(r.varies for r in given),
-        is_guard=any(r.is_guard for r in given),
-        guarded=max(r.guarded for r in given),
-        rounding=max(r.rounding for r in given),
-        is_given=all(r.is_given for r in given),
-        source=source_of(given),
+        lowest=min(r.lowest for r in parts),
+        highest=max(r.highest for r in parts),
+        expected_lowest=min(r.expected_lowest for r in parts),
+        expected_highest=max(r.expected_highest for r in parts),
+        smallest=min(r.smallest for r in parts),
+        is_integer=all(r.is_integer for r in parts),
+        from_integers=from_integers(parts),
+        step=min(r.step for r in parts),
+        varies=any(r.varies for r in parts),
+        is_guard=any(r.is_guard for r in parts),
+        guarded=max(r.guarded for r in parts),
+        rounding=max(r.rounding for r in parts),
+        is_given=all(r.is_given for r in parts),
+        source=source_of(parts),
     )
 
 
 def from_integers(ranges: Iterable[ValueRange]) -> bool:
     """Whether what is computed from these comes from integers and constants alone."""
-    given = tuple(ranges)
-    return any(r.from_integers for r in given) and all(r.from_integers or not r.varies for r in given)
+    parts = tuple(ranges)
+    return any(r.from_integers for r in parts) and all(r.from_integers or not r.varies for r in parts)
 
 
 def source_of(ranges: Iterable[ValueRange]) -> str:

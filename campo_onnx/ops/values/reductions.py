@@ -71,37 +71,37 @@ def matmul(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Sums of products along the inner axis, scaled by alpha."""
     shape = shape_of(signature, 0)
     terms = factors(signature, shape, ())[0][-1] if shape else None
-    found = arithmetic.contracted(inputs[0] or UNKNOWN, inputs[1] or UNKNOWN, terms)
+    product = arithmetic.contracted(inputs[0] or UNKNOWN, inputs[1] or UNKNOWN, terms)
     alpha = float(signature.attributes.get("alpha", 1.0))
     if alpha != 1.0:
-        found = arithmetic.multiplied(found, exactly(alpha))
-    return (found,)
+        product = arithmetic.multiplied(product, exactly(alpha))
+    return (product,)
 
 
 def gemm(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """A product of matrices, and a bias."""
-    found = matmul(signature, inputs)[0]
+    product = matmul(signature, inputs)[0]
     third = at(inputs, 2)
     if third is None:
-        return (found,)
+        return (product,)
     beta = exactly(float(signature.attributes.get("beta", 1.0)))
-    return (arithmetic.added(found, arithmetic.multiplied(third, beta)),)
+    return (arithmetic.added(product, arithmetic.multiplied(third, beta)),)
 
 
 def conv(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Sums of products over a window and its channels, and a bias."""
     weight = shape_of(signature, 1)
     terms = math.prod(weight[1:]) if weight is not None and signature.op.op_type == "Conv" else None
-    found = arithmetic.contracted(inputs[0] or UNKNOWN, inputs[1] or UNKNOWN, terms)
+    product = arithmetic.contracted(inputs[0] or UNKNOWN, inputs[1] or UNKNOWN, terms)
     bias = at(inputs, 2)
-    return (found if bias is None else arithmetic.added(found, bias),)
+    return (product if bias is None else arithmetic.added(product, bias),)
 
 
 def einsum(signature: Signature, inputs: Ranges) -> tuple[ValueRange, ...]:
     """Sums of products of all inputs."""
-    found = present(inputs)
-    result = found[0]
-    for other in found[1:]:
+    ranges = present(inputs)
+    result = ranges[0]
+    for other in ranges[1:]:
         result = arithmetic.contracted(result, other, None)
     return (replace(result, lowest=-INFINITY, highest=INFINITY),)
 

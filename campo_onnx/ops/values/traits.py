@@ -67,11 +67,11 @@ _BY_TRAIT: tuple[tuple[Trait, str], ...] = (
 
 
 def _by_operator() -> Mapping[OpKey, frozenset[Trait]]:
-    found: dict[OpKey, set[Trait]] = {}
+    traits_of: dict[OpKey, set[Trait]] = {}
     for trait, labels in _BY_TRAIT:
         for label in labels.split():
-            found.setdefault(OpKey.parse(label), set()).add(trait)
-    return MappingProxyType({op: frozenset(traits) for op, traits in found.items()})
+            traits_of.setdefault(OpKey.parse(label), set()).add(trait)
+    return MappingProxyType({op: frozenset(traits) for op, traits in traits_of.items()})
 
 
 TRAITS = _by_operator()
