@@ -74,7 +74,7 @@ def draw_batches(
     trained = {view.shape(t) for t in (*gradient_outputs(view, scaling), *updated)}
     if nodes is not None:
         view, products = part_of(view, nodes), products.intersection(nodes)
-    within = {name: (known.lowest, known.highest) for name, known in ranges.items()}
+    within = {name: (r.lowest, r.highest) for name, r in ranges.items()}
     base = synthesize(view, within=within)
     scale = scaling.scale
     if scale in base and scale not in within:
@@ -172,12 +172,12 @@ def _of_rows(value: NDArray[Any], rng: np.random.Generator, *, is_mask: bool) ->
 def _constants_met(name: str, view: GraphView) -> list[float]:
     """Constants that an input is compared with or clipped to before it is computed with."""
     users = {use.node for tensor in _moved(name, view) for use in view.consumers.get(tensor, ())}
-    found = set()
+    constants = set()
     for node in (view.node[user] for user in users):
         if node.op.op_type in _THRESHOLDS:
             values = (view.values[t] for t in node.inputs if t in view.values and view.values[t].size == 1)
-            found |= {float(v.reshape(-1)[0]) for v in values if v.dtype.kind in "fiu"}
-    return sorted(c for c in found if abs(c) <= _LARGEST_CONSTANT)
+            constants |= {float(v.reshape(-1)[0]) for v in values if v.dtype.kind in "fiu"}
+    return sorted(c for c in constants if abs(c) <= _LARGEST_CONSTANT)
 
 
 def _is_mask(name: str, view: GraphView) -> bool:

@@ -59,17 +59,17 @@ def with_drift(
                 why="what is not finite in FP32 says nothing about a lower precision",
                 remedy="Name a batch it is finite on, with --inputs.",
             )
-    known: dict[object, Mapping[str, Drift]] = {}
+    drifts: dict[object, Mapping[str, Drift]] = {}
     rows = []
     for row in comparison.rows:
         plan = row.plan
         decided = (plan.low_nodes, plan.pads)
-        if decided not in known:
+        if decided not in drifts:
             mixed = rewrite(imported, plan)
-            known[decided] = MappingProxyType(
+            drifts[decided] = MappingProxyType(
                 {_title(n, plan): _drift(mixed, n, reference, dims) for n in numerics}
             )
-        rows.append(replace(row, drift=known[decided]))
+        rows.append(replace(row, drift=drifts[decided]))
     return replace(comparison, rows=tuple(rows))
 
 

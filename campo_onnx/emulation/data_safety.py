@@ -130,19 +130,19 @@ def measure_safety(
     for feeds in batches:
         _refuse_unfinite(feeds, "the batch", "is not a number")
     here = machine("cpu")
-    given = seeded(imported.model)
+    model = seeded(imported.model)
     tell("running the FP32 step")
     earlier = earlier_versions(imported.view)
     references = [
-        Reference(model=given, feeds=feeds, earlier=earlier, machine=here, folder=imported.folder)
+        Reference(model=model, feeds=feeds, earlier=earlier, machine=here, folder=imported.folder)
         for feeds in batches
     ]
     for reference in references:
         _refuse_unfinite(reference.outputs, "the FP32 step", "is not finite on this batch")
     problem = problem or problem_of(imported, options)
     tell("recording ranges")
-    found = ranges_of(given, _reads_and_results(problem), batches, options.low, here)
-    forbidden: Forbidden = MappingProxyType(dict(_breaking(problem, found)))
+    ranges = ranges_of(model, _reads_and_results(problem), batches, options.low, here)
+    forbidden: Forbidden = MappingProxyType(dict(_breaking(problem, ranges)))
     search = _Search(imported, options, references, budget, tell, problem, plan)
     forbidden, before, drift_before = search.within_budget(problem, forbidden)
     groups = _groups(problem.informed(forbidden, ()))
@@ -150,7 +150,7 @@ def measure_safety(
     return DataSafety(
         forbidden=forbidden,
         released=released,
-        ranges=MappingProxyType(found),
+        ranges=MappingProxyType(ranges),
         drift_before=MappingProxyType(drift_before),
         drift_after=MappingProxyType(drift_after),
         gain_us=before.predicted_us - after.predicted_us,
@@ -199,7 +199,7 @@ class _Search:
         """Forbid more until the budget holds."""
         plan, drift = self.trial(forbidden, frozenset())
         products = [n.name for n in problem.view.nodes if problem.op_class(n.name) is OpClass.ALLOW]
-        kept = len(products)
+        allowed = len(products)
         worst = max(drift, key=lambda name: drift[name], default="")
         while drift and drift[worst] > self._budget:
             if not plan.low_nodes:
@@ -208,13 +208,13 @@ class _Search:
                     why=f"{worst!r} is off by {drift[worst]:.2g} with every node in FP32",
                     remedy="Give a larger --budget.",
                 )
-            low = frozenset(products[:kept])
+            low = frozenset(products[:allowed])
             verdict = Reason.DATA_BUDGET.of()
             more = {n.name: verdict for n in problem.view.nodes if n.name not in low}
             forbidden = MappingProxyType({**more, **forbidden})
             plan, drift = self.trial(forbidden, frozenset())
             worst = max(drift, key=lambda name: drift[name])
-            kept //= 2
+            allowed //= 2
         return forbidden, plan, drift
 
     def best(
@@ -260,14 +260,14 @@ def _breaking(problem: Problem, ranges: Mapping[str, Range]) -> Iterator[tuple[s
         if not problem.is_free(node.name):
             continue
         for tensor in _low_tensors(problem, node.name):
-            found = ranges[tensor]
-            if found.overflow_share > 0:
-                verdict = Reason.DATA_OVERFLOW.of(tensor=tensor, value=found.largest, low=problem.low.value)
-            elif found.lost_mass > LOST_MASS:
+            values = ranges[tensor]
+            if values.overflow_share > 0:
+                verdict = Reason.DATA_OVERFLOW.of(tensor=tensor, value=values.largest, low=problem.low.value)
+            elif values.lost_mass > LOST_MASS:
                 verdict = Reason.DATA_UNDERFLOW.of(
                     tensor=tensor,
-                    flushed_share=found.flushed_share,
-                    lost_share=found.lost_mass,
+                    flushed_share=values.flushed_share,
+                    lost_share=values.lost_mass,
                     low=problem.low.value,
                 )
             else:

@@ -145,10 +145,10 @@ class _Fixing:
         for node in self._graph.node:
             self._add(node)
         copies = [NodeProto.FromString(node.SerializeToString()) for node in self._nodes]
-        kept = [info for info in self._graph.value_info if not self._is_low(info.name)]
+        infos = [info for info in self._graph.value_info if not self._is_low(info.name)]
         del self._graph.node[:], self._graph.value_info[:]
         self._graph.node.extend(copies)
-        self._graph.value_info.extend(kept)
+        self._graph.value_info.extend(infos)
 
     def _add(self, node: NodeProto) -> None:
         makes_low = any(map(self._is_low, node.output))
@@ -178,7 +178,7 @@ class _Fixing:
 
     def _only_for_fp32(self, low: str) -> set[str] | None:
         """Find a low tensor, and its moved copies, of which FP32 is all that is made; None if more is."""
-        found = {low}
+        tensors = {low}
         for cast in self._consumers.get(low, ()):
             if cast.op_type != "Cast" or self._is_low(cast.output[0]):
                 return None
@@ -187,8 +187,8 @@ class _Fixing:
                     moved = self._only_for_fp32(rounded) if reader.op_type in _MOVES else None
                     if moved is None:
                         return None
-                    found |= moved
-        return found
+                    tensors |= moved
+        return tensors
 
     def _rounded(self, node: NodeProto) -> list[str]:
         """The low tensors that a node makes, by way of the Casts that round its outputs."""
@@ -222,8 +222,8 @@ class _Fixing:
         """The power of two below a magnitude, exactly; 1 for zero."""
         powers = self._constant(np.ldexp(np.float32(1.0), np.arange(-149, 128)).astype(np.float32))
         below = self._emit("LessOrEqual", powers, largest)
-        found = self._emit("Where", below, powers, self._constant(np.float32(0.0)))
-        power = self._emit("ReduceMax", found, keepdims=0)
+        result = self._emit("Where", below, powers, self._constant(np.float32(0.0)))
+        power = self._emit("ReduceMax", result, keepdims=0)
         is_zero = self._emit("Equal", power, self._constant(np.float32(0.0)))
         return self._emit("Where", is_zero, self._constant(np.float32(1.0)), power)
 

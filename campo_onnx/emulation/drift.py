@@ -86,11 +86,11 @@ class Reference:
     @cached_property
     def _base_of(self) -> Mapping[str, str]:
         """The input that an output is a new version of: the closest one."""
-        found = {}
+        bases = {}
         for output, names in self.earlier.items():
             distance = {n: _size(self.outputs[output].astype(np.float64) - self.feeds[n]) for n in names}
-            found[output] = min(distance, key=lambda name: distance[name])
-        return found
+            bases[output] = min(distance, key=lambda name: distance[name])
+        return bases
 
     @cached_property
     def bases(self) -> Arrays:

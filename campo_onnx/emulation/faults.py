@@ -96,8 +96,8 @@ class Subject:
     def watched(self) -> Mapping[str, int]:
         """Type of every tensor that is compared, in the order of the graph."""
         tensors = self.view.tensors  # of the step; what is low in it is emulated with further ones
-        made = (t for node in self.model.graph.node for t in node.output if t in tensors)
-        kinds = {t: tensors[t].dtype for t in made}
+        results = (t for node in self.model.graph.node for t in node.output if t in tensors)
+        kinds = {t: tensors[t].dtype for t in results}
         return {t: kind for t, kind in kinds.items() if kind in _FLOATS or t in self.whole}
 
     @cached_property

@@ -173,11 +173,11 @@ def without_underflow(emulated: ModelProto) -> ModelProto:
             nodes.append(node)
     for name, value in (("splitter", 2.0**13 + 1), ("limit", _FP16_OVERFLOW), ("infinite", np.inf)):
         graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), f"{_ROUNDING}_{name}"))
-    kept = [info for info in graph.value_info if info.name not in rounded]
+    infos = [info for info in graph.value_info if info.name not in rounded]
     copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:], graph.value_info[:]
     graph.node.extend(copies)
-    graph.value_info.extend(kept)
+    graph.value_info.extend(infos)
     return copy
 
 

@@ -220,7 +220,7 @@ def wrongdoers(
     most_trials
         Sets of nodes to try by halves; nodes that are not told apart until then count as wrong.
     """
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
     trials = 0
 
     def search(names: Sequence[str]) -> None:
@@ -231,20 +231,20 @@ def wrongdoers(
             return
         names = _involved(names, faults, view)
         if len(names) == 1 or trials > most_trials:
-            found.update(dict.fromkeys(names, faults[0]))
+            verdicts.update(dict.fromkeys(names, faults[0]))
             return
         half = len(names) // 2
         search(names[:half])
         search(names[half:])
 
     search(suspects)
-    rest = [name for name in suspects if name not in found]
+    rest = [name for name in suspects if name not in verdicts]
     while faults := wrong(frozenset(rest)) if rest else ():
         involved = _by_effect(_involved(rest, faults, view), effect)
         keep = _longest_right(involved, [n for n in rest if n not in frozenset(involved)], wrong)
-        found |= dict.fromkeys(involved[keep:], faults[0])
-        rest = [name for name in rest if name not in found]
-    return found
+        verdicts |= dict.fromkeys(involved[keep:], faults[0])
+        rest = [name for name in rest if name not in verdicts]
+    return verdicts
 
 
 def _involved(names: Sequence[str], faults: Sequence[Verdict], view: GraphView) -> list[str]:

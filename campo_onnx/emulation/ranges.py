@@ -65,13 +65,13 @@ def ranges_of(
     if not wanted:
         return {}
     watched = _watched(model, wanted, precision)
-    found: dict[str, Range] = {}
+    worst: dict[str, Range] = {}
     for feeds in batches:
         values = run(watched, feeds, machine)
         for index, name in enumerate(wanted):
             one = _range(values[f"{_PREFIX}_{index}"])
-            found[name] = found[name].merged(one) if name in found else one
-    return found
+            worst[name] = worst[name].merged(one) if name in worst else one
+    return worst
 
 
 def _range(statistics: NDArray[Any]) -> Range:

@@ -60,21 +60,21 @@ def simplify(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | Non
     UnsupportedModelError
         If ONNX Runtime does not load the graph.
     """
-    given = import_model(source, dims)
-    model = cleaned_up(given.model, "cpu", threads=1, folder=given.folder)
-    made = import_model(model, folder=given.folder)
-    if _interface(given.view) != _interface(made.view):
+    original = import_model(source, dims)
+    model = cleaned_up(original.model, "cpu", threads=1, folder=original.folder)
+    simpler = import_model(model, folder=original.folder)
+    if _interface(original.view) != _interface(simpler.view):
         raise CheckFailedError(
             "the simplified graph has other inputs or outputs than the given one",
             remedy="Leave out --simplify, and please report it.",
         )
-    draws = any(node.op in RANDOM for node in given.view.nodes)
+    draws = any(node.op in RANDOM for node in original.view.nodes)
     if not draws:
-        _check_values(given, made)
+        _check_values(original, simpler)
     return Simplified(
         model=model,
-        nodes_before=len(given.view.nodes),
-        nodes_after=len(made.view.nodes),
+        nodes_before=len(original.view.nodes),
+        nodes_after=len(simpler.view.nodes),
         was_run=not draws,
     )
 
@@ -82,11 +82,11 @@ def simplify(source: str | Path | onnx.ModelProto, dims: Mapping[str, int] | Non
 @contextmanager
 def simplified_file(source: Path, dims: Mapping[str, int] | None = None) -> Iterator[tuple[Path, Simplified]]:
     """Give a graph, cleaned up, as a file of the same name that is there meanwhile, its data with it."""
-    found = simplify(source, dims)
+    simplified = simplify(source, dims)
     with temporary_folder() as folder:
         path = folder / source.name
-        export_model(found.model, path, folder=source.resolve().parent)
-        yield path, found
+        export_model(simplified.model, path, folder=source.resolve().parent)
+        yield path, simplified
 
 
 def _interface(view: GraphView) -> dict[str, tuple[str, int, object]]:

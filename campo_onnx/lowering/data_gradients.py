@@ -45,9 +45,9 @@ def data_gradients(imported: Imported, place: Place) -> onnx.ModelProto:
     chosen = [node for node in view.nodes if settings.get(node.name) is not None]
 
     def replacement(edit: Edit, node: OpNode) -> None:
-        found = settings[node.name]
-        assert found is not None
-        _turned(edit, node, found)
+        setting = settings[node.name]
+        assert setting is not None
+        _turned(edit, node, setting)
 
     return replaced(imported, chosen, replacement)
 

@@ -179,7 +179,7 @@ def _softmax_gradient(g: Graph, y: Value, rest: Value) -> Value | None:
     gradient, total = difference.inputs
     if gradient is None or total is None or gradient.shape != y.shape or total.shape != (*y.shape[:-1], 1):
         return None
-    weights, kept, masked = y, 1.0, _source(g, gradient)
+    weights, scale, masked = y, 1.0, _source(g, gradient)
     if masked is not None and masked.op_type == "Where":
         mask, inner, zero = masked.inputs
         dropout = _source(g, mask)
@@ -187,13 +187,13 @@ def _softmax_gradient(g: Graph, y: Value, rest: Value) -> Value | None:
             ratio = dropout.inputs[1]
             if inner is None or inner.shape != y.shape or ratio is None or ratio.constant is None:
                 return None
-            weights, gradient, kept = dropout.outputs[0], inner, 1.0 - float(ratio.constant.item())
-    total = scaled(g, total, -1.0 / kept)
+            weights, gradient, scale = dropout.outputs[0], inner, 1.0 - float(ratio.constant.item())
+    total = scaled(g, total, -1.0 / scale)
     if may_mix(g, y):
-        return scaled(g, mixed(g, y, total, gradient, weights), kept)
+        return scaled(g, mixed(g, y, total, gradient, weights), scale)
     if weights is y:  # as many passes as there are
         return None
-    return scaled(g, gated_add(g, elementwise(g, "Mul", gradient, weights), y, total), kept)
+    return scaled(g, gated_add(g, elementwise(g, "Mul", gradient, weights), y, total), scale)
 
 
 def _gelu_gradient(g: Graph, gradient: Value, doubled: Value) -> Value | None:

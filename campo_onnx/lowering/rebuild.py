@@ -35,11 +35,11 @@ def rebuilt(imported: Imported, rules: Mapping[str, Rule], place: Place) -> onnx
         The model itself where nothing changes, or where the graph has what an export never has:
         bodies of nodes, shapes that are not static, outputs left out, constants outside the file.
     """
-    given, view = imported.model.graph, imported.view
-    if not any(node.op_type in rules and not node.domain for node in given.node) or not _is_plain(imported):
+    graph, view = imported.model.graph, imported.view
+    if not any(node.op_type in rules and not node.domain for node in graph.node) or not _is_plain(imported):
         return imported.model
     g = Graph(opset=view.opset[""], target=place.operators, sizes_change=place.sizes_change)
-    g.reserve(tensor_names(given) | {node.name for node in given.node})
+    g.reserve(tensor_names(graph) | {node.name for node in graph.node})
 
     def declared(name: str) -> Value:
         tensor = view.tensors[name]
@@ -49,10 +49,10 @@ def rebuilt(imported: Imported, rules: Mapping[str, Rule], place: Place) -> onnx
     values = {
         name: g.input(name, view.tensors[name].dtype, view.tensors[name].shape or ()) for name in view.inputs
     }
-    for tensor in given.initializer:
+    for tensor in graph.initializer:
         values[tensor.name] = g.constant(numpy_helper.to_array(tensor), tensor.name)
     changes = False
-    for proto in given.node:
+    for proto in graph.node:
         node = Node(
             op_type=f"{proto.domain}:{proto.op_type}" if proto.domain else proto.op_type,
             inputs=tuple(values[name] if name else None for name in proto.input),
@@ -67,7 +67,7 @@ def rebuilt(imported: Imported, rules: Mapping[str, Rule], place: Place) -> onnx
             result = _merged(g, node) if result is None else result
         values.update(zip(proto.output, g.copy(node) if result is None else (result,), strict=True))
     other = g.model({n: values[n] for n in view.outputs}, optional_inputs=frozenset())
-    if not changes and len(other.graph.node) == len(given.node):
+    if not changes and len(other.graph.node) == len(graph.node):
         return imported.model
     return _with_graph(imported.model, other)
 
@@ -106,6 +106,6 @@ def _with_graph(model: onnx.ModelProto, other: onnx.ModelProto) -> onnx.ModelPro
     for part in ("node", "initializer", "value_info"):
         del getattr(result.graph, part)[:]
         getattr(result.graph, part).extend(getattr(other.graph, part))
-    known = {each.domain for each in result.opset_import}
-    result.opset_import.extend(each for each in other.opset_import if each.domain not in known)
+    domains = {each.domain for each in result.opset_import}
+    result.opset_import.extend(each for each in other.opset_import if each.domain not in domains)
     return result

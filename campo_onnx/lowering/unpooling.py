@@ -76,5 +76,5 @@ def _unpooled(g: Graph, node: Node) -> Value | None:
 
 
 def _before_reshape(g: Graph, x: Value) -> Value:
-    made = g.producer(x, "Reshape")
-    return x if made is None or made.inputs[0] is None else made.inputs[0]
+    reshape = g.producer(x, "Reshape")
+    return x if reshape is None or reshape.inputs[0] is None else reshape.inputs[0]

@@ -114,18 +114,18 @@ def _pieces(model: ModelProto, feeds: Mapping[str, NDArray[Any]], limits: Limits
     if model.functions or not all(v.type.HasField("tensor_type") for v in graph.output):
         return []
     try:
-        known = infer(model, _dims(model, feeds))
+        types = infer(model, _dims(model, feeds))
     except CampoError:
         return []
-    given = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-    given |= {sparse.values.name for sparse in graph.sparse_initializer}
-    groups = _groups(list(graph.node), known, limits.piece_bytes)
-    return _linked(groups, given, {v.name for v in graph.output}, known) if len(groups) > 1 else []
+    sources = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    sources |= {sparse.values.name for sparse in graph.sparse_initializer}
+    groups = _groups(list(graph.node), types, limits.piece_bytes)
+    return _linked(groups, sources, {v.name for v in graph.output}, types) if len(groups) > 1 else []
 
 
 def _dims(model: ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict[str, int]:
     """Sizes of the dimensions that the graph leaves open, as the feeds have them."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for info in model.graph.input:
         declared = info.type.tensor_type
         if info.name not in feeds or not info.type.HasField("tensor_type"):
@@ -134,8 +134,8 @@ def _dims(model: ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict[str, int
             dim = declared.shape.dim[axis] if axis < len(declared.shape.dim) else None
             if dim is None or not dim.HasField("dim_value"):
                 name = dim.dim_param if dim is not None else ""
-                found[name or f"{info.name}[{axis}]"] = size
-    return found
+                sizes[name or f"{info.name}[{axis}]"] = size
+    return sizes
 
 
 def _groups(nodes: list[NodeProto], known: TensorTypes, most_bytes: int) -> list[list[NodeProto]]:
@@ -175,12 +175,12 @@ def _linked(
     widening = {node.output[0]: node for group in groups for node in group if _widens(node, known)}
     copies: list[list[NodeProto]] = []
     for group in groups:
-        made = {tensor for node in group for tensor in node.output}
+        results = {tensor for node in group for tensor in node.output}
         again: dict[str, NodeProto] = {}
         pending = [tensor for node in group for tensor in _reads(node)]
         while pending:
             tensor = pending.pop()
-            if tensor in widening and tensor not in made and tensor not in again:
+            if tensor in widening and tensor not in results and tensor not in again:
                 again[tensor] = widening[tensor]
                 pending.append(widening[tensor].input[0])
         copies.append(list(reversed(again.values())))
@@ -188,9 +188,9 @@ def _linked(
     needed: set[str] = set(outputs)
     for group, before in zip(reversed(groups), reversed(copies), strict=True):
         nodes = (*before, *group)
-        made = {tensor for node in nodes for tensor in node.output if tensor}
+        results = {tensor for node in nodes for tensor in node.output if tensor}
         own = {tensor for node in group for tensor in node.output if tensor}
-        reads = {tensor for node in nodes for tensor in _reads(node)} - made
+        reads = {tensor for node in nodes for tensor in _reads(node)} - results
         linked.append(
             _Piece(
                 nodes=nodes,
@@ -235,8 +235,8 @@ class _Run:
         for index, piece in enumerate(pieces):
             for tensor in piece.reads:
                 readers.setdefault(tensor, []).append(index)
-        made = {tensor for piece in pieces for tensor in piece.makes}
-        if at_once := [name for name in self._wanted if name not in made]:
+        results = {tensor for piece in pieces for tensor in piece.makes}
+        if at_once := [name for name in self._wanted if name not in results]:
             yield from self._given(at_once)
         for index, piece in enumerate(pieces):
             try:

@@ -94,15 +94,15 @@ def synthesize(
     """
     generator = np.random.default_rng(seed)
     scale = spread or Spread()
-    made: Feeds = {}
+    values: Feeds = {}
     for name in view.inputs:
         with _in_memory(view.tensors[name]):
-            made[name] = _value(view.tensors[name], view, generator, scale)
+            values[name] = _value(view.tensors[name], view, generator, scale)
     for name, (lowest, highest) in within.items():
-        if name in made:
+        if name in values:
             with _in_memory(view.tensors[name]):
-                made[name] = _between(lowest, highest, made[name], generator)
-    return made
+                values[name] = _between(lowest, highest, values[name], generator)
+    return values
 
 
 def _between(
@@ -137,7 +137,7 @@ def read_feeds(path: Path, view: GraphView) -> Feeds:
             members = _members(archive)
             # What an array claims to be is held against the graph before any memory is taken for it.
             problems = _problems({name: _header(archive, members[name]) for name in members}, view)
-            given = {} if problems else {name: _array(archive, members[name]) for name in members}
+            arrays = {} if problems else {name: _array(archive, members[name]) for name in members}
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", remedy="Check the path of --inputs.") from None
     except _UNREADABLE as error:
@@ -150,7 +150,7 @@ def read_feeds(path: Path, view: GraphView) -> Feeds:
             why="; ".join(problems[:5]) + ("; ..." if len(problems) > 5 else ""),
             remedy="Give one array per input, named after it.",
         )
-    return {name: np.ascontiguousarray(given[name]) for name in view.inputs}
+    return {name: np.ascontiguousarray(arrays[name]) for name in view.inputs}
 
 
 class _Header(NamedTuple):

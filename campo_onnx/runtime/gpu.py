@@ -60,10 +60,10 @@ def first_visible(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Visibl
     if wanted in ("", "-1", "NoDevFiles"):
         return Visible(gpu=None, problem="CUDA_VISIBLE_DEVICES hides every GPU")
     if not wanted.isdecimal():
-        found = [gpu for gpu in gpus if gpu.uuid.startswith(wanted)]
-        if len(found) == 1:
-            return Visible(gpu=found[0])
-        what = "no GPU" if not found else "several GPUs"
+        matches = [gpu for gpu in gpus if gpu.uuid.startswith(wanted)]
+        if len(matches) == 1:
+            return Visible(gpu=matches[0])
+        what = "no GPU" if not matches else "several GPUs"
         return Visible(gpu=None, problem=f"CUDA_VISIBLE_DEVICES names {wanted}, which is {what} here")
     if int(wanted) >= len(gpus):
         problem = f"CUDA_VISIBLE_DEVICES names GPU {wanted}, and there are {len(gpus)}"

@@ -53,10 +53,10 @@ class GpuMeter:
         if self.problem:
             return None
         try:
-            found = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
+            processes = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
         except self.nvml.NVMLError:
             return None
-        own = [process for process in found if process.pid == os.getpid()] or found
+        own = [process for process in processes if process.pid == os.getpid()] or processes
         if len(own) != 1 or own[0].usedGpuMemory is None:
             return None
         return int(own[0].usedGpuMemory)

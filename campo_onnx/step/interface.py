@@ -166,10 +166,10 @@ def step_interface(
 
 def gradients_of(interface: StepInterface) -> dict[str, str]:
     """Find the outputs that are gradients, by the name of the parameter that is an input."""
-    found = ((step_naming.differentiated(output), output) for output in interface.metrics)
+    outputs = ((step_naming.differentiated(output), output) for output in interface.metrics)
     return {
         name: output
-        for name, output in found
+        for name, output in outputs
         if name is not None and step_naming.parameter(name) in interface.state
     }
 
@@ -181,14 +181,14 @@ def paired_interface(
 
     Parameters and errors are those of :func:`step_interface`.
     """
-    given = dict(pairs or {})
+    named = dict(pairs or {})
     defaults = frozenset(constants)
     inputs = {name: _spec(view, name) for name in view.inputs if name not in defaults}
     outputs = {name: _spec(view, name) for name in view.outputs}
-    _check_names(given, inputs, outputs)
-    wanted = {name: given[name] if name in given else step_naming.next_value(name) for name in inputs}
+    _check_names(named, inputs, outputs)
+    wanted = {name: named[name] if name in named else step_naming.next_value(name) for name in inputs}
     next_value = {name: output for name, output in wanted.items() if output in outputs and output is not None}
-    frozen = {name for name, output in given.items() if output is None}
+    frozen = {name for name, output in named.items() if output is None}
     frozen |= {name for name in inputs if name not in next_value and step_naming.may_be_frozen(name, inputs)}
     claimed = set(next_value.values())
     lost = [n for n, output in wanted.items() if output is not None and n not in next_value.keys() | frozen]

@@ -159,7 +159,7 @@ def _batch_norm(g: Graph, call: Call) -> Sequence[Value | None]:
     of_bias = of_shape(g, total(g, call.gradient, axes), channels)
     normal = product(g, apart, inverse)
     of_scale = total(g, product(g, call.gradient, normal), axes)
-    kept = float(call.attributes.get("momentum", 0.9))
+    momentum = float(call.attributes.get("momentum", 0.9))
     count = math.prod(x.shape[i] for i in axes)
     _, of_mean, of_variance = (*call.gradients, None, None)[:3]
     vectors = [reshaped(g, v, scale.shape) for v in (of_scale, of_bias)]
@@ -174,9 +174,9 @@ def _batch_norm(g: Graph, call: Call) -> Sequence[Value | None]:
         if gradient is None:
             gradients.append(None)
             continue
-        share = product(g, reshaped(g, gradient, channels), (1.0 - kept) / count)
+        share = product(g, reshaped(g, gradient, channels), (1.0 - momentum) / count)
         of_x = g.op("Add", of_x, share if slope is None else product(g, share, slope, 2.0))
-        gradients.append(product(g, gradient, kept))
+        gradients.append(product(g, gradient, momentum))
     return [of_x, *vectors, *gradients]
 
 

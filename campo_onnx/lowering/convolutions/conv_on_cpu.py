@@ -52,10 +52,10 @@ def transposed(
 ) -> Value:
     """Give the gradient of what was convolved, of this shape; a transposed convolution is the same."""
     forms = transposed_forms(gradient.shape, weight.shape, geometry, shape)
-    found = _cheapest(g, forms, gradient, weight)(g, gradient, weight)
+    result = _cheapest(g, forms, gradient, weight)(g, gradient, weight)
     if bias is None:
-        return found
-    return elementwise(g, "Add", found, reshape(g, bias, (1, bias.elements, *[1] * (len(shape) - 2))))
+        return result
+    return elementwise(g, "Add", result, reshape(g, bias, (1, bias.elements, *[1] * (len(shape) - 2))))
 
 
 def _cheapest(g: Graph, forms: Mapping[str, Form], image: Value, weight: Value) -> Form:

@@ -94,9 +94,9 @@ def _conv_us(kernel: Shape, result: Shape, attributes: Mapping[str, Any]) -> flo
 def _conv_transpose_us(image: Shape, kernel: Shape, attributes: Mapping[str, Any]) -> float:
     groups: int = attributes.get("group", 1)
     batch, filters, *sizes = image
-    positions, made = math.prod(sizes), math.prod(kernel[1:])
-    added = batch * groups * made * positions  # on one thread
-    products = 2.0 * batch * filters * made * (positions + 14) / _CONV_FLOPS_PER_US
+    positions, written = math.prod(sizes), math.prod(kernel[1:])
+    added = batch * groups * written * positions  # on one thread
+    products = 2.0 * batch * filters * written * (positions + 14) / _CONV_FLOPS_PER_US
     if groups > 1:
         return products + added * 0.4e-3 + batch * groups * 0.2
     return products + added * 1e-4 + added / sizes[-1] * 3e-3 + batch * 8.0

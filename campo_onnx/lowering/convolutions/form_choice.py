@@ -67,18 +67,18 @@ def _time(signature: Signature, device: Target) -> float:
 
 
 def _time_in(signature: Signature, device: Target, precision: Precision) -> float:
-    found = node_time(signature, ports_of(signature, Precision.FP16), device, precision).time_us
+    time_us = node_time(signature, ports_of(signature, Precision.FP16), device, precision).time_us
     if spec(signature.op).family is not Family.CONVOLUTION:
-        return found
+        return time_us
     # Libraries split long sums of products, but not of convolutions: a small result fills few processors.
     gemm = work_of(signature).gemms[0]
     tiles = math.ceil(gemm.m / TILE) * math.ceil(gemm.n / TILE) * gemm.batch
     used = min(1.0, tiles / device.hardware.sm_count) / utilization(gemm, device.hardware.sm_count)
-    return max(found, gemm.flops / (gemm_rate(gemm, device, precision)[0] * used) * 1e6)
+    return max(time_us, gemm.flops / (gemm_rate(gemm, device, precision)[0] * used) * 1e6)
 
 
 def _signature(node: Node, opset: int) -> Signature:
-    given = [("", 0, None) if v is None else (v.name, v.dtype, v.shape) for v in node.inputs]
+    types = [("", 0, None) if v is None else (v.name, v.dtype, v.shape) for v in node.inputs]
     constants = {i: v.constant for i, v in enumerate(node.inputs) if v is not None and v.constant is not None}
     attributes = {
         name: numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
@@ -88,7 +88,7 @@ def _signature(node: Node, opset: int) -> Signature:
     return Signature(
         op=op,
         opset=1 if op.domain else opset,
-        inputs=operands("x", given),
+        inputs=operands("x", types),
         outputs=operands("y", [(v.name, v.dtype, v.shape) for v in node.outputs]),
         attributes=attributes,
         constants={i: np.asarray(value) for i, value in constants.items() if value.size <= 64},

@@ -98,12 +98,12 @@ def _is_turned(g: Graph, image: Value, *, as_any: bool) -> bool:
 
     With `as_any`, whatever the order of the axes before: then it is another Transpose of the same tensor.
     """
-    made = g.source(image)
-    if made is None:
+    source = g.source(image)
+    if source is None:
         return image.constant is not None
-    if made.op_type == "Transpose":
-        return as_any or list(made.attributes["perm"]) == [1, 0, *range(2, image.rank)]
-    return min(image.shape[:2]) == 1 and made.op_type == "Reshape"
+    if source.op_type == "Transpose":
+        return as_any or list(source.attributes["perm"]) == [1, 0, *range(2, image.rank)]
+    return min(image.shape[:2]) == 1 and source.op_type == "Reshape"
 
 
 def _swapped(g: Graph, image: Value) -> Value:
@@ -138,8 +138,8 @@ def _ungrouped(g: Graph, x: Value, groups: int) -> Value | None:
     channels, images, *size = x.shape
     apart = reshape(g, x, (channels, groups, images // groups, *size))
     perm = [2, 1, 0, *range(3, apart.rank)]
-    made = g.producer(apart, "Transpose")
-    if made is None or list(made.attributes["perm"]) != perm:
+    turn = g.producer(apart, "Transpose")
+    if turn is None or list(turn.attributes["perm"]) != perm:
         return None
     return reshape(g, transpose(g, apart, perm), (images // groups, groups * channels, *size))
 
@@ -149,13 +149,13 @@ def _uncropped(
     dilations: Sequence[int], pads: Sequence[int],
 ) -> Value:  # fmt: skip
     """Give an image with the rows at the end that no stride reaches, which a portable step cuts off."""
-    made = g.producer(image, "Slice")
-    whole = None if made is None else made.inputs[0]
-    if made is None or whole is None or len(made.inputs) > 4:
+    crop = g.producer(image, "Slice")
+    whole = None if crop is None else crop.inputs[0]
+    if crop is None or whole is None or len(crop.inputs) > 4:
         return image
-    if any(v is None or v.constant is None for v in made.inputs[1:]) or len(made.inputs) < 4:
+    if any(v is None or v.constant is None for v in crop.inputs[1:]) or len(crop.inputs) < 4:
         return image
-    starts, _, axes = (v.constant for v in made.inputs[1:] if v is not None and v.constant is not None)
+    starts, _, axes = (v.constant for v in crop.inputs[1:] if v is not None and v.constant is not None)
     reach = [
         (o - 1) * s + (k - 1) * d - p
         for o, s, k, d, p in zip(gradient.shape[2:], strides, taps, dilations, pads, strict=True)

@@ -204,8 +204,8 @@ def selected(g: Graph, image: Value, axes: Sequence[Axis]) -> Value:
     batch, channels = image.shape[:2]
     which = selection(axes)
     flat = reshape(g, image, (batch, 1, channels, which.shape[1]))
-    found = g.op("MatMul", flat, g.constant(which[None].astype(image.numpy_dtype)))
-    return reshape(g, found, (batch * which.shape[0], channels * which.shape[2]))
+    product = g.op("MatMul", flat, g.constant(which[None].astype(image.numpy_dtype)))
+    return reshape(g, product, (batch * which.shape[0], channels * which.shape[2]))
 
 
 def unfolded(g: Graph, image: Value, axes: Sequence[Axis]) -> Value:
@@ -243,12 +243,12 @@ def is_small(axes: Sequence[Axis]) -> bool:
 
 def selection(axes: Sequence[Axis]) -> NDArray[np.bool_]:
     """Say which element each tap reads: (positions, elements, taps); those of zeros around the image none."""
-    found = np.ones((1, 1, 1), bool)
+    mask = np.ones((1, 1, 1), bool)
     for axis in axes:
         first = np.arange(axis.result)[:, None, None] * axis.stride - axis.padding
         own = first + np.arange(axis.taps) * axis.dilation == np.arange(axis.size)[:, None]
-        found = np.kron(found, own)
-    return found
+        mask = np.kron(mask, own)
+    return mask
 
 
 def channels_first(g: Graph, rows: Value, taps: int) -> Value:

@@ -33,9 +33,9 @@ _NEEDED = ("InferenceSession", "SessionOptions", "get_available_providers")
 
 def installed_wheels() -> Mapping[str, str]:
     """Versions of all installed wheels of ONNX Runtime, by name."""
-    found = ((d.metadata["Name"] or "", d.version) for d in distributions())
+    wheels = ((d.metadata["Name"] or "", d.version) for d in distributions())
     return {
-        name: version for name, version in found if name == "onnxruntime" or name.startswith("onnxruntime-")
+        name: version for name, version in wheels if name == "onnxruntime" or name.startswith("onnxruntime-")
     }
 
 

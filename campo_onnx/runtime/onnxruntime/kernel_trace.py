@@ -137,7 +137,7 @@ def join(
     steps = max(window.step for window in windows) + 1
     launched_ns = _launched_ns(launches)
     index = _Index(windows)
-    found: dict[tuple[str, int], list[Kernel]] = defaultdict(list)
+    ran: dict[tuple[str, int], list[Kernel]] = defaultdict(list)
     unlaunched, outside = [], []
     for kernel in sorted(kernels, key=lambda k: k.start_ns):
         at_ns = launched_ns.get(kernel.correlation)
@@ -146,16 +146,16 @@ def join(
             continue
         window = index.at(at_ns + offset_ns)
         if window is not None:
-            found[window.node, window.step].append(kernel)
+            ran[window.node, window.step].append(kernel)
         elif not kernel.is_copy:
             outside.append(kernel.name)
-    names = dict.fromkeys(node for node, _ in found)
+    names = dict.fromkeys(node for node, _ in ran)
     by_step: dict[int, list[Kernel]] = defaultdict(list)
-    for (_, step), group in found.items():
+    for (_, step), group in ran.items():
         by_step[step] += group
     return Joined(
-        nodes_us={n: tuple(_sum_us(found.get((n, step), ())) for step in range(steps)) for n in names},
-        kernels={n: tuple(tuple(k.name for k in found.get((n, s), ())) for s in range(steps)) for n in names},
+        nodes_us={n: tuple(_sum_us(ran.get((n, step), ())) for step in range(steps)) for n in names},
+        kernels={n: tuple(tuple(k.name for k in ran.get((n, s), ())) for s in range(steps)) for n in names},
         busy_us=tuple(_busy_us(by_step[step]) for step in range(steps)),
         unlaunched=tuple(unlaunched),
         outside=tuple(outside),
@@ -179,11 +179,11 @@ def align(
         An offset that was measured, or 0 for clocks that count from the same moment.
     """
     launched_ns = _launched_ns(launches)
-    known = [kernel for kernel in kernels if kernel.correlation in launched_ns and not kernel.is_copy]
-    if not known or not windows or not join(known, launches, windows, offset_ns=guess_ns).outside:
+    launched = [kernel for kernel in kernels if kernel.correlation in launched_ns and not kernel.is_copy]
+    if not launched or not windows or not join(launched, launches, windows, offset_ns=guess_ns).outside:
         return guess_ns
     index = _Index(windows)
-    times_ns = sorted(launched_ns[kernel.correlation] for kernel in known)
+    times_ns = sorted(launched_ns[kernel.correlation] for kernel in launched)
     probed_ns = times_ns[:: max(1, len(times_ns) // _PROBES)]
 
     def cost(offset_ns: int) -> tuple[int, int]:
@@ -262,10 +262,10 @@ def _moments_ns(window: Window) -> Iterator[int]:
 
 def _launched_ns(launches: Iterable[Launch]) -> Mapping[int, int]:
     """When each correlation was launched: a runtime call may contain a driver call of the same number."""
-    found: dict[int, int] = {}
+    times_ns: dict[int, int] = {}
     for launch in launches:
-        found[launch.correlation] = min(launch.at_ns, found.get(launch.correlation, launch.at_ns))
-    return found
+        times_ns[launch.correlation] = min(launch.at_ns, times_ns.get(launch.correlation, launch.at_ns))
+    return times_ns
 
 
 def _sum_us(kernels: Iterable[Kernel]) -> float:

@@ -37,7 +37,7 @@ def _kernels() -> Mapping[tuple[str, OpKey], tuple[_Kernel, ...]]:
             until = int(row["until"]) if row["until"] else None
             key = (row["provider"], OpKey(row["domain"], row["op_type"]))
             table[key].append(_Kernel(int(row["since"]), until, low))
-    return {key: tuple(found) for key, found in table.items()}
+    return {key: tuple(versions) for key, versions in table.items()}
 
 
 def has_kernel(op: OpKey, opset: int, provider: str, precision: Precision) -> bool:
@@ -125,7 +125,7 @@ def is_in_release(op: OpKey) -> bool:
     >>> is_in_release(OpKey("com.microsoft", "GatedAdd")), is_in_release(OpKey("com.microsoft", "ConvGrad"))
     (True, False)
     """
-    return any(known == op for _, known in _kernels())
+    return any(key == op for _, key in _kernels())
 
 
 def runs(op: OpKey, opset: int, provider: str, precision: Precision) -> bool:

@@ -129,10 +129,10 @@ def tensor_pipe_share(
         None where counters cannot be read; :func:`count` says why.
     """
     try:
-        (found,) = count([model_file], metrics=[TENSOR_PIPE], dims=dims, limit_s=limit_s)
+        (counters,) = count([model_file], metrics=[TENSOR_PIPE], dims=dims, limit_s=limit_s)
     except DeviceUnavailableError:
         return None
-    percent = None if found is None else found.get(TENSOR_PIPE)
+    percent = None if counters is None else counters.get(TENSOR_PIPE)
     return None if percent is None else percent / 100
 
 

@@ -48,13 +48,13 @@ def parse(text: str) -> tuple[KernelCounters, ...]:
     if start is None:
         return ()
     rows = list(csv.DictReader(lines[start:]))
-    found: dict[str, tuple[str, str, dict[str, float]]] = {}
+    rows_of: dict[str, tuple[str, str, dict[str, float]]] = {}
     units: Mapping[str, str] = {}
     for row in rows:
         if not row["ID"]:
             units = row
             continue
-        values = found.setdefault(row["ID"], (row["Kernel Name"], row.get("Grid Size") or "", {}))[2]
+        values = rows_of.setdefault(row["ID"], (row["Kernel Name"], row.get("Grid Size") or "", {}))[2]
         if "Metric Name" in row:
             cells = [(row["Metric Name"], row["Metric Value"], row.get("Metric Unit") or "")]
         else:
@@ -62,7 +62,7 @@ def parse(text: str) -> tuple[KernelCounters, ...]:
         for name, cell, unit in cells:
             if (value := _number(cell)) is not None:
                 values[name] = value * _scale(unit)
-    return tuple(KernelCounters(name=name, grid=grid, values=v) for name, grid, v in found.values())
+    return tuple(KernelCounters(name=name, grid=grid, values=v) for name, grid, v in rows_of.values())
 
 
 def divide(kernels: Sequence[KernelCounters]) -> tuple[tuple[KernelCounters, ...], ...]:
@@ -89,14 +89,14 @@ def totals(kernels: Sequence[KernelCounters]) -> Mapping[str, float]:
     """
     weights = [kernel.values.get(DURATION, 0.0) for kernel in kernels]
     names = set.intersection(*(set(kernel.values) for kernel in kernels))
-    found = {}
+    sums = {}
     for name in sorted(names):
         values = [kernel.values[name] for kernel in kernels]
         if name.endswith(".sum"):
-            found[name] = math.fsum(values)
+            sums[name] = math.fsum(values)
         elif sum(weights) > 0:
-            found[name] = math.fsum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
-    return found
+            sums[name] = math.fsum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+    return sums
 
 
 def _number(text: str | None) -> float | None:

@@ -104,20 +104,20 @@ def read_events(events: list[dict[str, Any]], *, skip: int = 0) -> StepTimes:
             last_us = float(event["dur"])  # bodies of control flow are timed too, and end earlier
         elif name == _RUN:
             whole.append(last_us)
-    kept = _faster_half(whole, skip)
+    faster = _faster_half(whole, skip)
     return StepTimes(
         nodes=tuple(
             NodeTime(
                 nodes=(name,),
                 kernel=kernels[name],
                 precision=None,
-                time=timing_of(_of_steps(times, kept, len(whole))),
+                time=timing_of(_of_steps(times, faster, len(whole))),
             )
             for name, times in nodes.items()
         ),
-        step=timing_of([whole[i] for i in kept]),
+        step=timing_of([whole[i] for i in faster]),
         # A step shorter than a tick of the clock, a microsecond, reads as zero.
-        accounted=median(_sum_of_step(nodes, i, len(whole)) / max(whole[i], 1.0) for i in kept),
+        accounted=median(_sum_of_step(nodes, i, len(whole)) / max(whole[i], 1.0) for i in faster),
     )
 
 
