@@ -94,15 +94,15 @@ class _Extents:
         called = self._functions.get((short_domain(node.domain), node.op_type, node.overload))
         if called is None:
             return
-        for kind, count, limit in (
+        for kind, passed, declared in (
             ("inputs", node.input, called.input),
             ("outputs", node.output, called.output),
         ):
-            if len(count) > len(limit):
+            if len(passed) > len(declared):
                 raise ModelError(
                     f"the call {node.name!r} of the function {called.name!r} in {self._title} has "
-                    f"{len(count)} {kind}",
-                    why=f"the function has {len(limit)}",
+                    f"{len(passed)} {kind}",
+                    why=f"the function has {len(declared)}",
                     remedy=_REMEDY,
                 )
 
