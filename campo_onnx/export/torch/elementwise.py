@@ -246,6 +246,11 @@ _COMPARED = {
     "lt": ("Less", False), "le": ("LessOrEqual", False),
 }  # fmt: skip
 
+_ZEROS = (
+    *(aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default, aten.empty_like.default),
+    *(aten.empty.memory_format, aten.empty_permuted.default, aten.new_empty_strided.default),
+)
+
 TRANSLATIONS: Table = table(
     *((op.default, partial(_unary, op_type)) for op_type, op in _UNARY.items()),
     *(
@@ -254,17 +259,17 @@ TRANSLATIONS: Table = table(
         for overload in (getattr(aten, name).Tensor, getattr(aten, name).Scalar)
     ),
     ((aten.add.Tensor, aten.add.Scalar), _add),
-    *((overload, partial(_scaled, "Sub")) for overload in (aten.sub.Tensor, aten.sub.Scalar)),
+    ((aten.sub.Tensor, aten.sub.Scalar), partial(_scaled, "Sub")),
     ((aten.rsub.Tensor, aten.rsub.Scalar), _reversed_sub),
     ((aten.mul.Tensor, aten.mul.Scalar), _mul),
-    *((overload, partial(_binary, "Div")) for overload in (aten.div.Tensor, aten.div.Scalar)),
+    ((aten.div.Tensor, aten.div.Scalar), partial(_binary, "Div")),
     ((aten.div.Tensor_mode, aten.div.Scalar_mode), _div_mode),
     ((aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar), _pow),
     (aten.maximum.default, partial(_larger, "Max")),
     (aten.minimum.default, partial(_larger, "Min")),
-    *((op.default, partial(_binary, "And")) for op in (aten.logical_and,)),
-    *((op.default, partial(_binary, "Or")) for op in (aten.logical_or,)),
-    *((op.default, partial(_binary, "Xor")) for op in (aten.logical_xor,)),
+    (aten.logical_and.default, partial(_binary, "And")),
+    (aten.logical_or.default, partial(_binary, "Or")),
+    (aten.logical_xor.default, partial(_binary, "Xor")),
     (aten.bitwise_and.Tensor, lambda g, e, a, b: _bitwise("And", g, e, a, b)),
     (aten.bitwise_or.Tensor, lambda g, e, a, b: _bitwise("Or", g, e, a, b)),
     (aten.bitwise_not.default, lambda g, e, x: _bitwise("Not", g, e, x)),
@@ -283,27 +288,14 @@ TRANSLATIONS: Table = table(
     (aten.gelu_backward.default, _gelu_backward),
     (aten.sigmoid_backward.default, _sigmoid_backward),
     (aten.tanh_backward.default, _tanh_backward),
-    (aten._to_copy.default, _to_copy),
-    (torch.ops.prims.convert_element_type.default, _to_copy),
-    (aten.clone.default, _identity),
-    (aten.detach.default, _identity),
-    (aten.alias.default, _identity),
-    (aten.lift_fresh_copy.default, _identity),
+    ((aten._to_copy.default, torch.ops.prims.convert_element_type.default), _to_copy),
+    ((aten.clone.default, aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default), _identity),
     (aten.copy.default, lambda g, e, x, source, *_: expand(g, cast(g, source, e.dtype), e.shape)),
-    (aten.full_like.default, _filled),
-    (aten.full.default, _filled),
-    (aten.zeros_like.default, partial(_constant, 0)),
-    (aten.zeros.default, partial(_constant, 0)),
-    (aten.new_zeros.default, partial(_constant, 0)),
-    (aten.ones_like.default, partial(_constant, 1)),
-    (aten.ones.default, partial(_constant, 1)),
-    (aten.empty_like.default, partial(_constant, 0)),
-    (aten.empty.memory_format, partial(_constant, 0)),
-    (aten.empty_permuted.default, partial(_constant, 0)),
-    (aten.new_empty_strided.default, partial(_constant, 0)),
+    ((aten.full_like.default, aten.full.default), _filled),
+    ((aten.ones_like.default, aten.ones.default), partial(_constant, 1)),
+    (_ZEROS, partial(_constant, 0)),
     (aten.scalar_tensor.default, _scalar_tensor),
-    (aten.fill.Scalar, _fill),
-    (aten.fill.Tensor, _fill),
+    ((aten.fill.Scalar, aten.fill.Tensor), _fill),
 )
 
 
