@@ -103,9 +103,9 @@ class Tracer:
             for use in self.view.consumers.get(name, ())
             if (node := self.view.node[use.node]).op.op_type == "Cast" and not node.op.domain
         ]
-        found = [self._reading(root, casts) for root in (name, *casts)]
-        readings = [reading for reading in found if reading is not None]
-        return readings if len(readings) == len(found) else None
+        candidates = [self._reading(root, casts) for root in (name, *casts)]
+        readings = [reading for reading in candidates if reading is not None]
+        return readings if len(readings) == len(candidates) else None
 
     def _reading(self, root: str, casts: Sequence[str]) -> Reading | None:
         axes: dict[str, Axes] = {}

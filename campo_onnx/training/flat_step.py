@@ -131,7 +131,7 @@ class FlatStep:
 
     def shared(self) -> Arrays:
         """Give weights and gradients where they lie, by name, without a copy."""
-        found: Arrays = {}
+        arrays: Arrays = {}
         roles = {step_naming.parameter: self._update.weights, step_naming.gradient: self._update.gradients}
         for name_of, buffer in roles.items():
             flat = buffer.shared()
@@ -140,23 +140,23 @@ class FlatStep:
                     "memory of a GPU cannot be shared as NumPy arrays",
                     remedy="Give the update an optimizer of campo_onnx.export.optimizers.",
                 )
-            found |= {name_of(name): part for name, part in self._layout.unpacked(flat).items()}
-        return found
+            arrays |= {name_of(name): part for name, part in self._layout.unpacked(flat).items()}
+        return arrays
 
     def state(self) -> Arrays:
         """Copy the state from the device, by input name; within a window, that before it."""
         self._update.refuse_torn()
-        found: Arrays = {}
+        arrays: Arrays = {}
         for name_of, buffer in self._roles.items():
             parts = self._layout.unpacked(buffer.read())
-            found |= {name_of(name): np.asarray(part, order="C") for name, part in parts.items()}
+            arrays |= {name_of(name): np.asarray(part, order="C") for name, part in parts.items()}
         for name, value in (self._frozen | self._buffers[self._side]).items():
             kept = self._kept.get(name)
             array = value.read()
-            found[name] = array if kept is None else np.asarray(in_order(array, kept.order), order="C")
+            arrays[name] = array if kept is None else np.asarray(in_order(array, kept.order), order="C")
         if step_naming.STEP in self._interface.step.state:
-            found[step_naming.STEP] = np.asarray(self._update.count, np.int64)
-        return {name: found[name] for name in self._interface.step.state}
+            arrays[step_naming.STEP] = np.asarray(self._update.count, np.int64)
+        return {name: arrays[name] for name in self._interface.step.state}
 
     def load(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Put another state in place; a window that was begun is forgotten."""

@@ -88,12 +88,12 @@ class IndexGuard:
         """Check a batch."""
         if not self.uses:
             return
-        made: Mapping[str, NDArray[Any]] = feeds
+        indices: Mapping[str, NDArray[Any]] = feeds
         if self.program is not None:
             read = {name for use in self.uses if use.nodes for name in (*use.feeds, *use.shapes_of)}
-            made = {**feeds, **self.program.run({name: feeds[name] for name in read})}
+            indices = {**feeds, **self.program.run({name: feeds[name] for name in read})}
         for use in self.uses:
-            index = made[use.tensor]
+            index = indices[use.tensor]
             if not index.size:
                 continue
             lowest, highest = int(index.min()), int(index.max())
@@ -173,15 +173,15 @@ def _is_whole(view: GraphView, tensor: str) -> bool:
 
 def _part(imported: Imported, uses: list[_Use]) -> onnx.ModelProto:
     """Take out the nodes that make some indices."""
-    view, given = imported.view, imported.model
+    view, model = imported.view, imported.model
     names = {name for use in uses for name in use.nodes}
     graph = onnx.GraphProto(name="indices")
-    graph.node.extend(node for node in given.graph.node if node.name in names)
+    graph.node.extend(node for node in model.graph.node if node.name in names)
     read = {tensor for node in graph.node for tensor in node.input}
-    graph.initializer.extend(i for i in given.graph.initializer if i.name in read)
+    graph.initializer.extend(i for i in model.graph.initializer if i.name in read)
     fed = dict.fromkeys(feed for use in uses for feed in (*use.feeds, *use.shapes_of))
-    graph.input.extend(value for value in given.graph.input if value.name in fed)
+    graph.input.extend(value for value in model.graph.input if value.name in fed)
     for name in dict.fromkeys(use.tensor for use in uses):
         info = view.tensors[name]
         graph.output.append(helper.make_tensor_value_info(name, info.dtype, [None] * len(info.shape or ())))
-    return onnx.ModelProto(ir_version=given.ir_version, opset_import=given.opset_import, graph=graph)
+    return onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=graph)

@@ -24,15 +24,15 @@ def flat_weights(view: GraphView) -> FlatWeights:
     gradients = {step_naming.differentiated(name) for name in view.outputs}
     trained = {step_naming.parameter(name) for name in gradients if name is not None}
     shapes = {name: view.tensors[name].shape for name in view.inputs if name in trained}
-    known = {name: shape for name, shape in shapes.items() if shape is not None}
-    if not known or any(step_naming.next_value(name) in view.outputs for name in known):
+    sizes = {name: shape for name, shape in shapes.items() if shape is not None}
+    if not sizes or any(step_naming.next_value(name) in view.outputs for name in sizes):
         raise UsageError(
             "no weights lie in one buffer",
             why="the graph updates them itself, or no output is called grad.X or scaled_grad.X after an "
             "input param.X",
             remedy="Export the step without an optimizer, or leave out --flat-weights.",
         )
-    return _weights_of(flat_layout(known))
+    return _weights_of(flat_layout(sizes))
 
 
 def _weights_of(layout: FlatLayout) -> FlatWeights:

@@ -61,7 +61,7 @@ def with_compared_places(model: onnx.ModelProto, view: GraphView) -> onnx.ModelP
 
 def _is_slow(node: OpNode, view: GraphView) -> bool:
     shape = view.shape(node.inputs[0]) or ()
-    given = {**_OTHERS, **node.attributes}
+    attributes = {**_OTHERS, **node.attributes}
     return (
         len(node.outputs) == 2
         and "" not in node.outputs
@@ -71,7 +71,7 @@ def _is_slow(node: OpNode, view: GraphView) -> bool:
         and shape[3] <= _WIDEST
         and math.prod(shape) >= _ELEMENTS
         and shape[2] * shape[3] < _EXACT
-        and given == {**_OTHERS, **_WINDOW}
+        and attributes == {**_OTHERS, **_WINDOW}
     )
 
 

@@ -64,11 +64,11 @@ class TensorsBySize:
         read, written = tuple(feeds), tuple(metrics)
         key = tuple((spec.name, spec.shape) for spec in (*read, *written))
         if key not in self._kept:
-            made = (
+            tensors = (
                 {spec.name: tensor(spec.shape, spec.dtype, self._machine) for spec in specs}
                 for specs in (read, written)
             )
-            self._kept[key] = Tensors(feeds=next(made), metrics=next(made), steps={})
+            self._kept[key] = Tensors(feeds=next(tensors), metrics=next(tensors), steps={})
         self._kept.move_to_end(key)
         while len(self._kept) > _MOST_SIZES:
             self._kept.popitem(last=False)

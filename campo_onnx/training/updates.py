@@ -242,15 +242,15 @@ class _Flat:
     def sum(self, a: Value, of_a: Value | float | None, b: Value, of_b: Value | float) -> Value:
         """Give ``a * of_a + b * of_b``: numbers that are fed, or one a row, or known; None for no factor."""
         share = None if of_a is None else self._value(of_a)
-        kept = a if share is None else self.mul(a, share)
+        first = a if share is None else self.mul(a, share)
         if isinstance(of_b, float) and of_b == 0:
-            return kept
+            return first
         factor = self._value(of_b)
         if share is not None and may_mix(self._graph, a):
             return mixed(self._graph, a, self._of_rows(share), b, self._of_rows(factor))
         if self.target == "standard":
-            return self.add(kept, self.mul(b, factor))
-        return gated_add(self._graph, kept, b, self._of_rows(factor))
+            return self.add(first, self.mul(b, factor))
+        return gated_add(self._graph, first, b, self._of_rows(factor))
 
     def _value(self, number: Value | float) -> Value:
         return number if isinstance(number, Value) else self.scalar(number, _FLOAT)

@@ -163,14 +163,14 @@ class _Edits:
         self, term: Term, output: str, order: Sequence[int], shape: Sequence[int]
     ) -> Iterator[NodeProto]:
         if term.node is not None:
-            made = NodeProto()
-            made.CopyFrom(self._protos[term.node.name])
-            made.output[:] = [output]
+            node_copy = NodeProto()
+            node_copy.CopyFrom(self._protos[term.node.name])
+            node_copy.output[:] = [output]
             for i, each in enumerate(term.terms):
                 if each is not None:
-                    made.input[i] = self._new(f"{output}/{i}")
-                    yield from self._term(each, made.input[i], order, shape)
-            yield made
+                    node_copy.input[i] = self._new(f"{output}/{i}")
+                    yield from self._term(each, node_copy.input[i], order, shape)
+            yield node_copy
         elif term.axes == tuple(axis for axis in order if shape[axis] > 1):
             yield self._reshape(term.tensor, output, [shape[axis] for axis in order])
         else:
@@ -201,8 +201,8 @@ class _Edits:
         changed = onnx.ModelProto()
         changed.CopyFrom(self.model)
         graph = changed.graph
-        given, nodes = list(graph.node), []
-        for node in given:
+        old_nodes, nodes = list(graph.node), []
+        for node in old_nodes:
             nodes += self._before[node.name]
             if node.name not in self._gone:
                 node.input[:] = [self._inputs.get((node.name, name), name) for name in node.input]
@@ -213,8 +213,8 @@ class _Edits:
         graph.node.extend(nodes)
         name_nodes(graph)
         graph.initializer.extend(self._constants)
-        made = {name for node in nodes for name in node.output} - self._shapes.keys()
-        infos = [info for info in graph.value_info if info.name in made]
+        tensors = {name for node in nodes for name in node.output} - self._shapes.keys()
+        infos = [info for info in graph.value_info if info.name in tensors]
         del graph.value_info[:]
         graph.value_info.extend(infos)
         for info in (*graph.input, *graph.output):

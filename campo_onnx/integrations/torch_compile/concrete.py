@@ -38,24 +38,24 @@ class Symbols:
         UnsupportedModelError
             If an argument is a number that is not a size, or a size is known in a tensor's data only.
         """
-        found: dict[Any, tuple[int, int | None]] = {}
+        read_at: dict[Any, tuple[int, int | None]] = {}
         used: set[Any] = set()
         for position, node in enumerate(placeholders):
             meta = node.meta["val"]
             numbers: Sequence[Any] = (meta,)
             if isinstance(meta, torch.Tensor):
                 for axis, size in enumerate(meta.shape):
-                    _note(found, size, (position, axis))
+                    _note(read_at, size, (position, axis))
                 numbers = (*meta.shape, *meta.stride())
             elif isinstance(meta, torch.SymInt):
-                _note(found, meta, (position, None))
+                _note(read_at, meta, (position, None))
             elif not isinstance(meta, int):
                 raise UnsupportedModelError(f"an argument is a {type(meta).__name__}, which is not a size")
             used |= {s for n in numbers if isinstance(n, torch.SymInt) for s in n.node.expr.free_symbols}
-        if missing := used - found.keys():
+        if missing := used - read_at.keys():
             raise UnsupportedModelError(f"no input has the size {', '.join(sorted(map(str, missing)))}")
         names = tuple(sorted(used, key=str))
-        return cls(names=names, read_at=tuple(found[name] for name in names))
+        return cls(names=names, read_at=tuple(read_at[name] for name in names))
 
     def read(self, arguments: Sequence[Any]) -> Sizes:
         """Read the sizes of a call."""
@@ -128,7 +128,7 @@ def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> 
     UnsupportedModelError
         If a size depends on a tensor's data, or the graph calls another.
     """
-    known = _Known(dict(zip(symbols.names, sizes, strict=True)))
+    interpreter = _Known(dict(zip(symbols.names, sizes, strict=True)))
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, Any] = {}
     position = 0
@@ -140,7 +140,7 @@ def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> 
         if node.op not in ("placeholder", "get_attr", "call_function"):
             raise UnsupportedModelError(f"the graph calls {node.target}, which is not an operation")
         meta = getattr(gm, node.target) if node.op == "get_attr" else node.meta.get("val")
-        value = known.static(meta)
+        value = interpreter.static(meta)
         if isinstance(value, int | float):
             copies[node] = value
         else:

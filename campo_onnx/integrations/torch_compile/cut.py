@@ -98,9 +98,9 @@ def _sizes(
     view: GraphView, tangents: Collection[str], input_bytes: Mapping[str, float]
 ) -> list[tuple[str, float]]:
     sizes = [(name, input_bytes[name]) for name in view.inputs if name not in tangents]
-    made = (t for node in view.nodes for t in node.outputs if t)
+    results = (t for node in view.nodes for t in node.outputs if t)
     return sizes + [
-        (t, view.tensors[t].nbytes) for t in made if view.tensors[t].kind is not TensorKind.CONSTANT
+        (t, view.tensors[t].nbytes) for t in results if view.tensors[t].kind is not TensorKind.CONSTANT
     ]
 
 
@@ -136,9 +136,9 @@ def _reads(node: OpNode) -> tuple[str, ...]:
 def _read_from_outside(
     view: GraphView, backward: Collection[str], outputs: Collection[str], tangents: Collection[str]
 ) -> tuple[str, ...]:
-    made = {t for name in backward for t in view.node[name].outputs}
+    results = {t for name in backward for t in view.node[name].outputs}
     read = {t for name in backward for t in _reads(view.node[name])} | set(outputs)
-    outside = read - made - set(tangents)
+    outside = read - results - set(tangents)
     return tuple(t for t in view.tensors if t in outside and view.tensors[t].kind is not TensorKind.CONSTANT)
 
 

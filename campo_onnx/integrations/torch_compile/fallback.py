@@ -79,11 +79,11 @@ class InPieces:
             output.args = ((output.args[0],),)
         placeholders = [n for n in sub.graph.nodes if n.op == "placeholder"]
         for position, (placeholder, source) in enumerate(zip(placeholders, node.args, strict=True)):
-            kept = {key: value for key, value in placeholder.meta.items() if key != "drawn"}
-            placeholder.meta = {"val": source.meta["val"], **kept, "position": position}
-        made = make(sub, len(placeholders))
-        self.pieces.append(made)
-        setattr(fused, node.target, _Call(made, is_single))
+            meta = {key: value for key, value in placeholder.meta.items() if key != "drawn"}
+            placeholder.meta = {"val": source.meta["val"], **meta, "position": position}
+        call = make(sub, len(placeholders))
+        self.pieces.append(call)
+        setattr(fused, node.target, _Call(call, is_single))
 
     def __call__(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """Run it."""

@@ -212,8 +212,8 @@ def shapes_interface(node: torch.fx.Node) -> bool:
 
 
 def _position(node: torch.fx.Node, arguments: int) -> int:
-    found: int = arguments + node.meta["drawn"] if "drawn" in node.meta else node.meta["position"]
-    return found
+    position: int = arguments + node.meta["drawn"] if "drawn" in node.meta else node.meta["position"]
+    return position
 
 
 def _take_results_apart(
@@ -221,17 +221,17 @@ def _take_results_apart(
 ) -> tuple[list[Result], list[Tensor]]:
     output = graph.output_node()
     results: list[Result] = []
-    made: dict[torch.fx.Node, int] = {}
+    computed: dict[torch.fx.Node, int] = {}
     for value in _sequence(output.args[0]):
         if not isinstance(value, torch.fx.Node):
             results.append(Given(value=value))
         elif value in position:
             results.append(Argument(position=position[value]))
         else:
-            results.append(Made(place=made.setdefault(value, len(made))))
+            results.append(Made(place=computed.setdefault(value, len(computed))))
     outputs: list[Tensor] = []
     stored = []
-    for node, place in made.items():
+    for node, place in computed.items():
         meta = node.meta["val"]
         layout = Layout.of(meta)
         outputs.append(Tensor(name=f"result.{place}", dtype=meta.dtype, layout=layout))
@@ -313,17 +313,17 @@ def refuse_untranslatable(gm: torch.fx.GraphModule) -> None:
     """Refuse a graph that has nodes which no session can run, all in one message."""
     calls = [n for n in gm.graph.nodes if n.op == "call_function" and n.target not in CHECKS]
     nodes = [n for n in calls if not is_translatable(n)]
-    found = sorted({str(n.target) for n in nodes if n.target is not operator.getitem})
+    targets = sorted({str(n.target) for n in nodes if n.target is not operator.getitem})
     if not nodes:
         return
     low = sorted({str(t) for n in nodes for t in _types(n) if t in LOW})
     if low and all(n.target in TRANSLATIONS or n.target is operator.getitem for n in nodes):
         raise UnsupportedModelError(
-            f"{_some(found)} compute in {', '.join(low)} already",
+            f"{_some(targets)} compute in {', '.join(low)} already",
             why="the module, or its own casts, have chosen the precision",
             remedy="Leave parameters in FP32: this backend plans the precision, under torch.autocast too.",
         )
     raise UnsupportedModelError(
-        f"no translation for {', '.join(found)}",
+        f"no translation for {', '.join(targets)}",
         remedy="Write that part with other operations, or report the operation.",
     )

@@ -100,10 +100,10 @@ class JointGraph:
 
     def step_again(self, sizes: Sizes, number: int) -> TrainingStep:
         """Give the step that a forward pass ran; it is made again if that was long ago."""
-        made = self._made(number)
-        if sizes in made:
-            made.move_to_end(sizes)
-            return made[sizes]
+        steps = self._made(number)
+        if sizes in steps:
+            steps.move_to_end(sizes)
+            return steps[sizes]
         step = self._resized(sizes, number) if number >= 0 else None
         if step is None:
             step = self._compiled(sizes, lambda: self._flat(sizes).model(sizes_change=self.is_dynamic))
@@ -113,12 +113,12 @@ class JointGraph:
         return self.steps if number < 0 else self.resized.setdefault(number, OrderedDict())
 
     def _added(self, step: TrainingStep, sizes: Sizes, number: int) -> TrainingStep:
-        made = self._made(number)
-        made[sizes] = step
+        steps = self._made(number)
+        steps[sizes] = step
         if number < 0:
-            drop_oldest(made, self._settings.sessions)
-        elif len(made) > _MOST_RESIZED:
-            made.popitem(last=False)
+            drop_oldest(steps, self._settings.sessions)
+        elif len(steps) > _MOST_RESIZED:
+            steps.popitem(last=False)
         return step
 
     def _flat(self, sizes: Sizes) -> FlatGraph:
@@ -171,7 +171,7 @@ class JointGraph:
     def _tangents(self, flat: Any) -> dict[str, str]:
         """Say which output each tangent is the gradient of, where the session computes that output."""
         descriptions = self._gm.graph.output_node().meta.get("desc") or ()
-        found = {}
+        output_of = {}
         for tensor, position in zip(flat.inputs, flat.positions, strict=True):
             if not self._primals <= position < flat.arguments:
                 continue
@@ -180,10 +180,10 @@ class JointGraph:
             place = next((i for i, d in enumerate(descriptions) if d == output and d is not None), None)
             if place is None or not isinstance(flat.results[place], Made):
                 continue
-            made = flat.outputs[flat.results[place].place]
-            if made.layout.stored_shape == tensor.layout.stored_shape:  # autograd may want another order
-                found[tensor.name] = made.name
-        return found
+            result = flat.outputs[flat.results[place].place]
+            if result.layout.stored_shape == tensor.layout.stored_shape:  # autograd may want another order
+                output_of[tensor.name] = result.name
+        return output_of
 
     def forward(self, arguments: list[Any]) -> list[Any]:
         """Run a forward pass: its results, then what autograd keeps."""
@@ -226,8 +226,8 @@ class JointGraph:
             buffer = torch.empty(step.buffer_bytes, dtype=torch.uint8, device=step.flat.device)
             sizes = [torch.empty(len(self._symbols.names) + 1, dtype=torch.int64)] if self.is_dynamic else []
         own = [primals[p].meta["val"] for p in self._kept.arguments]
-        made = {r.place: i for i, r in enumerate(step.flat.results) if isinstance(r, Made)}
-        own += [results[made[place]].meta["val"] for place in self._kept.results]
+        index_of = {r.place: i for i, r in enumerate(step.flat.results) if isinstance(r, Made)}
+        own += [results[index_of[place]].meta["val"] for place in self._kept.results]
         kept = [*sizes, *own, buffer]
         forward = _one_call(self.forward, primals, results[: self._forward_results], kept)
         names = [f"kept_{i}" for i in range(len(kept))]
@@ -260,17 +260,17 @@ def _one_call(
 ) -> torch.fx.GraphModule:
     graph = torch.fx.Graph()
     copies: dict[Any, torch.fx.Node] = {}
-    for given in inputs:
-        if isinstance(given, torch.fx.Node):
-            copies[given] = graph.placeholder(given.name)
-            copies[given].meta = dict(given.meta)
+    for each in inputs:
+        if isinstance(each, torch.fx.Node):
+            copies[each] = graph.placeholder(each.name)
+            copies[each].meta = dict(each.meta)
         else:
-            name, meta = given
+            name, meta = each
             copies[name] = graph.placeholder(name)
             copies[name].meta = {"val": meta}
     root = torch.nn.Module()
     root.add_module(_NAME, Opaque(call))
-    made = graph.call_module(_NAME, tuple(copies.values()))
+    node = graph.call_module(_NAME, tuple(copies.values()))
     outputs: list[Any] = []
     for i, result in enumerate([*results, *kept]):
         if i < len(results) and not isinstance(result, torch.fx.Node):
@@ -278,7 +278,7 @@ def _one_call(
         elif i < len(results) and result in copies:
             outputs.append(copies[result])
         else:
-            item = graph.call_function(operator.getitem, (made, i))
+            item = graph.call_function(operator.getitem, (node, i))
             item.meta = {"val": result.meta["val"] if i < len(results) else result}
             outputs.append(item)
     graph.output(tuple(outputs))
@@ -287,5 +287,5 @@ def _one_call(
 
 def opaque_call(gm: torch.fx.GraphModule) -> Callable[[list[Any]], list[Any]] | None:
     """Find the call that a half consists of; None in a graph that is not ours."""
-    found = getattr(gm, _NAME, None)
-    return found.call if isinstance(found, Opaque) else None
+    opaque = getattr(gm, _NAME, None)
+    return opaque.call if isinstance(opaque, Opaque) else None

@@ -75,8 +75,8 @@ class Layout:
             stored = stored.expand(self.shape)
         if self.gaps is None or self.repeated:
             return stored
-        made = torch.empty_strided(self.shape, self.gaps, dtype=stored.dtype, device=stored.device)
-        return made.copy_(stored)
+        tensor = torch.empty_strided(self.shape, self.gaps, dtype=stored.dtype, device=stored.device)
+        return tensor.copy_(stored)
 
     def add_stored(self, graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
         """Write :meth:`stored` into a traced graph, behind a node."""

@@ -121,11 +121,11 @@ def plan_graph(
     UnsupportedModelError
         If nobody tried some operator in that runtime, or it refuses it.
     """
-    given = import_model(_with_handover(model, tangents), any_type=True)
+    fp32 = import_model(_with_handover(model, tangents), any_type=True)
     options = settings.options(provider, runtime)
     if runtime != DEFAULT:
-        given = form_once(given, options, settings.folder)
-    plan, mixed = planned_once(given, options, settings.folder)
+        fp32 = form_once(fp32, options, settings.folder)
+    plan, mixed = planned_once(fp32, options, settings.folder)
     mixed = _without_handover(mixed)
     if plan.low_nodes and provider == "cpu" and runtime == DEFAULT:
         mixed = emulate(mixed)
@@ -182,7 +182,7 @@ def _with_handover(model: onnx.ModelProto, tangents: Mapping[str, str]) -> onnx.
     present = {value.name: value for value in graph.input if value.name in tangents}
     if not present:
         return copy
-    kept = [value for value in graph.input if value.name not in present]
+    others = [value for value in graph.input if value.name not in present]
     last = max(_made_at(graph.node, tangents[name]) for name in present)
     # Nodes of the backward pass may stand before it: the importer sorts.
     handover = helper.make_node(
@@ -191,7 +191,7 @@ def _with_handover(model: onnx.ModelProto, tangents: Mapping[str, str]) -> onnx.
     nodes = [*graph.node[: last + 1], handover, *graph.node[last + 1 :]]
     values = list(present.values())
     nodes = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    inputs = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
+    inputs = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in others]
     graph.value_info.extend(values)
     del graph.node[:], graph.input[:]
     graph.node.extend(nodes)

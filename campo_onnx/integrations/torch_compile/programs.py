@@ -24,21 +24,21 @@ def part_of(
     planned
         The whole graph; constants that depend on sizes become inputs, behind the others.
     """
-    given = planned.imported.model
-    kept = [node for node in given.graph.node if nodes is None or node.name in nodes]
-    made = {t for node in kept for t in node.output}
+    whole = planned.imported.model
+    kept = [node for node in whole.graph.node if nodes is None or node.name in nodes]
+    results = {t for node in kept for t in node.output}
     used = {t for node in kept for t in node.input} | set(writes)
     shown: list[str] = []
     for name in writes:
         # An input, or what is an output already, goes out as a copy.
-        shown.append(name if name in made and name not in shown else f"{name}.copy")
+        shown.append(name if name in results and name not in shown else f"{name}.copy")
     graph = onnx.GraphProto(name="part")
     graph.node.extend(kept)
     for name, output in zip(writes, shown, strict=True):
         if name != output:
             graph.node.add(op_type="Identity", name=output, input=[name], output=[output])
     by_size = planned.by_size
-    graph.initializer.extend(i for i in given.graph.initializer if i.name in used - set(by_size))
+    graph.initializer.extend(i for i in whole.graph.initializer if i.name in used - set(by_size))
     for field, names, called in ((graph.input, reads, reads), (graph.output, writes, shown)):
         for name, output in zip(names, called, strict=True):
             dtype = planned.imported.view.tensors[name].dtype
@@ -47,7 +47,7 @@ def part_of(
         if name in used:
             dtype = helper.np_dtype_to_tensor_dtype(formula.dtype)
             graph.input.append(helper.make_tensor_value_info(name, dtype, formula.declared_shape))
-    return onnx.ModelProto(ir_version=given.ir_version, opset_import=given.opset_import, graph=graph)
+    return onnx.ModelProto(ir_version=whole.ir_version, opset_import=whole.opset_import, graph=graph)
 
 
 class _WithConstants:

@@ -85,8 +85,8 @@ def _replace_dropout(graph: torch.fx.Graph, node: torch.fx.Node, mask: torch.fx.
 
 def _drawing(node: torch.fx.Node, meta: torch.Tensor) -> Draw:
     if node.target is _DROPOUT:
-        kept = 1 - node.args[1]
-        return lambda room: (_empty(meta) if room is None else room).bernoulli_(kept)
+        share = 1 - node.args[1]
+        return lambda room: (_empty(meta) if room is None else room).bernoulli_(share)
     operation, args, kwargs = node.target, node.args, dict(node.kwargs)
     if not node.all_input_nodes:
         return lambda room: _into(room, operation(*args, **kwargs))

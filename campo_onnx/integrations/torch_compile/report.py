@@ -199,6 +199,6 @@ def _running(
 
 def _left(compiled: Compiled) -> Iterator[str]:
     for graph in compiled.graphs:
-        for made in graph.made.values():
-            if isinstance(made, InPieces):
-                yield from made.left
+        for piece in graph.made.values():
+            if isinstance(piece, InPieces):
+                yield from piece.left

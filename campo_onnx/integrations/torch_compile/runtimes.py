@@ -69,12 +69,12 @@ class RuntimeChoice:
         names = self._settings.runtimes(processor)
         if key in self._chosen:
             names = (self._chosen[key],)
-        asked = self._identity(names, processor, model()) if len(names) > 1 else ""
-        choice = kept_choice(self._settings.folder, asked) if asked else ""
+        identity = self._identity(names, processor, model()) if len(names) > 1 else ""
+        choice = kept_choice(self._settings.folder, identity) if identity else ""
         candidates = self._candidates((choice,) if choice in names else names, make)
         if not candidates:
             candidates = {DEFAULT: make(DEFAULT)}
-        name = next(iter(candidates)) if len(candidates) == 1 else self._fastest(candidates, asked)
+        name = next(iter(candidates)) if len(candidates) == 1 else self._fastest(candidates, identity)
         if key is not None:
             self._chosen[key] = name
         return candidates[name]
@@ -111,12 +111,12 @@ class RuntimeChoice:
     def _identity(self, names: Sequence[str], processor: str, model: onnx.ModelProto) -> str:
         """Identify what is measured: the graph, how it is planned for each runtime, and the machine."""
         threads = torch.get_num_threads()
-        asked = {
+        facts = {
             name: [identity_of(self._settings.options(processor, name)), machine(processor, threads, name)]
             for name in names
         }
         content = model.SerializeToString(deterministic=True)
-        return fingerprint({"graph": blake2b(content, digest_size=16).hexdigest(), "asked": asked})
+        return fingerprint({"graph": blake2b(content, digest_size=16).hexdigest(), "asked": facts})
 
 
 _warned: set[str] = set()

@@ -100,10 +100,10 @@ class Settings:
         UsageError
             If one is unknown, or not what it should be.
         """
-        known = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls)]
         for name in options or {}:
-            if name not in known:
-                raise UsageError(f"unknown option {name!r}", remedy=did_you_mean(str(name), known))
+            if name not in names:
+                raise UsageError(f"unknown option {name!r}", remedy=did_you_mean(str(name), names))
         return cls(**(options or {}))
 
     def _check_runtime(self) -> None:

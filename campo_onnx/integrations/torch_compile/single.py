@@ -22,8 +22,8 @@ class Piece:
     def __init__(self, flat: FlatGraph, planned: Planned) -> None:
         self.flat, self.planned = flat, planned
         self._device = flat.device
-        known = {t.name: (t, p) for t, p in zip(flat.inputs, flat.positions, strict=True)}
-        self._reads = [known[name] for name in planned.imported.view.inputs]
+        inputs = {t.name: (t, p) for t, p in zip(flat.inputs, flat.positions, strict=True)}
+        self._reads = [inputs[name] for name in planned.imported.view.inputs]
         self._writes = [t.name for t in flat.outputs]
 
     @cached_property

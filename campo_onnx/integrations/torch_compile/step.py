@@ -119,9 +119,9 @@ class TrainingStep:
 
     def _opened(self, nodes: frozenset[str], writes: Sequence[str]) -> _Half:
         imported, device = self.planned.imported, self.flat.device
-        made = {t for name in nodes for t in imported.view.node[name].outputs}
+        results = {t for name in nodes for t in imported.view.node[name].outputs}
         read = {t for name in nodes for t in imported.view.node[name].inputs} | set(writes)
-        outside = {*imported.view.inputs, *self.cut.kept} & read - made
+        outside = {*imported.view.inputs, *self.cut.kept} & read - results
         reads = {t: self.flat.device_of(t) for t in imported.view.tensors if t in outside}
         if not writes:
             return _Half(None, (), ())
@@ -175,11 +175,11 @@ class TrainingStep:
         given = dict(zip(self.kept.arguments, tensors[:arguments], strict=True))
         given |= {self._primals + i: tangent for i, tangent in enumerate(tangents)}
         base = address(buffer)
-        known = {name: base + slot.first for name, slot in self.slots.items()}
+        addresses = {name: base + slot.first for name, slot in self.slots.items()}
         for place, tensor in zip(self.kept.results, tensors[arguments:], strict=True):
-            known[self.flat.outputs[place].name] = address(tensor)
+            addresses[self.flat.outputs[place].name] = address(tensor)
         alive: list[torch.Tensor] = []
-        read_at = [known.get(name) or self._address_of(name, given, alive) for name in half.reads]
+        read_at = [addresses.get(name) or self._address_of(name, given, alive) for name in half.reads]
         made = [allocated(t, self.flat.device) for t in self._computed]
         if half.program is not None:
             half.program.run(read_at, [address(tensor) for tensor in made])
