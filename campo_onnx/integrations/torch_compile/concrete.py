@@ -128,7 +128,7 @@ def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> 
     UnsupportedModelError
         If a size depends on a tensor's data, or the graph calls another.
     """
-    interpreter = _Known(dict(zip(symbols.names, sizes, strict=True)))
+    traced = _Known(dict(zip(symbols.names, sizes, strict=True)))
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, Any] = {}
     position = 0
@@ -140,7 +140,7 @@ def concrete_graph(gm: torch.fx.GraphModule, symbols: Symbols, sizes: Sizes) -> 
         if node.op not in ("placeholder", "get_attr", "call_function"):
             raise UnsupportedModelError(f"the graph calls {node.target}, which is not an operation")
         meta = getattr(gm, node.target) if node.op == "get_attr" else node.meta.get("val")
-        value = interpreter.static(meta)
+        value = traced.static(meta)
         if isinstance(value, int | float):
             copies[node] = value
         else:
