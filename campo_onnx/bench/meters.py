@@ -155,11 +155,6 @@ def with_tensor_pipe(
     ----------
     files
         The graphs, in the order of the result's rows.
-
-    Raises
-    ------
-    UsageError
-        If the result was measured on a CPU.
     """
     if not result.machine.is_gpu:
         raise UsageError("a CPU has no tensor cores", remedy="Leave --tensor-cores out.")

@@ -164,11 +164,6 @@ def fit_cast(elements: Sequence[int], cast_us: Sequence[float], *, relative: boo
     relative
         Whether errors count as shares of the measured time, and r may grow with the size; the paper's fit
         counts microseconds and has one r.
-
-    Raises
-    ------
-    ProfileError
-        If there is nothing to fit.
     """
     if len(elements) < _FEWEST_CASTS:
         raise ProfileError(

@@ -104,11 +104,6 @@ def probe(
         and 0.4 ms for each node, up to :data:`MOST_BUDGET_S`. A step that takes longer, or more than
         :data:`MOST_BYTES`, runs on fewer batches, with fewer rows in each, then its first part only. Each
         search for what is wrong may take four times as long.
-
-    Raises
-    ------
-    UsageError
-        If the budget is not positive.
     """
     view, plan = optimized.problem.view, optimized.plan
     if budget_s is None:

@@ -130,11 +130,6 @@ def measure_sensitivities(
         Emulated steps for each batch that round. With as many as there are roundings each is rounded alone.
     directions
         Steps with gradients for each batch, otherwise (:mod:`campo_onnx.emulation.first_order`).
-
-    Raises
-    ------
-    UsageError
-        If `most_runs` is not positive.
     """
     if most_runs < 1:
         raise UsageError(f"{most_runs} runs measure nothing", remedy="Allow at least one.")

@@ -93,13 +93,7 @@ def _refuse_wrong_attributes(model: ModelProto, title: str) -> None:
 
 
 def check_written(model: ModelProto, path: Path) -> None:
-    """Check a model of ours as it was written to `path`, its external data beside it.
-
-    Raises
-    ------
-    onnx.checker.ValidationError, onnx.shape_inference.InferenceError
-        If it is invalid.
-    """
+    """Check a model of ours as it was written to `path`, its external data beside it."""
     disguised = _with_known_operators(model)
     if disguised is model:
         _check_in_full(str(path))

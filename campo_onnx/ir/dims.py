@@ -14,11 +14,6 @@ def check_dims(graph: GraphProto, dims: Mapping[str, int]) -> None:
 
     A dimension without a name is called ``<input>[<axis>]``. Initializers that are listed as inputs
     have their own sizes and need none. Symbols that occur only inside the graph may be bound.
-
-    Raises
-    ------
-    UsageError
-        If a size is missing, is not positive, or names no dimension.
     """
     constants = {tensor.name for tensor in graph.initializer}
     wanted: dict[str, list[str]] = {}

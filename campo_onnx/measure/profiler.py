@@ -75,15 +75,7 @@ def take_profile(
     counters: bool = False,
     on_progress: Progress | None = None,
 ) -> Profile:
-    """Run a graph and time its nodes.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the runtime cannot load the graph.
-    ModelError
-        If it cannot run it.
-    """
+    """Run a graph and time its nodes."""
     view = imported.view
     signatures = {node.name: standalone(view, node.name) for node in view.nodes}
     runtime = runtime_called(timer.machine.runtime)

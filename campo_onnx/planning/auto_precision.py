@@ -47,11 +47,6 @@ def choose_precision(source: str | Path | onnx.ModelProto | Imported, options: O
         The FP32 training step: a path, a model, or either as it was imported.
     options
         What to decide with; `low` does not matter.
-
-    Raises
-    ------
-    campo_onnx.errors.CampoError
-        For anything wrong with the model or the options.
     """
     imported = source if isinstance(source, Imported) else import_model(source, options.dims)
     if imported.stamp is not None:

@@ -82,13 +82,7 @@ def check_plot(path: Path) -> None:
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a figure in the format that the suffix names; an existing file is replaced.
-
-    Raises
-    ------
-    UsageError
-        If :func:`check_plot` refuses the path, or the file cannot be written.
-    """
+    """Write a figure in the format that the suffix names; an existing file is replaced."""
     check_plot(path)
     import matplotlib
 

@@ -51,15 +51,7 @@ _ONCE = LoadSettings(must_stay=False, holds_memory=False)
 def run(
     model: ModelProto, feeds: Mapping[str, NDArray[Any]], machine: Machine, *, folder: Path | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Load a graph and run it once.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the runtime cannot load the graph.
-    ModelError
-        If it fails to run it.
-    """
+    """Load a graph and run it once."""
     return load(model, machine, folder=folder, settings=_ONCE).run(feeds)
 
 

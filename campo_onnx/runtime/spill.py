@@ -45,13 +45,7 @@ class Waiting:
         self._readers.pop(name, None)
 
     def make_room(self, now: int) -> None:
-        """Write to files, until the rest fits, what is read the latest.
-
-        Raises
-        ------
-        OSError
-            If there is no room on the disk either.
-        """
+        """Write to files, until the rest fits, what is read the latest."""
         sizes = {name: value.nbytes for name, value in self._values.items()}
         excess = sum(sizes.values()) - self._held_bytes
         movable = [name for name, size in sizes.items() if size >= _SMALL]

@@ -78,13 +78,7 @@ class RayPool:
                 yield task, self._outcome(task, reference)
 
     def on_each_node(self, function: Callable[[], Any], resources: Mapping[str, float]) -> dict[str, Any]:
-        """Call a function once on every node that has some resources; by the node's ID.
-
-        Raises
-        ------
-        DeviceUnavailableError
-            If it fails somewhere.
-        """
+        """Call a function once on every node that has some resources; by the node's ID."""
         able = [n for n in self.nodes() if all(n["Resources"].get(r, 0) >= v for r, v in resources.items())]
         pinned = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         references = {}

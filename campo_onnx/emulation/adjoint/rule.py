@@ -47,13 +47,7 @@ class Call:
 
     @property
     def gradient(self) -> Value:
-        """Gradient of the first output.
-
-        Raises
-        ------
-        NoRuleError
-            If only others have one.
-        """
+        """Gradient of the first output."""
         if self.gradients[0] is None:
             raise NoRuleError(f"{self.op_type}: only later results have a gradient")
         return self.gradients[0]

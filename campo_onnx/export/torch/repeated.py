@@ -57,13 +57,7 @@ class Recorded(TorchDispatchMode):
 
 
 def refuse_another_run(first: Recorded, run_again: Callable[[], Recorded]) -> None:
-    """Refuse a step that does something else the second time.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If it does, with the place in the user's code where that begins.
-    """
+    """Refuse a step that does something else the second time."""
     try:
         again = run_again().done
     except Exception as error:  # a step that fails the second time is another one

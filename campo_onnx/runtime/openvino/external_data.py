@@ -19,11 +19,6 @@ def write_beside(model: onnx.ModelProto, data: Path, folder: Path) -> Path:
         The graph; its constants refer to files below `data`.
     folder
         An empty folder, on any disk.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If a file is missing or lies outside of `data`.
     """
     locations = {ExternalDataInfo(c).location for c in model.graph.initializer if c.external_data}
     for location in sorted(locations):
