@@ -14,14 +14,15 @@ from campo_onnx.errors import CampoError
 from campo_onnx.files import make_folder, read_bytes, refuse_special, write_text
 from campo_onnx.ir.view import GraphView
 from campo_onnx.runtime.api import Runtime
+from campo_onnx.runtime.feeds import index_bound
 from campo_onnx.runtime.machine import DEFAULT
 from campo_onnx.runtime.registry import runtime_called, runtimes
 
 _LOG = logging.getLogger(__name__)
 
-_BLOCKS, _STEPS = 3, 4
+_BLOCKS, _STEPS, _LONG_STEPS = 3, 4, 2
 """Threads of one runtime spin on for a while after a step: runtimes take turns in blocks, and the first step
-of a block does not count."""
+of a block does not count. Blocks of steps that take long are shorter."""
 
 _BUDGET_S = 3.0
 
@@ -30,6 +31,7 @@ _EXCEEDING = frozenset(
 )
 """Operators whose results soon need more than 32 bits, where they compute with whole numbers."""
 
+_FRACTIONS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 _WHOLE = frozenset({TensorProto.INT64, TensorProto.UINT64, TensorProto.UINT32})
 
 
@@ -39,28 +41,54 @@ def runtimes_on_cpu() -> tuple[Runtime, ...]:
     return (runtime_called(DEFAULT), *(r for r in others if not r.problem("cpu")))
 
 
-def needs_64_bits(view: GraphView) -> bool:
-    """Whether a graph computes in double, or whole numbers that may need 64 bits, as hashes do.
+def needs_default(view: GraphView) -> bool:
+    """Whether a graph is run by the default runtime, unless another is named.
 
-    A runtime that computes these in 32 bits is then taken only by its name.
+    Others compute in 32 bits what is double, or whole numbers that may need 64 bits, as hashes do; and they do
+    not say that an index is out of range. Indices that are fed are checked before a step, those that a graph
+    makes of fractions are not.
     """
-    return any(tensor.dtype == TensorProto.DOUBLE for tensor in view.tensors.values()) or any(
-        node.op.op_type in _EXCEEDING and view.tensors[output].dtype in _WHOLE
-        for node in view.nodes
-        for output in node.outputs
-        if output
+    return (
+        any(tensor.dtype == TensorProto.DOUBLE for tensor in view.tensors.values())
+        or any(
+            node.op.op_type in _EXCEEDING and view.tensors[output].dtype in _WHOLE
+            for node in view.nodes
+            for output in node.outputs
+            if output
+        )
+        or any(
+            index_bound(node, position, view) is not None and _is_of_fractions(view, tensor)
+            for node in view.nodes
+            for position, tensor in enumerate(node.inputs)
+            if tensor
+        )
     )
+
+
+def _is_of_fractions(view: GraphView, index: str) -> bool:
+    """Whether an index goes back to a Cast of floating-point numbers."""
+    todo, seen = [index], {index}
+    while todo:
+        node = view.producer.get(todo.pop())
+        read = [tensor for tensor in node.inputs if tensor] if node is not None else []
+        whole = [tensor for tensor in read if view.tensors[tensor].dtype not in _FRACTIONS]
+        if node is not None and node.op.op_type == "Cast" and not whole:
+            return True
+        todo += [tensor for tensor in whole if tensor not in seen]
+        seen.update(whole)
+    return False
 
 
 def times_us(runs: Mapping[str, Callable[[], None]]) -> dict[str, float]:
     """Time runs in turns."""
+    began = time.perf_counter()
     for run in runs.values():
         run()
+    steps = _STEPS if time.perf_counter() - began < _BUDGET_S / _STEPS else _LONG_STEPS
     samples: dict[str, list[float]] = {name: [] for name in runs}
-    began = time.perf_counter()
     for _ in range(_BLOCKS):
         for name, run in runs.items():
-            for step in range(_STEPS):
+            for step in range(steps):
                 before = time.perf_counter()
                 run()
                 if step:

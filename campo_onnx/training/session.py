@@ -12,23 +12,18 @@ from numpy.typing import NDArray
 
 from campo_onnx.errors import CheckpointError, UnsupportedModelError, UsageError
 from campo_onnx.ir.importer import import_model
-from campo_onnx.ir.size_ranges import ranges_of, with_examples
-from campo_onnx.lowering.place import Place
-from campo_onnx.lowering.sequence import as_it_runs
-from campo_onnx.runtime.registry import AUTO, machine, processor_for, runtime_called
-from campo_onnx.sizes.in_file import at
-from campo_onnx.step.interface import Feed, StepInterface, step_interface
+from campo_onnx.runtime.registry import AUTO
+from campo_onnx.step.interface import Feed, StepInterface
 from campo_onnx.step.naming import GRADS_FINITE, LOSS, LOSS_SCALE
 from campo_onnx.training.batch_sizes import BatchSizes
 from campo_onnx.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from campo_onnx.training.flat_step import FlatStep
-from campo_onnx.training.gradient_interface import GradientInterface, gradient_interface
 from campo_onnx.training.index_guard import IndexGuard
 from campo_onnx.training.loss_scaler import LossScaler
-from campo_onnx.training.runner import Outcome, Runner
+from campo_onnx.training.opened import Opening
+from campo_onnx.training.runner import Outcome
 from campo_onnx.training.schedules import Schedule
 from campo_onnx.training.weight_update import WeightUpdate
-from campo_onnx.training.whole_step import WholeStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +101,9 @@ class TrainingSession:
         Whether CUDA captures the step once and replays it, which saves the launches. Every node
         must then run on the GPU.
     runtime
-        Name of the runtime; ``"auto"`` takes ONNX Runtime.
+        Name of the runtime; on a CPU ``"auto"`` takes the faster one of those that are installed, as measured
+        on a made-up batch, and keeps that choice for this step and machine; :attr:`runtime` says which. A
+        step of any size, or with double or 64-bit arithmetic, is run by ONNX Runtime unless another is named.
 
     Raises
     ------
@@ -129,22 +126,17 @@ class TrainingSession:
         cuda_graph: bool = False,
         runtime: str = AUTO,
     ) -> None:
-        here = machine(processor_for(provider, runtime), threads, runtime)
-        if cuda_graph and not here.is_gpu:
-            raise UsageError("a CUDA graph cannot be captured on a CPU", remedy="Leave cuda_graph off.")
-        imported = import_model(model, dims)
-        if ranges_of(imported.model) and not runtime_called(here.runtime).capabilities.takes_any_size:
-            imported, dims = import_model(at(imported.model, with_examples(imported.model, dims or {}))), None
-        imported = as_it_runs(imported, Place.on(here), dims)
-        if cuda_graph and ranges_of(imported.model):
-            raise UsageError("a CUDA graph is of one size", remedy="Leave cuda_graph off for this step.")
-        gradients: GradientInterface | None = None
-        if update is None:
-            self.interface = step_interface(imported.view, pairs, imported.constants)
-        else:
-            gradients = gradient_interface(imported.view, update, pairs, imported.constants)
-            self.interface = gradients.step
-        self._unscales = gradients is not None
+        opening = Opening(
+            imported=import_model(model, dims),
+            state=state,
+            update=update,
+            pairs=pairs,
+            dims=dims,
+            cuda_graph=cuda_graph,
+        )
+        step = opening.opened(provider, threads, runtime)
+        self.interface, self.runtime, self._runner = step.interface, step.runtime, step.runner
+        self._unscales = update is not None
         self._scaler = self._checked_scaler(scaler)
         self._schedules = {n: value for n, value in (settings or {}).items() if callable(value)}
         fixed = {n: value for n, value in (settings or {}).items() if not callable(value)}
@@ -152,14 +144,8 @@ class TrainingSession:
         self._steps = self._updates = 0  # skipped ones included
         self._settings = self._checked_feeds(fixed)
         self._settings |= self._scheduled()
-        guard = IndexGuard.of(imported, self.interface.feeds)
-        self._sizes = BatchSizes(imported=imported, interface=self.interface, guard=guard)
-        first = self.interface.first_state(state)
-        self._runner: Runner
-        if gradients is None or update is None:
-            self._runner = WholeStep(imported, self.interface, here, first, cuda_graph=cuda_graph)
-        else:
-            self._runner = FlatStep(imported, gradients, update, here, first, cuda_graph=cuda_graph)
+        guard = IndexGuard.of(step.imported, self.interface.feeds)
+        self._sizes = BatchSizes(imported=step.imported, interface=self.interface, guard=guard)
 
     @property
     def scaler(self) -> LossScaler | None:

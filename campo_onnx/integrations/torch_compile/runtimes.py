@@ -14,7 +14,7 @@ from campo_onnx.errors import CampoError
 from campo_onnx.integrations.torch_compile.planning import Planned
 from campo_onnx.integrations.torch_compile.settings import Settings
 from campo_onnx.planning.kept_plans import identity_of
-from campo_onnx.runtime.choice import keep_choice, kept_choice, needs_64_bits, times_us
+from campo_onnx.runtime.choice import keep_choice, kept_choice, needs_default, times_us
 from campo_onnx.runtime.machine import DEFAULT
 from campo_onnx.runtime.registry import AUTO, machine
 
@@ -86,7 +86,7 @@ class RuntimeChoice:
             try:
                 candidate = make(name)
                 if name != DEFAULT:
-                    if not is_named and needs_64_bits(candidate.planned.imported.view):
+                    if not is_named and needs_default(candidate.planned.imported.view):
                         _LOG.debug("%s would count in 32 bits", name)
                         continue
                     candidate.open()  # what a runtime refuses, it refuses now

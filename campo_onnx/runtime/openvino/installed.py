@@ -82,6 +82,7 @@ def _loaded() -> tuple[ModuleType | None, str, str]:
     try:
         with _without_telemetry():
             module = import_module("openvino")
+            import_module("openvino.passes")
     except ModuleNotFoundError as error:
         why = str(error)
     except Exception as error:  # whatever a wheel for another Python or C library raises

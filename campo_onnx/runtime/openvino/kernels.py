@@ -8,9 +8,13 @@ import csv
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+import onnx
+
+from campo_onnx.ir.importer import import_model
 from campo_onnx.ops.key import OpKey
 from campo_onnx.ops.precision import Precision
 from campo_onnx.ops.signature import Signature
@@ -99,6 +103,14 @@ def _refused(signature: Signature) -> bool:
     return rule is not None and rule(signature)
 
 
+def computed_otherwise(model: onnx.ModelProto, folder: Path | None = None) -> list[str]:
+    """List the nodes that the plugin loads, and computes otherwise than ONNX says, with their operators."""
+    if not any(node.op_type in _RULES for node in model.graph.node):
+        return []
+    view = import_model(model, any_type=True, folder=folder).view
+    return [f"{n.name!r} ({n.op.op_type})" for n in view.nodes if _refused(view.signature(n.name))]
+
+
 def _is_trained(signature: Signature) -> bool:
     training = signature.constants.get(2)
     return signature.input(2).dtype != 0 and (training is None or bool(training.any()))
@@ -135,6 +147,19 @@ def _resizes_otherwise(signature: Signature) -> bool:
     return bool(signature.attribute("antialias", 0)) or "stretch" not in policy
 
 
+def _reduces_otherwise(signature: Signature) -> bool:
+    """Whether axes in an attribute are not read, or magnitudes and logarithms over no axes are not taken."""
+    if signature.opset in range(13, 18) and signature.op.op_type != "ReduceL2":
+        return bool(signature.attribute("axes", ()))
+    is_plain = signature.op.op_type == "ReduceLogSumExp"
+    return bool(signature.attribute("noop_with_empty_axes", 0)) and not is_plain
+
+
+def _gates_otherwise(signature: Signature) -> bool:
+    """Whether an LSTM has peepholes, or couples two gates; neither is read."""
+    return signature.input(7).dtype != 0 or bool(signature.attribute("input_forget", 0))
+
+
 _RULES: Mapping[str, Callable[[Signature], bool]] = MappingProxyType(
     {
         "Attention": lambda signature: signature.input(4).dtype != 0,  # with a past, causal masks are others
@@ -144,8 +169,19 @@ _RULES: Mapping[str, Callable[[Signature], bool]] = MappingProxyType(
         "Dropout": _is_trained,
         "GatherElements": _gathers_from_part,
         "LpPool": _pools_otherwise,
+        # The plugin takes the whole part of the bias.
+        "LRN": lambda signature: not float(signature.attribute("bias", 1.0)).is_integer(),
+        # It reads no weights of peepholes, and adds no coupled input gate.
+        "LSTM": lambda signature: (
+            signature.input(7).dtype != 0 or bool(signature.attribute("input_forget", 0))
+        ),
         "MaxPool": _pools_otherwise,
         "Pad": lambda signature: signature.input(3).dtype != 0,  # axes are not read
+        "QuantizeLinear": lambda signature: True,  # a Clip behind the pair is rounded as well
+        "ReduceL1": _reduces_otherwise,
+        "ReduceL2": _reduces_otherwise,
+        "ReduceLogSum": _reduces_otherwise,
+        "ReduceLogSumExp": _reduces_otherwise,
         "Resize": _resizes_otherwise,
     }
 )

@@ -20,7 +20,8 @@ from campo_onnx.runtime.openvino.blobs import blob_folder
 from campo_onnx.runtime.openvino.external_data import write_beside
 from campo_onnx.runtime.openvino.installed import ov
 from campo_onnx.runtime.openvino.raw_constants import with_raw_constants
-from campo_onnx.runtime.openvino.refusal import refuse_types, refused
+from campo_onnx.runtime.openvino.refusal import refuse_empty, refuse_forms, refuse_types, refused
+from campo_onnx.runtime.openvino.repairs import repair
 from campo_onnx.runtime.openvino.tensor import as_array, as_openvino
 from campo_onnx.runtime.openvino.trace import Names, executed_nodes, step_times
 from campo_onnx.runtime.timing import Step
@@ -66,6 +67,7 @@ class OpenVinoProgram:
         if len(model.graph.node) >= _CACHED_NODES and (blobs := blob_folder()) is not None:
             self._config["CACHE_DIR"] = str(blobs)
         self._graph = self._read(with_raw_constants(model), folder)
+        refuse_forms(model, folder)
         self._program = self._compile()
         self._ports = self._positions()
 
@@ -132,9 +134,12 @@ class OpenVinoProgram:
             else:
                 source = _serialized(model)
             try:
-                return self._core.read_model(source)
+                graph = self._core.read_model(source)
             except RuntimeError as error:
                 raise refused(error) from None
+        refuse_empty(model, graph)
+        repair(graph)
+        return graph
 
     def _compile(self) -> Any:
         try:

@@ -3,11 +3,14 @@
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from campo_onnx.errors import DeviceUnavailableError, UnsupportedModelError
+from campo_onnx.runtime.openvino.kernels import computed_otherwise
 
 _NO_RULE = re.compile(r"No conversion rule found for operations: (?P<ops>.+)")
 _FAILED = re.compile(
@@ -15,6 +18,8 @@ _FAILED = re.compile(
 )
 _SUMMARY = re.compile(r"Conversion is failed for: (?P<ops>.+)")
 _OPSET = re.compile(r"-\d+$")
+_TAKES_EMPTY = re.compile("ConstantOfShape|Concat")
+_TAKES_EMPTY_LIST = re.compile("Reshape|Expand|Reduce.*|Squeeze|Unsqueeze|Concat|Resize")
 _NOISE = re.compile(r"^(Check '|While validating|Exception from|FrontEnd API)")
 
 _INSTEAD: Mapping[str, str] = {
@@ -25,6 +30,9 @@ _INSTEAD: Mapping[str, str] = {
     "DeformConv": "compute the samples with GridSample",
 }
 _MICROSOFT = "com.microsoft."
+_SHOWN = 5
+_ON_ONNX_RUNTIME = "Run the graph on ONNX Runtime (--runtime onnxruntime)."
+_FP8 = tuple(kind for name, kind in TensorProto.DataType.items() if name.startswith("FLOAT8"))
 
 
 def refused(error: Exception) -> UnsupportedModelError:
@@ -58,7 +66,7 @@ def refuse_types(model: onnx.ModelProto, units: Container[str], cpu: str) -> Non
     Raises
     ------
     UnsupportedModelError
-        If a tensor or a Cast of it is FP16; the message names the first.
+        If a tensor or a Cast of it is FP16 or FP8; the message names the first.
     DeviceUnavailableError
         If one is BF16, and the CPU multiplies no BF16 numbers.
     """
@@ -68,12 +76,71 @@ def refuse_types(model: onnx.ModelProto, units: Container[str], cpu: str) -> Non
             why=f"it removes FP16 types without rounding and computes in FP32, and {place} is FP16",
             remedy="Plan with --precision bf16, or run the graph on ONNX Runtime (--runtime onnxruntime).",
         )
+    for kind in _FP8:
+        if place := _first_of_type(model, kind):
+            raise UnsupportedModelError(
+                "OpenVINO's CPU plugin does not run FP8",
+                why=f"it rounds to FP8 otherwise than ONNX, and {place} is {TensorProto.DataType.Name(kind)}",
+                remedy=_ON_ONNX_RUNTIME,
+            )
     if "BF16" not in units and (place := _first_of_type(model, TensorProto.BFLOAT16)):
         raise DeviceUnavailableError(
             f"OpenVINO does not run BF16 on this machine's {cpu}",
             why="the CPU has no BF16 units (AVX512_BF16 or AMX), or a hypervisor hides them, and "
             f"{place} is BF16",
             remedy="Run it on a CPU that has them, or run the FP32 graph here.",
+        )
+
+
+def refuse_forms(model: onnx.ModelProto, folder: Path | None) -> None:
+    """Refuse a graph with nodes that the plugin loads, and computes otherwise than ONNX says.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If there are any; the message names them.
+    """
+    if nodes := computed_otherwise(model, folder):
+        raise UnsupportedModelError(
+            f"OpenVINO computes {len(nodes)} node{'s' * (len(nodes) > 1)} otherwise than ONNX",
+            why=", ".join(nodes[:_SHOWN]) + ", ..." * (len(nodes) > _SHOWN),
+            remedy=_ON_ONNX_RUNTIME,
+        )
+
+
+def refuse_empty(model: onnx.ModelProto, graph: Any) -> None:
+    """Refuse tensors without elements, of which the plugin makes one element, or crashes.
+
+    Parameters
+    ----------
+    model
+        The graph.
+    graph
+        The same as an ``openvino.Model`` that was read. Constants without elements are scalars in it.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If there is one other than a list of whole numbers, as shapes and axes are.
+    """
+    empty = {constant.name for constant in model.graph.initializer if 0 in constant.dims}
+    empty |= {n.output[0] for n in model.graph.node for a in n.attribute if 0 in a.t.dims}
+    readers = (n for n in model.graph.node if not empty.isdisjoint(n.input))
+    problems = [
+        f"{n.name!r} ({n.op_type}) reads one"
+        for n in readers
+        if not (_TAKES_EMPTY if n.input[0] in empty else _TAKES_EMPTY_LIST).fullmatch(n.op_type)
+    ]
+    problems += [f"{v.name!r} is one, and returned" for v in model.graph.output if v.name in empty]
+    for node in graph.get_ops():
+        for output in node.outputs():
+            shape = output.get_partial_shape()
+            is_list = output.get_element_type().is_integral_number()
+            if shape.is_static and 0 in shape.to_shape() and not is_list:
+                problems.append(f"{node.get_friendly_name()!r} gives one of the shape {shape}")
+    if problems:
+        raise UnsupportedModelError(
+            "OpenVINO does not run tensors without elements", why=problems[0], remedy=_ON_ONNX_RUNTIME
         )
 
 

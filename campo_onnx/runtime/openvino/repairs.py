@@ -1,0 +1,115 @@
+"""Repairs of a graph that OpenVINO has read: forms that its plugin computes wrongly, or crashes on."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from campo_onnx.runtime.openvino.installed import ov
+
+_BF16 = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
+
+
+def repair(graph: Any) -> None:
+    """Write what the plugin gets wrong in a form that it gets right, in the bodies of a graph as well.
+
+    Parameters
+    ----------
+    graph
+        An ``openvino.Model``; changed in place. Names of nodes and tensors stay.
+    """
+    for node in graph.get_ops():
+        for body in _bodies(node):
+            repair(body)
+        if node.get_type_name() == "Reshape" and _rank(node.output(0)) == 0:
+            _squeeze(node)
+        elif node.get_type_name() == "Convert":
+            _round(node)
+        elif node.get_type_name() == "TopK":
+            _stabilize(node)
+    folding = ov.passes.Manager()
+    folding.register_pass(ov.passes.ConstantFolding())
+    folding.run_passes(graph)
+    _part_constants(graph)
+
+
+def _squeeze(node: Any) -> None:
+    """Write a Reshape to a scalar as Squeeze: behind a product it crashes the plugin, with the process."""
+    source = node.input_value(0)
+    if (rank := _rank(source)) is not None:
+        _replace(node, ov.opset13.squeeze(source, ov.opset13.constant(np.arange(rank))))
+
+
+def _round(node: Any) -> None:
+    """Round a constant to BF16 to nearest: OpenVINO cuts bits off where the last one that stays is 0."""
+    source = node.input_value(0).get_node()
+    if (
+        source.get_type_name() == "Constant"
+        and source.get_element_type() == ov.Type.f32
+        and node.get_element_type() == ov.Type.bf16
+    ):
+        _replace(node, _constant(ov.Type.bf16, source.data.astype(_BF16).view(np.float16)))
+
+
+def _stabilize(node: Any) -> None:
+    """Let the first of equal values come first, as ONNX has it."""
+    settings = node.get_attributes()
+    if settings["sort"] != "none":
+        names = ("axis", "mode", "sort", "index_element_type")
+        data, count = node.input_values()
+        _replace(node, ov.opset13.topk(data, count, *(settings[name] for name in names), stable=True))
+
+
+def _part_constants(graph: Any) -> None:
+    """Give each reader of a constant one of its own.
+
+    The plugin keeps weights in the layouts of their kernels by address and layout. Of a square matrix that a
+    product reads as it is and another transposed, or of filters that a Conv and a ConvTranspose read, the
+    second would get the layout of the first.
+    """
+    taken: set[int] = set()
+    matrices = (
+        node
+        for node in graph.get_ordered_ops()
+        if node.get_type_name() == "Constant"
+        and len(node.get_output_shape(0)) > 1
+        and node.get_element_type().bitwidth >= 8
+    )
+    for node in matrices:
+        address = node.data.ctypes.data
+        for reader in node.output(0).get_target_inputs():
+            if address in taken:
+                copy = _constant(node.get_element_type(), node.data)
+                copy.set_friendly_name(node.get_friendly_name())
+                reader.replace_source_output(copy.output(0))
+            taken.add(address)
+
+
+def _constant(kind: Any, values: NDArray[Any]) -> Any:
+    """Make a constant in memory of its own; numpy knows BF16 as two bytes each."""
+    tensor = ov.Tensor(kind, ov.Shape(list(values.shape)))
+    tensor.data[...] = values
+    return ov.opset13.constant(tensor)
+
+
+def _replace(node: Any, by: Any) -> None:
+    by.set_friendly_name(node.get_friendly_name())
+    for old, new in zip(node.outputs(), by.outputs(), strict=True):
+        names = old.get_names()
+        old.replace(new)
+        new.set_names(names)
+
+
+def _rank(output: Any) -> int | None:
+    rank = output.get_partial_shape().rank
+    return rank.get_length() if rank.is_static else None
+
+
+def _bodies(node: Any) -> Iterator[Any]:
+    match node.get_type_name():
+        case "If":
+            yield from (node.get_function(branch) for branch in range(2))
+        case "Loop" | "TensorIterator":
+            yield node.get_function()

@@ -1,0 +1,171 @@
+"""A training step, loaded by the runtime that is named, or by the fastest of this CPU as measured."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from campo_onnx.codec import fingerprint
+from campo_onnx.errors import CampoError, UsageError
+from campo_onnx.files import cache_folder
+from campo_onnx.ir.importer import Imported, import_model
+from campo_onnx.ir.size_ranges import ranges_of, with_examples
+from campo_onnx.lowering.place import Place
+from campo_onnx.lowering.sequence import as_it_runs
+from campo_onnx.runtime.choice import (
+    keep_choice,
+    kept_choice,
+    needs_default,
+    runtimes_on_cpu,
+    times_us,
+)
+from campo_onnx.runtime.feeds import synthesize
+from campo_onnx.runtime.machine import DEFAULT, Machine
+from campo_onnx.runtime.registry import AUTO, machine, processor_for, runtime_called
+from campo_onnx.sizes.in_file import at
+from campo_onnx.step.interface import StepInterface, step_interface
+from campo_onnx.training.flat_step import FlatStep
+from campo_onnx.training.gradient_interface import gradient_interface
+from campo_onnx.training.runner import Runner
+from campo_onnx.training.weight_update import WeightUpdate
+from campo_onnx.training.whole_step import WholeStep
+from campo_onnx.version import VERSION, source_digest
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStep:
+    """A step that is loaded, with its first state.
+
+    Parameters
+    ----------
+    imported
+        The graph, in the form of its runtime.
+    interface
+        Its inputs and outputs told apart.
+    runner
+        Runs its steps and keeps the state.
+    runtime
+        Name of the runtime.
+    """
+
+    imported: Imported
+    interface: StepInterface
+    runner: Runner
+    runtime: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """A step that is yet to be loaded.
+
+    Parameters
+    ----------
+    imported
+        The graph.
+    state, update, pairs, dims, cuda_graph
+        As of :class:`~campo_onnx.training.session.TrainingSession`.
+    """
+
+    imported: Imported
+    state: Mapping[str, NDArray[Any]]
+    update: WeightUpdate | None
+    pairs: Mapping[str, str | None] | None
+    dims: Mapping[str, int] | None
+    cuda_graph: bool
+
+    def opened(self, provider: str, threads: int, runtime: str) -> OpenStep:
+        """Load the step by a runtime, or by the fastest under ``"auto"``.
+
+        Raises
+        ------
+        campo_onnx.errors.CampoError
+            If the runtime does not run it; of several, if ONNX Runtime does not and no other does.
+        """
+        processor = processor_for(provider, runtime)
+        if self.cuda_graph and processor == "cpu":
+            raise UsageError("a CUDA graph cannot be captured on a CPU", remedy="Leave cuda_graph off.")
+        places = [machine(processor, threads, name) for name in self._runtimes(processor, runtime)]
+        if len(places) == 1:
+            return self._on(places[0])
+        folder, key = cache_folder() / "plans", self._key(places)
+        if (chosen := kept_choice(folder, key)) in (by_name := {place.runtime: place for place in places}):
+            with suppress(CampoError):  # it has changed since: the choice is made again
+                return self._on(by_name[chosen])
+        steps = {step.runtime: step for step in self._candidates(places)}
+        if len(steps) == 1:
+            return next(iter(steps.values()))
+        try:
+            step_us = times_us({name: _Rehearsal(step).run for name, step in steps.items()})
+            chosen = min(step_us, key=step_us.__getitem__)
+            keep_choice(folder, key, chosen, step_us)
+        except CampoError as error:  # numbers that are made up need not be a batch
+            _LOG.debug("no runtime is chosen by measuring", exc_info=error)
+            chosen = DEFAULT
+        steps.clear()
+        # Loaded anew: random numbers of the graph begin where they do without a rehearsal.
+        return self._on(by_name[chosen])
+
+    def _key(self, places: Sequence[Machine]) -> str:
+        rules = (VERSION, source_digest())
+        return fingerprint((rules, self.imported.digest, self.update, self.pairs, places))
+
+    def _runtimes(self, processor: str, runtime: str) -> Sequence[str]:
+        if runtime != AUTO:
+            return (runtime,)
+        if processor != "cpu" or ranges_of(self.imported.model) or needs_default(self.imported.view):
+            return (DEFAULT,)
+        return [each.name for each in runtimes_on_cpu()]
+
+    def _candidates(self, places: Sequence[Machine]) -> Iterator[OpenStep]:
+        refusals: list[CampoError] = []
+        for place in places:
+            try:
+                yield self._on(place)
+            except CampoError as error:
+                _LOG.debug("%s does not run the step", place.runtime, exc_info=error)
+                refusals.append(error)
+        if len(refusals) == len(places):
+            raise refusals[0]
+
+    def _on(self, here: Machine) -> OpenStep:
+        imported, dims = self.imported, self.dims
+        if ranges_of(imported.model) and not runtime_called(here.runtime).capabilities.takes_any_size:
+            imported, dims = import_model(at(imported.model, with_examples(imported.model, dims or {}))), None
+        imported = as_it_runs(imported, Place.on(here), dims)
+        if self.cuda_graph and ranges_of(imported.model):
+            raise UsageError("a CUDA graph is of one size", remedy="Leave cuda_graph off for this step.")
+        runner: Runner
+        captures = self.cuda_graph
+        if self.update is None:
+            interface = step_interface(imported.view, self.pairs, imported.constants)
+            runner = WholeStep(
+                imported, interface, here, interface.first_state(self.state), cuda_graph=captures
+            )
+        else:
+            gradients = gradient_interface(imported.view, self.update, self.pairs, imported.constants)
+            interface = gradients.step
+            first = interface.first_state(self.state)
+            runner = FlatStep(imported, gradients, self.update, here, first, cuda_graph=captures)
+        return OpenStep(imported=imported, interface=interface, runner=runner, runtime=here.runtime)
+
+
+class _Rehearsal:
+    """Runs a step on numbers that are made up."""
+
+    def __init__(self, step: OpenStep) -> None:
+        self._step = step
+        made_up = synthesize(step.imported.view)
+        # The learning rate is an input of the session, not of a graph without an update.
+        self._feeds = {
+            name: made_up[name] if name in made_up else spec.fitted(0.0)
+            for name, spec in step.interface.feeds.items()
+        }
+
+    def run(self) -> None:
+        """Run one step."""
+        self._step.runner.run(self._feeds, self._step.interface)
