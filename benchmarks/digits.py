@@ -162,6 +162,7 @@ def train(step: str, name: str, seed: int) -> dict[str, Any]:
         first_state(model, rng),
         settings={"lr": case.lr},
         provider="cpu",
+        runtime="onnxruntime",
         threads=1,
         scaler=LossScaler.static(1.0) if HOWS[name].scaling == NO_SCALING else LossScaler(),
     )

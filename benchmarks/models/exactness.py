@@ -231,6 +231,7 @@ class _Ours:
             update=WeightUpdate(optimizer=Momentum(momentum=MOMENTUM)),
             settings={"lr": RATE},
             provider="cpu",
+            runtime="onnxruntime",
             threads=1,
         )
         self._fresh = self._session.state()

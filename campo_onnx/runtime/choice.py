@@ -44,9 +44,9 @@ def runtimes_on_cpu() -> tuple[Runtime, ...]:
 def needs_default(view: GraphView) -> bool:
     """Whether a graph is run by the default runtime, unless another is named.
 
-    Others compute in 32 bits what is double, or whole numbers that may need 64 bits, as hashes do; and they do
-    not say that an index is out of range. Indices that are fed are checked before a step, those that a graph
-    makes of fractions are not.
+    Others compute in 32 bits what is double, or whole numbers that may need 64 bits, as hashes do; and
+    they do not say that an index is out of range. Indices that are fed are checked before a step, those that
+    a graph makes of fractions are not.
     """
     return (
         any(tensor.dtype == TensorProto.DOUBLE for tensor in view.tensors.values())

@@ -118,9 +118,9 @@ def _in_onnxruntime(level: Any, model: onnx.ModelProto, feeds: Arrays) -> Arrays
 def _in_session(model: onnx.ModelProto, feeds: Arrays) -> Arrays:
     """Take a step of length 0 that leaves gradients where a session keeps them."""
     state = {name: value for name, value in feeds.items() if name.startswith(("param.", "buf."))}
-    session = TrainingSession(
-        model, state, update=WeightUpdate(optimizer=SGD()), settings={"lr": 0.0}, provider="cpu", threads=2
-    )
+    update = WeightUpdate(optimizer=SGD())
+    options = {"provider": "cpu", "runtime": "onnxruntime", "threads": 2}
+    session = TrainingSession(model, state, update=update, settings={"lr": 0.0}, **options)
     result = session.step({name: value for name, value in feeds.items() if name not in state})
     after = session.state()
     if any(not np.array_equal(after[n], value) for n, value in state.items() if n.startswith("param.")):

@@ -24,7 +24,6 @@ FROM_FRACTIONS = "index = Cast<to = 7>(fail) row = Gather(buf.seen, index) buf_o
 FEED = ("float loss_scale,", "float loss_scale, float fail,")
 
 
-
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
