@@ -15,8 +15,9 @@ from benchmarks.measured import summary
 from benchmarks.measured.plans import FP32, PLANS, folder_of
 from campo_onnx.bench.statistics import paired_speedup
 from campo_onnx.calibrate.calibration import Calibration
-from campo_onnx.calibrate.in_step import ALONE, MeasuredStep, Part, fit_in_step, parts_of
+from campo_onnx.calibrate.in_step import ALONE, MeasuredStep, Part, fit_in_step
 from campo_onnx.costs.estimated import estimate
+from campo_onnx.costs.parts import parts_of
 from campo_onnx.costs.predicted import CostModel
 from campo_onnx.costs.table import CostTable
 from campo_onnx.ir.importer import import_model
